@@ -1,0 +1,39 @@
+# `make demo` and `make test` need Python 3.11 and make, nothing else prepared.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Nightjar needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(INSTALL) -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/installed ## Generate and rank with the demo model, through the whole system
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/installed-dev lint ## Lint, types and every test but the long ones
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+lint: $(VENV)/installed-dev ## Linter, formatter, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/installed-dev ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## Remove the environment and what the demo wrote
+	rm -rf $(VENV) demo-output build dist *.egg-info

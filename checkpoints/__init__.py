@@ -1,0 +1,8 @@
+"""What is in a model directory: configuration, tokenizer, weight files.  Needs no torch."""
+
+from nightjar.checkpoints.config import ModelConfig
+from nightjar.checkpoints.directory import ModelDirectory
+from nightjar.checkpoints.errors import CheckpointError
+from nightjar.checkpoints.tokenizer import PROMPT_TOKEN, Tokenizer
+
+__all__ = ["PROMPT_TOKEN", "CheckpointError", "ModelConfig", "ModelDirectory", "Tokenizer"]

@@ -1,0 +1,24 @@
+"""The engine's settings."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Limits of one engine.
+
+    max_running: generation requests that decode together.
+    max_step_tokens: packed rows of one step; one request larger than this runs in a step alone.
+    block_size: tokens of one cache block; also the grain in which attention is summed, so two
+    engines agree to the last bit only when it is equal.
+    kv_cache_bytes: memory for keys and values; never exceeded.
+    banned_token_ids: ids that are never sampled.
+    eos_token_ids: ids that end a text; None takes the model's own.
+    """
+
+    max_running: int = 64
+    max_step_tokens: int = 2048
+    block_size: int = 32
+    kv_cache_bytes: int = 1 << 30
+    banned_token_ids: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...] | None = None

@@ -1,0 +1,106 @@
+"""Stop strings on bytes: an Aho-Corasick automaton over the raw bytes of tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import lru_cache
+
+ROOT = 0
+
+
+class StopAutomaton:
+    """All stops of one set at once.
+
+    trans[state][byte] is the next state.  longest[state] is the length of the longest stop that
+    ends where the state is entered, 0 if none does; among stops that end at the same byte the
+    longest begins earliest, so the shorter ones never win.
+    """
+
+    def __init__(self, stops: tuple[bytes, ...]) -> None:
+        self.trans: list[list[int]] = [[-1] * 256]
+        self.longest: list[int] = [0]
+        for stop in stops:
+            self._insert(stop)
+        self._link()
+        self._steps: dict[tuple[int, bytes], tuple[int, int, int]] = {}
+
+    def _insert(self, stop: bytes) -> None:
+        """Add one stop's path to the tree."""
+        state = ROOT
+        for byte in stop:
+            if self.trans[state][byte] < 0:
+                self.trans[state][byte] = len(self.trans)
+                self.trans.append([-1] * 256)
+                self.longest.append(0)
+            state = self.trans[state][byte]
+        self.longest[state] = len(stop)
+
+    def _link(self) -> None:
+        """Fill the missing transitions from each state's longest proper suffix, by depth."""
+        suffix = [ROOT] * len(self.trans)
+        queue = deque([ROOT])
+        while queue:
+            state = queue.popleft()
+            row, fallback = self.trans[state], self.trans[suffix[state]]
+            for byte, child in enumerate(row):
+                onward = fallback[byte] if state != ROOT else ROOT
+                if child < 0:
+                    row[byte] = onward
+                else:
+                    suffix[child] = onward
+                    self.longest[child] = self.longest[child] or self.longest[onward]
+                    queue.append(child)
+
+    def feed(self, state: int, piece: bytes) -> tuple[int, int, int]:
+        """Read one token's bytes.
+
+        Returns the next state and, for the winning stop complete by the end of the piece, where
+        it begins counted from the piece's first byte (negative: in an earlier token) and its
+        length; length 0 if none is complete.
+        """
+        key = (state, piece)
+        found = self._steps.get(key)
+        if found is None:
+            found = self._walk(state, piece)
+            if len(self._steps) < MAX_REMEMBERED:
+                self._steps[key] = found
+        return found
+
+    def _walk(self, state: int, piece: bytes) -> tuple[int, int, int]:
+        """`feed` without memory."""
+        begin, length = 0, 0
+        for end, byte in enumerate(piece, 1):
+            state = self.trans[state][byte]
+            found = self.longest[state]
+            # A later end with the same beginning is a longer stop.
+            if found and (not length or end - found <= begin):
+                begin, length = end - found, found
+        return state, begin, length
+
+
+MAX_REMEMBERED = 1 << 16
+"""Steps (state, piece) an automaton remembers."""
+
+
+@lru_cache(maxsize=256)
+def automaton(stops: tuple[bytes, ...]) -> StopAutomaton:
+    """The automaton of a set of stops; most requests of a job share one."""
+    return StopAutomaton(stops)
+
+
+class StopMatcher:
+    """Follows one text: which byte of it a stop begins at, once one is complete."""
+
+    def __init__(self, stops: tuple[bytes, ...]) -> None:
+        self._automaton = automaton(stops) if stops else None
+        self._state = ROOT
+        self._length = 0
+
+    def feed(self, piece: bytes) -> int | None:
+        """Read the next token's bytes; the offset in the text where the stop begins, or None."""
+        if self._automaton is None:
+            return None
+        self._state, begin, length = self._automaton.feed(self._state, piece)
+        start = self._length + begin
+        self._length += len(piece)
+        return start if length else None

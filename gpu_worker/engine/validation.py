@@ -1,0 +1,117 @@
+"""Refusing requests that cannot be computed, before any compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from nightjar.checkpoints import ModelConfig
+from nightjar.gpu_worker.engine.kv_cache import BlockPool
+from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
+from nightjar.gpu_worker.engine.requests import (
+    GenerateRequest,
+    RankRequest,
+    Request,
+    SamplingParams,
+)
+
+
+class RefusedError(Exception):
+    """A request that cannot be computed: `code` for programs, the message for people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Validator:
+    """Checks requests against one model, its cache and its prompt vectors."""
+
+    def __init__(self, config: ModelConfig, pool: BlockPool, vectors: PromptVectorStore) -> None:
+        self._config = config
+        self._pool = pool
+        self._vectors = vectors
+
+    def check(self, request: Request) -> int:
+        """Raise RefusedError, or return the first row of the request's prompt vectors."""
+        try:
+            base, rows = self._vectors.span(request.prompt_vectors)
+        except KeyError as error:
+            raise RefusedError("unknown_prompt_vectors", str(error.args[0])) from error
+        if isinstance(request, GenerateRequest):
+            self._check_generate(request, rows)
+        else:
+            self._check_rank(request, rows)
+        return base
+
+    def _check_generate(self, request: GenerateRequest, rows: int) -> None:
+        """A prompt, its parameters, and room for both."""
+        check_sampling(request.sampling)
+        self._check_tokens("the prompt", request.token_ids, rows)
+        prompt, asked = len(request.token_ids), request.sampling.max_tokens
+        self._check_room(
+            f"prompt of {prompt} tokens and max_tokens {asked}", prompt + asked, prompt + asked - 1
+        )
+
+    def _check_rank(self, request: RankRequest, rows: int) -> None:
+        """A query and at least one document, each together with the query in the context."""
+        self._check_tokens("the query", request.query_ids, rows)
+        if not request.documents:
+            raise RefusedError("empty_documents", "documents: the list is empty")
+        query = len(request.query_ids)
+        for index, document in enumerate(request.documents):
+            name = f"document {index}"
+            self._check_tokens(name, document, rows)
+            if min(document) >= self._config.vocab_size:
+                raise RefusedError(
+                    "invalid_token", f"{name}: holds prompt vectors only, nothing to score"
+                )
+            size = len(document)
+            self._check_room(f"query of {query} tokens and {name} of {size}", query + size, query)
+
+    def _check_tokens(self, name: str, tokens: Sequence[int], rows: int) -> None:
+        """At least one token, and each of them a row of the vocabulary or of the vectors."""
+        if not tokens:
+            raise RefusedError("empty_input", f"{name} has no tokens")
+        vocab_size = self._config.vocab_size
+        lowest, highest = min(tokens), max(tokens)
+        if lowest < 0:
+            raise RefusedError("invalid_token", f"{name}: token id {lowest} is negative")
+        if highest >= vocab_size + rows:
+            vectors = f"the request's {rows} prompt vectors" if rows else "no prompt vectors"
+            raise RefusedError(
+                "invalid_token",
+                f"{name}: token id {highest} is past the vocabulary of {vocab_size} and {vectors}",
+            )
+
+    def _check_room(self, what: str, positions: int, cached: int) -> None:
+        """Positions within the context, and cached tokens within the whole cache."""
+        context = self._config.context_length
+        if positions > context:
+            raise RefusedError(
+                "context_exceeded",
+                f"{what}: {positions} positions, but the model's context is {context}",
+            )
+        needed = self._pool.blocks_for(cached)
+        if needed > self._pool.total:
+            raise RefusedError(
+                "cache_exceeded",
+                f"{what}: needs {needed} cache blocks of {self._pool.block_size} tokens, but the "
+                f"cache has {self._pool.total}; raise kv_cache_bytes or shorten the request",
+            )
+
+
+def check_sampling(params: SamplingParams) -> None:
+    """Raise RefusedError for parameters that describe no distribution or no end."""
+    checks = {
+        f"max_tokens is {params.max_tokens}: must be at least 1": params.max_tokens >= 1,
+        f"temperature is {params.temperature}: must be a finite number, 0 or more": (
+            math.isfinite(params.temperature) and params.temperature >= 0
+        ),
+        f"top_k is {params.top_k}: must be 0 (off) or more": params.top_k >= 0,
+        f"top_p is {params.top_p}: must be more than 0 and at most 1": 0 < params.top_p <= 1,
+        "stop: a stop string is empty": all(params.stop),
+    }
+    for message, fine in checks.items():
+        if not fine:
+            raise RefusedError("invalid_sampling", message)

@@ -1,0 +1,228 @@
+"""Start, feed, watch and restart the compute process.
+
+The launcher knows nothing of Celery or SQL: it takes requests and gives futures. When the
+process dies or stalls, every future in flight fails with `ComputeLostError` and a new process
+starts; what becomes of the requests is the caller's decision.
+"""
+
+import itertools
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from nightjar.gpu_worker import messages
+
+logger = logging.getLogger(__name__)
+
+MakeMessage = Callable[[int], messages.Generate | messages.Rank]
+
+_WATCH_EVERY_S = 1.0
+_EXIT_GRACE_S = 5.0
+
+
+class LauncherError(Exception):
+    """The compute process cannot serve."""
+
+
+class ComputeLostError(LauncherError):
+    """The compute process ended or stalled while this request was in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeConfig:
+    """How to start a compute process."""
+
+    model: Path
+    dtype: str = "auto"
+    threads: int | None = None
+    stalled_after_s: float = 120.0
+
+    def command(self, pipe: int) -> list[str]:
+        """The command line of a process that speaks over file descriptor `pipe`."""
+        command = [sys.executable, "-m", "nightjar.gpu_worker.compute", f"--model={self.model}"]
+        command += [f"--dtype={self.dtype}", f"--pipe={pipe}"]
+        return command if self.threads is None else [*command, f"--threads={self.threads}"]
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Requests sent together: their tickets and the futures of their answers, in order."""
+
+    tickets: list[int]
+    answers: list[Future[messages.Answer]]
+
+
+class Launcher:
+    """Owns one compute process at a time.
+
+    Args:
+        config: How to start it.
+        on_failure: Called, from the reading thread, when no process can be had any more.
+    """
+
+    def __init__(self, config: ComputeConfig, on_failure: Callable[[str], None]) -> None:
+        self._config = config
+        self._on_failure = on_failure
+        self._tickets = itertools.count(1)
+        # Guards sending together with what was sent: a request is registered and written to
+        # one process, or to the next, never between. Answers are taken without it, so that a
+        # full pipe towards the process cannot stop the reading of what comes from it.
+        self._send_lock = threading.Lock()
+        self._pending: dict[int, Future[messages.Answer]] = {}
+        self._vectors: dict[str, bytes] = {}
+        self._ready = threading.Event()
+        self._error: str | None = None
+        self._closing = False
+        self._alive_at = time.monotonic()
+        self._process, self._pipe = self._spawn()
+        self._reader = threading.Thread(target=self._read_forever, name="compute-reader")
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the compute process that runs now."""
+        return self._process.pid
+
+    def wait_ready(self) -> None:
+        """Block until the model is loaded.
+
+        Raises:
+            LauncherError: It cannot be loaded; the message says why.
+        """
+        self._ready.wait()
+        self._check()
+
+    def register_vectors(self, key: str, data: bytes) -> None:
+        """Make prompt vectors known to this and every later compute process."""
+        with self._send_lock:
+            if key not in self._vectors:
+                self._vectors[key] = data
+                self._send([messages.RegisterVectors(key=key, data=data)])
+
+    def submit(self, makers: Sequence[MakeMessage]) -> InFlight:
+        """Send requests in one frame; each maker is called with its ticket.
+
+        Raises:
+            LauncherError: No compute process can be had.
+        """
+        self._check()
+        tickets = [next(self._tickets) for _ in makers]
+        frame = [make(ticket) for make, ticket in zip(makers, tickets, strict=True)]
+        answers: list[Future[messages.Answer]] = [Future() for _ in makers]
+        with self._send_lock:
+            if not self._pending:
+                self._alive_at = time.monotonic()
+            self._pending.update(zip(tickets, answers, strict=True))
+            self._send(frame)
+        return InFlight(tickets, answers)
+
+    def cancel(self, flight: InFlight) -> None:
+        """Stop computing what has not been answered yet; those futures end cancelled."""
+        waiting = []
+        for ticket in flight.tickets:
+            future = self._pending.pop(ticket, None)
+            if future is not None:
+                future.cancel()
+                waiting.append(ticket)
+        with self._send_lock:
+            self._send([messages.Cancel(tickets=waiting)])
+
+    def close(self) -> None:
+        """End the process: it leaves when the pipe closes, else it is killed."""
+        self._closing = True
+        with self._send_lock:
+            self._process.terminate()
+        self._reader.join()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise LauncherError(self._error)
+
+    def _spawn(self) -> tuple[subprocess.Popen[bytes], Connection]:
+        ours, theirs = Pipe()
+        command = self._config.command(theirs.fileno())
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        theirs.close()
+        self._alive_at = time.monotonic()
+        return process, ours
+
+    def _send(self, frame: Sequence[messages.ToCompute]) -> None:
+        """Write one frame; a process that is gone is the reader's to notice."""
+        try:
+            self._pipe.send_bytes(messages.encode(frame))
+        except OSError as error:
+            logger.warning("compute process does not listen: %s", error)
+
+    def _read_forever(self) -> None:
+        while not self._closing and self._error is None:
+            try:
+                if self._pipe.poll(_WATCH_EVERY_S):
+                    for message in messages.decode_from_compute(self._pipe.recv_bytes()):
+                        self._handle(message)
+                elif self._is_stalled():
+                    logger.error("compute process stalled: ended", extra={"action": "stalled"})
+                    self._process.kill()
+            except (EOFError, OSError):
+                self._replace()
+        self._end(self._process)
+
+    def _handle(self, message: messages.FromCompute) -> None:
+        self._alive_at = time.monotonic()
+        match message:
+            case messages.Ready():
+                self._ready.set()
+            case messages.LoadFailed():
+                self._fail(message.message)
+            case messages.Generated() | messages.Ranked() | messages.Failed():
+                future = self._pending.pop(message.ticket, None)
+                if future is not None:
+                    future.set_result(message)
+            case messages.Stepped():
+                pass
+
+    def _is_stalled(self) -> bool:
+        waits = bool(self._pending) and self._ready.is_set()
+        return waits and time.monotonic() - self._alive_at > self._config.stalled_after_s
+
+    def _replace(self) -> None:
+        """The process is gone: fail what it had in flight and start another."""
+        self._end(self._process)
+        if self._closing:
+            return
+        status = self._process.returncode
+        if not self._ready.is_set():
+            self._fail(f"the compute process ended with status {status} while loading the model")
+            return
+        logger.error("compute process ended with status %s", status, extra={"action": "lost"})
+        with self._send_lock:
+            lost, self._pending = self._pending, {}
+            self._ready.clear()
+            self._pipe.close()
+            self._process, self._pipe = self._spawn()
+            vectors = [messages.RegisterVectors(key=k, data=d) for k, d in self._vectors.items()]
+            self._send(vectors)
+        for future in lost.values():
+            future.set_exception(ComputeLostError(f"the compute process ended ({status})"))
+
+    def _fail(self, error: str) -> None:
+        self._error = error
+        self._ready.set()
+        for future in list(self._pending.values()):
+            future.set_exception(LauncherError(error))
+        self._pending.clear()
+        self._on_failure(error)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            process.wait(_EXIT_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

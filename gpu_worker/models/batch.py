@@ -1,0 +1,83 @@
+"""What one forward pass reads: packed tokens, where they attend, and the cache behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nightjar.checkpoints import ModelConfig
+from nightjar.kernels import BranchLayout, PagedLayout, RaggedLayout
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """The packed rows of one step: prefill rows, then decode rows, then document rows.
+
+    token_ids, positions, vector_bases: int64[T] (see kernels.embed); prompt_vectors:
+    float32[R, H] or None when no row needs any.
+    write_blocks, write_offsets: int64[C], where the keys and values of the first C rows (prefill
+    and decode; documents are not cached) go.
+    output_rows: int64[N], the rows whose last hidden state is wanted.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    vector_bases: Tensor
+    prompt_vectors: Tensor | None
+    write_blocks: Tensor
+    write_offsets: Tensor
+    prefill: RaggedLayout | None
+    decode: PagedLayout | None
+    branch: BranchLayout | None
+    output_rows: Tensor
+
+    @property
+    def prefill_rows(self) -> int:
+        """How many of the first rows are prefill rows."""
+        return self.prefill.rows if self.prefill is not None else 0
+
+    @property
+    def cached_rows(self) -> int:
+        """C, the rows whose keys and values are kept."""
+        return self.write_blocks.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class KVTensors:
+    """The paged cache of every layer: keys and values, each [layers, blocks, Hkv, S, D]."""
+
+    keys: Tensor
+    values: Tensor
+
+    @staticmethod
+    def allocate(
+        config: ModelConfig, blocks: int, block_size: int, dtype: torch.dtype, device: str
+    ) -> KVTensors:
+        """Room for `blocks` blocks; the memory is taken only as blocks come into use."""
+        shape = (config.n_layers, blocks, config.n_kv_heads, block_size, config.head_size)
+        return KVTensors(
+            torch.zeros(shape, dtype=dtype, device=device),
+            torch.zeros(shape, dtype=dtype, device=device),
+        )
+
+    def clear(self, blocks: list[int]) -> None:
+        """Zero blocks that change hands: attention weighs what lies past a sequence's end with
+        0, which a NaN left there by the last owner would survive."""
+        if blocks:
+            index = torch.tensor(blocks, device=self.keys.device)
+            self.keys.index_fill_(1, index, 0.0)
+            self.values.index_fill_(1, index, 0.0)
+
+    @staticmethod
+    def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+        """Bytes of one block over all layers, keys and values together."""
+        return (
+            2
+            * config.n_layers
+            * config.n_kv_heads
+            * block_size
+            * config.head_size
+            * (dtype.itemsize)
+        )

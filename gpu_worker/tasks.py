@@ -1,0 +1,95 @@
+"""The GPU worker's Celery task. `celery -A nightjar.gpu_worker.tasks` is the GPU worker.
+
+The worker holds no model: its launcher starts a compute process, and a crash there costs that
+process, not this one.
+"""
+
+import logging
+import os
+import signal
+from dataclasses import asdict, dataclass
+
+from celery.signals import worker_init, worker_shutdown
+from kombu.exceptions import OperationalError
+
+from nightjar.checkpoints import CheckpointError, ModelDirectory
+from nightjar.gpu_worker.launcher import ComputeConfig, Launcher, LauncherError
+from nightjar.gpu_worker.worker import GpuWorker, Heartbeat
+from nightjar.jobs.store import Store
+from nightjar.pipeline.celery_app import COMPUTE_TASK, TICK_TASK, create_celery_app
+from nightjar.pipeline.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+settings = Settings()
+app = create_celery_app(settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What lives as long as the worker process."""
+
+    store: Store
+    launcher: Launcher
+    worker: GpuWorker
+    heartbeat: Heartbeat
+
+    @classmethod
+    def open(cls) -> "_Parts":
+        if settings.model is None:
+            raise LauncherError("NIGHTJAR_MODEL is not set: name the directory of the served model")
+        model = ModelDirectory.open(settings.model)
+        store = Store(settings.database_url.get_secret_value())
+        config = ComputeConfig(
+            model=model.path,
+            dtype=settings.dtype,
+            threads=settings.compute_threads,
+            stalled_after_s=settings.compute_stalled_after_s,
+        )
+        launcher = Launcher(config, on_failure=_leave)
+        launcher.wait_ready()
+        worker = GpuWorker(
+            store, launcher, model=model.name, crashes_allowed=settings.micro_batch_crashes
+        )
+        return cls(store, launcher, worker, Heartbeat(store, worker.owner, settings.heartbeat_s))
+
+    def close(self) -> None:
+        self.heartbeat.stop()
+        self.launcher.close()
+        self.store.forget_worker(self.worker.owner)
+        self.store.close()
+
+
+_parts: list[_Parts] = []
+
+
+def _leave(_: str) -> None:
+    """No compute process can be had: drain and leave, so that the supervisor sees it."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@worker_init.connect
+def _open(**_: object) -> None:
+    """Load the model before the first message is taken; a fault ends the worker here."""
+    try:
+        _parts.append(_Parts.open())
+    except (CheckpointError, LauncherError) as error:
+        raise SystemExit(f"nightjar worker: {error}") from error
+
+
+@worker_shutdown.connect
+def _close(**_: object) -> None:
+    for parts in _parts:
+        parts.close()
+
+
+@app.task(name=COMPUTE_TASK)
+def compute(micro_batch: int, epoch: int) -> dict[str, object]:
+    """Compute one micro-batch; what it returns is what Flower shows of it."""
+    outcome = _parts[0].worker.run(micro_batch, epoch)
+    try:
+        app.send_task(TICK_TASK)  # its place in the dispatch window is free
+    except OperationalError as error:
+        # The work has landed; beat ticks once the broker is back.
+        logger.warning("no tick sent: %s", error, extra={"action": "tick_not_sent"})
+    return asdict(outcome)

@@ -1,0 +1,164 @@
+"""What a GPU worker does with one micro-batch: claim, compute, finish; and its heartbeat."""
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from concurrent.futures import CancelledError, wait
+from dataclasses import dataclass
+from functools import partial
+
+from nightjar.gpu_worker.answers import make_message, make_result
+from nightjar.gpu_worker.launcher import ComputeLostError, InFlight, Launcher, LauncherError
+from nightjar.jobs.errors import StoreUnavailableError
+from nightjar.jobs.records import ClaimedMicroBatch, NewResult, RequestError
+from nightjar.jobs.store import Store
+
+logger = logging.getLogger(__name__)
+
+_CANCEL_LOOK_S = 1.0
+_STORE_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a micro-batch; Flower shows it as the task's result."""
+
+    outcome: str
+    requests: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+
+
+class Heartbeat:
+    """Raises this worker's counter in SQL, so that the sweeper knows that it lives."""
+
+    def __init__(self, store: Store, owner: str, every_s: float) -> None:
+        self._store = store
+        self._owner = owner
+        self._every_s = every_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the beat in progress."""
+        self._stop.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._store.beat(self._owner)
+            except StoreUnavailableError as error:
+                # The lease may be lost meanwhile; the fence at finish decides, not we.
+                logger.warning("no heartbeat: %s", error, extra={"action": "heartbeat_failed"})
+            self._stop.wait(self._every_s)
+
+
+class GpuWorker:
+    """Computes micro-batches for the Celery task; one a process, used by all its threads."""
+
+    def __init__(
+        self, store: Store, launcher: Launcher, *, model: str, crashes_allowed: int
+    ) -> None:
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._store = store
+        self._launcher = launcher
+        self._model = model
+        self._crashes_allowed = crashes_allowed
+
+    def run(self, micro_batch: int, epoch: int) -> Outcome:
+        """Claim a micro-batch, compute it, land its results.
+
+        A message that came twice, or too late, finds nothing to claim and is skipped.
+        """
+        batch = self._store.claim(micro_batch, epoch, self.owner)
+        if batch is None:
+            return Outcome("skipped")
+        started = time.monotonic()
+        try:
+            results = self._compute(batch)
+        except ComputeLostError as error:
+            return self._after_crash(batch, error)
+        except LauncherError:
+            self._store.give_back(batch.id, batch.epoch, self.owner)
+            raise
+        except Exception as error:
+            # A fault of ours: end these requests with it rather than compute them for ever.
+            fault = RequestError("internal_error", f"the worker failed: {type(error).__name__}")
+            self._store.fail_micro_batch(batch.id, batch.epoch, self.owner, fault)
+            raise
+        return self._land(batch, results, time.monotonic() - started)
+
+    def _compute(self, batch: ClaimedMicroBatch) -> list[NewResult]:
+        for key in {request.prompt_vector for request in batch.requests} - {None}:
+            self._register_vectors(str(key))
+        flight = self._launcher.submit(
+            [partial(make_message, request) for request in batch.requests]
+        )
+        self._wait(batch, flight)
+        results = []
+        for request, answer in zip(batch.requests, flight.answers, strict=True):
+            try:
+                results.append(make_result(request, answer.result(), self._model))
+            except CancelledError:
+                continue  # the store writes the outcome of cancelled requests
+        return results
+
+    def _register_vectors(self, key: str) -> None:
+        name, _, version = key.rpartition("@")
+        vectors = self._store.prompt_vector(name, int(version))
+        if vectors is not None:  # else the engine refuses the requests that name it
+            self._launcher.register_vectors(key, vectors.data)
+
+    def _wait(self, batch: ClaimedMicroBatch, flight: InFlight) -> None:
+        """Wait for all answers; leave the rest uncomputed when the job is cancelled."""
+        while wait(flight.answers, timeout=_CANCEL_LOOK_S).not_done:
+            try:
+                cancelled = self._store.is_cancelled(batch.job_id)
+            except StoreUnavailableError:
+                continue  # the computing goes on without the database
+            if cancelled:
+                self._launcher.cancel(flight)
+
+    def _after_crash(self, batch: ClaimedMicroBatch, error: ComputeLostError) -> Outcome:
+        crashes = batch.crashes + 1
+        if crashes < self._crashes_allowed:
+            self._store.give_back(batch.id, batch.epoch, self.owner, crashed=True)
+            return Outcome("given back: compute process lost", requests=len(batch.requests))
+        message = f"{error}, {crashes} times while this request was in its micro-batch"
+        results = [
+            NewResult.failure(request.id, "compute_lost", message, status=500)
+            for request in batch.requests
+        ]
+        return self._land(batch, results, 0.0)
+
+    def _land(self, batch: ClaimedMicroBatch, results: list[NewResult], seconds: float) -> Outcome:
+        landed = self._finish(batch, results)
+        return Outcome(
+            outcome="done" if landed else "thrown away: the lease was lost",
+            requests=len(batch.requests),
+            failed=sum(result.error is not None for result in results),
+            prompt_tokens=sum(result.prompt_tokens for result in results),
+            completion_tokens=sum(result.completion_tokens for result in results),
+            seconds=round(seconds, 3),
+        )
+
+    def _finish(self, batch: ClaimedMicroBatch, results: list[NewResult]) -> bool:
+        """Write the results; a database that is away or full is waited for, not given up on."""
+        while True:
+            try:
+                return self._store.finish(batch.id, batch.epoch, self.owner, results)
+            except StoreUnavailableError as error:
+                logger.warning(
+                    "results of micro-batch %d wait for the database: %s",
+                    batch.id,
+                    error,
+                    extra={"action": "finish_waits", "micro_batch": batch.id},
+                )
+                time.sleep(_STORE_RETRY_S)

@@ -1,0 +1,70 @@
+"""What the API says of jobs and results, as JSON."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+
+from nightjar.jobs.batch_lines import output_line
+from nightjar.jobs.records import Job, JsonObject, ResultRecord
+
+
+def job_payload(job: Job) -> JsonObject:
+    """A job; moments are seconds since 1970."""
+    return {
+        "id": job.id,
+        "object": "job",
+        "state": job.state.value,
+        "model": job.model,
+        "counts": {
+            "total": job.total,
+            "completed": job.completed,
+            "failed": job.failed,
+            "cancelled": job.cancelled,
+        },
+        "usage": {
+            "prompt_tokens": job.prompt_tokens,
+            "requested_tokens": job.requested_tokens,
+            "generated_tokens": job.completion_tokens,
+            "saved_tokens": job.saved_tokens,
+        },
+        "requests_per_second": _rate(job),
+        "created_at": _seconds(job.created_at),
+        "started_at": _seconds(job.started_at),
+        "finished_at": _seconds(job.finished_at),
+        "cancel_requested": job.cancel_requested,
+        "metadata": dict(job.metadata),
+    }
+
+
+def results_page(found: Sequence[ResultRecord], limit: int) -> JsonObject:
+    """A page of output lines; `found` may hold one record more than the page."""
+    page = found[:limit]
+    return {
+        "object": "list",
+        "data": [output_line(record) for record in page],
+        "has_more": len(found) > limit,
+        "next_after": page[-1].index if page else None,
+    }
+
+
+def json_lines(records: Iterable[ResultRecord]) -> Iterator[bytes]:
+    """Output lines as UTF-8, one at a time."""
+    for record in records:
+        yield json.dumps(output_line(record), ensure_ascii=False).encode() + b"\n"
+
+
+def error_payload(code: str, message: str, param: str | None = None) -> JsonObject:
+    """An error in OpenAI's shape."""
+    return {"error": {"code": code, "message": message, "param": param}}
+
+
+def _rate(job: Job) -> float | None:
+    """Finished requests a second since the first claim."""
+    if job.started_at is None:
+        return None
+    elapsed_s = ((job.finished_at or datetime.now(UTC)) - job.started_at).total_seconds()
+    return round(job.ended / elapsed_s, 3) if elapsed_s > 0 else None
+
+
+def _seconds(moment: datetime | None) -> float | None:
+    return None if moment is None else round(moment.timestamp(), 3)

@@ -1,0 +1,191 @@
+"""An upload of batch lines: parsed while it arrives, in bounded memory, into one job."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+
+from fastapi import Request
+from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from nightjar.jobs.api_payloads import job_payload
+from nightjar.jobs.batch_lines import BatchReader
+from nightjar.jobs.errors import JobError
+from nightjar.jobs.records import JsonObject, NewJob
+from nightjar.jobs.store import Store
+from nightjar.jobs.store_submission import Submission
+
+logger = logging.getLogger(__name__)
+
+UPLOADS_AT_ONCE = 4  # each of them holds a database connection
+CHUNK_TIMEOUT_S = 60.0  # a client that sends nothing for so long loses its place
+PARSE_BYTES = 256 * 1024  # a trip to a thread is worth so many bytes
+CONTENT_TYPES = frozenset(
+    {
+        "application/jsonl",
+        "application/x-ndjson",
+        "application/json",
+        "application/octet-stream",
+        "text/plain",
+    }
+)
+MAX_METADATA_PAIRS = 16
+MAX_METADATA_KEY = 64  # characters
+MAX_METADATA_VALUE = 512
+
+
+class RefusedRequestError(JobError):
+    """A request that the API refuses, with its HTTP status."""
+
+    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+class Uploads:
+    """Receives jobs; `wake` tells the planner of them."""
+
+    def __init__(
+        self,
+        store: Store,
+        wake: Callable[[str], None],
+        served_model: str | None,
+        max_bytes: int,
+    ) -> None:
+        self._store = store
+        self._wake = wake
+        self._served_model = served_model
+        self._max_bytes = max_bytes
+        self._places = asyncio.Semaphore(UPLOADS_AT_ONCE)
+
+    async def receive(self, request: Request) -> tuple[int, JsonObject]:
+        """The status and the body of the answer to `POST /v1/jobs`; raises RefusedRequestError."""
+        self._check_headers(request)
+        new_job = self._new_job(request)
+        async with (
+            self._places,
+            contextmanager_in_threadpool(self._store.submission(new_job)) as submission,
+        ):
+            if not submission.existing:
+                await self._add_rows(request, submission)
+        payload: JsonObject = {}
+        if not submission.existing:
+            payload = {"accepted": submission.accepted, "rejected": submission.rejected}
+            payload["warning"] = await run_in_threadpool(self._try_to_wake, submission.job_id)
+        job = await run_in_threadpool(self._store.job, submission.job_id)
+        return (200 if submission.existing else 201), job_payload(job) | payload
+
+    async def _add_rows(self, request: Request, submission: Submission) -> None:
+        reader = BatchReader()
+        async for piece in self._pieces(request):
+            await run_in_threadpool(_parse_and_add, submission, reader, piece)
+        await run_in_threadpool(lambda: submission.add(reader.last_rows()))
+
+    async def _pieces(self, request: Request) -> AsyncIterator[bytes]:
+        """The body in pieces worth a trip to a thread; refused when it is too long or stalls."""
+        received = 0
+        piece = bytearray()
+        stream = aiter(request.stream())
+        try:
+            while True:
+                async with asyncio.timeout(CHUNK_TIMEOUT_S):
+                    chunk = await anext(stream, None)
+                if chunk is None:
+                    break
+                received += len(chunk)
+                if received > self._max_bytes:
+                    raise self._too_large()
+                piece += chunk
+                if len(piece) >= PARSE_BYTES:
+                    yield bytes(piece)
+                    piece.clear()
+        except TimeoutError as error:
+            raise RefusedRequestError(
+                408, "upload_stalled", "the upload stalled; send it again"
+            ) from error
+        except ClientDisconnect as error:
+            raise RefusedRequestError(400, "upload_broken_off", "the upload broke off") from error
+        yield bytes(piece)
+
+    def _check_headers(self, request: Request) -> None:
+        kind = request.headers.get("content-type", "text/plain").partition(";")[0].strip().lower()
+        if kind not in CONTENT_TYPES:
+            raise RefusedRequestError(
+                415,
+                "unsupported_content_type",
+                "send the batch lines themselves, as application/jsonl",
+                "Content-Type",
+            )
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._max_bytes:
+            raise self._too_large()
+
+    def _too_large(self) -> RefusedRequestError:
+        message = f"the upload is longer than {self._max_bytes} bytes; split it into several jobs"
+        return RefusedRequestError(413, "upload_too_large", message)
+
+    def _new_job(self, request: Request) -> NewJob:
+        query = request.query_params
+        model = query.get("model") or self._served_model
+        if not model or not _is_text(model, 512):
+            raise RefusedRequestError(
+                400,
+                "missing_model",
+                "name the model of the job in ?model=, at most 512 characters",
+                "model",
+            )
+        key = request.headers.get("idempotency-key")
+        if key is not None and not _is_text(key, 255):
+            message = "must have 1 to 255 characters"
+            raise RefusedRequestError(400, "invalid_idempotency_key", message, "Idempotency-Key")
+        return NewJob(model, key, parse_metadata(query.get("metadata")))
+
+    def _try_to_wake(self, job_id: str) -> str | None:
+        """None, or a warning: the job is safe in SQL, and the planner looks there by itself."""
+        try:
+            self._wake(job_id)
+        except Exception:  # whatever the broker's client raises
+            logger.warning(
+                "planner not woken",
+                exc_info=True,
+                extra={"action": "wake_failed", "job_id": job_id},
+            )
+            return "the job is stored, but the broker cannot be reached: it starts when it is back"
+        return None
+
+
+def _parse_and_add(submission: Submission, reader: BatchReader, piece: bytes) -> None:
+    submission.add(reader.rows(piece))
+
+
+def parse_metadata(text: str | None) -> dict[str, str]:
+    """The pairs of `?metadata={"key":"value"}`; raises RefusedRequestError."""
+    if text is None:
+        return {}
+    try:
+        pairs = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _bad_metadata("is not JSON") from error
+    if not isinstance(pairs, dict) or len(pairs) > MAX_METADATA_PAIRS:
+        raise _bad_metadata(f"must be a JSON object of at most {MAX_METADATA_PAIRS} pairs")
+    for key, value in pairs.items():
+        if not _is_text(key, MAX_METADATA_KEY) or not _is_text(value, MAX_METADATA_VALUE):
+            raise _bad_metadata(
+                f"keys are texts of at most {MAX_METADATA_KEY} characters, values of at most "
+                f"{MAX_METADATA_VALUE}"
+            )
+    return pairs
+
+
+def _bad_metadata(message: str) -> RefusedRequestError:
+    return RefusedRequestError(400, "invalid_metadata", message, "metadata")
+
+
+def _is_text(value: object, longest: int) -> bool:
+    """Whether it is a text, not empty, that both databases can store."""
+    if not isinstance(value, str) or not 0 < len(value) <= longest or "\x00" in value:
+        return False
+    return value.encode(errors="replace").decode() == value

@@ -1,0 +1,203 @@
+"""The request bodies: what `/v1/completions` and `/v1/rerank` accept.
+
+Fields of OpenAI's API that would change the answer and that Nightjar does not
+know are refused; those that change nothing are accepted and dropped.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+MAX_TOKENS_LIMIT = 1_000_000
+MAX_DOCUMENTS = 10_000
+MAX_STOPS = 16
+MAX_STOP_BYTES = 1_024
+MAX_TOKEN_ID = 2**31 - 1  # token ids are stored as int32
+
+# Accepted and dropped: they say who asks, not what is asked.
+HARMLESS_FIELDS = frozenset(
+    {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "stream_options"}
+    | {"user"}
+)
+# Accepted with the value that changes nothing; null is always such a value.
+NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "stream": (False,),
+    "logprobs": (False,),
+    "suffix": ("",),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_tokens": (0,),
+    "min_p": (0,),
+    "max_tokens_per_doc": (),
+    "truncate_prompt_tokens": (),
+    "response_format": (),
+    "tools": ([],),
+}
+
+
+def _refuse(code: str, message: str, field: str | None = None) -> PydanticCustomError:
+    # The message is handed over as context, so that braces in it are not placeholders.
+    return PydanticCustomError(code, "{message}", {"message": message, "field": field})
+
+
+def _printable(name: str) -> str:
+    """A field name that came from outside, cut and made harmless for logs and SQL."""
+    return ascii(name[:40])[1:-1]
+
+
+def _check_text(value: str) -> str:
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise _refuse(
+                "invalid_encoding",
+                "holds half of a surrogate pair, which is no character; send both halves "
+                "(such as \\ud83d\\ude00) or plain UTF-8",
+            ) from None
+    return value
+
+
+def _check_prompt(value: object) -> object:
+    """One prompt: a text, or token ids; a list of one text counts as that text."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        value = value[0]
+    if isinstance(value, str):
+        if not value:
+            raise _refuse("invalid_value", "is empty; give at least one character")
+        return _check_text(value)
+    if not isinstance(value, list):
+        raise _refuse("invalid_value", "must be a text or a list of token ids")
+    if not value:
+        raise _refuse("invalid_value", "is empty; give at least one token id")
+    if any(isinstance(item, (str, list)) for item in value):
+        raise _refuse("unsupported", "holds several prompts; write one line for each of them")
+    if not all(type(item) is int and 0 <= item <= MAX_TOKEN_ID for item in value):
+        raise _refuse("invalid_value", f"token ids must be integers from 0 to {MAX_TOKEN_ID}")
+    return value
+
+
+def _check_stop(value: object) -> object:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list):
+        raise _refuse("invalid_value", "must be a text or a list of texts")
+    if len(stops) > MAX_STOPS:
+        raise _refuse("invalid_value", f"holds {len(stops)} stops; give at most {MAX_STOPS}")
+    for stop in stops:
+        if not isinstance(stop, str):
+            raise _refuse("invalid_value", "must be a text or a list of texts")
+        if not stop:
+            raise _refuse("invalid_value", "holds an empty text; remove it, or leave stop out")
+        if len(_check_text(stop).encode()) > MAX_STOP_BYTES:
+            raise _refuse("invalid_value", f"holds a text of more than {MAX_STOP_BYTES} bytes")
+    return stops
+
+
+def _check_documents(value: object) -> object:
+    """Documents as plain texts; Cohere's {"text": ...} is accepted."""
+    if not isinstance(value, list):
+        raise _refuse("invalid_value", "must be a list of texts")
+    if not value:
+        raise _refuse("invalid_value", "is empty; give at least one document")
+    if len(value) > MAX_DOCUMENTS:
+        raise _refuse(
+            "invalid_value",
+            f"holds {len(value)} documents; give at most {MAX_DOCUMENTS} a line",
+        )
+    return [_document_text(item, number) for number, item in enumerate(value)]
+
+
+def _document_text(item: object, number: int) -> str:
+    text = item.get("text") if isinstance(item, dict) else item
+    if not isinstance(text, str):
+        raise _refuse("invalid_value", f'document {number} must be a text or {{"text": ...}}')
+    if not text:
+        raise _refuse("invalid_value", f"document {number} is empty; remove it or give it a text")
+    return _check_text(text)
+
+
+def _checked_text(value: object) -> object:
+    return _check_text(value) if isinstance(value, str) else value
+
+
+def _checked_name(value: object) -> object:
+    if isinstance(value, str) and "\x00" in _check_text(value):
+        raise _refuse("invalid_value", "holds a NUL character; remove it")
+    return value
+
+
+def _check_query(value: object) -> object:
+    if value == "":
+        raise _refuse("invalid_value", "is empty; give at least one character")
+    return _checked_text(value)
+
+
+Name = Annotated[str, BeforeValidator(_checked_name)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    model: Annotated[Name, Field(min_length=1, max_length=512)] | None = None
+    prompt_vector: Annotated[Name, Field(min_length=1, max_length=255)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_changes_nothing(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        # null stands for "the default" in OpenAI's API.
+        return {
+            name: value
+            for name, value in data.items()
+            if value is not None and (name in cls.model_fields or cls._is_kept(name, value))
+        }
+
+    @classmethod
+    def _is_kept(cls, name: str, value: object) -> bool:
+        """False for a field that changes nothing; any other stranger is refused."""
+        if name in HARMLESS_FIELDS or value in NEUTRAL_VALUES.get(name, ()):
+            return False
+        if name in NEUTRAL_VALUES:
+            raise _refuse(
+                "unsupported", "is not supported with this value; leave it out", _printable(name)
+            )
+        near = difflib.get_close_matches(name[:40], cls.model_fields, n=1)
+        mend = f"did you mean {near[0]!r}?" if near else "leave it out"
+        raise _refuse("unsupported", f"is not a field of this request; {mend}", _printable(name))
+
+
+class CompletionBody(_Body):
+    """The body of `/v1/completions`."""
+
+    prompt: Annotated[str | list[int], BeforeValidator(_check_prompt)]
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)] = 16
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0  # 0: greedy
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKEN_ID)] = 0  # 0: off
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Annotated[list[str] | None, BeforeValidator(_check_stop)] = None
+    ignore_eos: bool = False
+
+    @model_validator(mode="after")
+    def _one_way_to_say_off(self) -> "CompletionBody":
+        if self.top_k == -1:  # how vLLM says that top_k is off
+            self.top_k = 0
+        return self
+
+
+class RerankBody(_Body):
+    """The body of `/v1/rerank`; documents are plain texts after validation."""
+
+    query: Annotated[str, BeforeValidator(_check_query)]
+    documents: Annotated[list[str], BeforeValidator(_check_documents)]
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool = False

@@ -1,0 +1,167 @@
+"""One database behind the store: its engine, its transactions, its errors.
+
+SQLite runs in WAL mode: readers never wait for the writer, and a write begins
+with BEGIN IMMEDIATE, so that it never fails half-way on a lock. PostgreSQL runs
+READ COMMITTED; every statement that changes rows locks them in the one order
+micro_batch, request, job, so that transactions cannot wait for each other in a
+circle.
+"""
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL, Connection, Engine, make_url
+from sqlalchemy.pool import NullPool, Pool, QueuePool
+
+from nightjar.jobs.errors import StoreError, StoreUnavailableError, UnusableDatabaseError
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+Synchronous = Literal["full", "normal"]
+
+BUSY_TIMEOUT_MS = 30_000
+WRITE_ATTEMPTS = 3
+# PostgreSQL: deadlock_detected, serialization_failure. The transaction left no trace.
+_RETRIABLE = frozenset({"40P01", "40001"})
+
+
+def database_url(url: str) -> URL:
+    """The URL with the driver that Nightjar uses; UnusableDatabaseError if it cannot be used."""
+    try:
+        parsed = make_url(url)
+    except sa.exc.ArgumentError as error:
+        raise UnusableDatabaseError(
+            "the database URL cannot be read; write sqlite:///FILE or postgresql://USER@HOST/NAME"
+        ) from error
+    kind = parsed.get_backend_name()
+    if kind == "sqlite" and not (parsed.database or "").replace(":memory:", ""):
+        raise UnusableDatabaseError(
+            "a SQLite database in memory cannot be shared by processes; name a file"
+        )
+    if kind == "sqlite":
+        return parsed.set(drivername="sqlite+pysqlite")
+    if kind in {"postgresql", "postgres"}:
+        return parsed.set(drivername="postgresql+psycopg")
+    raise UnusableDatabaseError(f"{kind} is not supported; use SQLite or PostgreSQL")
+
+
+def open_engine(
+    url: URL,
+    *,
+    pool: type[Pool] = QueuePool,
+    synchronous: Synchronous = "full",
+    foreign_keys: bool = True,
+) -> Engine:
+    """An engine with the pragmas and transactions described above."""
+    options: dict[str, Any] = {"poolclass": pool}
+    if pool is not NullPool:
+        # One connection a thread that is in a transaction: claims, beats, API threads.
+        options |= {"pool_size": 8, "max_overflow": 32, "pool_timeout": 30}
+    # Statements carry prompts: keep them out of error messages.
+    if url.get_backend_name() == "postgresql":
+        return sa.create_engine(url, hide_parameters=True, pool_pre_ping=True, **options)
+    options["connect_args"] = {"timeout": BUSY_TIMEOUT_MS / 1000}
+    engine = sa.create_engine(url, hide_parameters=True, **options)
+
+    @event.listens_for(engine, "connect")
+    def set_pragmas(connection: sqlite3.Connection, record: object) -> None:
+        connection.isolation_level = None  # BEGIN is ours, below
+        # FULL: what was acknowledged survives a power cut. NORMAL may forget the last commits.
+        for pragma in (
+            f"busy_timeout = {BUSY_TIMEOUT_MS}",
+            "journal_mode = WAL",
+            f"synchronous = {synchronous}",
+            f"foreign_keys = {int(foreign_keys)}",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        writes = connection.get_execution_options().get("nightjar_write")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """The database driver's errors as ours, without the statement's parameters."""
+    try:
+        yield
+    except sa.exc.TimeoutError as error:
+        raise StoreUnavailableError("every database connection is in use") from error
+    except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
+        raise StoreUnavailableError(f"the database is not available: {error.orig}") from error
+    except sa.exc.ProgrammingError as error:
+        raise StoreError(f"the database refused a statement: {_first_line(error)}") from error
+    except sa.exc.DBAPIError as error:
+        raise StoreError(f"the database refused the data: {_first_line(error)}") from error
+
+
+def _first_line(error: sa.exc.DBAPIError) -> str:
+    # The lines after the first may repeat a row's values.
+    return str(error.orig).partition("\n")[0]
+
+
+class Database:
+    """Transactions on one database; safe to share between threads."""
+
+    def __init__(self, url: str, *, synchronous: Synchronous = "full") -> None:
+        self.url = database_url(url)
+        self.engine = open_engine(self.url, synchronous=synchronous)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        # SQLite lets one writer in and has the others poll; a lock lets threads queue instead.
+        self._writer: threading.Lock | None = threading.Lock() if self.is_sqlite else None
+
+    def close(self) -> None:
+        """Close every pooled connection."""
+        self.engine.dispose()
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection on one snapshot, for reading."""
+        with translated_errors(), self.engine.connect() as connection:
+            yield connection
+
+    def write(self, work: Callable[[Connection], Answer]) -> Answer:
+        """Run `work` in one transaction; it runs again if PostgreSQL found a deadlock."""
+        for attempt in range(1, WRITE_ATTEMPTS + 1):
+            try:
+                with translated_errors(), self._transaction() as connection:
+                    return work(connection)
+            except StoreError as error:
+                state = getattr(getattr(error.__cause__, "orig", None), "sqlstate", None)
+                if state not in _RETRIABLE or attempt == WRITE_ATTEMPTS:
+                    raise
+                logger.warning("transaction runs again", extra={"action": "transaction_retried"})
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        with self._writer or nullcontext(), self.engine.connect() as plain:
+            connection = plain.execution_options(nightjar_write=True)
+            with connection.begin():
+                yield connection
+
+    @contextmanager
+    def landing(self, connection: Connection) -> Iterator[None]:
+        """One write transaction on a connection that the caller already holds."""
+        with self._writer or nullcontext():
+            connection.execution_options(nightjar_write=True)
+            try:
+                with connection.begin():
+                    yield
+            finally:
+                connection.execution_options(nightjar_write=False)
+
+    def insert(self, table: sa.Table) -> "sqlite.Insert | postgresql.Insert":
+        """The dialect's INSERT, which knows ON CONFLICT."""
+        return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)

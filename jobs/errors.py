@@ -1,0 +1,33 @@
+"""The exceptions of this room, all below `JobError`."""
+
+
+class JobError(Exception):
+    """A job could not be stored, found or changed."""
+
+
+class EmptyJobError(JobError):
+    """The job has no rows: send at least one batch line."""
+
+
+class UnknownJobError(JobError):
+    """There is no job with this id."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"there is no job {job_id!r}")
+        self.job_id = job_id
+
+
+class UnusableDatabaseError(JobError):
+    """The database URL cannot be used, or the database lacks Nightjar's tables."""
+
+
+class StoreError(JobError):
+    """The database refused a statement, or a caller broke the store's rules."""
+
+
+class StoreUnavailableError(StoreError):
+    """The database cannot be reached, is locked or full: try again later."""
+
+
+class LifecycleError(JobError):
+    """A state may not follow another one: jobs/lifecycle.py has the table."""

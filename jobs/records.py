@@ -1,0 +1,266 @@
+"""The typed records that pass between the store and its callers.
+
+`New...` records are filled by whoever creates the thing; the others are filled
+by the store alone, from its rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+# A validated and normalised request body, or the body of an answer: plain JSON values.
+JsonObject = dict[str, Any]
+
+
+class RequestKind(StrEnum):
+    """What a request asks for."""
+
+    GENERATE = "generate"
+    RANK = "rank"
+
+
+class JobState(StrEnum):
+    """Where a job stands; the transitions are in jobs/lifecycle.py."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"  # every row succeeded
+    COMPLETED_WITH_FAILURES = "completed_with_failures"
+    FAILED = "failed"  # no row succeeded
+    CANCELLING = "cancelling"  # leased micro-batches may still finish
+    CANCELLED = "cancelled"
+
+
+class RequestState(StrEnum):
+    """Where a request stands."""
+
+    QUEUED = "queued"  # accepted, not yet in a micro-batch
+    PLANNED = "planned"  # member of a micro-batch
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class MicroBatchState(StrEnum):
+    """Where a micro-batch stands."""
+
+    READY = "ready"  # waits in SQL
+    DISPATCHED = "dispatched"  # its message is (or was) in the broker
+    LEASED = "leased"  # a worker computes it
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestError:
+    """Why one request failed; `param` names the field at fault, such as `body.stop`."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to be created; filled by the submitter."""
+
+    model: str
+    idempotency_key: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job and its counters; filled by the store."""
+
+    id: str
+    state: JobState
+    model: str
+    total: int
+    completed: int
+    failed: int
+    cancelled: int
+    cancel_requested: bool
+    prompt_tokens: int
+    completion_tokens: int
+    requested_tokens: int  # sum of max_tokens over the finished requests
+    saved_tokens: int  # requested but not generated, because a stop came first
+    metadata: Mapping[str, str]
+    created_at: datetime
+    started_at: datetime | None  # the first claim
+    finished_at: datetime | None  # the last outcome
+
+    @property
+    def ended(self) -> int:
+        """Requests that have their outcome."""
+        return self.completed + self.failed + self.cancelled
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no request is without outcome."""
+        return self.finished_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """An accepted batch line; filled by jobs/schemas.py."""
+
+    index: int  # order among the job's rows, from 0
+    line: int  # line of the file, from 1
+    custom_id: str
+    kind: RequestKind
+    body: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRow:
+    """A batch line that never becomes a request; filled by jobs/schemas.py."""
+
+    index: int
+    line: int
+    custom_id: str | None  # kept whenever it could be read
+    code: str
+    message: str
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRequest:
+    """A request that waits to be planned."""
+
+    id: int
+    job_id: str
+    index: int
+    custom_id: str
+    kind: RequestKind
+    body: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRequest:
+    """A request's token ids: [prompt], or [query, document, document...]; filled by the planner."""
+
+    id: int
+    segments: Sequence[Sequence[int]]
+    prompt_vector: str | None = None  # "name@version", resolved when planned
+
+
+@dataclass(frozen=True, slots=True)
+class NewMicroBatch:
+    """Requests to be computed together; filled by the planner."""
+
+    kind: RequestKind
+    bucket: int  # upper length of the bucket in tokens
+    request_ids: Sequence[int]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchRef:
+    """What a message in the broker says of a micro-batch, and what Flower shows of it."""
+
+    id: int
+    epoch: int  # raised whenever a lease is taken back; an older epoch's work is thrown away
+    job_id: str
+    kind: RequestKind
+    bucket: int
+    size: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRequest:
+    """A request of a claimed micro-batch, with the token ids of its planning."""
+
+    id: int
+    index: int
+    custom_id: str
+    kind: RequestKind
+    body: JsonObject
+    segments: list[list[int]]
+    prompt_vector: str | None = None  # "name@version", as planned
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedMicroBatch:
+    """A lease: this owner, at this epoch, computes these requests."""
+
+    id: int
+    epoch: int
+    job_id: str
+    kind: RequestKind
+    bucket: int
+    size: int
+    tokens: int
+    model: str
+    attempts: int  # claims so far, this one included
+    crashes: int  # claims that ended with the death of a compute process
+    requests: list[ClaimedRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class NewResult:
+    """One request's outcome; filled by the worker. Exactly one of body and error is set."""
+
+    request_id: int
+    status_code: int
+    body: JsonObject | None
+    error: RequestError | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    requested_tokens: int = 0
+    saved_tokens: int = 0
+    finish_reason: str | None = None
+
+    @classmethod
+    def failure(
+        cls,
+        request_id: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        status: int = 400,
+    ) -> "NewResult":
+        """The outcome of a request that failed."""
+        return cls(request_id, status, None, RequestError(code, message, param))
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRecord:
+    """One landed outcome, as read back."""
+
+    id: int  # the request's id
+    index: int
+    line: int
+    custom_id: str | None
+    status_code: int
+    body: JsonObject | None
+    error: RequestError | None
+    prompt_tokens: int
+    completion_tokens: int
+    requested_tokens: int
+    saved_tokens: int
+    finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptVector:
+    """Trained input vectors under a name; `data` is a safetensors file (empty in listings)."""
+
+    name: str
+    version: int  # from 1
+    sha256: str
+    length: int  # vectors
+    width: int  # the model's hidden size
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHeartbeat:
+    """A worker's counter; a counter that stands still for the sweeper means a dead worker."""
+
+    owner: str
+    counter: int

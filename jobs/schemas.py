@@ -1,0 +1,202 @@
+"""From the bytes of an OpenAI batch line to a request, or to an error that says how to mend it.
+
+Messages name the line and the field, and never repeat the text of a prompt.
+"""
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+from pydantic import ValidationError
+
+from nightjar.jobs.bodies import CompletionBody, RerankBody
+from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow, RequestKind
+
+__all__ = ["MAX_LINE_BYTES", "BodyError", "CompletionBody", "RerankBody", "parse_batch_line"]
+
+MAX_LINE_BYTES = 4 * 1024 * 1024
+MAX_CUSTOM_ID = 512  # characters
+BODIES: dict[RequestKind, type[CompletionBody] | type[RerankBody]] = {
+    RequestKind.GENERATE: CompletionBody,
+    RequestKind.RANK: RerankBody,
+}
+URLS = {"/v1/completions": RequestKind.GENERATE, "/v1/rerank": RequestKind.RANK}
+LINE_FIELDS = frozenset({"custom_id", "method", "url", "body"})
+_UTF8_MARK = b"\xef\xbb\xbf"
+
+# What to do about a field, by its name, when the type or range of its value is wrong.
+HINTS = {
+    "model": "give the model's name, or leave it out",
+    "max_tokens": "give an integer from 1 to 1000000",
+    "temperature": "give a number from 0 (greedy) to 2",
+    "top_p": "give a number above 0 and at most 1",
+    "top_k": "give an integer, 0 or -1 to turn it off",
+    "seed": "give a 64-bit integer",
+    "ignore_eos": "give true or false",
+    "return_documents": "give true or false",
+    "prompt": "give a text or a list of token ids",
+    "prompt_vector": "give the name that the vectors were registered under",
+    "query": "give a text of at least one character",
+    "documents": "give a list of texts",
+    "top_n": "give an integer of at least 1",
+}
+
+
+class BodyError(ValueError):
+    """A body that cannot be used; `code`, `param` and `message` go into the row's error."""
+
+    def __init__(self, code: str, param: str | None, message: str) -> None:
+        super().__init__(f"{param}: {message}" if param else message)
+        self.code = code
+        self.param = param
+        self.message = message
+
+
+@dataclass(slots=True)
+class _Line:
+    """What is known of a line while it is read."""
+
+    index: int
+    line: int
+    custom_id: str | None = None
+
+    def refuse(self, code: str, param: str | None, message: str) -> RejectedRow:
+        place = f"line {self.line}, {param}" if param else f"line {self.line}"
+        return RejectedRow(
+            self.index, self.line, self.custom_id, code, f"{place}: {message}", param
+        )
+
+
+def parse_batch_line(
+    raw: bytes, line: int, index: int, *, max_bytes: int = MAX_LINE_BYTES
+) -> NewRequest | RejectedRow:
+    """The request of one batch line.
+
+    `line` counts the file's lines from 1, `index` the job's rows from 0. Never
+    raises on bad input: a line that cannot be used becomes a RejectedRow.
+    """
+    known = _Line(index, line)
+    try:
+        if len(raw) > max_bytes:
+            _fail("line_too_long", None, f"is longer than {max_bytes} bytes; split its work")
+        data = _decode_json(raw.removeprefix(_UTF8_MARK) if line == 1 else raw, known)
+        known.custom_id = _readable_custom_id(data.get("custom_id"))
+        custom_id = _check_custom_id(data)
+        kind = _check_envelope(data)
+        body = validate_body(kind, data["body"])
+    except BodyError as error:
+        return known.refuse(error.code, error.param, error.message)
+    return NewRequest(index, line, custom_id, kind, body)
+
+
+def validate_body(kind: RequestKind, body: object) -> JsonObject:
+    """The body with every default filled in; raises BodyError."""
+    try:
+        return BODIES[kind].model_validate(body).model_dump()
+    except ValidationError as error:
+        raise _body_error(error) from None
+
+
+def _fail(code: str, param: str | None, message: str) -> NoReturn:
+    raise BodyError(code, param, message)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _NoJsonNumberError(name)
+
+
+class _NoJsonNumberError(ValueError):
+    """NaN or an infinity, which Python reads and JSON does not have."""
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _decode_json(raw: bytes, known: _Line) -> JsonObject:
+    """The object on the line; BodyError with the column where it is broken."""
+    try:
+        data = _DECODER.decode(raw.decode())
+    except _NoJsonNumberError as error:
+        with suppress(ValueError, RecursionError):
+            lenient = json.loads(raw)
+            if isinstance(lenient, dict):
+                known.custom_id = _readable_custom_id(lenient.get("custom_id"))
+        _fail("invalid_json", None, f"holds {error}, which JSON lacks; give a finite number")
+    except UnicodeDecodeError as error:
+        _fail(
+            "invalid_encoding",
+            None,
+            f"is not UTF-8 (byte {error.start + 1}); save the file as UTF-8",
+        )
+    except json.JSONDecodeError as error:
+        _fail("invalid_json", None, f"broken JSON at column {error.colno}: {error.msg}; mend it")
+    except RecursionError:
+        _fail("invalid_json", None, "is nested too deeply; flatten it")
+    except ValueError:
+        # Python refuses to read integers of thousands of digits.
+        _fail("invalid_json", None, "holds a number with too many digits; shorten it")
+    if not isinstance(data, dict):
+        _fail("invalid_json", None, "is not a JSON object; write {...} with custom_id and body")
+    return data
+
+
+def _readable_custom_id(value: object) -> str | None:
+    """The custom_id as far as an error row can carry it."""
+    if not isinstance(value, str) or not value or "\x00" in value:
+        return None
+    return value[:MAX_CUSTOM_ID].encode(errors="replace").decode()
+
+
+def _check_custom_id(data: JsonObject) -> str:
+    if data.get("custom_id") is None:
+        _fail("missing_field", "custom_id", "is missing; give each line a text of its own")
+    value = data["custom_id"]
+    if not isinstance(value, str):
+        _fail("invalid_value", "custom_id", "must be a text; put it in quotes")
+    if not value:
+        _fail("invalid_value", "custom_id", "is empty; give each line a text of its own")
+    if len(value) > MAX_CUSTOM_ID:
+        _fail(
+            "invalid_value",
+            "custom_id",
+            f"has {len(value)} characters; give at most {MAX_CUSTOM_ID}",
+        )
+    if _readable_custom_id(value) != value:
+        _fail("invalid_value", "custom_id", "holds a character that is not text; remove it")
+    return value
+
+
+def _check_envelope(data: JsonObject) -> RequestKind:
+    """The kind that `url` stands for; checks `method` and that there is a body."""
+    if data.get("method") is None:
+        _fail("missing_field", "method", 'is missing; write "method": "POST"')
+    if data["method"] != "POST":
+        _fail("invalid_value", "method", 'must be "POST"')
+    if data.get("url") is None:
+        _fail("missing_field", "url", f"is missing; give one of {', '.join(URLS)}")
+    url = data["url"]
+    kind = URLS.get(url) if isinstance(url, str) else None
+    if kind is None:
+        _fail("unsupported", "url", f"is not served; give one of {', '.join(URLS)}")
+    if data.get("body") is None:
+        _fail("missing_field", "body", "is missing; give an object with the request")
+    if not isinstance(data["body"], dict):
+        _fail("invalid_value", "body", "must be an object with the request")
+    return kind
+
+
+def _body_error(error: ValidationError) -> BodyError:
+    """The first of pydantic's findings in this project's words."""
+    # Without input and url: a prompt must not find its way into a message.
+    first = error.errors(include_url=False, include_input=False)[0]
+    context = first.get("ctx", {})
+    name = context.get("field") or (str(first["loc"][0]) if first["loc"] else None)
+    param = f"body.{name}" if name else "body"
+    if "message" in context:
+        return BodyError(first["type"], param, str(context["message"]))
+    hint = HINTS.get(str(name), "mend it")
+    if first["type"] == "missing":
+        return BodyError("missing_field", param, f"is missing; {hint}")
+    finding = first["msg"].removeprefix("Input ")
+    return BodyError("invalid_value", param, f"{finding[:1].lower()}{finding[1:]}; {hint}")

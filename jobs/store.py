@@ -1,0 +1,34 @@
+"""The store: every SQL statement of Nightjar, behind one class.
+
+The statements are written by subject in the `store_*.py` files beside this one.
+A store is safe to share between threads; each process opens its own.
+"""
+
+from nightjar.jobs.database import Database, Synchronous
+from nightjar.jobs.store_cancelling import CancellingStore
+from nightjar.jobs.store_leases import LeaseStore
+from nightjar.jobs.store_planning import PlanningStore
+from nightjar.jobs.store_reading import ReadingStore
+from nightjar.jobs.store_schema import migrate
+from nightjar.jobs.store_submission import SubmissionStore
+from nightjar.jobs.store_vectors import VectorStore
+
+
+class Store(SubmissionStore, PlanningStore, LeaseStore, CancellingStore, ReadingStore, VectorStore):
+    """Jobs, requests, micro-batches and results in SQLite or PostgreSQL."""
+
+    def __init__(self, url: str, *, synchronous: Synchronous = "full") -> None:
+        """Open `sqlite:///FILE` or `postgresql://USER@HOST/NAME`; connects at the first use.
+
+        `synchronous` is SQLite's: "normal" is faster, and a power cut may undo
+        the last commits. Raises UnusableDatabaseError.
+        """
+        super().__init__(Database(url, synchronous=synchronous))
+
+    def migrate(self) -> None:
+        """Bring the tables to the newest revision; several processes may do so at once."""
+        migrate(self._database.url)
+
+    def close(self) -> None:
+        """Close every connection; the store must not be used afterwards."""
+        self._database.close()

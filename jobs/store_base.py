@@ -1,0 +1,169 @@
+"""What every part of the store shares: the database, and how an outcome lands."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from nightjar.jobs import lifecycle
+from nightjar.jobs.database import Database
+from nightjar.jobs.errors import StoreError
+from nightjar.jobs.records import JobState, JsonObject, NewResult, RequestState
+from nightjar.jobs.tables import job, request, result
+
+CANCELLED_CODE = "cancelled"
+CANCELLED_STATUS = 499  # the client closed the request
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+OPEN_JOBS = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, JobState.CANCELLING)
+TOKEN_COUNTS = ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
+_COUNTED_STATES = {
+    RequestState.DONE: "completed",
+    RequestState.FAILED: "failed",
+    RequestState.CANCELLED: "cancelled",
+}
+
+# Built once: these run with every micro-batch.
+_COUNT = (
+    sa.update(job)
+    .where(job.c.id == sa.bindparam("counted_job"))
+    .values(
+        {
+            name: job.c[name] + sa.bindparam(f"more_{name}", type_=sa.BigInteger)
+            for name in (*_COUNTED_STATES.values(), *TOKEN_COUNTS)
+        }
+    )
+    .returning(job.c.total, job.c.completed, job.c.failed, job.c.cancelled, job.c.cancel_requested)
+)
+_END_REQUESTS = {
+    state: sa.update(request)
+    .where(
+        request.c.id.in_(sa.bindparam("ids", expanding=True)),
+        request.c.state.in_(lifecycle.states_before(lifecycle.REQUEST_TRANSITIONS, state)),
+    )
+    .values(state=state)
+    for state in _COUNTED_STATES
+}
+
+
+def now() -> datetime:
+    """The wall clock, for people: no decision of the store rests on it."""
+    return datetime.now(UTC)
+
+
+def dump_json(value: JsonObject | Mapping[str, str]) -> str:
+    """Compact JSON text; StoreError for what JSON cannot say, such as NaN."""
+    try:
+        return _ENCODER.encode(value)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"a body cannot be written as JSON: {error}") from error
+
+
+def load_json(text: str) -> JsonObject:
+    """The object behind `dump_json`."""
+    value: JsonObject = msgspec.json.decode(text)
+    return value
+
+
+def cancelled_result(request_id: int) -> NewResult:
+    """The outcome of a request whose job was cancelled before it was computed."""
+    return NewResult.failure(
+        request_id,
+        CANCELLED_CODE,
+        "the job was cancelled before this row was computed",
+        status=CANCELLED_STATUS,
+    )
+
+
+class StorePart:
+    """Base of the store's parts; each part holds the statements of one subject."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._insert_result = (
+            database.insert(result)
+            .on_conflict_do_nothing(index_elements=[result.c.request_id])
+            .execution_options(preserve_rowcount=True)
+        )
+
+    def _land(
+        self,
+        connection: Connection,
+        job_id: str,
+        results: Sequence[NewResult],
+        indexes: Mapping[int, int],
+    ) -> None:
+        """Give requests their outcomes, once, and move the job's counters with them.
+
+        The caller holds the rows' micro-batch, or has locked the rows themselves;
+        `indexes` maps each request's id to its row's index.
+        """
+        if not results:
+            return
+        moment = now()
+        rows = [_result_row(item, job_id, indexes[item.request_id], moment) for item in results]
+        inserted = connection.execute(self._insert_result, rows).rowcount
+        if inserted != len(rows):
+            # State and outcome change together, so a request without end has no outcome.
+            raise StoreError(f"job {job_id}: {len(rows) - inserted} requests had an outcome before")
+        ended: dict[RequestState, list[int]] = {}
+        for item in results:
+            ended.setdefault(outcome_state(item), []).append(item.request_id)
+        for state, ids in ended.items():
+            connection.execute(_END_REQUESTS[state], {"ids": ids})
+        self._count(connection, job_id, results, ended)
+
+    def _count(
+        self,
+        connection: Connection,
+        job_id: str,
+        landed: Sequence[NewResult],
+        ended: Mapping[RequestState, list[int]],
+    ) -> None:
+        """Add to the job's counters; the request that ends last gives the job its final state."""
+        more = {f"more_{name}": sum(getattr(r, name) for r in landed) for name in TOKEN_COUNTS}
+        for state, name in _COUNTED_STATES.items():
+            more[f"more_{name}"] = len(ended.get(state, ()))
+        counted = connection.execute(_COUNT, {"counted_job": job_id, **more}).one()
+        if counted.completed + counted.failed + counted.cancelled == counted.total:
+            final = lifecycle.final_job_state(
+                counted.completed, counted.failed, cancel_requested=counted.cancel_requested
+            )
+            sources = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, final)
+            connection.execute(
+                sa.update(job)
+                .where(job.c.id == job_id, job.c.state.in_(sources))
+                .values(state=final, finished_at=now())
+            )
+
+
+def outcome_state(item: NewResult) -> RequestState:
+    """What a request becomes with this outcome."""
+    if item.error is None:
+        return RequestState.DONE
+    is_cancelled = item.error.code == CANCELLED_CODE
+    return RequestState.CANCELLED if is_cancelled else RequestState.FAILED
+
+
+def _result_row(item: NewResult, job_id: str, index: int, moment: datetime) -> dict[str, Any]:
+    error = item.error
+    return {
+        "request_id": item.request_id,
+        "job_id": job_id,
+        "row_index": index,
+        "status_code": item.status_code,
+        "body": None if item.body is None else dump_json(item.body),
+        "error_code": error and error.code,
+        "error_message": error and error.message.replace("\x00", ""),
+        "error_param": error and error.param,
+        "prompt_tokens": item.prompt_tokens,
+        "completion_tokens": item.completion_tokens,
+        "requested_tokens": item.requested_tokens,
+        "saved_tokens": item.saved_tokens,
+        "finish_reason": item.finish_reason,
+        "created_at": moment,
+    }

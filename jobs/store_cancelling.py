@@ -1,0 +1,110 @@
+"""Cancelling: what has not begun ends at once, what is leased keeps what it has landed."""
+
+from functools import partial
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from nightjar.jobs import lifecycle
+from nightjar.jobs.records import Job, JobState, MicroBatchState, RequestState
+from nightjar.jobs.store_base import OPEN_JOBS, StorePart, cancelled_result
+from nightjar.jobs.store_reading import find_job
+from nightjar.jobs.tables import job, micro_batch, request
+
+# A job of millions is cancelled in pieces, so that nobody waits long for the write lock.
+REQUESTS_PER_STEP = 5_000
+MICRO_BATCHES_PER_STEP = 100
+
+
+class CancellingStore(StorePart):
+    """How jobs are stopped."""
+
+    def cancel(self, job_id: str) -> Job:
+        """Cancel a job; a job that is over stays as it is.
+
+        Queued requests and micro-batches that nobody computes end now, with the
+        error `cancelled`. Leased ones end when their worker finishes or gives
+        back; until then the job is `cancelling`. Raises UnknownJobError.
+        """
+        lifecycle.states_before(lifecycle.JOB_TRANSITIONS, JobState.CANCELLING)
+        flag = (
+            sa.update(job)
+            .where(job.c.id == job_id, job.c.state.in_(OPEN_JOBS))
+            .values(state=JobState.CANCELLING, cancel_requested=True)
+        )
+        self._database.write(lambda connection: connection.execute(flag))
+        with self._database.reading() as connection:
+            found = find_job(connection, job_id)
+        if found.state != JobState.CANCELLING:
+            return found
+        self._cancel_what_waits(job_id)
+        with self._database.reading() as connection:
+            return find_job(connection, job_id)
+
+    def is_cancelled(self, job_id: str) -> bool:
+        """Whether the job's cancellation was asked for; False for an unknown job."""
+        statement = sa.select(job.c.cancel_requested).where(job.c.id == job_id)
+        with self._database.reading() as connection:
+            return bool(connection.scalar(statement))
+
+    def finish_cancellations(self) -> int:
+        """End what still waits in cancelling jobs; returns how many requests that were.
+
+        The sweeper calls it: whoever cancelled may have died half-way, and a
+        planner may have stored a plan at the very moment of the cancellation.
+        """
+        statement = sa.select(job.c.id).where(job.c.state == JobState.CANCELLING)
+        with self._database.reading() as connection:
+            cancelling = list(connection.scalars(statement))
+        return sum(self._cancel_what_waits(job_id) for job_id in cancelling)
+
+    def _cancel_what_waits(self, job_id: str) -> int:
+        ended = 0
+        for step in (self._cancel_micro_batches, self._cancel_queued):
+            while count := self._database.write(partial(step, job_id=job_id)):
+                ended += count
+        return ended
+
+    def _cancel_micro_batches(self, connection: Connection, job_id: str) -> int:
+        """Cancel some micro-batches that nobody has claimed; returns how many requests ended."""
+        waiting = [MicroBatchState.READY, MicroBatchState.DISPATCHED]
+        ids = connection.scalars(
+            sa.select(micro_batch.c.id)
+            .where(micro_batch.c.job_id == job_id, micro_batch.c.state.in_(waiting))
+            .order_by(micro_batch.c.id)
+            .limit(MICRO_BATCHES_PER_STEP)
+            .with_for_update()
+        ).all()
+        if not ids:
+            return 0
+        for state in waiting:
+            lifecycle.check_step(
+                lifecycle.MICRO_BATCH_TRANSITIONS, state, MicroBatchState.CANCELLED
+            )
+        connection.execute(
+            sa.update(micro_batch)
+            .where(micro_batch.c.id.in_(ids))
+            .values(state=MicroBatchState.CANCELLED)
+        )
+        members = sa.select(request.c.id, request.c.row_index).where(
+            request.c.micro_batch_id.in_(ids), request.c.state == RequestState.PLANNED
+        )
+        return self._end_as_cancelled(connection, job_id, members)
+
+    def _cancel_queued(self, connection: Connection, job_id: str) -> int:
+        """Cancel some requests that are in no micro-batch; returns how many."""
+        queued = (
+            sa.select(request.c.id, request.c.row_index)
+            .where(request.c.job_id == job_id, request.c.state == RequestState.QUEUED)
+            .order_by(request.c.id)
+            .limit(REQUESTS_PER_STEP)
+            .with_for_update()
+        )
+        return self._end_as_cancelled(connection, job_id, queued)
+
+    def _end_as_cancelled(
+        self, connection: Connection, job_id: str, rows: sa.Select[int, int]
+    ) -> int:
+        indexes = dict(connection.execute(rows).all())
+        self._land(connection, job_id, [cancelled_result(id_) for id_ in indexes], indexes)
+        return len(indexes)

@@ -1,0 +1,228 @@
+"""Planning and dispatching: requests become micro-batches, micro-batches become messages."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from nightjar.jobs import lifecycle
+from nightjar.jobs.errors import StoreError
+from nightjar.jobs.records import (
+    EncodedRequest,
+    MicroBatchRef,
+    MicroBatchState,
+    NewMicroBatch,
+    NewResult,
+    QueuedRequest,
+    RequestError,
+    RequestState,
+)
+from nightjar.jobs.segments import pack_segments
+from nightjar.jobs.store_base import OPEN_JOBS, StorePart, load_json
+from nightjar.jobs.tables import job, micro_batch, request
+
+# Written into the statement, so that the planner of SQL sees that the partial index fits.
+_is_queued = request.c.state == sa.literal(
+    RequestState.QUEUED, request.c.state.type, literal_execute=True
+)
+_REF_COLUMNS = [micro_batch.c[name] for name in MicroBatchRef.__slots__]
+REJECTED_STATUS = 400
+
+
+class PlanningStore(StorePart):
+    """What the planner and the dispatcher ask for."""
+
+    def jobs_to_plan(self) -> list[str]:
+        """Jobs that have queued requests, oldest first."""
+        waiting = sa.exists().where(request.c.job_id == job.c.id, _is_queued)
+        statement = (
+            sa.select(job.c.id)
+            .where(job.c.state.in_(OPEN_JOBS), ~job.c.cancel_requested, waiting)
+            .order_by(job.c.id)
+        )
+        with self._database.reading() as connection:
+            return list(connection.scalars(statement))
+
+    def queued_requests(self, job_id: str, limit: int) -> list[QueuedRequest]:
+        """The first `limit` requests of the job that are in no micro-batch yet, in row order."""
+        row = request.c
+        statement = (
+            sa.select(row.id, row.job_id, row.row_index, row.custom_id, row.kind, row.body)
+            .where(row.job_id == job_id, _is_queued)
+            .order_by(row.row_index)
+            .limit(limit)
+        )
+        with self._database.reading() as connection:
+            return [
+                QueuedRequest(id_, job, index, custom_id, kind, load_json(body))
+                for id_, job, index, custom_id, kind, body in connection.execute(statement)
+            ]
+
+    def save_plan(
+        self,
+        job_id: str,
+        encoded: Sequence[EncodedRequest],
+        micro_batches: Sequence[NewMicroBatch],
+        rejected: Sequence[tuple[int, RequestError]] = (),
+    ) -> list[MicroBatchRef]:
+        """Store micro-batches with their requests' token ids, and fail the rejected requests.
+
+        One transaction. A request that is no longer queued (another planner was
+        faster, the job was cancelled) is left alone, and with it the whole
+        micro-batch that it would have joined; the others of that micro-batch
+        stay queued. Returns the micro-batches that were stored.
+        """
+        wanted = [id_ for item in micro_batches for id_ in item.request_ids]
+        missing = set(wanted) - {item.id for item in encoded}
+        if (
+            missing
+            or len(set(wanted)) != len(wanted)
+            or not all(item.request_ids for item in micro_batches)
+        ):
+            raise StoreError(
+                "every micro-batch needs requests, each of them encoded and in one micro-batch only"
+            )
+        packed = {item.id: (pack_segments(item.segments), item.prompt_vector) for item in encoded}
+        ids = [*wanted, *(id_ for id_, _ in rejected)]
+        if not ids:
+            return []
+
+        def work(connection: Connection) -> list[MicroBatchRef]:
+            indexes = _lock_queued(connection, job_id, ids)
+            stored = [item for item in micro_batches if indexes.keys() >= set(item.request_ids)]
+            refs = [_insert_micro_batch(connection, job_id, item) for item in stored]
+            _join(connection, refs, stored, packed)
+            failures = [
+                NewResult(id_, REJECTED_STATUS, None, error)
+                for id_, error in rejected
+                if id_ in indexes
+            ]
+            self._land(connection, job_id, failures, indexes)
+            return refs
+
+        return self._database.write(work)
+
+    def dispatchable(self, window: int) -> list[MicroBatchRef]:
+        """Ready micro-batches, oldest job first; never more than the window has room for.
+
+        `window` bounds the micro-batches that are dispatched or leased at once.
+        """
+        in_flight = [MicroBatchState.DISPATCHED, MicroBatchState.LEASED]
+        count = sa.select(sa.func.count()).where(micro_batch.c.state.in_(in_flight))
+        with self._database.reading() as connection:
+            room = window - (connection.scalar(count) or 0)
+            if room <= 0:
+                return []
+            return _refs(connection, MicroBatchState.READY, limit=room)
+
+    def dispatched(self) -> list[MicroBatchRef]:
+        """Micro-batches whose message was published and that nobody has claimed yet."""
+        with self._database.reading() as connection:
+            return _refs(connection, MicroBatchState.DISPATCHED)
+
+    def mark_dispatched(self, refs: Collection[MicroBatchRef]) -> None:
+        """Note that the messages were published; one that was claimed meanwhile stays claimed."""
+        self._step(refs, MicroBatchState.READY, MicroBatchState.DISPATCHED)
+
+    def requeue(self, refs: Collection[MicroBatchRef]) -> None:
+        """Dispatched micro-batches whose messages were lost become ready again."""
+        self._step(refs, MicroBatchState.DISPATCHED, MicroBatchState.READY)
+
+    def _step(
+        self, refs: Collection[MicroBatchRef], source: MicroBatchState, target: MicroBatchState
+    ) -> None:
+        if not refs:
+            return
+        lifecycle.check_step(lifecycle.MICRO_BATCH_TRANSITIONS, source, target)
+        row = micro_batch.c
+        statement = (
+            sa.update(micro_batch)
+            .where(
+                row.id == sa.bindparam("ref_id"),
+                row.epoch == sa.bindparam("ref_epoch"),
+                row.state == source,
+            )
+            .values(state=target)
+        )
+        # In the order of ids, so that two dispatchers lock the rows alike.
+        keys = [{"ref_id": ref.id, "ref_epoch": ref.epoch} for ref in sorted(refs, key=_by_id)]
+        self._database.write(lambda connection: connection.execute(statement, keys))
+
+
+def _by_id(ref: MicroBatchRef) -> int:
+    return ref.id
+
+
+def _refs(
+    connection: Connection, state: MicroBatchState, limit: int | None = None
+) -> list[MicroBatchRef]:
+    statement = (
+        sa.select(*_REF_COLUMNS)
+        .where(micro_batch.c.state == state)
+        .order_by(micro_batch.c.job_id, micro_batch.c.id)
+        .limit(limit)
+    )
+    return [MicroBatchRef(*row) for row in connection.execute(statement)]
+
+
+def _lock_queued(connection: Connection, job_id: str, ids: Sequence[int]) -> dict[int, int]:
+    """Row indexes of those requests that are still queued, locked until the transaction ends."""
+    open_job = sa.exists().where(job.c.id == job_id, ~job.c.cancel_requested)
+    statement = (
+        sa.select(request.c.id, request.c.row_index)
+        .where(
+            request.c.job_id == job_id,
+            request.c.id.between(min(ids), max(ids)),
+            request.c.state == RequestState.QUEUED,
+            open_job,
+        )
+        .order_by(request.c.id)
+        .with_for_update(of=request)
+    )
+    wanted = set(ids)
+    return {id_: index for id_, index in connection.execute(statement) if id_ in wanted}
+
+
+def _insert_micro_batch(connection: Connection, job_id: str, item: NewMicroBatch) -> MicroBatchRef:
+    size = len(item.request_ids)
+    statement = sa.insert(micro_batch).values(
+        job_id=job_id,
+        kind=item.kind,
+        bucket=item.bucket,
+        size=size,
+        tokens=item.tokens,
+        state=MicroBatchState.READY,
+        epoch=0,
+        attempts=0,
+        crashes=0,
+    )
+    id_ = connection.execute(statement.returning(micro_batch.c.id)).scalar_one()
+    return MicroBatchRef(id_, 0, job_id, item.kind, item.bucket, size, item.tokens)
+
+
+def _join(
+    connection: Connection,
+    refs: Sequence[MicroBatchRef],
+    stored: Sequence[NewMicroBatch],
+    packed: Mapping[int, tuple[bytes, str | None]],
+) -> None:
+    """Make the requests members of their micro-batches."""
+    rows = [
+        {"member": id_, "micro_batch": ref.id, "packed": packed[id_][0], "vectors": packed[id_][1]}
+        for ref, item in zip(refs, stored, strict=True)
+        for id_ in item.request_ids
+    ]
+    if not rows:
+        return
+    lifecycle.check_step(lifecycle.REQUEST_TRANSITIONS, RequestState.QUEUED, RequestState.PLANNED)
+    connection.execute(
+        sa.update(request)
+        .where(request.c.id == sa.bindparam("member"))
+        .values(
+            state=RequestState.PLANNED,
+            micro_batch_id=sa.bindparam("micro_batch"),
+            segments=sa.bindparam("packed"),
+            prompt_vector=sa.bindparam("vectors"),
+        ),
+        rows,
+    )

@@ -1,0 +1,129 @@
+"""Reading: what became of a job, in pages that never skip and never repeat."""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from nightjar.jobs.errors import UnknownJobError
+from nightjar.jobs.records import Job, MicroBatchState, RequestError, ResultRecord
+from nightjar.jobs.store_base import StorePart, load_json
+from nightjar.jobs.tables import job, micro_batch, request, result
+
+Outcome = Literal["all", "succeeded", "failed"]
+_JOB_COLUMNS = [job.c[name] for name in Job.__slots__]
+
+
+class ReadingStore(StorePart):
+    """What clients, the API and writers of files ask for."""
+
+    def job(self, job_id: str) -> Job:
+        """The job as it stands; raises UnknownJobError."""
+        with self._database.reading() as connection:
+            return find_job(connection, job_id)
+
+    def jobs(self, limit: int = 20, after: str | None = None) -> list[Job]:
+        """Jobs, newest first; `after` is the id of the last one of the page before."""
+        statement = sa.select(*_JOB_COLUMNS).order_by(job.c.id.desc()).limit(limit)
+        if after is not None:
+            statement = statement.where(job.c.id < after)
+        with self._database.reading() as connection:
+            return [_job(row) for row in connection.execute(statement)]
+
+    def results(
+        self,
+        job_id: str,
+        *,
+        after_index: int = -1,
+        limit: int = 1_000,
+        outcome: Outcome = "all",
+    ) -> list[ResultRecord]:
+        """Up to `limit` landed outcomes whose row index lies above `after_index`, in row order.
+
+        Rows may land in any order: while the job runs, a row below `after_index`
+        can still appear. "failed" includes cancelled rows.
+        """
+        statement = _results_statement(job_id, after_index, limit, outcome)
+        with self._database.reading() as connection:
+            return [_record(row) for row in connection.execute(statement)]
+
+    def iter_results(
+        self, job_id: str, *, outcome: Outcome = "all", page_size: int = 1_000
+    ) -> Iterator[ResultRecord]:
+        """Every landed outcome in row order, a page in memory at a time."""
+        after_index = -1
+        while page := self.results(
+            job_id, after_index=after_index, limit=page_size, outcome=outcome
+        ):
+            yield from page
+            after_index = page[-1].index
+
+    def count_micro_batches(self, job_id: str) -> dict[MicroBatchState, int]:
+        """How many micro-batches of the job are in each state; every state is there."""
+        row = micro_batch.c
+        statement = (
+            sa.select(row.state, sa.func.count())
+            # All states by name, so that the index on (state, job_id) serves the question.
+            .where(row.job_id == job_id, row.state.in_(list(MicroBatchState)))
+            .group_by(row.state)
+        )
+        with self._database.reading() as connection:
+            counted: dict[MicroBatchState, int] = dict(connection.execute(statement).all())
+        return {state: counted.get(state, 0) for state in MicroBatchState}
+
+    def ping(self) -> None:
+        """Raise StoreError unless the database answers and has Nightjar's tables."""
+        with self._database.reading() as connection:
+            connection.execute(sa.select(job.c.id).limit(1)).all()
+
+
+def find_job(connection: Connection, job_id: str) -> Job:
+    """The job of this id; raises UnknownJobError."""
+    row = connection.execute(sa.select(*_JOB_COLUMNS).where(job.c.id == job_id)).one_or_none()
+    if row is None:
+        raise UnknownJobError(job_id)
+    return _job(row)
+
+
+def _job(row: Row[Any]) -> Job:
+    values = dict(row._mapping)
+    values["metadata"] = load_json(values["metadata"])
+    return Job(**values)
+
+
+def _results_statement(
+    job_id: str, after_index: int, limit: int, outcome: Outcome
+) -> sa.Select[Any]:
+    row = result.c
+    statement = (
+        sa.select(*row, request.c.line, request.c.custom_id)
+        .join(request, request.c.id == row.request_id)
+        .where(row.job_id == job_id, row.row_index > after_index)
+        .order_by(row.row_index)
+        .limit(limit)
+    )
+    if outcome == "all":
+        return statement
+    failed = row.error_code.is_not(None)
+    return statement.where(failed if outcome == "failed" else ~failed)
+
+
+def _record(row: Row[Any]) -> ResultRecord:
+    error = None
+    if row.error_code is not None:
+        error = RequestError(row.error_code, row.error_message, row.error_param)
+    return ResultRecord(
+        id=row.request_id,
+        index=row.row_index,
+        line=row.line,
+        custom_id=row.custom_id,
+        status_code=row.status_code,
+        body=None if row.body is None else load_json(row.body),
+        error=error,
+        prompt_tokens=row.prompt_tokens,
+        completion_tokens=row.completion_tokens,
+        requested_tokens=row.requested_tokens,
+        saved_tokens=row.saved_tokens,
+        finish_reason=row.finish_reason,
+    )

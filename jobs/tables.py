@@ -1,0 +1,179 @@
+"""The tables: one set for SQLite and PostgreSQL.
+
+JSON is kept as text: the store writes and reads it once, and neither database
+has to parse it. Token ids are packed bytes (jobs/segments.py).
+"""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Dialect
+
+from nightjar.jobs.records import JobState, MicroBatchState, RequestKind, RequestState
+
+metadata = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# SQLite numbers rows by itself only for a column of type INTEGER.
+BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+class UtcDateTime(sa.TypeDecorator[datetime]):
+    """A moment in UTC; SQLite forgets the zone, so it is put back on reading."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """The moment in UTC, whatever zone it came in."""
+        return value if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """The moment with its zone."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def _state(kind: type[StrEnum]) -> sa.Enum:
+    """A state as text: a new state needs no migration, and SQL shells show it readably."""
+    return sa.Enum(
+        kind,
+        native_enum=False,
+        create_constraint=False,
+        length=32,
+        values_callable=lambda members: [member.value for member in members],
+    )
+
+
+job = sa.Table(
+    "job",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),  # sorts by creation
+    sa.Column("state", _state(JobState), nullable=False, index=True),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("idempotency_key", sa.String(255), unique=True),
+    sa.Column("metadata", sa.Text, nullable=False),
+    sa.Column("cancel_requested", sa.Boolean, nullable=False),
+    sa.Column("total", sa.BigInteger, nullable=False),
+    sa.Column("completed", sa.BigInteger, nullable=False),
+    sa.Column("failed", sa.BigInteger, nullable=False),
+    sa.Column("cancelled", sa.BigInteger, nullable=False),
+    sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
+    sa.Column("completion_tokens", sa.BigInteger, nullable=False),
+    sa.Column("requested_tokens", sa.BigInteger, nullable=False),
+    sa.Column("saved_tokens", sa.BigInteger, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("started_at", UtcDateTime),
+    sa.Column("finished_at", UtcDateTime),
+)
+
+micro_batch = sa.Table(
+    "micro_batch",
+    metadata,
+    sa.Column("id", BigId, primary_key=True),
+    sa.Column("job_id", sa.ForeignKey("job.id"), nullable=False),
+    sa.Column("kind", _state(RequestKind), nullable=False),
+    sa.Column("bucket", sa.Integer, nullable=False),
+    sa.Column("size", sa.Integer, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("state", _state(MicroBatchState), nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("owner", sa.String(255)),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("crashes", sa.Integer, nullable=False),
+    # Dispatching: the ready ones, oldest job first; counting: the states of one job.
+    sa.Index(None, "state", "job_id", "id"),
+)
+
+request = sa.Table(
+    "request",
+    metadata,
+    sa.Column("id", BigId, primary_key=True),
+    sa.Column("job_id", sa.ForeignKey("job.id"), nullable=False),
+    sa.Column("row_index", sa.BigInteger, nullable=False),
+    sa.Column("line", sa.BigInteger, nullable=False),
+    sa.Column("custom_id", sa.Text),
+    sa.Column("kind", _state(RequestKind)),  # null: rejected at submission
+    sa.Column("body", sa.Text),
+    sa.Column("state", _state(RequestState), nullable=False),
+    sa.Column("micro_batch_id", sa.ForeignKey("micro_batch.id"), index=True),
+    sa.Column("segments", sa.LargeBinary),
+    sa.Column("prompt_vector", sa.Text),  # "name@version": save_plan writes it, claim returns it
+    sa.UniqueConstraint("job_id", "row_index"),
+    # Rejected rows may repeat a custom_id: the repetition is why they are rejected.
+    sa.Index(
+        "uq_request_job_id_custom_id",
+        "job_id",
+        "custom_id",
+        unique=True,
+        sqlite_where=sa.text("kind IS NOT NULL"),
+        postgresql_where=sa.text("kind IS NOT NULL"),
+    ),
+    # Planning: holds the backlog alone, so that it stays small and cheap to keep.
+    sa.Index(
+        "ix_request_queued",
+        "job_id",
+        "row_index",
+        sqlite_where=sa.text("state = 'queued'"),
+        postgresql_where=sa.text("state = 'queued'"),
+    ),
+)
+
+result = sa.Table(
+    "result",
+    metadata,
+    sa.Column("request_id", sa.ForeignKey("request.id"), primary_key=True, autoincrement=False),
+    # The request's job and row, once more, so that paging needs one index and no join.
+    sa.Column("job_id", sa.String(64), nullable=False),
+    sa.Column("row_index", sa.BigInteger, nullable=False),
+    sa.Column("status_code", sa.Integer, nullable=False),
+    sa.Column("body", sa.Text),
+    sa.Column("error_code", sa.String(64)),
+    sa.Column("error_message", sa.Text),
+    sa.Column("error_param", sa.Text),
+    sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
+    sa.Column("completion_tokens", sa.BigInteger, nullable=False),
+    sa.Column("requested_tokens", sa.BigInteger, nullable=False),
+    sa.Column("saved_tokens", sa.BigInteger, nullable=False),
+    sa.Column("finish_reason", sa.String(32)),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Index(None, "job_id", "row_index"),
+    # Failures are few: this finds them without a walk over the successes.
+    sa.Index(
+        "ix_result_failures",
+        "job_id",
+        "row_index",
+        sqlite_where=sa.text("error_code IS NOT NULL"),
+        postgresql_where=sa.text("error_code IS NOT NULL"),
+    ),
+)
+
+worker = sa.Table(
+    "worker",
+    metadata,
+    sa.Column("owner", sa.String(255), primary_key=True),
+    sa.Column("counter", sa.BigInteger, nullable=False),
+    sa.Column("seen_at", UtcDateTime, nullable=False),  # for people; no decision rests on it
+)
+
+prompt_vector = sa.Table(
+    "prompt_vector",
+    metadata,
+    sa.Column("id", BigId, primary_key=True),
+    sa.Column("name", sa.String(255), nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("sha256", sa.String(64), nullable=False),
+    sa.Column("length", sa.Integer, nullable=False),
+    sa.Column("width", sa.Integer, nullable=False),
+    sa.Column("data", sa.LargeBinary, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.UniqueConstraint("name", "version"),
+)

@@ -1,0 +1,29 @@
+"""Embedding lookup, with prompt vectors in the place of table rows."""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def embed(
+    ids: Tensor,
+    positions: Tensor,
+    table: Tensor,
+    position_table: Tensor,
+    prompt_vectors: Tensor | None = None,
+    vector_bases: Tensor | None = None,
+) -> Tensor:
+    """Residual stream of every packed row: token or prompt vector, plus position.
+
+    ids: int64[T]; an id at or past the vocabulary V reads row `vector_bases[t] + id - V` of
+    prompt_vectors.  positions: int64[T].  table: [V, H]; position_table: [P, H]; prompt_vectors:
+    float32[R, H]; vector_bases: int64[T], the first row of the row's own vectors.
+    Returns float32[T, H].
+    """
+    vocab_size = table.shape[0]
+    x = F.embedding(ids.clamp(max=vocab_size - 1), table).float()
+    if prompt_vectors is not None and vector_bases is not None:
+        rows = (ids >= vocab_size).nonzero().squeeze(1)
+        if rows.numel():
+            sources = vector_bases[rows] + ids[rows] - vocab_size
+            x[rows] = prompt_vectors.index_select(0, sources).float()
+    return x.add_(F.embedding(positions, position_table))

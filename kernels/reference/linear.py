@@ -1,0 +1,41 @@
+"""Matrix products with weights packed once."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+MIN_ROWS = 4
+"""Fewer rows are padded to this many: with one row oneDNN takes another path (a matrix-vector
+product), whose sums run in another order, and a row's result would depend on its company."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWeight:
+    """A weight ready for `linear`: data [out, in], blocked for oneDNN where `packed`."""
+
+    data: Tensor
+    bias: Tensor | None
+    out_features: int
+    packed: bool
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None) -> LinearWeight:
+    """Reorder weight [out, in] for the device it is on; the original may be dropped after."""
+    weight = weight.contiguous()
+    packed = weight.device.type == "cpu" and torch._C._has_mkldnn
+    data = torch.ops.mkldnn._reorder_linear_weight(weight, None) if packed else weight
+    return LinearWeight(data, bias, weight.shape[0], packed)
+
+
+def linear(x: Tensor, weight: LinearWeight) -> Tensor:
+    """x [T, in] times the weight, plus its bias: [T, out] in x's dtype."""
+    rows = x.shape[0]
+    if rows < MIN_ROWS:
+        x = F.pad(x, (0, 0, 0, MIN_ROWS - rows))
+    if weight.packed:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight.data, weight.bias, "none", [], "")
+    else:
+        y = F.linear(x, weight.data, weight.bias)
+    return y[:rows]

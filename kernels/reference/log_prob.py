@@ -1,0 +1,37 @@
+"""Negative log-likelihood of given tokens, never with the logits of all rows at once."""
+
+import torch
+from torch import Tensor
+
+from nightjar.kernels.reference.linear import LinearWeight, linear
+
+CHUNK_BYTES = 8 << 20
+"""Logits held at once: small enough for the cache, large enough for the product to be fast."""
+
+
+def token_nll(hidden: Tensor, head: LinearWeight, rows: Tensor, targets: Tensor) -> Tensor:
+    """-log softmax(hidden[rows[i]] @ head)[targets[i]] for every pair i.
+
+    hidden: [N, H]; rows: int64[M], ascending, so that a row that many targets follow (the end of
+    a query) meets the vocabulary once; targets: int64[M], below the vocabulary.
+    Returns float32[M].
+    """
+    nll = torch.empty(rows.shape[0], dtype=torch.float32, device=hidden.device)
+    step = max(64, CHUNK_BYTES // (4 * head.out_features))
+    begin = 0
+    for start in range(0, hidden.shape[0], step):
+        end = int(torch.searchsorted(rows, start + step))
+        if end > begin:
+            pairs = rows[begin:end] - start, targets[begin:end]
+            nll[begin:end] = _chunk_nll(linear(hidden[start : start + step], head), *pairs)
+        begin = end
+    return nll
+
+
+def _chunk_nll(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
+    """NLL of the pairs of one chunk: logits [n, V], used up -> float32[m]."""
+    logits = logits.float()
+    chosen = logits[rows, targets]
+    top = logits.amax(-1, keepdim=True)
+    total = logits.sub_(top).exp_().sum(-1)
+    return (total.log_() + top.squeeze(1))[rows] - chosen

@@ -1,0 +1,21 @@
+"""Run by Alembic: gives it the tables and the connection that the store opened."""
+
+from alembic import context
+
+from nightjar.jobs.tables import metadata
+
+connection = context.config.attributes.get("connection")
+if connection is None:
+    raise RuntimeError("migrations run through nightjar.jobs.store.Store.migrate()")
+
+context.configure(
+    connection=connection,
+    target_metadata=metadata,
+    # SQLite cannot alter most of a table: Alembic copies it instead.
+    render_as_batch=connection.dialect.name == "sqlite",
+    # Both databases can roll tables back; Alembic only knows it of PostgreSQL.
+    transactional_ddl=True,
+    compare_type=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

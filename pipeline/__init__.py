@@ -1,0 +1,1 @@
+"""How a job becomes micro-batches and travels: settings, reading, encoding, packing, the queue."""

@@ -1,0 +1,26 @@
+"""Serves the HTTP API of jobs/ and gives it the call that wakes the planner."""
+
+import uvicorn
+
+from nightjar.checkpoints import ModelDirectory
+from nightjar.jobs.api import create_app
+from nightjar.jobs.store import Store
+from nightjar.pipeline.celery_app import PLAN_TASK, create_celery_app
+from nightjar.pipeline.settings import Settings
+
+
+def serve(settings: Settings, host: str, port: int) -> None:
+    """Answer HTTP until the process is told to end."""
+    store = Store(settings.database_url.get_secret_value())
+    celery = create_celery_app(settings)
+
+    def wake(job_id: str) -> None:
+        # A broker that is down costs the caller little: the job is in SQL, beat finds it.
+        celery.send_task(PLAN_TASK, args=[job_id], retry=False)
+
+    served = None if settings.model is None else ModelDirectory.open(settings.model).name
+    app = create_app(store, wake, served_model=served, max_upload_bytes=settings.max_upload_bytes)
+    try:
+        uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
+    finally:
+        store.close()

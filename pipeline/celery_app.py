@@ -1,0 +1,57 @@
+"""The Celery application: queues, routes, the beat schedule and the settings that keep work safe.
+
+`nightjar worker` and `nightjar beat` start Celery on `nightjar.pipeline.tasks` (planner) and
+`nightjar.gpu_worker.tasks` (compute) by name.
+"""
+
+from celery import Celery
+from kombu import Queue
+
+from nightjar.pipeline.queues import PLAN_QUEUE, compute_queues
+from nightjar.pipeline.settings import Settings
+
+PLAN_TASK = "nightjar.plan"
+TICK_TASK = "nightjar.tick"
+SWEEP_TASK = "nightjar.sweep"
+COMPUTE_TASK = "nightjar.compute"
+
+
+def create_celery_app(settings: Settings) -> Celery:
+    """Build the application; nothing connects before the first message."""
+    app = Celery("nightjar", broker=settings.broker_url.get_secret_value())
+    app.conf.update(
+        # SQL is the truth; the broker only carries. A task is acknowledged after its commit,
+        # and what the broker loses or doubles is made harmless by the lease (jobs/store).
+        task_acks_late=True,
+        task_acks_on_failure_or_timeout=True,
+        task_reject_on_worker_lost=False,
+        task_ignore_result=True,
+        result_backend=None,
+        worker_pool="threads",
+        worker_prefetch_multiplier=1,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        worker_send_task_events=True,
+        task_send_sent_event=True,
+        worker_hijack_root_logger=True,
+        worker_detect_quorum_queues=False,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_transport_options=settings.broker_transport_options,
+        task_serializer="json",
+        accept_content=["json"],
+        task_default_queue=PLAN_QUEUE,
+        task_queues=[Queue(PLAN_QUEUE), *(Queue(name) for name in compute_queues())],
+        task_create_missing_queues=False,
+        task_routes={name: {"queue": PLAN_QUEUE} for name in (PLAN_TASK, TICK_TASK, SWEEP_TASK)},
+        beat_schedule=_schedule(settings),
+    )
+    return app
+
+
+def _schedule(settings: Settings) -> dict[str, dict[str, object]]:
+    # Ticks that waited longer than this are worth nothing: the next one does their work.
+    options = {"expires": 30}
+    return {
+        "tick": {"task": TICK_TASK, "schedule": settings.sweep_every_s, "options": options},
+        "sweep": {"task": SWEEP_TASK, "schedule": settings.sweep_every_s, "options": options},
+    }

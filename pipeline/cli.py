@@ -1,0 +1,293 @@
+"""The command `nightjar`. Heavy imports stand inside the commands, so that --help is quick."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from nightjar import __version__
+from nightjar.pipeline.commands import WorkerRole, beat_command, flower_command, worker_command
+from nightjar.pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    from nightjar.pipeline.client import Client
+
+EXIT_RUN = 1
+EXIT_USAGE = 2
+EXIT_ROWS_FAILED = 3
+
+DEFAULT_API = "http://127.0.0.1:8000"
+ApiUrl = Annotated[
+    str, typer.Option("--api", envvar="NIGHTJAR_API", help="Where `nightjar api` listens.")
+]
+
+
+class Outcome(StrEnum):
+    """Which results to show."""
+
+    ALL = "all"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+app = typer.Typer(
+    name="nightjar",
+    help="Batch inference for GPT decoders: generation and ranking, from a file or a queue.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+_errors = Console(stderr=True, soft_wrap=True)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    _errors.print(f"nightjar: {message}", highlight=False, markup=False)
+    raise typer.Exit(code)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nightjar {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+def _vector_options(values: list[str]) -> dict[str, Path]:
+    vectors = {}
+    for value in values:
+        name, equals, path = value.partition("=")
+        if not (name and equals and path):
+            _fail(f"--prompt-vector {value!r}: write NAME=FILE.safetensors", EXIT_USAGE)
+        vectors[name] = Path(path)
+    return vectors
+
+
+@app.command()
+def run(
+    source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="OpenAI batch lines.")],
+    model: Annotated[Path, typer.Option(metavar="DIR", help="A Hugging Face model directory.")],
+    out: Annotated[
+        Path, typer.Option(metavar="OUT.jsonl", help="Successes; failures go to OUT.errors.jsonl.")
+    ],
+    dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    workdir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="State of the run [OUT.jsonl.work].")
+    ] = None,
+    prompt_vector: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FILE", help="Prompt vectors that requests may name."),
+    ] = None,
+) -> None:
+    """Compute a whole file on this machine; run it again to go on where it stopped.
+
+    Exit status: 0 every row succeeded, 1 the run could not go on, 2 unusable arguments,
+    3 some rows failed.
+    """
+    from nightjar.pipeline.embedded.run import RunArguments, RunError
+    from nightjar.pipeline.embedded.run import run as run_embedded
+    from nightjar.pipeline.embedded.workdir import UsageError
+    from nightjar.pipeline.progress import ProgressView, print_summary
+
+    if dtype not in ("auto", "fp32", "bf16"):
+        _fail(f"--dtype {dtype!r}: use auto, fp32 or bf16", EXIT_USAGE)
+    arguments = RunArguments(
+        source=source,
+        model=model,
+        out=out,
+        dtype=dtype,
+        workdir=workdir,
+        prompt_vectors=_vector_options(prompt_vector or []),
+    )
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with ProgressView(_errors) as view:
+            summary = run_embedded(arguments, view)
+    except UsageError as error:
+        _fail(str(error), EXIT_USAGE)
+    except RunError as error:
+        _fail(str(error), EXIT_RUN)
+    except KeyboardInterrupt as interrupt:
+        _errors.print("stopped; run the same command again to go on", highlight=False)
+        number = interrupt.args[0] if interrupt.args else signal.SIGINT
+        raise typer.Exit(128 + number) from None
+    print_summary(_errors, summary)
+    if summary.job.failed or summary.job.cancelled:
+        raise typer.Exit(EXIT_ROWS_FAILED)
+
+
+def _interrupt(number: int, _: FrameType | None) -> NoReturn:
+    """Let TERM end a run the way Ctrl-C does: services in order, state kept."""
+    raise KeyboardInterrupt(number)
+
+
+@app.command()
+def worker(
+    role: Annotated[WorkerRole, typer.Argument(help="plan: planner; compute: GPU worker.")],
+    with_beat: Annotated[
+        bool, typer.Option("--with-beat", help="A planner that is also the clock.")
+    ] = False,
+) -> None:
+    """Start a Celery worker; settings come from NIGHTJAR_* variables."""
+    settings = Settings()
+    _check_model(settings)
+    if with_beat and role is not WorkerRole.PLAN:
+        _fail("--with-beat goes with `nightjar worker plan`", EXIT_USAGE)
+    _become(worker_command(role, settings, with_beat=with_beat))
+
+
+@app.command()
+def beat() -> None:
+    """Start the clock (Celery beat): exactly one a deployment."""
+    _become(beat_command())
+
+
+@app.command()
+def flower(
+    address: Annotated[str, typer.Option(help="Interface to bind.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 5555,
+) -> None:
+    """Start Flower, read-only; NIGHTJAR_FLOWER_AUTH=user:password protects it."""
+    auth = os.environ.get("NIGHTJAR_FLOWER_AUTH")
+    if auth is None and address not in ("127.0.0.1", "localhost", "::1"):
+        _fail(
+            f"--address {address} opens Flower to others: set NIGHTJAR_FLOWER_AUTH=user:password",
+            EXIT_USAGE,
+        )
+    _become(flower_command(address, port, auth))
+
+
+@app.command()
+def api(
+    host: Annotated[str, typer.Option(help="Interface to bind.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+) -> None:
+    """Start the HTTP API: submit jobs, poll them, page through results."""
+    from nightjar.pipeline.api_server import serve
+
+    settings = Settings()
+    _check_model(settings)
+    serve(settings, host, port)
+
+
+@app.command()
+def submit(
+    source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="OpenAI batch lines.")],
+    api_url: ApiUrl = DEFAULT_API,
+    key: Annotated[
+        str | None, typer.Option(help="Idempotency key: sent twice, it makes one job.")
+    ] = None,
+) -> None:
+    """Send a file to a running deployment; prints the job."""
+    if not source.is_file():
+        _fail(f"the input {source} is not a file", EXIT_USAGE)
+    with _client(api_url) as client:
+        typer.echo(json.dumps(client.submit(source, key), indent=2))
+
+
+@app.command()
+def status(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
+    """Show a job's state and counts."""
+    with _client(api_url) as client:
+        typer.echo(json.dumps(client.job(job_id), indent=2))
+
+
+@app.command()
+def results(
+    job_id: str,
+    api_url: ApiUrl = DEFAULT_API,
+    outcome: Annotated[Outcome, typer.Option(help="Which rows.")] = Outcome.ALL,
+) -> None:
+    """Print what has landed of a job, as OpenAI batch output lines."""
+    with _client(api_url) as client:
+        for line in client.results(job_id, outcome.value):
+            typer.echo(json.dumps(line, ensure_ascii=False))
+
+
+@app.command()
+def cancel(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
+    """Cancel a job; what has landed stays."""
+    with _client(api_url) as client:
+        typer.echo(json.dumps(client.cancel(job_id), indent=2))
+
+
+@contextmanager
+def _client(api_url: str) -> "Iterator[Client]":
+    from nightjar.pipeline.client import Client, ClientError
+
+    try:
+        with Client(api_url) as client:
+            yield client
+    except ClientError as error:
+        _fail(str(error), EXIT_RUN)
+
+
+@app.command()
+def vectors(
+    name: Annotated[str, typer.Argument(help="What requests write in prompt_vector.")],
+    file: Annotated[Path, typer.Argument(help="A safetensors file, one tensor [rows, width].")],
+) -> None:
+    """Register prompt vectors (P-tuning) in the database under a name."""
+    from nightjar.checkpoints import ModelDirectory
+    from nightjar.jobs.store import Store
+    from nightjar.pipeline.vectors import VectorsError, register_vectors
+
+    settings = Settings()
+    model = _check_model(settings)
+    store = Store(settings.database_url.get_secret_value())
+    try:
+        width = ModelDirectory.open(model).config.hidden_size
+        registered = register_vectors(store, name, file, width)
+    except VectorsError as error:
+        _fail(str(error), EXIT_USAGE)
+    finally:
+        store.close()
+    typer.echo(f"{registered.name}, version {registered.version}: {registered.length} vectors")
+
+
+@app.command()
+def migrate() -> None:
+    """Bring the database to this version's tables; safe to run twice at once."""
+    from nightjar.jobs.store import Store
+
+    store = Store(Settings().database_url.get_secret_value())
+    store.migrate()
+    store.close()
+
+
+def _check_model(settings: Settings) -> Path:
+    from nightjar.checkpoints import CheckpointError, ModelDirectory
+
+    if settings.model is None:
+        _fail("set NIGHTJAR_MODEL to the directory of the served model", EXIT_USAGE)
+    try:
+        ModelDirectory.open(settings.model)
+    except CheckpointError as error:
+        _fail(f"NIGHTJAR_MODEL {settings.model}: {error}", EXIT_USAGE)
+    return settings.model
+
+
+def _become(command: list[str]) -> NoReturn:
+    sys.stdout.flush()
+    os.execv(command[0], command)  # noqa: S606 - our own command line, no shell wanted
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app()

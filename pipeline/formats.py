@@ -1,0 +1,64 @@
+"""Files of OpenAI batch lines: reading requests, writing results."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from nightjar.jobs.batch_lines import output_line
+from nightjar.jobs.records import NewRequest, RejectedRow, ResultRecord
+from nightjar.jobs.schemas import parse_batch_line
+
+
+def read_batch_lines(
+    stream: BinaryIO, on_bytes: Callable[[int], None] = lambda _: None
+) -> Iterator[NewRequest | RejectedRow]:
+    """Parse JSON lines one by one; a bad line becomes a RejectedRow, blank lines are passed over.
+
+    Args:
+        stream: Binary, so that a line that is not UTF-8 spoils no other.
+        on_bytes: Called with the size of each line read, for progress.
+    """
+    index = 0
+    for number, raw in enumerate(stream, start=1):
+        on_bytes(len(raw))
+        if raw.strip():
+            yield parse_batch_line(raw, line=number, index=index)
+            index += 1
+
+
+@contextmanager
+def replaced_when_whole(path: Path) -> Iterator[BinaryIO]:
+    """Write a file beside `path` and move it there when it is complete and on the disk."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    partial = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.chmod(0o666 & ~_umask())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_results(path: Path, records: Iterable[ResultRecord]) -> int:
+    """Write results as OpenAI batch output lines; return how many."""
+    count = 0
+    with replaced_when_whole(path) as stream:
+        for record in records:
+            line = json.dumps(output_line(record), ensure_ascii=False, separators=(",", ":"))
+            stream.write(line.encode() + b"\n")
+            count += 1
+    return count
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,100 @@
+"""What a person sees while a job is computed: bar, rate and time left, on standard error."""
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from nightjar.jobs.records import Job
+from nightjar.pipeline.embedded.run import Listener, RunSummary
+
+_LINE_EVERY_S = 10.0
+
+
+class ProgressView(Listener):
+    """A bar on a terminal, a line every ten seconds elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started = time.monotonic()
+        self._line_at = self._started
+        self._done_before = 0
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._bar = self._progress.add_task("computing", total=None, rate="")
+
+    def __enter__(self) -> "ProgressView":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def submitted(self, job: Job, *, resumed: bool) -> None:
+        """Show the size of the job, and from where it goes on."""
+        self._done_before = job.ended
+        if resumed and not job.is_over:
+            self.noticed(f"goes on: {job.ended} of {job.total} requests have landed before")
+        self._progress.update(self._bar, total=job.total, completed=job.ended)
+
+    def progressed(self, job: Job) -> None:
+        """Move the bar."""
+        now = time.monotonic()
+        rate = (job.ended - self._done_before) / max(now - self._started, 1e-9)
+        self._progress.update(self._bar, completed=job.ended, rate=f"{rate:.1f} requests/s")
+        if not self._console.is_terminal and now - self._line_at >= _LINE_EVERY_S:
+            self._line_at = now
+            self.noticed(f"{job.ended} of {job.total} requests, {rate:.1f} requests/s")
+
+    def noticed(self, line: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(line, highlight=False, markup=False)
+
+
+def print_summary(console: Console, summary: RunSummary) -> None:
+    """Say what the run did, where the results are, and what early stops saved."""
+    job = summary.job
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
+    if summary.was_finished:
+        say(f"already finished: nothing to do; the results are in {summary.out}")
+        return
+    computed = job.total - summary.resumed
+    say(
+        f"{computed} requests in {summary.seconds:.1f} s ({computed / summary.seconds:.1f}/s, "
+        f"start-up included): {job.completed} succeeded, {job.failed + job.cancelled} failed"
+    )
+    if job.requested_tokens:
+        say(
+            f"generated {job.completion_tokens} of {job.requested_tokens} requested tokens: "
+            f"{job.saved_tokens} saved by early stop"
+        )
+    say(f"results: {summary.out}")
+    if job.failed or job.cancelled:
+        say(f"failures: {summary.errors}")

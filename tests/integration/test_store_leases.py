@@ -1,0 +1,165 @@
+"""Leases: one owner at a time, and results land once."""
+
+import pytest
+
+from nightjar.jobs.errors import StoreError
+from nightjar.jobs.records import (
+    JobState,
+    MicroBatchState,
+    NewResult,
+    RequestError,
+    WorkerHeartbeat,
+)
+from nightjar.jobs.store import Store
+from tests.jobs import planned
+from tests.outcomes import answers, claim, codes, compute
+
+
+def test_a_claim(store: Store) -> None:
+    job_id, (ref,) = planned(store, 2, each=2)
+    store.mark_dispatched([ref])
+    claimed = claim(store, ref)
+    assert (claimed.id, claimed.epoch, claimed.job_id) == (ref.id, 0, job_id)
+    assert (claimed.size, claimed.tokens, claimed.model) == (2, ref.tokens, "tiny")
+    assert (claimed.attempts, claimed.crashes) == (1, 0)
+    assert [request.custom_id for request in claimed.requests] == ["row-0", "row-1"]
+    job = store.job(job_id)
+    assert job.state is JobState.RUNNING
+    assert job.started_at is not None
+    assert store.claim(ref.id, ref.epoch, "other") is None
+
+
+def test_unknown_and_stale_messages_claim_nothing(store: Store) -> None:
+    _, (ref,) = planned(store, 1)
+    assert store.claim(ref.id + 1_000, 0, "worker") is None
+    assert store.claim(ref.id, ref.epoch + 1, "worker") is None
+    assert store.dispatchable(1) == [ref]
+
+
+def test_finishing_lands_results_and_counts(store: Store) -> None:
+    job_id, refs = planned(store, 4, each=2)
+    assert all(compute(store, ref) for ref in refs)
+    job = store.job(job_id)
+    assert (job.state, job.completed, job.total, job.failed) == (JobState.COMPLETED, 4, 4, 0)
+    assert (job.prompt_tokens, job.completion_tokens) == (12, 8)
+    assert (job.requested_tokens, job.saved_tokens) == (16, 8)
+    assert job.finished_at is not None
+    results = store.results(job_id)
+    assert [item.body for item in results] == [{"text": f"answer to row-{i}"} for i in range(4)]
+    assert results[0].finish_reason == "stop"
+    assert store.count_micro_batches(job_id)[MicroBatchState.DONE] == 2
+
+
+def test_finishing_twice_lands_once(store: Store) -> None:
+    job_id, (ref,) = planned(store, 2, each=2)
+    claimed = claim(store, ref)
+    assert store.finish(ref.id, 0, "worker", answers(claimed))
+    assert not store.finish(ref.id, 0, "worker", answers(claimed))
+    assert store.job(job_id).completed == 2
+
+
+def test_some_failures_make_it_completed_with_failures(store: Store) -> None:
+    job_id, (ref,) = planned(store, 2, each=2)
+    claimed = claim(store, ref)
+    good, _ = answers(claimed)
+    bad = NewResult.failure(claimed.requests[1].id, "nan", "the model gave NaN", status=500)
+    assert store.finish(ref.id, 0, "worker", [good, bad])
+    job = store.job(job_id)
+    assert (job.state, job.completed, job.failed) == (JobState.COMPLETED_WITH_FAILURES, 1, 1)
+    assert codes(store.results(job_id)) == [None, "nan"]
+
+
+def test_another_owner_and_an_old_epoch_cannot_finish(store: Store) -> None:
+    job_id, (ref,) = planned(store, 1)
+    claimed = claim(store, ref, "first")
+    assert not store.finish(ref.id, 0, "second", answers(claimed))
+    assert store.give_back(ref.id, 0, "first")
+    again = store.claim(ref.id, 1, "second")
+    assert again is not None
+    assert again.attempts == 2
+    assert not store.finish(ref.id, 0, "first", answers(claimed))
+    assert store.results(job_id) == []
+    assert store.finish(ref.id, 1, "second", answers(again))
+    assert store.job(job_id).completed == 1
+
+
+def test_a_result_that_is_missing_or_foreign_lands_nothing(store: Store) -> None:
+    job_id, (ref, other) = planned(store, 4, each=2)
+    claimed = claim(store, ref)
+    foreign = claim(store, other).requests[0].id
+    results = answers(claimed)
+    with pytest.raises(StoreError, match="lacks results"):
+        store.finish(ref.id, 0, "worker", results[:1])
+    with pytest.raises(StoreError, match="no open requests"):
+        store.finish(ref.id, 0, "worker", [*results, NewResult.failure(foreign, "x", "y")])
+    with pytest.raises(StoreError, match="written as JSON"):
+        store.finish(
+            ref.id,
+            0,
+            "worker",
+            [NewResult(r.request_id, 200, {"a": float("nan")}) for r in results],
+        )
+    assert store.results(job_id) == []
+    assert store.finish(ref.id, 0, "worker", results)
+
+
+def test_giving_back_raises_the_epoch(store: Store) -> None:
+    _, (ref,) = planned(store, 1)
+    claim(store, ref)
+    assert not store.give_back(ref.id, 0, "other")
+    assert store.give_back(ref.id, 0, "worker", crashed=True)
+    assert not store.give_back(ref.id, 0, "worker")
+    (ready,) = store.dispatchable(1)
+    assert (ready.id, ready.epoch) == (ref.id, 1)
+    assert store.claim(ref.id, 0, "worker") is None
+    claimed = claim(store, ready)
+    assert (claimed.attempts, claimed.crashes) == (2, 1)
+
+
+def test_failing_a_micro_batch_gives_each_request_the_error(store: Store) -> None:
+    job_id, (ref,) = planned(store, 3, each=3)
+    error = RequestError("compute_crashed", "three attempts crashed")
+    assert not store.fail_micro_batch(ref.id, 0, "worker", error)
+    claim(store, ref)
+    assert store.fail_micro_batch(ref.id, 0, "worker", error)
+    assert codes(store.results(job_id)) == ["compute_crashed"] * 3
+    assert store.job(job_id).state is JobState.FAILED
+
+
+def test_heartbeats_of_those_who_hold_leases(store: Store) -> None:
+    _, refs = planned(store, 2)
+    for _ in range(3):
+        store.beat("busy")
+    store.beat("idle")
+    claim(store, refs[0], "busy")
+    claim(store, refs[1], "mute")
+    assert sorted(store.heartbeats(), key=lambda beat: beat.owner) == [
+        WorkerHeartbeat("busy", 3),
+        WorkerHeartbeat("mute", 0),
+    ]
+    store.forget_worker("busy")
+    assert WorkerHeartbeat("busy", 0) in store.heartbeats()
+
+
+def test_a_dead_workers_leases_are_taken_back(store: Store) -> None:
+    job_id, refs = planned(store, 3)
+    lost = [claim(store, ref, "dead") for ref in refs[:2]]
+    kept = claim(store, refs[2], "alive")
+    assert store.release_owner("dead") == 2
+    assert store.release_owner("dead") == 0
+    assert not store.finish(lost[0].id, 0, "dead", answers(lost[0]))
+    assert store.finish(kept.id, 0, "alive", answers(kept))
+    for ref in store.dispatchable(9):
+        assert ref.epoch == 1
+        assert compute(store, ref, "alive")
+    assert store.job(job_id).state is JobState.COMPLETED
+    assert store.heartbeats() == []
+
+
+def test_an_error_message_with_a_nul_lands_on_both_databases(store: Store) -> None:
+    job_id, (ref,) = planned(store, 1)
+    claim(store, ref)
+    assert store.fail_micro_batch(ref.id, 0, "worker", RequestError("x", "a\x00b"))
+    (result,) = store.results(job_id)
+    assert result.error is not None
+    assert result.error.message == "ab"

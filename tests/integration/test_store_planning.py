@@ -1,0 +1,150 @@
+"""From queued requests to dispatched micro-batches."""
+
+import pytest
+
+from nightjar.jobs.errors import StoreError
+from nightjar.jobs.records import (
+    EncodedRequest,
+    JobState,
+    MicroBatchState,
+    NewMicroBatch,
+    RequestError,
+    RequestKind,
+)
+from nightjar.jobs.store import Store
+from tests.jobs import planned, submit
+from tests.outcomes import claim, codes
+
+GENERATE = RequestKind.GENERATE
+
+
+def batch(*ids: int) -> NewMicroBatch:
+    return NewMicroBatch(GENERATE, 32, list(ids), 3 * len(ids))
+
+
+def encoded(*ids: int) -> list[EncodedRequest]:
+    return [EncodedRequest(id_, [[1, 2, 3]]) for id_ in ids]
+
+
+@pytest.fixture
+def job_id(store: Store) -> str:
+    return submit(store, [{"prompt": "a"}] * 4)
+
+
+@pytest.fixture
+def ids(store: Store, job_id: str) -> list[int]:
+    return [item.id for item in store.queued_requests(job_id, 4)]
+
+
+def test_a_plan(store: Store, job_id: str, ids: list[int]) -> None:
+    refs = store.save_plan(job_id, encoded(*ids), [batch(*ids[:3]), batch(ids[3])], [])
+    assert [(ref.epoch, ref.job_id, ref.size, ref.tokens) for ref in refs] == [
+        (0, job_id, 3, 9),
+        (0, job_id, 1, 3),
+    ]
+    assert store.queued_requests(job_id, 4) == []
+    assert store.jobs_to_plan() == []
+    assert store.dispatchable(10) == refs
+    assert store.job(job_id).state is JobState.QUEUED
+    assert store.count_micro_batches(job_id)[MicroBatchState.READY] == 2
+
+
+def test_token_ids_come_back_at_the_claim(store: Store) -> None:
+    job_id = submit(store, [{"query": "q", "documents": ["d", "e"]}])
+    (request,) = store.queued_requests(job_id, 1)
+    segments = [[7, 2**31 - 1], [1], [0, 5]]
+    ranking = NewMicroBatch(RequestKind.RANK, 64, [request.id], 5)
+    (ref,) = store.save_plan(job_id, [EncodedRequest(request.id, segments)], [ranking], [])
+    (claimed,) = claim(store, ref).requests
+    assert claimed.segments == segments
+    assert (claimed.kind, claimed.body) == (RequestKind.RANK, request.body)
+
+
+def test_queued_requests_come_in_order_and_limited(store: Store, job_id: str) -> None:
+    assert [item.index for item in store.queued_requests(job_id, 3)] == [0, 1, 2]
+
+
+def test_requests_that_cannot_be_encoded_fail(store: Store, job_id: str, ids: list[int]) -> None:
+    error = RequestError("context_exceeded", "too long", "body.prompt")
+    store.save_plan(job_id, encoded(*ids[:3]), [batch(*ids[:3])], [(ids[3], error)])
+    (result,) = store.results(job_id)
+    assert (result.index, result.error, result.status_code) == (3, error, 400)
+    assert store.job(job_id).failed == 1
+
+
+def test_a_job_whose_rows_are_all_refused_is_over(
+    store: Store, job_id: str, ids: list[int]
+) -> None:
+    error = RequestError("context_exceeded", "too long")
+    assert store.save_plan(job_id, [], [], [(id_, error) for id_ in ids]) == []
+    assert store.job(job_id).state is JobState.FAILED
+    assert store.jobs_to_plan() == []
+
+
+def test_planning_twice_stores_it_once(store: Store, job_id: str, ids: list[int]) -> None:
+    error = RequestError("context_exceeded", "too long")
+    plan = (encoded(*ids[:3]), [batch(*ids[:3])], [(ids[3], error)])
+    assert len(store.save_plan(job_id, *plan)) == 1
+    assert store.save_plan(job_id, *plan) == []
+    assert len(store.dispatchable(10)) == 1
+    assert codes(store.results(job_id)) == ["context_exceeded"]
+
+
+def test_a_micro_batch_of_which_a_part_is_planned_is_left_out(
+    store: Store, job_id: str, ids: list[int]
+) -> None:
+    store.save_plan(job_id, encoded(ids[1]), [batch(ids[1])], [])
+    refs = store.save_plan(job_id, encoded(*ids), [batch(*ids[:2]), batch(*ids[2:])], [])
+    assert [ref.size for ref in refs] == [2]
+    assert [item.id for item in store.queued_requests(job_id, 4)] == [ids[0]]
+
+
+def test_a_plan_that_contradicts_itself_is_refused(
+    store: Store, job_id: str, ids: list[int]
+) -> None:
+    for batches in ([batch(ids[0], ids[1])], [batch(ids[0]), batch(ids[0])], [batch()]):
+        with pytest.raises(StoreError, match="every micro-batch"):
+            store.save_plan(job_id, encoded(ids[0]), batches, [])
+    assert len(store.queued_requests(job_id, 9)) == 4
+
+
+def test_an_empty_plan_is_nothing(store: Store, job_id: str) -> None:
+    assert store.save_plan(job_id, [], [], []) == []
+
+
+def test_requests_of_another_job_are_not_planned(store: Store, ids: list[int]) -> None:
+    other = submit(store, [{"prompt": "b"}])
+    assert store.save_plan(other, encoded(*ids), [batch(*ids)], []) == []
+
+
+def test_the_window_bounds_what_is_in_flight(store: Store) -> None:
+    _, refs = planned(store, 5)
+    assert store.dispatchable(3) == refs[:3]
+    store.mark_dispatched(refs[:2])
+    assert store.dispatchable(3) == refs[2:3]
+    claim(store, refs[0])  # leased counts as in flight too
+    assert store.dispatchable(3) == refs[2:3]
+    assert store.dispatchable(2) == []
+    assert store.dispatched() == refs[1:2]
+
+
+def test_the_oldest_job_is_dispatched_first(store: Store) -> None:
+    older = submit(store, [{"prompt": "a"}])
+    _, newer_refs = planned(store, 2)
+    (request,) = store.queued_requests(older, 1)
+    older_refs = store.save_plan(older, encoded(request.id), [batch(request.id)], [])
+    assert store.dispatchable(9) == [*older_refs, *newer_refs]
+
+
+def test_marking_and_requeueing_respect_state_and_epoch(store: Store) -> None:
+    _, (first, second) = planned(store, 2)
+    claimed = claim(store, first)  # before the dispatcher could mark it
+    store.mark_dispatched([second, first])
+    assert store.dispatched() == [second]
+    assert store.give_back(claimed.id, claimed.epoch, "worker")
+    store.mark_dispatched([first])  # the old epoch's message
+    assert store.dispatched() == [second]
+    store.requeue([second, first])
+    assert store.dispatched() == []
+    assert [ref.epoch for ref in store.dispatchable(9)] == [1, 0]
+    store.mark_dispatched([])

@@ -1,0 +1,39 @@
+"""Small jobs in a real store, for tests that begin in the middle of the journey."""
+
+from nightjar.jobs.records import (
+    EncodedRequest,
+    MicroBatchRef,
+    NewJob,
+    NewMicroBatch,
+    NewRequest,
+    RequestKind,
+)
+from nightjar.jobs.schemas import validate_body
+from nightjar.jobs.store import Store
+
+Body = dict[str, object]
+
+
+def submit(store: Store, bodies: list[Body]) -> str:
+    """A job of these bodies; those with a query are rankings."""
+    rows = []
+    for index, body in enumerate(bodies):
+        kind = RequestKind.RANK if "query" in body else RequestKind.GENERATE
+        rows.append(NewRequest(index, index + 1, f"row-{index}", kind, validate_body(kind, body)))
+    with store.submission(NewJob("tiny")) as submission:
+        submission.add(rows)
+    return submission.job_id
+
+
+def planned(store: Store, requests: int, *, each: int = 1) -> tuple[str, list[MicroBatchRef]]:
+    """A job of completions, planned into micro-batches of `each` requests."""
+    job_id = submit(store, [{"prompt": "a", "max_tokens": 4}] * requests)
+    queued = [request.id for request in store.queued_requests(job_id, requests)]
+    groups = [queued[start : start + each] for start in range(0, requests, each)]
+    refs = store.save_plan(
+        job_id,
+        [EncodedRequest(id_, [[1, 2, 3]]) for id_ in queued],
+        [NewMicroBatch(RequestKind.GENERATE, 32, group, 7 * len(group)) for group in groups],
+        [],
+    )
+    return job_id, refs

@@ -1,0 +1,123 @@
+"""The revisions make the tables that jobs/tables.py describes, on both databases."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic import op
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from nightjar.jobs.database import database_url as usable_url
+from nightjar.jobs.database import open_engine
+from nightjar.jobs.store import Store
+from nightjar.jobs.store_schema import alembic_config, migrate, revert
+from nightjar.jobs.tables import metadata
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[sa.Engine]:
+    opened = open_engine(usable_url(database_url), pool=sa.NullPool)
+    yield opened
+    opened.dispose()
+
+
+def tables(engine: sa.Engine) -> set[str]:
+    return set(sa.inspect(engine).get_table_names()) - {"alembic_version"}
+
+
+def test_upgrading_from_nothing_makes_every_table(engine: sa.Engine) -> None:
+    assert tables(engine) == set()
+    migrate(engine.url)
+    assert tables(engine) == set(metadata.tables)
+
+
+def test_the_revisions_equal_the_tables(engine: sa.Engine) -> None:
+    migrate(engine.url)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": True, "compare_server_default": True}
+        )
+        assert compare_metadata(context, metadata) == []
+
+
+def test_partial_indexes_are_made_as_described(engine: sa.Engine) -> None:
+    """Autogenerate does not compare the conditions of indexes."""
+    migrate(engine.url)
+    option = f"{engine.dialect.name}_where"
+    made = {
+        index["name"]: index["dialect_options"][option]
+        for name in metadata.tables
+        for index in sa.inspect(engine).get_indexes(name)
+        if option in index.get("dialect_options", {})
+    }
+    assert set(made) == {
+        "uq_request_job_id_custom_id",
+        "ix_request_queued",
+        "ix_result_failures",
+    }
+    assert "kind IS NOT NULL" in str(made["uq_request_job_id_custom_id"])
+    assert "'queued'" in str(made["ix_request_queued"])
+    assert "error_code IS NOT NULL" in str(made["ix_result_failures"])
+
+
+def test_downgrading_takes_everything_away(engine: sa.Engine) -> None:
+    migrate(engine.url)
+    revert(engine.url)
+    assert tables(engine) == set()
+    migrate(engine.url)
+    assert tables(engine) == set(metadata.tables)
+
+
+def test_upgrading_again_changes_nothing(store: Store) -> None:
+    store.beat("worker")
+    store.migrate()
+    store.migrate()
+    store.beat("worker")
+
+
+def test_a_revision_that_fails_leaves_nothing(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created = op.create_index
+
+    def fail_in_the_middle(name: str, *args: object, **options: object) -> None:
+        if name == "ix_result_failures":
+            raise RuntimeError("the power went")
+        created(name, *args, **options)
+
+    monkeypatch.setattr(op, "create_index", fail_in_the_middle)
+    with pytest.raises(RuntimeError, match="the power went"):
+        migrate(engine.url)
+    assert tables(engine) == set()
+
+
+def test_threads_that_migrate_at_once(database_url: str) -> None:
+    stores = [Store(database_url) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(Store.migrate, stores))
+    for opened in stores:
+        opened.ping()
+        opened.close()
+
+
+MIGRATE = "import sys; from nightjar.jobs.store import Store; Store(sys.argv[1]).migrate()"
+
+
+def test_processes_that_migrate_at_once(database_url: str) -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", MIGRATE, database_url]
+    running = [subprocess.Popen(command, cwd=root) for _ in range(3)]
+    assert [process.wait(60) for process in running] == [0, 0, 0]
+    opened = Store(database_url)
+    opened.ping()
+    opened.close()
+
+
+def test_there_is_one_newest_revision() -> None:
+    assert len(ScriptDirectory.from_config(alembic_config()).get_heads()) == 1

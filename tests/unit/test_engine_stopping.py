@@ -1,0 +1,94 @@
+"""Stops on bytes, against a naive search that knows nothing of automata."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nightjar.gpu_worker.engine.stopping import StopAutomaton, StopMatcher
+
+
+def oracle(stops, pieces):
+    """(index of the token that ends the text, offset where the winning stop begins), or None.
+
+    After each token, every occurrence in the bytes so far; the earliest beginning wins.
+    """
+    text = b""
+    for index, piece in enumerate(pieces):
+        text += piece
+        begins = [text.find(stop) for stop in stops if stop in text]
+        if begins:
+            return index, min(begins)
+    return None
+
+
+def matched(stops, pieces):
+    matcher = StopMatcher(tuple(stops))
+    for index, piece in enumerate(pieces):
+        begin = matcher.feed(piece)
+        if begin is not None:
+            return index, begin
+    return None
+
+
+# Few distinct bytes, so that stops overlap, nest and almost match; the bytes of one Korean
+# syllable and one emoji, so that they are cut between tokens.
+BYTES = b"ab\n" + "가".encode() + "😀".encode()
+short = st.lists(st.sampled_from(BYTES), min_size=1, max_size=5).map(bytes)
+token = st.lists(st.sampled_from(BYTES), min_size=0, max_size=6).map(bytes)
+few = st.lists(st.sampled_from(b"ab"), min_size=1, max_size=4).map(bytes)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(short, min_size=1, max_size=5), st.lists(token, max_size=25))
+def test_equals_the_naive_search(stops, pieces):
+    assert matched(stops, pieces) == oracle(stops, pieces)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(few, min_size=1, max_size=6), st.lists(few, max_size=12))
+def test_equals_the_naive_search_where_stops_overlap(stops, pieces):
+    assert matched(stops, pieces) == oracle(stops, pieces)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(min_size=1, max_size=12), st.text(max_size=30), st.integers(1, 5))
+def test_text_cut_anywhere(stop, text, size):
+    stop_bytes = stop.encode("utf-8", "replace")
+    data = text.encode("utf-8", "replace") + stop_bytes
+    pieces = [data[i : i + size] for i in range(0, len(data), size)]
+    assert matched([stop_bytes], pieces) == oracle([stop_bytes], pieces)
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "expected"),
+    [
+        ([b"\n"], [b"a", b"b\nc"], (1, 2)),
+        ([b"ab"], [b"xa", b"by"], (1, 1)),
+        # Both end in one token: the one that begins earlier wins, though it ends later.
+        ([b"bc", b"abcd"], [b"xabcde"], (0, 1)),
+        # Only what is complete counts: "abcd" is not, so "bc" ends the text.
+        ([b"bc", b"abcd"], [b"xabc", b"d"], (0, 2)),
+        # A stop that is another's prefix.
+        ([b"ab", b"abc"], [b"abc"], (0, 0)),
+        # A stop that another ends with.
+        ([b"c", b"abc"], [b"zabc"], (0, 1)),
+        (["가".encode()], ["가".encode()[:1], "가".encode()[1:]], (1, 0)),
+        (["😀".encode()], [b"a\xf0", b"\x9f", b"\x98\x80"], (2, 1)),
+        ([b"aab"], [b"a", b"a", b"a", b"b"], (3, 1)),
+        ([b"x"], [b"", b"a", b""], None),
+        ([b"a"], [], None),
+    ],
+)
+def test_known_cases(stops, pieces, expected):
+    assert matched(stops, pieces) == expected
+    assert oracle(stops, pieces) == expected
+
+
+def test_ties_go_to_the_longest():
+    state, begin, length = StopAutomaton((b"ab", b"abc", b"c")).feed(0, b"xabc")
+    assert (begin, length) == (1, 3)
+    assert state != 0
+
+
+def test_no_stops():
+    assert StopMatcher(()).feed(b"anything") is None

@@ -1,0 +1,103 @@
+"""The layout shows the architecture: which room may import which is checked here."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Room -> rooms of ours that its files may import. The first entry that matches a file counts.
+ENGINE = {"checkpoints", "kernels", "gpu_worker.engine", "gpu_worker.models"}
+RULES: list[tuple[str, set[str]]] = [
+    ("jobs/", {"jobs", "migrations"}),
+    ("migrations/", {"jobs", "migrations"}),
+    ("checkpoints/", {"checkpoints"}),
+    ("kernels/", {"kernels"}),
+    ("gpu_worker/engine/", ENGINE),
+    ("gpu_worker/models/", ENGINE),
+    ("gpu_worker/compute.py", ENGINE | {"gpu_worker.messages"}),
+    ("gpu_worker/", {"jobs", "pipeline", "checkpoints", "gpu_worker"}),
+    ("pipeline/", {"jobs", "checkpoints", "pipeline"}),
+    ("nightjar/__main__.py", {"pipeline"}),
+]
+# Third-party packages that the engine and the kernels may import: a bare GPU machine has no more.
+ENGINE_PACKAGES = {"torch", "numpy", "tokenizers", "safetensors", "cupy", "nightjar"}
+ENGINE_ROOMS = ("kernels/", "checkpoints/", "gpu_worker/engine/", "gpu_worker/models/")
+
+
+def source_files() -> list[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    return [name for name in listed if name.startswith(tuple(rule for rule, _ in RULES))]
+
+
+def imports(name: str) -> list[str]:
+    """Every module that a file imports, by its full name."""
+    path = ROOT / name
+    package = ["nightjar", *Path(name).with_suffix("").parts[:-1]]
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found += [f"{module}.{alias.name}" for alias in node.names]
+    return found
+
+
+def violations(name: str, modules: list[str]) -> list[str]:
+    allowed = next(rooms for rule, rooms in RULES if name.startswith(rule))
+    ours = [
+        module.removeprefix("nightjar.") for module in modules if module.startswith("nightjar.")
+    ]
+    return [
+        module
+        for module in ours
+        if module != "__version__"
+        and not any(module == room or module.startswith(f"{room}.") for room in allowed)
+    ]
+
+
+def test_rooms_are_found() -> None:
+    assert {name.split("/")[0] for name in source_files()} >= {
+        "jobs",
+        "migrations",
+        "checkpoints",
+        "kernels",
+        "gpu_worker",
+        "pipeline",
+    }
+
+
+@pytest.mark.parametrize("name", source_files())
+def test_imports_stay_in_their_rooms(name: str) -> None:
+    assert violations(name, imports(name)) == []
+
+
+@pytest.mark.parametrize("name", [n for n in source_files() if n.startswith(ENGINE_ROOMS)])
+def test_engine_needs_no_queue_and_no_database(name: str) -> None:
+    top = {module.split(".")[0] for module in imports(name)}
+    assert top - set(sys.stdlib_module_names) <= ENGINE_PACKAGES
+
+
+def test_a_violation_is_seen() -> None:
+    assert violations("jobs/api.py", ["nightjar.pipeline.settings.Settings"]) == [
+        "pipeline.settings.Settings"
+    ]
+    assert violations("gpu_worker/engine/loop.py", ["nightjar.gpu_worker.tasks.app"]) == [
+        "gpu_worker.tasks.app"
+    ]
+
+
+def test_the_command_line_loads_no_torch() -> None:
+    code = "import sys, nightjar.pipeline.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -1,0 +1,83 @@
+"""Cutting uploads into lines, and the lines of output."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightjar.jobs.batch_lines import BatchReader, LineCutter, output_line
+from nightjar.jobs.records import NewRequest, RejectedRow, RequestError, ResultRecord
+
+GOOD = json.dumps(
+    {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hi"}}
+).encode()
+
+
+def cut(chunks: list[bytes], max_bytes: int = 1_000) -> list[tuple[int, bytes]]:
+    cutter = LineCutter(max_bytes)
+    lines = [line for chunk in chunks for line in cutter.cut(chunk)]
+    return [*lines, *cutter.end()]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (b"", []),
+        (b"a\nb\n", [(1, b"a"), (2, b"b")]),
+        (b"a\nb", [(1, b"a"), (2, b"b")]),
+        (b"a\r\n\r\n \nb", [(1, b"a"), (4, b"b")]),
+    ],
+)
+def test_lines(text: bytes, lines: list[tuple[int, bytes]]) -> None:
+    assert cut([text]) == lines
+
+
+@given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b" ", b"de\nf"]), max_size=12))
+def test_it_does_not_matter_where_the_chunks_end(chunks: list[bytes]) -> None:
+    assert cut(chunks) == cut([b"".join(chunks)])
+
+
+def test_a_long_line_is_cut_off_and_the_next_one_is_whole() -> None:
+    assert cut([b"x" * 30] * 10 + [b"\nnext"], max_bytes=20) == [(1, b"x" * 21), (2, b"next")]
+
+
+def test_rows_are_numbered_through_the_upload() -> None:
+    reader = BatchReader(max_line_bytes=200)
+    rows = reader.rows(GOOD[:20]) + reader.rows(GOOD[20:] + b"\n\nbroken\n" + b"y" * 300)
+    rows += reader.rows(b"y\n" + GOOD) + reader.last_rows()
+    assert [(row.index, row.line) for row in rows] == [(0, 1), (1, 3), (2, 4), (3, 5)]
+    assert [type(row) for row in rows] == [NewRequest, RejectedRow, RejectedRow, NewRequest]
+    assert isinstance(rows[2], RejectedRow)
+    assert rows[2].code == "line_too_long"
+
+
+def record(error: RequestError | None) -> ResultRecord:
+    body = None if error else {"choices": []}
+    return ResultRecord(
+        5, 2, 3, "row", 200 if error is None else 400, body, error, 1, 2, 3, 1, "stop"
+    )
+
+
+def test_the_line_of_a_success() -> None:
+    assert output_line(record(None)) == {
+        "id": "batch_req_000000000005",
+        "custom_id": "row",
+        "response": {
+            "status_code": 200,
+            "request_id": "req_000000000005",
+            "body": {"choices": []},
+        },
+        "error": None,
+    }
+
+
+def test_the_line_of_a_failure() -> None:
+    line = output_line(record(RequestError("invalid_value", "line 3: no", "body.stop")))
+    assert line["response"] is None
+    assert line["error"] == {
+        "code": "invalid_value",
+        "message": "line 3: no",
+        "param": "body.stop",
+        "line": 3,
+    }

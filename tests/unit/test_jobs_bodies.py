@@ -1,0 +1,207 @@
+"""What the bodies of requests may hold, and what is said of those that may not."""
+
+from typing import Any
+
+import pytest
+
+from nightjar.jobs.records import RequestKind
+from nightjar.jobs.schemas import BodyError, validate_body
+
+HALF_PAIR = "half \ud800"
+COMPLETION_DEFAULTS = {
+    "model": None,
+    "prompt_vector": None,
+    "max_tokens": 16,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "seed": None,
+    "stop": None,
+    "ignore_eos": False,
+}
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    return validate_body(RequestKind.GENERATE, {"prompt": "hi", **fields})
+
+
+def rerank(**fields: Any) -> dict[str, Any]:
+    return validate_body(RequestKind.RANK, {"query": "q", "documents": ["d"], **fields})
+
+
+def test_defaults_are_filled_in() -> None:
+    assert completion() == {"prompt": "hi", **COMPLETION_DEFAULTS}
+    assert rerank() == {
+        "model": None,
+        "prompt_vector": None,
+        "query": "q",
+        "documents": ["d"],
+        "top_n": None,
+        "return_documents": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"prompt": [1, 2]}, {"prompt": [1, 2]}),
+        ({"prompt": ["one"]}, {"prompt": "one"}),
+        ({"stop": "x"}, {"stop": ["x"]}),
+        ({"stop": ["x", "y"]}, {"stop": ["x", "y"]}),
+        ({"stop": []}, {"stop": []}),
+        ({"stop": "\x00"}, {"stop": ["\x00"]}),
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"temperature": 0}, {"temperature": 0.0}),
+        ({"seed": -(2**63)}, {"seed": -(2**63)}),
+        ({"max_tokens": 1_000_000}, {"max_tokens": 1_000_000}),
+        ({"max_tokens": None, "temperature": None}, {}),
+        ({"prompt": "사용자: 안녕"}, {"prompt": "사용자: 안녕"}),
+    ],
+)
+def test_good_completions(given: dict[str, Any], kept: dict[str, Any]) -> None:
+    assert completion(**given) == {"prompt": "hi", **COMPLETION_DEFAULTS, **kept}
+
+
+def test_documents_become_texts() -> None:
+    assert rerank(documents=["a", {"text": "b"}])["documents"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"n": 1, "best_of": 1, "echo": False, "stream": False},
+        {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}},
+        {"logprobs": None, "suffix": None, "tools": None},
+        {"user": "someone", "metadata": {"a": "b"}, "stream_options": {"include_usage": True}},
+    ],
+)
+def test_fields_that_change_nothing_are_dropped(harmless: dict[str, Any]) -> None:
+    assert completion(**harmless) == completion()
+
+
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
+    ({"prompt": ""}, "body.prompt", "is empty"),
+    ({"prompt": []}, "body.prompt", "is empty"),
+    ({"prompt": [""]}, "body.prompt", "is empty"),
+    ({"prompt": 7}, "body.prompt", "text or a list of token ids"),
+    ({"prompt": [1, -1]}, "body.prompt", "token ids"),
+    ({"prompt": [True]}, "body.prompt", "token ids"),
+    ({"prompt": [1.5]}, "body.prompt", "token ids"),
+    ({"prompt": [2**31]}, "body.prompt", "token ids"),
+    ({"prompt": HALF_PAIR}, "body.prompt", "surrogate"),
+    ({"max_tokens": 0}, "body.max_tokens", "1 to 1000000"),
+    ({"max_tokens": -5}, "body.max_tokens", "1 to 1000000"),
+    ({"max_tokens": 1_000_001}, "body.max_tokens", "1 to 1000000"),
+    ({"max_tokens": "16"}, "body.max_tokens", "integer"),
+    ({"max_tokens": 1.5}, "body.max_tokens", "integer"),
+    ({"max_tokens": True}, "body.max_tokens", "integer"),
+    ({"temperature": -0.1}, "body.temperature", "0 (greedy) to 2"),
+    ({"temperature": 2.1}, "body.temperature", "0 (greedy) to 2"),
+    ({"temperature": float("inf")}, "body.temperature", "finite"),
+    ({"temperature": float("nan")}, "body.temperature", "finite"),
+    ({"top_p": 0}, "body.top_p", "above 0"),
+    ({"top_p": 1.01}, "body.top_p", "above 0"),
+    ({"top_k": -2}, "body.top_k", "turn it off"),
+    ({"seed": 2**63}, "body.seed", "64-bit"),
+    ({"stop": ""}, "body.stop", "empty text"),
+    ({"stop": ["a", ""]}, "body.stop", "empty text"),
+    ({"stop": ["a"] * 17}, "body.stop", "at most 16"),
+    ({"stop": "한" * 342}, "body.stop", "1024 bytes"),
+    ({"stop": 3}, "body.stop", "text or a list"),
+    ({"stop": [3]}, "body.stop", "text or a list"),
+    ({"stop": HALF_PAIR}, "body.stop", "surrogate"),
+    ({"ignore_eos": 1}, "body.ignore_eos", "true or false"),
+    ({"model": ""}, "body.model", "name"),
+    ({"model": "a\x00"}, "body.model", "NUL"),
+    ({"prompt_vector": ""}, "body.prompt_vector", "registered"),
+    ({"prompt_vector": HALF_PAIR}, "body.prompt_vector", "surrogate"),
+]
+BAD_RERANKS: list[tuple[dict[str, Any], str, str]] = [
+    ({"query": ""}, "body.query", "is empty"),
+    ({"query": HALF_PAIR}, "body.query", "surrogate"),
+    ({"query": ["q"]}, "body.query", "text"),
+    ({"documents": []}, "body.documents", "is empty"),
+    ({"documents": "d"}, "body.documents", "list"),
+    ({"documents": ["d", ""]}, "body.documents", "document 1 is empty"),
+    ({"documents": [{"text": ""}]}, "body.documents", "document 0 is empty"),
+    ({"documents": [{"title": "d"}]}, "body.documents", "document 0"),
+    ({"documents": [HALF_PAIR]}, "body.documents", "surrogate"),
+    ({"documents": ["d"] * 10_001}, "body.documents", "at most 10000"),
+    ({"top_n": 0}, "body.top_n", "at least 1"),
+    ({"return_documents": "yes"}, "body.return_documents", "true or false"),
+]
+
+
+@pytest.mark.parametrize(("given", "param", "said"), BAD_COMPLETIONS)
+def test_bad_completions(given: dict[str, Any], param: str, said: str) -> None:
+    with pytest.raises(BodyError) as caught:
+        completion(**given)
+    assert caught.value.param == param
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(("given", "param", "said"), BAD_RERANKS)
+def test_bad_reranks(given: dict[str, Any], param: str, said: str) -> None:
+    with pytest.raises(BodyError) as caught:
+        rerank(**given)
+    assert caught.value.param == param
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"n": 2}, "body.n"),
+        ({"best_of": 3}, "body.best_of"),
+        ({"logprobs": 1}, "body.logprobs"),
+        ({"echo": True}, "body.echo"),
+        ({"suffix": "end"}, "body.suffix"),
+        ({"logit_bias": {"5": 1}}, "body.logit_bias"),
+        ({"stream": True}, "body.stream"),
+        ({"presence_penalty": 0.5}, "body.presence_penalty"),
+        ({"frequency_penalty": -1}, "body.frequency_penalty"),
+        ({"prompt": ["one", "two"]}, "body.prompt"),
+        ({"prompt": [[1], [2]]}, "body.prompt"),
+    ],
+)
+def test_what_would_change_the_answer_is_refused(given: dict[str, Any], param: str) -> None:
+    with pytest.raises(BodyError) as caught:
+        completion(**given)
+    assert (caught.value.code, caught.value.param) == ("unsupported", param)
+
+
+def test_a_misspelt_field_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(BodyError, match="did you mean 'max_tokens'") as caught:
+        completion(max_token=3)
+    assert caught.value.code == "unsupported"
+
+
+def test_a_strange_field_name_is_made_harmless() -> None:
+    with pytest.raises(BodyError) as caught:
+        completion(**{"a\x00\ud800{b}" + "x" * 100: 1})
+    assert caught.value.param is not None
+    assert caught.value.param.startswith("body.a\\x00\\ud800{b}")
+    assert len(caught.value.param) < 80
+
+
+@pytest.mark.parametrize("kind", list(RequestKind))
+def test_missing_fields(kind: RequestKind) -> None:
+    with pytest.raises(BodyError) as caught:
+        validate_body(kind, {})
+    assert caught.value.code == "missing_field"
+    assert caught.value.param in {"body.prompt", "body.query"}
+
+
+def test_texts_never_appear_in_messages() -> None:
+    secret = "a secret of the house"
+    bad: list[dict[str, Any]] = [
+        {"prompt": {"text": secret}},
+        {"prompt": [secret, secret]},
+        {"prompt": secret, "max_tokens": secret},
+        {"prompt": secret, "stop": [secret, ""]},
+        {"prompt": secret, "user_prompt": secret},
+    ]
+    for body in bad:
+        with pytest.raises(BodyError) as caught:
+            validate_body(RequestKind.GENERATE, body)
+        assert secret not in caught.value.message

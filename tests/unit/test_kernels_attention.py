@@ -1,0 +1,148 @@
+"""Attention ops against a float64 oracle, over awkward shapes, and their independence."""
+
+import pytest
+import torch
+
+from nightjar import kernels
+from nightjar.kernels import BranchLayout, PagedLayout, RaggedLayout
+
+HEADS = [(4, 4, 8), (3, 3, 37), (4, 2, 16), (2, 2, 64)]
+
+
+def naive(q, k, v, scale, mask):
+    """Attention of one sequence in float64: q [Lq, H, D], k and v [Lk, Hkv, D]."""
+    repeat = q.shape[1] // k.shape[1]
+    q, k, v = (x.double() for x in (q, k, v))
+    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    scores = scores.masked_fill(~mask, float("-inf"))
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v), scores.logsumexp(-1).T
+
+
+def causal(length, prefix=0):
+    return torch.ones(length, prefix + length, dtype=torch.bool).tril(prefix)
+
+
+def random_qkv(rows, heads, seed=0, dtype=torch.float32):
+    n_heads, kv_heads, size = heads
+    generator = torch.Generator().manual_seed(seed)
+    # Slices of one wide tensor, as a fused projection gives them: not contiguous.
+    wide = torch.randn(rows, n_heads + 2 * kv_heads, size, generator=generator).to(dtype)
+    return wide.split([n_heads, kv_heads, kv_heads], dim=1)
+
+
+def filled_cache(k, v, lengths, tables, block_size, blocks, poison=float("nan")):
+    """A cache that holds these packed rows; what nobody wrote is poison."""
+    shape = (blocks, k.shape[1], block_size, k.shape[2])
+    keys, values = (torch.full(shape, poison, dtype=k.dtype) for _ in range(2))
+    row_blocks, offsets = [], []
+    for table, length in zip(tables, lengths, strict=True):
+        row_blocks += [table[p // block_size] for p in range(length)]
+        offsets += [p % block_size for p in range(length)]
+    kernels.kv_write(keys, values, k, v, torch.tensor(row_blocks), torch.tensor(offsets))
+    return keys, values
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_prefill_equals_naive_attention(heads):
+    lengths = [1, 15, 16, 17, 130, 3]
+    q, k, v = random_qkv(sum(lengths), heads)
+    out, lse = kernels.prefill_attention(q, k, v, RaggedLayout.build(lengths), 0.3)
+    start = 0
+    for length in lengths:
+        rows = slice(start, start + length)
+        expected, expected_lse = naive(q[rows], k[rows], v[rows], 0.3, causal(length))
+        torch.testing.assert_close(out[rows].double(), expected, atol=2e-6, rtol=2e-6)
+        torch.testing.assert_close(lse[rows].double(), expected_lse, atol=2e-6, rtol=2e-6)
+        start += length
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("block_size", [1, 4, 32])
+def test_decode_equals_naive_attention(heads, block_size):
+    lengths = [1, 31, 32, 33, 64, 5, 90]
+    per_sequence = [-(-length // block_size) for length in lengths]
+    ids = torch.randperm(sum(per_sequence) + 3).tolist()
+    tables = [[ids.pop() for _ in range(count)] for count in per_sequence]
+    q, k, v = random_qkv(sum(lengths), heads)
+    # Zeros, not NaN: a masked key's weight is 0, and 0 times NaN would still be NaN.
+    cache = filled_cache(k, v, lengths, tables, block_size, sum(per_sequence) + 3, poison=0.0)
+    ends = torch.tensor(lengths).cumsum(0)
+    layout = PagedLayout.build(tables, lengths, block_size)
+    out = kernels.decode_attention(q[ends - 1], *cache, layout, 0.3)
+    for index, (end, length) in enumerate(zip(ends.tolist(), lengths, strict=True)):
+        rows = slice(end - length, end)
+        expected, _ = naive(q[rows], k[rows], v[rows], 0.3, causal(length))
+        torch.testing.assert_close(out[index].double(), expected[-1], atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_branch_equals_naive_attention_over_query_and_document(heads):
+    queries, owners = [40, 1, 33], [0, 2, 1, 0, 2, 2, 0]
+    lengths = [1, 16, 17, 5, 2, 60, 8]
+    tables = [[0, 2], [5], [4, 1]]
+    _, query_k, query_v = random_qkv(sum(queries), heads, seed=1)
+    cache = filled_cache(query_k, query_v, queries, tables, 32, 6)
+    q, k, v = random_qkv(sum(lengths), heads)
+    layout = BranchLayout.build(lengths, owners, tables, queries)
+    out = kernels.branch_attention(q, k, v, *cache, layout, 0.3)
+    query_starts = torch.tensor([0, *queries]).cumsum(0).tolist()
+    start = 0
+    for length, owner in zip(lengths, owners, strict=True):
+        rows = slice(start, start + length)
+        shared = slice(query_starts[owner], query_starts[owner + 1])
+        keys = torch.cat((query_k[shared], k[rows]))
+        values = torch.cat((query_v[shared], v[rows]))
+        expected, _ = naive(q[rows], keys, values, 0.3, causal(length, queries[owner]))
+        torch.testing.assert_close(out[rows].double(), expected, atol=3e-6, rtol=3e-6)
+        start += length
+
+
+def test_merge_equals_attention_over_the_union():
+    q, k, v = random_qkv(50, (2, 2, 16))
+    every = torch.ones(50, 50, dtype=torch.bool)
+    whole, _ = naive(q, k, v, 0.5, every)
+    first = (x.float() for x in naive(q, k[:13], v[:13], 0.5, every[:, :13]))
+    second = (x.float() for x in naive(q, k[13:], v[13:], 0.5, every[:, 13:]))
+    merged = kernels.merge_attention(*first, *second)
+    torch.testing.assert_close(merged.double(), whole, atol=1e-6, rtol=1e-6)
+
+
+def test_merge_with_a_side_that_weighs_nothing():
+    out = torch.randn(3, 2, 4)
+    far = torch.full((3, 2), -1e30)
+    assert torch.equal(kernels.merge_attention(out, far * 0, -out, far), out)
+    assert torch.equal(kernels.merge_attention(-out, far, out, far * 0), out)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_sequence_does_not_feel_its_neighbours(dtype, seed):
+    """Bitwise: alone, or in any company and order."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 200, (9,), generator=generator).tolist()
+    q, k, v = random_qkv(sum(lengths), (4, 4, 16), seed, dtype)
+    starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
+    tables = [list(range(8 * i, 8 * i + 8)) for i in range(len(lengths))]
+    cache = filled_cache(k, v, lengths, tables, 32, 72, poison=0.0)
+    together, _ = kernels.prefill_attention(q, k, v, RaggedLayout.build(lengths), 0.25)
+    ends = [start + length - 1 for start, length in zip(starts, lengths, strict=False)]
+    layout = PagedLayout.build(tables, lengths, 32)
+    decoded = kernels.decode_attention(q[ends], *cache, layout, 0.25)
+    for i, length in enumerate(lengths):
+        rows = slice(starts[i], starts[i] + length)
+        own = RaggedLayout.build([length])
+        alone, _ = kernels.prefill_attention(q[rows], k[rows], v[rows], own, 0.25)
+        assert torch.equal(alone, together[rows])
+        single = PagedLayout.build([tables[i]], [length], 32)
+        last = kernels.decode_attention(q[ends[i] : ends[i] + 1], *cache, single, 0.25)
+        assert torch.equal(last[0], decoded[i])
+
+
+def test_bf16_is_close_to_fp32():
+    lengths = [40, 7]
+    parts = random_qkv(sum(lengths), (4, 4, 16))
+    layout = RaggedLayout.build(lengths)
+    exact, _ = kernels.prefill_attention(*parts, layout, 0.25)
+    rounded, _ = kernels.prefill_attention(*(x.bfloat16() for x in parts), layout, 0.25)
+    torch.testing.assert_close(rounded.float(), exact, atol=3e-2, rtol=3e-2)

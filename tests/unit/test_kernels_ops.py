@@ -1,0 +1,91 @@
+"""Embedding, norm, products and log-probabilities against plain formulas."""
+
+import pytest
+import torch
+
+from nightjar import kernels
+
+
+def test_embed_reads_table_positions_and_each_rows_own_vectors():
+    table, position_table = torch.randn(10, 6), torch.randn(5, 6)
+    vectors = torch.randn(4, 6)
+    ids = torch.tensor([3, 10, 11, 9, 10])
+    positions = torch.tensor([0, 1, 2, 3, 4])
+    bases = torch.tensor([0, 0, 0, 2, 2])
+    x = kernels.embed(ids, positions, table, position_table, vectors, bases)
+    rows = torch.stack((table[3], vectors[0], vectors[1], table[9], vectors[2]))
+    assert torch.equal(x, rows + position_table)
+
+
+def test_embed_keeps_the_stream_in_fp32():
+    table, position_table = torch.randn(10, 6).bfloat16(), torch.randn(5, 6).bfloat16()
+    x = kernels.embed(torch.tensor([1]), torch.tensor([2]), table, position_table)
+    assert x.dtype == torch.float32
+    assert torch.equal(x[0], table[1].float() + position_table[2].float())
+
+
+@pytest.mark.parametrize("hidden", [1, 111, 500])
+def test_layer_norm_adds_then_normalises(hidden):
+    residual, delta = torch.randn(7, hidden), torch.randn(7, hidden)
+    weight, bias = torch.randn(hidden), torch.randn(hidden)
+    stream = (residual + delta).double()
+    out = kernels.layer_norm(residual, delta, weight, bias, 1e-5, torch.float32)
+    assert torch.equal(residual.double(), stream)
+    deviation = (stream.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    expected = (stream - stream.mean(-1, keepdim=True)) / deviation * weight + bias
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("features", "outputs"), [(30, 77), (64, 192), (768, 256), (512, 2048)])
+def test_linear_rows_do_not_depend_on_how_many_there_are(dtype, features, outputs):
+    weight = torch.randn(outputs, features).to(dtype)
+    packed = kernels.pack_linear(weight, torch.randn(outputs).to(dtype))
+    x = torch.randn(300, features).to(dtype)
+    whole = kernels.linear(x, packed)
+    for rows in (1, 2, 3, 4, 5, 7, 16, 31, 33, 64, 100, 129, 256):
+        assert torch.equal(kernels.linear(x[17 : 17 + rows], packed), whole[17 : 17 + rows])
+
+
+@pytest.mark.parametrize("rows", [1, 19, 99])
+def test_linear_equals_the_product(rows):
+    weight, bias, x = torch.randn(111, 50), torch.randn(111), torch.randn(rows, 100)[:, ::2]
+    found = kernels.linear(x, kernels.pack_linear(weight, bias))
+    expected = x.double() @ weight.T.double() + bias
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_activations_and_their_names():
+    x = torch.linspace(-6, 6, 101)
+    cubic = (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)
+    expected = 0.5 * x * (1 + torch.tanh(cubic))
+    torch.testing.assert_close(kernels.activation(x, "gelu_tanh"), expected, atol=1e-6, rtol=1e-5)
+    assert torch.equal(kernels.activation(x, "relu"), x.clamp(min=0))
+    with pytest.raises(ValueError, match="tanh"):
+        kernels.activation(x, "tanh")
+
+
+@pytest.mark.parametrize("rows", [1, 3, 200])
+@pytest.mark.parametrize("vocab", [5, 70_000])
+def test_token_nll_over_several_chunks(rows, vocab):
+    hidden, weight = torch.randn(rows, 16), torch.randn(vocab, 16)
+    sources = torch.randint(0, rows, (2 * rows + 1,)).sort().values
+    targets = torch.randint(0, vocab, sources.shape)
+    found = kernels.token_nll(hidden, kernels.pack_linear(weight, None), sources, targets)
+    log_probs = (hidden.double() @ weight.T.double()).log_softmax(-1)
+    torch.testing.assert_close(
+        found.double(), -log_probs[sources, targets], atol=1e-4, rtol=1e-5
+    )
+
+
+def test_token_nll_of_huge_scores_is_finite():
+    head = kernels.pack_linear(torch.tensor([[1e4], [-1e4]]), None)
+    targets = torch.tensor([0, 1])
+    found = kernels.token_nll(torch.ones(1, 1), head, torch.tensor([0, 0]), targets)
+    assert found.tolist() == [0.0, 2e4]
+
+
+def test_token_nll_of_nothing():
+    head = kernels.pack_linear(torch.randn(5, 3), None)
+    nothing = torch.empty(0, dtype=torch.int64)
+    assert kernels.token_nll(torch.empty(0, 3), head, nothing, nothing).shape == (0,)

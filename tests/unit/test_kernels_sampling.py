@@ -1,0 +1,128 @@
+"""Choosing tokens: filters, randomness and the distribution that comes out."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nightjar import kernels
+from nightjar.kernels.reference.philox import philox_4x32
+from nightjar.kernels.reference.sampling import CANDIDATES
+
+
+def draw(logits, draws, temperature=1.0, top_k=0, top_p=1.0):
+    rows = logits.shape[0]
+    return kernels.sample(
+        logits,
+        torch.full((rows,), temperature),
+        torch.full((rows,), top_k),
+        torch.full((rows,), top_p),
+        draws,
+    )
+
+
+def filtered_softmax(logits, temperature, top_k, top_p):
+    """One row, in float64, by sorting: temperature, then top-k, then top-p; ties stay together."""
+    scores = logits.double() / temperature
+    if top_k:
+        kth = scores.sort(descending=True).values[min(top_k, len(scores)) - 1]
+        scores = scores.masked_fill(scores < kth, float("-inf"))
+    probs = scores.softmax(-1)
+    if top_p < 1:
+        ordered = probs.sort(descending=True).values
+        before = ordered.cumsum(0) - ordered
+        least = ordered[before < top_p][-1]
+        probs = torch.where(probs >= least, probs, 0.0)
+    return probs / probs.sum()
+
+
+def test_argmax_takes_the_lowest_of_equals():
+    logits = torch.zeros(3, 5000)
+    logits[1, [70, 4000]] = 2.0
+    assert kernels.argmax(logits).tolist() == [0, 70, 0]
+
+
+def test_philox_equals_the_published_vectors():
+    """Known answers of Random123: counter and key all zeros, and all ones."""
+    import numpy as np
+
+    zero = np.zeros(1, dtype=np.uint64)
+    words = philox_4x32(zero, zero, zero, zero)
+    assert [int(w[0]) for w in words] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+
+
+def test_uniform_depends_on_seed_and_step_alone():
+    seeds = torch.tensor([1, 2, -1, 2**62])
+    steps = torch.tensor([0, 5, 7, 0])
+    together = kernels.uniform(seeds, steps)
+    alone = [kernels.uniform(seeds[i : i + 1], steps[i : i + 1]) for i in (3, 2, 1, 0)]
+    assert together.tolist() == [float(x) for x in reversed(alone)]
+    assert ((together >= 0) & (together < 1)).all()
+
+
+def test_uniform_is_uniform():
+    draws = kernels.uniform(torch.full((20_000,), 9), torch.arange(20_000))
+    counts = torch.histc(draws.float(), bins=20, min=0, max=1)
+    chi_square = ((counts - 1000) ** 2 / 1000).sum()
+    assert chi_square < 43.8  # 99.9% quantile of 19 degrees of freedom
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.3, 12, 1.0), (1.0, 0, 0.8), (0.9, 20, 0.7), (1.0, 1, 1.0)],
+)
+def test_draws_follow_the_filtered_softmax(temperature, top_k, top_p):
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(60, generator=generator) * 1.5
+    expected = filtered_softmax(logits, temperature, top_k, top_p)
+    n = 20_000
+    draws = kernels.uniform(torch.full((n,), 5), torch.arange(n))
+    tokens = draw(logits.repeat(n, 1), draws, temperature, top_k, top_p)
+    counts = torch.bincount(tokens, minlength=60).double()
+    assert (counts[expected == 0] == 0).all()
+    usable = expected * n >= 5
+    error = (counts - expected * n)[usable] ** 2 / (expected * n)[usable]
+    degrees = max(1, int(usable.sum()) - 1)
+    # Mean and deviation of chi-square; five deviations are far beyond chance.
+    assert error.sum() < degrees + 5 * (2 * degrees) ** 0.5 + 5
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    temperature=st.floats(0.2, 3.0),
+    top_k=st.sampled_from([0, 1, 2, 7, 1500, 5000]),
+    top_p=st.sampled_from([1.0, 0.999999, 0.95, 0.5, 1e-6]),
+    spread=st.sampled_from([0.0, 0.01, 1.0, 30.0]),
+    place=st.sampled_from([0.0, 0.3, 0.999999999999]),
+)
+def test_a_draw_is_never_outside_the_filter(seed, temperature, top_k, top_p, spread, place):
+    """Wide flat rows too, where top-p reaches past the candidates looked at first."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(1, CANDIDATES * 2, generator=generator).round(decimals=1) * spread
+    token = draw(logits, torch.tensor([place]).double(), temperature, top_k, top_p)
+    scores = (logits / torch.tensor(temperature)).double()[0]
+    if top_k:
+        assert scores[token] >= scores.sort(descending=True).values[min(top_k, 2048) - 1]
+    allowed = filtered_softmax(scores, 1.0, top_k, min(1.0, top_p * (1 + 1e-6)))
+    assert allowed[token] > 0
+
+
+def test_rows_do_not_depend_on_their_batch():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(8, 3000, generator=generator)
+    temperature = torch.linspace(0.5, 1.5, 8)
+    top_k = torch.tensor([0, 5, 0, 2000, 1, 0, 40, 0])
+    top_p = torch.tensor([1.0, 0.9, 0.5, 1.0, 1.0, 0.9999, 0.3, 0.99])
+    draws = kernels.uniform(torch.arange(8), torch.arange(8))
+    together = kernels.sample(logits, temperature, top_k, top_p, draws)
+    for i in range(8):
+        parts = (x[i : i + 1] for x in (logits, temperature, top_k, top_p, draws))
+        assert kernels.sample(*parts) == together[i]
+
+
+def test_banned_scores_are_never_drawn():
+    logits = torch.zeros(4, 10)
+    logits[:, 3:] = float("-inf")
+    draws = torch.tensor([0.0, 0.4, 0.9, 1 - 2**-53]).double()
+    assert draw(logits, draws).tolist() == [0, 1, 2, 2]

@@ -1,0 +1,135 @@
+"""Encoding: transformers' own token ids, and every limit of the model told with its field."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from nightjar.checkpoints import PROMPT_TOKEN, ModelDirectory
+from nightjar.jobs.records import EncodedRequest, PromptVector, QueuedRequest, RequestError
+from nightjar.jobs.records import RequestKind as Kind
+from nightjar.jobs.schemas import validate_body
+from nightjar.pipeline.encode import Encoder
+
+VECTORS = {
+    "three": PromptVector("three", 2, "", length=3, width=32, data=b""),
+    "wide": PromptVector("wide", 1, "", length=3, width=33, data=b""),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> ModelDirectory:
+    return ModelDirectory.open(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def encoder(model: ModelDirectory) -> Encoder:
+    return Encoder(model.config, model.tokenizer(), VECTORS.get, served_name="tiny")
+
+
+def request(number: int = 0, **body: Any) -> QueuedRequest:
+    kind = Kind.RANK if "query" in body else Kind.GENERATE
+    body = validate_body(kind, body)
+    return QueuedRequest(number, "job", number, f"row-{number}", kind, body)
+
+
+def encoded(encoder: Encoder, **body: Any) -> EncodedRequest:
+    done, refused = encoder.encode([request(**body)])
+    assert refused == []
+    return done[0]
+
+
+def refusal(encoder: Encoder, **body: Any) -> RequestError:
+    done, refused = encoder.encode([request(**body)])
+    assert done == []
+    return refused[0][1]
+
+
+def test_ids_are_those_of_transformers(encoder: Encoder, tiny_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    text = "사용자: 안녕 😀\n클로바: def f(x):\n\treturn 1"
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    assert encoded(encoder, prompt=text).segments == [ids]
+    assert encoded(encoder, prompt=ids).segments == [ids]
+
+
+def test_query_and_documents_are_tokenized_apart(encoder: Encoder, tiny_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    texts = ["오늘 저녁에 뭐", " 먹을까?", "먹을까?"]
+    apart = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+    assert encoded(encoder, query=texts[0], documents=texts[1:]).segments == apart
+
+
+def test_one_bad_request_costs_its_neighbours_nothing(encoder: Encoder) -> None:
+    requests = [
+        request(0, prompt="안녕"),
+        request(1, prompt="x" * 500),
+        request(2, query="안녕", documents=["a", PROMPT_TOKEN]),
+        request(3, prompt=[5, 6, 7]),
+        request(4, query="리뷰", documents=["a", "b c"]),
+    ]
+    done, refused = encoder.encode(requests)
+    assert [item.id for item in done] == [0, 3, 4]
+    assert [(number, error.param) for number, error in refused] == [
+        (1, "body.prompt"),
+        (2, "body.prompt_vector"),
+    ]
+    assert done[2].segments == encoded(encoder, query="리뷰", documents=["a", "b c"]).segments
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        (f"{PROMPT_TOKEN}안녕", [512, 513, 514, "안녕"]),
+        (f"안녕{PROMPT_TOKEN}", ["안녕", 512, 513, 514]),
+        (f"{PROMPT_TOKEN}a{PROMPT_TOKEN}{PROMPT_TOKEN}", [512, "a", 513, 514]),
+    ],
+)
+def test_placeholders_become_rows_past_the_vocabulary(
+    encoder: Encoder, model: ModelDirectory, text: str, rows: list[int | str]
+) -> None:
+    tokenizer = model.tokenizer()
+    wanted: list[int] = []
+    for row in rows:
+        wanted += tokenizer.encode(row) if isinstance(row, str) else [row]
+    item = encoded(encoder, prompt=text, prompt_vector="three")
+    assert item.segments == [wanted]
+    assert item.prompt_vector == "three@2"
+
+
+def test_the_prompt_token_as_an_id_is_a_placeholder_too(
+    encoder: Encoder, model: ModelDirectory
+) -> None:
+    prompt_id = model.tokenizer().token_id(PROMPT_TOKEN)
+    assert prompt_id is not None
+    item = encoded(encoder, prompt=[5, prompt_id, 6], prompt_vector="three")
+    assert item.segments == [[5, 512, 513, 514, 6]]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"prompt": [1, 512]}, "body.prompt[1]", "0 to 511"),
+        ({"prompt": [7] * 120, "max_tokens": 9}, "body.max_tokens", "at most 8"),
+        ({"prompt": [7] * 128, "max_tokens": 1}, "body.prompt", "128 tokens"),
+        ({"query": "a", "documents": ["b", "c" * 200]}, "body.documents[1]", "128"),
+        ({"prompt": "a", "model": "other"}, "body.model", "'tiny'"),
+        ({"prompt": PROMPT_TOKEN, "prompt_vector": "x"}, "body.prompt_vector", "registered"),
+        ({"prompt": PROMPT_TOKEN, "prompt_vector": "wide"}, "body.prompt_vector", "33 wide"),
+        ({"prompt": PROMPT_TOKEN * 2, "prompt_vector": "three"}, "body.prompt_vector", "2 times"),
+        ({"prompt": "a", "prompt_vector": "three"}, "body.prompt_vector", "0 times"),
+        ({"prompt": PROMPT_TOKEN}, "body.prompt_vector", "names no prompt_vector"),
+    ],
+)
+def test_refusals_name_the_field_and_the_mend(
+    encoder: Encoder, body: dict[str, Any], param: str, said: str
+) -> None:
+    error = refusal(encoder, **body)
+    assert error.param == param
+    assert said in error.message
+
+
+def test_a_request_that_just_fits(encoder: Encoder) -> None:
+    assert len(encoded(encoder, prompt=[7] * 120, max_tokens=8).segments[0]) == 120
+    assert encoded(encoder, prompt="a", model="tiny").prompt_vector is None

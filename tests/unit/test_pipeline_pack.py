@@ -1,0 +1,73 @@
+"""Packing: every request once, within the budgets, kin together, lengths alike."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightjar.jobs.records import EncodedRequest, RequestKind
+from nightjar.pipeline.pack import PREFIX_TOKENS, Packable, pack
+from nightjar.pipeline.queues import BUCKETS, bucket_for
+
+GENERATE, RANK = RequestKind.GENERATE, RequestKind.RANK
+
+
+def packable(
+    number: int, segments: list[list[int]], kind: RequestKind = GENERATE, max_tokens: int = 8
+) -> Packable:
+    return Packable(EncodedRequest(number, segments), kind, max_tokens if kind is GENERATE else 0)
+
+
+@st.composite
+def piles(draw: st.DrawFn) -> list[Packable]:
+    ids = st.lists(st.integers(0, 3), min_size=1, max_size=80)
+    pile = []
+    for number in range(draw(st.integers(0, 40))):
+        kind = draw(st.sampled_from([GENERATE, RANK]))
+        documents = draw(st.lists(ids, min_size=1, max_size=4)) if kind is RANK else []
+        pile.append(packable(number, [draw(ids), *documents], kind, draw(st.integers(1, 50))))
+    return pile
+
+
+@given(piles(), st.integers(1, 10), st.integers(1, 400))
+def test_every_request_once_and_within_the_budgets(
+    pile: list[Packable], most_requests: int, most_tokens: int
+) -> None:
+    by_id = {item.request.id: item for item in pile}
+    batches = pack(pile, most_requests=most_requests, most_tokens=most_tokens)
+    assert Counter(i for batch in batches for i in batch.request_ids) == Counter(list(by_id))
+    for batch in batches:
+        members = [by_id[i] for i in batch.request_ids]
+        assert {member.kind for member in members} == {batch.kind}
+        assert len(members) <= most_requests
+        assert batch.tokens == sum(member.cost for member in members)
+        assert batch.tokens <= most_tokens or len(members) == 1
+        assert batch.bucket in BUCKETS
+        assert all(member.length <= batch.bucket for member in members)
+
+
+def test_lengths_of_a_batch_are_alike_when_nothing_is_shared() -> None:
+    pile = [packable(n, [[n] * length]) for n, length in enumerate([5, 500, 7, 480, 30, 33])]
+    batches = pack(pile, most_requests=64, most_tokens=10_000)
+    assert sorted((batch.bucket, sorted(batch.request_ids)) for batch in batches) == [
+        (32, [0, 2, 4]),
+        (64, [5]),
+        (512, [1, 3]),
+    ]
+
+
+def test_requests_with_a_common_prefix_travel_together() -> None:
+    system = list(range(PREFIX_TOKENS))
+    other = list(range(100, 100 + PREFIX_TOKENS))
+    pile = [
+        packable(n, [(system if n % 2 else other) + [n] * (1 + 40 * (n % 3))]) for n in range(12)
+    ]
+    batches = pack(pile, most_requests=6, most_tokens=10_000)
+    assert [sorted(n % 2 for n in batch.request_ids) for batch in batches] in (
+        [[0] * 6, [1] * 6],
+        [[1] * 6, [0] * 6],
+    )
+
+
+def test_buckets_are_powers_of_two_that_hold_the_length() -> None:
+    assert [bucket_for(n) for n in (0, 1, 32, 33, 64, 65, 1000)] == [32, 32, 32, 64, 64, 128, 1024]
