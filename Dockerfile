@@ -1,7 +1,14 @@
 FROM python:3.11-slim
-WORKDIR /app
+ENV PYTHONUNBUFFERED=1
+# Root owns the code, this user runs it; a fixed number, so that files can be given to it.
+RUN useradd --system --no-create-home --uid 10001 nightjar
+WORKDIR /src
+# The largest dependency has a layer of its own, kept while the code changes.
+COPY constraints.txt .
+RUN pip install --no-cache-dir --root-user-action=ignore -c constraints.txt torch
 COPY . .
-RUN pip install --no-cache-dir -c constraints.txt ".[postgres]" \
-    && useradd --system nightjar
+RUN pip install --no-cache-dir --root-user-action=ignore -c constraints.txt ".[postgres]"
+# Not in /src: what runs is what was installed.
+WORKDIR /
 USER nightjar
 CMD ["nightjar", "--help"]

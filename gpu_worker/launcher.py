@@ -26,6 +26,7 @@ MakeMessage = Callable[[int], messages.Generate | messages.Rank]
 
 _WATCH_EVERY_S = 1.0
 _EXIT_GRACE_S = 5.0
+_MOST_FAILED_LOADS = 3
 
 
 class LauncherError(Exception):
@@ -80,6 +81,7 @@ class Launcher:
         self._vectors: dict[str, bytes] = {}
         self._ready = threading.Event()
         self._error: str | None = None
+        self._failed_loads = 0
         self._closing = False
         self._alive_at = time.monotonic()
         self._process, self._pipe = self._spawn()
@@ -131,6 +133,7 @@ class Launcher:
             future = self._pending.pop(ticket, None)
             if future is not None:
                 future.cancel()
+                future.set_running_or_notify_cancel()  # else `wait` never counts it as done
                 waiting.append(ticket)
         with self._send_lock:
             self._send([messages.Cancel(tickets=waiting)])
@@ -178,6 +181,7 @@ class Launcher:
         self._alive_at = time.monotonic()
         match message:
             case messages.Ready():
+                self._failed_loads = 0
                 self._ready.set()
             case messages.LoadFailed():
                 self._fail(message.message)
@@ -199,8 +203,13 @@ class Launcher:
             return
         status = self._process.returncode
         if not self._ready.is_set():
-            self._fail(f"the compute process ended with status {status} while loading the model")
-            return
+            self._failed_loads += 1
+            if self._failed_loads == _MOST_FAILED_LOADS:
+                self._fail(
+                    f"the compute process ended {_MOST_FAILED_LOADS} times ({status}) "
+                    "while loading the model"
+                )
+                return
         logger.error("compute process ended with status %s", status, extra={"action": "lost"})
         with self._send_lock:
             lost, self._pending = self._pending, {}

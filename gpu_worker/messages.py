@@ -41,7 +41,7 @@ class RegisterVectors(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Stop computing these requests at the next step; no answer follows."""
+    """Stop computing these requests at the next step; their answers are not waited for."""
 
     tickets: list[int]
 

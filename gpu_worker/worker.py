@@ -12,7 +12,7 @@ from functools import partial
 
 from nightjar.gpu_worker.answers import make_message, make_result
 from nightjar.gpu_worker.launcher import ComputeLostError, InFlight, Launcher, LauncherError
-from nightjar.jobs.errors import StoreUnavailableError
+from nightjar.jobs.errors import StoreError, StoreUnavailableError
 from nightjar.jobs.records import ClaimedMicroBatch, NewResult, RequestError
 from nightjar.jobs.store import Store
 
@@ -54,7 +54,7 @@ class Heartbeat:
         while not self._stop.is_set():
             try:
                 self._store.beat(self._owner)
-            except StoreUnavailableError as error:
+            except StoreError as error:  # also: the migration has not run yet
                 # The lease may be lost meanwhile; the fence at finish decides, not we.
                 logger.warning("no heartbeat: %s", error, extra={"action": "heartbeat_failed"})
             self._stop.wait(self._every_s)

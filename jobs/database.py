@@ -106,6 +106,11 @@ def translated_errors() -> Iterator[None]:
         raise StoreError(f"the database refused the data: {_first_line(error)}") from error
 
 
+def _is_retriable(error: StoreError) -> bool:
+    driver_error = getattr(error.__cause__, "orig", None)
+    return getattr(driver_error, "sqlstate", None) in _RETRIABLE
+
+
 def _first_line(error: sa.exc.DBAPIError) -> str:
     # The lines after the first may repeat a row's values.
     return str(error.orig).partition("\n")[0]
@@ -133,16 +138,16 @@ class Database:
 
     def write(self, work: Callable[[Connection], Answer]) -> Answer:
         """Run `work` in one transaction; it runs again if PostgreSQL found a deadlock."""
-        for attempt in range(1, WRITE_ATTEMPTS + 1):
+        attempt = 1
+        while True:
             try:
                 with translated_errors(), self._transaction() as connection:
                     return work(connection)
             except StoreError as error:
-                state = getattr(getattr(error.__cause__, "orig", None), "sqlstate", None)
-                if state not in _RETRIABLE or attempt == WRITE_ATTEMPTS:
+                if attempt == WRITE_ATTEMPTS or not _is_retriable(error):
                     raise
-                logger.warning("transaction runs again", extra={"action": "transaction_retried"})
-        raise AssertionError("unreachable")
+            logger.warning("transaction runs again", extra={"action": "transaction_retried"})
+            attempt += 1
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

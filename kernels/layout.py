@@ -93,18 +93,23 @@ class PagedLayout:
     sequences first: the pairs of block j are one slice, and merging it into the slices before it
     is an addition of prefixes, in ascending order of position.
 
-    order: int64[B], the sequences by falling block count; inverse: int64[B], its inverse.
-    blocks: int64[N], the cache block of each pair; owners: int64[N], its place in `order`.
+    inverse: int64[B], the place of each sequence in that order.
+    owners: int64[N], the place of each pair's sequence; steps: int64[N], its index in the table.
     mask: float32[N, S], 0 where the position is before the sequence's length, else -inf.
     counts: how many sequences have a block j, for each j.
+    pages: the cache blocks to read, as a slice where they lie close together (no copy), else as
+    int64[R].  page_rows: int64[R], the query row that reads each page (any row where no sequence
+    of this step holds it); places: int64[N], the page of each pair.
     """
 
-    order: Tensor
     inverse: Tensor
-    blocks: Tensor
     owners: Tensor
+    steps: Tensor
     mask: Tensor
     counts: tuple[int, ...]
+    pages: slice | Tensor
+    page_rows: Tensor
+    places: Tensor
 
     @staticmethod
     def build(
@@ -117,26 +122,41 @@ class PagedLayout:
         length = np.asarray(lengths, dtype=np.int64)
         n_blocks = -(-length // block_size)
         order = np.argsort(-n_blocks, kind="stable")
-        sorted_counts = n_blocks[order]
-        widest = int(sorted_counts[0])
-        counts = tuple(int((sorted_counts > j).sum()) for j in range(widest))
-        table = np.zeros((len(block_tables), widest), dtype=np.int64)
-        for place, index in enumerate(order):
-            used = int(n_blocks[index])
-            table[place, :used] = block_tables[index][:used]
+        widest = int(n_blocks[order[0]])
+        counts = tuple(int((n_blocks > j).sum()) for j in range(widest))
         owners = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
         steps = np.repeat(np.arange(widest, dtype=np.int64), counts)
+        pairs = zip(order[owners].tolist(), steps.tolist(), strict=True)
+        blocks = np.array([block_tables[row][step] for row, step in pairs], dtype=np.int64)
         valid = length[order][owners] - steps * block_size
         hidden = np.arange(block_size)[None, :] >= valid[:, None]
-        mask = np.where(hidden, np.float32("-inf"), np.float32(0.0))
+        pages, page_rows, places = _pages(blocks, order[owners])
         return PagedLayout(
-            order=torch.from_numpy(order).to(device),
             inverse=torch.from_numpy(np.argsort(order)).to(device),
-            blocks=torch.from_numpy(table[owners, steps]).to(device),
             owners=torch.from_numpy(owners).to(device),
-            mask=torch.from_numpy(mask).to(device),
+            steps=torch.from_numpy(steps).to(device),
+            mask=torch.from_numpy(np.where(hidden, np.float32("-inf"), np.float32(0))).to(device),
             counts=counts,
+            pages=pages if isinstance(pages, slice) else torch.from_numpy(pages).to(device),
+            page_rows=torch.from_numpy(page_rows).to(device),
+            places=torch.from_numpy(places).to(device),
         )
+
+
+def _pages(
+    blocks: np.ndarray, rows: np.ndarray
+) -> tuple[slice | np.ndarray, np.ndarray, np.ndarray]:
+    """How to read these blocks of the cache: pages, page_rows and places of a PagedLayout.
+
+    A slice costs work for the blocks inside it that nobody here holds, a gather costs a copy of
+    every block; products over at most twice the pages are the cheaper.
+    """
+    low, high = int(blocks.min()), int(blocks.max()) + 1
+    if high - low > 2 * blocks.size:
+        return blocks, rows, np.arange(blocks.size, dtype=np.int64)
+    page_rows = np.zeros(high - low, dtype=np.int64)
+    page_rows[blocks - low] = rows
+    return slice(low, high), page_rows, blocks - low
 
 
 @dataclass(frozen=True, slots=True)

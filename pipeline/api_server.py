@@ -13,9 +13,11 @@ def serve(settings: Settings, host: str, port: int) -> None:
     """Answer HTTP until the process is told to end."""
     store = Store(settings.database_url.get_secret_value())
     celery = create_celery_app(settings)
+    # A broker that is down costs the caller little: the job is in SQL, beat finds it. Without
+    # `max_retries` kombu goes on trying to connect for seconds, whatever `retry` says.
+    celery.conf.broker_transport_options = settings.broker_transport_options | {"max_retries": 0}
 
     def wake(job_id: str) -> None:
-        # A broker that is down costs the caller little: the job is in SQL, beat finds it.
         celery.send_task(PLAN_TASK, args=[job_id], retry=False)
 
     served = None if settings.model is None else ModelDirectory.open(settings.model).name

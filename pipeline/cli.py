@@ -140,16 +140,11 @@ def _interrupt(number: int, _: FrameType | None) -> NoReturn:
 @app.command()
 def worker(
     role: Annotated[WorkerRole, typer.Argument(help="plan: planner; compute: GPU worker.")],
-    with_beat: Annotated[
-        bool, typer.Option("--with-beat", help="A planner that is also the clock.")
-    ] = False,
 ) -> None:
     """Start a Celery worker; settings come from NIGHTJAR_* variables."""
     settings = Settings()
     _check_model(settings)
-    if with_beat and role is not WorkerRole.PLAN:
-        _fail("--with-beat goes with `nightjar worker plan`", EXIT_USAGE)
-    _become(worker_command(role, settings, with_beat=with_beat))
+    _become(worker_command(role, settings))
 
 
 @app.command()
@@ -170,7 +165,9 @@ def flower(
             f"--address {address} opens Flower to others: set NIGHTJAR_FLOWER_AUTH=user:password",
             EXIT_USAGE,
         )
-    _become(flower_command(address, port, auth))
+    if auth is not None:
+        os.environ["FLOWER_BASIC_AUTH"] = auth
+    _become(flower_command(address, port))
 
 
 @app.command()

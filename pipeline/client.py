@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -23,7 +24,10 @@ class Client:
     """
 
     def __init__(self, api_url: str) -> None:
-        self._http = httpx.Client(base_url=api_url, timeout=30.0)
+        try:
+            self._http = httpx.Client(base_url=api_url, timeout=30.0)
+        except httpx.InvalidURL as error:
+            raise ClientError(f"{api_url!r} is not the URL of an API: {error}") from error
 
     def __enter__(self) -> "Client":
         return self
@@ -53,31 +57,42 @@ class Client:
 
     def job(self, job_id: str) -> dict[str, Any]:
         """State and counts of a job."""
-        return self._call("GET", f"/v1/jobs/{job_id}")
+        return self._call("GET", _path(job_id))
 
     def cancel(self, job_id: str) -> dict[str, Any]:
         """Ask for a job to be cancelled; what has landed stays."""
-        return self._call("POST", f"/v1/jobs/{job_id}/cancel")
+        return self._call("POST", f"{_path(job_id)}/cancel")
 
     def results(self, job_id: str, outcome: str = "all") -> Iterator[dict[str, Any]]:
         """OpenAI batch output lines of what has landed, in row order, page by page."""
         after = -1
         while True:
             query: dict[str, Any] = {"after": after, "limit": _PAGE, "outcome": outcome}
-            page = self._call("GET", f"/v1/jobs/{job_id}/results", params=query)
+            page = self._call("GET", f"{_path(job_id)}/results", params=query)
             yield from page["data"]
             if not page["has_more"]:
                 return
             after = page["next_after"]
 
     def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        url = f"{str(self._http.base_url).rstrip('/')}{path}"
         try:
             response = self._http.request(method, path, **options)
-            answer: dict[str, Any] = response.json()
-        except (httpx.HTTPError, ValueError) as error:
-            raise ClientError(f"{method} {self._http.base_url}{path}: {error}") from error
+        except httpx.HTTPError as error:
+            raise ClientError(f"{method} {url}: {error}; is `nightjar api` there?") from error
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            status = f"{response.status_code} {response.reason_phrase}"
+            raise ClientError(f"{method} {url}: {status}, which is no answer of Nightjar's API")
         if response.is_error:
             said = answer.get("error") or answer.get("detail") or answer
             message = said.get("message", said) if isinstance(said, dict) else said
             raise ClientError(f"{method} {path}: {response.status_code}: {message}")
         return answer
+
+
+def _path(job_id: str) -> str:
+    return f"/v1/jobs/{quote(job_id, safe='')}"

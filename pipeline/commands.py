@@ -7,6 +7,7 @@ from enum import StrEnum
 from nightjar.pipeline.queues import PLAN_QUEUE, compute_queues
 from nightjar.pipeline.settings import Settings
 
+CLOCK_APP = "nightjar.pipeline.clock"
 PLANNER_APP = "nightjar.pipeline.tasks"
 GPU_WORKER_APP = "nightjar.gpu_worker.tasks"
 
@@ -23,30 +24,26 @@ class WorkerRole(StrEnum):
     COMPUTE = "compute"
 
 
-def worker_command(role: WorkerRole, settings: Settings, *, with_beat: bool = False) -> list[str]:
-    """Start a Celery worker of this role.
-
-    Args:
-        role: Which queues it serves.
-        settings: Number of threads.
-        with_beat: Let a planner worker be the clock as well; only one clock may run.
-    """
+def worker_command(role: WorkerRole, settings: Settings) -> list[str]:
+    """Start a Celery worker of this role."""
     if role is WorkerRole.PLAN:
-        command = _worker(PLANNER_APP, "planner", [PLAN_QUEUE], _PLANNER_THREADS)
-        return [*command, "--beat", "--scheduler", _MEMORY_SCHEDULER] if with_beat else command
+        return _worker(PLANNER_APP, "planner", [PLAN_QUEUE], _PLANNER_THREADS)
     return _worker(GPU_WORKER_APP, "gpu", compute_queues(), settings.worker_threads)
 
 
 def beat_command() -> list[str]:
-    """Start the clock that ticks the planner and the sweeper."""
-    return [*_celery(PLANNER_APP), "beat", "--scheduler", _MEMORY_SCHEDULER, "--loglevel=INFO"]
+    """Start the clock that ticks the planner and the sweeper; one a deployment."""
+    return [*_celery(CLOCK_APP), "beat", "--scheduler", _MEMORY_SCHEDULER, "--loglevel=INFO"]
 
 
-def flower_command(address: str, port: int, basic_auth: str | None) -> list[str]:
-    """Start Flower; read-only, since jobs are steered through the API."""
-    command = [*_celery(PLANNER_APP), "flower", f"--address={address}", f"--port={port}"]
-    command += ["--read_only"]
-    return command if basic_auth is None else [*command, f"--basic_auth={basic_auth}"]
+def flower_command(address: str, port: int) -> list[str]:
+    """Start Flower; read-only, since jobs are steered through the API.
+
+    Who may look stands in its own variable FLOWER_BASIC_AUTH: every user of a machine can read
+    command lines.
+    """
+    command = [*_celery(CLOCK_APP), "flower", f"--address={address}", f"--port={port}"]
+    return [*command, "--read_only"]
 
 
 def _celery(app: str) -> list[str]:

@@ -3,31 +3,23 @@
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from nightjar.jobs.batch_lines import output_line
+from nightjar.jobs.batch_lines import BatchReader, output_line
 from nightjar.jobs.records import NewRequest, RejectedRow, ResultRecord
-from nightjar.jobs.schemas import parse_batch_line
+
+_CHUNK_BYTES = 1 << 20
 
 
-def read_batch_lines(
-    stream: BinaryIO, on_bytes: Callable[[int], None] = lambda _: None
-) -> Iterator[NewRequest | RejectedRow]:
-    """Parse JSON lines one by one; a bad line becomes a RejectedRow, blank lines are passed over.
-
-    Args:
-        stream: Binary, so that a line that is not UTF-8 spoils no other.
-        on_bytes: Called with the size of each line read, for progress.
-    """
-    index = 0
-    for number, raw in enumerate(stream, start=1):
-        on_bytes(len(raw))
-        if raw.strip():
-            yield parse_batch_line(raw, line=number, index=index)
-            index += 1
+def read_batch_lines(stream: BinaryIO) -> Iterator[NewRequest | RejectedRow]:
+    """Parse a file line by line, in bounded memory; a bad line becomes a RejectedRow."""
+    reader = BatchReader()
+    while chunk := stream.read(_CHUNK_BYTES):
+        yield from reader.rows(chunk)
+    yield from reader.last_rows()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Sweep: take leases back from workers that fell silent, send lost messages again.
+"""Sweep: take leases back from silent workers, send lost messages again, end cancellations.
 
 Silence is measured on this process's monotonic clock: a worker's heartbeat is a counter, so
 clocks that differ or jump between machines do not matter.
@@ -53,6 +53,7 @@ class Sweeper:
     def sweep(self) -> SweepReport:
         """Look once; safe to run twice at once."""
         with self._lock:
+            self._store.finish_cancellations()  # of a canceller that died half-way
             return SweepReport(released=self._release_dead(), requeued=self._requeue_lost())
 
     def _release_dead(self) -> int:

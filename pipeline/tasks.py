@@ -1,6 +1,6 @@
 """The planner worker's Celery tasks: plan, tick and sweep.
 
-`celery -A nightjar.pipeline.tasks` is the planner worker (and, with `beat`, its clock).
+`celery -A nightjar.pipeline.tasks` is the planner worker.
 """
 
 from dataclasses import asdict

@@ -6,6 +6,7 @@ import pytest
 
 from tests.databases import (  # noqa: F401
     database_url,
+    migrated_sqlite_file,
     postgres_server,
     postgres_url,
     sqlite_url,

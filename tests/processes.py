@@ -56,6 +56,18 @@ def find_children(pid: int, part: str) -> list[psutil.Process]:
     return found
 
 
+def all_ended(processes: list[psutil.Process]) -> bool:
+    """Whether none of them runs any more; one that nobody has reaped has ended."""
+    return not any(_runs(process) for process in processes)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def write_lines(path: Path, lines: list[dict[str, Any] | str | bytes]) -> Path:
     """Write batch lines; text and bytes go as they are."""
     raw = [

@@ -167,17 +167,17 @@ class Engine:
         self._scheduler.add(sequence)
 
     def _append(self, sequence: GenerateSequence, token: int | None) -> Result | None:
-        """Add a token to a text: a stop wins over end-of-text, and that over the length."""
+        """Add a token to a text, and end it where it is due: a stop wins over the length."""
         if token is None:
             return self._fail(sequence, "not_finite", "the model's scores are NaN or infinite")
         sequence.generated.append(token)
+        if token in self._eos and not sequence.sampling.ignore_eos:
+            return self._finish(sequence, "eos", None)
         piece = self._token_bytes[token]
         sequence.pieces.append(piece)
         begin = sequence.matcher.feed(piece)
         if begin is not None:
             return self._finish(sequence, "stop", begin)
-        if token in self._eos and not sequence.sampling.ignore_eos:
-            return self._finish(sequence, "eos", None)
         if len(sequence.generated) == sequence.sampling.max_tokens:
             return self._finish(sequence, "length", None)
         return None

@@ -44,7 +44,7 @@ def _draw(logits: Tensor, sequences: Sequence[GenerateSequence]) -> Tensor:
     return kernels.sample(
         logits,
         torch.tensor([p.temperature for p in params], dtype=torch.float32),
-        torch.tensor([p.top_k for p in params]),
+        torch.tensor([min(p.top_k, logits.shape[1]) for p in params]),
         torch.tensor([p.top_p for p in params], dtype=torch.float32),
         kernels.uniform(torch.from_numpy(seeds), steps),
     )

@@ -46,13 +46,13 @@ class Scheduler:
         for sequence in plan.decodes:
             if sequence.table is not None:
                 sequence.table.grow(sequence.length)
-        budget = self._config.max_step_tokens - len(plan.decodes)
+        rows = self._config.max_step_tokens - len(plan.decodes)
         if self._ranking_is_older():
-            budget = self._admit_rankings(plan, budget)
-            self._admit_texts(plan, budget)
+            rows = self._admit_rankings(plan, rows)
+            self._admit_texts(plan, rows)
         else:
-            budget = self._admit_texts(plan, budget)
-            self._admit_rankings(plan, budget)
+            rows = self._admit_texts(plan, rows)
+            self._admit_rankings(plan, rows)
         self._running.extend(plan.prefills)
         return plan
 
@@ -74,41 +74,50 @@ class Scheduler:
             return False
         return self._rankings[0].arrival < self._waiting[0].arrival
 
-    def _admit_texts(self, plan: StepPlan, budget: int) -> int:
+    def _admit_texts(self, plan: StepPlan, rows: int) -> int:
         """Move waiting texts into the step; returns the rows left."""
         places = self._config.max_running - len(self._running)
-        while self._waiting and len(plan.prefills) < places:
+        while self._waiting and rows > 0 and len(plan.prefills) < places:
             head = self._waiting[0]
             cost = len(head.prompt)
-            if cost > budget and plan:
+            if cost > rows and plan.admits_any:
                 break
             head.table = BlockTable.reserve(self._pool, head.max_cached)
             if head.table is None:
                 break
             head.table.grow(cost)
             plan.prefills.append(self._waiting.popleft())
-            budget -= cost
-        return budget
+            rows -= cost
+        return rows
 
-    def _admit_rankings(self, plan: StepPlan, budget: int) -> int:
-        """Give rankings rows in order, cutting the last one where the rows end."""
+    def _admit_rankings(self, plan: StepPlan, rows: int) -> int:
+        """Give rankings rows in order, cutting the last one where they end; returns those left.
+
+        None are left for texts when a query waits for blocks: texts would take, one by one, the
+        blocks it waits for.
+        """
         for sequence in self._rankings:
             cost = 0 if sequence.query_hidden is not None else len(sequence.query)
-            first = sequence.next_document
-            if cost + len(sequence.documents[first]) > budget and plan:
+            first = len(sequence.documents[sequence.next_document])
+            if rows <= 0 or (cost + first > rows and plan.admits_any):
                 break
             if sequence.table is None:
                 sequence.table = BlockTable.reserve(self._pool, len(sequence.query))
                 if sequence.table is None:
-                    break
+                    return 0
                 sequence.table.grow(len(sequence.query))
-            end = first
-            while end < len(sequence.documents):
-                rows = len(sequence.documents[end])
-                if end > first and cost + rows > budget:
-                    break
-                cost += rows
-                end += 1
-            plan.ranks.append(RankPiece(sequence, first, end))
-            budget -= cost
-        return budget
+            piece, used = _cut(sequence, rows - cost)
+            plan.ranks.append(piece)
+            rows -= cost + used
+        return rows
+
+
+def _cut(sequence: RankSequence, rows: int) -> tuple[RankPiece, int]:
+    """The documents of a ranking that fit into these rows, one at least, and their rows."""
+    end, used = sequence.next_document, 0
+    for document in sequence.documents[sequence.next_document :]:
+        if used and used + len(document) > rows:
+            break
+        used += len(document)
+        end += 1
+    return RankPiece(sequence, sequence.next_document, end), used

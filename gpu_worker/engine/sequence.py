@@ -13,7 +13,7 @@ from nightjar.gpu_worker.engine.requests import SamplingParams
 from nightjar.gpu_worker.engine.stopping import StopMatcher
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class GenerateSequence:
     """A text being continued.
 
@@ -45,13 +45,13 @@ class GenerateSequence:
         return len(self.prompt) + len(self.generated)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RankSequence:
     """A query and its documents being scored, over one step or several.
 
     `table` holds the query's keys and values from its first step to its last; query_hidden
     [H] is the query's last hidden state, from which every document's first token is scored.
-    next_document: the first document not yet scored.  nll: summed so far, one per document.
+    next_document: the first document not yet scored; mean_nll and token_counts hold the others.
     """
 
     request_id: int
@@ -103,6 +103,11 @@ class StepPlan:
 
     def __bool__(self) -> bool:
         return bool(self.prefills or self.decodes or self.ranks)
+
+    @property
+    def admits_any(self) -> bool:
+        """Whether anything joins the running texts."""
+        return bool(self.prefills or self.ranks)
 
     @property
     def sequences(self) -> list[GenerateSequence | RankSequence]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from functools import lru_cache
 
 ROOT = 0
+MISSING = 0xFFFF  # no state has this number: validation bounds the bytes of all stops
+
+MAX_REMEMBERED = 1 << 14
+"""Steps (state, piece) that an automaton remembers."""
 
 
 class StopAutomaton:
@@ -17,21 +22,26 @@ class StopAutomaton:
     """
 
     def __init__(self, stops: tuple[bytes, ...]) -> None:
-        self.trans: list[list[int]] = [[-1] * 256]
-        self.longest: list[int] = [0]
+        self.trans: list[array[int]] = []
+        self.longest: list[int] = []
+        self._add_state()
         for stop in stops:
             self._insert(stop)
         self._link()
         self._steps: dict[tuple[int, bytes], tuple[int, int, int]] = {}
 
+    def _add_state(self) -> int:
+        """A new state that leads nowhere yet; returns its number."""
+        self.trans.append(array("H", [MISSING]) * 256)
+        self.longest.append(0)
+        return len(self.trans) - 1
+
     def _insert(self, stop: bytes) -> None:
         """Add one stop's path to the tree."""
         state = ROOT
         for byte in stop:
-            if self.trans[state][byte] < 0:
-                self.trans[state][byte] = len(self.trans)
-                self.trans.append([-1] * 256)
-                self.longest.append(0)
+            if self.trans[state][byte] == MISSING:
+                self.trans[state][byte] = self._add_state()
             state = self.trans[state][byte]
         self.longest[state] = len(stop)
 
@@ -44,7 +54,7 @@ class StopAutomaton:
             row, fallback = self.trans[state], self.trans[suffix[state]]
             for byte, child in enumerate(row):
                 onward = fallback[byte] if state != ROOT else ROOT
-                if child < 0:
+                if child == MISSING:
                     row[byte] = onward
                 else:
                     suffix[child] = onward
@@ -78,11 +88,7 @@ class StopAutomaton:
         return state, begin, length
 
 
-MAX_REMEMBERED = 1 << 16
-"""Steps (state, piece) an automaton remembers."""
-
-
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def automaton(stops: tuple[bytes, ...]) -> StopAutomaton:
     """The automaton of a set of stops; most requests of a job share one."""
     return StopAutomaton(stops)

@@ -15,6 +15,9 @@ from nightjar.gpu_worker.engine.requests import (
     SamplingParams,
 )
 
+MAX_STOP_BYTES = 4096
+"""All stops of a request together: each byte costs a row in the automaton."""
+
 
 class RefusedError(Exception):
     """A request that cannot be computed: `code` for programs, the message for people."""
@@ -103,6 +106,7 @@ class Validator:
 
 def check_sampling(params: SamplingParams) -> None:
     """Raise RefusedError for parameters that describe no distribution or no end."""
+    stop_bytes = sum(map(len, params.stop))
     checks = {
         f"max_tokens is {params.max_tokens}: must be at least 1": params.max_tokens >= 1,
         f"temperature is {params.temperature}: must be a finite number, 0 or more": (
@@ -111,6 +115,7 @@ def check_sampling(params: SamplingParams) -> None:
         f"top_k is {params.top_k}: must be 0 (off) or more": params.top_k >= 0,
         f"top_p is {params.top_p}: must be more than 0 and at most 1": 0 < params.top_p <= 1,
         "stop: a stop string is empty": all(params.stop),
+        f"stop: {stop_bytes} bytes in all: at most {MAX_STOP_BYTES}": stop_bytes <= MAX_STOP_BYTES,
     }
     for message, fine in checks.items():
         if not fine:

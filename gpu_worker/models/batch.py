@@ -58,13 +58,13 @@ class KVTensors:
         """Room for `blocks` blocks; the memory is taken only as blocks come into use."""
         shape = (config.n_layers, blocks, config.n_kv_heads, block_size, config.head_size)
         return KVTensors(
-            torch.zeros(shape, dtype=dtype, device=device),
-            torch.zeros(shape, dtype=dtype, device=device),
+            torch.empty(shape, dtype=dtype, device=device),
+            torch.empty(shape, dtype=dtype, device=device),
         )
 
     def clear(self, blocks: list[int]) -> None:
         """Zero blocks that change hands: attention weighs what lies past a sequence's end with
-        0, which a NaN left there by the last owner would survive."""
+        0, which a NaN found there would survive."""
         if blocks:
             index = torch.tensor(blocks, device=self.keys.device)
             self.keys.index_fill_(1, index, 0.0)

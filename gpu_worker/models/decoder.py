@@ -78,7 +78,7 @@ class Decoder:
                 residual, x = residual[batch.output_rows], x[batch.output_rows]
             delta = kernels.linear(x, layer.attention_out)
             x = self._norm(residual, delta, layer.mlp_norm)
-            x = kernels.activation(kernels.linear(x, layer.up), self.config.activation)
+            x = kernels.linear(x, layer.up, self.config.activation)
             delta = kernels.linear(x, layer.down)
         return self._norm(residual, delta, weights.last_norm)
 

@@ -6,9 +6,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nightjar.kernels.reference.activation import activation as apply_activation
+
 MIN_ROWS = 4
 """Fewer rows are padded to this many: with one row oneDNN takes another path (a matrix-vector
 product), whose sums run in another order, and a row's result would depend on its company."""
+
+# Activation -> oneDNN's name for it and its variant.
+FUSED = {
+    None: ("none", ""),
+    "gelu_tanh": ("gelu", "tanh"),
+    "gelu": ("gelu", "none"),
+    "relu": ("relu", ""),
+    "silu": ("swish", ""),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +40,22 @@ def pack_linear(weight: Tensor, bias: Tensor | None) -> LinearWeight:
     return LinearWeight(data, bias, weight.shape[0], packed)
 
 
-def linear(x: Tensor, weight: LinearWeight) -> Tensor:
-    """x [T, in] times the weight, plus its bias: [T, out] in x's dtype."""
+def linear(x: Tensor, weight: LinearWeight, activation: str | None = None) -> Tensor:
+    """x [T, in] times the weight, plus its bias, through the activation if one is named.
+
+    Returns [T, out] in x's dtype.
+    """
     rows = x.shape[0]
     if rows < MIN_ROWS:
         x = F.pad(x, (0, 0, 0, MIN_ROWS - rows))
     if weight.packed:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight.data, weight.bias, "none", [], "")
+        name, variant = FUSED[activation]
+        # Fused, the activation also runs over whole vectors only, so that no element's bits
+        # depend on where it lies in the tensor.
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, weight.data, weight.bias, name, [], variant
+        )
     else:
         y = F.linear(x, weight.data, weight.bias)
+        y = y if activation is None else apply_activation(y, activation)
     return y[:rows]

@@ -22,16 +22,8 @@ def token_nll(hidden: Tensor, head: LinearWeight, rows: Tensor, targets: Tensor)
     for start in range(0, hidden.shape[0], step):
         end = int(torch.searchsorted(rows, start + step))
         if end > begin:
-            pairs = rows[begin:end] - start, targets[begin:end]
-            nll[begin:end] = _chunk_nll(linear(hidden[start : start + step], head), *pairs)
+            logits = linear(hidden[start : start + step], head)
+            log_probs = torch.log_softmax(logits, -1, dtype=torch.float32)
+            nll[begin:end] = -log_probs[rows[begin:end] - start, targets[begin:end]]
         begin = end
     return nll
-
-
-def _chunk_nll(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
-    """NLL of the pairs of one chunk: logits [n, V], used up -> float32[m]."""
-    logits = logits.float()
-    chosen = logits[rows, targets]
-    top = logits.amax(-1, keepdim=True)
-    total = logits.sub_(top).exp_().sum(-1)
-    return (total.log_() + top.squeeze(1))[rows] - chosen

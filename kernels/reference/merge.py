@@ -9,7 +9,10 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
 
     out_a, out_b: [T, H, D], softmax-weighted values over each set; lse_a, lse_b: float32[T, H],
     the log-sum-exp of each set's scores.  Returns [T, H, D] in out_a's dtype.
-    The weights exp(lse_a) and exp(lse_b), normalised, are a sigmoid of the difference.
     """
-    weight = torch.sigmoid(lse_b - lse_a).unsqueeze(-1)
-    return torch.lerp(out_a.float(), out_b.float(), weight).to(out_a.dtype)
+    # The weights are a softmax of two, taken row by row: an elementwise sigmoid computes the
+    # tail of a tensor with other instructions than its middle, and bits would depend on T.
+    weights = torch.stack((lse_a, lse_b), -1).softmax(-1)
+    merged = out_a.float() * weights[..., :1]
+    merged += out_b.float() * weights[..., 1:]
+    return merged.to(out_a.dtype)

@@ -23,13 +23,16 @@ def sample(
     on the score, so equal scores stay or go together and no sort order can matter.  The draw
     walks the distribution in vocabulary order.
     """
-    scores = logits / temperature.unsqueeze(1)
-    filtered = ((top_k > 0) | (top_p < 1.0)).nonzero().squeeze(1)
-    if filtered.numel():
-        limits = _thresholds(scores[filtered], top_k[filtered], top_p[filtered])
-        kept = scores[filtered]
-        scores[filtered] = kept.masked_fill_(kept < limits.unsqueeze(1), float("-inf"))
-    weights = (scores - scores.amax(-1, keepdim=True)).exp_()
+    # From the best score down, a temperature next to 0 leaves the best token and no NaN.
+    scores = logits - logits.amax(-1, keepdim=True)
+    scores /= temperature.clamp(min=1e-30).unsqueeze(1)
+    by_k, by_p = (x.nonzero().squeeze(1) for x in (top_k > 0, top_p < 1.0))
+    if by_k.numel():
+        scores[by_k] = _keep_top_k(scores[by_k], top_k[by_k])
+    # Row by row, not elementwise: no element's bits depend on the size of the batch.
+    weights = scores.softmax(-1)
+    if by_p.numel():
+        weights[by_p] = _keep_top_p(weights[by_p], top_p[by_p])
     sums = weights.cumsum(-1, dtype=torch.float64)
     places = torch.searchsorted(sums, (draws * sums[:, -1]).unsqueeze(1), right=True).squeeze(1)
     # A draw next to 1 can round up to the whole sum: take the last token that has any weight.
@@ -37,40 +40,29 @@ def sample(
     return torch.minimum(places, last)
 
 
-def _thresholds(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """The lowest score each row may keep: float32[B, V] -> float32[B]."""
-    vocab_size = scores.shape[1]
-    count = min(vocab_size, max(CANDIDATES, int(top_k.max())))
-    limits = torch.empty(scores.shape[0])
-    wide = _top_limits(scores, top_k, top_p, count, limits)
-    if wide.numel():
-        whole = torch.empty(wide.numel())
-        _top_limits(scores[wide], top_k[wide], top_p[wide], vocab_size, whole)
-        limits[wide] = whole
-    return limits
+def _keep_top_k(scores: Tensor, top_k: Tensor) -> Tensor:
+    """-inf wherever a row has top_k better scores: float32[B, V], int64[B] -> float32[B, V]."""
+    counts = top_k.clamp(max=scores.shape[1])
+    best = scores.topk(int(counts.max()), dim=1).values
+    limits = best.gather(1, counts.unsqueeze(1) - 1)
+    return scores.masked_fill(scores < limits, float("-inf"))
 
 
-def _top_limits(scores: Tensor, top_k: Tensor, top_p: Tensor, count: int, limits: Tensor) -> Tensor:
-    """Fill `limits` from the `count` best scores; returns the rows that need more of them."""
-    vocab_size = scores.shape[1]
-    best = scores.topk(count, dim=1).values
-    by_k = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size)
-    last = torch.minimum(by_k, torch.tensor(count)) - 1
-    limit_k = best.gather(1, last.unsqueeze(1)).squeeze(1)
-    # The mass that top-p shares out is that of what top-k left; a row without top-k needs all.
-    weights = (best - best[:, :1]).exp().double()
-    weights.masked_fill_(best < limit_k.unsqueeze(1), 0.0)
-    whole = (scores - best[:, :1]).exp().double()
-    whole.masked_fill_((scores < limit_k.unsqueeze(1)) & (top_k > 0).unsqueeze(1), 0.0)
-    mass = whole.sum(-1) * top_p.double()
-    sums = weights.cumsum(-1)
-    reached = (sums < mass.unsqueeze(1)).sum(-1)
-    limit_p = best.gather(1, reached.clamp(max=count - 1).unsqueeze(1)).squeeze(1)
-    off = top_p >= 1.0
-    no_limit = torch.full_like(limit_k, float("-inf"))
-    limits.copy_(
-        torch.maximum(
-            torch.where(top_k > 0, limit_k, no_limit), torch.where(off, no_limit, limit_p)
-        )
-    )
-    return ((reached >= count) & ~off & (count < vocab_size)).nonzero().squeeze(1)
+def _keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
+    """0 outside the fewest tokens that hold top_p of each row: float32[B, V], float32[B]."""
+    vocab_size = weights.shape[1]
+    count = min(CANDIDATES, vocab_size)
+    limits, wide = _top_p_limits(weights.topk(count, dim=1).values, top_p)
+    if wide.numel() and count < vocab_size:
+        whole = weights[wide].sort(dim=1, descending=True).values
+        limits[wide], _ = _top_p_limits(whole, top_p[wide])
+    return weights.masked_fill(weights < limits.unsqueeze(1), 0.0)
+
+
+def _top_p_limits(best: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """The least weight to keep, given each row's best weights in falling order, and the rows
+    whose best weights do not reach top_p: float32[B, n] -> float32[B], int64[m]."""
+    sums = best.cumsum(-1, dtype=torch.float64)
+    reached = (sums < top_p.double().unsqueeze(1)).sum(-1)
+    limits = best.gather(1, reached.clamp(max=best.shape[1] - 1).unsqueeze(1)).squeeze(1)
+    return limits, (reached == best.shape[1]).nonzero().squeeze(1)

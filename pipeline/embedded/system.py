@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from nightjar.jobs.store import Store
-from nightjar.pipeline.commands import WorkerRole, worker_command
+from nightjar.pipeline.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
 from nightjar.pipeline.settings import Settings
@@ -40,10 +40,10 @@ class EmbeddedSystem:
             return Service(name, command, logs / f"{name}.log", environment)
 
         self._broker = service("broker", broker_command(self._directory))
-        planner = worker_command(WorkerRole.PLAN, settings, with_beat=True)
         self._workers = [
-            service("planner", planner),
             service("gpu-worker", worker_command(WorkerRole.COMPUTE, settings)),
+            service("planner", worker_command(WorkerRole.PLAN, settings)),
+            service("beat", beat_command()),
         ]
 
     def __enter__(self) -> "EmbeddedSystem":

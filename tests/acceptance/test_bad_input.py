@@ -155,10 +155,8 @@ def test_an_output_directory_without_write_permission(
 ) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o555)
-    if os.geteuid() == 0:  # permissions do not bind root: a file system without writing does
-        out = Path("/proc/out.jsonl")
-    else:
-        out = closed / "out.jsonl"
+    # Permissions do not bind root; a file system that takes no files does.
+    out = Path("/proc/out.jsonl") if os.geteuid() == 0 else closed / "out.jsonl"
     done = nightjar("run", source, "--model", tiny_model, "--out", out)
     assert done.returncode == 2
     assert str(out.parent) in done.stderr
@@ -168,8 +166,8 @@ def test_a_full_disk(tiny_model: Path, source: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     command = (
-        f"mount -t tmpfs -o size=20m tmpfs {disk} && exec {sys.executable} -m nightjar run {source} "
-        f"--model {tiny_model} --out {disk}/out.jsonl"
+        f"mount -t tmpfs -o size=20m tmpfs {disk} && "
+        f"exec {sys.executable} -m nightjar run {source} --model {tiny_model} --out {disk}/out.jsonl"
     )
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", command],

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.processes import (
+    all_ended,
     completion_line,
     find_children,
     nightjar,
@@ -21,6 +22,12 @@ from tests.processes import (
 )
 
 PROMPTS = ["안녕하세요", "hello world", "오늘 날씨가", "a b c d e f g h i j k l", "🙂 emoji"]
+
+
+@pytest.fixture(autouse=True)
+def small_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small micro-batches, so that a kill meets some done, some computed, some waiting."""
+    monkeypatch.setenv("NIGHTJAR_MICRO_BATCH_REQUESTS", "16")
 
 
 def run_arguments(source: Path, model: Path, out: Path) -> list[str | Path]:
@@ -60,6 +67,7 @@ def test_generation_and_ranking_are_those_of_transformers(tiny_model: Path, tmp_
     assert len(answers) == len(lines)
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model.requires_grad_(False)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     for n, text in enumerate(PROMPTS):
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
@@ -107,7 +115,7 @@ def test_a_finished_run_says_so_and_changes_nothing(tiny_model: Path, tmp_path: 
 
 
 def test_a_killed_worker_costs_nothing(tiny_model: Path, tmp_path: Path) -> None:
-    count = 1200
+    count = 480
     source = write_lines(tmp_path / "in.jsonl", [*many_lines(count)])
     out = tmp_path / "out.jsonl"
     running = start_nightjar(*run_arguments(source, tiny_model, out), log=tmp_path / "log")
@@ -119,7 +127,7 @@ def test_a_killed_worker_costs_nothing(tiny_model: Path, tmp_path: Path) -> None
         assert computes
         workers[0].kill()
         assert landed(out) < count
-        wait_until("the orphaned compute process to end", lambda: not computes[0].is_running())
+        wait_until("the orphaned compute process to end", lambda: all_ended(computes))
         assert running.wait(180) == 0, (tmp_path / "log").read_text()
     finally:
         running.kill()
@@ -130,7 +138,7 @@ def test_a_killed_worker_costs_nothing(tiny_model: Path, tmp_path: Path) -> None
 
 
 def test_a_killed_compute_process_costs_nothing(tiny_model: Path, tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [*many_lines(600)])
+    source = write_lines(tmp_path / "in.jsonl", [*many_lines(320)])
     out = tmp_path / "out.jsonl"
     running = start_nightjar(*run_arguments(source, tiny_model, out), log=tmp_path / "log")
     try:
@@ -141,12 +149,12 @@ def test_a_killed_compute_process_costs_nothing(tiny_model: Path, tmp_path: Path
         running.kill()
         running.wait()
     assert Counter(line["custom_id"] for line in read_lines(out)) == {
-        f"row-{n}": 1 for n in range(600)
+        f"row-{n}": 1 for n in range(320)
     }
 
 
 def test_a_killed_run_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> None:
-    count = 1200
+    count = 480
     source = write_lines(tmp_path / "in.jsonl", [*many_lines(count)])
     out = tmp_path / "out.jsonl"
     running = start_nightjar(*run_arguments(source, tiny_model, out), log=tmp_path / "log")
@@ -154,7 +162,7 @@ def test_a_killed_run_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> 
     children = find_children(running.pid, "")
     running.kill()
     running.wait()
-    wait_until("every child to end", lambda: not any(child.is_running() for child in children))
+    wait_until("every child to end", lambda: all_ended(children))
     assert not out.exists()
     database = tmp_path / "out.jsonl.work" / "nightjar.db"
     query = "select request_id, created_at from result order by request_id"
@@ -173,7 +181,7 @@ def test_a_killed_run_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> 
 
 
 def test_term_ends_a_run_in_order(tiny_model: Path, tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [*many_lines(2000)])
+    source = write_lines(tmp_path / "in.jsonl", [*many_lines(600)])
     out = tmp_path / "out.jsonl"
     running = start_nightjar(*run_arguments(source, tiny_model, out), log=tmp_path / "log")
     try:
@@ -185,4 +193,4 @@ def test_term_ends_a_run_in_order(tiny_model: Path, tmp_path: Path) -> None:
         running.kill()
         raise
     assert "run the same command again" in (tmp_path / "log").read_text()
-    wait_until("every child to end", lambda: not any(child.is_running() for child in children))
+    wait_until("every child to end", lambda: all_ended(children))

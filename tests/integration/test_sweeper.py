@@ -1,4 +1,4 @@
-"""The sweeper over real stores: what stands still on its own clock loses its lease, nothing else."""
+"""The sweeper over real stores: what stands still on its own clock loses its lease."""
 
 import pytest
 

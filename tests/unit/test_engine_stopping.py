@@ -92,3 +92,9 @@ def test_ties_go_to_the_longest():
 
 def test_no_stops():
     assert StopMatcher(()).feed(b"anything") is None
+
+
+def test_the_longest_stops_that_are_let_in():
+    stop = bytes(i % 251 for i in range(4096))
+    pieces = [b"x", stop[:4000], stop[4000:], b"y"]
+    assert matched([stop], pieces) == (2, 1)

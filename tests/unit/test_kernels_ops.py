@@ -55,6 +55,17 @@ def test_linear_equals_the_product(rows):
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["gelu_tanh", "gelu", "relu", "silu"])
+def test_linear_runs_through_the_activation(kind):
+    weight, bias, x = torch.randn(37, 50), torch.randn(37), torch.randn(9, 50)
+    expected = kernels.activation(x @ weight.T + bias, kind)
+    packed = kernels.pack_linear(weight, bias)
+    plain = kernels.LinearWeight(weight, bias, 37, packed=False)
+    for form in (packed, plain):
+        found = kernels.linear(x, form, kind)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_activations_and_their_names():
     x = torch.linspace(-6, 6, 101)
     cubic = (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)
@@ -73,9 +84,7 @@ def test_token_nll_over_several_chunks(rows, vocab):
     targets = torch.randint(0, vocab, sources.shape)
     found = kernels.token_nll(hidden, kernels.pack_linear(weight, None), sources, targets)
     log_probs = (hidden.double() @ weight.T.double()).log_softmax(-1)
-    torch.testing.assert_close(
-        found.double(), -log_probs[sources, targets], atol=1e-4, rtol=1e-5
-    )
+    torch.testing.assert_close(found.double(), -log_probs[sources, targets], atol=1e-4, rtol=1e-5)
 
 
 def test_token_nll_of_huge_scores_is_finite():

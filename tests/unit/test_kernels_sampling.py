@@ -1,5 +1,6 @@
 """Choosing tokens: filters, randomness and the distribution that comes out."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -44,8 +45,6 @@ def test_argmax_takes_the_lowest_of_equals():
 
 def test_philox_equals_the_published_vectors():
     """Known answers of Random123: counter and key all zeros, and all ones."""
-    import numpy as np
-
     zero = np.zeros(1, dtype=np.uint64)
     words = philox_4x32(zero, zero, zero, zero)
     assert [int(w[0]) for w in words] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
@@ -119,6 +118,13 @@ def test_rows_do_not_depend_on_their_batch():
     for i in range(8):
         parts = (x[i : i + 1] for x in (logits, temperature, top_k, top_p, draws))
         assert kernels.sample(*parts) == together[i]
+
+
+def test_a_temperature_next_to_zero_is_greedy():
+    logits = torch.randn(5, 50) * 20
+    for temperature in (1e-3, 1e-38, 1e-44):
+        draws = torch.full((5,), 0.999).double()
+        assert torch.equal(draw(logits, draws, temperature), logits.argmax(-1))
 
 
 def test_banned_scores_are_never_drawn():

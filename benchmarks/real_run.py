@@ -1,0 +1,262 @@
+"""The real run: 10,000 requests of real Korean text through `nightjar run`, and a pile of reviews.
+
+    python -m benchmarks.real_run --data DIR [--model examples/demo_model] [--work DIR]
+
+DIR holds `chatbot/train.csv` and `nsmc/train.tsv` (examples/demo_model/README.md names them).
+Half of the 10,000 requests generate an answer with a stop string, half rank 16 answers of which
+one is the true one; then the reviews that were kept out of training are ranked. Writes
+`benchmarks/results/real-run-<date>.json` and two plots beside it.
+"""
+
+import argparse
+import json
+import platform
+import random
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import psutil
+import torch
+
+import nightjar
+from examples.train_demo_model import Data, Turn, load_data
+
+GENERATIONS = 5_000
+RANKINGS = 5_000
+CANDIDATES = 16
+MAX_TOKENS = 64
+STOP = "\n사용자:"
+VERDICTS = [" 재미있다", " 재미없다"]
+RESULTS = Path(__file__).parent / "results"
+MEMORY_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Resident memory of the run's processes at one moment, MiB by role."""
+
+    second: float
+    resident_mib: dict[str, float]
+
+
+def line(custom_id: str, url: str, body: dict[str, Any]) -> str:
+    record = {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+    return json.dumps(record, ensure_ascii=False)
+
+
+def conversations(data: Data, rng: random.Random, wanted: int) -> list[Turn]:
+    """Every turn kept out of training, filled up with turns of the training text."""
+    turns = data.chat_heldout[:wanted]
+    return turns + rng.sample(data.chat, wanted - len(turns))
+
+
+def candidates(turn: Turn, pool: list[Turn], rng: random.Random) -> list[str]:
+    """The true answer and others, none of them equal to it, in random order."""
+    chosen = {turn.answer}
+    while len(chosen) < CANDIDATES:
+        chosen.add(rng.choice(pool).answer)
+    answers = sorted(chosen)
+    rng.shuffle(answers)
+    return answers
+
+
+def write_requests(path: Path, data: Data, rng: random.Random) -> dict[str, int]:
+    """Write the 10,000 lines, mixed; return where each ranking's true answer stands."""
+    lines, truth = [], {}
+    for number, turn in enumerate(conversations(data, rng, GENERATIONS)):
+        body = {"prompt": turn.prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "stop": STOP}
+        lines.append(line(f"generate-{number}", "/v1/completions", body))
+    held_out = len(data.chat_heldout)
+    for number, turn in enumerate(conversations(data, rng, RANKINGS)):
+        pool = data.chat_heldout if number < held_out else data.chat
+        answers = candidates(turn, pool, rng)
+        truth[f"rank-{number}"] = answers.index(turn.answer)
+        body = {"query": turn.prompt, "documents": [f" {answer}" for answer in answers]}
+        lines.append(line(f"rank-{number}", "/v1/rerank", body))
+    rng.shuffle(lines)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return truth
+
+
+def write_reviews(path: Path, data: Data) -> None:
+    """Write one ranking of the two verdicts for each review kept out of training."""
+    lines = [
+        line(f"review-{number}", "/v1/rerank", {"query": review.prompt, "documents": VERDICTS})
+        for number, review in enumerate(data.reviews_heldout)
+    ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def role(command: list[str]) -> str:
+    """Which part of the system a process is."""
+    words = " ".join(command)
+    names = {
+        "gpu_worker.compute": "compute process",
+        "gpu_worker.tasks": "GPU worker",
+        "pipeline.tasks": "planner",
+        "pipeline.clock": "beat",
+        "valkey-server": "broker",
+        "redis-server": "broker",
+    }
+    return next((name for part, name in names.items() if part in words), "nightjar run")
+
+
+def memory(root: psutil.Process, started: float) -> Sample:
+    resident: dict[str, float] = defaultdict(float)
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            resident[role(process.cmdline())] += process.memory_info().rss / 2**20
+        except psutil.Error:
+            continue
+    return Sample(time.monotonic() - started, dict(resident))
+
+
+def run(source: Path, model: Path, out: Path) -> tuple[float, list[Sample]]:
+    """`nightjar run` from start to end: wall seconds, and the memory on the way."""
+    command = [sys.executable, "-m", "nightjar", "run", source, "--model", model, "--out", out]
+    started = time.monotonic()
+    process = subprocess.Popen([str(word) for word in command])
+    root, samples = psutil.Process(process.pid), []
+    while process.poll() is None:
+        samples.append(memory(root, started))
+        time.sleep(MEMORY_EVERY_S)
+    if process.returncode != 0:
+        raise SystemExit(f"nightjar run ended with {process.returncode}")
+    return time.monotonic() - started, samples
+
+
+def answers(out: Path) -> dict[str, dict[str, Any]]:
+    """Bodies of the answers by custom_id; every one must be there once."""
+    lines = [json.loads(text) for text in out.read_text(encoding="utf-8").splitlines()]
+    found = {record["custom_id"]: record["response"]["body"] for record in lines}
+    if len(found) != len(lines):
+        raise SystemExit(f"{len(lines) - len(found)} rows came twice")
+    return found
+
+
+def generation_figures(bodies: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    generated = [body for name, body in bodies.items() if name.startswith("generate-")]
+    reasons: dict[str, int] = defaultdict(int)
+    for body in generated:
+        reasons[body["choices"][0]["finish_reason"]] += 1
+    usage = [body["usage"] for body in generated]
+    return {
+        "requests": len(generated),
+        "requested_tokens": sum(u["requested_tokens"] for u in usage),
+        "generated_tokens": sum(u["completion_tokens"] for u in usage),
+        "finish_reasons": dict(reasons),
+    }
+
+
+def recall(bodies: dict[str, dict[str, Any]], truth: dict[str, int], names: list[str]) -> float:
+    """Share of the rankings whose first result is the true answer."""
+    hits = sum(bodies[name]["results"][0]["index"] == truth[name] for name in names)
+    return hits / len(names)
+
+
+def memory_figures(samples: list[Sample]) -> dict[str, Any]:
+    """Peaks by role, and growth between the third and the last quarter of the run."""
+    totals = [sum(sample.resident_mib.values()) for sample in samples]
+    quarter = max(1, len(totals) // 4)
+    third, last = max(totals[2 * quarter : 3 * quarter]), max(totals[3 * quarter :])
+    roles = sorted({name for sample in samples for name in sample.resident_mib})
+    peaks = {name: max(s.resident_mib.get(name, 0.0) for s in samples) for name in roles}
+    return {
+        "peak_mib": round(max(totals)),
+        "peak_mib_by_process": {name: round(value) for name, value in peaks.items()},
+        "last_quarter_over_third": round(last / third, 3),
+    }
+
+
+def plot_tokens(bodies: dict[str, dict[str, Any]], path: Path) -> None:
+    """Requested against generated tokens: how early answers stop."""
+    made = [
+        body["usage"]["completion_tokens"]
+        for name, body in bodies.items()
+        if name.startswith("generate-")
+    ]
+    figure, axes = plt.subplots(figsize=(7, 3.5))
+    axes.hist(made, bins=range(1, MAX_TOKENS + 2), color="#2b6cb0")
+    axes.axvline(MAX_TOKENS, color="#c53030", label=f"requested: {MAX_TOKENS}")
+    axes.axvline(sum(made) / len(made), color="#2f855a", label=f"mean: {sum(made) / len(made):.1f}")
+    axes.set(xlabel="tokens generated", ylabel="requests", title="Requested against generated")
+    axes.legend()
+    figure.savefig(path, bbox_inches="tight", dpi=110)
+
+
+def plot_memory(samples: list[Sample], path: Path) -> None:
+    """Resident memory of each process over the run."""
+    figure, axes = plt.subplots(figsize=(7, 3.5))
+    for name in sorted({name for sample in samples for name in sample.resident_mib}):
+        points = [(s.second, s.resident_mib[name]) for s in samples if name in s.resident_mib]
+        axes.plot(*zip(*points, strict=True), label=name)
+    axes.set(xlabel="seconds", ylabel="MiB resident", title="Memory of `nightjar run`")
+    axes.legend(fontsize="small")
+    figure.savefig(path, bbox_inches="tight", dpi=110)
+
+
+def review_figures(data: Data, model: Path, work: Path) -> dict[str, Any]:
+    source, out = work / "reviews.jsonl", work / "reviews.out.jsonl"
+    write_reviews(source, data)
+    seconds, _ = run(source, model, out)
+    bodies = answers(out)
+    hits = sum(
+        bodies[f"review-{number}"]["results"][0]["index"] == review.verdict
+        for number, review in enumerate(data.reviews_heldout)
+    )
+    count = len(data.reviews_heldout)
+    return {"reviews": count, "accuracy": round(hits / count, 4), "wall_s": round(seconds, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", type=Path, default=Path("examples/demo_model"))
+    parser.add_argument("--work", type=Path, default=Path("build/real-run"))
+    args = parser.parse_args()
+    args.work.mkdir(parents=True)
+    data, rng = load_data(args.data), random.Random(17)
+    truth = write_requests(args.work / "requests.jsonl", data, rng)
+    out = args.work / "results.jsonl"
+    seconds, samples = run(args.work / "requests.jsonl", args.model, out)
+    bodies = answers(out)
+    held_out = [f"rank-{number}" for number in range(len(data.chat_heldout))]
+    figures = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": "python -m benchmarks.real_run --data DIR",
+        "versions": {
+            "nightjar": nightjar.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cpu": f"{psutil.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
+        },
+        "requests": len(bodies),
+        "wall_s": round(seconds, 1),
+        "requests_per_s": round(len(bodies) / seconds, 1),
+        "memory": memory_figures(samples),
+        "generation": generation_figures(bodies),
+        "ranking": {
+            "requests": RANKINGS,
+            "documents": CANDIDATES,
+            "recall_at_1_held_out": round(recall(bodies, truth, held_out), 4),
+            "held_out": len(held_out),
+            "recall_at_1_all": round(recall(bodies, truth, list(truth)), 4),
+        },
+        "reviews": review_figures(data, args.model, args.work),
+    }
+    stem = RESULTS / f"real-run-{figures['date']}"
+    stem.with_suffix(".json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    plot_tokens(bodies, stem.with_name(f"{stem.name}-tokens.png"))
+    plot_memory(samples, stem.with_name(f"{stem.name}-memory.png"))
+    print(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The HTTP API: follow a job, fetch its results, cancel it."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+import nightjar
+from nightjar.jobs.api import create_app
+from nightjar.jobs.records import NewResult
+from nightjar.jobs.store import Store
+from tests.jobs import planned, submit
+from tests.outcomes import answers, claim, compute
+
+
+@pytest.fixture
+def client(store: Store) -> Iterator[TestClient]:
+    with TestClient(create_app(store, lambda job_id: None, served_model="tiny")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def job_id(store: Store) -> str:
+    """Five finished rows, of which the one with index 2 failed."""
+    job_id, refs = planned(store, 5)
+    for ref in refs:
+        claimed = claim(store, ref)
+        (result,) = answers(claimed)
+        if claimed.requests[0].index == 2:
+            result = NewResult.failure(result.request_id, "refused", "no good", param="body.stop")
+        store.finish(ref.id, 0, "worker", [result])
+    return job_id
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_finished_job(client: TestClient, job_id: str) -> None:
+    job = client.get(f"/v1/jobs/{job_id}").json()
+    assert job["id"] == job_id
+    assert job["object"] == "job"
+    assert job["state"] == "completed_with_failures"
+    assert job["counts"] == {"total": 5, "completed": 4, "failed": 1, "cancelled": 0}
+    assert job["usage"] == {
+        "prompt_tokens": 12,
+        "requested_tokens": 16,
+        "generated_tokens": 8,
+        "saved_tokens": 8,
+    }
+    assert job["created_at"] <= job["started_at"] <= job["finished_at"]
+    assert job["requests_per_second"] > 0
+    assert job["micro_batches"]["done"] == 5
+
+
+def test_a_waiting_job(client: TestClient, store: Store) -> None:
+    job = client.get(f"/v1/jobs/{submit(store, [{'prompt': 'a'}])}").json()
+    assert (job["state"], job["started_at"], job["finished_at"]) == ("queued", None, None)
+    assert job["requests_per_second"] is None
+
+
+def test_results_in_pages(client: TestClient, job_id: str) -> None:
+    url = f"/v1/jobs/{job_id}/results"
+    first = client.get(url, params={"limit": 3}).json()
+    assert first["object"] == "list"
+    assert (first["has_more"], first["next_after"]) == (True, 2)
+    assert [item["custom_id"] for item in first["data"]] == ["row-0", "row-1", "row-2"]
+    assert first["data"][0]["response"]["body"] == {"text": "answer to row-0"}
+    assert first["data"][2]["error"] == {
+        "code": "refused",
+        "message": "no good",
+        "param": "body.stop",
+        "line": 3,
+    }
+    rest = client.get(url, params={"limit": 3, "after": 2}).json()
+    assert [item["custom_id"] for item in rest["data"]] == ["row-3", "row-4"]
+    assert (rest["has_more"], rest["next_after"]) == (False, 4)
+    failed = client.get(url, params={"outcome": "failed"}).json()
+    assert [item["custom_id"] for item in failed["data"]] == ["row-2"]
+
+
+def test_downloads(client: TestClient, job_id: str) -> None:
+    output = client.get(f"/v1/jobs/{job_id}/output")
+    assert output.headers["content-type"].startswith("application/jsonl")
+    ids = [item["custom_id"] for item in lines(output.text)]
+    assert ids == ["row-0", "row-1", "row-3", "row-4"]
+    errors = client.get(f"/v1/jobs/{job_id}/errors")
+    assert [item["custom_id"] for item in lines(errors.text)] == ["row-2"]
+
+
+def test_jobs_in_pages(client: TestClient, store: Store) -> None:
+    for _ in range(3):
+        submit(store, [{"prompt": "a"}])
+    first = client.get("/v1/jobs", params={"limit": 2}).json()
+    assert first["has_more"]
+    rest = client.get("/v1/jobs", params={"limit": 2, "after": first["next_after"]}).json()
+    assert not rest["has_more"]
+    listed = [job["id"] for job in first["data"] + rest["data"]]
+    assert listed == [job.id for job in store.jobs()]
+
+
+def test_cancelling(client: TestClient, store: Store) -> None:
+    job_id, refs = planned(store, 2)
+    compute(store, refs[0])
+    job = client.post(f"/v1/jobs/{job_id}/cancel").json()
+    assert (job["state"], job["cancel_requested"]) == ("cancelled", True)
+    assert job["counts"] == {"total": 2, "completed": 1, "failed": 0, "cancelled": 1}
+    (error,) = lines(client.get(f"/v1/jobs/{job_id}/errors").text)
+    assert error["error"]["code"] == "cancelled"
+
+
+def test_an_unknown_job(client: TestClient) -> None:
+    calls = [("GET", path) for path in ("", "/results", "/output", "/errors")]
+    for method, path in [*calls, ("POST", "/cancel")]:
+        response = client.request(method, f"/v1/jobs/job_nothing{path}")
+        assert response.status_code == 404, path
+        assert response.json()["error"]["code"] == "unknown_job"
+
+
+def test_bad_parameters(client: TestClient, job_id: str) -> None:
+    queries: list[dict[str, Any]]
+    queries = [{"limit": 0}, {"limit": 10_001}, {"after": "x"}, {"outcome": "good"}]
+    for query in queries:
+        response = client.get(f"/v1/jobs/{job_id}/results", params=query)
+        assert response.status_code == 400, query
+        assert response.json()["error"]["param"] == next(iter(query))
+
+
+def test_health(client: TestClient) -> None:
+    response = client.get("/health")
+    assert response.status_code == 200
+    assert response.json() == {"status": "ok", "version": nightjar.__version__}
+
+
+def test_a_database_that_does_not_answer(database_url: str) -> None:
+    without_tables = Store(database_url)
+    with TestClient(create_app(without_tables, lambda job_id: None)) as client:
+        assert client.get("/health").status_code == 503
+        response = client.get("/v1/jobs")
+    assert response.status_code in {500, 503}
+    assert response.json()["error"]["code"] in {"store_error", "database_unavailable"}
+    without_tables.close()

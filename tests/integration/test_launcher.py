@@ -1,0 +1,126 @@
+"""The launcher over a real compute process: answers, deaths, stalls, and what survives them."""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from concurrent.futures import wait
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from nightjar.gpu_worker import messages
+from nightjar.gpu_worker.launcher import (
+    ComputeConfig,
+    ComputeLostError,
+    InFlight,
+    Launcher,
+    LauncherError,
+)
+from tests.processes import wait_until
+
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def launcher(tiny_model: Path) -> Iterator[Launcher]:
+    failures: list[str] = []
+    config = ComputeConfig(tiny_model, dtype="fp32", threads=1, stalled_after_s=2.0)
+    started = Launcher(config, on_failure=failures.append)
+    started.wait_ready()
+    yield started
+    started.close()
+    assert failures == []
+
+
+def generate(
+    ticket: int, ids: list[int], max_tokens: int, vectors: str | None = None
+) -> messages.Generate:
+    return messages.Generate(
+        ticket, ids, max_tokens, 0.0, 0, 1.0, 0, [], ignore_eos=True, prompt_vectors=vectors
+    )
+
+
+def ask(launcher: Launcher, *, count: int = 1, max_tokens: int = 4) -> InFlight:
+    return launcher.submit(
+        [partial(generate, ids=[5 + n, 6, 7], max_tokens=max_tokens) for n in range(count)]
+    )
+
+
+def text(flight: InFlight) -> bytes:
+    answer = flight.answers[0].result(PATIENCE_S)
+    assert isinstance(answer, messages.Generated)
+    return answer.text
+
+
+def test_answers_come_in_the_order_of_the_requests(launcher: Launcher) -> None:
+    flight = launcher.submit(
+        [
+            partial(generate, ids=[5, 6], max_tokens=3),
+            lambda ticket: messages.Rank(ticket, [5, 6], [[7], [8, 9]]),
+            partial(generate, ids=[], max_tokens=3),
+        ]
+    )
+    generated, ranked, failed = (answer.result(PATIENCE_S) for answer in flight.answers)
+    assert isinstance(generated, messages.Generated)
+    assert generated.completion_tokens == 3
+    assert isinstance(ranked, messages.Ranked)
+    assert ranked.token_counts == [1, 2]
+    assert isinstance(failed, messages.Failed)
+
+
+def test_a_death_fails_what_is_in_flight_and_nothing_later(launcher: Launcher) -> None:
+    before = text(ask(launcher))
+    flight = ask(launcher, count=200, max_tokens=100)
+    pid = launcher.pid
+    os.kill(pid, signal.SIGKILL)
+    ended = wait(flight.answers, PATIENCE_S)
+    assert not ended.not_done
+    errors = {type(answer.exception()) for answer in flight.answers} - {type(None)}
+    assert errors == {ComputeLostError}
+    assert launcher.pid != pid
+    assert text(ask(launcher)) == before
+
+
+def test_a_stalled_process_is_replaced(launcher: Launcher) -> None:
+    text(ask(launcher))
+    os.kill(launcher.pid, signal.SIGSTOP)
+    flight = ask(launcher)
+    with pytest.raises(ComputeLostError):
+        text(flight)
+    assert text(ask(launcher))
+
+
+def test_prompt_vectors_outlive_the_process(launcher: Launcher) -> None:
+    launcher.register_vectors("v@1", save({"v": np.ones((2, 32), np.float32)}))
+    ids = [512, 513, 9]
+    before = text(launcher.submit([partial(generate, ids=ids, max_tokens=5, vectors="v@1")]))
+    os.kill(launcher.pid, signal.SIGKILL)
+    pid = launcher.pid
+    wait_until("the next process", lambda: launcher.pid != pid)
+    again = launcher.submit([partial(generate, ids=ids, max_tokens=5, vectors="v@1")])
+    assert text(again) == before
+
+
+def test_cancelled_requests_end_and_the_rest_goes_on(launcher: Launcher) -> None:
+    flight = ask(launcher, count=64, max_tokens=120)
+    launcher.cancel(flight)
+    assert all(answer.cancelled() or answer.done() for answer in flight.answers)
+    assert text(ask(launcher))
+
+
+def test_a_model_that_cannot_be_loaded_is_told(tiny_model: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(tiny_model, tmp_path / "broken"))
+    config = (broken / "config.json").read_text().replace('"n_embd": 32', '"n_embd": 64')
+    (broken / "config.json").write_text(config)
+    failures: list[str] = []
+    launcher = Launcher(ComputeConfig(broken), on_failure=failures.append)
+    with pytest.raises(LauncherError, match="shape"):
+        launcher.wait_ready()
+    with pytest.raises(LauncherError):
+        ask(launcher)
+    launcher.close()
+    assert len(failures) == 1

@@ -1,0 +1,121 @@
+"""Databases in trouble: locked, full, restarted, in a deadlock."""
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import Connection
+
+from nightjar.jobs.errors import StoreUnavailableError
+from nightjar.jobs.records import NewJob, NewRequest, RequestKind
+from nightjar.jobs.store import Store
+from tests.jobs import submit
+
+
+@pytest.fixture
+def sqlite_store(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setattr("nightjar.jobs.database.BUSY_TIMEOUT_MS", 200)
+    opened = Store(sqlite_url)
+    opened.migrate()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def postgres_store(postgres_url: str) -> Iterator[Store]:
+    opened = Store(postgres_url)
+    opened.migrate()
+    yield opened
+    opened.close()
+
+
+def test_a_locked_file_is_reported_and_used_again(sqlite_store: Store, sqlite_url: str) -> None:
+    path = sqlite_url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailableError, match="locked"):
+            sqlite_store.beat("worker")
+        assert sqlite_store.jobs() == []  # readers do not wait
+        other.execute("COMMIT")
+    sqlite_store.beat("worker")
+
+
+def test_a_full_disk_is_reported_and_nothing_is_left(sqlite_store: Store) -> None:
+    @event.listens_for(sqlite_store._database.engine, "begin")
+    def no_room(connection: Connection) -> None:
+        connection.exec_driver_sql("PRAGMA main.max_page_count = 40")
+
+    rows = [
+        NewRequest(index, index + 1, str(index), RequestKind.GENERATE, {"prompt": "x" * 2_000})
+        for index in range(500)
+    ]
+
+    def submit_too_much() -> None:
+        with sqlite_store.submission(NewJob("tiny")) as submission:
+            submission.add(rows)
+
+    with pytest.raises(StoreUnavailableError, match="full") as caught:
+        submit_too_much()
+    assert "xxx" not in str(caught.value)
+    assert sqlite_store.jobs() == []
+
+
+def test_a_restarted_server_is_found_again(postgres_store: Store, postgres_server: str) -> None:
+    job_id = submit(postgres_store, [{"prompt": "a"}])
+    name = postgres_store._database.url.query["application_name"]
+    admin = sa.create_engine(
+        sa.make_url(postgres_server).set(drivername="postgresql+psycopg"), poolclass=sa.NullPool
+    )
+    with admin.connect() as connection:
+        ended = connection.execute(
+            sa.text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE application_name = :name"
+            ),
+            {"name": name},
+        ).all()
+    assert ended
+    assert postgres_store.job(job_id).total == 1
+    postgres_store.beat("worker")
+
+
+def test_a_deadlock_is_run_again(postgres_store: Store) -> None:
+    """Two transactions lock two workers' rows in opposite orders, which the store never does."""
+    for owner in ("ann", "bob"):
+        postgres_store.beat(owner)
+    both_hold_one = threading.Barrier(2)
+    attempts: list[str] = []
+
+    def lock(first: str, second: str) -> None:
+        def work(connection: Connection) -> None:
+            attempts.append(first)
+            statement = sa.text("UPDATE worker SET counter = counter + 1 WHERE owner = :owner")
+            connection.execute(statement, {"owner": first})
+            if len(attempts) <= 2:
+                both_hold_one.wait(20)
+            connection.execute(statement, {"owner": second})
+
+        postgres_store._database.write(work)
+
+    threads = [
+        threading.Thread(target=lock, args=pair) for pair in (("ann", "bob"), ("bob", "ann"))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(attempts) == 3
+    with postgres_store._database.reading() as connection:
+        counters = connection.scalars(sa.text("SELECT counter FROM worker")).all()
+    assert counters == [3, 3]
+
+
+def test_an_unreachable_server() -> None:
+    store = Store("postgresql://nobody@127.0.0.1:1/nothing")
+    with pytest.raises(StoreUnavailableError, match="not available"):
+        store.jobs()
+    store.close()

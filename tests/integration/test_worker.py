@@ -1,0 +1,122 @@
+"""The GPU worker over real stores and a real compute process: one outcome for each request."""
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from nightjar.gpu_worker.launcher import ComputeConfig, Launcher
+from nightjar.gpu_worker.worker import GpuWorker
+from nightjar.jobs.records import (
+    EncodedRequest,
+    JobState,
+    MicroBatchRef,
+    NewMicroBatch,
+    RequestKind,
+)
+from nightjar.jobs.store import Store
+from tests.jobs import planned, submit
+from tests.processes import wait_until
+
+
+@pytest.fixture(scope="module")
+def launcher(tiny_model: Path) -> Iterator[Launcher]:
+    started = Launcher(ComputeConfig(tiny_model, dtype="fp32", threads=1), on_failure=print)
+    started.wait_ready()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def worker(store: Store, launcher: Launcher) -> GpuWorker:
+    return GpuWorker(store, launcher, model="tiny", crashes_allowed=2)
+
+
+@pytest.fixture
+def thread() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def slow_batch(store: Store) -> tuple[str, MicroBatchRef]:
+    """A micro-batch that computes for a while."""
+    body: dict[str, object] = {"prompt": "a", "max_tokens": 120, "ignore_eos": True}
+    job_id = submit(store, [body] * 64)
+    queued = [request.id for request in store.queued_requests(job_id, 64)]
+    encoded = [EncodedRequest(id_, [[5, 6]]) for id_ in queued]
+    (ref,) = store.save_plan(
+        job_id, encoded, [NewMicroBatch(RequestKind.GENERATE, 32, queued, 100)], []
+    )
+    return job_id, ref
+
+
+def test_a_micro_batch_is_computed_once(store: Store, worker: GpuWorker) -> None:
+    job_id, (ref,) = planned(store, 3, each=3)
+    outcome = worker.run(ref.id, ref.epoch)
+    assert (outcome.outcome, outcome.requests, outcome.failed) == ("done", 3, 0)
+    assert worker.run(ref.id, ref.epoch).outcome == "skipped"
+    assert store.job(job_id).state is JobState.COMPLETED
+    texts = {r.body["choices"][0]["text"] for r in store.results(job_id) if r.body}
+    assert len(texts) == 1
+    assert len(store.results(job_id)) == 3
+
+
+def test_a_stale_or_unknown_message_is_skipped(store: Store, worker: GpuWorker) -> None:
+    _, (ref,) = planned(store, 1)
+    assert worker.run(ref.id, 1).outcome == "skipped"
+    assert worker.run(ref.id + 1000, 0).outcome == "skipped"
+
+
+def test_work_under_a_lost_lease_is_thrown_away(
+    store: Store, worker: GpuWorker, thread: ThreadPoolExecutor
+) -> None:
+    job_id, ref = slow_batch(store)
+    running = thread.submit(worker.run, ref.id, 0)
+    wait_until("the claim", store.heartbeats)
+    assert store.release_owner(worker.owner) == 1
+    assert running.result().outcome.startswith("thrown away")
+    assert store.results(job_id) == []
+    assert worker.run(ref.id, 1).outcome == "done"
+    assert len(store.results(job_id)) == 64
+
+
+def test_crashes_give_the_batch_back_and_then_fail_it(
+    store: Store, worker: GpuWorker, launcher: Launcher, thread: ThreadPoolExecutor
+) -> None:
+    job_id, ref = slow_batch(store)
+    for epoch, expected in enumerate(["given back: compute process lost", "done"]):
+        launcher.wait_ready()
+        running = thread.submit(worker.run, ref.id, epoch)
+        wait_until("the claim", store.heartbeats)
+        os.kill(launcher.pid, signal.SIGKILL)
+        assert running.result().outcome == expected
+    results = store.results(job_id)
+    assert {result.error.code for result in results if result.error} == {"compute_lost"}
+    assert len(results) == 64
+    assert store.job(job_id).state is JobState.FAILED
+
+
+def test_a_cancelled_job_leaves_the_engine(
+    store: Store, worker: GpuWorker, thread: ThreadPoolExecutor
+) -> None:
+    job_id, ref = slow_batch(store)
+    running = thread.submit(worker.run, ref.id, 0)
+    wait_until("the claim", store.heartbeats)
+    store.cancel(job_id)
+    assert running.result().outcome == "done"
+    assert store.job(job_id).state is JobState.CANCELLED
+    assert len(store.results(job_id)) == 64
+
+
+def test_a_fault_of_ours_ends_the_requests_and_is_raised(
+    store: Store, worker: GpuWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, (ref,) = planned(store, 2, each=2)
+    monkeypatch.setattr("nightjar.gpu_worker.worker.make_message", lambda request, ticket: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        worker.run(ref.id, 0)
+    assert {r.error.code for r in store.results(job_id) if r.error} == {"internal_error"}
+    assert store.job(job_id).state is JobState.FAILED

@@ -1,0 +1,108 @@
+"""transformers as the oracle, and the engine with its logits written down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import GPT2LMHeadModel
+
+from nightjar.checkpoints import ModelDirectory
+from nightjar.gpu_worker.engine import (
+    Engine,
+    EngineConfig,
+    GenerateRequest,
+    RankRequest,
+    Result,
+    SamplingParams,
+)
+from nightjar.gpu_worker.models import Decoder, load_model
+
+
+class Pair:
+    """One model directory, opened by transformers and by Nightjar."""
+
+    def __init__(self, path: Path, dtype: str = "fp32") -> None:
+        self.reference = GPT2LMHeadModel.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        directory = ModelDirectory.open(path)
+        self.tokenizer = directory.tokenizer()
+        self.vocab_size = directory.config.vocab_size
+        self.model: Decoder = load_model(directory, dtype)
+
+    def run(
+        self,
+        requests: Sequence[GenerateRequest | RankRequest],
+        vectors: dict[str, torch.Tensor] | None = None,
+    ) -> dict[int, Result]:
+        """All results of these requests, computed together."""
+        engine = Engine(self.model, self.tokenizer.token_bytes, EngineConfig())
+        for key, value in (vectors or {}).items():
+            engine.register_prompt_vectors(key, value)
+        for request in requests:
+            engine.submit(request)
+        results = {}
+        while engine.has_work:
+            results |= {result.request_id: result for result in engine.step()}
+        return results
+
+    def greedy(self, prompt: Sequence[int], max_tokens: int) -> tuple[list[int], torch.Tensor]:
+        """One prompt alone: its tokens, and the logits [max_tokens, V] they were chosen from."""
+        rows = []
+        plain = self.model.logits
+
+        def written(hidden: torch.Tensor) -> torch.Tensor:
+            rows.append(plain(hidden).clone())
+            return rows[-1].clone()
+
+        self.model.logits = written  # type: ignore[method-assign]
+        try:
+            params = SamplingParams(max_tokens, ignore_eos=True)
+            result = self.run([GenerateRequest(0, prompt, params)])[0]
+        finally:
+            del self.model.logits
+        return result.token_ids, torch.cat(rows)
+
+    @torch.no_grad()
+    def embed(self, ids: Sequence[int], vectors: torch.Tensor | None = None) -> torch.Tensor:
+        """Embeddings [n, H] of ids; one at or past the vocabulary reads a vector."""
+        table = self.reference.transformer.wte.weight
+        rows = [
+            table[i] if vectors is None or i < self.vocab_size else vectors[i - self.vocab_size]
+            for i in ids
+        ]
+        return torch.stack(rows)
+
+    @torch.no_grad()
+    def logits(self, ids: Sequence[int], vectors: torch.Tensor | None = None) -> torch.Tensor:
+        """transformers' logits at every position: [n, V]."""
+        if vectors is None:
+            return self.reference(torch.tensor([list(ids)])).logits[0]
+        return self.reference(inputs_embeds=self.embed(ids, vectors).unsqueeze(0)).logits[0]
+
+    def nll(
+        self,
+        query: Sequence[int],
+        document: Sequence[int],
+        vectors: torch.Tensor | None = None,
+    ) -> float:
+        """Mean NLL of a document's real tokens in transformers' full-sequence log-softmax."""
+        log_probs = self.logits([*query, *document], vectors).double().log_softmax(-1)
+        places = [
+            (len(query) + i - 1, token)
+            for i, token in enumerate(document)
+            if token < self.vocab_size
+        ]
+        return -sum(float(log_probs[row, token]) for row, token in places) / len(places)
+
+    def check_greedy(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
+        """Assert that a prompt's tokens and logits are transformers' own; returns the tokens."""
+        tokens, found = self.greedy(prompt, max_tokens)
+        expected = self.logits([*prompt, *tokens])[len(prompt) - 1 : -1]
+        assert tokens == expected.argmax(-1).tolist()
+        torch.testing.assert_close(
+            found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max())
+        )
+        return tokens
