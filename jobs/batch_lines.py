@@ -1,5 +1,6 @@
 """OpenAI batch lines: cutting a stream of bytes into lines, and writing lines of output."""
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -89,3 +90,9 @@ def output_line(record: ResultRecord) -> JsonObject:
         "line": record.line,
     }
     return line
+
+
+def json_lines(records: Iterable[ResultRecord]) -> Iterator[bytes]:
+    """Output lines as UTF-8, one at a time."""
+    for record in records:
+        yield json.dumps(output_line(record), ensure_ascii=False).encode() + b"\n"

@@ -1,6 +1,5 @@
 """Files of OpenAI batch lines: reading requests, writing results."""
 
-import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from nightjar.jobs.batch_lines import BatchReader, output_line
+from nightjar.jobs.batch_lines import BatchReader, json_lines
 from nightjar.jobs.records import NewRequest, RejectedRow, ResultRecord
 
 _CHUNK_BYTES = 1 << 20
@@ -43,9 +42,8 @@ def write_results(path: Path, records: Iterable[ResultRecord]) -> int:
     """Write results as OpenAI batch output lines; return how many."""
     count = 0
     with replaced_when_whole(path) as stream:
-        for record in records:
-            line = json.dumps(output_line(record), ensure_ascii=False, separators=(",", ":"))
-            stream.write(line.encode() + b"\n")
+        for line in json_lines(records):
+            stream.write(line)
             count += 1
     return count
 

@@ -13,7 +13,7 @@ from nightjar.checkpoints import CheckpointError, ModelDirectory
 from nightjar.jobs.errors import EmptyJobError, JobError
 from nightjar.jobs.records import Job, NewJob
 from nightjar.jobs.store import Store
-from nightjar.jobs.store_reading import Outcome
+from nightjar.jobs.store.reading import Outcome
 from nightjar.pipeline.embedded.processes import ServiceError
 from nightjar.pipeline.embedded.system import EmbeddedSystem
 from nightjar.pipeline.embedded.workdir import (

@@ -167,7 +167,8 @@ def test_a_full_disk(tiny_model: Path, source: Path, tmp_path: Path) -> None:
     disk.mkdir()
     command = (
         f"mount -t tmpfs -o size=20m tmpfs {disk} && "
-        f"exec {sys.executable} -m nightjar run {source} --model {tiny_model} --out {disk}/out.jsonl"
+        f"exec {sys.executable} -m nightjar run {source} "
+        f"--model {tiny_model} --out {disk}/out.jsonl"
     )
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", command],

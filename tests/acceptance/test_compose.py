@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
-from nightjar.jobs.tables import worker as worker_table
+from nightjar.jobs.store.tables import worker as worker_table
 from tests.databases import fresh_postgres_database
 from tests.processes import (
     completion_line,

@@ -164,7 +164,7 @@ def upload(store: Store, *messages: dict[str, Any]) -> int:
 
 
 def test_an_upload_that_stalls_leaves_no_job(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nightjar.jobs.api_upload.CHUNK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("nightjar.jobs.api.upload.CHUNK_TIMEOUT_S", 0.1)
     first = {"type": "http.request", "body": row("a"), "more_body": True}
     assert upload(store, first) == 408
     assert store.jobs() == []

@@ -114,8 +114,8 @@ def test_the_sweeper_ends_what_a_dead_canceller_left(store: Store) -> None:
 
 
 def test_a_large_job_is_cancelled_in_steps(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nightjar.jobs.store_cancelling.REQUESTS_PER_STEP", 10)
-    monkeypatch.setattr("nightjar.jobs.store_cancelling.MICRO_BATCHES_PER_STEP", 2)
+    monkeypatch.setattr("nightjar.jobs.store.cancelling.REQUESTS_PER_STEP", 10)
+    monkeypatch.setattr("nightjar.jobs.store.cancelling.MICRO_BATCHES_PER_STEP", 2)
     job_id, _ = planned(store, 5)
     queued = submit(store, [{"prompt": "a"}] * 25)
     assert store.cancel(job_id).cancelled == 5

@@ -18,7 +18,7 @@ from tests.jobs import submit
 
 @pytest.fixture
 def sqlite_store(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr("nightjar.jobs.database.BUSY_TIMEOUT_MS", 200)
+    monkeypatch.setattr("nightjar.jobs.store.database.BUSY_TIMEOUT_MS", 200)
     opened = Store(sqlite_url)
     opened.migrate()
     yield opened

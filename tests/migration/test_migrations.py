@@ -1,4 +1,4 @@
-"""The revisions make the tables that jobs/tables.py describes, on both databases."""
+"""The revisions make the tables that jobs/store/tables.py describes, on both databases."""
 
 import subprocess
 import sys
@@ -13,11 +13,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from nightjar.jobs.database import database_url as usable_url
-from nightjar.jobs.database import open_engine
 from nightjar.jobs.store import Store
-from nightjar.jobs.store_schema import alembic_config, migrate, revert
-from nightjar.jobs.tables import metadata
+from nightjar.jobs.store.database import database_url as usable_url
+from nightjar.jobs.store.database import open_engine
+from nightjar.jobs.store.schema import alembic_config, migrate, revert
+from nightjar.jobs.store.tables import metadata
 
 
 @pytest.fixture

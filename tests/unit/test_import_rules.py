@@ -90,7 +90,7 @@ def test_engine_needs_no_queue_and_no_database(name: str) -> None:
 
 
 def test_a_violation_is_seen() -> None:
-    assert violations("jobs/api.py", ["nightjar.pipeline.settings.Settings"]) == [
+    assert violations("jobs/api/upload.py", ["nightjar.pipeline.settings.Settings"]) == [
         "pipeline.settings.Settings"
     ]
     assert violations("gpu_worker/engine/loop.py", ["nightjar.gpu_worker.tasks.app"]) == [

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nightjar.jobs.api_upload import RefusedRequestError, parse_metadata
+from nightjar.jobs.api.upload import RefusedRequestError, parse_metadata
 
 
 def test_good_metadata() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightjar.jobs.errors import StoreError
-from nightjar.jobs.segments import pack_segments, unpack_segments
+from nightjar.jobs.store.segments import pack_segments, unpack_segments
 
 token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=20)
 

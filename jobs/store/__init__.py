@@ -1,17 +1,17 @@
 """The store: every SQL statement of Nightjar, behind one class.
 
-The statements are written by subject in the `store_*.py` files beside this one.
+The statements are written by subject in the files beside this one.
 A store is safe to share between threads; each process opens its own.
 """
 
-from nightjar.jobs.database import Database, Synchronous
-from nightjar.jobs.store_cancelling import CancellingStore
-from nightjar.jobs.store_leases import LeaseStore
-from nightjar.jobs.store_planning import PlanningStore
-from nightjar.jobs.store_reading import ReadingStore
-from nightjar.jobs.store_schema import migrate
-from nightjar.jobs.store_submission import SubmissionStore
-from nightjar.jobs.store_vectors import VectorStore
+from nightjar.jobs.store.cancelling import CancellingStore
+from nightjar.jobs.store.database import Database, Synchronous
+from nightjar.jobs.store.leases import LeaseStore
+from nightjar.jobs.store.planning import PlanningStore
+from nightjar.jobs.store.reading import ReadingStore
+from nightjar.jobs.store.schema import migrate
+from nightjar.jobs.store.submission import SubmissionStore
+from nightjar.jobs.store.vectors import VectorStore
 
 
 class Store(SubmissionStore, PlanningStore, LeaseStore, CancellingStore, ReadingStore, VectorStore):

@@ -9,12 +9,12 @@ from fastapi import Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from nightjar.jobs.api_payloads import job_payload
+from nightjar.jobs.api.payloads import job_payload
 from nightjar.jobs.batch_lines import BatchReader
 from nightjar.jobs.errors import JobError
 from nightjar.jobs.records import JsonObject, NewJob
 from nightjar.jobs.store import Store
-from nightjar.jobs.store_submission import Submission
+from nightjar.jobs.store.submission import Submission
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,6 @@
 """What the API says of jobs and results, as JSON."""
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from nightjar.jobs.batch_lines import output_line
@@ -45,12 +44,6 @@ def results_page(found: Sequence[ResultRecord], limit: int) -> JsonObject:
         "has_more": len(found) > limit,
         "next_after": page[-1].index if page else None,
     }
-
-
-def json_lines(records: Iterable[ResultRecord]) -> Iterator[bytes]:
-    """Output lines as UTF-8, one at a time."""
-    for record in records:
-        yield json.dumps(output_line(record), ensure_ascii=False).encode() + b"\n"
 
 
 def error_payload(code: str, message: str, param: str | None = None) -> JsonObject:

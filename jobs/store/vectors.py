@@ -7,8 +7,8 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import PromptVector
-from nightjar.jobs.store_base import StorePart, now
-from nightjar.jobs.tables import prompt_vector
+from nightjar.jobs.store.base import StorePart, now
+from nightjar.jobs.store.tables import prompt_vector
 
 _row = prompt_vector.c
 _FIELDS = [_row[name] for name in PromptVector.__slots__]

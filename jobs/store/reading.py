@@ -8,8 +8,8 @@ from sqlalchemy.engine import Connection, Row
 
 from nightjar.jobs.errors import UnknownJobError
 from nightjar.jobs.records import Job, MicroBatchState, RequestError, ResultRecord
-from nightjar.jobs.store_base import StorePart, load_json
-from nightjar.jobs.tables import job, micro_batch, request, result
+from nightjar.jobs.store.base import StorePart, load_json
+from nightjar.jobs.store.tables import job, micro_batch, request, result
 
 Outcome = Literal["all", "succeeded", "failed"]
 _JOB_COLUMNS = [job.c[name] for name in Job.__slots__]

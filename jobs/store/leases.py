@@ -22,9 +22,9 @@ from nightjar.jobs.records import (
     RequestState,
     WorkerHeartbeat,
 )
-from nightjar.jobs.segments import unpack_segments
-from nightjar.jobs.store_base import StorePart, cancelled_result, load_json, now
-from nightjar.jobs.tables import job, micro_batch, request, worker
+from nightjar.jobs.store.base import StorePart, cancelled_result, load_json, now
+from nightjar.jobs.store.segments import unpack_segments
+from nightjar.jobs.store.tables import job, micro_batch, request, worker
 
 CRASHED_STATUS = 500
 

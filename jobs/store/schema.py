@@ -8,7 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import NullPool
 
-from nightjar.jobs.database import open_engine, translated_errors
+from nightjar.jobs.store.database import open_engine, translated_errors
 
 # The key of PostgreSQL's advisory lock: one migration at a time.
 _MIGRATION_LOCK = 0x6E696768746A6172  # "nightjar"

@@ -13,8 +13,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 
 import nightjar
-from nightjar.jobs.api_payloads import error_payload, job_payload, json_lines, results_page
-from nightjar.jobs.api_upload import RefusedRequestError, Uploads
+from nightjar.jobs.api.payloads import error_payload, job_payload, results_page
+from nightjar.jobs.api.upload import RefusedRequestError, Uploads
+from nightjar.jobs.batch_lines import json_lines
 from nightjar.jobs.errors import (
     EmptyJobError,
     JobError,
@@ -24,7 +25,7 @@ from nightjar.jobs.errors import (
 )
 from nightjar.jobs.records import JsonObject
 from nightjar.jobs.store import Store
-from nightjar.jobs.store_reading import Outcome
+from nightjar.jobs.store.reading import Outcome
 
 logger = logging.getLogger(__name__)
 

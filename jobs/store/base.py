@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
-from nightjar.jobs.database import Database
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import JobState, JsonObject, NewResult, RequestState
-from nightjar.jobs.tables import job, request, result
+from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.tables import job, request, result
 
 CANCELLED_CODE = "cancelled"
 CANCELLED_STATUS = 499  # the client closed the request

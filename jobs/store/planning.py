@@ -17,9 +17,9 @@ from nightjar.jobs.records import (
     RequestError,
     RequestState,
 )
-from nightjar.jobs.segments import pack_segments
-from nightjar.jobs.store_base import OPEN_JOBS, StorePart, load_json
-from nightjar.jobs.tables import job, micro_batch, request
+from nightjar.jobs.store.base import OPEN_JOBS, StorePart, load_json
+from nightjar.jobs.store.segments import pack_segments
+from nightjar.jobs.store.tables import job, micro_batch, request
 
 # Written into the statement, so that the planner of SQL sees that the partial index fits.
 _is_queued = request.c.state == sa.literal(

@@ -16,11 +16,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.database import Database, translated_errors
 from nightjar.jobs.errors import EmptyJobError
 from nightjar.jobs.records import JobState, NewJob, NewRequest, RejectedRow, RequestState
-from nightjar.jobs.store_base import StorePart, dump_json, now
-from nightjar.jobs.tables import BigId, job, request, result
+from nightjar.jobs.store.base import StorePart, dump_json, now
+from nightjar.jobs.store.database import Database, translated_errors
+from nightjar.jobs.store.tables import BigId, job, request, result
 
 logger = logging.getLogger(__name__)
 

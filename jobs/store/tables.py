@@ -1,7 +1,7 @@
 """The tables: one set for SQLite and PostgreSQL.
 
 JSON is kept as text: the store writes and reads it once, and neither database
-has to parse it. Token ids are packed bytes (jobs/segments.py).
+has to parse it. Token ids are packed bytes (jobs/store/segments.py).
 """
 
 from datetime import UTC, datetime

@@ -7,9 +7,9 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.records import Job, JobState, MicroBatchState, RequestState
-from nightjar.jobs.store_base import OPEN_JOBS, StorePart, cancelled_result
-from nightjar.jobs.store_reading import find_job
-from nightjar.jobs.tables import job, micro_batch, request
+from nightjar.jobs.store.base import OPEN_JOBS, StorePart, cancelled_result
+from nightjar.jobs.store.reading import find_job
+from nightjar.jobs.store.tables import job, micro_batch, request
 
 # A job of millions is cancelled in pieces, so that nobody waits long for the write lock.
 REQUESTS_PER_STEP = 5_000
