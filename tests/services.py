@@ -33,7 +33,7 @@ HASTE = {
     "NIGHTJAR_HEARTBEAT_S": "0.5",
     "NIGHTJAR_SWEEP_EVERY_S": "1",
     "NIGHTJAR_WORKER_DEAD_AFTER_S": "4",
-    "NIGHTJAR_REDISPATCH_AFTER_S": "6",
+    "NIGHTJAR_REDISPATCH_AFTER_S": "8",
     "NIGHTJAR_MICRO_BATCH_REQUESTS": "32",
     "NIGHTJAR_COMPUTE_THREADS": "1",  # tiny matrices
 }
@@ -69,7 +69,7 @@ class Deployment:
             for name in OURS
         }
         self.services[BROKER] = self._process(BROKER, self._broker_command(), {})
-        self._strays: list[psutil.Process] = []
+        self._stopped: set[str] = set()
 
     @property
     def api_url(self) -> str:
@@ -108,11 +108,13 @@ class Deployment:
 
     def start_broker(self) -> None:
         """Start the broker and wait until it answers."""
+        self._stopped.discard(BROKER)
         self.services[BROKER].start()
         self.wait_healthy(BROKER)
 
     def stop_broker(self) -> None:
         """End the broker; it keeps nothing."""
+        self._stopped.add(BROKER)
         self.services[BROKER].stop(_GRACE_S)
 
     def run_migration(self) -> None:
@@ -150,7 +152,7 @@ class Deployment:
 
     def stop(self) -> None:
         """End every process, whatever it is doing."""
-        self._strays = [child for name in self.services for child in self.children(name)]
+        children = [child for name in self.services for child in self.children(name)]
         running = [service for service in self.services.values() if service.process is not None]
         for service in running:
             if service.name != BROKER:
@@ -158,9 +160,19 @@ class Deployment:
         deadline = time.monotonic() + _GRACE_S
         for service in running:
             service.stop(max(0.1, deadline - time.monotonic()))
-        for child in self._strays:
+        for child in children:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
+
+    def restart_ended(self) -> list[str]:
+        """Start again what has ended by itself, as `restart: unless-stopped` asks; its names."""
+        return [
+            name
+            for name, service in self.services.items()
+            if self.compose[name].raw["restart"] == "unless-stopped"
+            and name not in self._stopped
+            and service.keep_running()
+        ]
 
     def children(self, name: str) -> list[psutil.Process]:
         """The processes below a service."""

@@ -104,6 +104,9 @@ class Engine:
                 self._admit(request)
             except RefusedError as refusal:
                 results.append(RequestFailed(request.request_id, refusal.code, str(refusal)))
+            except (TypeError, ValueError, OverflowError) as error:
+                message = f"{type(error).__name__}: {error}"
+                results.append(RequestFailed(request.request_id, "invalid_request", message))
         for request_id in self._cancelled:
             sequence = self._live.get(request_id)
             if sequence is not None:

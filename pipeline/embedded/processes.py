@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,4 +85,5 @@ class Service:
 
 
 def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform == "linux":
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

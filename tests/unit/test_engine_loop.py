@@ -256,6 +256,8 @@ NARROW, WIDE = torch.zeros(2, 31), torch.zeros(2, 32)
         (generate(9, stop=(b"a", b"")), "invalid_sampling", "stop"),
         (generate(9, stop=(b"ab",) * 10_000), "invalid_sampling", "20000 bytes"),
         (generate(9, stop=(b"x" * 1_000_000,)), "invalid_sampling", "1000000 bytes"),
+        (generate(9, prompt=["a", "b"]), "invalid_request", "TypeError"),
+        (generate(9, prompt=[3, 1.5]), "internal_error", "Error"),
         (RankRequest(9, [], [[1]]), "empty_input", "query"),
         (RankRequest(9, [1], []), "empty_documents", "documents"),
         (RankRequest(9, [1], [[1], []]), "empty_input", "document 1"),

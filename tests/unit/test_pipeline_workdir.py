@@ -1,0 +1,71 @@
+"""What a run checks before it begins, and that one run at a time holds a work directory."""
+
+from pathlib import Path
+
+import pytest
+
+from nightjar.pipeline.embedded.workdir import (
+    UsageError,
+    check_paths,
+    default_workdir,
+    file_digest,
+    locked_workdir,
+    output_paths,
+)
+
+
+@pytest.mark.parametrize(
+    ("out", "errors"),
+    [
+        ("out.jsonl", "out.errors.jsonl"),
+        ("a.b.json", "a.b.errors.json"),
+        ("out", "out.errors.jsonl"),
+    ],
+)
+def test_errors_go_beside_the_output(out: str, errors: str) -> None:
+    assert output_paths(Path("d") / out) == (Path("d") / out, Path("d") / errors)
+
+
+def test_the_error_file_may_not_be_the_input(tmp_path: Path) -> None:
+    source = tmp_path / "out.errors.jsonl"
+    source.write_text("{}")
+    with pytest.raises(UsageError, match="overwrite the input"):
+        check_paths(source, tmp_path / "out.jsonl")
+    check_paths(source, tmp_path / "other.jsonl")
+
+
+def test_an_output_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text("{}")
+    with pytest.raises(UsageError, match="not a regular file"):
+        check_paths(source, Path("/dev/full"))
+
+
+def test_a_second_run_is_turned_away_and_a_later_one_is_not(tmp_path: Path) -> None:
+    workdir = default_workdir(tmp_path / "out.jsonl")
+    with (
+        locked_workdir(workdir),
+        pytest.raises(UsageError, match="another run works"),
+        locked_workdir(workdir),
+    ):
+        pytest.fail("two runs hold one work directory")
+    with locked_workdir(workdir) as held:
+        assert held == tmp_path / "out.jsonl.work"
+
+
+def test_a_work_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(UsageError, match="cannot be used"),
+        locked_workdir(tmp_path / "file" / "work"),
+    ):
+        pytest.fail("a directory inside a file")
+
+
+def test_digests_tell_files_apart(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_bytes(b"a" * 3_000_000)
+    two.write_bytes(b"a" * 3_000_000)
+    assert file_digest(one) == file_digest(two)
+    two.write_bytes(b"a" * 2_999_999 + b"b")
+    assert file_digest(one) != file_digest(two)
