@@ -14,6 +14,8 @@ from nightjar.checkpoints.tokenizer import Tokenizer
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+SAMPLES = 64
+SAMPLE_BYTES = 64 * 1024
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -22,8 +24,9 @@ class ModelDirectory:
     """A directory whose config.json, tokenizer.json and weight files fit together.
 
     headers: the weight files' headers, in the order of their names.
-    fingerprint: sha256 over config.json, tokenizer.json and each weight file's name, size and
-    header; equal for equal models up to the values of the weights.
+    fingerprint: sha256 over config.json, tokenizer.json and each weight file's name, size, header
+    and samples of its weights: training a model on changes every one of them, and reading all of
+    a large model would take minutes.
     """
 
     path: Path
@@ -106,4 +109,16 @@ def _fingerprint(directory: Path, headers: tuple[SafetensorsHeader, ...]) -> str
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     for header in headers:
         digest.update(f"{header.path.name}\0{header.size_bytes}\0".encode() + header.raw)
+        digest.update(_samples(header))
     return digest.hexdigest()
+
+
+def _samples(header: SafetensorsHeader) -> bytes:
+    """Bytes from evenly spread places of a weight file; all of a small one."""
+    steps = max(1, header.size_bytes // (SAMPLES * SAMPLE_BYTES))
+    with header.path.open("rb") as file:
+        taken = []
+        for start in range(0, header.size_bytes, steps * SAMPLE_BYTES):
+            file.seek(start)
+            taken.append(file.read(SAMPLE_BYTES))
+    return b"".join(taken)

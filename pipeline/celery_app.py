@@ -7,6 +7,7 @@
 from celery import Celery
 from kombu import Queue
 
+from nightjar.pipeline import transport
 from nightjar.pipeline.queues import PLAN_QUEUE, compute_queues
 from nightjar.pipeline.settings import Settings
 
@@ -18,6 +19,7 @@ COMPUTE_TASK = "nightjar.compute"
 
 def create_celery_app(settings: Settings) -> Celery:
     """Build the application; nothing connects before the first message."""
+    transport.install()
     app = Celery("nightjar", broker=settings.broker_url.get_secret_value())
     app.conf.update(
         # SQL is the truth; the broker only carries. A task is acknowledged after its commit,

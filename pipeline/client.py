@@ -78,7 +78,7 @@ class Client:
         url = f"{str(self._http.base_url).rstrip('/')}{path}"
         try:
             response = self._http.request(method, path, **options)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ClientError(f"{method} {url}: {error}; is `nightjar api` there?") from error
         try:
             answer = response.json()

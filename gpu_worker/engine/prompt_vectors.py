@@ -22,16 +22,20 @@ class PromptVectorStore:
     def register(self, key: str, vectors: Tensor) -> None:
         """Store vectors [n, H] under a key; requests already running keep what they started with.
 
+        The same vectors under the same key again cost nothing.
         A set that does not fit the model is remembered as refused: requests that name it fail,
         one by one, with the reason.
         """
         reason = self._unfit(vectors)
-        self._spans.pop(key, None)
+        known = self._known(key)
         self._refused.pop(key, None)
         if reason is not None:
+            self._spans.pop(key, None)
             self._refused[key] = f"prompt vectors {key!r}: {reason}"
             return
         new = vectors.detach().to(self._dtype)
+        if known is not None and torch.equal(known, new):
+            return
         start = 0 if self.rows is None else self.rows.shape[0]
         self.rows = new.clone() if self.rows is None else torch.cat((self.rows, new))
         self._spans[key] = (start, vectors.shape[0])
@@ -48,6 +52,13 @@ class PromptVectorStore:
         if key not in self._spans:
             raise KeyError(f"prompt vectors {key!r} are not registered")
         return self._spans[key]
+
+    def _known(self, key: str) -> Tensor | None:
+        """The vectors stored under a key."""
+        if self.rows is None or key not in self._spans:
+            return None
+        start, count = self._spans[key]
+        return self.rows[start : start + count]
 
     def _unfit(self, vectors: Tensor) -> str | None:
         """Why the vectors cannot be used, or None."""

@@ -318,6 +318,7 @@ def test_a_killed_gpu_worker_costs_nothing(deployment: Deployment, api: httpx.Cl
 def test_a_broker_that_goes_away_and_comes_back(deployment: Deployment, api: httpx.Client) -> None:
     before = submit(api, long_lines(600, "before"))
     wait_until("first results", lambda: landed(api, before) > 0, 60)
+    gpu_worker = deployment.services["gpu-worker"].process
     deployment.stop_broker()
     for n in range(2):  # over a connection that broke, and over none
         began = time.monotonic()
@@ -332,6 +333,7 @@ def test_a_broker_that_goes_away_and_comes_back(deployment: Deployment, api: htt
     assert_each_once(api, wait_over(deployment, api, during), "during1", 4)
     assert_each_once(api, wait_over(deployment, api, before), "before", 60)
     assert post(api, long_lines(1, "after")).json()["warning"] is None
+    assert deployment.services["gpu-worker"].process is gpu_worker, "it lost its model"
 
 
 def test_any_order_of_starting(postgres_server: str, tiny_model: Path, tmp_path: Path) -> None:

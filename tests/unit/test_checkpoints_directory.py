@@ -65,6 +65,12 @@ def test_eos_from_generation_config(model):
     assert "generation_config.json" in refusal(model)
 
 
+def test_fingerprint_sees_other_weights_under_the_same_header(model):
+    first = ModelDirectory.open(model).fingerprint
+    save_gpt2(model, seed=1)
+    assert ModelDirectory.open(model).fingerprint != first
+
+
 def test_fingerprint_follows_the_content(model, tmp_path):
     first = ModelDirectory.open(model).fingerprint
     twin = save_gpt2(tmp_path / "twin", Gpt2Shape(n_inner=100))

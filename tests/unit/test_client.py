@@ -1,0 +1,54 @@
+"""What the client says when what answers is not the API."""
+
+import httpx
+import pytest
+
+from nightjar.pipeline.client import Client, ClientError
+
+
+def client(answer: httpx.Response) -> Client:
+    made = Client("http://night.example/jobs")
+    made._http = httpx.Client(
+        base_url="http://night.example/jobs", transport=httpx.MockTransport(lambda _: answer)
+    )
+    return made
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(ClientError, match="not the URL of an API"):
+        Client("http://night.example:port")
+    with Client("localhost:8000") as without_scheme, pytest.raises(ClientError):
+        without_scheme.job("job_1")
+
+
+@pytest.mark.parametrize("body", [b"<html>busy</html>", b'["list"]', b""])
+def test_an_answer_of_somebody_else(body: bytes) -> None:
+    with (
+        client(httpx.Response(502, content=body)) as made,
+        pytest.raises(ClientError, match=r"http://night\.example/jobs/v1/jobs/job_1: 502 Bad Gat"),
+    ):
+        made.job("job_1")
+
+
+def test_a_refusal_is_told_in_the_apis_words() -> None:
+    refusal = {"error": {"code": "unknown_job", "message": "there is no job 'x'", "param": None}}
+    with (
+        client(httpx.Response(404, json=refusal)) as made,
+        pytest.raises(ClientError, match="404: there is no job 'x'"),
+    ):
+        made.cancel("x")
+
+
+def test_a_job_id_stays_one_part_of_the_path() -> None:
+    seen = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url.raw_path)
+        return httpx.Response(200, json={})
+
+    with Client("http://night.example") as made:
+        made._http = httpx.Client(
+            base_url="http://night.example", transport=httpx.MockTransport(answer)
+        )
+        made.job("../../health")
+    assert seen == [b"/v1/jobs/..%2F..%2Fhealth"]

@@ -1,0 +1,59 @@
+"""docker-compose.yml as an operator reads it, before anything is started."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.compose_file import ComposeError, read_compose, required_variables
+
+ROOT = Path(__file__).resolve().parents[2]
+VARIABLES = dict.fromkeys(required_variables(), "x")
+OURS = {"migrate", "api", "planner", "gpu-worker", "beat", "flower"}
+
+
+def test_ports_are_open_to_this_machine_alone() -> None:
+    ports = {name: service.raw.get("ports") for name, service in read_compose(VARIABLES).items()}
+    published = {name: port for name, port in ports.items() if port}
+    assert published == {"api": ["127.0.0.1:8000:8000"], "flower": ["127.0.0.1:5555:5555"]}
+
+
+def test_every_secret_is_asked_for_and_explained() -> None:
+    example = (ROOT / ".env.example").read_text().splitlines()
+    assert {line.removesuffix("=") for line in example if line.endswith("=")} == set(VARIABLES)
+    for name in VARIABLES:
+        with pytest.raises(ComposeError, match=name):
+            read_compose(VARIABLES | {name: ""})
+    for file in (".gitignore", ".dockerignore"):
+        assert ".env" in (ROOT / file).read_text().splitlines()
+
+
+def test_nothing_starts_before_what_it_needs() -> None:
+    services = read_compose(VARIABLES)
+    assert services["migrate"].depends_on == {"postgres": "service_healthy"}
+    for name in ("api", "planner", "gpu-worker"):
+        assert services[name].depends_on == {
+            "migrate": "service_completed_successfully",
+            "valkey": "service_healthy",
+        }
+    for name in ("beat", "flower"):
+        assert services[name].depends_on == {"valkey": "service_healthy"}
+
+
+def test_what_ends_is_started_again() -> None:
+    restart = {name: service.raw["restart"] for name, service in read_compose(VARIABLES).items()}
+    assert restart.pop("migrate") == "no"
+    assert set(restart.values()) == {"unless-stopped"}
+    assert set(restart) == OURS - {"migrate"} | {"postgres", "valkey"}
+
+
+def test_one_image_one_clock_and_a_volume_where_postgres_18_wants_it() -> None:
+    services = read_compose(VARIABLES)
+    assert {services[name].raw["image"] for name in OURS} == {"nightjar"}
+    clocks = [name for name, service in services.items() if "beat" in service.command]
+    assert clocks == ["beat"]
+    assert services["postgres"].raw["image"] == "postgres:18"
+    assert services["postgres"].raw["volumes"] == ["postgres:/var/lib/postgresql"]
+    # valkey-cli reads its password from the environment; the check must see the same one.
+    valkey = services["valkey"]
+    password = valkey.command[valkey.command.index("--requirepass") + 1]
+    assert valkey.environment == {"VALKEYCLI_AUTH": password}
