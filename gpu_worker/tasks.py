@@ -49,7 +49,10 @@ class _Parts:
         launcher = Launcher(config, on_failure=_leave)
         launcher.wait_ready()
         worker = GpuWorker(
-            store, launcher, model=model.name, crashes_allowed=settings.micro_batch_crashes
+            store,
+            launcher,
+            model=settings.model_name or model.name,
+            crashes_allowed=settings.micro_batch_crashes,
         )
         return cls(store, launcher, worker, Heartbeat(store, worker.owner, settings.heartbeat_s))
 

@@ -20,7 +20,9 @@ def serve(settings: Settings, host: str, port: int) -> None:
     def wake(job_id: str) -> None:
         celery.send_task(PLAN_TASK, args=[job_id], retry=False)
 
-    served = None if settings.model is None else ModelDirectory.open(settings.model).name
+    served = settings.model_name
+    if served is None and settings.model is not None:
+        served = ModelDirectory.open(settings.model).name
     app = create_app(store, wake, served_model=served, max_upload_bytes=settings.max_upload_bytes)
     try:
         uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)

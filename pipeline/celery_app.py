@@ -5,7 +5,7 @@
 """
 
 from celery import Celery
-from kombu import Queue
+from kombu import Exchange, Queue
 
 from nightjar.pipeline import transport
 from nightjar.pipeline.queues import PLAN_QUEUE, compute_queues
@@ -44,12 +44,17 @@ def create_celery_app(settings: Settings) -> Celery:
         task_serializer="json",
         accept_content=["json"],
         task_default_queue=PLAN_QUEUE,
-        task_queues=[Queue(PLAN_QUEUE), *(Queue(name) for name in compute_queues())],
+        task_queues=[_queue(name) for name in (PLAN_QUEUE, *compute_queues())],
         task_create_missing_queues=False,
         task_routes={name: {"queue": PLAN_QUEUE} for name in (PLAN_TASK, TICK_TASK, SWEEP_TASK)},
         beat_schedule=_schedule(settings),
     )
     return app
+
+
+def _queue(name: str) -> Queue:
+    # An exchange and a key of its own: with Celery's defaults every queue hangs on one exchange.
+    return Queue(name, Exchange(name), routing_key=name)
 
 
 def _schedule(settings: Settings) -> dict[str, dict[str, object]]:

@@ -38,7 +38,11 @@ def publish(app: Celery, ref: MicroBatchRef) -> None:
         COMPUTE_TASK,
         kwargs={"micro_batch": ref.id, "epoch": ref.epoch},
         queue=compute_queue(ref.kind, ref.bucket),
-        shadow=f"{ref.kind.value} {ref.size} requests, bucket {ref.bucket}",
+        shadow=f"{ref.kind.value} {ref.size} {_requests(ref.size)}, bucket {ref.bucket}",
         argsrepr="",
         kwargsrepr=summary,
     )
+
+
+def _requests(count: int) -> str:
+    return "request" if count == 1 else "requests"

@@ -29,7 +29,7 @@ class Planner:
             model.config,
             model.tokenizer(),
             find_vectors=store.prompt_vector,
-            served_name=None if settings.accept_any_model else model.name,
+            served_name=None if settings.accept_any_model else settings.model_name or model.name,
         )
         self._lock = threading.Lock()
         self._planning: set[str] = set()

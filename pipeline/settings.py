@@ -20,6 +20,9 @@ class Settings(BaseSettings):
     broker_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
 
     model: Path | None = Field(None, description="directory of the model that the workers serve")
+    model_name: str | None = Field(
+        None, description="name that requests and answers carry; the directory's unless given"
+    )
     dtype: str = Field("auto", pattern="^(auto|fp32|bf16)$")
     accept_any_model: bool = Field(
         False, description="compute requests whatever model name their body gives"
@@ -35,7 +38,7 @@ class Settings(BaseSettings):
     worker_threads: int = Field(4, ge=1, description="micro-batches in one engine at a time")
     heartbeat_s: float = Field(2.0, gt=0)
     worker_dead_after_s: float = Field(10.0, gt=0)
-    redispatch_after_s: float = Field(60.0, gt=0)
+    redispatch_after_s: float = Field(20.0, gt=0)
     sweep_every_s: float = Field(2.0, gt=0)
     micro_batch_crashes: int = Field(3, ge=1, description="crashes that fail its requests")
     compute_stalled_after_s: float = Field(120.0, gt=0)

@@ -40,8 +40,9 @@ class EmbeddedSystem:
             return Service(name, command, logs / f"{name}.log", environment)
 
         self._broker = service("broker", broker_command(self._directory))
+        self._gpu_worker = service("gpu-worker", worker_command(WorkerRole.COMPUTE, settings))
         self._workers = [
-            service("gpu-worker", worker_command(WorkerRole.COMPUTE, settings)),
+            self._gpu_worker,
             service("planner", worker_command(WorkerRole.PLAN, settings)),
             service("beat", beat_command()),
         ]
@@ -50,7 +51,7 @@ class EmbeddedSystem:
         try:
             self._broker.start()
             wait_for_broker(self._directory)
-            self._take_back()
+            self._take_back()  # from an earlier run that was killed
             for worker in self._workers:
                 worker.start()
         except BaseException:
@@ -79,6 +80,8 @@ class EmbeddedSystem:
         for worker in self._workers:
             if worker.keep_running():
                 self._report(f"the {worker.name} ended and was started again")
+                if worker is self._gpu_worker:
+                    self._take_back()
 
     def stop(self) -> None:
         """End everything, the broker last."""
@@ -90,7 +93,7 @@ class EmbeddedSystem:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _take_back(self) -> None:
-        """What an earlier process left leased or dispatched is nobody's: it was killed."""
+        """Make ready again what a GPU worker that is gone had leased or taken off the broker."""
         for beat in self._store.heartbeats():
             self._store.release_owner(beat.owner)
         self._store.requeue(self._store.dispatched())

@@ -144,7 +144,7 @@ def test_a_job_over_http(deployment: Deployment, api: httpx.Client) -> None:
     ended = wait_over(deployment, api, job_id)
     assert ended["state"] == "completed_with_failures"
     assert ended["counts"] == {"total": 22, "completed": 20, "failed": 2, "cancelled": 0}
-    assert ended["model"] == "tiny"
+    assert ended["model"] == "demo"
     assert ended["micro_batches"]["done"] == sum(ended["micro_batches"].values()) >= 2
 
     rows = page_through(api, job_id, 5)
@@ -170,7 +170,7 @@ def check_answers(rows: dict[str, dict[str, Any]]) -> None:
     texts: dict[int, set[str]] = {}
     for n in range(20):
         body = rows[f"row-{n}"]["response"]["body"]
-        assert body["model"] == "tiny"
+        assert body["model"] == "demo"
         if n % 4:
             choice, usage = body["choices"][0], body["usage"]
             assert (choice["finish_reason"], usage["completion_tokens"]) == ("length", 6)

@@ -48,7 +48,8 @@ def test_what_ends_is_started_again() -> None:
 
 def test_one_image_one_clock_and_a_volume_where_postgres_18_wants_it() -> None:
     services = read_compose(VARIABLES)
-    assert {services[name].raw["image"] for name in OURS} == {"nightjar"}
+    images = {(services[name].raw["image"], services[name].raw["pull_policy"]) for name in OURS}
+    assert images == {("nightjar", "build")}
     clocks = [name for name, service in services.items() if "beat" in service.command]
     assert clocks == ["beat"]
     assert services["postgres"].raw["image"] == "postgres:18"

@@ -1,0 +1,47 @@
+"""A real broker ends while a worker holds a message that it has not acknowledged."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kombu import Queue
+from pydantic import SecretStr
+
+from nightjar.pipeline.celery_app import create_celery_app
+from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
+from nightjar.pipeline.embedded.processes import Service
+from nightjar.pipeline.settings import Settings
+
+
+@pytest.fixture
+def broker() -> Iterator[tuple[Service, str]]:
+    with tempfile.TemporaryDirectory(prefix="nightjar-") as name:
+        directory = Path(name)
+        service = Service("broker", broker_command(directory), directory / "log", {})
+        service.start()
+        try:
+            wait_for_broker(directory)
+            yield service, broker_url(directory)
+        finally:
+            service.stop(5)
+
+
+def test_closing_what_is_left_raises_nothing(broker: tuple[Service, str]) -> None:
+    service, url = broker
+    app = create_celery_app(Settings(broker_url=SecretStr(url)))
+    with app.connection_for_read() as connection:
+        queue = Queue("held")
+        with connection.Producer() as producer:
+            producer.publish({}, routing_key="held", declare=[queue])
+        held = queue(connection.default_channel).get()
+        assert held is not None
+        # As in a worker's event loop, which waits for the next messages as well.
+        for channel in (connection.default_channel, connection.channel()):
+            channel.basic_consume("held", False, lambda _: None, f"waiting {channel.channel_id}")
+        connection.transport.cycle.on_poll_start()
+        service.stop(5)
+        # What Celery does next; an error here would end the worker.
+        connection.collect(socket_timeout=1)
+        connection.close()
+        held.ack_log_error(app.log.get_default_logger(), connection.connection_errors)
