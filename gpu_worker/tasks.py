@@ -21,7 +21,7 @@ from nightjar.pipeline.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-settings = Settings()
+settings = Settings.read()
 app = create_celery_app(settings)
 
 

@@ -15,8 +15,9 @@ import typer
 from rich.console import Console
 
 from nightjar import __version__
+from nightjar.jobs.errors import JobError
 from nightjar.pipeline.commands import WorkerRole, beat_command, flower_command, worker_command
-from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
     from nightjar.pipeline.client import Client
@@ -142,7 +143,7 @@ def worker(
     role: Annotated[WorkerRole, typer.Argument(help="plan: planner; compute: GPU worker.")],
 ) -> None:
     """Start a Celery worker; settings come from NIGHTJAR_* variables."""
-    settings = Settings()
+    settings = _settings()
     _check_model(settings)
     _become(worker_command(role, settings))
 
@@ -178,7 +179,7 @@ def api(
     """Start the HTTP API: submit jobs, poll them, page through results."""
     from nightjar.pipeline.api_server import serve
 
-    settings = Settings()
+    settings = _settings()
     _check_model(settings)
     serve(settings, host, port)
 
@@ -245,7 +246,7 @@ def vectors(
     from nightjar.jobs.store import Store
     from nightjar.pipeline.vectors import VectorsError, register_vectors
 
-    settings = Settings()
+    settings = _settings()
     model = _check_model(settings)
     store = Store(settings.database_url.get_secret_value())
     try:
@@ -263,9 +264,16 @@ def migrate() -> None:
     """Bring the database to this version's tables; safe to run twice at once."""
     from nightjar.jobs.store import Store
 
-    store = Store(Settings().database_url.get_secret_value())
+    store = Store(_settings().database_url.get_secret_value())
     store.migrate()
     store.close()
+
+
+def _settings() -> Settings:
+    try:
+        return Settings.read()
+    except SettingsError as error:
+        _fail(str(error), EXIT_USAGE)
 
 
 def _check_model(settings: Settings) -> Path:
@@ -287,4 +295,8 @@ def _become(command: list[str]) -> NoReturn:
 
 def main() -> None:
     """Entry point of the command."""
-    app()
+    try:
+        app()
+    except JobError as error:
+        _errors.print(f"nightjar: {error}", highlight=False, markup=False)
+        sys.exit(EXIT_RUN)

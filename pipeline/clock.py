@@ -3,4 +3,4 @@
 from nightjar.pipeline.celery_app import create_celery_app
 from nightjar.pipeline.settings import Settings
 
-app = create_celery_app(Settings())
+app = create_celery_app(Settings.read())

@@ -2,9 +2,14 @@
 
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class SettingsError(Exception):
+    """A setting is missing or cannot be used; the message names the variable."""
 
 
 class Settings(BaseSettings):
@@ -46,6 +51,20 @@ class Settings(BaseSettings):
 
     max_upload_bytes: int = Field(1 << 30, ge=1)
 
+    @classmethod
+    def read(cls, **given: Any) -> Self:
+        """The settings of the environment, with `given` fields over them.
+
+        Raises:
+            SettingsError: A variable cannot be used.
+        """
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            # Not the error's own text: it repeats values, and a URL holds a password.
+            faults = [f"{_variable(fault['loc'][0])}: {fault['msg']}" for fault in error.errors()]
+            raise SettingsError("; ".join(faults)) from None
+
     @cached_property
     def broker_transport_options(self) -> dict[str, object]:
         """Options of kombu's Redis transport; docs/structure.md says why each is set."""
@@ -60,3 +79,7 @@ class Settings(BaseSettings):
             "socket_keepalive": True,
             "health_check_interval": 10,
         }
+
+
+def _variable(field: int | str) -> str:
+    return f"NIGHTJAR_{field}".upper()

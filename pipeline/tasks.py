@@ -13,15 +13,11 @@ from nightjar.jobs.store import Store
 from nightjar.pipeline.celery_app import PLAN_TASK, SWEEP_TASK, TICK_TASK, create_celery_app
 from nightjar.pipeline.dispatcher import dispatch
 from nightjar.pipeline.planner import Planner
-from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.settings import Settings, SettingsError
 from nightjar.pipeline.sweeper import Sweeper
 
-settings = Settings()
+settings = Settings.read()
 app = create_celery_app(settings)
-
-
-class SettingsError(Exception):
-    """A setting that this process needs is missing."""
 
 
 @cache

@@ -25,7 +25,7 @@ from nightjar.pipeline.embedded.workdir import (
     output_paths,
 )
 from nightjar.pipeline.formats import read_batch_lines, write_results
-from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.settings import Settings, SettingsError
 from nightjar.pipeline.vectors import VectorsError, register_vectors
 
 _POLL_S = 0.2
@@ -90,6 +90,8 @@ def run(arguments: RunArguments, listener: Listener) -> RunSummary:
     with locked_workdir(workdir):
         try:
             return _Run(arguments, model, workdir, listener).execute(started)
+        except SettingsError as error:
+            raise UsageError(str(error)) from error
         except EmptyJobError as error:
             raise UsageError(f"the input {arguments.source} has no lines") from error
         except (ServiceError, JobError) as error:
@@ -112,7 +114,7 @@ class _Run:
         self._model = model
         self._workdir = workdir
         self._listener = listener
-        self._settings = Settings(
+        self._settings = Settings.read(
             database_url=SecretStr(f"sqlite:///{workdir.resolve() / 'nightjar.db'}"),
             model=model.path.resolve(),
             dtype=arguments.dtype,
