@@ -6,7 +6,19 @@ import pytest
 
 from tests.processes import nightjar
 
-COMMANDS = "run worker beat flower api submit status results cancel vectors migrate".split()
+COMMANDS = [
+    "run",
+    "worker",
+    "beat",
+    "flower",
+    "api",
+    "submit",
+    "status",
+    "results",
+    "cancel",
+    "vectors",
+    "migrate",
+]
 
 
 def test_help_names_every_command() -> None:
