@@ -30,6 +30,7 @@ lint: $(VENV)/installed-dev ## Linter, formatter, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples/*.py benchmarks/*.py
 
 format: $(VENV)/installed-dev ## Format the code
 	$(BIN)/ruff format .

@@ -157,8 +157,8 @@ def generation_figures(bodies: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def recall(bodies: dict[str, dict[str, Any]], truth: dict[str, int], names: list[str]) -> float:
     """Share of the rankings whose first result is the true answer."""
-    hits = sum(bodies[name]["results"][0]["index"] == truth[name] for name in names)
-    return hits / len(names)
+    hits = [name for name in names if bodies[name]["results"][0]["index"] == truth[name]]
+    return len(hits) / len(names)
 
 
 def memory_figures(samples: list[Sample]) -> dict[str, Any]:

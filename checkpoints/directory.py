@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from nightjar.checkpoints.config import ModelConfig
 from nightjar.checkpoints.errors import CheckpointError
+from nightjar.checkpoints.fingerprint import fingerprint
 from nightjar.checkpoints.json_file import read_json_object
 from nightjar.checkpoints.safetensors_header import SafetensorsHeader
 from nightjar.checkpoints.tokenizer import Tokenizer
+from nightjar.checkpoints.weights import StoredTensor, check_tensors, find_tensors
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-SAMPLES = 64
-SAMPLE_BYTES = 64 * 1024
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelDirectory:
     """A directory whose config.json, tokenizer.json and weight files fit together.
 
     headers: the weight files' headers, in the order of their names.
-    fingerprint: sha256 over config.json, tokenizer.json and each weight file's name, size, header
-    and samples of its weights: training a model on changes every one of them, and reading all of
-    a large model would take minutes.
+    tensors: what they hold, by the names that the decoder asks for.
     """
 
     path: Path
     config: ModelConfig
     headers: tuple[SafetensorsHeader, ...]
-    fingerprint: str
+    tensors: Mapping[str, StoredTensor] = field(repr=False)
+    _tokenizer: Tokenizer = field(repr=False, compare=False)
 
     @staticmethod
     def open(path: str | Path) -> ModelDirectory:
@@ -47,20 +47,24 @@ class ModelDirectory:
                 "(AutoTokenizer.from_pretrained(...).save_pretrained(...))"
             )
         headers = tuple(SafetensorsHeader.read(file) for file in _weight_files(directory))
-        return ModelDirectory(directory, config, headers, _fingerprint(directory, headers))
+        tensors = find_tensors(headers)
+        check_tensors(directory, config, tensors)
+        tokenizer = Tokenizer.read(directory / "tokenizer.json", config.vocab_size)
+        return ModelDirectory(directory, config, headers, tensors, tokenizer)
 
     @property
     def name(self) -> str:
         """The directory's own name."""
         return self.path.resolve().name
 
-    def weight_files(self) -> list[Path]:
-        """The safetensors files that hold the weights."""
-        return [header.path for header in self.headers]
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells this model from any other; read from the files when it is first asked for."""
+        return fingerprint(self.path, self.headers)
 
     def tokenizer(self) -> Tokenizer:
-        """The directory's tokenizer, checked against the vocabulary of the weights."""
-        return Tokenizer.read(self.path / "tokenizer.json", self.config.vocab_size)
+        """The directory's tokenizer, which fits the vocabulary of the weights."""
+        return self._tokenizer
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -99,26 +103,3 @@ def _indexed_files(index: Path) -> list[Path]:
             raise CheckpointError(f"{index}: {name} is missing; copy it beside the index")
         files.append(file)
     return files
-
-
-def _fingerprint(directory: Path, headers: tuple[SafetensorsHeader, ...]) -> str:
-    """sha256, in hexadecimal."""
-    digest = hashlib.sha256()
-    for name in ("config.json", "tokenizer.json"):
-        content = (directory / name).read_bytes()
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    for header in headers:
-        digest.update(f"{header.path.name}\0{header.size_bytes}\0".encode() + header.raw)
-        digest.update(_samples(header))
-    return digest.hexdigest()
-
-
-def _samples(header: SafetensorsHeader) -> bytes:
-    """Bytes from evenly spread places of a weight file; all of a small one."""
-    steps = max(1, header.size_bytes // (SAMPLES * SAMPLE_BYTES))
-    with header.path.open("rb") as file:
-        taken = []
-        for start in range(0, header.size_bytes, steps * SAMPLE_BYTES):
-            file.seek(start)
-            taken.append(file.read(SAMPLE_BYTES))
-    return b"".join(taken)

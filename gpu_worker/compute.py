@@ -5,6 +5,7 @@ It ends when its worker does: the pipe closes. Nothing else reaches it.
 
 import argparse
 import logging
+import signal
 import sys
 import time
 from multiprocessing.connection import Connection
@@ -150,6 +151,8 @@ def main() -> int:
     parser.add_argument("--pipe", type=int, required=True, help="file descriptor of the pipe")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch")
     args = parser.parse_args()
+    # Ctrl-C in a terminal reaches the whole group: the worker drains, and needs its engine for it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s compute %(levelname)s %(message)s")
     if args.threads is not None:
         torch.set_num_threads(args.threads)

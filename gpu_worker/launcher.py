@@ -48,7 +48,8 @@ class ComputeConfig:
     model: Path
     dtype: str = "auto"
     threads: int | None = None
-    stalled_after_s: float = 120.0
+    stalled_after_s: float = 600.0
+    load_timeout_s: float = 1800.0
 
     def command(self, pipe: int) -> list[str]:
         """The command line of a process that speaks over file descriptor `pipe`."""
@@ -81,6 +82,7 @@ class Launcher:
         # one process, or to the next, never between. Answers are taken without it, so that a
         # full pipe towards the process cannot stop the reading of what comes from it.
         self._send_lock = threading.Lock()
+        self._pending_lock = threading.Lock()  # held for moments, inside the other if at all
         self._pending: dict[int, Future[messages.Answer]] = {}
         self._vectors: dict[str, bytes] = {}
         self._ready = threading.Event()
@@ -119,28 +121,30 @@ class Launcher:
         Raises:
             LauncherError: No compute process can be had.
         """
-        self._check()
         tickets = [next(self._tickets) for _ in makers]
         frame = [make(ticket) for make, ticket in zip(makers, tickets, strict=True)]
         answers: list[Future[messages.Answer]] = [Future() for _ in makers]
         with self._send_lock:
-            if not self._pending:
-                self._alive_at = time.monotonic()
-            self._pending.update(zip(tickets, answers, strict=True))
+            self._check()
+            with self._pending_lock:
+                if not self._pending:
+                    self._alive_at = time.monotonic()
+                self._pending.update(zip(tickets, answers, strict=True))
             self._send(frame)
         return InFlight(tickets, answers)
 
     def cancel(self, flight: InFlight) -> None:
         """Stop computing what has not been answered yet; those futures end cancelled."""
-        waiting = []
-        for ticket in flight.tickets:
-            future = self._pending.pop(ticket, None)
-            if future is not None:
-                future.cancel()
-                future.set_running_or_notify_cancel()  # else `wait` never counts it as done
-                waiting.append(ticket)
+        waiting = {}
+        with self._pending_lock:
+            for ticket in flight.tickets:
+                if ticket in self._pending:
+                    waiting[ticket] = self._pending.pop(ticket)
+        for future in waiting.values():
+            future.cancel()
+            future.set_running_or_notify_cancel()  # else `wait` never counts it as done
         with self._send_lock:
-            self._send([messages.Cancel(tickets=waiting)])
+            self._send([messages.Cancel(tickets=list(waiting))])
 
     def close(self) -> None:
         """End the process: it leaves when the pipe closes, else it is killed."""
@@ -174,17 +178,25 @@ class Launcher:
             logger.warning("compute process does not listen: %s", error)
 
     def _read_forever(self) -> None:
-        while not self._closing and self._error is None:
-            try:
-                if self._pipe.poll(_WATCH_EVERY_S):
-                    for message in messages.decode_from_compute(self._pipe.recv_bytes()):
-                        self._handle(message)
-                elif self._is_stalled():
-                    logger.error("compute process stalled: ended", extra={"action": "stalled"})
-                    self._process.kill()
-            except (EOFError, OSError):
-                self._replace()
+        try:
+            while not self._closing and self._error is None:
+                self._read()
+        except Exception as error:
+            # Without this thread no answer ever comes: whoever waits must hear of it.
+            logger.exception("the reader of the compute process failed")
+            self._fail(f"the compute process cannot be read: {type(error).__name__}: {error}")
         self._end(self._process)
+
+    def _read(self) -> None:
+        try:
+            if self._pipe.poll(_WATCH_EVERY_S):
+                for message in messages.decode_from_compute(self._pipe.recv_bytes()):
+                    self._handle(message)
+            elif self._is_stalled():
+                logger.error("compute process stalled: ended", extra={"action": "stalled"})
+                self._process.kill()
+        except (EOFError, ConnectionError):
+            self._replace()
 
     def _handle(self, message: messages.FromCompute) -> None:
         self._alive_at = time.monotonic()
@@ -195,15 +207,18 @@ class Launcher:
             case messages.LoadFailed():
                 self._fail(message.message)
             case messages.Generated() | messages.Ranked() | messages.Failed():
-                future = self._pending.pop(message.ticket, None)
+                with self._pending_lock:
+                    future = self._pending.pop(message.ticket, None)
                 if future is not None:
                     future.set_result(message)
             case messages.Stepped():
                 pass
 
     def _is_stalled(self) -> bool:
-        waits = bool(self._pending) and self._ready.is_set()
-        return waits and time.monotonic() - self._alive_at > self._config.stalled_after_s
+        silent_s = time.monotonic() - self._alive_at
+        if not self._ready.is_set():
+            return silent_s > self._config.load_timeout_s
+        return bool(self._pending) and silent_s > self._config.stalled_after_s
 
     def _replace(self) -> None:
         """The process is gone: fail what it had in flight and start another."""
@@ -221,22 +236,28 @@ class Launcher:
                 return
         logger.error("compute process ended with status %s", status, extra={"action": "lost"})
         with self._send_lock:
-            lost, self._pending = self._pending, {}
             self._ready.clear()
+            self._fail_pending(ComputeLostError(f"the compute process ended ({status})"))
             self._pipe.close()
             self._process, self._pipe = self._spawn()
             vectors = [messages.RegisterVectors(key=k, data=d) for k, d in self._vectors.items()]
             self._send(vectors)
-        for future in lost.values():
-            future.set_exception(ComputeLostError(f"the compute process ended ({status})"))
 
     def _fail(self, error: str) -> None:
-        self._error = error
+        """No compute process can be had: say so to everyone, now and later."""
+        logger.error("no compute process: %s", error, extra={"action": "compute_failed"})
+        self._process.kill()  # a sender that waits for it to read goes on, and frees the lock
+        with self._send_lock:
+            self._error = error
+            self._fail_pending(LauncherError(error))
         self._ready.set()
-        for future in list(self._pending.values()):
-            future.set_exception(LauncherError(error))
-        self._pending.clear()
         self._on_failure(error)
+
+    def _fail_pending(self, error: LauncherError) -> None:
+        with self._pending_lock:
+            lost, self._pending = self._pending, {}
+        for future in lost.values():
+            future.set_exception(error)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         try:

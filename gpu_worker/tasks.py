@@ -54,11 +54,12 @@ class _Parts:
             model=settings.model_name or model.name,
             crashes_allowed=settings.micro_batch_crashes,
         )
-        return cls(store, launcher, worker, Heartbeat(store, worker.owner, settings.heartbeat_s))
+        return cls(store, launcher, worker, Heartbeat(store, worker, settings.heartbeat_s))
 
     def close(self) -> None:
         self.heartbeat.stop()
         self.launcher.close()
+        self.store.release_owner(self.worker.owner)
         self.store.forget_worker(self.worker.owner)
         self.store.close()
 
@@ -68,7 +69,8 @@ _parts: list[_Parts] = []
 
 def _leave(_: str) -> None:
     """No compute process can be had: drain and leave, so that the supervisor sees it."""
-    os.kill(os.getpid(), signal.SIGTERM)
+    if _parts:  # else the worker is still starting, and ends with the reason by itself
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @worker_init.connect

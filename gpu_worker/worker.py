@@ -6,7 +6,10 @@ import socket
 import threading
 import time
 import uuid
+from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,32 +37,6 @@ class Outcome:
     seconds: float = 0.0
 
 
-class Heartbeat:
-    """Raises this worker's counter in SQL, so that the sweeper knows that it lives."""
-
-    def __init__(self, store: Store, owner: str, every_s: float) -> None:
-        self._store = store
-        self._owner = owner
-        self._every_s = every_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End after the beat in progress."""
-        self._stop.set()
-        self._thread.join()
-
-    def _beat(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self._store.beat(self._owner)
-            except StoreError as error:  # also: the migration has not run yet
-                # The lease may be lost meanwhile; the fence at finish decides, not we.
-                logger.warning("no heartbeat: %s", error, extra={"action": "heartbeat_failed"})
-            self._stop.wait(self._every_s)
-
-
 class GpuWorker:
     """Computes micro-batches for the Celery task; one a process, used by all its threads."""
 
@@ -71,29 +48,56 @@ class GpuWorker:
         self._launcher = launcher
         self._model = model
         self._crashes_allowed = crashes_allowed
+        self._lock = threading.Lock()
+        self._held: Counter[int] = Counter()
 
     def run(self, micro_batch: int, epoch: int) -> Outcome:
         """Claim a micro-batch, compute it, land its results.
 
-        A message that came twice, or too late, finds nothing to claim and is skipped.
+        A message that came twice, or too late, finds nothing to claim and is skipped. A lease
+        that an error leaves behind goes back with the next heartbeat.
         """
-        batch = self._store.claim(micro_batch, epoch, self.owner)
-        if batch is None:
-            return Outcome("skipped")
+        with self._holding(micro_batch):
+            batch = self._store.claim(micro_batch, epoch, self.owner)
+            return Outcome("skipped") if batch is None else self._run(batch)
+
+    def give_back_leaked(self) -> None:
+        """Give back what this worker holds in SQL and no thread works on.
+
+        An error, or an acknowledgement of the database that got lost, leaves such a lease; the
+        sweeper leaves it alone as long as the worker lives.
+        """
+        for ref in self._store.leased(self.owner):
+            # Looked up after the reading: a thread holds a micro-batch from before its claim.
+            if not self._held[ref.id]:
+                self._store.give_back(ref.id, ref.epoch, self.owner)
+
+    @contextmanager
+    def _holding(self, micro_batch: int) -> Iterator[None]:
+        with self._lock:
+            self._held[micro_batch] += 1  # two messages of one micro-batch may be here at once
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held[micro_batch] -= 1
+                if not self._held[micro_batch]:
+                    del self._held[micro_batch]
+
+    def _run(self, batch: ClaimedMicroBatch) -> Outcome:
         started = time.monotonic()
         try:
             results = self._compute(batch)
+            return self._land(batch, results, time.monotonic() - started)
         except ComputeLostError as error:
             return self._after_crash(batch, error)
-        except LauncherError:
-            self._store.give_back(batch.id, batch.epoch, self.owner)
+        except (LauncherError, StoreUnavailableError):
             raise
         except Exception as error:
             # A fault of ours: end these requests with it rather than compute them for ever.
             fault = RequestError("internal_error", f"the worker failed: {type(error).__name__}")
             self._store.fail_micro_batch(batch.id, batch.epoch, self.owner, fault)
             raise
-        return self._land(batch, results, time.monotonic() - started)
 
     def _compute(self, batch: ClaimedMicroBatch) -> list[NewResult]:
         for key in {request.prompt_vector for request in batch.requests} - {None}:
@@ -162,3 +166,30 @@ class GpuWorker:
                     extra={"action": "finish_waits", "micro_batch": batch.id},
                 )
                 time.sleep(_STORE_RETRY_S)
+
+
+class Heartbeat:
+    """Raises a worker's counter in SQL, so that the sweeper knows that it lives."""
+
+    def __init__(self, store: Store, worker: GpuWorker, every_s: float) -> None:
+        self._store = store
+        self._worker = worker
+        self._every_s = every_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the beat in progress."""
+        self._stop.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._store.beat(self._worker.owner)
+                self._worker.give_back_leaked()
+            except StoreError as error:
+                # The lease may be lost meanwhile; the fence at finish decides, not we.
+                logger.warning("no heartbeat: %s", error, extra={"action": "heartbeat_failed"})
+            self._stop.wait(self._every_s)

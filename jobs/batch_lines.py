@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow, ResultRecord
-from nightjar.jobs.schemas import MAX_LINE_BYTES, parse_batch_line
+from nightjar.jobs.schemas import MAX_LINE_BYTES, UTF8_MARK, parse_batch_line
 
 
 class LineCutter:
@@ -40,7 +40,8 @@ class LineCutter:
         self._line += 1
         line = bytes(self._rest)
         self._rest.clear()
-        if line.strip():
+        text = line.removeprefix(UTF8_MARK) if self._line == 1 else line
+        if text.strip():
             yield self._line, line.rstrip(b"\r")
 
 

@@ -68,11 +68,6 @@ def check_step(table: Mapping[State, frozenset[State]], source: State, target: S
     return target
 
 
-def terminal_states(table: Mapping[State, frozenset[State]]) -> list[State]:
-    """The states that nothing follows."""
-    return [state for state, followers in table.items() if not followers]
-
-
 def final_job_state(completed: int, failed: int, *, cancel_requested: bool) -> JobState:
     """What a job becomes when its last request has its outcome."""
     if cancel_requested:

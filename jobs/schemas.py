@@ -22,8 +22,7 @@ BODIES: dict[RequestKind, type[CompletionBody] | type[RerankBody]] = {
     RequestKind.RANK: RerankBody,
 }
 URLS = {"/v1/completions": RequestKind.GENERATE, "/v1/rerank": RequestKind.RANK}
-LINE_FIELDS = frozenset({"custom_id", "method", "url", "body"})
-_UTF8_MARK = b"\xef\xbb\xbf"
+UTF8_MARK = b"\xef\xbb\xbf"  # some editors write it at the beginning of a file
 
 # What to do about a field, by its name, when the type or range of its value is wrong.
 HINTS = {
@@ -80,7 +79,7 @@ def parse_batch_line(
     try:
         if len(raw) > max_bytes:
             _fail("line_too_long", None, f"is longer than {max_bytes} bytes; split its work")
-        data = _decode_json(raw.removeprefix(_UTF8_MARK) if line == 1 else raw, known)
+        data = _decode_json(raw.removeprefix(UTF8_MARK) if line == 1 else raw, known)
         known.custom_id = _readable_custom_id(data.get("custom_id"))
         custom_id = _check_custom_id(data)
         kind = _check_envelope(data)

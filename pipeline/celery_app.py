@@ -58,8 +58,9 @@ def _queue(name: str) -> Queue:
 
 
 def _schedule(settings: Settings) -> dict[str, dict[str, object]]:
-    # Ticks that waited longer than this are worth nothing: the next one does their work.
-    options = {"expires": 30}
+    # Bounds what piles up while no planner runs. Far above any difference between two clocks:
+    # a planner whose clock is ahead must not take every tick for an old one.
+    options = {"expires": 6 * 3600}
     return {
         "tick": {"task": TICK_TASK, "schedule": settings.sweep_every_s, "options": options},
         "sweep": {"task": SWEEP_TASK, "schedule": settings.sweep_every_s, "options": options},

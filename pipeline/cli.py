@@ -16,7 +16,13 @@ from rich.console import Console
 
 from nightjar import __version__
 from nightjar.jobs.errors import JobError
-from nightjar.pipeline.commands import WorkerRole, beat_command, flower_command, worker_command
+from nightjar.pipeline.commands import (
+    WorkerRole,
+    beat_command,
+    flower_command,
+    forget_celery_variables,
+    worker_command,
+)
 from nightjar.pipeline.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -160,7 +166,7 @@ def flower(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 5555,
 ) -> None:
     """Start Flower, read-only; NIGHTJAR_FLOWER_AUTH=user:password protects it."""
-    auth = os.environ.get("NIGHTJAR_FLOWER_AUTH")
+    auth = os.environ.get("NIGHTJAR_FLOWER_AUTH") or None
     if auth is None and address not in ("127.0.0.1", "localhost", "::1"):
         _fail(
             f"--address {address} opens Flower to others: set NIGHTJAR_FLOWER_AUTH=user:password",
@@ -295,6 +301,7 @@ def _become(command: list[str]) -> NoReturn:
 
 def main() -> None:
     """Entry point of the command."""
+    forget_celery_variables()
     try:
         app()
     except JobError as error:

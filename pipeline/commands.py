@@ -17,6 +17,27 @@ _MEMORY_SCHEDULER = "celery.beat:Scheduler"
 _PLANNER_THREADS = 2
 
 
+# What Celery's command line reads beside CELERY_*.
+_CELERY_VARIABLES = {
+    "APP",
+    "BROKER_URL",
+    "CONFIG_MODULE",
+    "LOADER",
+    "RESULT_BACKEND",
+    "SKIP_CHECKS",
+}
+
+
+def forget_celery_variables() -> None:
+    """Take other applications' Celery settings out of this process's environment.
+
+    They would win over ours: with somebody's BROKER_URL set, our workers would join their broker.
+    """
+    for name in list(os.environ):
+        if name.startswith("CELERY_") or name in _CELERY_VARIABLES:
+            del os.environ[name]
+
+
 class WorkerRole(StrEnum):
     """What a Celery worker is for."""
 

@@ -24,6 +24,7 @@ def read_batch_lines(stream: BinaryIO) -> Iterator[NewRequest | RejectedRow]:
 @contextmanager
 def replaced_when_whole(path: Path) -> Iterator[BinaryIO]:
     """Write a file beside `path` and move it there when it is complete and on the disk."""
+    path = path.resolve()  # a link stays one: what it points to is replaced
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     partial = Path(name)
     try:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.jobs.records import EncodedRequest, QueuedRequest, RequestKind
+from nightjar.jobs.records import EncodedRequest, QueuedRequest, RequestError, RequestKind
 from nightjar.jobs.store import Store
 from nightjar.pipeline.encode import Encoder
 from nightjar.pipeline.pack import Packable, pack
@@ -56,7 +56,7 @@ class Planner:
         return done
 
     def _plan_chunk(self, job_id: str, requests: list[QueuedRequest]) -> None:
-        encoded, rejected = self._encoder.encode(requests)
+        encoded, rejected = self._encode(requests)
         by_id = {request.id: request for request in requests}
         batches = pack(
             [_packable(by_id[item.id], item) for item in encoded],
@@ -72,6 +72,28 @@ class Planner:
             len(rejected),
             extra={"action": "plan_chunk", "job_id": job_id},
         )
+
+    def _encode(
+        self, requests: list[QueuedRequest]
+    ) -> tuple[list[EncodedRequest], list[tuple[int, RequestError]]]:
+        """Encode together; if that raises, one by one, so that only the culprit fails."""
+        try:
+            return self._encoder.encode(requests)
+        except Exception:
+            logger.exception("a chunk cannot be encoded; encoding its requests one by one")
+        encoded: list[EncodedRequest] = []
+        rejected: list[tuple[int, RequestError]] = []
+        for request in requests:
+            try:
+                done, refused = self._encoder.encode([request])
+            except Exception as error:
+                logger.exception("request %d cannot be encoded", request.id)
+                fault = f"the planner failed: {type(error).__name__}"
+                refused = [(request.id, RequestError("internal_error", fault))]
+                done = []
+            encoded += done
+            rejected += refused
+        return encoded, rejected
 
     @contextmanager
     def _only_here(self, job_id: str) -> Iterator[bool]:

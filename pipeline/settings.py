@@ -46,7 +46,7 @@ class Settings(BaseSettings):
     redispatch_after_s: float = Field(20.0, gt=0)
     sweep_every_s: float = Field(2.0, gt=0)
     micro_batch_crashes: int = Field(3, ge=1, description="crashes that fail its requests")
-    compute_stalled_after_s: float = Field(120.0, gt=0)
+    compute_stalled_after_s: float = Field(600.0, gt=0)
     compute_threads: int | None = Field(None, ge=1, description="CPU threads of the engine")
 
     max_upload_bytes: int = Field(1 << 30, ge=1)

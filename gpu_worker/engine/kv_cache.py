@@ -6,7 +6,7 @@ import heapq
 
 
 class BlockPool:
-    """A fixed number of cache blocks with reference counts.
+    """A fixed number of cache blocks, each held by one table at most.
 
     A request reserves all the blocks it can come to need before it starts and draws them one by
     one as it grows, so a running request never waits for memory and is never thrown out.
@@ -16,7 +16,6 @@ class BlockPool:
         self.total = blocks
         self.block_size = block_size
         self._free = list(range(blocks))  # a heap: low blocks first keeps the used ones together
-        self._references = [0] * blocks
         self._reserved = 0
         self._fresh: list[int] = []
 
@@ -44,7 +43,6 @@ class BlockPool:
         """Turn one reserved block into a held one."""
         self._reserved -= 1
         block = heapq.heappop(self._free)
-        self._references[block] = 1
         self._fresh.append(block)
         return block
 
@@ -53,15 +51,9 @@ class BlockPool:
         fresh, self._fresh = self._fresh, []
         return fresh
 
-    def share(self, block: int) -> None:
-        """Another table holds the block too."""
-        self._references[block] += 1
-
     def release(self, block: int) -> None:
-        """One table lets go of the block; the last one frees it."""
-        self._references[block] -= 1
-        if self._references[block] == 0:
-            heapq.heappush(self._free, block)
+        """The table lets go of the block."""
+        heapq.heappush(self._free, block)
 
 
 class BlockTable:

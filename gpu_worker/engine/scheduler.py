@@ -28,11 +28,6 @@ class Scheduler:
         self._rankings: deque[RankSequence] = deque()
         self._running: list[GenerateSequence] = []
 
-    @property
-    def has_work(self) -> bool:
-        """Whether any request is waiting or running."""
-        return bool(self._running or self._waiting or self._rankings)
-
     def add(self, sequence: GenerateSequence | RankSequence) -> None:
         """Put a request at the end of its queue."""
         if isinstance(sequence, GenerateSequence):

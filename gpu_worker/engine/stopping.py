@@ -7,7 +7,6 @@ from collections import deque
 from functools import lru_cache
 
 ROOT = 0
-MISSING = 0xFFFF  # no state has this number: validation bounds the bytes of all stops
 
 MAX_REMEMBERED = 1 << 14
 """Steps (state, piece) that an automaton remembers."""
@@ -16,50 +15,48 @@ MAX_REMEMBERED = 1 << 14
 class StopAutomaton:
     """All stops of one set at once.
 
-    trans[state][byte] is the next state.  longest[state] is the length of the longest stop that
+    trans[state][byte] is the next state (uint16: validation bounds the bytes of all stops, and a
+    state costs 512 bytes).  longest[state] is the length of the longest stop that
     ends where the state is entered, 0 if none does; among stops that end at the same byte the
     longest begins earliest, so the shorter ones never win.
     """
 
     def __init__(self, stops: tuple[bytes, ...]) -> None:
         self.trans: list[array[int]] = []
-        self.longest: list[int] = []
-        self._add_state()
-        for stop in stops:
-            self._insert(stop)
-        self._link()
+        self.longest: list[int] = [0]
+        self._link(self._tree(stops))
         self._steps: dict[tuple[int, bytes], tuple[int, int, int]] = {}
 
-    def _add_state(self) -> int:
-        """A new state that leads nowhere yet; returns its number."""
-        self.trans.append(array("H", [MISSING]) * 256)
-        self.longest.append(0)
-        return len(self.trans) - 1
+    def _tree(self, stops: tuple[bytes, ...]) -> list[dict[int, int]]:
+        """The children of each state, by byte; the states are the prefixes of the stops."""
+        children: list[dict[int, int]] = [{}]
+        for stop in stops:
+            state = ROOT
+            for byte in stop:
+                if byte not in children[state]:
+                    children[state][byte] = len(children)
+                    children.append({})
+                    self.longest.append(0)
+                state = children[state][byte]
+            self.longest[state] = len(stop)
+        return children
 
-    def _insert(self, stop: bytes) -> None:
-        """Add one stop's path to the tree."""
-        state = ROOT
-        for byte in stop:
-            if self.trans[state][byte] == MISSING:
-                self.trans[state][byte] = self._add_state()
-            state = self.trans[state][byte]
-        self.longest[state] = len(stop)
-
-    def _link(self) -> None:
-        """Fill the missing transitions from each state's longest proper suffix, by depth."""
-        suffix = [ROOT] * len(self.trans)
+    def _link(self, children: list[dict[int, int]]) -> None:
+        """Fill the transitions: a child's, else those of the state's longest proper suffix."""
+        nowhere = array("H", [ROOT]) * 256
+        suffix = [ROOT] * len(children)
+        self.trans = [nowhere] * len(children)
         queue = deque([ROOT])
-        while queue:
+        while queue:  # by depth, so that a state's suffix comes before it
             state = queue.popleft()
-            row, fallback = self.trans[state], self.trans[suffix[state]]
-            for byte, child in enumerate(row):
-                onward = fallback[byte] if state != ROOT else ROOT
-                if child == MISSING:
-                    row[byte] = onward
-                else:
-                    suffix[child] = onward
-                    self.longest[child] = self.longest[child] or self.longest[onward]
-                    queue.append(child)
+            fallback = self.trans[suffix[state]] if state != ROOT else nowhere
+            row = fallback[:]
+            for byte, child in children[state].items():
+                row[byte] = child
+                suffix[child] = fallback[byte]
+                self.longest[child] = self.longest[child] or self.longest[fallback[byte]]
+                queue.append(child)
+            self.trans[state] = row
 
     def feed(self, state: int, piece: bytes) -> tuple[int, int, int]:
         """Read one token's bytes.
@@ -88,9 +85,10 @@ class StopAutomaton:
         return state, begin, length
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def automaton(stops: tuple[bytes, ...]) -> StopAutomaton:
-    """The automaton of a set of stops; most requests of a job share one."""
+    """The automaton of a set of stops; most requests of a job share one.  The largest takes
+    8 MiB."""
     return StopAutomaton(stops)
 
 

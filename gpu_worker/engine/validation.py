@@ -15,8 +15,9 @@ from nightjar.gpu_worker.engine.requests import (
     SamplingParams,
 )
 
-MAX_STOP_BYTES = 4096
-"""All stops of a request together: each byte costs a row in the automaton."""
+MAX_STOPS_BYTES = 16_384
+"""All stops of a request together: each byte costs a row in the automaton.  As many as a request
+body may hold (jobs/bodies.py), so that no request is accepted there and refused here."""
 
 
 class RefusedError(Exception):
@@ -115,7 +116,9 @@ def check_sampling(params: SamplingParams) -> None:
         f"top_k is {params.top_k}: must be 0 (off) or more": params.top_k >= 0,
         f"top_p is {params.top_p}: must be more than 0 and at most 1": 0 < params.top_p <= 1,
         "stop: a stop string is empty": all(params.stop),
-        f"stop: {stop_bytes} bytes in all: at most {MAX_STOP_BYTES}": stop_bytes <= MAX_STOP_BYTES,
+        f"stop: {stop_bytes} bytes in all: at most {MAX_STOPS_BYTES}": (
+            stop_bytes <= MAX_STOPS_BYTES
+        ),
     }
     for message, fine in checks.items():
         if not fine:

@@ -1,4 +1,4 @@
-"""GPT-2's names and shapes, as transformers stores them."""
+"""GPT-2's weights, from the names that transformers stores them under."""
 
 from __future__ import annotations
 
@@ -8,34 +8,6 @@ from nightjar.checkpoints import ModelConfig
 from nightjar.gpu_worker.models.decoder import DecoderWeights, LayerWeights, NormWeights
 from nightjar.gpu_worker.models.weight_reader import WeightReader
 from nightjar.kernels import LinearWeight, pack_linear
-
-
-def gpt2_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor the config asks for.  Projections are stored [in, out]; the causal masks that
-    old checkpoints carry (h.*.attn.bias) are not weights and are not asked for."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "wte.weight": (config.vocab_size, hidden),
-        "wpe.weight": (config.context_length, hidden),
-        "ln_f.weight": (hidden,),
-        "ln_f.bias": (hidden,),
-    }
-    if not config.tied_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    projections = {
-        "attn.c_attn": (hidden, 3 * hidden),
-        "attn.c_proj": (hidden, hidden),
-        "mlp.c_fc": (hidden, inner),
-        "mlp.c_proj": (inner, hidden),
-    }
-    for layer in range(config.n_layers):
-        for norm in ("ln_1", "ln_2"):
-            shapes[f"h.{layer}.{norm}.weight"] = (hidden,)
-            shapes[f"h.{layer}.{norm}.bias"] = (hidden,)
-        for name, shape in projections.items():
-            shapes[f"h.{layer}.{name}.weight"] = shape
-            shapes[f"h.{layer}.{name}.bias"] = shape[1:]
-    return shapes
 
 
 def gpt2_weights(

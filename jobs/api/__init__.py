@@ -44,7 +44,7 @@ def create_app(
 
     `wake` tells the planner of a new job's id; it may fail, then the job waits
     for the planner's own rounds. `served_model` is the model of jobs that name
-    none in `?model=`.
+    none in `?model=`, and the only one that may be named; None accepts any.
     """
     app = FastAPI(title="Nightjar", version=nightjar.__version__)
     uploads = Uploads(store, wake, served_model, max_upload_bytes)

@@ -137,6 +137,14 @@ class Uploads:
                 "name the model of the job in ?model=, at most 512 characters",
                 "model",
             )
+        if self._served_model not in (None, model):
+            raise RefusedRequestError(
+                400,
+                "model_not_found",
+                f"this queue serves the model {self._served_model!r}, not {model!r}; leave "
+                "?model= out or name the served one",
+                "model",
+            )
         key = request.headers.get("idempotency-key")
         if key is not None and not _is_text(key, 255):
             message = "must have 1 to 255 characters"

@@ -11,14 +11,15 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import StoreError
-from nightjar.jobs.records import JobState, JsonObject, NewResult, RequestState
+from nightjar.jobs.records import JobState, JsonObject, MicroBatchRef, NewResult, RequestState
 from nightjar.jobs.store.database import Database
-from nightjar.jobs.store.tables import job, request, result
+from nightjar.jobs.store.tables import job, micro_batch, request, result
 
 CANCELLED_CODE = "cancelled"
 CANCELLED_STATUS = 499  # the client closed the request
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
+REF_COLUMNS = [micro_batch.c[name] for name in MicroBatchRef.__slots__]
 OPEN_JOBS = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, JobState.CANCELLING)
 TOKEN_COUNTS = ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
 _COUNTED_STATES = {

@@ -5,7 +5,6 @@ from functools import partial
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs import lifecycle
 from nightjar.jobs.records import Job, JobState, MicroBatchState, RequestState
 from nightjar.jobs.store.base import OPEN_JOBS, StorePart, cancelled_result
 from nightjar.jobs.store.reading import find_job
@@ -26,7 +25,6 @@ class CancellingStore(StorePart):
         error `cancelled`. Leased ones end when their worker finishes or gives
         back; until then the job is `cancelling`. Raises UnknownJobError.
         """
-        lifecycle.states_before(lifecycle.JOB_TRANSITIONS, JobState.CANCELLING)
         flag = (
             sa.update(job)
             .where(job.c.id == job_id, job.c.state.in_(OPEN_JOBS))
@@ -77,10 +75,6 @@ class CancellingStore(StorePart):
         ).all()
         if not ids:
             return 0
-        for state in waiting:
-            lifecycle.check_step(
-                lifecycle.MICRO_BATCH_TRANSITIONS, state, MicroBatchState.CANCELLED
-            )
         connection.execute(
             sa.update(micro_batch)
             .where(micro_batch.c.id.in_(ids))

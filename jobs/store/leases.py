@@ -16,13 +16,14 @@ from nightjar.jobs.records import (
     ClaimedMicroBatch,
     ClaimedRequest,
     JobState,
+    MicroBatchRef,
     MicroBatchState,
     NewResult,
     RequestError,
     RequestState,
     WorkerHeartbeat,
 )
-from nightjar.jobs.store.base import StorePart, cancelled_result, load_json, now
+from nightjar.jobs.store.base import REF_COLUMNS, StorePart, cancelled_result, load_json, now
 from nightjar.jobs.store.segments import unpack_segments
 from nightjar.jobs.store.tables import job, micro_batch, request, worker
 
@@ -162,6 +163,14 @@ class LeaseStore(StorePart):
 
         return self._database.write(work)
 
+    def leased(self, owner: str) -> list[MicroBatchRef]:
+        """The micro-batches that this owner holds."""
+        statement = sa.select(*REF_COLUMNS).where(
+            _mb.state == MicroBatchState.LEASED, _mb.owner == owner
+        )
+        with self._database.reading() as connection:
+            return [MicroBatchRef(*row) for row in connection.execute(statement)]
+
     def release_owner(self, owner: str) -> int:
         """Take every lease of a dead worker back; returns how many there were."""
         statement = (
@@ -209,9 +218,6 @@ class LeaseStore(StorePart):
         if _is_cancelled(connection, leased.job_id):
             self._end(connection, leased, (), MicroBatchState.CANCELLED)
             return
-        lifecycle.check_step(
-            lifecycle.MICRO_BATCH_TRANSITIONS, MicroBatchState.LEASED, MicroBatchState.READY
-        )
         connection.execute(
             sa.update(micro_batch)
             .where(_mb.id == leased.id)

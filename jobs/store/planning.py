@@ -17,7 +17,7 @@ from nightjar.jobs.records import (
     RequestError,
     RequestState,
 )
-from nightjar.jobs.store.base import OPEN_JOBS, StorePart, load_json
+from nightjar.jobs.store.base import OPEN_JOBS, REF_COLUMNS, StorePart, load_json
 from nightjar.jobs.store.segments import pack_segments
 from nightjar.jobs.store.tables import job, micro_batch, request
 
@@ -25,7 +25,6 @@ from nightjar.jobs.store.tables import job, micro_batch, request
 _is_queued = request.c.state == sa.literal(
     RequestState.QUEUED, request.c.state.type, literal_execute=True
 )
-_REF_COLUMNS = [micro_batch.c[name] for name in MicroBatchRef.__slots__]
 REJECTED_STATUS = 400
 
 
@@ -157,7 +156,7 @@ def _refs(
     connection: Connection, state: MicroBatchState, limit: int | None = None
 ) -> list[MicroBatchRef]:
     statement = (
-        sa.select(*_REF_COLUMNS)
+        sa.select(*REF_COLUMNS)
         .where(micro_batch.c.state == state)
         .order_by(micro_batch.c.job_id, micro_batch.c.id)
         .limit(limit)
@@ -214,7 +213,6 @@ def _join(
     ]
     if not rows:
         return
-    lifecycle.check_step(lifecycle.REQUEST_TRANSITIONS, RequestState.QUEUED, RequestState.PLANNED)
     connection.execute(
         sa.update(request)
         .where(request.c.id == sa.bindparam("member"))

@@ -12,6 +12,8 @@ from nightjar.jobs.store.base import StorePart, load_json
 from nightjar.jobs.store.tables import job, micro_batch, request, result
 
 Outcome = Literal["all", "succeeded", "failed"]
+# An answer may fill megabytes (a ranking of 10,000 documents does), and a page is in memory whole.
+ROWS_IN_MEMORY = 200
 _JOB_COLUMNS = [job.c[name] for name in Job.__slots__]
 
 
@@ -49,7 +51,7 @@ class ReadingStore(StorePart):
             return [_record(row) for row in connection.execute(statement)]
 
     def iter_results(
-        self, job_id: str, *, outcome: Outcome = "all", page_size: int = 1_000
+        self, job_id: str, *, outcome: Outcome = "all", page_size: int = ROWS_IN_MEMORY
     ) -> Iterator[ResultRecord]:
         """Every landed outcome in row order, a page in memory at a time."""
         after_index = -1

@@ -53,13 +53,6 @@ class VectorStore(StorePart):
         with self._database.reading() as connection:
             return _newest(connection, name, version)
 
-    def prompt_vectors(self) -> list[PromptVector]:
-        """Every version of every name, without its data."""
-        listed = [sa.literal(b"").label("data") if c is _row.data else c for c in _FIELDS]
-        statement = sa.select(*listed).order_by(_row.name, _row.version)
-        with self._database.reading() as connection:
-            return [PromptVector(*row) for row in connection.execute(statement)]
-
 
 def _newest(connection: Connection, name: str, version: int | None = None) -> PromptVector | None:
     statement = sa.select(*_FIELDS).where(_row.name == name)

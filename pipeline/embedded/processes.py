@@ -5,17 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
-# A service that ends so often within the window will not get better by being started again.
-_MOST_RESTARTS = 5
-_RESTART_WINDOW_S = 60.0
+# A service that ends so often while no result lands will not get better by being started again.
+_MOST_ENDS = 5
 _LOG_TAIL_BYTES = 2_000
 
 
@@ -25,14 +23,15 @@ class ServiceError(Exception):
 
 @dataclass(slots=True)
 class Service:
-    """One supervised process; its output goes to `log`."""
+    """One supervised process, standing in `directory`; its output goes to `log`."""
 
     name: str
     command: Sequence[str]
     log: Path
     environment: Mapping[str, str]
+    directory: Path
     process: subprocess.Popen[bytes] | None = None
-    ended_at: list[float] = field(default_factory=list)
+    ends: int = 0  # since the last progress
 
     def start(self) -> None:
         """Start the process; the kernel ends it should this one die."""
@@ -43,6 +42,7 @@ class Service:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=dict(self.environment),
+                cwd=self.directory,  # a redis.py where the user stands is not ours to import
                 start_new_session=True,  # Ctrl-C is for this process, which ends them in order
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - no thread holds a lock we need
             )
@@ -55,11 +55,10 @@ class Service:
         """
         if self.process is None or self.process.poll() is None:
             return False
-        now = time.monotonic()
-        self.ended_at = [t for t in self.ended_at if now - t < _RESTART_WINDOW_S] + [now]
-        if len(self.ended_at) > _MOST_RESTARTS:
+        self.ends += 1
+        if self.ends == _MOST_ENDS:
             raise ServiceError(
-                f"{self.name} ended {len(self.ended_at)} times within a minute, last with status "
+                f"the {self.name} ended {_MOST_ENDS} times and no result landed, last with status "
                 f"{self.process.returncode}; the end of {self.log}:\n{self.log_tail()}"
             )
         self.start()

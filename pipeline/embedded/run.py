@@ -22,7 +22,10 @@ from nightjar.pipeline.embedded.workdir import (
     default_workdir,
     file_digest,
     locked_workdir,
+    note_written,
     output_paths,
+    sqlite_url,
+    was_written,
 )
 from nightjar.pipeline.formats import read_batch_lines, write_results
 from nightjar.pipeline.settings import Settings, SettingsError
@@ -80,12 +83,14 @@ def run(arguments: RunArguments, listener: Listener) -> RunSummary:
         UsageError: The arguments cannot be used; nothing was done.
         RunError: The run cannot go on; running it again resumes.
     """
-    check_paths(arguments.source, arguments.out)
+    workdir = arguments.workdir or default_workdir(arguments.out)
     try:
+        check_paths(arguments.source, arguments.out, workdir)
         model = ModelDirectory.open(arguments.model)
     except CheckpointError as error:
         raise UsageError(f"--model {arguments.model}: {error}") from error
-    workdir = arguments.workdir or default_workdir(arguments.out)
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from error
     started = time.monotonic()
     with locked_workdir(workdir):
         try:
@@ -115,8 +120,9 @@ class _Run:
         self._workdir = workdir
         self._listener = listener
         self._settings = Settings.read(
-            database_url=SecretStr(f"sqlite:///{workdir.resolve() / 'nightjar.db'}"),
+            database_url=SecretStr(sqlite_url(workdir.resolve() / "nightjar.db")),
             model=model.path.resolve(),
+            model_name=model.name,
             dtype=arguments.dtype,
             accept_any_model=True,
             heartbeat_s=1.0,
@@ -130,9 +136,7 @@ class _Run:
             self._store.migrate()
             job, resumed = self._submit_or_resume()
             before = job.ended
-            was_finished = job.is_over and all(
-                path.exists() for path in output_paths(self._arguments.out)
-            )
+            was_finished = job.is_over and was_written(self._workdir, self._arguments.out)
             self._listener.submitted(job, resumed=resumed)
             if not job.is_over:
                 job = self._compute(job)
@@ -180,7 +184,9 @@ class _Run:
                 time.sleep(_POLL_S)
                 system.watch()
                 self._check_disk()
-                job = self._store.job(job.id)
+                ended, job = job.ended, self._store.job(job.id)
+                if job.ended > ended:
+                    system.progressed()
                 self._listener.progressed(job)
         return job
 
@@ -203,3 +209,4 @@ class _Run:
                     f"{path} cannot be written: {error.strerror}; the results are kept in "
                     f"{self._workdir}: run the same command again to write them"
                 ) from error
+        note_written(self._workdir, self._arguments.out)

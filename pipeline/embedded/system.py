@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+import nightjar
 from nightjar.jobs.store import Store
 from nightjar.pipeline.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
@@ -14,6 +15,8 @@ from nightjar.pipeline.embedded.processes import Service
 from nightjar.pipeline.settings import Settings
 
 _STOP_GRACE_S = 10.0
+# A socket's path has at most 107 bytes; its name takes some of them.
+_LONGEST_SOCKET_DIRECTORY = 90
 
 
 class EmbeddedSystem:
@@ -32,12 +35,12 @@ class EmbeddedSystem:
         self._store = store
         self._report = report
         logs.mkdir(exist_ok=True)
-        # Made private by mkdtemp (0700), and short enough for a unix socket's path.
-        self._directory = Path(tempfile.mkdtemp(prefix="nightjar-"))
+        self._directory = _private_directory()
         environment = os.environ | _environment(settings, broker_url(self._directory))
 
         def service(name: str, command: list[str]) -> Service:
-            return Service(name, command, logs / f"{name}.log", environment)
+            log = logs.resolve() / f"{name}.log"
+            return Service(name, command, log, environment, self._directory)
 
         self._broker = service("broker", broker_command(self._directory))
         self._gpu_worker = service("gpu-worker", worker_command(WorkerRole.COMPUTE, settings))
@@ -50,7 +53,7 @@ class EmbeddedSystem:
     def __enter__(self) -> "EmbeddedSystem":
         try:
             self._broker.start()
-            wait_for_broker(self._directory)
+            wait_for_broker(self._directory, self._broker)
             self._take_back()  # from an earlier run that was killed
             for worker in self._workers:
                 worker.start()
@@ -75,13 +78,18 @@ class EmbeddedSystem:
         """
         if self._broker.keep_running():
             self._report("the broker ended and was started again")
-            wait_for_broker(self._directory)
+            wait_for_broker(self._directory, self._broker)
             self._store.requeue(self._store.dispatched())
         for worker in self._workers:
             if worker.keep_running():
                 self._report(f"the {worker.name} ended and was started again")
                 if worker is self._gpu_worker:
                     self._take_back()
+
+    def progressed(self) -> None:
+        """Results have landed: what ended before was not for good."""
+        for service in [*self._workers, self._broker]:
+            service.ends = 0
 
     def stop(self) -> None:
         """End everything, the broker last."""
@@ -103,4 +111,16 @@ def _environment(settings: Settings, broker: str) -> dict[str, str]:
     values = settings.model_dump(mode="json", exclude_none=True)
     values["database_url"] = settings.database_url.get_secret_value()
     values["broker_url"] = broker
-    return {f"NIGHTJAR_{name.upper()}": str(value) for name, value in values.items()}
+    variables = {f"NIGHTJAR_{name.upper()}": str(value) for name, value in values.items()}
+    # The services stand in a directory of their own: a checkout that is not installed is told.
+    paths = [str(Path(nightjar.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    return variables | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def _private_directory() -> Path:
+    """A directory of mode 0700 whose path is short enough for a unix socket in it."""
+    directory = tempfile.mkdtemp(prefix="nightjar-")
+    if len(os.fsencode(directory)) > _LONGEST_SOCKET_DIRECTORY:
+        Path(directory).rmdir()
+        directory = tempfile.mkdtemp(prefix="nightjar-", dir="/tmp")
+    return Path(directory)

@@ -2,12 +2,16 @@
 
 import fcntl
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sqlalchemy import URL
+
 _CHUNK_BYTES = 1 << 20
+_WRITTEN = "written.json"
 
 
 class UsageError(Exception):
@@ -24,7 +28,7 @@ def default_workdir(out: Path) -> Path:
     return out.with_name(f"{out.name}.work")
 
 
-def check_paths(source: Path, out: Path) -> None:
+def check_paths(source: Path, out: Path, workdir: Path) -> None:
     """Check what can be checked before any work is done.
 
     Raises:
@@ -43,6 +47,8 @@ def check_paths(source: Path, out: Path) -> None:
             raise UsageError(f"--out {out} would overwrite the input {source}")
         if path.exists() and not path.is_file():
             raise UsageError(f"--out {path} is not a regular file")
+        if path == workdir:
+            raise UsageError(f"--workdir {workdir} is the output; give it a directory of its own")
     if not os.access(out.parent, os.W_OK):
         raise UsageError(f"--out {out}: the directory {out.parent} cannot be written to")
 
@@ -76,3 +82,30 @@ def file_digest(path: Path) -> str:
         while chunk := stream.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def sqlite_url(path: Path) -> str:
+    """The database URL of a SQLite file, whatever characters its path holds."""
+    return URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
+
+
+def note_written(workdir: Path, out: Path) -> None:
+    """Remember which files hold the results, so that no other file is taken for them."""
+    (workdir / _WRITTEN).write_text(json.dumps(_stamps(out)), encoding="utf-8")
+
+
+def was_written(workdir: Path, out: Path) -> bool:
+    """Whether an earlier run wrote the results, and the files are still as it left them."""
+    try:
+        noted = json.loads((workdir / _WRITTEN).read_text(encoding="utf-8"))
+        return bool(noted == _stamps(out))
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+def _stamps(out: Path) -> list[list[str | int]]:
+    stamps: list[list[str | int]] = []
+    for path in output_paths(out):
+        status = path.stat()
+        stamps.append([str(path.resolve()), status.st_size, status.st_mtime_ns])
+    return stamps

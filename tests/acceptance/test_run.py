@@ -2,6 +2,7 @@
 
 import sqlite3
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from tests.processes import (
     write_lines,
 )
 
+# The installed command: `python -m` would put the current directory before the libraries.
+NIGHTJAR_SCRIPT = [str(Path(sys.executable).with_name("nightjar"))]
 PROMPTS = ["안녕하세요", "hello world", "오늘 날씨가", "a b c d e f g h i j k l", "🙂 emoji"]
 
 
@@ -194,3 +197,52 @@ def test_term_ends_a_run_in_order(tiny_model: Path, tmp_path: Path) -> None:
         raise
     assert "run the same command again" in (tmp_path / "log").read_text()
     wait_until("every child to end", lambda: all_ended(children))
+
+
+def test_other_peoples_files_are_not_taken_for_the_results(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [*many_lines(3, max_tokens=3)])
+    out, work = tmp_path / "out.jsonl", tmp_path / "work"
+    arguments = run_arguments(source, tiny_model, out)
+    assert nightjar(*arguments, "--workdir", work).returncode == 0
+    right = out.read_text()
+    for stale in (out, tmp_path / "other.jsonl"):
+        stale.write_text("stale")
+        stale.with_suffix(".errors.jsonl").write_text("stale")
+        again = nightjar(*run_arguments(source, tiny_model, stale), "--workdir", work)
+        assert again.returncode == 0
+        assert stale.read_text() == right
+
+
+def test_a_hostile_environment_does_no_harm(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others' Celery settings, files that shadow libraries, odd paths, a long TMPDIR."""
+    place = tmp_path / "50% off? 한글 b"
+    place.mkdir()
+    for name in ("redis.py", "celery.py", "torch.py"):
+        (place / name).write_text("raise SystemExit('the wrong module')")
+    deep = tmp_path / ("long-" * 20)
+    deep.mkdir()
+    for name, value in {
+        "CELERY_BROKER_URL": "redis://127.0.0.1:1/0",
+        "BROKER_URL": "redis://127.0.0.1:1/0",
+        "CELERY_RESULT_BACKEND": "redis://127.0.0.1:1/0",
+        "NIGHTJAR_MODEL_NAME": "other",
+        "TMPDIR": str(deep),
+        "LC_ALL": "C",
+    }.items():
+        monkeypatch.setenv(name, value)
+    source = write_lines(place / "in.jsonl", [*many_lines(3, max_tokens=3)])
+    target, link = place / "target.jsonl", place / "out.jsonl"
+    link.symlink_to(target)
+    command = [*NIGHTJAR_SCRIPT, *run_arguments(source, tiny_model, link)]
+    done = subprocess.run(
+        command, cwd=place, check=False, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert link.is_symlink()
+    answers = read_lines(target)
+    assert [line["custom_id"] for line in answers] == ["row-0", "row-1", "row-2"]
+    assert {line["response"]["body"]["model"] for line in answers} == {tiny_model.name}

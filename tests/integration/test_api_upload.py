@@ -82,9 +82,28 @@ def test_the_same_idempotency_key_gives_the_same_job(client: TestClient, planner
 
 
 def test_model_and_metadata(client: TestClient) -> None:
-    query = {"model": "large", "metadata": '{"night": "밤"}'}
+    query = {"model": "tiny", "metadata": '{"night": "밤"}'}
     job = client.post("/v1/jobs", params=query, content=row("a"), headers=HEADERS).json()
-    assert (job["model"], job["metadata"]) == ("large", {"night": "밤"})
+    assert (job["model"], job["metadata"]) == ("tiny", {"night": "밤"})
+
+
+def test_a_model_that_is_not_served(client: TestClient, store: Store, planner: Planner) -> None:
+    response = client.post("/v1/jobs?model=large", content=row("a"), headers=HEADERS)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (
+        400,
+        "model_not_found",
+        "model",
+    )
+    assert "'tiny'" in error["message"]
+    assert "'large'" in error["message"]
+    assert (store.jobs(), planner.woken) == ([], [])
+
+
+def test_any_model_where_none_is_named_as_served(store: Store) -> None:
+    with TestClient(create_app(store, lambda job_id: None)) as client:
+        response = client.post("/v1/jobs?model=large", content=row("a"), headers=HEADERS)
+    assert (response.status_code, response.json()["model"]) == (201, "large")
 
 
 def test_bad_metadata(client: TestClient, store: Store) -> None:

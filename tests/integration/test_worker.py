@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 
 from nightjar.gpu_worker.launcher import ComputeConfig, Launcher
 from nightjar.gpu_worker.worker import GpuWorker
+from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import (
     EncodedRequest,
     JobState,
@@ -120,3 +121,37 @@ def test_a_fault_of_ours_ends_the_requests_and_is_raised(
         worker.run(ref.id, 0)
     assert {r.error.code for r in store.results(job_id) if r.error} == {"internal_error"}
     assert store.job(job_id).state is JobState.FAILED
+
+
+def test_a_lease_that_an_error_left_behind_goes_back(
+    store: Store, worker: GpuWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, (ref,) = planned(store, 2, each=2)
+    away = StoreUnavailableError("the database went away")
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "_compute", raiser(away))
+        with pytest.raises(StoreUnavailableError):
+            worker.run(ref.id, 0)
+    assert store.leased(worker.owner) != []
+    worker.give_back_leaked()
+    assert store.leased(worker.owner) == []
+    assert worker.run(ref.id, 1).outcome == "done"
+    assert store.job(job_id).state is JobState.COMPLETED
+
+
+def test_a_lease_in_work_is_not_given_back(
+    store: Store, worker: GpuWorker, thread: ThreadPoolExecutor
+) -> None:
+    _, ref = slow_batch(store)
+    running = thread.submit(worker.run, ref.id, 0)
+    wait_until("the claim", store.heartbeats)
+    assert worker.run(ref.id, 0).outcome == "skipped"
+    worker.give_back_leaked()
+    assert running.result().outcome == "done"
+
+
+def raiser(error: Exception) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail

@@ -9,8 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nightjar.checkpoints import CheckpointError, ModelDirectory
+from nightjar.checkpoints import (
+    CheckpointError,
+    ModelConfig,
+    ModelDirectory,
+    Tokenizer,
+    fingerprint,
+)
+from nightjar.checkpoints.config import READERS
+from nightjar.checkpoints.weights import EXPECTED_TENSORS
 from nightjar.gpu_worker.models import load_model
+from nightjar.gpu_worker.models.load import FAMILIES
 from tests.models import Gpt2Shape, save_gpt2
 
 
@@ -30,10 +39,14 @@ def refusal(model):
     return str(caught.value)
 
 
+def weight_files(directory):
+    return [header.path.name for header in directory.headers]
+
+
 def test_a_whole_directory(model):
     directory = ModelDirectory.open(model)
     assert directory.name == "model"
-    assert directory.weight_files() == [model / "model.safetensors"]
+    assert weight_files(directory) == ["model.safetensors"]
     config = directory.config
     assert (config.family, config.vocab_size, config.context_length) == ("gpt2", 512, 128)
     assert (config.n_heads, config.head_size, config.intermediate_size) == (4, 8, 100)
@@ -43,9 +56,8 @@ def test_a_whole_directory(model):
 
 
 def test_absent_sizes_are_gpt2s_own(tmp_path):
-    model = save_gpt2(tmp_path / "m")
-    (model / "config.json").write_text('{"model_type": "gpt2"}')
-    config = ModelDirectory.open(model).config
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    config = ModelConfig.read(tmp_path)
     sizes = (config.hidden_size, config.n_layers, config.n_heads, config.intermediate_size)
     assert sizes == (768, 12, 12, 3072)
     assert (config.vocab_size, config.context_length) == (50257, 1024)
@@ -79,6 +91,41 @@ def test_fingerprint_follows_the_content(model, tmp_path):
     assert ModelDirectory.open(model).fingerprint != first
 
 
+def test_fingerprint_sees_the_end_of_text_tokens(model):
+    first = ModelDirectory.open(model).fingerprint
+    (model / "generation_config.json").write_text('{"eos_token_id": [0, 5]}')
+    assert ModelDirectory.open(model).fingerprint != first
+
+
+def change_one_number(model, name):
+    """Edit the last number of one tensor; the file keeps its size and header."""
+    path = model / "model.safetensors"
+    tensors = load_file(path)
+    tensors[name].view(-1)[-1] += 1
+    save_file(tensors, str(path), metadata={"format": "pt"})
+
+
+def test_fingerprint_sees_a_single_number(model, monkeypatch):
+    # Samples as sparse as those of a file of hundreds of GiB.
+    monkeypatch.setattr(fingerprint, "SAMPLES", 2)
+    monkeypatch.setattr(fingerprint, "SAMPLE_BYTES", 16)
+    first = ModelDirectory.open(model).fingerprint
+    change_one_number(model, "transformer.h.1.ln_2.bias")
+    assert ModelDirectory.open(model).fingerprint != first
+
+
+def test_fingerprint_of_a_file_too_large_to_read_whole(model, monkeypatch):
+    monkeypatch.setattr(fingerprint, "WHOLE_BYTES", 1000)
+    monkeypatch.setattr(fingerprint, "SAMPLES", 8)
+    monkeypatch.setattr(fingerprint, "SAMPLE_BYTES", 64)
+    opened = ModelDirectory.open(model)
+    read = sum(map(len, fingerprint._content(opened.headers[0])))
+    assert read < 16 * 64
+    first = opened.fingerprint
+    save_gpt2(model, Gpt2Shape(n_inner=100), seed=1)
+    assert ModelDirectory.open(model).fingerprint != first
+
+
 def test_no_directory(tmp_path):
     assert "no such directory" in refusal(tmp_path / "nowhere")
 
@@ -107,7 +154,7 @@ def test_absurd_sizes(model, key, value):
     ("changes", "words"),
     [
         ({"n_head": 5}, "multiple"),
-        ({"model_type": "mamba"}, "mamba"),
+        ({"model_type": "mamba"}, "'mamba' is not supported: gpt2"),
         ({"model_type": None}, "model_type"),
         ({"model_type": ["gpt2"]}, "model_type"),
         ({"add_cross_attention": True}, "cross_attention"),
@@ -193,7 +240,7 @@ def test_pickles_are_refused_by_name(model):
 
 def test_pickles_beside_safetensors_are_ignored(model):
     (model / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    assert ModelDirectory.open(model).weight_files() == [model / "model.safetensors"]
+    assert weight_files(ModelDirectory.open(model)) == ["model.safetensors"]
 
 
 def test_no_weights(model):
@@ -218,7 +265,7 @@ def test_shards_load_like_one_file(model):
     whole = load_model(ModelDirectory.open(model), "fp32")
     shard(model)
     directory = ModelDirectory.open(model)
-    assert len(directory.weight_files()) == 2
+    assert len(weight_files(directory)) == 2
     parts = load_model(directory, "fp32")
     assert torch.equal(parts.weights.tokens, whole.weights.tokens)
     assert torch.equal(parts.weights.layers[1].up.bias, whole.weights.layers[1].up.bias)
@@ -244,15 +291,9 @@ def test_an_index_that_leads_elsewhere(model, name):
     assert "not a safetensors file beside the index" in refusal(model)
 
 
-def load_refusal(model):
-    with pytest.raises(CheckpointError) as caught:
-        load_model(ModelDirectory.open(model), "fp32")
-    return str(caught.value)
-
-
 def test_shapes_that_do_not_match_the_config(model):
     change_config(model, n_inner=101)
-    message = load_refusal(model)
+    message = refusal(model)
     assert "h.0.mlp.c_fc.weight" in message
     assert "[32, 100]" in message
     assert "[32, 101]" in message
@@ -260,14 +301,30 @@ def test_shapes_that_do_not_match_the_config(model):
 
 def test_missing_tensors(model):
     change_config(model, n_layer=3)
-    assert "'h.2.ln_1.weight'" in load_refusal(model)
+    assert "'h.2.ln_1.weight'" in refusal(model)
 
 
 def test_weights_that_are_no_floats(model):
     path = model / "model.safetensors"
     tensors = load_file(path)
     save_file({name: tensor.to(torch.int8) for name, tensor in tensors.items()}, str(path))
-    assert "I8" in load_refusal(model)
+    assert "I8" in refusal(model)
+
+
+def test_one_list_of_families():
+    assert set(READERS) == set(EXPECTED_TENSORS) == set(FAMILIES)
+
+
+def test_the_tokenizer_is_read_once(model, monkeypatch):
+    directory = ModelDirectory.open(model)
+    monkeypatch.setattr(Tokenizer, "read", None)
+    assert directory.tokenizer() is directory.tokenizer()
+
+
+@pytest.mark.parametrize("content", ["{}", '{"model": {"type": "BPE"}}', "nothing"])
+def test_a_tokenizer_that_cannot_be_used(model, content):
+    (model / "tokenizer.json").write_text(content)
+    assert "tokenizer.json" in refusal(model)
 
 
 def test_an_unknown_dtype(model):

@@ -41,17 +41,6 @@ def test_an_unused_reservation_comes_back():
     assert pool.available == 5
 
 
-def test_a_shared_block_is_freed_by_its_last_holder():
-    pool = BlockPool(2, 4)
-    table = BlockTable.reserve(pool, 4)
-    table.grow(4)
-    pool.share(0)
-    table.free()
-    assert pool.available == 1
-    pool.release(0)
-    assert pool.available == 2
-
-
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40), st.booleans()), max_size=40))
 def test_no_block_has_two_owners(steps):
     pool = BlockPool(12, 4)

@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nightjar.gpu_worker.engine import SamplingParams
 from nightjar.gpu_worker.engine.stopping import StopAutomaton, StopMatcher
+from nightjar.gpu_worker.engine.validation import MAX_STOPS_BYTES, RefusedError, check_sampling
+from nightjar.jobs.bodies import MAX_STOP_BYTES, MAX_STOPS
+from nightjar.jobs.records import RequestKind
+from nightjar.jobs.schemas import validate_body
 
 
 def oracle(stops, pieces):
@@ -95,6 +100,21 @@ def test_no_stops():
 
 
 def test_the_longest_stops_that_are_let_in():
-    stop = bytes(i % 251 for i in range(4096))
-    pieces = [b"x", stop[:4000], stop[4000:], b"y"]
-    assert matched([stop], pieces) == (2, 1)
+    stops = [bytes([i % 251 for i in range(MAX_STOP_BYTES - 1)] + [n]) for n in range(MAX_STOPS)]
+    stops += [bytes([n]) * MAX_STOP_BYTES for n in range(240, 240 + MAX_STOPS)]
+    for chosen in (stops[:MAX_STOPS], stops[MAX_STOPS:]):
+        check_sampling(SamplingParams(max_tokens=1, stop=tuple(chosen)))
+        for stop in chosen:
+            pieces = [b"x", stop[:1000], stop[1000:], b"y"]
+            assert matched(chosen, pieces) == (2, 1)
+
+
+def test_what_a_body_lets_in_the_engine_computes():
+    assert MAX_STOPS * MAX_STOP_BYTES == MAX_STOPS_BYTES
+    stops = ["가" * 341 + chr(ord("a") + n) for n in range(MAX_STOPS)]
+    body = validate_body(RequestKind.GENERATE, {"prompt": "a", "stop": stops})
+    asked = tuple(stop.encode() for stop in body["stop"])
+    assert {len(stop) for stop in asked} == {MAX_STOP_BYTES}
+    check_sampling(SamplingParams(max_tokens=1, stop=asked))
+    with pytest.raises(RefusedError, match="16385 bytes"):
+        check_sampling(SamplingParams(max_tokens=1, stop=(*asked, b"x")))

@@ -27,6 +27,9 @@ def cut(chunks: list[bytes], max_bytes: int = 1_000) -> list[tuple[int, bytes]]:
         (b"a\nb\n", [(1, b"a"), (2, b"b")]),
         (b"a\nb", [(1, b"a"), (2, b"b")]),
         (b"a\r\n\r\n \nb", [(1, b"a"), (4, b"b")]),
+        (b"\xef\xbb\xbf\r\na\n", [(2, b"a")]),
+        (b"\xef\xbb\xbf", []),
+        (b"\n\xef\xbb\xbf\n", [(2, b"\xef\xbb\xbf")]),
     ],
 )
 def test_lines(text: bytes, lines: list[tuple[int, bytes]]) -> None:
@@ -50,6 +53,12 @@ def test_rows_are_numbered_through_the_upload() -> None:
     assert [type(row) for row in rows] == [NewRequest, RejectedRow, RejectedRow, NewRequest]
     assert isinstance(rows[2], RejectedRow)
     assert rows[2].code == "line_too_long"
+
+
+def test_a_byte_order_mark_alone_is_no_row() -> None:
+    reader = BatchReader()
+    rows = reader.rows(b"\xef\xbb\xbf\n" + GOOD) + reader.last_rows()
+    assert [(type(row), row.index, row.line) for row in rows] == [(NewRequest, 0, 2)]
 
 
 def record(error: RequestError | None) -> ResultRecord:

@@ -30,15 +30,15 @@ def test_the_error_file_may_not_be_the_input(tmp_path: Path) -> None:
     source = tmp_path / "out.errors.jsonl"
     source.write_text("{}")
     with pytest.raises(UsageError, match="overwrite the input"):
-        check_paths(source, tmp_path / "out.jsonl")
-    check_paths(source, tmp_path / "other.jsonl")
+        check_paths(source, tmp_path / "out.jsonl", tmp_path / "work")
+    check_paths(source, tmp_path / "other.jsonl", tmp_path / "work")
 
 
 def test_an_output_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text("{}")
     with pytest.raises(UsageError, match="not a regular file"):
-        check_paths(source, Path("/dev/full"))
+        check_paths(source, Path("/dev/full"), tmp_path / "work")
 
 
 def test_a_second_run_is_turned_away_and_a_later_one_is_not(tmp_path: Path) -> None:
