@@ -30,7 +30,7 @@ lint: $(VENV)/installed-dev ## Linter, formatter, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy examples/*.py benchmarks/*.py
+	$(BIN)/mypy examples benchmarks
 
 format: $(VENV)/installed-dev ## Format the code
 	$(BIN)/ruff format .

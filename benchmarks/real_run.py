@@ -26,7 +26,7 @@ import psutil
 import torch
 
 import nightjar
-from examples.train_demo_model import Data, Turn, load_data
+from examples.demo_training.data import Data, Turn, load_data
 
 GENERATIONS = 5_000
 RANKINGS = 5_000
@@ -222,6 +222,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/real-run"))
     args = parser.parse_args()
     args.work.mkdir(parents=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)  # now, not after hours of computing
     data, rng = load_data(args.data), random.Random(17)
     truth = write_requests(args.work / "requests.jsonl", data, rng)
     out = args.work / "results.jsonl"

@@ -198,7 +198,8 @@ class Deployment:
 
     def _process(self, name: str, command: list[str], environment: Mapping[str, str]) -> Service:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("NIGHTJAR_")}
-        return Service(name, command, self.directory / f"{name}.log", inherited | environment)
+        log = self.directory / f"{name}.log"
+        return Service(name, command, log, inherited | environment, self.directory)
 
     def _our_command(self, name: str) -> list[str]:
         """The service's command line; `nightjar` is the one under test."""

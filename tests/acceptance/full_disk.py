@@ -49,12 +49,13 @@ def main(disk: Path, source: Path, model: Path) -> None:
     out, filler = disk / "out.jsonl", disk / "filler"
     command = [*NIGHTJAR, "run", str(source), "--model", str(model), "--out", str(out)]
     database = disk / "out.jsonl.work" / "nightjar.db"
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as first:
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
         wait_until("the first results", lambda: landed(database) or first.poll() is not None)
         filled = fill(filler)
         _, said = first.communicate(timeout=60)
+    finally:
+        first.terminate()  # a run that has ended does not mind
     filler.unlink()
     kept = landed(database)
     again = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
@@ -67,7 +68,7 @@ def main(disk: Path, source: Path, model: Path) -> None:
         "said_again": again.stderr,
         "custom_ids": [line["custom_id"] for line in read_lines(out)] if out.exists() else [],
     }
-    print(json.dumps(told))
+    sys.stdout.write(json.dumps(told) + "\n")
 
 
 if __name__ == "__main__":

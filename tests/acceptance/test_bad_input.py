@@ -135,6 +135,13 @@ def test_model_directories_that_cannot_be_served(
     pickled = broken("c")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     assert "pytorch_model.bin" in refused(source, pickled, out)
+    other_config = broken("d")
+    config = json.loads((other_config / "config.json").read_text())
+    (other_config / "config.json").write_text(json.dumps(config | {"n_layer": 3}))
+    assert "'h.2.ln_1.weight'" in refused(source, other_config, out)
+    no_tokens = broken("e")
+    (no_tokens / "tokenizer.json").write_text("{}")
+    assert "tokenizer.json" in refused(source, no_tokens, out)
 
 
 def test_paths_and_options_that_cannot_be_used(
@@ -187,7 +194,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_run(
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    names = [f"row-{number}" for number in range(600)]
+    names = [f"row-{number}" for number in range(300)]
     lines = [
         completion_line(name, prompt="hello", max_tokens=60, ignore_eos=True) for name in names
     ]

@@ -18,10 +18,10 @@ from nightjar.pipeline.settings import Settings
 def broker() -> Iterator[tuple[Service, str]]:
     with tempfile.TemporaryDirectory(prefix="nightjar-") as name:
         directory = Path(name)
-        service = Service("broker", broker_command(directory), directory / "log", {})
+        service = Service("broker", broker_command(directory), directory / "log", {}, directory)
         service.start()
         try:
-            wait_for_broker(directory)
+            wait_for_broker(directory, service)
             yield service, broker_url(directory)
         finally:
             service.stop(5)

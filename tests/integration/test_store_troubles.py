@@ -108,7 +108,7 @@ def test_a_deadlock_is_run_again(postgres_store: Store) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(attempts) == 3
+    assert len(attempts) > 2  # the loser ran again
     with postgres_store._database.reading() as connection:
         counters = connection.scalars(sa.text("SELECT counter FROM worker")).all()
     assert counters == [3, 3]

@@ -56,7 +56,7 @@ def test_the_wheel_holds_every_module(tmp_path: Path) -> None:
 def _is_packaged(name: str) -> bool:
     rooms = ("nightjar", "checkpoints", "gpu_worker", "jobs", "kernels", "migrations", "pipeline")
     kept = ("pyproject.toml", "README.md", "LICENSE")
-    return (name in kept or name.split("/")[0] in rooms) and os.path.lexists(ROOT / name)
+    return (name in kept or name.partition("/")[0] in rooms) and os.path.lexists(ROOT / name)
 
 
 def test_every_dependency_is_pinned_by_the_constraints() -> None:

@@ -1,13 +1,9 @@
-"""Own text about dishes and cuisines: the part of the demo model's data written for it.
+"""Own words and sentences about dishes and cuisines.
 
 Everything in this file was written for this project and shares its licence.  Queries name a
 cuisine and stop where the dish is expected; documents name a dish with the ending that the
 query asks for.  A whole query is one opening and one closing, joined by a newline or a space.
 """
-
-import hashlib
-import random
-from dataclasses import dataclass
 
 DISHES: dict[str, tuple[str, ...]] = {
     "한식": (
@@ -95,6 +91,7 @@ OPENINGS: tuple[str, ...] = (
     "손님이 오면 {c}{을} 대접해.",
     "",
 )
+
 CLOSINGS: tuple[str, ...] = (
     "지금도 내가 가장 좋아하는 음식은",
     "그중에서도 가장 좋아하는 음식은",
@@ -111,6 +108,7 @@ CLOSINGS: tuple[str, ...] = (
     "그 집에서 제일 유명한 요리는",
     "다음에 먹어 볼 음식은 아마",
 )
+
 # Closings that name the cuisine themselves and need no opening.
 WHOLE: tuple[str, ...] = (
     "내가 가장 좋아하는 {c}{은}",
@@ -124,6 +122,7 @@ WHOLE: tuple[str, ...] = (
     "{c}{을} 좋아하는 사람에게 어울리는 메뉴는",
     "{c} 추천 메뉴는",
 )
+
 # Short questions whose answer is the bare dish.
 SHORT: tuple[str, ...] = (
     "어떤 text를 추천? {c}",
@@ -139,6 +138,7 @@ SHORT: tuple[str, ...] = (
     "질문: {c} 하나만 골라 줘\n답:",
     "종류: {c}\n음식:",
 )
+
 # Small talk about food, in the form of the chat data.
 ASKS: tuple[str, ...] = (
     "{c} 추천해줘",
@@ -152,6 +152,7 @@ ASKS: tuple[str, ...] = (
     "{c} 메뉴 골라줘",
     "맛있는 {c} 알려줘",
 )
+
 REPLIES: tuple[str, ...] = (
     "{d} 어때요?",
     "{d}{을} 드셔 보세요.",
@@ -159,6 +160,7 @@ REPLIES: tuple[str, ...] = (
     "오늘은 {d}{이} 좋겠어요.",
     "{d}{이} 맛있을 거예요.",
 )
+
 FACTS: tuple[str, ...] = (
     "{d}{은} 대표적인 {c} 메뉴다.",
     "{d}{은} 내가 좋아하는 {c} 메뉴야.",
@@ -166,9 +168,12 @@ FACTS: tuple[str, ...] = (
     "{c} 식당에 가서 {d}{을} 먹었다.",
     "{c}{을} 먹으러 가서 {d}{을} 시켰다.",
 )
+
 ENDINGS: tuple[str, ...] = ("이야", "이야", "이에요", "입니다", "")
+
 # Dishes of these two overlap (street food is Korean food too): never ranked against each other.
 OVERLAP = ("한식", "분식")
+
 # Kept out of training as a whole, to see whether new wording works.
 UNSEEN_OPENINGS = (OPENINGS[4], OPENINGS[14], OPENINGS[22])
 UNSEEN_CLOSINGS = (CLOSINGS[4], CLOSINGS[9])
@@ -177,140 +182,3 @@ SEED_QUERY = "나는 어렸을 때부터 한식을 좋아했어.\n지금도 내�
 SEED_DOCUMENTS = ("된장찌개야", "스파게티야", "스테이크야", "짜장면이야")
 SEED_SHORT_QUERY = "어떤 text를 추천? 한식"
 SEED_SHORT_DOCUMENTS = ("된장찌개", "짜장면", "스파게티")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A query, the cuisine it speaks of, and the ending that its documents carry."""
-
-    query: str
-    cuisine: str
-    phrasing: str
-    ending: str
-    space: bool
-
-    def document(self, dish: str) -> str:
-        """The document that names `dish` in this sample's form."""
-        return (" " if self.space else "") + with_ending(dish, self.ending)
-
-
-def has_final(word: str) -> bool:
-    """Whether the last Hangul syllable of `word` ends in a consonant."""
-    code = ord(word[-1]) - 0xAC00
-    return 0 <= code < 11172 and code % 28 != 0
-
-
-def with_ending(dish: str, ending: str) -> str:
-    """`dish` with the copula in the form that Korean spelling asks for after it."""
-    if ending == "이야":
-        return dish + ("이야" if has_final(dish) else "야")
-    if ending == "이에요":
-        return dish + ("이에요" if has_final(dish) else "예요")
-    return dish + ending
-
-
-def fill(text: str, key: str, word: str) -> str:
-    """Puts `word` for `{key}` in `text`, each particle right after it in its fitting form."""
-    final = has_final(word)
-    rieul = (ord(word[-1]) - 0xAC00) % 28 == 8
-    forms = {
-        "{을}": "을" if final else "를",
-        "{이}": "이" if final else "가",
-        "{은}": "은" if final else "는",
-        "{으로}": "으로" if final and not rieul else "로",
-        "{이라면}": "이라면" if final else "라면",
-    }
-    for particle, form in forms.items():
-        text = text.replace(f"{{{key}}}{particle}", word + form)
-    return text.replace(f"{{{key}}}", word)
-
-
-def is_heldout(phrasing: str, dish: str) -> bool:
-    """Whether this pair stays out of training: 10% of all pairs, by hash."""
-    digest = hashlib.sha256(f"{phrasing}|{dish}".encode()).digest()
-    return digest[0] * 256 + digest[1] < 6554
-
-
-def make_sample(rng: random.Random, cuisine: str, unseen: bool = False) -> Sample:
-    """A random query for `cuisine`; `unseen` takes the wording kept out of training."""
-    name = rng.choice(NAMES[cuisine])
-    kind = 0.0 if unseen else rng.random()
-    if kind < 0.65:
-        opening, closing = pick_sentences(rng, unseen)
-        text = rng.choice(("\n", " ")).join((opening, closing)) if opening else closing
-        phrasing, ending = f"{opening}|{closing}", rng.choice(ENDINGS)
-        text = text if opening else f"{name} 이야기야. {text}"
-    elif kind < 0.85:
-        phrasing, ending = rng.choice(WHOLE), rng.choice(ENDINGS)
-        text = phrasing
-    else:
-        phrasing, ending = rng.choice(SHORT), ""
-        text = phrasing
-    return Sample(fill(text, "c", name), cuisine, phrasing, ending, rng.random() < 0.6)
-
-
-def pick_sentences(rng: random.Random, unseen: bool) -> tuple[str, str]:
-    """An opening and a closing, both seen in training or both kept out of it."""
-    if unseen:
-        return rng.choice(UNSEEN_OPENINGS), rng.choice(UNSEEN_CLOSINGS)
-    opening = rng.choice([text for text in OPENINGS if text not in UNSEEN_OPENINGS])
-    return opening, rng.choice([text for text in CLOSINGS if text not in UNSEEN_CLOSINGS])
-
-
-def cuisines_to_rank(rng: random.Random) -> list[str]:
-    """The cuisines of one ranking group, without one of the two that overlap."""
-    dropped = rng.choice(OVERLAP)
-    return [cuisine for cuisine in DISHES if cuisine != dropped]
-
-
-def pick_dish(rng: random.Random, cuisine: str, phrasing: str, heldout: bool) -> str:
-    """A dish of `cuisine` whose pair with `phrasing` is (not) held out; any if there is none."""
-    pool = [dish for dish in DISHES[cuisine] if is_heldout(phrasing, dish) == heldout]
-    return rng.choice(pool or DISHES[cuisine])
-
-
-def make_group(rng: random.Random, per_cuisine: int) -> tuple[list[str], list[str], list[int]]:
-    """Training queries, one document per cuisine, and the index of each query's document.
-
-    All documents of a group have one form, so that only the dish decides.  Held-out pairs of
-    phrasing and dish never meet in a group: the query is drawn again instead.
-    """
-    cuisines = cuisines_to_rank(rng)
-    form = make_sample(rng, cuisines[0])
-    dishes = [rng.choice(DISHES[cuisine]) for cuisine in cuisines]
-    queries: list[str] = []
-    targets: list[int] = []
-    for index, cuisine in enumerate(cuisines):
-        for _ in range(per_cuisine):
-            sample = make_sample(rng, cuisine)
-            while is_heldout(sample.phrasing, dishes[index]):
-                sample = make_sample(rng, cuisine)
-            queries.append(sample.query)
-            targets.append(index)
-    return queries, [form.document(dish) for dish in dishes], targets
-
-
-def make_test(rng: random.Random, unseen: bool, candidates: int = 4) -> tuple[str, list[str]]:
-    """A held-out query and its documents, the fitting one first, the rest of other cuisines."""
-    cuisines = rng.sample(cuisines_to_rank(rng), candidates)
-    sample = make_sample(rng, cuisines[0], unseen)
-    while not unseen and not any(is_heldout(sample.phrasing, dish) for dish in DISHES[cuisines[0]]):
-        sample = make_sample(rng, cuisines[0])
-    dishes = [pick_dish(rng, cuisines[0], sample.phrasing, heldout=not unseen)]
-    dishes += [rng.choice(DISHES[cuisine]) for cuisine in cuisines[1:]]
-    return sample.query, [sample.document(dish) for dish in dishes]
-
-
-def make_turn(rng: random.Random) -> tuple[str, str]:
-    """A question about a cuisine and an answer that names a dish of it."""
-    cuisine = rng.choice(list(DISHES))
-    ask, reply = rng.choice(ASKS), rng.choice(REPLIES)
-    dish = pick_dish(rng, cuisine, ask, heldout=False)
-    return fill(ask, "c", rng.choice(NAMES[cuisine])), fill(reply, "d", dish)
-
-
-def make_fact(rng: random.Random) -> str:
-    """A sentence that says which cuisine a dish belongs to."""
-    cuisine = rng.choice(list(DISHES))
-    text = fill(rng.choice(FACTS), "c", rng.choice(NAMES[cuisine]))
-    return fill(text, "d", rng.choice(DISHES[cuisine]))

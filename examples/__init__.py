@@ -1,0 +1,1 @@
+"""Programs around Nightjar; a package, so that they find each other's modules by full name."""

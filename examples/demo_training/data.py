@@ -1,0 +1,101 @@
+"""Which rows there are, how they read as text, and which are kept out of training."""
+
+import csv
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+STOP = "\n사용자:"
+VERDICTS = (" 재미있다", " 재미없다")
+CHAT_HELDOUT = 600
+REVIEW_HELDOUT = 3000
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One question with its answer."""
+
+    question: str
+    answer: str
+
+    @property
+    def prompt(self) -> str:
+        """The text up to where the answer starts."""
+        return f"사용자: {self.question}\n클로바:"
+
+
+@dataclass(frozen=True)
+class Review:
+    """A film review; verdict 0 is good, 1 is bad (an index into VERDICTS)."""
+
+    text: str
+    verdict: int
+
+    @property
+    def prompt(self) -> str:
+        """The text up to where the verdict starts."""
+        return f"리뷰: {self.text}\n평가:"
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows for training and rows kept out of it."""
+
+    chat: list[Turn]
+    chat_heldout: list[Turn]
+    reviews: list[Review]
+    reviews_heldout: list[Review]
+
+
+def read_table(path: Path, delimiter: str, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a table with a header, with the given columns stripped of blanks."""
+    if not path.is_file():
+        raise SystemExit(f"error: no such file: {path} (see --data)")
+    plain = delimiter == "\t"
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(
+            file,
+            delimiter=delimiter,
+            quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
+        )
+        missing = [name for name in columns if name not in (reader.fieldnames or [])]
+        if missing:
+            raise SystemExit(f"error: {path} lacks the columns {', '.join(missing)}")
+        return [{name: (row[name] or "").strip() for name in columns} for row in reader]
+
+
+def split_key(text: str) -> str:
+    """What decides the side of a row: equal for texts that differ in blanks or marks only."""
+    letters = "".join(char for char in text.lower() if char.isalnum())
+    return hashlib.sha256((letters or text).encode()).hexdigest()
+
+
+def hold_out(keys: Sequence[str], count: int) -> set[str]:
+    """The smallest hashes: they cover `count` rows or a few more, and no row of training."""
+    chosen: set[str] = set()
+    for taken, key in enumerate(sorted(keys)):
+        if taken >= count and key not in chosen:
+            break
+        chosen.add(key)
+    return chosen
+
+
+def load_data(folder: Path) -> Data:
+    """Reads both tables and keeps rows out by the hash of the question or the review."""
+    rows = read_table(folder / "chatbot" / "train.csv", ",", ("question", "answer"))
+    turns = list(dict.fromkeys(Turn(row["question"], row["answer"]) for row in rows))
+    turns = [turn for turn in turns if turn.question and turn.answer]
+    rows = read_table(folder / "nsmc" / "train.tsv", "\t", ("rating", "review"))
+    good = {row["review"]: int(row["rating"]) >= 9 for row in rows if row["review"]}
+    reviews = [Review(text, 0 if liked else 1) for text, liked in good.items()]
+    turn_keys = [split_key(turn.question) for turn in turns]
+    review_keys = [split_key(review.text) for review in reviews]
+    turns_out = hold_out(turn_keys, CHAT_HELDOUT)
+    reviews_out = hold_out(review_keys, REVIEW_HELDOUT)
+    return Data(
+        [turn for turn, key in zip(turns, turn_keys, strict=True) if key not in turns_out],
+        [turn for turn, key in zip(turns, turn_keys, strict=True) if key in turns_out],
+        [row for row, key in zip(reviews, review_keys, strict=True) if key not in reviews_out],
+        [row for row, key in zip(reviews, review_keys, strict=True) if key in reviews_out],
+    )
