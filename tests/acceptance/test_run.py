@@ -1,8 +1,13 @@
 """`nightjar run` as a user meets it: the real command, its files, its exit status, its signals."""
 
+import fcntl
+import os
+import pty
 import sqlite3
+import struct
 import subprocess
 import sys
+import termios
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.processes import (
+    NIGHTJAR,
     all_ended,
     completion_line,
     find_children,
@@ -246,3 +252,26 @@ def test_a_hostile_environment_does_no_harm(
     answers = read_lines(target)
     assert [line["custom_id"] for line in answers] == ["row-0", "row-1", "row-2"]
     assert {line["response"]["body"]["model"] for line in answers} == {tiny_model.name}
+
+
+def test_a_terminal_sees_bar_rate_and_time_left(tiny_model: Path, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [*many_lines(64)])
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    running = subprocess.Popen(
+        [*NIGHTJAR, *run_arguments(source, tiny_model, tmp_path / "out.jsonl")],
+        stderr=theirs,
+        env=os.environ | {"TERM": "xterm"},
+    )
+    os.close(theirs)
+    seen = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            seen += chunk
+    except OSError:  # the terminal closes with its last writer
+        pass
+    finally:
+        os.close(ours)
+    assert running.wait() == 0
+    for part in (b"computing", "\u2501".encode(), b"64/64", b"requests/s", b"left", b"succeeded"):
+        assert part in seen

@@ -1,0 +1,72 @@
+"""The planner over real stores: every request once, whoever plans and whatever raises."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from nightjar.checkpoints import ModelDirectory
+from nightjar.jobs.records import EncodedRequest, QueuedRequest, RequestError
+from nightjar.jobs.store import Store
+from nightjar.pipeline.encode import Encoder
+from nightjar.pipeline.planner import Planner
+from nightjar.pipeline.settings import Settings
+from tests.jobs import submit
+
+Encoded = tuple[list[EncodedRequest], list[tuple[int, RequestError]]]
+
+
+def planner(store: Store, model: Path, **settings: object) -> Planner:
+    return Planner(Settings.read(**settings), store, ModelDirectory.open(model))
+
+
+def members(store: Store, job_id: str) -> list[str]:
+    """The custom_ids of all planned requests, as workers get them."""
+    found: list[str] = []
+    for ref in store.dispatchable(1000):
+        batch = store.claim(ref.id, ref.epoch, "looker")
+        assert batch is not None
+        assert batch.job_id == job_id
+        found += [request.custom_id for request in batch.requests]
+    return sorted(found)
+
+
+def test_a_job_is_planned_in_chunks_and_dispatched_between(store: Store, tiny_model: Path) -> None:
+    job_id = submit(store, [{"prompt": f"안녕 {n}", "max_tokens": 4} for n in range(25)])
+    chunks: list[int] = []
+    planned = planner(store, tiny_model, plan_chunk_requests=10).plan(
+        job_id, after_chunk=lambda: chunks.append(len(store.dispatchable(1000)))
+    )
+    assert planned == 25
+    assert len(chunks) == 3
+    assert chunks == sorted(chunks)
+    assert members(store, job_id) == sorted(f"row-{n}" for n in range(25))
+    assert store.jobs_to_plan() == []
+
+
+def test_two_planners_plan_a_request_once(store: Store, tiny_model: Path) -> None:
+    job_id = submit(store, [{"prompt": f"안녕 {n}", "max_tokens": 4} for n in range(60)])
+    planners = [planner(store, tiny_model, plan_chunk_requests=7) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda each: each.plan(job_id, after_chunk=lambda: None), planners))
+    assert members(store, job_id) == sorted(f"row-{n}" for n in range(60))
+
+
+def test_a_request_that_breaks_the_encoder_fails_alone(
+    store: Store, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit(store, [{"prompt": text, "max_tokens": 4} for text in ("a", "poison", "b")])
+    encode = Encoder.encode
+
+    def breaks(self: Encoder, requests: list[QueuedRequest]) -> Encoded:
+        if any(request.body["prompt"] == "poison" for request in requests):
+            raise RuntimeError("the tokenizer panicked")
+        return encode(self, requests)
+
+    monkeypatch.setattr(Encoder, "encode", breaks)
+    planner(store, tiny_model).plan(job_id, after_chunk=lambda: None)
+    assert members(store, job_id) == ["row-0", "row-2"]
+    (failure,) = store.results(job_id)
+    assert failure.custom_id == "row-1"
+    assert failure.error is not None
+    assert failure.error.code == "internal_error"
