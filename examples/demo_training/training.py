@@ -28,7 +28,9 @@ SOURCE_WEIGHTS = [
     (0.10, {"review": 0.42, "chat_text": 0.20, "chat_rank": 0.31, "dish": 0.07}),
     (0.30, {"review": 0.39, "chat_text": 0.46, "chat_rank": 0.10, "dish": 0.05}),
     (0.48, {"review": 0.30, "chat_text": 0.42, "chat_rank": 0.08, "dish": 0.20}),
-    (0.61, {"review": 0.45, "chat_text": 0.43, "chat_rank": 0.08, "dish": 0.04}),
+    (0.57, {"review": 0.45, "chat_text": 0.43, "chat_rank": 0.08, "dish": 0.04}),
+    (0.83, {"review": 0.72, "chat_text": 0.19, "chat_rank": 0.06, "dish": 0.03}),
+    (0.96, {"review": 0.32, "chat_text": 0.26, "chat_rank": 0.10, "dish": 0.32}),
 ]
 
 
@@ -38,8 +40,8 @@ def source_weights(share: float) -> dict[str, float]:
 
 
 def learning_rate(config: Config, share: float) -> float:
-    """Warm-up over 2% of the time, the peak for a third of it, then straight down to zero."""
-    return config.peak_lr * min(1.0, share / 0.02, 1.5 * max(0.0, 1.0 - share)) + 1e-7
+    """Warm-up over 2% of the time, the peak for 80% of it, then straight down to zero."""
+    return config.peak_lr * min(1.0, share / 0.02, 5.0 * max(0.0, 1.0 - share)) + 1e-7
 
 
 def train_step(run: Run, batch: Batch, share: float) -> float:
