@@ -259,7 +259,7 @@ class Pages:
 MAX_GAP = 4
 """Blocks apart that still share a run."""
 
-MIN_RUN = 8
+MIN_RUN = 2
 """Blocks that a run must hold on average; else one copy of all is cheaper than many calls."""
 
 

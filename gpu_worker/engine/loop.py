@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
+import torch
 from torch import Tensor
 
 from nightjar.gpu_worker.engine.admission import Admission
@@ -24,6 +25,7 @@ from nightjar.gpu_worker.engine.requests import (
     RequestFailed,
     Result,
 )
+from nightjar.gpu_worker.engine.rescue import NOT_FINITE, Rescue
 from nightjar.gpu_worker.engine.scheduler import Scheduler
 from nightjar.gpu_worker.engine.sequence import GenerateSequence, TextJob
 from nightjar.gpu_worker.engine.validation import RefusedError
@@ -32,6 +34,8 @@ from nightjar.gpu_worker.models import Decoder, KVTensors
 logger = logging.getLogger(__name__)
 
 Job = TextJob | RankJob
+
+PRECISIONS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
 class Engine:
@@ -46,8 +50,13 @@ class Engine:
         model: Decoder,
         token_bytes: Sequence[bytes],
         config: EngineConfig,
+        more_precise: Callable[[], Decoder] | None = None,
     ) -> None:
-        """token_bytes: the raw bytes of each token id, b"" for special tokens."""
+        """token_bytes: the raw bytes of each token id, b"" for special tokens.
+
+        more_precise: loads the same model in a higher precision.  It is called when a request
+        first meets scores that are not finite; such requests are computed again, by themselves.
+        """
         model_config = model.config
         if len(token_bytes) != model_config.vocab_size:
             raise ValueError(
@@ -68,10 +77,16 @@ class Engine:
         self._cancelled: set[int] = set()
         self._live: dict[int, Job] = {}
         self._arrivals = count()
+        self._rescue: Rescue | None = None
+        if more_precise is not None:
+            self._rescue = Rescue(lambda: Engine(more_precise(), token_bytes, config))
+        self.precision = PRECISIONS[model.dtype]
 
     def register_prompt_vectors(self, key: str, vectors: Tensor) -> None:
         """Make vectors [n, H] usable by requests submitted from now on."""
         self._vectors.register(key, vectors)
+        if self._rescue is not None:
+            self._rescue.register_prompt_vectors(key, vectors)
 
     def submit(self, request: Request) -> None:
         """Hand in a request; it joins the batch at the next step."""
@@ -84,7 +99,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._inbox or self._cancelled or self._live)
+        rescuing = self._rescue is not None and self._rescue.has_work
+        return bool(self._inbox or self._cancelled or self._live or rescuing)
 
     def step(self) -> list[Result]:
         """One round of the loop; returns the requests that ended in it."""
@@ -92,6 +108,8 @@ class Engine:
         plan = self._schedule()
         if plan:
             results.extend(self._process(self._forward(plan)))
+        if self._rescue is not None and self._rescue.has_work:
+            results.extend(self._rescue.step())
         return results
 
     def _receive(self) -> list[Result]:
@@ -110,6 +128,8 @@ class Engine:
             job = self._live.get(request_id)
             if job is not None:
                 results.append(self._fail(job, "cancelled", "the request was cancelled"))
+            elif self._rescue is not None:
+                self._rescue.cancel(request_id)
         self._cancelled.clear()
         return results
 
@@ -161,7 +181,8 @@ class Engine:
 
     def _admit(self, request: Request) -> None:
         """Turn a request into a job in the scheduler's queue, or raise RefusedError."""
-        if request.request_id in self._live:
+        rescued = self._rescue is not None and self._rescue.holds(request.request_id)
+        if request.request_id in self._live or rescued:
             raise RefusedError("duplicate_request", "a request with this id is still running")
         job = self._admission.admit(request, next(self._arrivals))
         self._live[request.request_id] = job
@@ -170,7 +191,7 @@ class Engine:
     def _append(self, sequence: GenerateSequence, token: int | None) -> list[Result]:
         """Add a token to a text, and end it where it is due: a stop wins over the length."""
         if token is None:
-            return [self._not_finite(sequence.text)]
+            return self._not_finite(sequence.text)
         sequence.generated.append(token)
         if token in self._eos and not sequence.sampling.ignore_eos:
             return self._finish(sequence, "eos", None)
@@ -199,7 +220,7 @@ class Engine:
     def _conclude(self, job: RankJob) -> list[Result]:
         """Drop what the last looks made hopeless; the ranking ends when no document waits."""
         if not job.is_finite:
-            return [self._not_finite(job)]
+            return self._not_finite(job)
         job.prune()
         self._scheduler.close_parts(job)
         if job.waiting:
@@ -208,11 +229,19 @@ class Engine:
         query = len(job.request.query_ids)
         return [RankResult(job.request_id, job.scores(), job.token_counts, query)]
 
-    def _not_finite(self, job: Job) -> Result:
-        """Scores that are NaN or infinite: what the request wrote is worth nothing to others."""
+    def _not_finite(self, job: Job) -> list[Result]:
+        """Scores that are NaN or infinite: compute the request again in a higher precision, if
+        there is one.  What it wrote here is worth nothing to others."""
         for table in job.tables:
             self._pool.taint(table.blocks)
-        return self._fail(job, "not_finite", "the model's scores are NaN or infinite")
+        if self._rescue is None:
+            return [self._fail(job, "not_finite", NOT_FINITE)]
+        logger.warning(
+            "request %d: %s in %s; computing it again", job.request_id, NOT_FINITE, self.precision
+        )
+        self._drop(job)
+        failure = self._rescue.submit(job.request)
+        return [] if failure is None else [failure]
 
     def _fail(self, job: Job, code: str, message: str) -> RequestFailed:
         """End a request without an answer."""

@@ -1,0 +1,77 @@
+"""Requests whose scores were not finite, computed again in a higher precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from nightjar.gpu_worker.engine.requests import Request, RequestFailed, Result
+
+if TYPE_CHECKING:
+    from nightjar.gpu_worker.engine.loop import Engine
+
+NOT_FINITE = "the model's scores are NaN or infinite"
+
+
+class Rescue:
+    """A second engine over the same model in a higher precision, made when it is first needed.
+
+    Its answers say in which precision they were computed.  What fails there fails for good.
+    """
+
+    def __init__(self, make_engine: Callable[[], Engine]) -> None:
+        self._make_engine = make_engine
+        self._engine: Engine | None = None
+        self._vectors: dict[str, Tensor] = {}
+        self._requests: set[int] = set()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step has anything to do."""
+        return bool(self._requests)
+
+    def register_prompt_vectors(self, key: str, vectors: Tensor) -> None:
+        """Keep vectors [n, H] as they were given: the first engine rounds them to its precision."""
+        self._vectors[key] = vectors
+        if self._engine is not None:
+            self._engine.register_prompt_vectors(key, vectors)
+
+    def submit(self, request: Request) -> RequestFailed | None:
+        """Take in a request; returns its failure if there is no second engine to be had."""
+        if self._engine is None:
+            try:
+                self._engine = self._make_engine()
+            except (MemoryError, RuntimeError, ValueError, OSError) as error:
+                message = f"{NOT_FINITE}, and no higher precision can be loaded: {error}"
+                return RequestFailed(request.request_id, "not_finite", message)
+            for key, vectors in self._vectors.items():
+                self._engine.register_prompt_vectors(key, vectors)
+        self._engine.submit(request)
+        self._requests.add(request.request_id)
+        return None
+
+    def cancel(self, request_id: int) -> None:
+        """Drop a request at the next step."""
+        if self._engine is not None:
+            self._engine.cancel(request_id)
+
+    def holds(self, request_id: int) -> bool:
+        """Whether the request is being computed here."""
+        return request_id in self._requests
+
+    def step(self) -> list[Result]:
+        """One step of the second engine; returns the requests that ended in it."""
+        if self._engine is None:
+            return []
+        results = [self._marked(result, self._engine) for result in self._engine.step()]
+        self._requests.difference_update(result.request_id for result in results)
+        return results
+
+    def _marked(self, result: Result, engine: Engine) -> Result:
+        """The result, with the precision that it was computed in."""
+        if isinstance(result, RequestFailed):
+            return result
+        return replace(result, recomputed_in=engine.precision)
