@@ -11,8 +11,10 @@ import numpy as np
 from torch import Tensor
 
 from nightjar.gpu_worker.engine.config import EngineConfig
+from nightjar.gpu_worker.engine.errors import RefusedError
 from nightjar.gpu_worker.engine.executor import Executor
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
+from nightjar.gpu_worker.engine.logits_processors import LogitsProcessors
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
 from nightjar.gpu_worker.engine.requests import (
     FinishReason,
@@ -25,14 +27,15 @@ from nightjar.gpu_worker.engine.requests import (
 )
 from nightjar.gpu_worker.engine.scheduler import Scheduler
 from nightjar.gpu_worker.engine.sequence import (
+    Choice,
     GenerateSequence,
     RankPiece,
     RankSequence,
     StepOutput,
     StepPlan,
 )
-from nightjar.gpu_worker.engine.stopping import StopMatcher
-from nightjar.gpu_worker.engine.validation import RefusedError, Validator
+from nightjar.gpu_worker.engine.stopping import StopMatcher, end_tokens
+from nightjar.gpu_worker.engine.validation import Validator
 from nightjar.gpu_worker.models import Decoder, KVTensors
 
 logger = logging.getLogger(__name__)
@@ -157,10 +160,14 @@ class Engine:
         arrival = next(self._arrivals)
         sequence: Live
         if isinstance(request, GenerateRequest):
-            matcher = StopMatcher(request.sampling.stop)
-            prompt = list(request.token_ids)
+            params, prompt = request.sampling, list(request.token_ids)
+            ends = end_tokens(params, self._eos)
+            processors = None
+            if LogitsProcessors.needed(params):
+                processors = LogitsProcessors(params, prompt, ends, len(self._token_bytes))
+            matcher = StopMatcher(params.stop, params.min_tokens)
             sequence = GenerateSequence(
-                request.request_id, prompt, request.sampling, matcher, base, arrival
+                request.request_id, prompt, params, matcher, base, arrival, ends, processors
             )
         else:
             documents = [list(document) for document in request.documents]
@@ -169,14 +176,17 @@ class Engine:
         self._live[request.request_id] = sequence
         self._scheduler.add(sequence)
 
-    def _append(self, sequence: GenerateSequence, token: int | None) -> Result | None:
+    def _append(self, sequence: GenerateSequence, choice: Choice | None) -> Result | None:
         """Add a token to a text, and end it where it is due: a stop wins over the length."""
-        if token is None:
+        if choice is None:
             return self._fail(sequence, "not_finite", "the model's scores are NaN or infinite")
-        sequence.generated.append(token)
-        if token in self._eos and not sequence.sampling.ignore_eos:
-            return self._finish(sequence, "eos", None)
-        piece = self._token_bytes[token]
+        sequence.generated.append(choice.token)
+        if choice.logprobs is not None:
+            sequence.logprobs.append(choice.logprobs)
+        reason = sequence.ends.get(choice.token)
+        if reason is not None:
+            return self._finish(sequence, reason, None)
+        piece = self._token_bytes[choice.token]
         sequence.pieces.append(piece)
         begin = sequence.matcher.feed(piece)
         if begin is not None:
@@ -190,10 +200,8 @@ class Engine:
     ) -> GenerateResult:
         """End a text after `end` bytes, or after all of them."""
         self._drop(sequence)
-        text = b"".join(sequence.pieces)[:end]
-        return GenerateResult(
-            sequence.request_id, sequence.generated, text, reason, len(sequence.prompt)
-        )
+        output = sequence.output(reason, end)
+        return GenerateResult(sequence.request_id, [output], len(sequence.prompt))
 
     def _add_scores(
         self, piece: RankPiece, query_hidden: Tensor, nll: list[np.ndarray]

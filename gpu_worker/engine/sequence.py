@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +11,13 @@ import torch
 from torch import Tensor
 
 from nightjar.gpu_worker.engine.kv_cache import BlockTable
-from nightjar.gpu_worker.engine.requests import SamplingParams
+from nightjar.gpu_worker.engine.logits_processors import LogitsProcessors
+from nightjar.gpu_worker.engine.requests import (
+    FinishReason,
+    GenerateOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
 from nightjar.gpu_worker.engine.stopping import StopMatcher
 
 
@@ -19,7 +27,9 @@ class GenerateSequence:
 
     The first group is filled on arrival, `table` by the scheduler, the rest by the loop as
     tokens come.  vector_base: first row of the request's vectors in the engine's store.
-    arrival: place in the order of arrival, over both kinds of request.
+    arrival: place in the order of arrival, over both kinds of request.  ends: the tokens that end
+    the text; processors: None where the request leaves the scores alone; sample: which of the
+    request's n samples this is.
     """
 
     request_id: int
@@ -28,11 +38,15 @@ class GenerateSequence:
     matcher: StopMatcher
     vector_base: int
     arrival: int
+    ends: Mapping[int, FinishReason] = field(default_factory=dict)
+    processors: LogitsProcessors | None = None
+    sample: int = 0
 
     table: BlockTable | None = None
 
     generated: list[int] = field(default_factory=list)
     pieces: list[bytes] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def max_cached(self) -> int:
@@ -43,6 +57,14 @@ class GenerateSequence:
     def length(self) -> int:
         """Tokens so far, prompt included."""
         return len(self.prompt) + len(self.generated)
+
+    def output(self, reason: FinishReason, end: int | None) -> GenerateOutput:
+        """The text as it is finished: its first `end` bytes, or all of them."""
+        text = b"".join(self.pieces)[:end]
+        if self.sampling.logprobs is None:
+            return GenerateOutput(self.generated, text, reason)
+        total = math.fsum(step.chosen for step in self.logprobs)
+        return GenerateOutput(self.generated, text, reason, self.logprobs, total)
 
 
 @dataclass(slots=True, eq=False)
@@ -129,15 +151,23 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """The token that a text goes on with, and what its request wants to know about it."""
+
+    token: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """What one step computed.
 
-    tokens: (sequence, next token), None where the row's scores were not finite.
+    tokens: (sequence, what it goes on with), None where the row's scores were not finite.
     ranks: (piece, query's last hidden state [H], per document of the piece float64 NLLs of its
     scored tokens).
     failures: (sequence, error) of requests whose computation raised.
     """
 
-    tokens: list[tuple[GenerateSequence, int | None]] = field(default_factory=list)
+    tokens: list[tuple[GenerateSequence, Choice | None]] = field(default_factory=list)
     ranks: list[tuple[RankPiece, torch.Tensor, list[np.ndarray]]] = field(default_factory=list)
     failures: list[tuple[GenerateSequence | RankSequence, Exception]] = field(default_factory=list)

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from nightjar.checkpoints import ModelConfig
+from nightjar.gpu_worker.engine.errors import RefusedError
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
 from nightjar.gpu_worker.engine.requests import (
     GenerateRequest,
     RankRequest,
     Request,
-    SamplingParams,
 )
-
-MAX_STOPS_BYTES = 16_384
-"""All stops of a request together: each byte costs a row in the automaton.  As many as a request
-body may hold (jobs/bodies.py), so that no request is accepted there and refused here."""
-
-
-class RefusedError(Exception):
-    """A request that cannot be computed: `code` for programs, the message for people."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+from nightjar.gpu_worker.engine.sampling_checks import check_sampling
 
 
 class Validator:
@@ -50,7 +38,9 @@ class Validator:
 
     def _check_generate(self, request: GenerateRequest, rows: int) -> None:
         """A prompt, its parameters, and room for both."""
-        check_sampling(request.sampling)
+        check_sampling(request.sampling, self._config.vocab_size)
+        if request.sampling.n > 1 or request.sampling.beams is not None:
+            raise RefusedError("unsupported", "the engine computes one text a request; leave n out")
         self._check_tokens("the prompt", request.token_ids, rows)
         prompt, asked = len(request.token_ids), request.sampling.max_tokens
         self._check_room(
@@ -103,23 +93,3 @@ class Validator:
                 f"{what}: needs {needed} cache blocks of {self._pool.block_size} tokens, but the "
                 f"cache has {self._pool.total}; raise kv_cache_bytes or shorten the request",
             )
-
-
-def check_sampling(params: SamplingParams) -> None:
-    """Raise RefusedError for parameters that describe no distribution or no end."""
-    stop_bytes = sum(map(len, params.stop))
-    checks = {
-        f"max_tokens is {params.max_tokens}: must be at least 1": params.max_tokens >= 1,
-        f"temperature is {params.temperature}: must be a finite number, 0 or more": (
-            math.isfinite(params.temperature) and params.temperature >= 0
-        ),
-        f"top_k is {params.top_k}: must be 0 (off) or more": params.top_k >= 0,
-        f"top_p is {params.top_p}: must be more than 0 and at most 1": 0 < params.top_p <= 1,
-        "stop: a stop string is empty": all(params.stop),
-        f"stop: {stop_bytes} bytes in all: at most {MAX_STOPS_BYTES}": (
-            stop_bytes <= MAX_STOPS_BYTES
-        ),
-    }
-    for message, fine in checks.items():
-        if not fine:
-            raise RefusedError("invalid_sampling", message)
