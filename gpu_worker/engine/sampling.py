@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nightjar import kernels
+from nightjar.gpu_worker.engine.beams import BeamState
 from nightjar.gpu_worker.engine.logits_processors import process_logits
 from nightjar.gpu_worker.engine.requests import TokenLogprobs
 from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence
@@ -23,8 +26,11 @@ def next_tokens(
 
     logits: float32[B, V], changed; banned: int64[n], ids that are never chosen.
     """
-    asked = [i for i, seq in enumerate(sequences) if seq.sampling.logprobs is not None]
-    log_probs = logits[asked].log_softmax(-1) if asked else None
+    reporting = [i for i, seq in enumerate(sequences) if seq.sampling.logprobs is not None]
+    searching = [i for i, seq in enumerate(sequences) if seq.sampling.beams is not None]
+    reported, searched = (
+        logits[rows].log_softmax(-1) if rows else None for rows in (reporting, searching)
+    )
     if banned.numel():
         logits.index_fill_(1, banned, float("-inf"))
     changing = {
@@ -43,15 +49,19 @@ def next_tokens(
         usable = finite[rows].unsqueeze(1)
         scores = torch.where(usable, logits[rows], 0.0)
         tokens[rows] = _draw(scores, [sequences[i] for i in drawn])
-    pairs = zip(tokens.tolist(), finite.tolist(), strict=True)
-    choices = [Choice(token) if fine else None for token, fine in pairs]
-    if log_probs is not None:
-        counts = [sequences[i].sampling.logprobs or 0 for i in asked]
-        found = _logprobs(log_probs, tokens[asked], counts)
-        for i, logprobs in zip(asked, found, strict=True):
-            choice = choices[i]
-            choices[i] = choice and Choice(choice.token, logprobs)
-    return choices
+    choices = [Choice(token) for token in tokens.tolist()]
+    if reported is not None:
+        counts = [sequences[i].sampling.logprobs or 0 for i in reporting]
+        for i, logprobs in zip(
+            reporting, _logprobs(reported, tokens[reporting], counts), strict=True
+        ):
+            choices[i] = replace(choices[i], logprobs=logprobs)
+    if searched is not None:
+        searched.masked_fill_(logits[searching].isneginf(), float("-inf"))
+        most = [_candidates_wanted(sequences[i]) for i in searching]
+        for i, best in zip(searching, _best(searched, most), strict=True):
+            choices[i] = replace(choices[i], candidates=best)
+    return [choice if fine else None for choice, fine in zip(choices, finite.tolist(), strict=True)]
 
 
 def _draw(logits: Tensor, sequences: Sequence[GenerateSequence]) -> Tensor:
@@ -73,11 +83,29 @@ def _draw(logits: Tensor, sequences: Sequence[GenerateSequence]) -> Tensor:
 def _logprobs(log_probs: Tensor, tokens: Tensor, counts: list[int]) -> list[TokenLogprobs]:
     """What rows that asked for it report: float32[R, V], int64[R], tokens to report of each."""
     chosen = log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1).tolist()
+    return [
+        TokenLogprobs(value, best)
+        for value, best in zip(chosen, _best(log_probs, counts), strict=True)
+    ]
+
+
+def _candidates_wanted(sequence: GenerateSequence) -> int:
+    """How many of a beam's best tokens its search needs."""
+    search = sequence.sampling.beams
+    return 0 if search is None else BeamState.candidates_per_text(search, len(sequence.ends))
+
+
+def _best(log_probs: Tensor, counts: list[int]) -> list[tuple[tuple[int, float], ...]]:
+    """The best (token, log-probability) of each row, as many as counts says, none at -inf."""
     most = max(counts)
     if not most:
-        return [TokenLogprobs(value, ()) for value in chosen]
+        return [()] * len(counts)
     values, ids = (found.tolist() for found in kernels.top_log_probs(log_probs, most))
     return [
-        TokenLogprobs(chosen[i], tuple(zip(ids[i][:count], values[i][:count], strict=True)))
+        tuple(
+            (token, value)
+            for token, value in zip(ids[i][:count], values[i][:count], strict=True)
+            if value != -math.inf
+        )
         for i, count in enumerate(counts)
     ]

@@ -152,10 +152,14 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The token that a text goes on with, and what its request wants to know about it."""
+    """The token that a text goes on with, and what its request wants to know about it.
+
+    candidates: for a beam, the best (token, log-probability) of those that may be chosen.
+    """
 
     token: int
     logprobs: TokenLogprobs | None = None
+    candidates: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

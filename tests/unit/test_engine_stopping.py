@@ -14,6 +14,22 @@ from nightjar.jobs.bodies import MAX_STOP_BYTES, MAX_STOPS
 from nightjar.jobs.records import RequestKind
 from nightjar.jobs.schemas import validate_body
 
+# Few distinct bytes, so that stops overlap, nest and almost match; the bytes of one Korean
+# syllable and one emoji, so that they are cut between tokens.
+BYTES = b"ab\n" + "가".encode() + "😀".encode()
+short = st.lists(st.sampled_from(BYTES), min_size=1, max_size=5).map(bytes)
+token = st.lists(st.sampled_from(BYTES), min_size=0, max_size=6).map(bytes)
+few = st.lists(st.sampled_from(b"ab"), min_size=1, max_size=4).map(bytes)
+# Characters of 1 to 4 bytes, neighbours that share their first bytes, and bytes of no character.
+WHOLE = [c.encode() for c in "aé가각😀😁"] + [b"\xc0", b"\xed\xa0\x80", b"\xff", b"\x80"]
+# What more bytes can make one character of (or half a surrogate pair, which Python's decoder waits
+# for as well): all bytes but the last of any character, and all but the last two, and so on.
+UNFINISHED = {
+    chr(point).encode("utf-8", "surrogatepass")[:-drop]
+    for point in range(0x80, 0x110000, 0x40)
+    for drop in (1, 2, 3)
+} - {b""}
+
 
 def oracle(stops, pieces, min_tokens=0):
     """(index of the token that ends the text, offset where the winning stop begins), or None.
@@ -69,82 +85,6 @@ token = st.lists(st.sampled_from(BYTES), min_size=0, max_size=6).map(bytes)
 few = st.lists(st.sampled_from(b"ab"), min_size=1, max_size=4).map(bytes)
 # Characters of 1 to 4 bytes, neighbours that share their first bytes, and bytes of no character.
 WHOLE = [c.encode() for c in "aé가각😀😁"] + [b"\xc0", b"\xed\xa0\x80", b"\xff", b"\x80"]
-# What more bytes can make one character of (or half a surrogate pair, which Python's decoder waits
-# for as well): all bytes but the last of any character, and all but the last two, and so on.
-UNFINISHED = {
-    chr(point).encode("utf-8", "surrogatepass")[:-drop]
-    for point in range(0x80, 0x110000, 0x40)
-    for drop in (1, 2, 3)
-} - {b""}
-
-
-def oracle(stops, pieces, min_tokens=0):
-    """(index of the token that ends the text, offset where the winning stop begins), or None.
-
-    After each token, every occurrence in the bytes so far that ends past the bytes of the first
-    min_tokens tokens; the earliest beginning wins.
-    """
-    text = b""
-    uncounted = len(b"".join(pieces[:min_tokens]))
-    for index, piece in enumerate(pieces):
-        text += piece
-        begins = [
-            begin
-            for stop in stops
-            for begin in range(len(text))
-            if text[begin : begin + len(stop)] == stop and begin + len(stop) > uncounted
-        ]
-        if begins:
-            return index, min(begins)
-    return None
-
-
-def settled(stops, text):
-    """How many bytes of a text that goes on no stop can take back: the rest is the longest end of
-    it that some stop begins with, without being the whole stop; and no character is cut."""
-    ends = range(len(text) + 1)
-    end = min(
-        begin
-        for begin in ends
-        if begin == len(text)
-        or any(s.startswith(text[begin:]) and s != text[begin:] for s in stops)
-    )
-    # A character is cut where more bytes could still make one out of the last ones.
-    for begin in range(max(0, end - 3), end):
-        cut = text[begin:end]
-        if any(_is_character(cut + more) for more in CONTINUATIONS):
-            return begin
-    return end
-
-
-def matched(stops, pieces, min_tokens=0):
-    matcher = StopMatcher(tuple(stops), min_tokens)
-    for index, piece in enumerate(pieces):
-        begin = matcher.feed(piece)
-        if begin is not None:
-            return index, begin
-    return None
-
-
-# Few distinct bytes, so that stops overlap, nest and almost match; the bytes of one Korean
-# syllable and one emoji, so that they are cut between tokens.
-BYTES = b"ab\n" + "가".encode() + "😀".encode()
-short = st.lists(st.sampled_from(BYTES), min_size=1, max_size=5).map(bytes)
-token = st.lists(st.sampled_from(BYTES), min_size=0, max_size=6).map(bytes)
-few = st.lists(st.sampled_from(b"ab"), min_size=1, max_size=4).map(bytes)
-# Characters of 1 to 4 bytes, neighbours that share their first bytes, and bytes of no character.
-WHOLE = [c.encode() for c in "aé가각😀😁"] + [b"\xc0", b"\xed\xa0\x80", b"\xff", b"\x80"]
-# One end for each character that bytes of WHOLE and BYTES can begin: the lowest and the highest.
-CONTINUATIONS = [
-    bytes(tail) for size in (1, 2, 3) for tail in product(b"\x80\x9f\xa0\xbf", repeat=size)
-]
-
-
-def _is_character(data):
-    try:
-        return len(data.decode()) == 1
-    except UnicodeDecodeError:
-        return False
 
 
 @settings(max_examples=400, deadline=None)
