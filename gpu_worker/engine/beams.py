@@ -72,8 +72,7 @@ class BeamState(Generic[Text]):
 
     def may_finish(self, place: int) -> bool:
         """Whether the candidate in this place can be a result; the others are only in reserve."""
-        full = len(self.finished) == self._search.width
-        return place < self._search.width and not (full and self._search.early_stopping)
+        return place < self._search.width
 
     def finish(self, text: Text, total: float) -> None:
         """Take in a text that ends with this step's token; the best `width` are kept."""
