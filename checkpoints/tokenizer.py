@@ -76,6 +76,11 @@ class Tokenizer:
         found: int | None = self._backend.token_to_id(token)
         return found
 
+    def token(self, token_id: int) -> str | None:
+        """The token of an id as it stands in the vocabulary, or None."""
+        found: str | None = self._backend.id_to_token(token_id)
+        return found
+
 
 def _is_byte_level(description: dict[str, Any]) -> bool:
     """Whether the decoder turns one character of a token into one byte."""

@@ -1,12 +1,20 @@
 """Between the stored request and the compute process: messages out, answer bodies back."""
 
+import codecs
 import hashlib
 import math
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nightjar.gpu_worker import messages
 from nightjar.jobs.records import ClaimedRequest, NewResult, RequestKind
+
+# Codes of the engine's refusals that the request itself explains; the rest is our trouble.
+_CALLERS_FAULTS = frozenset(
+    {"context_exceeded", "empty_documents", "empty_input", "invalid_sampling", "invalid_token"}
+    | {"unknown_prompt_vectors"}
+)
 
 
 def make_message(request: ClaimedRequest, ticket: int) -> messages.Generate | messages.Rank:
@@ -20,18 +28,38 @@ def make_message(request: ClaimedRequest, ticket: int) -> messages.Generate | me
             prompt_vectors=request.prompt_vector,
             top_n=request.body["top_n"],
         )
-    body = request.body
     return messages.Generate(
         ticket=ticket,
         token_ids=request.segments[0],
+        sampling=_sampling(request),
+        prompt_vectors=request.prompt_vector,
+    )
+
+
+def _sampling(request: ClaimedRequest) -> messages.Sampling:
+    body = request.body
+    width = body["beam_width"]
+    return messages.Sampling(
         max_tokens=body["max_tokens"],
         temperature=body["temperature"],
         top_k=body["top_k"],
         top_p=body["top_p"],
+        min_p=body["min_p"],
         seed=derived_seed(request) if body["seed"] is None else body["seed"],
+        repetition_penalty=body["repetition_penalty"],
+        presence_penalty=body["presence_penalty"],
+        frequency_penalty=body["frequency_penalty"],
+        logit_bias={int(token): bias for token, bias in body["logit_bias"].items()},
+        bad_words=body["bad_words"],
         stop=[text.encode() for text in body["stop"] or ()],
+        stop_token_ids=body["stop_token_ids"],
+        min_tokens=body["min_tokens"],
         ignore_eos=body["ignore_eos"],
-        prompt_vectors=request.prompt_vector,
+        n=body["n"],
+        beams=None
+        if width is None
+        else messages.Beams(width, body["length_penalty"], body["early_stopping"]),
+        logprobs=body["logprobs"],
     )
 
 
@@ -45,7 +73,8 @@ def make_result(request: ClaimedRequest, answer: messages.Answer, model: str) ->
     """The result row of an answer."""
     match answer:
         case messages.Failed():
-            return NewResult.failure(request.id, answer.code, answer.message, status=500)
+            status = 400 if answer.code in _CALLERS_FAULTS else 500
+            return NewResult.failure(request.id, answer.code, answer.message, status=status)
         case messages.Generated():
             return _generated(request, answer, model)
         case messages.Ranked():
@@ -53,27 +82,22 @@ def make_result(request: ClaimedRequest, answer: messages.Answer, model: str) ->
 
 
 def _generated(request: ClaimedRequest, answer: messages.Generated, model: str) -> NewResult:
-    prompt, asked = len(request.segments[0]), int(request.body["max_tokens"])
-    saved = asked - answer.completion_tokens
-    choice = {
-        "index": 0,
-        "text": answer.text.decode("utf-8", "replace"),
-        "logprobs": None,
-        "finish_reason": answer.finish_reason,
-    }
+    prompt = len(request.segments[0])
+    asked = int(request.body["max_tokens"]) * len(answer.outputs)
+    made = sum(output.completion_tokens for output in answer.outputs)
     usage = {
         "prompt_tokens": prompt,
-        "completion_tokens": answer.completion_tokens,
-        "total_tokens": prompt + answer.completion_tokens,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
         "requested_tokens": asked,
-        "saved_tokens": saved,
+        "saved_tokens": asked - made,
     }
     body = {
         "id": f"cmpl-{request.id}",
         "object": "text_completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [choice],
+        "choices": [_choice(*place) for place in enumerate(answer.outputs)],
         "usage": usage,
     }
     return NewResult(
@@ -81,11 +105,57 @@ def _generated(request: ClaimedRequest, answer: messages.Generated, model: str) 
         status_code=200,
         body=body,
         prompt_tokens=prompt,
-        completion_tokens=answer.completion_tokens,
+        completion_tokens=made,
         requested_tokens=asked,
-        saved_tokens=saved,
-        finish_reason=answer.finish_reason,
+        saved_tokens=asked - made,
+        finish_reason=answer.outputs[0].finish_reason,
     )
+
+
+def _choice(index: int, output: messages.Output) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": output.text.decode("utf-8", "replace"),
+        "logprobs": None if output.reports is None else _logprobs(output.text, output.reports),
+        "finish_reason": output.finish_reason,
+    }
+
+
+def _logprobs(text: bytes, reports: Sequence[messages.TokenReport]) -> dict[str, Any]:
+    """OpenAI's object: four lists with an entry for each generated token, those of the stop too.
+
+    top_logprobs holds the token chosen as well, so one more than was asked for where it is not
+    among the best. text_offset counts the characters before the one that the token begins in; a
+    token past the end of the text has the text's length.
+    """
+    top = [
+        {_shown(token): value for token, value in [*report.top, (report.token, report.logprob)]}
+        for report in reports
+    ]
+    return {
+        "tokens": [_shown(report.token) for report in reports],
+        "token_logprobs": [report.logprob for report in reports],
+        "top_logprobs": top,
+        "text_offset": list(_offsets(text, [report.begin for report in reports])),
+    }
+
+
+def _offsets(text: bytes, begins: Sequence[int]) -> Iterator[int]:
+    """The character of the text that each token begins in; begins are bytes of it, ascending."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    whole, read = 0, 0
+    for begin in begins:
+        whole += len(decoder.decode(text[read:begin], final=begin >= len(text)))
+        read = begin
+        yield whole
+
+
+def _shown(token: bytes) -> str:
+    """A token's text; bytes that are no whole characters as OpenAI writes them."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
 def _ranked(request: ClaimedRequest, answer: messages.Ranked, model: str) -> NewResult:

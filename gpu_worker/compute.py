@@ -14,19 +14,15 @@ from pathlib import Path
 import torch
 from safetensors.torch import load as load_safetensors
 
-from nightjar.checkpoints import PROMPT_TOKEN, CheckpointError, ModelDirectory
+from nightjar.checkpoints import PROMPT_TOKEN, CheckpointError, ModelDirectory, Tokenizer
 from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.engine import (
     Engine,
     EngineConfig,
-    GenerateRequest,
-    GenerateResult,
-    RankRequest,
-    RankResult,
-    RequestFailed,
-    SamplingParams,
+    Result,
 )
 from nightjar.gpu_worker.models import load_model
+from nightjar.gpu_worker.translation import Translator
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +30,12 @@ logger = logging.getLogger(__name__)
 _LIFE_SIGN_S = 1.0
 
 
-def build_engine(directory: ModelDirectory, dtype: str) -> Engine:
+def build_engine(directory: ModelDirectory, tokenizer: Tokenizer, dtype: str) -> Engine:
     """Load the model and build its engine.
 
     Raises:
         CheckpointError: The weights do not fit the configuration.
     """
-    tokenizer = directory.tokenizer()
     prompt_id = tokenizer.token_id(PROMPT_TOKEN)
     banned = () if prompt_id is None else (prompt_id,)
     model = load_model(directory, dtype="fp32" if dtype == "auto" else dtype)
@@ -50,8 +45,9 @@ def build_engine(directory: ModelDirectory, dtype: str) -> Engine:
 class ComputeLoop:
     """Moves messages between the pipe and the engine, a step at a time."""
 
-    def __init__(self, engine: Engine, pipe: Connection) -> None:
+    def __init__(self, engine: Engine, translator: Translator, pipe: Connection) -> None:
         self._engine = engine
+        self._translator = translator
         self._pipe = pipe
         self._steps = 0
         self._busy_s = 0.0
@@ -78,18 +74,8 @@ class ComputeLoop:
 
     def _handle(self, message: messages.ToCompute) -> None:
         match message:
-            case messages.Generate():
-                self._engine.submit(_generate_request(message))
-            case messages.Rank():
-                self._engine.submit(
-                    RankRequest(
-                        request_id=message.ticket,
-                        query_ids=message.query_ids,
-                        documents=message.documents,
-                        prompt_vectors=message.prompt_vectors,
-                        top_n=message.top_n,
-                    )
-                )
+            case messages.Generate() | messages.Rank():
+                self._engine.submit(self._translator.request(message))
             case messages.RegisterVectors():
                 (vectors,) = load_safetensors(message.data).values()
                 self._engine.register_prompt_vectors(message.key, vectors)
@@ -97,51 +83,13 @@ class ComputeLoop:
                 for ticket in message.tickets:
                     self._engine.cancel(ticket)
 
-    def _send(self, outcomes: list[GenerateResult | RankResult | RequestFailed]) -> None:
-        frame: list[messages.FromCompute] = [_answer(outcome) for outcome in outcomes]
+    def _send(self, outcomes: list[Result]) -> None:
+        frame: list[messages.FromCompute] = [self._translator.answer(one) for one in outcomes]
         now = time.monotonic()
         if frame or now - self._said_at >= _LIFE_SIGN_S:
             frame.append(messages.Stepped(steps=self._steps, busy_s=self._busy_s))
             self._pipe.send_bytes(messages.encode(frame))
             self._said_at = now
-
-
-def _generate_request(message: messages.Generate) -> GenerateRequest:
-    return GenerateRequest(
-        request_id=message.ticket,
-        token_ids=message.token_ids,
-        sampling=SamplingParams(
-            max_tokens=message.max_tokens,
-            temperature=message.temperature,
-            top_k=message.top_k,
-            top_p=message.top_p,
-            seed=message.seed,
-            stop=tuple(message.stop),
-            ignore_eos=message.ignore_eos,
-        ),
-        prompt_vectors=message.prompt_vectors,
-    )
-
-
-def _answer(outcome: GenerateResult | RankResult | RequestFailed) -> messages.Answer:
-    match outcome:
-        case GenerateResult():
-            return messages.Generated(
-                ticket=outcome.request_id,
-                text=outcome.text,
-                completion_tokens=len(outcome.token_ids),
-                finish_reason=outcome.finish_reason,
-            )
-        case RankResult():
-            return messages.Ranked(
-                ticket=outcome.request_id,
-                mean_nll=outcome.mean_nll,
-                token_counts=outcome.token_counts,
-            )
-        case RequestFailed():
-            return messages.Failed(
-                ticket=outcome.request_id, code=outcome.code, message=outcome.message
-            )
 
 
 def main() -> int:
@@ -161,7 +109,8 @@ def main() -> int:
     started = time.monotonic()
     try:
         directory = ModelDirectory.open(args.model)
-        engine = build_engine(directory, args.dtype)
+        tokenizer = directory.tokenizer()
+        engine = build_engine(directory, tokenizer, args.dtype)
     except CheckpointError as error:
         pipe.send_bytes(messages.encode([messages.LoadFailed(message=str(error))]))
         return 1
@@ -169,7 +118,7 @@ def main() -> int:
     logger.info("serving %s after %.1f s", directory.name, load_s, extra={"action": "model_loaded"})
     ready = messages.Ready(model=directory.name, dtype=args.dtype, load_s=load_s)
     pipe.send_bytes(messages.encode([ready]))
-    ComputeLoop(engine, pipe).run()
+    ComputeLoop(engine, Translator(tokenizer), pipe).run()
     return 0
 
 

@@ -9,18 +9,43 @@ from collections.abc import Sequence
 import msgspec
 
 
+class Beams(msgspec.Struct, frozen=True):
+    """Beam search in place of sampling."""
+
+    width: int
+    length_penalty: float
+    early_stopping: bool
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How a text is continued; the engine's SamplingParams, with bad words still as texts."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    bad_words: list[str] = []
+    stop: list[bytes] = []
+    stop_token_ids: list[int] = []
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    n: int = 1
+    beams: Beams | None = None
+    logprobs: int | None = None
+
+
 class Generate(msgspec.Struct, frozen=True, tag=True):
     """Generate an answer to one prompt."""
 
     ticket: int
     token_ids: list[int]
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    stop: list[bytes]
-    ignore_eos: bool
+    sampling: Sampling
     prompt_vectors: str | None = None
 
 
@@ -68,13 +93,33 @@ class Stepped(msgspec.Struct, frozen=True, tag=True):
     busy_s: float
 
 
-class Generated(msgspec.Struct, frozen=True, tag=True):
-    """The answer to Generate; `text` is cut where the stop begins."""
+class TokenReport(msgspec.Struct, frozen=True):
+    """One generated token.
 
-    ticket: int
+    token: its bytes, or those of a special token's name; begin: the byte of the text where it
+    begins; logprob: of the token (nats); top: the best tokens of that step with theirs, in order.
+    """
+
+    token: bytes
+    begin: int
+    logprob: float
+    top: list[tuple[bytes, float]]
+
+
+class Output(msgspec.Struct, frozen=True):
+    """One text of an answer; `text` is cut where the stop begins."""
+
     text: bytes
     completion_tokens: int
     finish_reason: str
+    reports: list[TokenReport] | None = None
+
+
+class Generated(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Generate: its samples in order, or its beams from the best down."""
+
+    ticket: int
+    outputs: list[Output]
 
 
 class Ranked(msgspec.Struct, frozen=True, tag=True):

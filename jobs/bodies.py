@@ -5,6 +5,7 @@ know are refused; those that change nothing are accepted and dropped.
 """
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -15,6 +16,13 @@ MAX_TOKENS_LIMIT = 1_000_000
 MAX_DOCUMENTS = 10_000
 MAX_STOPS = 16
 MAX_STOP_BYTES = 1_024
+MAX_STOP_TOKEN_IDS = 256
+MAX_BAD_WORDS = 1_024
+MAX_BAD_WORD_BYTES = 256
+MAX_LOGIT_BIAS = 1_024
+MAX_LOGPROBS = 20
+MAX_SAMPLES = 128
+MAX_BEAMS = 128
 MAX_TOKEN_ID = 2**31 - 1  # token ids are stored as int32
 
 # Accepted and dropped: they say who asks, not what is asked.
@@ -24,18 +32,10 @@ HARMLESS_FIELDS = frozenset(
 )
 # Accepted with the value that changes nothing; null is always such a value.
 NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
     "echo": (False,),
     "stream": (False,),
-    "logprobs": (False,),
     "suffix": ("",),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_tokens": (0,),
-    "min_p": (0,),
+    "use_beam_search": (False,),
     "max_tokens_per_doc": (),
     "truncate_prompt_tokens": (),
     "response_format": (),
@@ -85,20 +85,64 @@ def _check_prompt(value: object) -> object:
     return value
 
 
-def _check_stop(value: object) -> object:
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list):
+def _check_texts(value: object, most: int, most_bytes: int) -> list[object]:
+    """A text or several, none of them empty or too long."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list):
         raise _refuse("invalid_value", "must be a text or a list of texts")
-    if len(stops) > MAX_STOPS:
-        raise _refuse("invalid_value", f"holds {len(stops)} stops; give at most {MAX_STOPS}")
-    for stop in stops:
-        if not isinstance(stop, str):
+    if len(texts) > most:
+        raise _refuse("invalid_value", f"holds {len(texts)} texts; give at most {most}")
+    for text in texts:
+        if not isinstance(text, str):
             raise _refuse("invalid_value", "must be a text or a list of texts")
-        if not stop:
-            raise _refuse("invalid_value", "holds an empty text; remove it, or leave stop out")
-        if len(_check_text(stop).encode()) > MAX_STOP_BYTES:
-            raise _refuse("invalid_value", f"holds a text of more than {MAX_STOP_BYTES} bytes")
-    return stops
+        if not text:
+            raise _refuse("invalid_value", "holds an empty text; remove it")
+        if len(_check_text(text).encode()) > most_bytes:
+            raise _refuse("invalid_value", f"holds a text of more than {most_bytes} bytes")
+    return texts
+
+
+def _check_stop(value: object) -> object:
+    return _check_texts(value, MAX_STOPS, MAX_STOP_BYTES)
+
+
+def _check_bad_words(value: object) -> object:
+    return _check_texts(value, MAX_BAD_WORDS, MAX_BAD_WORD_BYTES)
+
+
+def _check_stop_token_ids(value: object) -> object:
+    if not isinstance(value, list) or not all(
+        type(item) is int and 0 <= item <= MAX_TOKEN_ID for item in value
+    ):
+        raise _refuse("invalid_value", f"must be a list of integers from 0 to {MAX_TOKEN_ID}")
+    if len(value) > MAX_STOP_TOKEN_IDS:
+        raise _refuse("invalid_value", f"holds {len(value)} ids; give at most {MAX_STOP_TOKEN_IDS}")
+    return value
+
+
+def _check_logit_bias(value: object) -> object:
+    """Token ids, as JSON's keys are: in quotes; and numbers."""
+    if not isinstance(value, dict):
+        raise _refuse("invalid_value", "must be an object of token ids and numbers")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise _refuse("invalid_value", f"holds {len(value)} tokens; give at most {MAX_LOGIT_BIAS}")
+    biases: dict[str, float] = {}
+    for token, bias in value.items():
+        if not _TOKEN_ID.fullmatch(token) or int(token) > MAX_TOKEN_ID:
+            raise _refuse("invalid_value", f'its keys must be token ids, "0" to "{MAX_TOKEN_ID}"')
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise _refuse("invalid_value", f"the bias of token {token} must be from -100 to 100")
+        biases[token] = float(bias)
+    return biases
+
+
+# One way to write each, so that no token can be given twice.
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+
+
+def _check_logprobs(value: object) -> object:
+    # What a chat request calls logprobs is a bool; False says here, too, that none are wanted.
+    return None if value is False else value
 
 
 def _check_documents(value: object) -> object:
@@ -183,15 +227,85 @@ class CompletionBody(_Body):
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0  # 0: greedy
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKEN_ID)] = 0  # 0: off
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_check_logit_bias)] = {}
+    bad_words: Annotated[list[str], BeforeValidator(_check_bad_words)] = []
     stop: Annotated[list[str] | None, BeforeValidator(_check_stop)] = None
+    stop_token_ids: Annotated[list[int], BeforeValidator(_check_stop_token_ids)] = []
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT)] = 0
     ignore_eos: bool = False
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    best_of: Annotated[int | None, Field(exclude=True)] = None
+    beam_width: Annotated[int, Field(ge=1, le=MAX_BEAMS)] | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] = 1.0
+    early_stopping: bool = False
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, BeforeValidator(_check_logprobs)
+    ] = None
 
     @model_validator(mode="after")
     def _one_way_to_say_off(self) -> "CompletionBody":
         if self.top_k == -1:  # how vLLM says that top_k is off
             self.top_k = 0
+        if self.beam_width is not None and "temperature" not in self.model_fields_set:
+            self.temperature = 0.0  # beams are searched, not drawn
         return self
+
+    @model_validator(mode="after")
+    def _no_contradictions(self) -> "CompletionBody":
+        if self.min_tokens > self.max_tokens:
+            raise _refuse(
+                "invalid_value",
+                f"is {self.min_tokens}, more than max_tokens, which is {self.max_tokens}",
+                "min_tokens",
+            )
+        if self.best_of not in (None, self.n):
+            raise _refuse(
+                "unsupported", "is not supported; leave it out: n texts are computed", "best_of"
+            )
+        if self.beam_width is None:
+            self._check_samples()
+        else:
+            self._check_beams(self.beam_width)
+        return self
+
+    def _check_samples(self) -> None:
+        if self.n > 1 and self.temperature == 0:
+            raise _refuse(
+                "invalid_value",
+                f"is {self.n} with temperature 0, where every text is the same; give a "
+                "temperature or a beam_width, or leave n out",
+                "n",
+            )
+        for field in ("length_penalty", "early_stopping"):
+            if field in self.model_fields_set:
+                raise _refuse(
+                    "invalid_value", "needs a beam_width; give one or leave it out", field
+                )
+
+    def _check_beams(self, width: int) -> None:
+        if self.n > width:
+            raise _refuse(
+                "invalid_value", f"is {self.n}, more than the {width} beams; raise beam_width", "n"
+            )
+        changes = {
+            "temperature": self.temperature > 0,
+            "repetition_penalty": self.repetition_penalty != 1,
+            "presence_penalty": self.presence_penalty != 0,
+            "frequency_penalty": self.frequency_penalty != 0,
+            "logit_bias": bool(self.logit_bias),
+        }
+        for field in (name for name, changed in changes.items() if changed):
+            raise _refuse(
+                "invalid_value",
+                "cannot be combined with beam_width: beams are compared by the model's own "
+                "log-probabilities; leave one of them out",
+                field,
+            )
 
 
 class RerankBody(_Body):

@@ -10,6 +10,12 @@ from nightjar.kernels.reference.decode import decode_attention
 from nightjar.kernels.reference.embedding import embed
 from nightjar.kernels.reference.linear import LinearWeight, linear, pack_linear
 from nightjar.kernels.reference.log_prob import token_nll
+from nightjar.kernels.reference.logits import (
+    bias_tokens,
+    block_tokens,
+    penalize_tokens,
+    top_log_probs,
+)
 from nightjar.kernels.reference.merge import merge_attention
 from nightjar.kernels.reference.norm import layer_norm
 from nightjar.kernels.reference.paged_cache import kv_write
@@ -21,6 +27,8 @@ __all__ = [
     "LinearWeight",
     "activation",
     "argmax",
+    "bias_tokens",
+    "block_tokens",
     "branch_attention",
     "decode_attention",
     "embed",
@@ -29,8 +37,10 @@ __all__ = [
     "linear",
     "merge_attention",
     "pack_linear",
+    "penalize_tokens",
     "prefill_attention",
     "sample",
     "token_nll",
+    "top_log_probs",
     "uniform",
 ]

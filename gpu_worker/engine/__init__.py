@@ -3,6 +3,8 @@
 from nightjar.gpu_worker.engine.config import EngineConfig
 from nightjar.gpu_worker.engine.loop import Engine
 from nightjar.gpu_worker.engine.requests import (
+    BeamSearch,
+    GenerateOutput,
     GenerateRequest,
     GenerateResult,
     RankRequest,
@@ -11,11 +13,14 @@ from nightjar.gpu_worker.engine.requests import (
     RequestFailed,
     Result,
     SamplingParams,
+    TokenLogprobs,
 )
 
 __all__ = [
+    "BeamSearch",
     "Engine",
     "EngineConfig",
+    "GenerateOutput",
     "GenerateRequest",
     "GenerateResult",
     "RankRequest",
@@ -24,4 +29,5 @@ __all__ = [
     "RequestFailed",
     "Result",
     "SamplingParams",
+    "TokenLogprobs",
 ]

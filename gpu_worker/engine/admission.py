@@ -5,22 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nightjar.checkpoints import ModelConfig
+from nightjar.gpu_worker.engine.beams import BeamState
+from nightjar.gpu_worker.engine.config import EngineConfig
 from nightjar.gpu_worker.engine.kv_cache import BlockPool, prefix_keys
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
 from nightjar.gpu_worker.engine.ranking import Document, RankJob, RankPart, shared_beginnings
 from nightjar.gpu_worker.engine.requests import GenerateRequest, RankRequest, Request
 from nightjar.gpu_worker.engine.sequence import GenerateSequence, Prefix, TextJob
-from nightjar.gpu_worker.engine.stopping import StopMatcher
+from nightjar.gpu_worker.engine.stopping import StopMatcher, end_tokens
 from nightjar.gpu_worker.engine.validation import Validator, blocks_of_texts
 
 
 class Admission:
     """Checks requests and lays out what they come to need."""
 
-    def __init__(self, config: ModelConfig, pool: BlockPool, vectors: PromptVectorStore) -> None:
-        self._vocab_size = config.vocab_size
+    def __init__(
+        self,
+        model: ModelConfig,
+        config: EngineConfig,
+        pool: BlockPool,
+        vectors: PromptVectorStore,
+    ) -> None:
+        self._vocab_size = model.vocab_size
+        eos = config.eos_token_ids
+        self._eos = frozenset(model.eos_token_ids if eos is None else eos)
         self._pool = pool
-        self._validator = Validator(config, pool, vectors)
+        self._validator = Validator(model, pool, vectors, config.max_running)
 
     def admit(self, request: Request, arrival: int) -> TextJob | RankJob:
         """The job of a request; raises RefusedError for one that cannot be computed.
@@ -37,9 +47,12 @@ class Admission:
         params = request.sampling
         blocks = blocks_of_texts(self._pool, len(request.token_ids), params)
         prefix = self._prefix(list(request.token_ids), base, len(request.token_ids), blocks)
-        job = TextJob(request, arrival, prefix)
-        for sample in range(params.n):
-            job.waiting.append(GenerateSequence(job, sample, StopMatcher(params.stop)))
+        job = TextJob(request, arrival, prefix, end_tokens(params, self._eos), self._vocab_size)
+        if params.beams is not None:
+            job.beams = BeamState(params.beams)
+        for sample in range(params.n if params.beams is None else 1):
+            matcher = StopMatcher(params.stop, params.min_tokens)
+            job.waiting.append(GenerateSequence(job, sample, matcher, job.make_processors()))
         return job
 
     def _ranking(self, request: RankRequest, arrival: int, base: int) -> RankJob:

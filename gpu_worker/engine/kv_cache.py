@@ -146,9 +146,11 @@ class BlockTable:
             self.blocks.append(self._pool.draw())
             self._undrawn -= 1
 
-    def fork(self, tokens: int, reserved: int) -> tuple[BlockTable, tuple[int, int] | None]:
-        """A second table over the first `tokens` positions, with `reserved` blocks of this
-        table's reservation for its own.
+    def fork(
+        self, tokens: int, reserved: int, payer: BlockTable
+    ) -> tuple[BlockTable, tuple[int, int] | None]:
+        """A second table over the first `tokens` positions, with `reserved` blocks of the payer's
+        reservation for its own.
 
         Whole blocks are shared.  A last block that is only partly filled is the new table's own:
         returned as (source, copy) of the copy that the caller must make.
@@ -156,12 +158,19 @@ class BlockTable:
         whole = tokens // self._pool.block_size
         for block in self.blocks[:whole]:
             self._pool.hold(block)
-        self._undrawn -= reserved
-        table = BlockTable(self._pool, reserved, self.blocks[:whole])
+        table = payer.split(reserved)
+        table.blocks.extend(self.blocks[:whole])
         if tokens % self._pool.block_size == 0:
             return table, None
         table.grow(tokens)
         return table, (self.blocks[whole], table.blocks[whole])
+
+    def split(self, reserved: int) -> BlockTable:
+        """An empty table with `reserved` blocks of this one's reservation."""
+        if reserved > self._undrawn:
+            raise RuntimeError(f"{reserved} blocks asked of a reservation of {self._undrawn}")
+        self._undrawn -= reserved
+        return BlockTable(self._pool, reserved)
 
     def merge(self, other: BlockTable) -> None:
         """Take over what another table holds in reserve, and what its blocks free: it ends."""

@@ -7,18 +7,21 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nightjar.gpu_worker.engine.admission import Admission
+from nightjar.gpu_worker.engine.beam_search import search_step
 from nightjar.gpu_worker.engine.config import EngineConfig
+from nightjar.gpu_worker.engine.errors import RefusedError
 from nightjar.gpu_worker.engine.executor import Executor
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
 from nightjar.gpu_worker.engine.plan import StepOutput, StepPlan
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
-from nightjar.gpu_worker.engine.ranking import RankJob
+from nightjar.gpu_worker.engine.ranking import Branch, RankJob
 from nightjar.gpu_worker.engine.requests import (
-    FinishReason,
+    GenerateOutput,
     GenerateResult,
     RankResult,
     Request,
@@ -27,8 +30,7 @@ from nightjar.gpu_worker.engine.requests import (
 )
 from nightjar.gpu_worker.engine.rescue import NOT_FINITE, Rescue
 from nightjar.gpu_worker.engine.scheduler import Scheduler
-from nightjar.gpu_worker.engine.sequence import GenerateSequence, TextJob
-from nightjar.gpu_worker.engine.validation import RefusedError
+from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence, TextJob
 from nightjar.gpu_worker.models import Decoder, KVTensors
 
 logger = logging.getLogger(__name__)
@@ -63,14 +65,12 @@ class Engine:
                 f"token_bytes has {len(token_bytes)} entries, the model {model_config.vocab_size}"
             )
         self._token_bytes = token_bytes
-        eos = config.eos_token_ids
-        self._eos = frozenset(model_config.eos_token_ids if eos is None else eos)
         self._pool = BlockPool(_cache_blocks(model, config), config.block_size)
         self._cache = KVTensors.allocate(
             model_config, self._pool.total, config.block_size, model.dtype, model.device
         )
         self._vectors = PromptVectorStore(model_config.hidden_size, model.dtype)
-        self._admission = Admission(model_config, self._pool, self._vectors)
+        self._admission = Admission(model_config, config, self._pool, self._vectors)
         self._scheduler = Scheduler(config, self._pool)
         self._executor = Executor(model, self._cache, self._vectors, config.banned_token_ids)
         self._inbox: deque[Request] = deque()
@@ -168,16 +168,36 @@ class Engine:
             part.shared_nll.append(nll)
         for work in output.done:
             self._scheduler.settle(work)
-        for sequence, token in output.tokens:
-            if sequence.request_id in self._live:
-                results.extend(self._append(sequence, token))
-        looked_at: dict[RankJob, None] = {}
-        for branch, nll in output.looks:
-            branch.job.add(branch, nll)
-            looked_at[branch.job] = None
-        for ranking in looked_at:
-            results.extend(self._conclude(ranking))
+        results.extend(self._move_texts(output.tokens))
+        results.extend(self._move_rankings(output.looks))
         return results
+
+    def _move_texts(self, tokens: list[tuple[GenerateSequence, Choice | None]]) -> list[Result]:
+        """Move texts on by their tokens; returns the finished requests."""
+        results: list[Result] = []
+        searches: dict[TextJob, list[tuple[GenerateSequence, Choice]]] = {}
+        for sequence, choice in tokens:
+            job = sequence.text
+            if self._live.get(job.request_id) is not job:
+                continue  # another of its texts has failed
+            if choice is None:
+                results.extend(self._not_finite(job))
+            elif job.beams is not None:
+                searches.setdefault(job, []).append((sequence, choice))
+            else:
+                results.extend(self._append(sequence, choice))
+        for job, beams in searches.items():
+            if self._live.get(job.request_id) is job:
+                results.extend(self._search(job, beams))
+        return results
+
+    def _move_rankings(self, looks: list[tuple[Branch, np.ndarray]]) -> list[Result]:
+        """Move rankings on by what was seen of their documents; returns the finished ones."""
+        jobs: dict[RankJob, None] = {}
+        for branch, nll in looks:
+            branch.job.add(branch, nll)
+            jobs[branch.job] = None
+        return [result for job in jobs for result in self._conclude(job)]
 
     def _admit(self, request: Request) -> None:
         """Turn a request into a job in the scheduler's queue, or raise RefusedError."""
@@ -188,34 +208,35 @@ class Engine:
         self._live[request.request_id] = job
         self._scheduler.add(job)
 
-    def _append(self, sequence: GenerateSequence, token: int | None) -> list[Result]:
-        """Add a token to a text, and end it where it is due: a stop wins over the length."""
-        if token is None:
-            return self._not_finite(sequence.text)
-        sequence.generated.append(token)
-        if token in self._eos and not sequence.sampling.ignore_eos:
-            return self._finish(sequence, "eos", None)
-        piece = self._token_bytes[token]
-        sequence.pieces.append(piece)
-        begin = sequence.matcher.feed(piece)
-        if begin is not None:
-            return self._finish(sequence, "stop", begin)
-        if len(sequence.generated) == sequence.sampling.max_tokens:
-            return self._finish(sequence, "length", None)
-        return []
-
-    def _finish(
-        self, sequence: GenerateSequence, reason: FinishReason, end: int | None
-    ) -> list[Result]:
-        """End a text after `end` bytes, or after all of them, and its request with the last."""
+    def _append(self, sequence: GenerateSequence, choice: Choice) -> list[Result]:
+        """Add a token to a text, and end it where it is due; its request ends with the last."""
+        if choice.logprobs is not None:
+            sequence.logprobs.append(choice.logprobs)
+        ending = sequence.add(choice.token, self._token_bytes[choice.token])
+        if ending is None:
+            return []
         job = sequence.text
-        job.finished[sequence.sample] = sequence.output(reason, end)
+        job.finished[sequence.sample] = sequence.output(ending)
         self._scheduler.finish(sequence)
         if job.waiting or job.running:
             return []
+        return [self._answer(job, [output for _, output in sorted(job.finished.items())])]
+
+    def _search(self, job: TextJob, beams: list[tuple[GenerateSequence, Choice]]) -> list[Result]:
+        """Move the texts of a beam search on together."""
+        if job.beams is None:
+            raise RuntimeError(f"request {job.request_id} is no beam search")
+        children = search_step(job.beams, beams, self._token_bytes)
+        if children:
+            self._scheduler.replace_beams(job, children)
+            return []
+        best = job.beams.finished[: job.request.sampling.n]
+        return [self._answer(job, [finished.text for finished in best])]
+
+    def _answer(self, job: TextJob, outputs: list[GenerateOutput]) -> GenerateResult:
+        """End a generation request."""
         self._drop(job)
-        outputs = [output for _, output in sorted(job.finished.items())]
-        return [GenerateResult(job.request_id, outputs, len(job.prefix.tokens))]
+        return GenerateResult(job.request_id, outputs, len(job.prefix.tokens))
 
     def _conclude(self, job: RankJob) -> list[Result]:
         """Drop what the last looks made hopeless; the ranking ends when no document waits."""

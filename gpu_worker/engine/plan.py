@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from nightjar.gpu_worker.engine.ranking import Branch, RankJob, RankPart
-from nightjar.gpu_worker.engine.sequence import GenerateSequence, Prefix, TextJob
+from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence, Prefix, TextJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +95,14 @@ class StepPlan:
 class StepOutput:
     """What one step computed.
 
-    tokens: each text with its next token, None where the row's scores were not finite.
+    tokens: each text with what it goes on with, None where the row's scores were not finite.
     hidden: prefixes that were finished, with their last hidden state [H].
     shared: per chunk of a part, float64 NLLs of the prefix tokens it scored.
     looks: each look with float64 NLLs of the document's scored tokens.
     failures: requests whose computation raised.
     """
 
-    tokens: list[tuple[GenerateSequence, int | None]] = field(default_factory=list)
+    tokens: list[tuple[GenerateSequence, Choice | None]] = field(default_factory=list)
     hidden: list[tuple[Prefix, Tensor]] = field(default_factory=list)
     shared: list[tuple[RankPart, np.ndarray]] = field(default_factory=list)
     looks: list[tuple[Branch, np.ndarray]] = field(default_factory=list)

@@ -63,6 +63,11 @@ class SamplingParams:
     beams: BeamSearch | None = None
     logprobs: int | None = None
 
+    @property
+    def width(self) -> int:
+        """How many texts of the request may run at once."""
+        return self.n if self.beams is None else self.beams.width
+
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:

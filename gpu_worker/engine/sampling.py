@@ -2,49 +2,110 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nightjar import kernels
-from nightjar.gpu_worker.engine.sequence import GenerateSequence
+from nightjar.gpu_worker.engine.beams import BeamState
+from nightjar.gpu_worker.engine.logits_processors import process_logits
+from nightjar.gpu_worker.engine.requests import TokenLogprobs
+from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence
 
 _MASK_64 = (1 << 64) - 1
 
 
 def next_tokens(
     logits: Tensor, sequences: Sequence[GenerateSequence], banned: Tensor
-) -> list[int | None]:
-    """One token for each row; None where a row's scores are not finite.
+) -> list[Choice | None]:
+    """One choice for each row; None where a row's scores are not finite.
 
     logits: float32[B, V], changed; banned: int64[n], ids that are never chosen.
     """
+    reporting = [i for i, seq in enumerate(sequences) if seq.sampling.logprobs is not None]
+    searching = [i for i, seq in enumerate(sequences) if seq.sampling.beams is not None]
+    reported, searched = (
+        logits[rows].log_softmax(-1) if rows else None for rows in (reporting, searching)
+    )
     if banned.numel():
         logits.index_fill_(1, banned, float("-inf"))
+    changing = {
+        row: (seq.processors, seq.generated)
+        for row, seq in enumerate(sequences)
+        if seq.processors is not None
+    }
+    if changing:
+        process_logits(logits, changing)
     # The maximum carries a NaN anywhere in the row, and is infinite where a score overflowed.
     finite = logits.amax(-1).isfinite()
     tokens = kernels.argmax(logits)
-    drawn = [i for i, sequence in enumerate(sequences) if sequence.sampling.temperature > 0]
+    drawn = [i for i, seq in enumerate(sequences) if seq.sampling.temperature > 0]
     if drawn:
         rows = torch.tensor(drawn)
         usable = finite[rows].unsqueeze(1)
         scores = torch.where(usable, logits[rows], 0.0)
         tokens[rows] = _draw(scores, [sequences[i] for i in drawn])
-    pairs = zip(tokens.tolist(), finite.tolist(), strict=True)
-    return [token if fine else None for token, fine in pairs]
+    choices = [Choice(token) for token in tokens.tolist()]
+    if reported is not None:
+        counts = [sequences[i].sampling.logprobs or 0 for i in reporting]
+        for i, logprobs in zip(
+            reporting, _logprobs(reported, tokens[reporting], counts), strict=True
+        ):
+            choices[i] = replace(choices[i], logprobs=logprobs)
+    if searched is not None:
+        searched.masked_fill_(logits[searching].isneginf(), float("-inf"))
+        most = [_candidates_wanted(sequences[i]) for i in searching]
+        for i, best in zip(searching, _best(searched, most), strict=True):
+            choices[i] = replace(choices[i], candidates=best)
+    return [choice if fine else None for choice, fine in zip(choices, finite.tolist(), strict=True)]
 
 
 def _draw(logits: Tensor, sequences: Sequence[GenerateSequence]) -> Tensor:
-    """Sampled rows: each draw depends on the request's seed and step alone."""
-    params = [sequence.sampling for sequence in sequences]
+    """Sampled rows: each draw depends on the request's seed, the sample and the step alone."""
+    params = [seq.sampling for seq in sequences]
     seeds = np.array([p.seed & _MASK_64 for p in params], dtype=np.uint64).view(np.int64)
-    steps = torch.tensor([len(sequence.generated) for sequence in sequences])
+    samples = torch.tensor([seq.sample for seq in sequences])
+    steps = torch.tensor([len(seq.generated) for seq in sequences])
     return kernels.sample(
         logits,
         torch.tensor([p.temperature for p in params], dtype=torch.float32),
         torch.tensor([min(p.top_k, logits.shape[1]) for p in params]),
         torch.tensor([p.top_p for p in params], dtype=torch.float32),
-        kernels.uniform(torch.from_numpy(seeds), steps),
+        torch.tensor([p.min_p for p in params], dtype=torch.float32),
+        kernels.uniform(torch.from_numpy(seeds), samples, steps),
     )
+
+
+def _logprobs(log_probs: Tensor, tokens: Tensor, counts: list[int]) -> list[TokenLogprobs]:
+    """What rows that asked for it report: float32[R, V], int64[R], tokens to report of each."""
+    chosen = log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1).tolist()
+    return [
+        TokenLogprobs(value, best)
+        for value, best in zip(chosen, _best(log_probs, counts), strict=True)
+    ]
+
+
+def _candidates_wanted(sequence: GenerateSequence) -> int:
+    """How many of a beam's best tokens its search needs."""
+    search = sequence.sampling.beams
+    return 0 if search is None else BeamState.candidates_per_text(search, len(sequence.ends))
+
+
+def _best(log_probs: Tensor, counts: list[int]) -> list[tuple[tuple[int, float], ...]]:
+    """The best (token, log-probability) of each row, as many as counts says, none at -inf."""
+    most = max(counts)
+    if not most:
+        return [()] * len(counts)
+    values, ids = (found.tolist() for found in kernels.top_log_probs(log_probs, most))
+    return [
+        tuple(
+            (token, value)
+            for token, value in zip(ids[i][:count], values[i][:count], strict=True)
+            if value != -math.inf
+        )
+        for i, count in enumerate(counts)
+    ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 
+from nightjar.gpu_worker.engine.beam_search import Child
 from nightjar.gpu_worker.engine.config import EngineConfig
 from nightjar.gpu_worker.engine.kv_cache import BlockPool, BlockTable
 from nightjar.gpu_worker.engine.plan import PrefixChunk, RankWork, StepPlan, TextWork
@@ -93,6 +94,30 @@ class Scheduler:
         sequence.held.free()
         sequence.table = None
 
+    def replace_beams(self, job: TextJob, children: Sequence[Child]) -> None:
+        """Let the children run in the place of a search's texts.
+
+        The first child of a text takes over its blocks, others fork from them; the blocks of a
+        text without children pay for those.
+        """
+        spare = job.spare
+        if spare is None:
+            raise RuntimeError(f"request {job.request_id} searches before it has started")
+        parents = {id(parent) for parent, _ in children}
+        for sequence in job.running:
+            del self._running[sequence]
+            if id(sequence) not in parents:
+                spare.merge(sequence.held)
+        taken: set[int] = set()
+        for parent, child in children:
+            if id(parent) in taken:
+                child.table = self._fork(parent.held, child.length - 1, job, spare)
+            else:
+                taken.add(id(parent))
+                child.table = parent.held
+            self._running[child] = None
+        job.running = [child for _, child in children]
+
     def close_parts(self, job: RankJob) -> None:
         """Free the prefixes whose documents need no more work."""
         needed = set(map(id, job.waiting.values()))
@@ -111,6 +136,8 @@ class Scheduler:
         self._texts.pop(job, None)
         for sequence in list(job.running):
             self.finish(sequence)
+        if job.spare is not None:
+            job.spare.free()
         job.prefix.drop()
 
     def _admit(self, plan: StepPlan) -> None:
@@ -160,11 +187,14 @@ class Scheduler:
     def _advance_text(self, job: TextJob, plan: StepPlan) -> None:
         """The next chunk of a prompt; its samples, once it is complete and while places last."""
         chunk = self._cut(job.prefix, plan)
+        # The texts of a beam search run together, or not at all.
+        needed = 1 if job.beams is None else job.request.sampling.width
         starts = []
         if job.prefix.is_computed or (chunk is not None and chunk.finishes):
-            starts = [job.waiting.popleft() for _ in range(min(self._places, len(job.waiting)))]
+            count = min(self._places // needed, len(job.waiting))
+            starts = [job.waiting.popleft() for _ in range(count)]
         # A prompt under way holds a place, or its text could not start when it is complete.
-        self._places -= max(1, len(starts))
+        self._places -= needed * max(1, len(starts))
         if chunk is not None or starts:
             plan.texts.append(TextWork(job, chunk, starts))
 
@@ -244,17 +274,24 @@ class Scheduler:
     def _start(self, sequence: GenerateSequence) -> None:
         """Give a text that got its first token its own blocks."""
         job = sequence.text
-        prefix = job.prefix
-        if job.request.sampling.n == 1:
+        prefix, length = job.prefix, len(job.prefix.tokens)
+        if job.request.sampling.n == 1 or job.beams is not None:
             sequence.table, prefix.table = prefix.held, None
+            if job.beams is not None:
+                own = self._pool.blocks_for(job.max_length)
+                job.spare = sequence.table.split(prefix.max_blocks - own)
         else:
-            length = len(prefix.tokens)
-            own = self._pool.blocks_for(job.max_length) - length // self._pool.block_size
-            sequence.table, copy = prefix.held.fork(length, own)
-            if copy is not None:
-                self._copies.append(copy)
+            sequence.table = self._fork(prefix.held, length, job, prefix.held)
         job.running.append(sequence)
         self._running[sequence] = None
+
+    def _fork(self, table: BlockTable, tokens: int, job: TextJob, payer: BlockTable) -> BlockTable:
+        """Blocks for one more text that begins with the first `tokens` positions of a table."""
+        own = self._pool.blocks_for(job.max_length) - tokens // self._pool.block_size
+        fork, copy = table.fork(tokens, own, payer)
+        if copy is not None:
+            self._copies.append(copy)
+        return fork
 
 
 def _has_rows(plan: StepPlan) -> bool:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from nightjar.gpu_worker.engine.beams import BeamState
 from nightjar.gpu_worker.engine.kv_cache import BlockTable
+from nightjar.gpu_worker.engine.logits_processors import LogitsProcessors
 from nightjar.gpu_worker.engine.requests import (
     FinishReason,
     GenerateOutput,
     GenerateRequest,
     SamplingParams,
+    TokenLogprobs,
 )
 from nightjar.gpu_worker.engine.stopping import StopMatcher
 
@@ -57,20 +63,31 @@ class Prefix:
         self.table, self.last_hidden = None, None
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a text ends, and how many of its bytes remain; None: all."""
+
+    reason: FinishReason
+    length: int | None
+
+
 @dataclass(slots=True, eq=False)
 class GenerateSequence:
-    """One text being written: a request's only one, or one of its samples.
+    """One text being written: a request's only one, one of its samples, or a beam.
 
-    sample: its place among the samples.  `table` holds the prompt's blocks and its own, from the
-    end of its first step on; the rest is filled by the loop as tokens come.
+    sample: its place among the samples.  processors: None where the request leaves the scores
+    alone.  `table` holds the prompt's blocks and its own, from the end of its first step on; the
+    rest is filled by the loop as tokens come.
     """
 
     text: TextJob
     sample: int
     matcher: StopMatcher
+    processors: LogitsProcessors | None
     table: BlockTable | None = None
     generated: list[int] = field(default_factory=list)
     pieces: list[bytes] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def request_id(self) -> int:
@@ -81,6 +98,11 @@ class GenerateSequence:
     def sampling(self) -> SamplingParams:
         """How the text is continued."""
         return self.text.request.sampling
+
+    @property
+    def ends(self) -> Mapping[int, FinishReason]:
+        """The tokens that end the text."""
+        return self.text.ends
 
     @property
     def length(self) -> int:
@@ -94,30 +116,74 @@ class GenerateSequence:
             raise RuntimeError(f"request {self.request_id} runs without cache blocks")
         return self.table
 
-    def output(self, reason: FinishReason, end: int | None) -> GenerateOutput:
-        """The text as it is finished: its first `end` bytes, or all of them."""
-        return GenerateOutput(self.generated, b"".join(self.pieces)[:end], reason)
+    def add(self, token: int, piece: bytes) -> Ending | None:
+        """Take in the next token and its bytes; how the text ends, if it ends with it.  A stop
+        wins over the length."""
+        self.generated.append(token)
+        reason = self.ends.get(token)
+        if reason is not None:
+            return Ending(reason, None)
+        self.pieces.append(piece)
+        begin = self.matcher.feed(piece)
+        if begin is not None:
+            return Ending("stop", begin)
+        if len(self.generated) == self.sampling.max_tokens:
+            return Ending("length", None)
+        return None
+
+    def branch(self) -> GenerateSequence:
+        """The same text once more, without blocks: to go on otherwise."""
+        processors = self.text.make_processors()
+        return GenerateSequence(
+            self.text,
+            self.sample,
+            copy(self.matcher),
+            processors,
+            generated=list(self.generated),
+            pieces=list(self.pieces),
+        )
+
+    def output(self, ending: Ending) -> GenerateOutput:
+        """The text as it is finished."""
+        text = b"".join(self.pieces)[: ending.length]
+        if self.sampling.logprobs is None:
+            return GenerateOutput(self.generated, text, ending.reason)
+        total = math.fsum(step.chosen for step in self.logprobs)
+        return GenerateOutput(self.generated, text, ending.reason, self.logprobs, total)
 
 
 @dataclass(slots=True, eq=False)
 class TextJob:
     """A generation request: its prompt, and the texts that follow it.
 
+    ends: the tokens that end a text; vocab_size: of the model.
     waiting: samples that have not started; running: those that have; finished: the others' texts,
-    by sample.
+    by sample.  beams: what a beam search knows of its texts; spare: blocks reserved for texts
+    that it has not begun.
     """
 
     request: GenerateRequest
     arrival: int
     prefix: Prefix
+    ends: Mapping[int, FinishReason]
+    vocab_size: int
     waiting: deque[GenerateSequence] = field(default_factory=deque)
     running: list[GenerateSequence] = field(default_factory=list)
     finished: dict[int, GenerateOutput] = field(default_factory=dict)
+    beams: BeamState[GenerateOutput] | None = None
+    spare: BlockTable | None = None
 
     @property
     def request_id(self) -> int:
         """The request's id."""
         return self.request.request_id
+
+    def make_processors(self) -> LogitsProcessors | None:
+        """What the request changes in the scores, for one text; None where nothing."""
+        params = self.request.sampling
+        if not LogitsProcessors.needed(params):
+            return None
+        return LogitsProcessors(params, self.prefix.tokens, self.ends, self.vocab_size)
 
     @property
     def tables(self) -> list[BlockTable]:
@@ -129,3 +195,15 @@ class TextJob:
     def max_length(self) -> int:
         """Positions that one text can come to hold: the last token is never fed back."""
         return len(self.prefix.tokens) + self.request.sampling.max_tokens - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The token that a text goes on with, and what its request wants to know about it.
+
+    candidates: for a beam, the best (token, log-probability) of those that may be chosen.
+    """
+
+    token: int
+    logprobs: TokenLogprobs | None = None
+    candidates: tuple[tuple[int, float], ...] = ()

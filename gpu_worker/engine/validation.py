@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from nightjar.checkpoints import ModelConfig
+from nightjar.gpu_worker.engine.errors import RefusedError
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
 from nightjar.gpu_worker.engine.requests import (
@@ -14,27 +14,23 @@ from nightjar.gpu_worker.engine.requests import (
     Request,
     SamplingParams,
 )
-
-MAX_STOPS_BYTES = 16_384
-"""All stops of a request together: each byte costs a row in the automaton.  As many as a request
-body may hold (jobs/bodies.py), so that no request is accepted there and refused here."""
-
-
-class RefusedError(Exception):
-    """A request that cannot be computed: `code` for programs, the message for people."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+from nightjar.gpu_worker.engine.sampling_checks import check_sampling
 
 
 class Validator:
     """Checks requests against one model, its cache and its prompt vectors."""
 
-    def __init__(self, config: ModelConfig, pool: BlockPool, vectors: PromptVectorStore) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        pool: BlockPool,
+        vectors: PromptVectorStore,
+        max_running: int,
+    ) -> None:
         self._config = config
         self._pool = pool
         self._vectors = vectors
+        self._max_running = max_running
 
     def check(self, request: Request) -> int:
         """Raise RefusedError, or return the first row of the request's prompt vectors."""
@@ -50,12 +46,18 @@ class Validator:
 
     def _check_generate(self, request: GenerateRequest, rows: int) -> None:
         """A prompt, its parameters, and room for both."""
-        check_sampling(request.sampling)
+        check_sampling(request.sampling, self._config.vocab_size)
         self._check_tokens("the prompt", request.token_ids, rows)
         params = request.sampling
+        if params.beams is not None and params.beams.width > self._max_running:
+            raise RefusedError(
+                "invalid_sampling",
+                f"beam_width is {params.beams.width}, but at most {self._max_running} texts run "
+                "together; lower it, or raise max_running",
+            )
         prompt, asked = len(request.token_ids), params.max_tokens
         what = f"prompt of {prompt} tokens and max_tokens {asked}"
-        what += f", {params.n} times" if params.n > 1 else ""
+        what += f", {params.width} times" if params.width > 1 else ""
         self._check_room(what, prompt + asked, blocks_of_texts(self._pool, prompt, params))
 
     def _check_rank(self, request: RankRequest, rows: int) -> None:
@@ -109,29 +111,9 @@ class Validator:
 def blocks_of_texts(pool: BlockPool, prompt: int, params: SamplingParams) -> int:
     """Cache blocks that a prompt of so many tokens and all of its texts come to hold.
 
-    The last token generated is never fed back.  Several samples share the prompt's whole blocks.
+    The last token generated is never fed back.  Several texts share the prompt's whole blocks.
     """
     text = pool.blocks_for(prompt + params.max_tokens - 1)
-    if params.n == 1:
+    if params.width == 1:
         return text
-    return pool.blocks_for(prompt) + params.n * (text - prompt // pool.block_size)
-
-
-def check_sampling(params: SamplingParams) -> None:
-    """Raise RefusedError for parameters that describe no distribution or no end."""
-    stop_bytes = sum(map(len, params.stop))
-    checks = {
-        f"max_tokens is {params.max_tokens}: must be at least 1": params.max_tokens >= 1,
-        f"temperature is {params.temperature}: must be a finite number, 0 or more": (
-            math.isfinite(params.temperature) and params.temperature >= 0
-        ),
-        f"top_k is {params.top_k}: must be 0 (off) or more": params.top_k >= 0,
-        f"top_p is {params.top_p}: must be more than 0 and at most 1": 0 < params.top_p <= 1,
-        "stop: a stop string is empty": all(params.stop),
-        f"stop: {stop_bytes} bytes in all: at most {MAX_STOPS_BYTES}": (
-            stop_bytes <= MAX_STOPS_BYTES
-        ),
-    }
-    for message, fine in checks.items():
-        if not fine:
-            raise RefusedError("invalid_sampling", message)
+    return pool.blocks_for(prompt) + params.width * (text - prompt // pool.block_size)

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: the same seed and step give the same number, always."""
+"""Counter-based random numbers: the same seed, stream and step give the same number, always."""
 
 import numpy as np
 import torch
@@ -11,27 +11,30 @@ _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
 
 
-def uniform(seeds: Tensor, steps: Tensor) -> Tensor:
-    """A number in [0, 1) for each (seed, step): float64[B].
+def uniform(seeds: Tensor, streams: Tensor, steps: Tensor) -> Tensor:
+    """A number in [0, 1) for each (seed, stream, step): float64[B].
 
-    seeds: int64[B], the key; steps: int64[B], the counter.  Philox 4x32-10: nothing is carried
-    from call to call, so a request's numbers depend neither on its batch nor on a restart.
+    seeds: int64[B], the key; streams: int64[B], below 2**32, and steps: int64[B], the counter.
+    Philox 4x32-10: nothing is carried from call to call, so a request's numbers depend neither on
+    its batch nor on a restart, and the streams of one seed (the samples of a request) are
+    independent.
     """
     key = seeds.numpy().astype(np.uint64)
-    counter = steps.numpy().astype(np.uint64)
-    words = philox_4x32(counter & _LOW, counter >> _SHIFT, key & _LOW, key >> _SHIFT)
+    stream = streams.numpy().astype(np.uint64)
+    step = steps.numpy().astype(np.uint64)
+    words = philox_4x32(step & _LOW, step >> _SHIFT, stream, key & _LOW, key >> _SHIFT)
     bits = (words[0] << _SHIFT | words[1]) >> np.uint64(11)
     return torch.from_numpy(bits.astype(np.float64) * 2.0**-53)
 
 
 def philox_4x32(
-    c0: np.ndarray, c1: np.ndarray, k0: np.ndarray, k1: np.ndarray
+    c0: np.ndarray, c1: np.ndarray, c2: np.ndarray, k0: np.ndarray, k1: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Ten rounds over the counter (c0, c1, 0, 0) with the key (k0, k1): four 32-bit words.
+    """Ten rounds over the counter (c0, c1, c2, 0) with the key (k0, k1): four 32-bit words.
 
     Every array is uint64[B] with 32 bits in use.
     """
-    c2, c3 = np.zeros_like(c0), np.zeros_like(c0)
+    c3 = np.zeros_like(c0)
     for _ in range(_ROUNDS):
         low, high = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (

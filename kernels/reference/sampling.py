@@ -1,10 +1,11 @@
-"""Choosing the next token: argmax, or a draw from the filtered softmax."""
+"""Choosing the next token: argmax, or a draw from the filtered softmax.
 
+NumPy sorts rows several times faster than torch's sort or topk on a CPU (SIMD quicksort).
+"""
+
+import numpy as np
 import torch
 from torch import Tensor
-
-CANDIDATES = 1024
-"""Largest scores looked at first for top-p; a row whose mass lies wider is sorted whole."""
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -13,56 +14,56 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 def sample(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, draws: Tensor
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    draws: Tensor,
 ) -> Tensor:
     """Draw one token a row.
 
     logits: float32[B, V]; temperature: float32[B], > 0; top_k: int64[B], 0 = off; top_p:
-    float32[B], 1 = off; draws: float64[B] in [0, 1).  Returns int64[B].
-    The temperature comes first, then top-k, then top-p over what top-k left.  Both are thresholds
-    on the score, so equal scores stay or go together and no sort order can matter.  The draw
-    walks the distribution in vocabulary order.
+    float32[B], 1 = off; min_p: float32[B], 0 = off; draws: float64[B] in [0, 1).  Returns int64[B].
+    The temperature comes first, then top-k, then top-p over what top-k left, then min-p, the
+    order of transformers.  All three are thresholds on the score, so equal scores stay or go
+    together and no sort order can matter.  The draw walks the distribution in vocabulary order.
     """
     # From the best score down, a temperature next to 0 leaves the best token and no NaN.
     scores = logits - logits.amax(-1, keepdim=True)
     scores /= temperature.clamp(min=1e-30).unsqueeze(1)
-    by_k, by_p = (x.nonzero().squeeze(1) for x in (top_k > 0, top_p < 1.0))
+    by_k, by_p, by_min = (x.nonzero().squeeze(1) for x in (top_k > 0, top_p < 1.0, min_p > 0.0))
     if by_k.numel():
         scores[by_k] = _keep_top_k(scores[by_k], top_k[by_k])
     # Row by row, not elementwise: no element's bits depend on the size of the batch.
     weights = scores.softmax(-1)
     if by_p.numel():
         weights[by_p] = _keep_top_p(weights[by_p], top_p[by_p])
+    if by_min.numel():
+        weights[by_min] = _keep_min_p(weights[by_min], min_p[by_min])
     sums = weights.cumsum(-1, dtype=torch.float64)
     places = torch.searchsorted(sums, (draws * sums[:, -1]).unsqueeze(1), right=True).squeeze(1)
     # A draw next to 1 can round up to the whole sum: take the last token that has any weight.
-    last = (sums < sums[:, -1:]).sum(-1)
+    last = torch.searchsorted(sums, sums[:, -1:].contiguous()).squeeze(1)
     return torch.minimum(places, last)
 
 
 def _keep_top_k(scores: Tensor, top_k: Tensor) -> Tensor:
     """-inf wherever a row has top_k better scores: float32[B, V], int64[B] -> float32[B, V]."""
-    counts = top_k.clamp(max=scores.shape[1])
-    best = scores.topk(int(counts.max()), dim=1).values
-    limits = best.gather(1, counts.unsqueeze(1) - 1)
-    return scores.masked_fill(scores < limits, float("-inf"))
+    rising = torch.from_numpy(np.sort(scores.numpy(), axis=1))
+    places = scores.shape[1] - top_k.clamp(max=scores.shape[1])
+    return scores.masked_fill(scores < rising.gather(1, places.unsqueeze(1)), float("-inf"))
 
 
 def _keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
     """0 outside the fewest tokens that hold top_p of each row: float32[B, V], float32[B]."""
-    vocab_size = weights.shape[1]
-    count = min(CANDIDATES, vocab_size)
-    limits, wide = _top_p_limits(weights.topk(count, dim=1).values, top_p)
-    if wide.numel() and count < vocab_size:
-        whole = weights[wide].sort(dim=1, descending=True).values
-        limits[wide], _ = _top_p_limits(whole, top_p[wide])
-    return weights.masked_fill(weights < limits.unsqueeze(1), 0.0)
+    falling = torch.from_numpy(-np.sort(-weights.numpy(), axis=1))
+    sums = falling.cumsum(-1, dtype=torch.float64)
+    last = torch.searchsorted(sums, top_p.double().unsqueeze(1)).clamp(max=weights.shape[1] - 1)
+    return weights.masked_fill(weights < falling.gather(1, last), 0.0)
 
 
-def _top_p_limits(best: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """The least weight to keep, given each row's best weights in falling order, and the rows
-    whose best weights do not reach top_p: float32[B, n] -> float32[B], int64[m]."""
-    sums = best.cumsum(-1, dtype=torch.float64)
-    reached = (sums < top_p.double().unsqueeze(1)).sum(-1)
-    limits = best.gather(1, reached.clamp(max=best.shape[1] - 1).unsqueeze(1)).squeeze(1)
-    return limits, (reached == best.shape[1]).nonzero().squeeze(1)
+def _keep_min_p(weights: Tensor, min_p: Tensor) -> Tensor:
+    """0 below min_p times each row's best (arXiv 2407.01082): float32[B, V], float32[B]."""
+    limits = weights.amax(-1, keepdim=True) * min_p.unsqueeze(1)
+    return weights.masked_fill(weights < limits, 0.0)

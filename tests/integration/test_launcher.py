@@ -37,9 +37,8 @@ def launcher(tiny_model: Path) -> Iterator[Launcher]:
 def generate(
     ticket: int, ids: list[int], max_tokens: int, vectors: str | None = None
 ) -> messages.Generate:
-    return messages.Generate(
-        ticket, ids, max_tokens, 0.0, 0, 1.0, 0, [], ignore_eos=True, prompt_vectors=vectors
-    )
+    sampling = messages.Sampling(max_tokens=max_tokens, ignore_eos=True)
+    return messages.Generate(ticket, ids, sampling, prompt_vectors=vectors)
 
 
 def ask(launcher: Launcher, *, count: int = 1, max_tokens: int = 4) -> InFlight:
@@ -51,7 +50,7 @@ def ask(launcher: Launcher, *, count: int = 1, max_tokens: int = 4) -> InFlight:
 def text(flight: InFlight) -> bytes:
     answer = flight.answers[0].result(PATIENCE_S)
     assert isinstance(answer, messages.Generated)
-    return answer.text
+    return answer.outputs[0].text
 
 
 def test_answers_come_in_the_order_of_the_requests(launcher: Launcher) -> None:
@@ -64,7 +63,7 @@ def test_answers_come_in_the_order_of_the_requests(launcher: Launcher) -> None:
     )
     generated, ranked, failed = (answer.result(PATIENCE_S) for answer in flight.answers)
     assert isinstance(generated, messages.Generated)
-    assert generated.completion_tokens == 3
+    assert generated.outputs[0].completion_tokens == 3
     assert isinstance(ranked, messages.Ranked)
     assert ranked.token_counts == [1, 2]
     assert isinstance(failed, messages.Failed)

@@ -151,10 +151,10 @@ def test_a_fork_shares_whole_blocks_and_copies_the_last():
     assert pool.reserve(7)
     prompt = BlockTable(pool, 7)
     prompt.grow(6)
-    first, copy = prompt.fork(6, 2)
+    first, copy = prompt.fork(6, 2, prompt)
     assert copy == (1, first.blocks[1])
     assert first.blocks[0] == prompt.blocks[0]
-    second, _ = prompt.fork(6, 2)
+    second, _ = prompt.fork(6, 2, prompt)
     prompt.free()
     assert pool.available == 10 - 1 - 2 - 2
     first.grow(9)
@@ -168,7 +168,7 @@ def test_a_fork_at_the_end_of_a_block_copies_nothing():
     assert pool.reserve(3)
     prompt = BlockTable(pool, 3)
     prompt.grow(4)
-    fork, copy = prompt.fork(4, 1)
+    fork, copy = prompt.fork(4, 1, prompt)
     assert copy is None
     assert fork.blocks == prompt.blocks
 

@@ -30,8 +30,9 @@ def prefix(tokens, pool, base=0, scored_from=None):
 
 
 def text(prompt, pool, generated=(), base=0):
-    job = TextJob(GenerateRequest(5, prompt, SamplingParams(9)), 0, prefix(prompt, pool, base))
-    sequence = GenerateSequence(job, 0, StopMatcher(()))
+    request = GenerateRequest(5, prompt, SamplingParams(9))
+    job = TextJob(request, 0, prefix(prompt, pool, base), {}, 512)
+    sequence = GenerateSequence(job, 0, StopMatcher(()), None)
     sequence.generated.extend(generated)
     if generated:
         sequence.table = table(pool, sequence.length)

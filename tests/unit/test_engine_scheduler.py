@@ -18,8 +18,9 @@ class Room:
     def __init__(self, config, blocks=100, **limits):
         self.pool = BlockPool(blocks, 4)
         vectors = PromptVectorStore(config.hidden_size, torch.float32)
-        self.admission = Admission(config, self.pool, vectors)
-        self.scheduler = Scheduler(EngineConfig(block_size=4, **limits), self.pool)
+        engine = EngineConfig(block_size=4, **limits)
+        self.admission = Admission(config, engine, self.pool, vectors)
+        self.scheduler = Scheduler(engine, self.pool)
         self.arrivals = 0
 
     def add(self, request):

@@ -8,22 +8,22 @@ from hypothesis import strategies as st
 
 from nightjar import kernels
 from nightjar.kernels.reference.philox import philox_4x32
-from nightjar.kernels.reference.sampling import CANDIDATES
 
 
-def draw(logits, draws, temperature=1.0, top_k=0, top_p=1.0):
+def draw(logits, draws, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     rows = logits.shape[0]
     return kernels.sample(
         logits,
         torch.full((rows,), temperature),
         torch.full((rows,), top_k),
         torch.full((rows,), top_p),
+        torch.full((rows,), min_p),
         draws,
     )
 
 
-def filtered_softmax(logits, temperature, top_k, top_p):
-    """One row, in float64, by sorting: temperature, then top-k, then top-p; ties stay together."""
+def filtered_softmax(logits, temperature, top_k, top_p, min_p=0.0):
+    """One row, in float64, by sorting: temperature, top-k, top-p, min-p; ties stay together."""
     scores = logits.double() / temperature
     if top_k:
         kth = scores.sort(descending=True).values[min(top_k, len(scores)) - 1]
@@ -34,6 +34,7 @@ def filtered_softmax(logits, temperature, top_k, top_p):
         before = ordered.cumsum(0) - ordered
         least = ordered[before < top_p][-1]
         probs = torch.where(probs >= least, probs, 0.0)
+    probs = torch.where(probs >= min_p * probs.max(), probs, 0.0)
     return probs / probs.sum()
 
 
@@ -46,37 +47,58 @@ def test_argmax_takes_the_lowest_of_equals():
 def test_philox_equals_the_published_vectors():
     """Known answers of Random123: counter and key all zeros, and all ones."""
     zero = np.zeros(1, dtype=np.uint64)
-    words = philox_4x32(zero, zero, zero, zero)
+    words = philox_4x32(zero, zero, zero, zero, zero)
     assert [int(w[0]) for w in words] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
-def test_uniform_depends_on_seed_and_step_alone():
+def test_uniform_depends_on_seed_stream_and_step_alone():
     seeds = torch.tensor([1, 2, -1, 2**62])
     steps = torch.tensor([0, 5, 7, 0])
-    together = kernels.uniform(seeds, steps)
-    alone = [kernels.uniform(seeds[i : i + 1], steps[i : i + 1]) for i in (3, 2, 1, 0)]
+    streams = torch.tensor([0, 0, 3, 127])
+    together = kernels.uniform(seeds, streams, steps)
+    given = (seeds, streams, steps)
+    alone = [kernels.uniform(*(x[i : i + 1] for x in given)) for i in (3, 2, 1, 0)]
     assert together.tolist() == [float(x) for x in reversed(alone)]
     assert ((together >= 0) & (together < 1)).all()
 
 
 def test_uniform_is_uniform():
-    draws = kernels.uniform(torch.full((20_000,), 9), torch.arange(20_000))
-    counts = torch.histc(draws.float(), bins=20, min=0, max=1)
-    chi_square = ((counts - 1000) ** 2 / 1000).sum()
-    assert chi_square < 43.8  # 99.9% quantile of 19 degrees of freedom
+    """Over the steps of a sample, over the samples of a request, over seeds."""
+    fixed, running = torch.full((20_000,), 9), torch.arange(20_000)
+    for seed, stream, step in (
+        (fixed, fixed, running),
+        (fixed, running, fixed),
+        (running, fixed, fixed),
+    ):
+        draws = kernels.uniform(seed, stream, step)
+        assert len(draws.unique()) == 20_000
+        counts = torch.histc(draws.float(), bins=20, min=0, max=1)
+        chi_square = ((counts - 1000) ** 2 / 1000).sum()
+        assert chi_square < 43.8  # 99.9% quantile of 19 degrees of freedom
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
-    [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.3, 12, 1.0), (1.0, 0, 0.8), (0.9, 20, 0.7), (1.0, 1, 1.0)],
+    ("temperature", "top_k", "top_p", "min_p"),
+    [
+        (1.0, 0, 1.0, 0.0),
+        (0.7, 0, 1.0, 0.0),
+        (1.3, 12, 1.0, 0.0),
+        (1.0, 0, 0.8, 0.0),
+        (0.9, 20, 0.7, 0.0),
+        (1.0, 1, 1.0, 0.0),
+        (1.0, 0, 1.0, 0.1),
+        (1.8, 0, 0.9, 0.05),
+        (0.8, 15, 0.95, 0.02),
+        (2.0, 0, 1.0, 1.0),
+    ],
 )
-def test_draws_follow_the_filtered_softmax(temperature, top_k, top_p):
+def test_draws_follow_the_filtered_softmax(temperature, top_k, top_p, min_p):
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(60, generator=generator) * 1.5
-    expected = filtered_softmax(logits, temperature, top_k, top_p)
+    expected = filtered_softmax(logits, temperature, top_k, top_p, min_p)
     n = 20_000
-    draws = kernels.uniform(torch.full((n,), 5), torch.arange(n))
-    tokens = draw(logits.repeat(n, 1), draws, temperature, top_k, top_p)
+    draws = kernels.uniform(torch.full((n,), 5), torch.arange(n) % 128, torch.arange(n) // 128)
+    tokens = draw(logits.repeat(n, 1), draws, temperature, top_k, top_p, min_p)
     counts = torch.bincount(tokens, minlength=60).double()
     assert (counts[expected == 0] == 0).all()
     usable = expected * n >= 5
@@ -92,18 +114,20 @@ def test_draws_follow_the_filtered_softmax(temperature, top_k, top_p):
     temperature=st.floats(0.2, 3.0),
     top_k=st.sampled_from([0, 1, 2, 7, 1500, 5000]),
     top_p=st.sampled_from([1.0, 0.999999, 0.95, 0.5, 1e-6]),
+    min_p=st.sampled_from([0.0, 0.001, 0.3, 1.0]),
     spread=st.sampled_from([0.0, 0.01, 1.0, 30.0]),
     place=st.sampled_from([0.0, 0.3, 0.999999999999]),
 )
-def test_a_draw_is_never_outside_the_filter(seed, temperature, top_k, top_p, spread, place):
-    """Wide flat rows too, where top-p reaches past the candidates looked at first."""
+def test_a_draw_is_never_outside_the_filter(seed, temperature, top_k, top_p, min_p, spread, place):
+    """Rows of all shapes, from flat to a single peak."""
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(1, CANDIDATES * 2, generator=generator).round(decimals=1) * spread
-    token = draw(logits, torch.tensor([place]).double(), temperature, top_k, top_p)
+    logits = torch.randn(1, 2048, generator=generator).round(decimals=1) * spread
+    token = draw(logits, torch.tensor([place]).double(), temperature, top_k, top_p, min_p)
     scores = (logits / torch.tensor(temperature)).double()[0]
     if top_k:
         assert scores[token] >= scores.sort(descending=True).values[min(top_k, 2048) - 1]
-    allowed = filtered_softmax(scores, 1.0, top_k, min(1.0, top_p * (1 + 1e-6)))
+    # Nearly as much, for what rounds differently in float32.
+    allowed = filtered_softmax(scores, 1.0, top_k, min(1.0, top_p * (1 + 1e-6)), min_p * 0.9999)
     assert allowed[token] > 0
 
 
@@ -113,10 +137,11 @@ def test_rows_do_not_depend_on_their_batch():
     temperature = torch.linspace(0.5, 1.5, 8)
     top_k = torch.tensor([0, 5, 0, 2000, 1, 0, 40, 0])
     top_p = torch.tensor([1.0, 0.9, 0.5, 1.0, 1.0, 0.9999, 0.3, 0.99])
-    draws = kernels.uniform(torch.arange(8), torch.arange(8))
-    together = kernels.sample(logits, temperature, top_k, top_p, draws)
+    min_p = torch.tensor([0.0, 0.0, 0.1, 0.5, 0.0, 0.01, 0.0, 1.0])
+    draws = kernels.uniform(torch.arange(8), torch.zeros(8).long(), torch.arange(8))
+    together = kernels.sample(logits, temperature, top_k, top_p, min_p, draws)
     for i in range(8):
-        parts = (x[i : i + 1] for x in (logits, temperature, top_k, top_p, draws))
+        parts = (x[i : i + 1] for x in (logits, temperature, top_k, top_p, min_p, draws))
         assert kernels.sample(*parts) == together[i]
 
 

@@ -1,0 +1,43 @@
+"""One step of a beam search: from the beams' best tokens to the texts that go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from nightjar.gpu_worker.engine.beams import BeamState
+from nightjar.gpu_worker.engine.requests import GenerateOutput
+from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence
+
+Child = tuple[GenerateSequence, GenerateSequence]
+"""A text that runs, and one that goes on from it by one token."""
+
+
+def search_step(
+    state: BeamState[GenerateOutput],
+    beams: Sequence[tuple[GenerateSequence, Choice]],
+    token_bytes: Sequence[bytes],
+) -> list[Child]:
+    """Finish the texts that end here and return those that go on; none when the search is over.
+
+    beams: the running texts in the order in which the last step returned them, each with its best
+    tokens.
+    """
+    going = []
+    children: dict[int, Child] = {}
+    width = beams[0][0].text.request.sampling.width
+    candidates = state.candidates([choice.candidates for _, choice in beams])
+    for place, candidate in enumerate(candidates):
+        parent = beams[candidate.parent][0]
+        child = parent.branch()
+        ending = child.add(candidate.token, token_bytes[candidate.token])
+        if ending is None:
+            going.append(candidate)
+            children[id(candidate)] = parent, child
+            if len(going) == width:
+                break
+        elif state.may_finish(place):
+            output = replace(child.output(ending), cumulative_logprob=candidate.total)
+            state.finish(output, candidate.total)
+    kept = state.keep(going)
+    return [] if state.done else [children[id(candidate)] for candidate in kept]

@@ -1,0 +1,102 @@
+"""Beam search over one request: which texts go on, which are finished, and when to end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from nightjar.gpu_worker.engine.requests import BeamSearch
+
+Text = TypeVar("Text")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A running text made longer by one token.
+
+    parent: the text's place among the running ones; total: the sum of the log-probabilities of
+    the new text's tokens.
+    """
+
+    parent: int
+    token: int
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Generic[Text]):
+    """A finished text, the sum of its tokens' log-probabilities, and what it is ranked by."""
+
+    text: Text
+    total: float
+    score: float
+
+
+class BeamState(Generic[Text]):
+    """The beams of one request, chosen in the way of transformers' `generate`.
+
+    The caller keeps the texts and their caches, and at each step:
+    1. asks for the `candidates`;
+    2. calls `finish` for each whose token ends its text (an end token, a stop, max_tokens) and
+       whose place `may_finish`; other ended candidates are dropped;
+    3. hands those that did not end to `keep`, and continues the texts it returns, unless `done`.
+    """
+
+    def __init__(self, search: BeamSearch) -> None:
+        self._search = search
+        self._totals = [0.0]
+        self._length = 0
+        self.finished: list[Finished[Text]] = []
+
+    @staticmethod
+    def candidates_per_text(search: BeamSearch, end_tokens: int) -> int:
+        """How many best tokens of each running text are enough: should all that end a text be
+        among them, `width` others are left."""
+        return search.width + end_tokens
+
+    def candidates(self, best: Sequence[Sequence[tuple[int, float]]]) -> list[Candidate]:
+        """The best continuations of all running texts, best first.
+
+        best: for each running text, its best (token, log-probability).  Equal sums go to the
+        earlier text, then to the lower token.
+        """
+        self._length += 1
+        found = [
+            Candidate(parent, token, total + log_prob)
+            for parent, (total, tokens) in enumerate(zip(self._totals, best, strict=True))
+            for token, log_prob in tokens
+        ]
+        return sorted(found, key=lambda one: (-one.total, one.parent, one.token))
+
+    def may_finish(self, place: int) -> bool:
+        """Whether the candidate in this place can be a result; the others are only in reserve."""
+        return place < self._search.width
+
+    def finish(self, text: Text, total: float) -> None:
+        """Take in a text that ends with this step's token; the best `width` are kept."""
+        self.finished.append(Finished(text, total, self._score(total)))
+        # Stable: of equal scores the earlier one stays.
+        self.finished.sort(key=lambda one: -one.score)
+        del self.finished[self._search.width :]
+
+    def keep(self, going: Sequence[Candidate]) -> list[Candidate]:
+        """The texts that run on, of the candidates that did not end, in order."""
+        kept = list(going[: self._search.width])
+        self._totals = [candidate.total for candidate in kept]
+        return kept
+
+    @property
+    def done(self) -> bool:
+        """Whether the search is over: nothing runs, or what runs is not expected to pass the
+        finished texts, of which there are enough."""
+        if not self._totals:
+            return True
+        if len(self.finished) < self._search.width:
+            return False
+        best_running = self._score(self._totals[0])
+        return self._search.early_stopping or best_running <= self.finished[-1].score
+
+    def _score(self, total: float) -> float:
+        return total / math.pow(self._length, self._search.length_penalty)

@@ -1,0 +1,155 @@
+"""What a request changes in the scores, kept up to date token by token.
+
+A sequence whose request changes nothing has no processors and costs nothing.  The state follows
+the sequence's own `generated`, so that a step that is run again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nightjar import kernels
+from nightjar.gpu_worker.engine.requests import SamplingParams
+
+
+class TokenCounts:
+    """How often each token was generated, each seen token once.
+
+    ids: int64[n], in order of first sight, the prompt's with count 0 until they are generated;
+    counts: float32[n].
+    """
+
+    def __init__(self, prompt: Iterable[int], most: int) -> None:
+        """most: how many tokens can be generated."""
+        self._slots = {token: slot for slot, token in enumerate(dict.fromkeys(prompt))}
+        size = len(self._slots)
+        self._ids = np.empty(size + most, dtype=np.int64)
+        self._ids[:size] = list(self._slots)
+        self._counts = np.zeros(size + most, dtype=np.float32)
+        self._read = 0
+
+    def read(self, generated: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Count what was generated since the last call; returns ids and counts."""
+        for token in generated[self._read :]:
+            slot = self._slots.setdefault(token, len(self._slots))
+            self._ids[slot] = token
+            self._counts[slot] += 1
+        self._read = len(generated)
+        size = len(self._slots)
+        return self._ids[:size], self._counts[:size]
+
+
+class BadWords:
+    """Token sequences that must not be generated: which tokens would complete one now."""
+
+    def __init__(self, words: Iterable[Sequence[int]]) -> None:
+        self._always: set[int] = set()
+        self._after: dict[int, list[tuple[list[int], int]]] = {}
+        for word in words:
+            *beginning, last = word
+            if beginning:
+                self._after.setdefault(beginning[-1], []).append((beginning, last))
+            else:
+                self._always.add(last)
+
+    def completing(self, generated: list[int]) -> set[int]:
+        """Tokens that are blocked after `generated`.  The prompt is no part of a bad word."""
+        if not generated or generated[-1] not in self._after:
+            return self._always
+        return self._always.union(
+            last
+            for beginning, last in self._after[generated[-1]]
+            if generated[-len(beginning) :] == beginning
+        )
+
+
+class LogitsProcessors:
+    """The changes that one request makes.
+
+    penalties: repetition, presence, frequency; counts: the tokens they are for, None where all
+    three are off.  bias: ids int64[n] and what is added float32[n].
+    """
+
+    def __init__(
+        self, params: SamplingParams, prompt: Iterable[int], ends: Iterable[int], vocab_size: int
+    ) -> None:
+        """ends: tokens that end the text, blocked before min_tokens."""
+        repetition = params.repetition_penalty
+        self.penalties = (repetition, params.presence_penalty, params.frequency_penalty)
+        self.counts: TokenCounts | None = None
+        if self.penalties != (1, 0, 0):
+            # Ids past the vocabulary are prompt vectors: they have no score.
+            known = (token for token in prompt if token < vocab_size)
+            self.counts = TokenCounts(known if repetition != 1 else (), params.max_tokens)
+        self.bias = (
+            np.fromiter(params.logit_bias.keys(), np.int64),
+            np.fromiter(params.logit_bias.values(), np.float32),
+        )
+        self._bad_words = BadWords(params.bad_words)
+        self._min_tokens = params.min_tokens
+        self._ends = frozenset(ends)
+
+    @staticmethod
+    def needed(params: SamplingParams) -> bool:
+        """Whether the parameters change any score."""
+        return bool(
+            params.repetition_penalty != 1
+            or params.presence_penalty
+            or params.frequency_penalty
+            or params.logit_bias
+            or params.bad_words
+            or params.min_tokens
+        )
+
+    def blocked(self, generated: list[int]) -> set[int]:
+        """Tokens that cannot be chosen after `generated`."""
+        blocked = self._bad_words.completing(generated)
+        return blocked | self._ends if len(generated) < self._min_tokens else blocked
+
+
+def process_logits(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, list[int]]]) -> None:
+    """Change the rows that ask for it: blocked tokens, bias, penalties, in vLLM's order.
+
+    logits: float32[B, V], changed; rows: each row's processors and the tokens generated so far.
+    """
+    blocked = {
+        row: np.fromiter(tokens, np.int64, len(tokens))
+        for row, (processors, generated) in rows.items()
+        if (tokens := processors.blocked(generated))
+    }
+    if blocked:
+        kernels.block_tokens(logits, *_places(blocked))
+    biased = {row: processors.bias for row, (processors, _) in rows.items()}
+    values = np.concatenate([values for _, values in biased.values()])
+    if len(values):
+        places = _places({row: ids for row, (ids, _) in biased.items()})
+        kernels.bias_tokens(logits, *places, torch.from_numpy(values))
+    _penalize(logits, rows)
+
+
+def _penalize(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, list[int]]]) -> None:
+    """The penalties of all rows in one call, over the tokens that each has seen."""
+    ids, counts, penalties = {}, [], []
+    for row, (processors, generated) in rows.items():
+        if processors.counts is not None:
+            ids[row], count = processors.counts.read(generated)
+            counts.append(count)
+            penalties.append(np.repeat([processors.penalties], len(count), axis=0))
+    if ids:
+        of_places = torch.from_numpy(np.concatenate(penalties).astype(np.float32))
+        kernels.penalize_tokens(
+            logits,
+            *_places(ids),
+            torch.from_numpy(np.concatenate(counts)),
+            *of_places.unbind(1),
+        )
+
+
+def _places(ids: Mapping[int, np.ndarray]) -> tuple[Tensor, Tensor]:
+    """The ids of each row as pairs: rows int64[M], ids int64[M]."""
+    rows = np.repeat(list(ids), [len(row) for row in ids.values()])
+    return torch.from_numpy(rows), torch.from_numpy(np.concatenate(list(ids.values())))

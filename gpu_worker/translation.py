@@ -1,0 +1,122 @@
+"""Between messages and the engine: bad words become token ids, generated ids bytes."""
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+from nightjar.checkpoints import Tokenizer
+from nightjar.gpu_worker import messages
+from nightjar.gpu_worker.engine import (
+    BeamSearch,
+    GenerateOutput,
+    GenerateRequest,
+    GenerateResult,
+    RankRequest,
+    RankResult,
+    RequestFailed,
+    Result,
+    SamplingParams,
+)
+
+
+class Translator:
+    """Speaks for one model: with its tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def request(self, message: messages.Generate | messages.Rank) -> GenerateRequest | RankRequest:
+        """What the engine is asked."""
+        match message:
+            case messages.Generate():
+                return GenerateRequest(
+                    request_id=message.ticket,
+                    token_ids=message.token_ids,
+                    sampling=self._sampling(message.sampling),
+                    prompt_vectors=message.prompt_vectors,
+                )
+            case messages.Rank():
+                return RankRequest(
+                    request_id=message.ticket,
+                    query_ids=message.query_ids,
+                    documents=message.documents,
+                    prompt_vectors=message.prompt_vectors,
+                    top_n=message.top_n,
+                )
+
+    def answer(self, outcome: Result) -> messages.Answer:
+        """What the worker is told."""
+        match outcome:
+            case GenerateResult():
+                return messages.Generated(
+                    ticket=outcome.request_id,
+                    outputs=[self._output(output) for output in outcome.outputs],
+                )
+            case RankResult():
+                return messages.Ranked(
+                    ticket=outcome.request_id,
+                    mean_nll=outcome.mean_nll,
+                    token_counts=outcome.token_counts,
+                )
+            case RequestFailed():
+                return messages.Failed(
+                    ticket=outcome.request_id, code=outcome.code, message=outcome.message
+                )
+
+    def _sampling(self, asked: messages.Sampling) -> SamplingParams:
+        beams = None
+        if asked.beams is not None:
+            given = asked.beams
+            beams = BeamSearch(given.width, given.length_penalty, given.early_stopping)
+        return SamplingParams(
+            max_tokens=asked.max_tokens,
+            temperature=asked.temperature,
+            top_k=asked.top_k,
+            top_p=asked.top_p,
+            min_p=asked.min_p,
+            seed=asked.seed,
+            repetition_penalty=asked.repetition_penalty,
+            presence_penalty=asked.presence_penalty,
+            frequency_penalty=asked.frequency_penalty,
+            logit_bias=asked.logit_bias,
+            bad_words=tuple(self._spellings(asked.bad_words)),
+            stop=tuple(asked.stop),
+            stop_token_ids=tuple(asked.stop_token_ids),
+            min_tokens=asked.min_tokens,
+            ignore_eos=asked.ignore_eos,
+            n=asked.n,
+            beams=beams,
+            logprobs=asked.logprobs,
+        )
+
+    def _spellings(self, words: Iterable[str]) -> Iterator[tuple[int, ...]]:
+        """The token sequences of bad words: as one begins a line, and as it follows a space."""
+        for word in words:
+            yield tuple(self._tokenizer.encode(word))
+            if not word.startswith(" "):
+                yield tuple(self._tokenizer.encode(" " + word))
+
+    def _output(self, output: GenerateOutput) -> messages.Output:
+        return messages.Output(
+            text=output.text,
+            completion_tokens=len(output.token_ids),
+            finish_reason=output.finish_reason,
+            reports=None if output.logprobs is None else list(self._reports(output)),
+        )
+
+    def _reports(self, output: GenerateOutput) -> Iterator[messages.TokenReport]:
+        lengths = [len(self._tokenizer.token_bytes[token]) for token in output.token_ids]
+        begins = accumulate(lengths, initial=0)
+        for token, begin, step in zip(
+            output.token_ids, begins, output.logprobs or (), strict=False
+        ):
+            yield messages.TokenReport(
+                token=self._shown(token),
+                begin=begin,
+                logprob=step.chosen,
+                top=[(self._shown(other), value) for other, value in step.top],
+            )
+
+    def _shown(self, token: int) -> bytes:
+        """A token's bytes; of a special token its name, of an id without a token the id."""
+        known = self._tokenizer.token_bytes[token]
+        return known or (self._tokenizer.token(token) or f"token_id:{token}").encode()

@@ -1,0 +1,162 @@
+"""From a stored request to a message, and from the compute process's answer to OpenAI's object."""
+
+import codecs
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nightjar.gpu_worker import messages
+from nightjar.gpu_worker.answers import derived_seed, make_message, make_result
+from nightjar.jobs.records import ClaimedRequest, RequestKind
+from nightjar.jobs.schemas import validate_body
+
+
+def claimed(**fields: Any) -> ClaimedRequest:
+    body = validate_body(RequestKind.GENERATE, {"prompt": "hi", **fields})
+    stored = json.loads(json.dumps(body))  # as it comes back from SQL
+    return ClaimedRequest(5, 0, "row-0", RequestKind.GENERATE, stored, [[3, 4, 5]])
+
+
+def sampling(**fields: Any) -> messages.Sampling:
+    message = make_message(claimed(**fields), 9)
+    assert isinstance(message, messages.Generate)
+    (back,) = messages.decode_to_compute(messages.encode([message]))
+    assert back == message
+    return message.sampling
+
+
+def test_defaults_are_openais() -> None:
+    seed = derived_seed(claimed())
+    assert sampling() == messages.Sampling(max_tokens=16, temperature=1.0, seed=seed)
+
+
+def test_every_field_reaches_the_compute_process() -> None:
+    given = {
+        "max_tokens": 40,
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "seed": 12,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "frequency_penalty": -0.4,
+        "bad_words": ["x", "y"],
+        "stop_token_ids": [8],
+        "min_tokens": 3,
+        "ignore_eos": True,
+        "n": 2,
+        "logprobs": 4,
+    }
+    expected = messages.Sampling(**given, logit_bias={17: -5.0}, stop=["끝".encode()])
+    assert sampling(**given, logit_bias={"17": -5}, stop="끝") == expected
+
+
+def test_beams() -> None:
+    asked = sampling(beam_width=3, length_penalty=0.5, early_stopping=True, n=2, seed=1)
+    assert asked.beams == messages.Beams(3, 0.5, early_stopping=True)
+    assert (asked.temperature, asked.n) == (0.0, 2)
+
+
+def answered(*outputs: messages.Output, **fields: Any) -> dict[str, Any]:
+    answer = messages.Generated(9, list(outputs))
+    (back,) = messages.decode_from_compute(messages.encode([answer]))
+    assert back == answer
+    body = make_result(claimed(**fields), answer, "tiny").body
+    assert body is not None
+    return body
+
+
+def test_several_choices_and_their_usage() -> None:
+    outputs = [messages.Output(b"one", 4, "stop"), messages.Output(b"two", 16, "length")]
+    result = make_result(claimed(n=2), messages.Generated(9, outputs), "tiny")
+    assert (result.prompt_tokens, result.completion_tokens) == (3, 20)
+    assert (result.requested_tokens, result.saved_tokens) == (32, 12)
+    assert result.finish_reason == "stop"
+    assert result.body is not None
+    assert result.body["choices"] == [
+        {"index": 0, "text": "one", "logprobs": None, "finish_reason": "stop"},
+        {"index": 1, "text": "two", "logprobs": None, "finish_reason": "length"},
+    ]
+    assert result.body["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 20,
+        "total_tokens": 23,
+        "requested_tokens": 32,
+        "saved_tokens": 12,
+    }
+
+
+def test_logprobs_are_openais_object() -> None:
+    """A Korean syllable over two tokens, a stop that is cut off, and an end token."""
+    reports = [
+        messages.TokenReport(b"a", 0, -0.5, [(b"a", -0.5), (b"b", -1.5)]),
+        messages.TokenReport(b"\xea\xb0", 1, -2.0, [(b"c", -0.1), (b"\xea\xb0", -2.0)]),
+        messages.TokenReport(b"\x80", 3, -0.25, [(b"\x80", -0.25)]),
+        messages.TokenReport(b" b", 4, -3.0, [(b"a", -0.25)]),
+        messages.TokenReport(b"\n\n", 6, -0.125, []),
+        messages.TokenReport(b"<|endoftext|>", 8, -0.0625, []),
+    ]
+    body = answered(messages.Output("a가 b".encode(), 6, "stop", reports), logprobs=2)
+    assert body["choices"][0]["logprobs"] == {
+        "tokens": ["a", "bytes:\\xea\\xb0", "bytes:\\x80", " b", "\n\n", "<|endoftext|>"],
+        "token_logprobs": [-0.5, -2.0, -0.25, -3.0, -0.125, -0.0625],
+        "top_logprobs": [
+            {"a": -0.5, "b": -1.5},
+            {"c": -0.1, "bytes:\\xea\\xb0": -2.0},
+            {"bytes:\\x80": -0.25},
+            {"a": -0.25, " b": -3.0},
+            {"\n\n": -0.125},
+            {"<|endoftext|>": -0.0625},
+        ],
+        "text_offset": [0, 1, 1, 2, 4, 4],
+    }
+
+
+def offsets(pieces: list[bytes], end: int | None = None) -> tuple[str, list[int]]:
+    reports, begin = [], 0
+    for piece in pieces:
+        reports.append(messages.TokenReport(piece, begin, -1.0, []))
+        begin += len(piece)
+    text = b"".join(pieces)[:end]
+    choice = answered(messages.Output(text, len(pieces), "length", reports), logprobs=0)["choices"][
+        0
+    ]
+    return choice["text"], choice["logprobs"]["text_offset"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=12), st.lists(st.integers(0, 40), max_size=8), st.integers(0, 40))
+def test_text_offsets_point_at_the_character_of_a_token(
+    text: str, cuts: list[int], end: int
+) -> None:
+    data = text.encode("utf-8", "replace")
+    places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    pieces = [data[a:b] for a, b in pairwise(places)]
+    found, starts = offsets(pieces, end)
+    assert found == data[:end].decode("utf-8", "replace")
+    for place, start in zip(places, starts, strict=False):
+        if place >= end:
+            assert start == len(found)
+        else:  # whole characters before the token's first byte
+            assert start == len(codecs.utf_8_decode(data[:place], "replace", False)[0])
+
+
+def test_a_text_that_ends_inside_a_character() -> None:
+    assert offsets([b"a", b"\xea\xb0"]) == ("a\ufffd", [0, 1])
+    assert offsets([b"a", b"\xea", b"\xb0", b""]) == ("a\ufffd", [0, 1, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("invalid_sampling", 400), ("context_exceeded", 400), ("internal_error", 500)],
+)
+def test_who_is_at_fault(code: str, status: int) -> None:
+    result = make_result(claimed(), messages.Failed(9, code, "why"), "tiny")
+    assert result.status_code == status
+    assert result.error is not None
+    assert (result.error.code, result.error.message) == (code, "why")
