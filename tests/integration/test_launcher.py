@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.launcher import (
     ComputeConfig,
@@ -67,6 +69,28 @@ def test_answers_come_in_the_order_of_the_requests(launcher: Launcher) -> None:
     assert isinstance(ranked, messages.Ranked)
     assert ranked.token_counts == [1, 2]
     assert isinstance(failed, messages.Failed)
+
+
+def test_sampling_crosses_the_pipe(launcher: Launcher, tiny_model: Path) -> None:
+    """Bad words as texts on the way there, tokens as bytes on the way back."""
+
+    def answer(**fields: Any) -> messages.Output:
+        sampling = messages.Sampling(max_tokens=9, ignore_eos=True, logprobs=2, **fields)
+        flight = launcher.submit([lambda ticket: messages.Generate(ticket, [5, 6, 7], sampling)])
+        generated = flight.answers[0].result(PATIENCE_S)
+        assert isinstance(generated, messages.Generated)
+        (output,) = generated.outputs
+        assert output.reports is not None
+        assert b"".join(report.token for report in output.reports) == output.text
+        assert all(report.top[0][1] >= report.logprob for report in output.reports)
+        return output
+
+    (x,) = ModelDirectory.open(tiny_model).tokenizer().encode("x")
+    assert answer(logit_bias={x: 100.0}).text == b"x" * 9
+    banned = answer(logit_bias={x: 100.0}, bad_words=["x"])
+    assert b"x" not in [report.token for report in banned.reports or ()]
+    drawn = [answer(temperature=1.5, min_p=0.01, seed=seed).text for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_a_death_fails_what_is_in_flight_and_nothing_later(launcher: Launcher) -> None:
