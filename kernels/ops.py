@@ -11,10 +11,11 @@ from nightjar.kernels.reference.embedding import embed
 from nightjar.kernels.reference.linear import LinearWeight, linear, pack_linear
 from nightjar.kernels.reference.log_prob import token_nll
 from nightjar.kernels.reference.merge import merge_attention
-from nightjar.kernels.reference.norm import layer_norm
+from nightjar.kernels.reference.norm import layer_norm, rms_norm
 from nightjar.kernels.reference.paged_cache import kv_write
 from nightjar.kernels.reference.philox import uniform
 from nightjar.kernels.reference.prefill import prefill_attention
+from nightjar.kernels.reference.rotary import rotary
 from nightjar.kernels.reference.sampling import argmax, sample
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
     "merge_attention",
     "pack_linear",
     "prefill_attention",
+    "rms_norm",
+    "rotary",
     "sample",
     "token_nll",
     "uniform",

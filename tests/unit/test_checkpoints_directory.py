@@ -57,7 +57,7 @@ def test_a_whole_directory(model):
 
 def test_absent_sizes_are_gpt2s_own(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    config = ModelConfig.read(tmp_path)
+    config = read_config(tmp_path)
     sizes = (config.hidden_size, config.n_layers, config.n_heads, config.intermediate_size)
     assert sizes == (768, 12, 12, 3072)
     assert (config.vocab_size, config.context_length) == (50257, 1024)
