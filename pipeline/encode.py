@@ -78,6 +78,7 @@ class Encoder:
         if split:
             # Where the tokenizer knows the prompt token, splitting on it gives the same pieces.
             segments = [_join(pieces) for pieces in split]
+            segments[0] = self._with_prefix(segments[0])
         else:
             segments = [self._check_ids(request.body["prompt"])]
         vectors = self._vectors(request.body, find)
@@ -98,6 +99,12 @@ class Encoder:
             segments=segments,
             prompt_vector=None if vectors is None else f"{vectors.name}@{vectors.version}",
         )
+
+    def _with_prefix(self, ids: list[int]) -> list[int]:
+        """Put before a text what the model expects there (Llama's begin-of-text token), unless the
+        text has written it out.  Prompts given as token ids are taken as they are."""
+        prefix = list(self._tokenizer.prefix_ids)
+        return ids if not ids or ids[: len(prefix)] == prefix else prefix + ids
 
     def _check_model(self, body: dict[str, Any]) -> None:
         asked = body.get("model")
