@@ -6,4 +6,11 @@ from nightjar.checkpoints.errors import CheckpointError
 from nightjar.checkpoints.families import read_config
 from nightjar.checkpoints.tokenizer import PROMPT_TOKEN, Tokenizer
 
-__all__ = ["PROMPT_TOKEN", "CheckpointError", "ModelConfig", "ModelDirectory", "Tokenizer", "read_config"]
+__all__ = [
+    "PROMPT_TOKEN",
+    "CheckpointError",
+    "ModelConfig",
+    "ModelDirectory",
+    "Tokenizer",
+    "read_config",
+]

@@ -46,7 +46,7 @@ class ConfigFields:
         """A number above low and below high."""
         value = self.values.get(key)
         value = default if value is None else value
-        if type(value) not in (int, float) or not low < value < high:
+        if type(value) is bool or not isinstance(value, int | float) or not low < value < high:
             bounds = f"above {low:g}" + ("" if high == math.inf else f" and below {high:g}")
             raise self._wrong(key, value, f"a number {bounds}")
         return float(value)

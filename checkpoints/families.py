@@ -176,7 +176,7 @@ READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
 }
 
 
-def _rms_gated(  # noqa: PLR0913 - one default a key
+def _rms_gated(
     family: str,
     config: ConfigFields,
     *,

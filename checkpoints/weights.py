@@ -50,22 +50,25 @@ class TensorNames:
         hidden, inner = config.hidden_size, config.intermediate_size
         queries = config.n_heads * config.head_size
         keys = config.n_kv_heads * config.head_size
-        outputs = (queries, keys, keys)
-        if len(self.query_key_value) == 1:
-            outputs = (sum(outputs),)
+        fused = len(self.query_key_value) == 1
+        outputs = (queries + 2 * keys,) if fused else (queries, keys, keys)
         return {
             **{
                 name: (hidden, size, config.qkv_bias)
                 for name, size in zip(self.query_key_value, outputs, strict=True)
             },
             self.attention_out: (queries, hidden, config.attention_out_bias),
-            **{name: (hidden, inner, config.mlp_bias) for name in self.mlp_in},
+            **dict.fromkeys(self.mlp_in, (hidden, inner, config.mlp_bias)),
             self.mlp_out: (inner, hidden, config.mlp_bias),
         }
 
     def layer_norms(self, config: ModelConfig) -> dict[str, int]:
         """A layer's norms: name -> width."""
-        names = [self.attention_norm, self.mlp_norm, *(self.post_norms if config.post_norms else ())]
+        names = [
+            self.attention_norm,
+            self.mlp_norm,
+            *(self.post_norms if config.post_norms else ()),
+        ]
         norms = dict.fromkeys(names, config.hidden_size)
         return norms | dict.fromkeys(self.qk_norms if config.qk_norm else (), config.head_size)
 

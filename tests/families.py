@@ -101,9 +101,7 @@ CASES = {
         },
     ),
     "qwen3": Case("qwen3", {"num_key_value_heads": 2, "head_dim": 32}),
-    "qwen3, bias": Case(
-        "qwen3", {"num_key_value_heads": 4, "head_dim": 6, "attention_bias": True}
-    ),
+    "qwen3, bias": Case("qwen3", {"num_key_value_heads": 4, "head_dim": 6, "attention_bias": True}),
     "hyperclova x": Case(
         "hyperclovax",
         {

@@ -132,5 +132,5 @@ class _Loader:
 
     def _deinterleaved(self, fused: Tensor) -> Tensor:
         """From each head's query, key and value together to all queries, keys, values."""
-        heads = fused.unflatten(0, (self._config.n_heads, 3, self._config.head_size))
+        heads = fused.view(self._config.n_heads, 3, self._config.head_size, *fused.shape[1:])
         return heads.transpose(0, 1).flatten(0, 2)

@@ -7,6 +7,7 @@ from nightjar.gpu_worker.engine import GenerateRequest, RankRequest, SamplingPar
 from tests.models import SENTENCES, SMALL, Gpt2Shape, save_gpt2
 from tests.parity.oracle import Pair
 
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     return Pair(save_gpt2(tmp_path_factory.mktemp("small") / "model", SMALL, seed=1))
