@@ -1,5 +1,6 @@
 """What is in a model directory: configuration, tokenizer, weight files.  Needs no torch."""
 
+from nightjar.checkpoints.chat_template import ChatTemplate, ChatTemplateError
 from nightjar.checkpoints.config import ModelConfig
 from nightjar.checkpoints.directory import ModelDirectory
 from nightjar.checkpoints.errors import CheckpointError
@@ -8,6 +9,8 @@ from nightjar.checkpoints.tokenizer import PROMPT_TOKEN, Tokenizer
 
 __all__ = [
     "PROMPT_TOKEN",
+    "ChatTemplate",
+    "ChatTemplateError",
     "CheckpointError",
     "ModelConfig",
     "ModelDirectory",

@@ -53,7 +53,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self._template = environment.from_string(source)
-        self._special_tokens = dict(special_tokens)
+        self._special_tokens: dict[str, Any] = dict(special_tokens)
 
     @staticmethod
     def read(directory: Path) -> ChatTemplate | None:
@@ -83,23 +83,24 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt for messages such as {"role": "user", "content": "..."}.
 
         add_generation_prompt: end with the opening of the assistant's turn.
-        variables: what else the template reads, such as enable_thinking.  JSON values only.
+        variables: what else the template reads, such as {"enable_thinking": False}.  Plain JSON
+        values only, here as in the messages.
         Raises ChatTemplateError: the template refuses the messages, or fails on them.
         """
-        values = {**self._special_tokens, **variables}
+        values = self._special_tokens | dict(variables or {})
+        values |= {
+            "messages": [dict(message) for message in messages],
+            "tools": None if tools is None else [dict(tool) for tool in tools],
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                tools=None if tools is None else [dict(tool) for tool in tools],
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **values,
-            )
+            return self._template.render(values)
         except _RefusalError as error:
             raise ChatTemplateError(
                 f"the model's chat template refuses the messages: {error}"

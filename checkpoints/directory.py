@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from nightjar.checkpoints.chat_template import ChatTemplate
 from nightjar.checkpoints.config import ModelConfig
 from nightjar.checkpoints.errors import CheckpointError
 from nightjar.checkpoints.families import read_config
@@ -66,6 +67,10 @@ class ModelDirectory:
     def tokenizer(self) -> Tokenizer:
         """The directory's tokenizer, which fits the vocabulary of the weights."""
         return self._tokenizer
+
+    def chat_template(self) -> ChatTemplate | None:
+        """What makes a prompt of messages, or None; CheckpointError if the template is broken."""
+        return ChatTemplate.read(self.path)
 
 
 def _weight_files(directory: Path) -> list[Path]:

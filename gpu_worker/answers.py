@@ -3,6 +3,7 @@
 import hashlib
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 from nightjar.gpu_worker import messages
@@ -46,7 +47,8 @@ def make_result(request: ClaimedRequest, answer: messages.Answer, model: str) ->
         case messages.Failed():
             return NewResult.failure(request.id, answer.code, answer.message, status=500)
         case messages.Generated():
-            return _generated(request, answer, model)
+            result = _generated(request, answer, model)
+            return _as_chat(result) if "messages" in request.body else result
         case messages.Ranked():
             return _ranked(request, answer, model)
 
@@ -85,6 +87,22 @@ def _generated(request: ClaimedRequest, answer: messages.Generated, model: str) 
         saved_tokens=saved,
         finish_reason=answer.finish_reason,
     )
+
+
+def _as_chat(result: NewResult) -> NewResult:
+    """A completion as `/v1/chat/completions` answers it: the text is the assistant's message."""
+    body = dict(result.body or {})
+    choices = [
+        {
+            "index": choice["index"],
+            "message": {"role": "assistant", "content": choice["text"]},
+            "logprobs": choice["logprobs"],
+            "finish_reason": choice["finish_reason"],
+        }
+        for choice in body["choices"]
+    ]
+    body |= {"id": f"chat{body['id']}", "object": "chat.completion", "choices": choices}
+    return replace(result, body=body)
 
 
 def _ranked(request: ClaimedRequest, answer: messages.Ranked, model: str) -> NewResult:

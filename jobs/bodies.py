@@ -1,4 +1,4 @@
-"""The request bodies: what `/v1/completions` and `/v1/rerank` accept.
+"""The request bodies: what `/v1/completions`, `/v1/chat/completions` and `/v1/rerank` accept.
 
 Fields of OpenAI's API that would change the answer and that Nightjar does not
 know are refused; those that change nothing are accepted and dropped.
@@ -6,7 +6,7 @@ know are refused; those that change nothing are accepted and dropped.
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -15,8 +15,12 @@ MAX_TOKENS_LIMIT = 1_000_000
 MAX_DOCUMENTS = 10_000
 MAX_STOPS = 16
 MAX_STOP_BYTES = 1_024
+MAX_MESSAGES = 10_000
+MAX_ROLE = 64  # characters
 MAX_TOKEN_ID = 2**31 - 1  # token ids are stored as int32
 
+# What a chat template is given beside the request's own variables.
+TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 # Accepted and dropped: they say who asks, not what is asked.
 HARMLESS_FIELDS = frozenset(
     {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "stream_options"}
@@ -140,6 +144,65 @@ def _check_query(value: object) -> object:
     return _checked_text(value)
 
 
+def _check_messages(value: object) -> object:
+    """Messages with a role and a plain text; a list of text parts counts as their text."""
+    if not isinstance(value, list):
+        raise _refuse("invalid_value", 'must be a list of {"role": ..., "content": ...}')
+    if not value:
+        raise _refuse("invalid_value", "is empty; give at least one message")
+    if len(value) > MAX_MESSAGES:
+        raise _refuse(
+            "invalid_value", f"holds {len(value)} messages; give at most {MAX_MESSAGES} a line"
+        )
+    return [_message(item, number) for number, item in enumerate(value)]
+
+
+def _message(item: object, number: int) -> dict[str, str]:
+    fields = {k: v for k, v in item.items() if v is not None} if isinstance(item, dict) else {}
+    role = fields.pop("role", None)
+    if not isinstance(role, str) or not 1 <= len(role) <= MAX_ROLE:
+        raise _refuse("invalid_value", f'message {number} needs a role, such as "user"')
+    message = {"role": _check_text(role), "content": _content(fields.pop("content", None), number)}
+    name = fields.pop("name", None)
+    if isinstance(name, str):
+        message["name"] = _check_text(name)
+    elif name is not None:
+        raise _refuse("invalid_value", f"message {number}: name must be a text")
+    if fields:
+        raise _refuse(
+            "unsupported",
+            f"message {number} holds more than role, content and name; calls of tools, images and "
+            "the like are not supported",
+        )
+    return message
+
+
+def _content(value: object, number: int) -> str:
+    """The text of a message."""
+    parts = value if isinstance(value, list) else [{"type": "text", "text": value}]
+    texts = [
+        part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        for part in parts
+    ]
+    known = [_check_text(text) for text in texts if isinstance(text, str)]
+    if len(known) < len(texts):
+        raise _refuse(
+            "invalid_value",
+            f"message {number}: content must be a text, or a list of "
+            '{"type": "text", "text": ...}',
+        )
+    return "".join(known)
+
+
+def _check_variables(value: object) -> object:
+    if not isinstance(value, dict):
+        raise _refuse("invalid_value", "must be an object of names and values")
+    taken = TEMPLATE_NAMES & value.keys()
+    if taken:
+        raise _refuse("invalid_value", f"{min(taken)!r} is not for the request to set; take it out")
+    return value
+
+
 Name = Annotated[str, BeforeValidator(_checked_name)]
 
 
@@ -175,10 +238,9 @@ class _Body(BaseModel):
         raise _refuse("unsupported", f"is not a field of this request; {mend}", _printable(name))
 
 
-class CompletionBody(_Body):
-    """The body of `/v1/completions`."""
+class GenerationBody(_Body):
+    """What every request for a text has, beside what the text goes on from."""
 
-    prompt: Annotated[str | list[int], BeforeValidator(_check_prompt)]
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)] = 16
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0  # 0: greedy
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -188,10 +250,43 @@ class CompletionBody(_Body):
     ignore_eos: bool = False
 
     @model_validator(mode="after")
-    def _one_way_to_say_off(self) -> "CompletionBody":
+    def _one_way_to_say_off(self) -> Self:
         if self.top_k == -1:  # how vLLM says that top_k is off
             self.top_k = 0
         return self
+
+
+class CompletionBody(GenerationBody):
+    """The body of `/v1/completions`."""
+
+    prompt: Annotated[str | list[int], BeforeValidator(_check_prompt)]
+
+
+class ChatBody(GenerationBody):
+    """The body of `/v1/chat/completions`.
+
+    chat_template_kwargs: variables of the model's template, such as {"enable_thinking": false}.
+    """
+
+    messages: Annotated[list[dict[str, str]], BeforeValidator(_check_messages)]
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)] = 256
+    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_check_variables)] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name_of_max_tokens(cls, data: object) -> object:
+        """OpenAI's chat API calls it max_completion_tokens."""
+        if not isinstance(data, dict) or data.get("max_completion_tokens") is None:
+            return data
+        named = dict(data)
+        asked = named.pop("max_completion_tokens")
+        if named.get("max_tokens") not in (None, asked):
+            raise _refuse(
+                "invalid_value",
+                "differs from max_completion_tokens, which means the same; give one of them",
+                "max_tokens",
+            )
+        return named | {"max_tokens": asked}
 
 
 class RerankBody(_Body):

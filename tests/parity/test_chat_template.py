@@ -47,8 +47,9 @@ def test_equals_transformers(both, chat, opened):
 
 def test_tools_and_variables(both):
     reference, ours = both
-    variables = {"tools": [TOOL], "enable_thinking": False, "date_string": "21 Nov 2026"}
-    expected = reference.apply_chat_template(
-        [USER], tokenize=False, add_generation_prompt=True, **variables
-    )
-    assert ours.render([USER], **variables) == expected
+    variables = {"enable_thinking": False, "date_string": "21 Nov 2026", "bos_token": "<b>"}
+    for tools in (None, [TOOL]):
+        expected = reference.apply_chat_template(
+            [USER], tokenize=False, add_generation_prompt=True, tools=tools, **variables
+        )
+        assert ours.render([USER], tools=tools, variables=variables) == expected

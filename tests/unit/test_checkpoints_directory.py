@@ -96,6 +96,14 @@ def test_fingerprint_sees_the_end_of_text_tokens(model):
     assert ModelDirectory.open(model).fingerprint != first
 
 
+def test_fingerprint_sees_the_chat_template(model):
+    prints = {ModelDirectory.open(model).fingerprint}
+    for text in ("{{ messages }}", "{{ messages[0].content }}"):
+        (model / "chat_template.jinja").write_text(text)
+        prints.add(ModelDirectory.open(model).fingerprint)
+    assert len(prints) == 3
+
+
 def change_one_number(model, name):
     """Edit the last number of one tensor; the file keeps its size and header."""
     path = model / "model.safetensors"
@@ -312,6 +320,13 @@ def test_weights_that_are_no_floats(model):
 
 def test_one_list_of_families():
     assert set(READERS) == set(TENSOR_NAMES)
+
+
+def test_the_chat_template(model):
+    assert ModelDirectory.open(model).chat_template() is None
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    template = ModelDirectory.open(model).chat_template()
+    assert template.render([{"role": "user", "content": "a"}]) == "a"
 
 
 def test_the_tokenizer_is_read_once(model, monkeypatch):
