@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +42,14 @@ class ConfigFields:
         """A whole number from 1 to limit, or None where the key is absent or null."""
         return None if self.values.get(key) is None else self.size(key, None, limit)
 
-    def number(self, key: str, default: float | None, low: float, high: float = math.inf) -> float:
-        """A number above low and below high."""
+    def number(
+        self, key: str, default: float | None, low: float, high: float = sys.float_info.max
+    ) -> float:
+        """A finite number above low and at most high."""
         value = self.values.get(key)
         value = default if value is None else value
-        if type(value) is bool or not isinstance(value, int | float) or not low < value < high:
-            bounds = f"above {low:g}" + ("" if high == math.inf else f" and below {high:g}")
+        if type(value) is bool or not isinstance(value, int | float) or not low < value <= high:
+            bounds = f"above {low:g}" + (f" and at most {high:g}" if high < 1e300 else "")
             raise self._wrong(key, value, f"a number {bounds}")
         return float(value)
 

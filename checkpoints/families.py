@@ -87,7 +87,7 @@ def _gpt_neox(config: ConfigFields) -> ModelConfig:
     n_layers = config.size("num_hidden_layers", 44, MAX_LAYERS)
     head_size = _share(config, hidden, "hidden_size", n_heads, "num_attention_heads")
     positions = config.size("max_position_embeddings", 2048, MAX_POSITIONS)
-    fraction = config.number("rotary_pct", 0.25, 0, 1.0000001)
+    fraction = config.number("rotary_pct", 0.25, 0, 1)
     rope = read_rope(config, head_size, positions, "rotary_emb_base", fraction)
     attention_bias = config.flag("attention_bias", True)
     return ModelConfig(

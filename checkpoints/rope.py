@@ -66,7 +66,7 @@ def read_rope(
     if rope is None:
         return RopeConfig(base, _dims(config, head_size, fraction))
     base = rope.number("rope_theta", base, 1)
-    fraction = rope.number("partial_rotary_factor", fraction, 0, math.nextafter(1, 2))
+    fraction = rope.number("partial_rotary_factor", fraction, 0, 1)
     key = "rope_type" if rope.values.get("rope_type") is not None else "type"
     kind = rope.word(key, "default", KINDS)
     # Dynamic NTK changes the frequencies of sequences longer than max_position_embeddings only,

@@ -70,7 +70,7 @@ class _Loader:
             rope=rope,
             layers=layers,
             last_norm=last_norm,
-            head=pack_linear(head, None),
+            head=self._pack(head, None),
         )
 
     def _layer(self, root: str) -> LayerWeights:
@@ -101,6 +101,9 @@ class _Loader:
     def _tensor(self, name: str) -> Tensor:
         return self._reader.tensor(name, self._dtype, self._device)
 
+    def _pack(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
+        return pack_linear(weight, bias)
+
     def _norm(self, name: str) -> NormWeights:
         """A norm's weight, and its bias where the config's norm has one."""
         parts = ("weight", "bias") if self._config.norm == "layer_norm" else ("weight",)
@@ -116,7 +119,7 @@ class _Loader:
         return weight, self._tensor(f"{name}.bias") if bias else None
 
     def _projection(self, name: str, bias: bool) -> LinearWeight:
-        return pack_linear(*self._parts(name, bias))
+        return self._pack(*self._parts(name, bias))
 
     def _query_key_value(self, root: str) -> LinearWeight:
         """The three projections as one: all queries' rows, then keys', then values'."""
@@ -128,7 +131,7 @@ class _Loader:
         if names.interleaved:
             weight = self._deinterleaved(weight)
             bias = None if bias is None else self._deinterleaved(bias)
-        return pack_linear(weight, bias)
+        return self._pack(weight, bias)
 
     def _deinterleaved(self, fused: Tensor) -> Tensor:
         """From each head's query, key and value together to all queries, keys, values."""
