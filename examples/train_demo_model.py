@@ -5,12 +5,13 @@
 DIR of the data holds `chatbot/train.csv` (columns question, answer) and `nsmc/train.tsv`
 (columns rating, review).  The result is a directory in the Hugging Face layout (GPT-2), with
 its tokenizer and `metrics.json`.  A run that died goes on from `--checkpoint-dir` when started
-again.  Two kinds of loss are mixed (`demo_training/losses.py`):
+again.  Three kinds of loss are mixed (`demo_training/losses.py`):
 
 - the language model loss, which makes the model write Korean;
 - a ranking loss, which computes what a rerank endpoint computes (the mean negative
   log-likelihood of each document's tokens after the query) and asks that the right document
-  has the lowest.  The query runs once and the documents are branches after it.
+  has the lowest.  The query runs once and the documents are branches after it;
+- for reviews, the distance to the judgement of a small regression (`demo_training/teacher.py`).
 """
 
 import argparse
@@ -61,6 +62,7 @@ def main() -> None:
     run = make_run(args, Config(), data)
     train(run, args.report_minutes * 60)
     out = Path(args.out)
+    run.model.finish()
     export(run, out)
     # What is measured is what was written: the weights rounded to float16.
     for weight in run.model.parameters():

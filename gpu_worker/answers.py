@@ -19,6 +19,7 @@ def make_message(request: ClaimedRequest, ticket: int) -> messages.Generate | me
             query_ids=query,
             documents=documents,
             prompt_vectors=request.prompt_vector,
+            top_n=request.body["top_n"],
         )
     body = request.body
     return messages.Generate(
@@ -110,6 +111,7 @@ def _ranked(request: ClaimedRequest, answer: messages.Ranked, model: str) -> New
     results = [
         _scored(index, nll, count, documents[index] if _returns_documents(request) else None)
         for index, (nll, count) in enumerate(zip(answer.mean_nll, answer.token_counts, strict=True))
+        if nll is not None
     ]
     # Equal scores keep the order in which the documents were given.
     results.sort(key=lambda result: (result["mean_nll"], result["index"]))

@@ -87,6 +87,7 @@ class ComputeLoop:
                         query_ids=message.query_ids,
                         documents=message.documents,
                         prompt_vectors=message.prompt_vectors,
+                        top_n=message.top_n,
                     )
                 )
             case messages.RegisterVectors():

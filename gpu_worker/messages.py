@@ -25,12 +25,13 @@ class Generate(msgspec.Struct, frozen=True, tag=True):
 
 
 class Rank(msgspec.Struct, frozen=True, tag=True):
-    """Score documents after a query."""
+    """Score documents after a query; the best `top_n` of them, or all."""
 
     ticket: int
     query_ids: list[int]
     documents: list[list[int]]
     prompt_vectors: str | None = None
+    top_n: int | None = None
 
 
 class RegisterVectors(msgspec.Struct, frozen=True, tag=True):
@@ -77,10 +78,11 @@ class Generated(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ranked(msgspec.Struct, frozen=True, tag=True):
-    """The answer to Rank: mean negative log-likelihood (nats) and tokens of each document."""
+    """The answer to Rank: mean negative log-likelihood (nats) and tokens of each document; no
+    likelihood where the document cannot be among the best `top_n`."""
 
     ticket: int
-    mean_nll: list[float]
+    mean_nll: list[float | None]
     token_counts: list[int]
 
 

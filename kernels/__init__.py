@@ -4,7 +4,14 @@
 the oracle of every other backend.
 """
 
-from nightjar.kernels.layout import BranchLayout, PagedLayout, RaggedLayout
+from nightjar.kernels.layout import (
+    Branch,
+    BranchLayout,
+    Chunk,
+    ChunkLayout,
+    PagedLayout,
+    padded_length,
+)
 from nightjar.kernels.ops import (
     LinearWeight,
     activation,
@@ -26,10 +33,12 @@ from nightjar.kernels.ops import (
 )
 
 __all__ = [
+    "Branch",
     "BranchLayout",
+    "Chunk",
+    "ChunkLayout",
     "LinearWeight",
     "PagedLayout",
-    "RaggedLayout",
     "activation",
     "argmax",
     "branch_attention",
@@ -40,6 +49,7 @@ __all__ = [
     "linear",
     "merge_attention",
     "pack_linear",
+    "padded_length",
     "prefill_attention",
     "rms_norm",
     "rotary",

@@ -4,9 +4,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from examples.demo_training import dishes
 from examples.demo_training.config import Config
-from examples.demo_training.data import VERDICTS, Data, Review, Turn
+from examples.demo_training.data import REVIEW_HEAD, VERDICTS, Data, Turn
 from examples.demo_training.tokens import Codec
 
 
@@ -20,6 +23,8 @@ class RankBatch:
     scale: float  # how many logits one nat of the score is worth
     query_weight: float  # weight of the language model loss on the query
     both_ways: bool = False  # also ask which query fits the document
+    # The teacher's chance of the second document after each token of each query.
+    hints: list[list[float]] | None = None
 
 
 @dataclass
@@ -41,25 +46,31 @@ def batch_tokens(batch: Batch) -> int:
     return sum(len(query) for query in batch.queries) + branches
 
 
-def review_batches(data: Data, codec: Codec, config: Config, seed: int) -> Iterator[RankBatch]:
+def review_batches(
+    data: Data, labels: list[Tensor], codec: Codec, config: Config, seed: int
+) -> Iterator[RankBatch]:
     """Reviews of similar length together, both verdicts as documents, without end."""
     rng = random.Random(seed)
     verdicts = codec.encode(VERDICTS)
     while True:
-        reviews = rng.sample(data.reviews, len(data.reviews))
-        for start in range(0, len(reviews), 4000):
-            part = reviews[start : start + 4000]
-            rows = codec.encode([review.prompt for review in part], varied=True)
-            pairs = sorted(zip(rows, part, strict=True), key=lambda pair: len(pair[0]))
-            batches: list[list[tuple[list[int], Review]]] = [[]]
-            for pair in pairs:
-                if (len(batches[-1]) + 1) * (len(pair[0]) + 2) > config.review_tokens:
+        order = rng.sample(range(len(data.reviews)), len(data.reviews))
+        for start in range(0, len(order), 4000):
+            rows: list[tuple[list[int], list[float], int]] = []
+            part = order[start : start + 4000]
+            encoded = codec.encode_with_ends([data.reviews[i].prompt for i in part])
+            for i, (tokens, ends) in zip(part, encoded, strict=True):
+                read = (torch.tensor(ends) - len(REVIEW_HEAD)).clamp(0, len(labels[i]) - 1)
+                rows.append((tokens, labels[i][read].tolist(), data.reviews[i].verdict))
+            rows.sort(key=lambda row: len(row[0]))
+            batches: list[list[tuple[list[int], list[float], int]]] = [[]]
+            for row in rows:
+                if (len(batches[-1]) + 1) * (len(row[0]) + 2) > config.review_tokens:
                     batches.append([])
-                batches[-1].append(pair)
+                batches[-1].append(row)
             rng.shuffle(batches)
             for batch in batches:
-                targets = [review.verdict for _, review in batch]
-                yield RankBatch([row for row, _ in batch], verdicts, targets, 1.0, 0.3)
+                queries, hints, targets = (list(column) for column in zip(*batch, strict=True))
+                yield RankBatch(queries, verdicts, targets, 1.0, 0.3, hints=hints)
 
 
 def chat_groups(data: Data, codec: Codec, config: Config, seed: int) -> Iterator[RankBatch]:

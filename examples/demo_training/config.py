@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Config:
     """Sizes of the model and settings of its training."""
 
-    vocab_size: int = 6144
+    vocab_size: int = 8192
     positions: int = 512
     width: int = 192
     layers: int = 4

@@ -2,14 +2,20 @@
 
 import csv
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+Row = TypeVar("Row")
 
 STOP = "\n사용자:"
+REVIEW_HEAD = "리뷰: "
 VERDICTS = (" 재미있다", " 재미없다")
 CHAT_HELDOUT = 600
 REVIEW_HELDOUT = 3000
+CHAT_VALID = 300
+REVIEW_VALID = 2000
 
 
 @dataclass(frozen=True)
@@ -35,16 +41,18 @@ class Review:
     @property
     def prompt(self) -> str:
         """The text up to where the verdict starts."""
-        return f"리뷰: {self.text}\n평가:"
+        return f"{REVIEW_HEAD}{self.text}\n평가:"
 
 
 @dataclass(frozen=True)
 class Data:
-    """Rows for training and rows kept out of it."""
+    """Rows for training, for watching it (valid) and for the figures at its end (heldout)."""
 
     chat: list[Turn]
+    chat_valid: list[Turn]
     chat_heldout: list[Turn]
     reviews: list[Review]
+    reviews_valid: list[Review]
     reviews_heldout: list[Review]
 
 
@@ -71,31 +79,29 @@ def split_key(text: str) -> str:
     return hashlib.sha256((letters or text).encode()).hexdigest()
 
 
-def hold_out(keys: Sequence[str], count: int) -> set[str]:
-    """The smallest hashes: they cover `count` rows or a few more, and no row of training."""
-    chosen: set[str] = set()
-    for taken, key in enumerate(sorted(keys)):
-        if taken >= count and key not in chosen:
-            break
-        chosen.add(key)
-    return chosen
+def hold_out(
+    rows: Sequence[Row], text_of: Callable[[Row], str], count: int
+) -> tuple[list[Row], list[Row]]:
+    """The rows of the smallest hashes, `count` or a few more as equal ones stay together; the rest.
+
+    Both lists keep the order of `rows`.
+    """
+    keys = [split_key(text_of(row)) for row in rows]
+    largest = sorted(keys)[count - 1]
+    kept_out = [row for row, key in zip(rows, keys, strict=True) if key <= largest]
+    return kept_out, [row for row, key in zip(rows, keys, strict=True) if key > largest]
 
 
 def load_data(folder: Path) -> Data:
-    """Reads both tables and keeps rows out by the hash of the question or the review."""
+    """Reads both tables and splits them by the hash of the question or the review."""
     rows = read_table(folder / "chatbot" / "train.csv", ",", ("question", "answer"))
     turns = list(dict.fromkeys(Turn(row["question"], row["answer"]) for row in rows))
     turns = [turn for turn in turns if turn.question and turn.answer]
     rows = read_table(folder / "nsmc" / "train.tsv", "\t", ("rating", "review"))
     good = {row["review"]: int(row["rating"]) >= 9 for row in rows if row["review"]}
     reviews = [Review(text, 0 if liked else 1) for text, liked in good.items()]
-    turn_keys = [split_key(turn.question) for turn in turns]
-    review_keys = [split_key(review.text) for review in reviews]
-    turns_out = hold_out(turn_keys, CHAT_HELDOUT)
-    reviews_out = hold_out(review_keys, REVIEW_HELDOUT)
-    return Data(
-        [turn for turn, key in zip(turns, turn_keys, strict=True) if key not in turns_out],
-        [turn for turn, key in zip(turns, turn_keys, strict=True) if key in turns_out],
-        [row for row, key in zip(reviews, review_keys, strict=True) if key not in reviews_out],
-        [row for row, key in zip(reviews, review_keys, strict=True) if key in reviews_out],
-    )
+    chat_heldout, turns = hold_out(turns, lambda turn: turn.question, CHAT_HELDOUT)
+    chat_valid, turns = hold_out(turns, lambda turn: turn.question, CHAT_VALID)
+    reviews_heldout, reviews = hold_out(reviews, lambda review: review.text, REVIEW_HELDOUT)
+    reviews_valid, reviews = hold_out(reviews, lambda review: review.text, REVIEW_VALID)
+    return Data(turns, chat_valid, chat_heldout, reviews, reviews_valid, reviews_heldout)

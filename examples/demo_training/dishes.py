@@ -87,7 +87,7 @@ def make_sample(rng: random.Random, cuisine: str, unseen: bool = False) -> Sampl
     else:
         phrasing, ending = rng.choice(SHORT), ""
         text = phrasing
-    return Sample(fill(text, "c", name), phrasing, ending, rng.random() < 0.6)
+    return Sample(fill(text, "c", name), phrasing, ending, rng.random() < 0.5)
 
 
 def pick_sentences(rng: random.Random, unseen: bool) -> tuple[str, str]:

@@ -1,11 +1,13 @@
 """What is trained: a GPT-2 of few layers, lean for training."""
 
 import math
-from typing import cast
+from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from examples.demo_training.config import Config
 
@@ -23,6 +25,37 @@ class RowDropout(nn.Module):
             return x
         kept = torch.rand(x.shape[0], 1, x.shape[2], device=x.device) >= self.chance
         return x * (kept / (1 - self.chance))
+
+
+class NgramSum(nn.Module):
+    """Adds to each token's vector the mean of the vectors of its character n-grams.
+
+    So tokens such as 재밌다 and 재밌는 share what is learnt of 재밌, as in fastText (Bojanowski
+    et al. 2017).
+    """
+
+    flat: Tensor
+    starts: Tensor
+
+    def __init__(self, ngrams: Sequence[Sequence[int]], width: int) -> None:
+        super().__init__()
+        flat = [gram for grams in ngrams for gram in grams]
+        starts = [0, *accumulate(len(grams) for grams in ngrams)][:-1]
+        self.vectors = nn.Parameter(torch.zeros(max(flat) + 1, width))
+        self.register_buffer("flat", torch.tensor(flat), persistent=False)
+        self.register_buffer("starts", torch.tensor(starts), persistent=False)
+
+    def forward(self, own: Tensor) -> Tensor:
+        """own (vocabulary, width): the part of the vectors that tokens do not share."""
+        return own + self.shared()
+
+    def right_inverse(self, whole: Tensor) -> Tensor:
+        """The own part that gives the whole vectors (vocabulary, width)."""
+        return whole - self.shared().detach()
+
+    def shared(self) -> Tensor:
+        """The n-grams' part (vocabulary, width); zero for tokens that hold none."""
+        return F.embedding_bag(self.flat, self.vectors, self.starts, mode="mean")
 
 
 class Block(nn.Module):
@@ -55,7 +88,7 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """GPT-2 with tied embeddings, lean for training; `export` writes the usual names."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, ngrams: Sequence[Sequence[int]]) -> None:
         super().__init__()
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.width)
@@ -70,6 +103,14 @@ class Gpt(nn.Module):
                 nn.init.normal_(parameter, std=(0.01 if "wpe" in name else 0.04) / depth)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
+        # Not exported: what the teacher says of a review so far, read off each state.
+        self.hint = nn.Linear(config.width, 1)
+        parametrize.register_parametrization(self.wte, "weight", NgramSum(ngrams, config.width))
+
+    def finish(self) -> None:
+        """Becomes the plain GPT-2 that is exported."""
+        del self.hint
+        parametrize.remove_parametrizations(self.wte, "weight")
 
     def forward(
         self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
@@ -82,20 +123,6 @@ class Gpt(nn.Module):
             x = block(x, mask)
         normed: Tensor = self.ln_f(x)
         return normed
-
-    @torch.no_grad()
-    def start_from(self, vectors: Tensor) -> None:
-        """Takes token vectors (vocabulary, width) and passes the mean of a text's on.
-
-        With values and projection at the identity, the first and the last attention start as
-        an average of the text so far; tied to the output, it makes related tokens likelier.
-        So the model ranks above chance before its first step.
-        """
-        width = self.config.width
-        self.wte.weight.copy_(vectors)
-        for block in (cast(Block, self.blocks[0]), cast(Block, self.blocks[-1])):
-            block.qkv.weight[2 * width :] = torch.eye(width)
-            block.proj.weight.copy_(torch.eye(width))
 
     def losses(self, states: Tensor, targets: Tensor) -> Tensor:
         """Negative log-likelihoods (N) of targets (N) after states (N, width)."""

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from examples.demo_training.config import Config
 from examples.demo_training.data import Data
 from examples.demo_training.model import Gpt
-from examples.demo_training.tokens import Codec, train_tokenizer
-from examples.demo_training.warm_start import related_vectors, warm_vectors
+from examples.demo_training.teacher import prefix_labels
+from examples.demo_training.tokens import Codec, token_ngrams, train_tokenizer
+from examples.demo_training.warm_start import related_vectors, warm_up
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Run:
 
     config: Config
     data: Data
+    labels: list[Tensor]  # the teacher's of each training review, as `prefix_labels` gives them
     codec: Codec
     model: Gpt
     optimizer: torch.optim.AdamW
@@ -47,28 +50,30 @@ def make_run(args: argparse.Namespace, config: Config, data: Data) -> Run:
     device = torch.device(best if args.device == "auto" else args.device)
     path = Path(args.checkpoint_dir) / "checkpoint.pt" if args.checkpoint_dir else None
     saved = load_checkpoint(path, config, device) if path and path.is_file() else None
+    started = time.monotonic()
+    labels = prefix_labels(data.reviews)
     if saved:
         tokenizer = Tokenizer.from_str(saved["tokenizer"])
     else:
         tokenizer = train_tokenizer(data, config.vocab_size)
     torch.manual_seed(config.seed + (saved["progress"]["step"] if saved else 0))
     codec = Codec.make(tokenizer, config.bpe_dropout)
-    model = Gpt(config).to(device)
-    optimizer = make_optimizer(model, config)
+    model = Gpt(config, token_ngrams(tokenizer))
     progress = Progress()
+    if not saved:
+        vectors = related_vectors(data, codec, config)
+        model.wte.weight = vectors * (0.05 / vectors.std())
+        warm_up(model.wte, data, labels, codec, config)
+        progress.seconds = time.monotonic() - started
+    model.to(device)
+    optimizer = make_optimizer(model, config)
     if saved:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         progress = Progress(**saved["progress"])
         print(f"goes on from step {progress.step} of {path}", flush=True)
-    else:
-        started = time.monotonic()
-        vectors = related_vectors(data, codec, config)
-        vectors = warm_vectors(data, codec, config, vectors * (0.05 / vectors.std()))
-        model.start_from(vectors)
-        progress.seconds = time.monotonic() - started
     seconds = args.minutes * 60.0
-    return Run(config, data, codec, model, optimizer, progress, device, seconds, path)
+    return Run(config, data, labels, codec, model, optimizer, progress, device, seconds, path)
 
 
 def make_optimizer(model: Gpt, config: Config) -> torch.optim.AdamW:

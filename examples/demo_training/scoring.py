@@ -38,8 +38,8 @@ def review_accuracy(run: Run, reviews: Sequence[Review]) -> float:
 
 
 def chat_recall(run: Run, turns: Sequence[Turn], draws: int) -> list[float]:
-    """For each turn, how often the true answer beats 15 random held-out answers by score."""
-    answers = list(dict.fromkeys(turn.answer for turn in run.data.chat_heldout))
+    """For each turn, how often the true answer beats 15 random ones of `turns` by score."""
+    answers = list(dict.fromkeys(turn.answer for turn in turns))
     rng = random.Random(0)
     shares: list[float] = []
     for turn in turns:

@@ -1,6 +1,7 @@
 """How text becomes token ids."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from examples.demo_training import dishes
 from examples.demo_training.data import VERDICTS, Data
 
 END = "<|endoftext|>"
+LONGEST = 4  # characters of an n-gram
 
 
 def train_tokenizer(data: Data, vocab_size: int) -> Tokenizer:
@@ -33,6 +35,19 @@ def train_tokenizer(data: Data, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
+def token_ngrams(tokenizer: Tokenizer) -> list[list[int]]:
+    """The numbers of the character n-grams within each token, of those that two tokens share."""
+    texts = [tokenizer.decode([token]) for token in range(tokenizer.get_vocab_size())]
+    found = [
+        {text[i : i + n] for n in range(1, LONGEST + 1) for i in range(len(text) - n + 1)}
+        for text in texts
+    ]
+    counts = Counter(gram for grams in found for gram in grams)
+    shared = sorted(gram for gram, count in counts.items() if count > 1)
+    index = {gram: number for number, gram in enumerate(shared)}
+    return [sorted(index[gram] for gram in grams if gram in index) for grams in found]
+
+
 @dataclass
 class Codec:
     """The tokenizer, and a copy that drops merges by chance to vary the training text."""
@@ -54,6 +69,11 @@ class Codec:
         if found is None:
             raise ValueError(f"the tokenizer lacks {END}")
         return int(found)
+
+    def encode_with_ends(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """The varied token ids of each text, and where in the text each token ends."""
+        encodings = self.varied.encode_batch(list(texts))
+        return [(found.ids, [end for _, end in found.offsets]) for found in encodings]
 
     def encode(self, texts: Sequence[str], varied: bool = False) -> list[list[int]]:
         """The token ids of each text."""

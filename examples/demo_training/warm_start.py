@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from examples.demo_training import dishes
 from examples.demo_training.batches import chat_groups, dish_groups, review_batches
@@ -69,20 +69,23 @@ def bag_scores(
     return states @ (sums / torch.bincount(owner)[:, None]).T
 
 
-def warm_vectors(data: Data, codec: Codec, config: Config, table: Tensor) -> Tensor:
-    """Trains token vectors (vocabulary, width) to rank as a bag of tokens: cheap, no layers."""
-    table = table.clone().requires_grad_()
+def warm_up(
+    embedding: nn.Embedding, data: Data, labels: list[Tensor], codec: Codec, config: Config
+) -> None:
+    """Trains token vectors to rank as a bag of tokens: cheap, no layers."""
     steps = config.bag_steps
-    optimizer = torch.optim.AdamW([table], lr=1.5e-3, betas=(0.9, 0.98), weight_decay=0.02)
+    optimizer = torch.optim.AdamW(
+        embedding.parameters(), lr=1.5e-3, betas=(0.9, 0.98), weight_decay=0.02
+    )
     wide = replace(config, chat_group=192, review_tokens=6000)
-    reviews = review_batches(data, codec, wide, 5)
+    reviews = review_batches(data, labels, codec, wide, 5)
     chat = chat_groups(data, codec, wide, 5)
     food = dish_groups(codec, 5)
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 1.5e-3 * (1 - step / steps)
         loss = torch.zeros(())
         for batch in (next(reviews), next(chat), next(food)):
-            logits = 2 * bag_scores(table, batch.queries, batch.documents)
+            logits = 2 * bag_scores(embedding.weight, batch.queries, batch.documents)
             targets = torch.tensor(batch.targets)
             loss = loss + F.cross_entropy(logits, targets)
             if batch.both_ways:
@@ -92,4 +95,3 @@ def warm_vectors(data: Data, codec: Codec, config: Config, table: Tensor) -> Ten
         optimizer.zero_grad()
         if step % 100 == 0:
             print(f"bag of tokens, step {step}: loss {float(loss.detach()):.3f}", flush=True)
-    return table.detach()

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nightjar.gpu_worker.engine.packing import pack
+from nightjar.gpu_worker.engine.plan import PrefixChunk, StepOutput, StepPlan
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
-from nightjar.gpu_worker.engine.ranking import score_documents
+from nightjar.gpu_worker.engine.ranking import Branch
 from nightjar.gpu_worker.engine.sampling import next_tokens
-from nightjar.gpu_worker.engine.sequence import RankPiece, StepOutput, StepPlan
+from nightjar.gpu_worker.engine.sequence import Prefix
 from nightjar.gpu_worker.models import Decoder, KVTensors
+
+
+@dataclass(slots=True)
+class Rows:
+    """The hidden states of a step, [N, H], and where each wanted row stands.
+
+    ends: the row of each prefix's last token, for prefixes that are read in this step.
+    chunks: the first wanted row of each chunk; decodes: the first row of the running texts;
+    documents: the first row of the documents.
+    """
+
+    hidden: Tensor
+    ends: dict[int, int]
+    chunks: list[int]
+    decodes: int
+    documents: int
 
 
 class Executor:
@@ -34,45 +53,129 @@ class Executor:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
         """Compute one step: plan must not be empty."""
-        hidden = self._hidden(plan)
-        queries = sum(piece.runs_query for piece in plan.ranks)
-        sizes = [len(plan.prefills), queries, len(plan.decodes)]
-        prompt, query, running, documents = torch.split(
-            hidden, [*sizes, hidden.shape[0] - sum(sizes)]
+        rows = self._forward(plan)
+        output = StepOutput(done=[*plan.texts, *plan.ranks])
+        output.hidden.extend(
+            (chunk.prefix, rows.hidden[rows.ends[id(chunk.prefix)]])
+            for chunk in plan.chunks
+            if chunk.finishes
         )
-        output = StepOutput()
-        sequences = plan.prefills + plan.decodes
-        if sequences:
-            logits = self._model.logits(torch.cat((prompt, running)))
-            tokens = next_tokens(logits, sequences, self._banned)
-            output.tokens.extend(zip(sequences, tokens, strict=True))
-        if plan.ranks:
-            self._score(plan.ranks, query, documents, output)
+        self._sample(plan, rows, output)
+        self._score(plan, rows, output)
         return output
 
-    def _hidden(self, plan: StepPlan) -> Tensor:
-        """The last hidden states of the plan's output rows: [N, H]."""
-        if not plan.has_rows:
-            return torch.empty(0, self._model.config.hidden_size, dtype=self._model.dtype)
-        batch = pack(plan, self._vectors.rows, self._block_size)
-        return self._model.forward(batch, self._cache)
+    def _forward(self, plan: StepPlan) -> Rows:
+        """The last hidden states of the plan's wanted rows, and of the prefixes computed earlier
+        that something is predicted from now."""
+        chunks = list(plan.chunks)
+        fed = any(branch.depth > 1 for branch in plan.branches)
+        hidden = torch.empty(0, self._model.config.hidden_size, dtype=self._model.dtype)
+        if chunks or plan.decodes or fed:
+            batch = pack(plan, self._vectors.rows, self._block_size)
+            hidden = self._model.forward(batch, self._cache)
+        rows = Rows(hidden, {}, [], 0, 0)
+        place = 0
+        for chunk in chunks:
+            rows.chunks.append(place)
+            place += chunk.end - chunk.wanted_from
+            if chunk.finishes:
+                rows.ends[id(chunk.prefix)] = place - 1
+        rows.decodes = place
+        rows.documents = place + len(plan.decodes)
+        self._add_earlier(plan, rows)
+        return rows
 
-    def _score(
-        self, pieces: list[RankPiece], computed: Tensor, documents: Tensor, output: StepOutput
-    ) -> None:
-        """Score the pieces' documents.
+    def _add_earlier(self, plan: StepPlan, rows: Rows) -> None:
+        """Append the kept hidden states of prefixes that were computed in earlier steps."""
+        read = [text.job.prefix for text in plan.texts if text.starts]
+        read += [branch.part.prefix for branch in plan.branches]
+        kept: list[Tensor] = []
+        for prefix in read:
+            if id(prefix) not in rows.ends:
+                rows.ends[id(prefix)] = rows.hidden.shape[0] + len(kept)
+                kept.append(_kept(prefix))
+        if kept:
+            rows.hidden = torch.cat((rows.hidden, torch.stack(kept)))
 
-        computed: [n, H], the last hidden states of the queries run in this step, in order;
-        documents: [R, H], the documents' rows.
+    def _sample(self, plan: StepPlan, rows: Rows, output: StepOutput) -> None:
+        """The next token of every text."""
+        sequences = plan.sampled
+        if not sequences:
+            return
+        starts = [text for text in plan.texts for _ in text.starts]
+        sources = [rows.ends[id(text.job.prefix)] for text in starts]
+        sources.extend(range(rows.decodes, rows.documents))
+        # Samples of one prompt start from one row of logits.
+        unique = list(dict.fromkeys(sources))
+        logits = self._model.logits(rows.hidden[unique])
+        if len(unique) < len(sources):
+            places = {row: place for place, row in enumerate(unique)}
+            logits = logits[[places[row] for row in sources]]
+        tokens = next_tokens(logits, sequences, self._banned)
+        output.tokens.extend(zip(sequences, tokens, strict=True))
+
+    def _score(self, plan: StepPlan, rows: Rows, output: StepOutput) -> None:
+        """The NLLs of the scored tokens of prefixes and documents."""
+        sources: list[np.ndarray] = []
+        targets: list[np.ndarray] = []
+        parts = [part for rank in plan.ranks for part, _ in rank.chunks]
+        first = len(list(plan.chunks)) - len(parts)
+        chunks = [chunk for rank in plan.ranks for _, chunk in rank.chunks]
+        for chunk, row in zip(chunks, rows.chunks[first:], strict=True):
+            tokens = _scored_in(chunk)
+            sources.append(row + np.arange(len(tokens)))
+            targets.append(np.asarray(tokens, dtype=np.int64))
+        row = rows.documents
+        for branch in plan.branches:
+            source = np.arange(row - 1, row - 1 + branch.depth)
+            source[0] = rows.ends[id(branch.part.prefix)]
+            row += branch.depth - 1
+            sources.append(source)
+            targets.append(np.asarray(_seen(branch), dtype=np.int64))
+        if not sources:
+            return
+        found = iter(self._nll(rows.hidden, sources, targets))
+        output.shared.extend((part, next(found)) for part in parts)
+        output.looks.extend((branch, next(found)) for branch in plan.branches)
+
+    def _nll(
+        self, hidden: Tensor, sources: list[np.ndarray], targets: list[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Per list of targets, float64[n]: the NLLs of targets[i][j] after hidden[sources[i][j]].
+
+        Ids past the vocabulary, prompt vectors, are read and not scored: they are left out.
         """
-        fresh = iter(computed)
-        queries = torch.stack(
-            [
-                next(fresh) if piece.sequence.query_hidden is None else piece.sequence.query_hidden
-                for piece in pieces
-            ]
+        vocab_size = self._model.config.vocab_size
+        real = [target < vocab_size for target in targets]
+        rows = np.concatenate([s[mask] for s, mask in zip(sources, real, strict=True)])
+        wanted = np.concatenate([t[mask] for t, mask in zip(targets, real, strict=True)])
+        if not rows.size:
+            return [np.empty(0) for _ in targets]
+        order = np.argsort(rows, kind="stable")
+        used, compact = np.unique(rows[order], return_inverse=True)
+        found = self._model.token_nll(
+            hidden[torch.from_numpy(used)],
+            torch.from_numpy(compact),
+            torch.from_numpy(wanted[order]),
         )
-        found = score_documents(
-            self._model, queries, documents, [piece.documents for piece in pieces]
-        )
-        output.ranks.extend(zip(pieces, queries, found, strict=True))
+        nll = np.empty(rows.size, dtype=np.float64)
+        nll[order] = found.numpy()
+        sizes = np.cumsum([int(mask.sum()) for mask in real])
+        return np.split(nll, sizes[:-1])
+
+
+def _kept(prefix: Prefix) -> Tensor:
+    """The last hidden state of a prefix that was computed in an earlier step."""
+    if prefix.last_hidden is None:
+        raise RuntimeError("a prefix is read before it is computed")
+    return prefix.last_hidden
+
+
+def _scored_in(chunk: PrefixChunk) -> list[int]:
+    """The scored tokens of a prefix that are predicted from this chunk's rows."""
+    return chunk.prefix.tokens[chunk.wanted_from + 1 : chunk.end + 1]
+
+
+def _seen(branch: Branch) -> list[int]:
+    """The document's tokens that this look scores."""
+    return branch.document.tokens[: branch.depth]

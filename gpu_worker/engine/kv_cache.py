@@ -1,38 +1,70 @@
-"""Blocks of the paged cache: who holds which, and how many are spoken for."""
+"""Blocks of the paged cache: who holds which, which prefixes they carry, and how many are spoken
+for."""
 
 from __future__ import annotations
 
 import heapq
+from array import array
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
 
 class BlockPool:
-    """A fixed number of cache blocks, each held by one table at most.
+    """A fixed number of cache blocks, counted by reference.
 
-    A request reserves all the blocks it can come to need before it starts and draws them one by
-    one as it grows, so a running request never waits for memory and is never thrown out.
+    A block is free, or held by one table or several, or resting: held by none, but kept because
+    it carries a known prefix.  Resting blocks are taken back, the least recently used first, when
+    the free ones are spent.  A request reserves all the blocks it can come to need before it
+    starts and draws them one by one as it grows, so a running request never waits for memory and
+    is never thrown out.
     """
 
     def __init__(self, blocks: int, block_size: int) -> None:
         self.total = blocks
         self.block_size = block_size
+        self.evictions = 0
         self._free = list(range(blocks))  # a heap: low blocks first keeps the used ones together
         self._reserved = 0
-        self._fresh: list[int] = []
+        self._holders = [0] * blocks
+        self._tainted: set[int] = set()
+        self._dirty: list[int] = []
+        self._by_key: dict[bytes, int] = {}
+        self._keys: dict[int, bytes] = {}
+        self._resting: dict[int, None] = {}  # in the order in which they came to rest
 
     @property
     def available(self) -> int:
-        """Blocks that are neither held nor reserved."""
-        return len(self._free) - self._reserved
+        """Blocks that a request may still reserve: free or resting, and not reserved."""
+        return len(self._free) + len(self._resting) - self._reserved
+
+    @property
+    def known(self) -> int:
+        """Blocks that carry a known prefix, held or resting."""
+        return len(self._by_key)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that this many tokens fill."""
         return -(-tokens // self.block_size)
 
-    def reserve(self, blocks: int) -> bool:
-        """Set blocks aside for one request; False, and nothing changed, if there are too few."""
-        if blocks > self.available:
+    def find(self, keys: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest known prefix: those of the first keys, without a gap."""
+        found = []
+        for key in keys:
+            block = self._by_key.get(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def reserve(self, blocks: int, shared: Sequence[int] = ()) -> bool:
+        """Set blocks aside for one request and hold `shared` for it; False, and nothing changed,
+        if there are too few."""
+        woken = sum(block in self._resting for block in shared)
+        if blocks + woken > self.available:
             return False
         self._reserved += blocks
+        for block in shared:
+            self.hold(block)
         return True
 
     def unreserve(self, blocks: int) -> None:
@@ -42,32 +74,71 @@ class BlockPool:
     def draw(self) -> int:
         """Turn one reserved block into a held one."""
         self._reserved -= 1
-        block = heapq.heappop(self._free)
-        self._fresh.append(block)
+        block = heapq.heappop(self._free) if self._free else self._evict()
+        self._holders[block] = 1
+        if block in self._tainted:
+            self._tainted.remove(block)
+            self._dirty.append(block)
         return block
 
-    def take_fresh(self) -> list[int]:
-        """Blocks drawn since the last call: what they hold belonged to others."""
-        fresh, self._fresh = self._fresh, []
-        return fresh
+    def hold(self, block: int) -> None:
+        """One more table holds the block."""
+        self._resting.pop(block, None)
+        self._holders[block] += 1
 
-    def release(self, block: int) -> None:
-        """The table lets go of the block."""
-        heapq.heappush(self._free, block)
+    def release(self, block: int) -> bool:
+        """A table lets go of the block; whether it was the last one."""
+        self._holders[block] -= 1
+        if self._holders[block]:
+            return False
+        if block in self._keys:
+            self._resting[block] = None
+        else:
+            heapq.heappush(self._free, block)
+        return True
+
+    def publish(self, block: int, key: bytes) -> None:
+        """Make a block that was computed known under the key of its prefix; the first one to
+        carry a prefix stays the one that is found."""
+        if key not in self._by_key and block not in self._keys:
+            self._by_key[key] = block
+            self._keys[block] = key
+
+    def taint(self, blocks: Sequence[int]) -> None:
+        """What these blocks hold is not finite: known to nobody from now on, and zeroed before
+        the next use (attention weighs what lies past a sequence's end with 0, which a NaN found
+        there would survive)."""
+        for block in blocks:
+            self._tainted.add(block)
+            key = self._keys.pop(block, None)
+            if key is not None:
+                del self._by_key[key]
+            if block in self._resting:
+                del self._resting[block]
+                heapq.heappush(self._free, block)
+
+    def take_dirty(self) -> list[int]:
+        """Tainted blocks drawn since the last call."""
+        dirty, self._dirty = self._dirty, []
+        return dirty
+
+    def _evict(self) -> int:
+        """Forget the prefix that rested longest."""
+        block = next(iter(self._resting))
+        del self._resting[block]
+        del self._by_key[self._keys.pop(block)]
+        self.evictions += 1
+        return block
 
 
 class BlockTable:
-    """The blocks of one sequence, in order of position."""
+    """The blocks of one sequence, in order of position; the first ones may be shared."""
 
-    def __init__(self, pool: BlockPool, max_tokens: int) -> None:
+    def __init__(self, pool: BlockPool, reserved: int, shared: Sequence[int] = ()) -> None:
+        """reserved: blocks set aside in the pool; shared: blocks already held for this table."""
         self._pool = pool
-        self._undrawn = pool.blocks_for(max_tokens)
-        self.blocks: list[int] = []
-
-    @staticmethod
-    def reserve(pool: BlockPool, max_tokens: int) -> BlockTable | None:
-        """A table with room for max_tokens, or None where the pool is too full now."""
-        return BlockTable(pool, max_tokens) if pool.reserve(pool.blocks_for(max_tokens)) else None
+        self._undrawn = reserved
+        self.blocks = list(shared)
 
     def grow(self, tokens: int) -> None:
         """Hold blocks for the first `tokens` positions."""
@@ -75,9 +146,49 @@ class BlockTable:
             self.blocks.append(self._pool.draw())
             self._undrawn -= 1
 
+    def fork(self, tokens: int, reserved: int) -> tuple[BlockTable, tuple[int, int] | None]:
+        """A second table over the first `tokens` positions, with `reserved` blocks of this
+        table's reservation for its own.
+
+        Whole blocks are shared.  A last block that is only partly filled is the new table's own:
+        returned as (source, copy) of the copy that the caller must make.
+        """
+        whole = tokens // self._pool.block_size
+        for block in self.blocks[:whole]:
+            self._pool.hold(block)
+        self._undrawn -= reserved
+        table = BlockTable(self._pool, reserved, self.blocks[:whole])
+        if tokens % self._pool.block_size == 0:
+            return table, None
+        table.grow(tokens)
+        return table, (self.blocks[whole], table.blocks[whole])
+
+    def merge(self, other: BlockTable) -> None:
+        """Take over what another table holds in reserve, and what its blocks free: it ends."""
+        freed = sum(self._pool.release(block) for block in reversed(other.blocks))
+        self._pool.reserve(freed)
+        self._undrawn += freed + other._undrawn
+        other.blocks, other._undrawn = [], 0
+
     def free(self) -> None:
-        """Give everything back."""
-        for block in self.blocks:
+        """Give everything back; the ends of a prefix are forgotten before its beginning."""
+        for block in reversed(self.blocks):
             self._pool.release(block)
         self._pool.unreserve(self._undrawn)
         self.blocks, self._undrawn = [], 0
+
+
+def prefix_keys(tokens: Sequence[int], block_size: int, salt: int) -> list[bytes]:
+    """The key of each whole block: a hash of all tokens up to its end.
+
+    salt: what else decides the keys and values (which prompt vectors the ids past the vocabulary
+    mean).  128 bits of BLAKE2b, so that two prefixes never meet in one key.
+    """
+    whole = len(tokens) // block_size
+    data = array("q", tokens[: whole * block_size]).tobytes()
+    step = block_size * 8
+    keys, key = [], salt.to_bytes(16, "little")
+    for start in range(0, len(data), step):
+        key = blake2b(key + data[start : start + step], digest_size=16).digest()
+        keys.append(key)
+    return keys

@@ -7,16 +7,17 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import count
 
-import numpy as np
 from torch import Tensor
 
+from nightjar.gpu_worker.engine.admission import Admission
 from nightjar.gpu_worker.engine.config import EngineConfig
 from nightjar.gpu_worker.engine.executor import Executor
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
+from nightjar.gpu_worker.engine.plan import StepOutput, StepPlan
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
+from nightjar.gpu_worker.engine.ranking import RankJob
 from nightjar.gpu_worker.engine.requests import (
     FinishReason,
-    GenerateRequest,
     GenerateResult,
     RankResult,
     Request,
@@ -24,20 +25,13 @@ from nightjar.gpu_worker.engine.requests import (
     Result,
 )
 from nightjar.gpu_worker.engine.scheduler import Scheduler
-from nightjar.gpu_worker.engine.sequence import (
-    GenerateSequence,
-    RankPiece,
-    RankSequence,
-    StepOutput,
-    StepPlan,
-)
-from nightjar.gpu_worker.engine.stopping import StopMatcher
-from nightjar.gpu_worker.engine.validation import RefusedError, Validator
+from nightjar.gpu_worker.engine.sequence import GenerateSequence, TextJob
+from nightjar.gpu_worker.engine.validation import RefusedError
 from nightjar.gpu_worker.models import Decoder, KVTensors
 
 logger = logging.getLogger(__name__)
 
-Live = GenerateSequence | RankSequence
+Job = TextJob | RankJob
 
 
 class Engine:
@@ -47,7 +41,12 @@ class Engine:
     the next step.  Every request submitted gets exactly one result, from some later `step`.
     """
 
-    def __init__(self, model: Decoder, token_bytes: Sequence[bytes], config: EngineConfig) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        token_bytes: Sequence[bytes],
+        config: EngineConfig,
+    ) -> None:
         """token_bytes: the raw bytes of each token id, b"" for special tokens."""
         model_config = model.config
         if len(token_bytes) != model_config.vocab_size:
@@ -62,12 +61,12 @@ class Engine:
             model_config, self._pool.total, config.block_size, model.dtype, model.device
         )
         self._vectors = PromptVectorStore(model_config.hidden_size, model.dtype)
-        self._validator = Validator(model_config, self._pool, self._vectors)
+        self._admission = Admission(model_config, self._pool, self._vectors)
         self._scheduler = Scheduler(config, self._pool)
         self._executor = Executor(model, self._cache, self._vectors, config.banned_token_ids)
         self._inbox: deque[Request] = deque()
         self._cancelled: set[int] = set()
-        self._live: dict[int, Live] = {}
+        self._live: dict[int, Job] = {}
         self._arrivals = count()
 
     def register_prompt_vectors(self, key: str, vectors: Tensor) -> None:
@@ -108,16 +107,17 @@ class Engine:
                 message = f"{type(error).__name__}: {error}"
                 results.append(RequestFailed(request.request_id, "invalid_request", message))
         for request_id in self._cancelled:
-            sequence = self._live.get(request_id)
-            if sequence is not None:
-                results.append(self._fail(sequence, "cancelled", "the request was cancelled"))
+            job = self._live.get(request_id)
+            if job is not None:
+                results.append(self._fail(job, "cancelled", "the request was cancelled"))
         self._cancelled.clear()
         return results
 
     def _schedule(self) -> StepPlan:
-        """Who runs now, in cache blocks made clean for it."""
+        """Who runs now, in cache blocks made ready for it."""
         plan = self._scheduler.schedule()
-        self._cache.clear(self._pool.take_fresh())
+        self._cache.copy(self._scheduler.take_copies())
+        self._cache.clear(self._pool.take_dirty())
         return plan
 
     def _forward(self, plan: StepPlan) -> StepOutput:
@@ -127,52 +127,50 @@ class Engine:
         except Exception:
             logger.exception("a step failed; running its requests one by one")
         whole = StepOutput()
-        for single in plan.singles():
-            sequence = single.sequences[0]
+        for job, single in plan.singles():
             try:
-                output = self._executor.run(single)
+                whole.extend(self._executor.run(single))
             except Exception as error:
-                logger.exception("request %d failed", sequence.request_id)
-                whole.failures.append((sequence, error))
-            else:
-                whole.tokens.extend(output.tokens)
-                whole.ranks.extend(output.ranks)
+                logger.exception("request %d failed", job.request_id)
+                whole.failures.append((job, error))
         return whole
 
     def _process(self, output: StepOutput) -> list[Result]:
         """Move every request on by what the step computed; returns the finished ones."""
-        results = [self._append(sequence, token) for sequence, token in output.tokens]
-        results.extend(self._add_scores(*scores) for scores in output.ranks)
-        results.extend(
-            self._fail(sequence, "internal_error", f"{type(error).__name__}: {error}")
-            for sequence, error in output.failures
-        )
-        return [result for result in results if result is not None]
+        results: list[Result] = []
+        for job, error in output.failures:
+            if job.request_id in self._live:  # several of its samples may have failed
+                message = f"{type(error).__name__}: {error}"
+                results.append(self._fail(job, "internal_error", message))
+        for prefix, hidden in output.hidden:
+            prefix.last_hidden = hidden
+        for part, nll in output.shared:
+            part.shared_nll.append(nll)
+        for work in output.done:
+            self._scheduler.settle(work)
+        for sequence, token in output.tokens:
+            if sequence.request_id in self._live:
+                results.extend(self._append(sequence, token))
+        looked_at: dict[RankJob, None] = {}
+        for branch, nll in output.looks:
+            branch.job.add(branch, nll)
+            looked_at[branch.job] = None
+        for ranking in looked_at:
+            results.extend(self._conclude(ranking))
+        return results
 
     def _admit(self, request: Request) -> None:
-        """Turn a request into a sequence in the scheduler's queue, or raise RefusedError."""
+        """Turn a request into a job in the scheduler's queue, or raise RefusedError."""
         if request.request_id in self._live:
             raise RefusedError("duplicate_request", "a request with this id is still running")
-        base = self._validator.check(request)
-        arrival = next(self._arrivals)
-        sequence: Live
-        if isinstance(request, GenerateRequest):
-            matcher = StopMatcher(request.sampling.stop)
-            prompt = list(request.token_ids)
-            sequence = GenerateSequence(
-                request.request_id, prompt, request.sampling, matcher, base, arrival
-            )
-        else:
-            documents = [list(document) for document in request.documents]
-            query = list(request.query_ids)
-            sequence = RankSequence(request.request_id, query, documents, base, arrival)
-        self._live[request.request_id] = sequence
-        self._scheduler.add(sequence)
+        job = self._admission.admit(request, next(self._arrivals))
+        self._live[request.request_id] = job
+        self._scheduler.add(job)
 
-    def _append(self, sequence: GenerateSequence, token: int | None) -> Result | None:
+    def _append(self, sequence: GenerateSequence, token: int | None) -> list[Result]:
         """Add a token to a text, and end it where it is due: a stop wins over the length."""
         if token is None:
-            return self._fail(sequence, "not_finite", "the model's scores are NaN or infinite")
+            return [self._not_finite(sequence.text)]
         sequence.generated.append(token)
         if token in self._eos and not sequence.sampling.ignore_eos:
             return self._finish(sequence, "eos", None)
@@ -183,44 +181,48 @@ class Engine:
             return self._finish(sequence, "stop", begin)
         if len(sequence.generated) == sequence.sampling.max_tokens:
             return self._finish(sequence, "length", None)
-        return None
+        return []
 
     def _finish(
         self, sequence: GenerateSequence, reason: FinishReason, end: int | None
-    ) -> GenerateResult:
-        """End a text after `end` bytes, or after all of them."""
-        self._drop(sequence)
-        text = b"".join(sequence.pieces)[:end]
-        return GenerateResult(
-            sequence.request_id, sequence.generated, text, reason, len(sequence.prompt)
-        )
+    ) -> list[Result]:
+        """End a text after `end` bytes, or after all of them, and its request with the last."""
+        job = sequence.text
+        job.finished[sequence.sample] = sequence.output(reason, end)
+        self._scheduler.finish(sequence)
+        if job.waiting or job.running:
+            return []
+        self._drop(job)
+        outputs = [output for _, output in sorted(job.finished.items())]
+        return [GenerateResult(job.request_id, outputs, len(job.prefix.tokens))]
 
-    def _add_scores(
-        self, piece: RankPiece, query_hidden: Tensor, nll: list[np.ndarray]
-    ) -> Result | None:
-        """Add a step's document scores to a ranking; the last ones finish it."""
-        sequence = piece.sequence
-        sequence.query_hidden = query_hidden
-        sequence.next_document = piece.end
-        sequence.mean_nll.extend(float(scores.mean()) for scores in nll)
-        sequence.token_counts.extend(len(scores) for scores in nll)
-        if piece.end < len(sequence.documents):
-            return None
-        if not np.isfinite(sequence.mean_nll).all():
-            return self._fail(sequence, "not_finite", "the model's scores are NaN or infinite")
-        self._drop(sequence)
-        tokens = len(sequence.query)
-        return RankResult(sequence.request_id, sequence.mean_nll, sequence.token_counts, tokens)
+    def _conclude(self, job: RankJob) -> list[Result]:
+        """Drop what the last looks made hopeless; the ranking ends when no document waits."""
+        if not job.is_finite:
+            return [self._not_finite(job)]
+        job.prune()
+        self._scheduler.close_parts(job)
+        if job.waiting:
+            return []
+        self._drop(job)
+        query = len(job.request.query_ids)
+        return [RankResult(job.request_id, job.scores(), job.token_counts, query)]
 
-    def _fail(self, sequence: Live, code: str, message: str) -> RequestFailed:
+    def _not_finite(self, job: Job) -> Result:
+        """Scores that are NaN or infinite: what the request wrote is worth nothing to others."""
+        for table in job.tables:
+            self._pool.taint(table.blocks)
+        return self._fail(job, "not_finite", "the model's scores are NaN or infinite")
+
+    def _fail(self, job: Job, code: str, message: str) -> RequestFailed:
         """End a request without an answer."""
-        self._drop(sequence)
-        return RequestFailed(sequence.request_id, code, message)
+        self._drop(job)
+        return RequestFailed(job.request_id, code, message)
 
-    def _drop(self, sequence: Live) -> None:
+    def _drop(self, job: Job) -> None:
         """Free what a request holds."""
-        self._scheduler.remove(sequence)
-        del self._live[sequence.request_id]
+        self._scheduler.remove(job)
+        del self._live[job.request_id]
 
 
 def _cache_blocks(model: Decoder, config: EngineConfig) -> int:
@@ -229,5 +231,4 @@ def _cache_blocks(model: Decoder, config: EngineConfig) -> int:
     affordable = config.kv_cache_bytes // per_block
     if affordable < 1:
         raise ValueError(f"kv_cache_bytes {config.kv_cache_bytes}: one block takes {per_block}")
-    longest = -(-model.config.context_length // config.block_size)
-    return min(affordable, config.max_running * longest + config.max_step_tokens)
+    return affordable

@@ -10,41 +10,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nightjar.gpu_worker.engine.ranking import fed_tokens
-from nightjar.gpu_worker.engine.sequence import GenerateSequence, RankSequence, StepPlan
+from nightjar import kernels
+from nightjar.gpu_worker.engine.plan import StepPlan
+from nightjar.gpu_worker.engine.ranking import RankPart
 from nightjar.gpu_worker.models import TokenBatch
-from nightjar.kernels import BranchLayout, PagedLayout, RaggedLayout
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive rows of one sequence: tokens from position `start` on, and the blocks that
-    take their keys and values (none for documents)."""
+    """Consecutive rows of one sequence: tokens from position `start` on, the blocks that take
+    their keys and values (none for documents), and how many of the last rows are wanted."""
 
     tokens: Sequence[int]
     start: int
     vector_base: int
-    blocks: Sequence[int] = ()
+    blocks: Sequence[int]
+    wanted: int
 
 
 def pack(plan: StepPlan, prompt_vectors: Tensor | None, block_size: int) -> TokenBatch:
-    """Lay the plan's rows one after another: prompts, queries, running texts, documents.
+    """Lay the plan's rows one after another: chunks of prefixes, running texts, documents.
 
-    The output rows are, in the same order, the last row of each prompt and query, and every row
-    of running texts and documents.
+    The output rows are, in the same order, what each chunk wants, and every row of running texts
+    and documents.  The plan must have rows.
     """
-    whole = _whole_segments(plan)
-    running = [_decode_segment(sequence) for sequence in plan.decodes]
+    chunks = _chunk_segments(plan)
+    running = _decode_segments(plan)
     documents = _document_segments(plan)
-    segments = [*whole, *running, *documents]
+    segments = [*chunks, *running, *documents]
     lengths = np.array([len(segment.tokens) for segment in segments], dtype=np.int64)
-    positions = _positions(segments, lengths)
+    starts = np.array([segment.start for segment in segments], dtype=np.int64)
     ends = np.cumsum(lengths)
-    whole_rows = int(ends[len(whole) - 1]) if whole else 0
-    cached_rows = whole_rows + len(running)
-    outputs = np.concatenate([ends[: len(whole)] - 1, np.arange(whole_rows, ends[-1])])
-    written = positions[:cached_rows]
-    blocks = _blocks(segments[: len(whole) + len(running)], lengths, written // block_size)
+    positions = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+    cached = len(chunks) + len(running)
+    written = positions[: ends[cached - 1] if cached else 0]
+    blocks = _blocks(segments[:cached], lengths[:cached], written // block_size)
+    wanted = np.array([segment.wanted for segment in segments], dtype=np.int64)
     bases = np.repeat([segment.vector_base for segment in segments], lengths)
     return TokenBatch(
         token_ids=torch.tensor(list(chain.from_iterable(s.tokens for s in segments))),
@@ -53,57 +54,62 @@ def pack(plan: StepPlan, prompt_vectors: Tensor | None, block_size: int) -> Toke
         prompt_vectors=prompt_vectors,
         write_blocks=torch.from_numpy(blocks),
         write_offsets=torch.from_numpy(written % block_size),
-        prefill=RaggedLayout.build([len(s.tokens) for s in whole]) if whole else None,
+        prefill=_chunk_layout(chunks, block_size) if chunks else None,
         decode=_paged_layout(running, block_size) if running else None,
         branch=_branch_layout(plan) if documents else None,
-        output_rows=torch.from_numpy(outputs),
+        output_rows=torch.from_numpy(_last_rows(ends, wanted)),
     )
 
 
-def _whole_segments(plan: StepPlan) -> list[Segment]:
-    """Prompts, then the queries that are not cached yet."""
-    prompts = [
-        Segment(sequence.prompt, 0, sequence.vector_base, _held_blocks(sequence))
-        for sequence in plan.prefills
+def _chunk_segments(plan: StepPlan) -> list[Segment]:
+    """The parts of prompts and queries."""
+    return [
+        Segment(
+            chunk.prefix.tokens[chunk.start : chunk.end],
+            chunk.start,
+            chunk.prefix.vector_base,
+            chunk.prefix.held.blocks,
+            chunk.end - chunk.wanted_from,
+        )
+        for chunk in plan.chunks
     ]
-    rankings = (piece.sequence for piece in plan.ranks if piece.runs_query)
-    queries = [
-        Segment(ranking.query, 0, ranking.vector_base, _held_blocks(ranking))
-        for ranking in rankings
-    ]
-    return prompts + queries
 
 
-def _decode_segment(sequence: GenerateSequence) -> Segment:
-    """The newest token of a running text."""
-    blocks = _held_blocks(sequence)
-    return Segment(sequence.generated[-1:], sequence.length - 1, sequence.vector_base, blocks)
+def _decode_segments(plan: StepPlan) -> list[Segment]:
+    """The newest token of each running text."""
+    return [
+        Segment(
+            sequence.generated[-1:],
+            sequence.length - 1,
+            sequence.text.prefix.vector_base,
+            sequence.held.blocks,
+            1,
+        )
+        for sequence in plan.decodes
+    ]
 
 
 def _document_segments(plan: StepPlan) -> list[Segment]:
-    """The fed tokens of every document of more than one token."""
+    """The fed tokens of every look at a document that has any."""
     return [
-        Segment(fed_tokens(document), len(piece.sequence.query), piece.sequence.vector_base)
-        for piece in plan.ranks
-        for document in piece.documents
-        if len(document) > 1
+        Segment(
+            branch.fed,
+            len(branch.part.prefix.tokens),
+            branch.part.prefix.vector_base,
+            (),
+            branch.depth - 1,
+        )
+        for branch in plan.branches
+        if branch.depth > 1
     ]
 
 
-def _held_blocks(sequence: GenerateSequence | RankSequence) -> list[int]:
-    """The blocks of a scheduled sequence."""
-    if sequence.table is None:
-        raise RuntimeError(f"request {sequence.request_id} was planned without cache blocks")
-    return sequence.table.blocks
-
-
-def _positions(segments: Sequence[Segment], lengths: np.ndarray) -> np.ndarray:
-    """The position of every row: int64[T]."""
-    starts = np.array([segment.start for segment in segments], dtype=np.int64)
-    first_rows = np.cumsum(lengths) - lengths
-    rows = np.arange(lengths.sum(), dtype=np.int64)
-    positions: np.ndarray = rows + np.repeat(starts - first_rows, lengths)
-    return positions
+def _last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The last counts[i] rows before each ends[i]: int64[sum of counts]."""
+    firsts = ends - counts
+    offsets = np.cumsum(counts) - counts
+    rows: np.ndarray = np.arange(int(counts.sum())) + np.repeat(firsts - offsets, counts)
+    return rows
 
 
 def _blocks(segments: Sequence[Segment], lengths: np.ndarray, steps: np.ndarray) -> np.ndarray:
@@ -113,27 +119,42 @@ def _blocks(segments: Sequence[Segment], lengths: np.ndarray, steps: np.ndarray)
     counts = np.array([len(segment.blocks) for segment in segments], dtype=np.int64)
     flat = np.array(list(chain.from_iterable(s.blocks for s in segments)), dtype=np.int64)
     starts = np.cumsum(counts) - counts
-    blocks: np.ndarray = flat[np.repeat(starts, lengths[: len(segments)]) + steps]
+    blocks: np.ndarray = flat[np.repeat(starts, lengths) + steps]
     return blocks
 
 
-def _paged_layout(running: Sequence[Segment], block_size: int) -> PagedLayout:
+def _chunk_layout(chunks: Sequence[Segment], block_size: int) -> kernels.ChunkLayout:
+    """Where the rows of prompts and queries attend: everything up to themselves."""
+    parts = [kernels.Chunk(s.blocks, s.start, s.start + len(s.tokens)) for s in chunks]
+    return kernels.ChunkLayout.build(parts, block_size)
+
+
+def _paged_layout(running: Sequence[Segment], block_size: int) -> kernels.PagedLayout:
     """Where the running texts' rows attend: everything up to themselves."""
     lengths = [segment.start + 1 for segment in running]
-    return PagedLayout.build([segment.blocks for segment in running], lengths, block_size)
+    return kernels.PagedLayout.build([segment.blocks for segment in running], lengths, block_size)
 
 
-def _branch_layout(plan: StepPlan) -> BranchLayout:
-    """Where the documents' rows attend: their query, and themselves."""
-    pairs = [
-        (len(document) - 1, owner)
-        for owner, piece in enumerate(plan.ranks)
-        for document in piece.documents
-        if len(document) > 1
-    ]
-    return BranchLayout.build(
-        [length for length, _ in pairs],
-        [owner for _, owner in pairs],
-        [_held_blocks(piece.sequence) for piece in plan.ranks],
-        [len(piece.sequence.query) for piece in plan.ranks],
+def _branch_layout(plan: StepPlan) -> kernels.BranchLayout:
+    """Where the documents' rows attend: their prefix, and themselves.
+
+    A document is padded by its full length, however deep this look at it is: so what is found of
+    its first tokens is the same to the last bit.
+    """
+    places: dict[int, int] = {}
+    parts: list[RankPart] = []
+    branches = []
+    for branch in plan.branches:
+        if branch.depth > 1:
+            if id(branch.part) not in places:
+                places[id(branch.part)] = len(parts)
+                parts.append(branch.part)
+            padded = kernels.padded_length(len(branch.document.tokens) - 1)
+            place = places[id(branch.part)]
+            branches.append(kernels.Branch(branch.depth - 1, padded, place))
+    prefixes = [part.prefix for part in parts]
+    return kernels.BranchLayout.build(
+        branches,
+        [prefix.held.blocks for prefix in prefixes],
+        [len(prefix.tokens) for prefix in prefixes],
     )

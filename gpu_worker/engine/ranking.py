@@ -1,62 +1,224 @@
-"""Scores of documents from hidden states."""
+"""Documents being scored after a query: what they share, and which of them need no more work."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from nightjar.gpu_worker.models import Decoder
+from nightjar.gpu_worker.engine.kv_cache import BlockTable
+from nightjar.gpu_worker.engine.requests import RankRequest
+from nightjar.gpu_worker.engine.sequence import Prefix
+
+MIN_SAVED_ROWS = 48
+"""Rows that sharing the beginning of documents must save: a prefix of its own computes the end of
+the query again, up to a block, and runs a step before its documents."""
+
+FIRST_PROBE = 4
+"""Tokens of a document that are scored first when only the best ones are asked for; its first
+token costs nothing.  Every further look is four times as deep, so looking in vain costs at most a
+third of the whole."""
 
 
-def fed_tokens(document: Sequence[int]) -> Sequence[int]:
-    """The tokens of a document that are computed: nothing follows the last one."""
-    return document[:-1]
+@dataclass(slots=True, eq=False)
+class Document:
+    """One document: `tokens` are those that come after its part's prefix.
 
-
-def score_documents(
-    model: Decoder,
-    query_hidden: Tensor,
-    hidden: Tensor,
-    documents: Sequence[Sequence[Sequence[int]]],
-) -> list[list[np.ndarray]]:
-    """NLL of every scored token: for each query, for each of its documents, float64[n].
-
-    query_hidden: [Q, H], the last hidden state of each query; hidden: [R, H], the rows of all
-    documents' fed tokens, packed.  A document's first token is scored from its query's row, each
-    other from the row before it.  Prompt vectors in a document are not scored.
+    scored: how many tokens its score is the mean of, those in the prefix included.
+    depth: tokens scored so far; known: the sum of their NLLs, those in the prefix included.
+    mean_nll: the score, once it is complete.
     """
-    vocab_size = model.config.vocab_size
-    sources, targets, sizes = [], [], []
-    row = len(documents)
-    for query, group in enumerate(documents):
-        for document in group:
-            scored = np.asarray(document, dtype=np.int64)
-            source = np.arange(row - 1, row - 1 + len(document), dtype=np.int64)
-            source[0] = query
-            row += len(document) - 1
-            real = scored < vocab_size
-            sources.append(source[real])
-            targets.append(scored[real])
-            sizes.append(int(real.sum()))
-    nll = _pairwise_nll(
-        model,
-        torch.cat((query_hidden, hidden)),
-        np.concatenate(sources),
-        np.concatenate(targets),
+
+    index: int
+    tokens: list[int]
+    scored: int
+    depth: int = 0
+    known: float = 0.0
+    mean_nll: float | None = None
+
+    @property
+    def bound(self) -> float:
+        """What the score cannot fall below: no token's NLL is negative."""
+        return self.known / self.scored
+
+    @property
+    def next_depth(self) -> int:
+        """How many tokens the next look at it scores."""
+        deeper = max(FIRST_PROBE, 4 * self.depth) if self.depth else 1
+        return deeper if 2 * deeper <= len(self.tokens) else len(self.tokens)
+
+
+@dataclass(slots=True, eq=False)
+class RankPart:
+    """Documents that follow the same prefix: the query, or the query and what they begin with.
+
+    shared_nll: the NLLs of the prefix's scored tokens, as far as they are computed.
+    """
+
+    prefix: Prefix
+    documents: list[Document]
+    shared_nll: list[np.ndarray] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One look at a document: its first `depth` tokens are scored."""
+
+    job: RankJob
+    part: RankPart
+    document: Document
+    depth: int
+
+    @property
+    def fed(self) -> list[int]:
+        """The tokens that run through the model: nothing follows the last one."""
+        return self.document.tokens[: self.depth - 1]
+
+
+@dataclass(slots=True, eq=False)
+class RankJob:
+    """A ranking request and what is known of its documents.
+
+    With `top_n`, documents that cannot come to be among the best are dropped: token NLLs are not
+    negative, so the sum of those known, over the full length, bounds the mean from below.  What
+    is computed of a document never depends on the others, so the winners and their scores are
+    those of computing everything.
+    """
+
+    request: RankRequest
+    arrival: int
+    parts: list[RankPart]
+    waiting: dict[Document, RankPart] = field(default_factory=dict)
+    done: list[Document] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.waiting = {document: part for part in self.parts for document in part.documents}
+
+    @property
+    def request_id(self) -> int:
+        """The request's id."""
+        return self.request.request_id
+
+    @property
+    def wanted(self) -> int:
+        """How many of the best documents must be complete."""
+        count = self.request.top_n
+        total = len(self.request.documents)
+        return total if count is None else min(count, total)
+
+    @property
+    def tables(self) -> list[BlockTable]:
+        """The blocks it holds."""
+        return [part.prefix.table for part in self.parts if part.prefix.table is not None]
+
+    @property
+    def token_counts(self) -> list[int]:
+        """How many tokens each document's score is the mean of."""
+        found = {d.index: d.scored for part in self.parts for d in part.documents}
+        return [found[index] for index in range(len(found))]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether everything known so far is a number."""
+        return all(math.isfinite(d.known) for part in self.parts for d in part.documents)
+
+    def candidates(self, ready: Sequence[RankPart]) -> Iterator[Branch]:
+        """The looks that may be taken now at documents of the parts whose prefix is computed."""
+        of_ready = [item for item in self.waiting.items() if item[1] in ready]
+        if self.wanted == len(self.request.documents):
+            for document, part in of_ready:
+                yield Branch(self, part, document, len(document.tokens))
+            return
+        # The first look is free, and says where to begin.
+        fresh = [item for item in of_ready if item[0].depth == 0]
+        if fresh:
+            for document, part in fresh:
+                yield Branch(self, part, document, 1)
+            return
+        order = sorted(of_ready, key=lambda item: (item[0].bound, item[0].index))
+        missing = self.wanted - len(self.done)
+        for document, part in order[:missing] if missing > 0 else order:
+            depth = len(document.tokens) if missing > 0 else document.next_depth
+            yield Branch(self, part, document, depth)
+
+    def add(self, branch: Branch, nll: np.ndarray) -> None:
+        """Take in what a look at a document found: float64 NLLs of its scored tokens."""
+        document, part = branch.document, branch.part
+        shared = math.fsum(float(x) for piece in part.shared_nll for x in piece)
+        document.depth = branch.depth
+        document.known = shared + float(nll.sum())
+        if branch.depth == len(document.tokens):
+            document.mean_nll = document.known / document.scored
+            del self.waiting[document]
+            self.done.append(document)
+
+    def prune(self) -> None:
+        """Drop the documents that cannot come to be among the wanted ones."""
+        if len(self.done) < self.wanted or self.wanted == len(self.request.documents):
+            return
+        best = sorted(document.bound for document in self.done)[self.wanted - 1]
+        # Equal scores stay: they are decided by the documents' order.  The slack covers the
+        # rounding of sums in another order.
+        limit = best + 1e-9 * abs(best)
+        for document in [d for d in self.waiting if d.bound > limit]:
+            del self.waiting[document]
+
+    def scores(self) -> list[float | None]:
+        """The score of each document, None for one that was dropped."""
+        found: list[float | None] = [None] * len(self.request.documents)
+        for document in self.done:
+            found[document.index] = document.mean_nll
+        return found
+
+
+def shared_beginnings(
+    documents: Sequence[Sequence[int]], longest: int
+) -> list[tuple[int, list[int]]]:
+    """Which documents are computed with a common beginning: (its length, their indices).
+
+    Every document is in one group; those that share nothing worth sharing are in the group of
+    length 0.  A beginning is at most `longest` tokens and leaves every document one token.
+    """
+    order = sorted(range(len(documents)), key=lambda index: list(documents[index]))
+    common = [min(_common(documents[a], documents[b]), longest) for a, b in pairwise(order)]
+    levels = sorted({length for length in common if length > 0})
+    if not levels:
+        return [(0, list(range(len(documents))))]
+    # A few levels are as good as all of them.
+    tried = levels[:: max(1, len(levels) // 16)]
+    saved, best = max(
+        ((sum(map(_saved, groups)), groups) for groups in (_cut(common, n) for n in tried)),
+        key=lambda item: item[0],
     )
-    pieces = iter(np.split(nll, np.cumsum(sizes)[:-1]))
-    return [[next(pieces) for _ in group] for group in documents]
+    shared = [group for group in best if _saved(group) > 0] if saved > 0 else []
+    found = [(length, sorted(order[first : last + 1])) for first, last, length in shared]
+    taken = {index for _, members in found for index in members}
+    rest = [index for index in range(len(documents)) if index not in taken]
+    return [(0, rest), *found] if rest else found
 
 
-def _pairwise_nll(
-    model: Decoder, hidden: Tensor, rows: np.ndarray, targets: np.ndarray
-) -> np.ndarray:
-    """NLL of targets[i] after hidden[rows[i]], whatever the order of the rows: float64[M]."""
-    order = np.argsort(rows, kind="stable")
-    found = model.token_nll(hidden, torch.from_numpy(rows[order]), torch.from_numpy(targets[order]))
-    nll = np.empty(rows.shape[0], dtype=np.float64)
-    nll[order] = found.numpy()
-    return nll
+def _saved(group: tuple[int, int, int]) -> int:
+    """Rows that a group (first, last, length) saves."""
+    first, last, length = group
+    return (last - first) * length - MIN_SAVED_ROWS
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two documents begin with together, one of each left out."""
+    most = min(len(a), len(b)) - 1
+    return next((i for i in range(most) if a[i] != b[i]), most)
+
+
+def _cut(common: Sequence[int], level: int) -> list[tuple[int, int, int]]:
+    """Runs (first, last, length) of documents in order whose neighbours share `level` tokens or
+    more."""
+    groups, first = [], 0
+    for place in range(len(common) + 1):
+        if place == len(common) or common[place] < level:
+            if place > first:
+                groups.append((first, place, min(common[first:place])))
+            first = place + 1
+    return groups

@@ -1,143 +1,131 @@
-"""The state of a request inside the engine."""
+"""Prompts and the texts that follow them, inside the engine."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from nightjar.gpu_worker.engine.kv_cache import BlockTable
-from nightjar.gpu_worker.engine.requests import SamplingParams
+from nightjar.gpu_worker.engine.requests import (
+    FinishReason,
+    GenerateOutput,
+    GenerateRequest,
+    SamplingParams,
+)
 from nightjar.gpu_worker.engine.stopping import StopMatcher
 
 
 @dataclass(slots=True, eq=False)
-class GenerateSequence:
-    """A text being continued.
+class Prefix:
+    """Tokens that are computed once and read by all that follows them: a prompt, or a query.
 
-    The first group is filled on arrival, `table` by the scheduler, the rest by the loop as
-    tokens come.  vector_base: first row of the request's vectors in the engine's store.
-    arrival: place in the order of arrival, over both kinds of request.
+    keys: the prefix-cache key of each whole block.
+    scored_from: the first position whose token is scored; len(tokens) for none.  (Where documents
+    begin with the same tokens, these stand here and not in each of them.)
+    max_blocks: what it reserves, for itself and for what is forked from it.
+    computed: positions whose keys and values are in the cache.  last_hidden [H]: the hidden state
+    of the last token, kept while something still waits to be predicted from it.
     """
 
-    request_id: int
-    prompt: list[int]
-    sampling: SamplingParams
-    matcher: StopMatcher
+    tokens: list[int]
     vector_base: int
-    arrival: int
-
+    keys: list[bytes]
+    scored_from: int
+    max_blocks: int
     table: BlockTable | None = None
+    computed: int = 0
+    last_hidden: Tensor | None = None
 
+    @property
+    def is_computed(self) -> bool:
+        """Whether all of it is in the cache."""
+        return self.computed == len(self.tokens)
+
+    @property
+    def held(self) -> BlockTable:
+        """The blocks of a prefix that is being computed or read."""
+        if self.table is None:
+            raise RuntimeError("a prefix was planned without cache blocks")
+        return self.table
+
+    def drop(self) -> None:
+        """Free the blocks."""
+        if self.table is not None:
+            self.table.free()
+        self.table, self.last_hidden = None, None
+
+
+@dataclass(slots=True, eq=False)
+class GenerateSequence:
+    """One text being written: a request's only one, or one of its samples.
+
+    sample: its place among the samples.  `table` holds the prompt's blocks and its own, from the
+    end of its first step on; the rest is filled by the loop as tokens come.
+    """
+
+    text: TextJob
+    sample: int
+    matcher: StopMatcher
+    table: BlockTable | None = None
     generated: list[int] = field(default_factory=list)
     pieces: list[bytes] = field(default_factory=list)
 
     @property
-    def max_cached(self) -> int:
-        """Positions the cache can come to hold: the last token generated is never fed back."""
-        return len(self.prompt) + self.sampling.max_tokens - 1
+    def request_id(self) -> int:
+        """The request's id."""
+        return self.text.request_id
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How the text is continued."""
+        return self.text.request.sampling
 
     @property
     def length(self) -> int:
         """Tokens so far, prompt included."""
-        return len(self.prompt) + len(self.generated)
+        return len(self.text.prefix.tokens) + len(self.generated)
+
+    @property
+    def held(self) -> BlockTable:
+        """The blocks of a running text."""
+        if self.table is None:
+            raise RuntimeError(f"request {self.request_id} runs without cache blocks")
+        return self.table
+
+    def output(self, reason: FinishReason, end: int | None) -> GenerateOutput:
+        """The text as it is finished: its first `end` bytes, or all of them."""
+        return GenerateOutput(self.generated, b"".join(self.pieces)[:end], reason)
 
 
 @dataclass(slots=True, eq=False)
-class RankSequence:
-    """A query and its documents being scored, over one step or several.
+class TextJob:
+    """A generation request: its prompt, and the texts that follow it.
 
-    `table` holds the query's keys and values from its first step to its last; query_hidden
-    [H] is the query's last hidden state, from which every document's first token is scored.
-    next_document: the first document not yet scored; mean_nll and token_counts hold the others.
+    waiting: samples that have not started; running: those that have; finished: the others' texts,
+    by sample.
     """
 
-    request_id: int
-    query: list[int]
-    documents: list[list[int]]
-    vector_base: int
+    request: GenerateRequest
     arrival: int
-
-    table: BlockTable | None = None
-
-    query_hidden: Tensor | None = None
-    next_document: int = 0
-    mean_nll: list[float] = field(default_factory=list)
-    token_counts: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class RankPiece:
-    """The part of a ranking that one step computes: documents [start, end), and the query too
-    when its keys and values are not cached yet."""
-
-    sequence: RankSequence
-    start: int
-    end: int
+    prefix: Prefix
+    waiting: deque[GenerateSequence] = field(default_factory=deque)
+    running: list[GenerateSequence] = field(default_factory=list)
+    finished: dict[int, GenerateOutput] = field(default_factory=dict)
 
     @property
-    def runs_query(self) -> bool:
-        """Whether this step computes the query."""
-        return self.sequence.query_hidden is None
+    def request_id(self) -> int:
+        """The request's id."""
+        return self.request.request_id
 
     @property
-    def documents(self) -> list[list[int]]:
-        """The documents of this piece."""
-        return self.sequence.documents[self.start : self.end]
+    def tables(self) -> list[BlockTable]:
+        """The blocks it holds."""
+        held = [self.prefix.table, *(sequence.table for sequence in self.running)]
+        return [table for table in held if table is not None]
 
     @property
-    def has_rows(self) -> bool:
-        """Whether anything is left to run: a document of one token is scored from the query."""
-        return self.runs_query or any(len(document) > 1 for document in self.documents)
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """What one step computes: new texts, running texts, parts of rankings."""
-
-    prefills: list[GenerateSequence]
-    decodes: list[GenerateSequence]
-    ranks: list[RankPiece]
-
-    def __bool__(self) -> bool:
-        return bool(self.prefills or self.decodes or self.ranks)
-
-    @property
-    def admits_any(self) -> bool:
-        """Whether anything joins the running texts."""
-        return bool(self.prefills or self.ranks)
-
-    @property
-    def sequences(self) -> list[GenerateSequence | RankSequence]:
-        """Every request that takes part."""
-        return [*self.prefills, *self.decodes, *(piece.sequence for piece in self.ranks)]
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether the model has anything to run."""
-        return bool(self.prefills or self.decodes or any(piece.has_rows for piece in self.ranks))
-
-    def singles(self) -> list[StepPlan]:
-        """The same work, one request at a time."""
-        return [
-            *(StepPlan([sequence], [], []) for sequence in self.prefills),
-            *(StepPlan([], [sequence], []) for sequence in self.decodes),
-            *(StepPlan([], [], [piece]) for piece in self.ranks),
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What one step computed.
-
-    tokens: (sequence, next token), None where the row's scores were not finite.
-    ranks: (piece, query's last hidden state [H], per document of the piece float64 NLLs of its
-    scored tokens).
-    failures: (sequence, error) of requests whose computation raised.
-    """
-
-    tokens: list[tuple[GenerateSequence, int | None]] = field(default_factory=list)
-    ranks: list[tuple[RankPiece, torch.Tensor, list[np.ndarray]]] = field(default_factory=list)
-    failures: list[tuple[GenerateSequence | RankSequence, Exception]] = field(default_factory=list)
+    def max_length(self) -> int:
+        """Positions that one text can come to hold: the last token is never fed back."""
+        return len(self.prefix.tokens) + self.request.sampling.max_tokens - 1

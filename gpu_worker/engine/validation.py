@@ -52,10 +52,11 @@ class Validator:
         """A prompt, its parameters, and room for both."""
         check_sampling(request.sampling)
         self._check_tokens("the prompt", request.token_ids, rows)
-        prompt, asked = len(request.token_ids), request.sampling.max_tokens
-        self._check_room(
-            f"prompt of {prompt} tokens and max_tokens {asked}", prompt + asked, prompt + asked - 1
-        )
+        params = request.sampling
+        prompt, asked = len(request.token_ids), params.max_tokens
+        what = f"prompt of {prompt} tokens and max_tokens {asked}"
+        what += f", {params.n} times" if params.n > 1 else ""
+        self._check_room(what, prompt + asked, blocks_of_texts(self._pool, prompt, params))
 
     def _check_rank(self, request: RankRequest, rows: int) -> None:
         """A query and at least one document, each together with the query in the context."""
@@ -71,7 +72,8 @@ class Validator:
                     "invalid_token", f"{name}: holds prompt vectors only, nothing to score"
                 )
             size = len(document)
-            self._check_room(f"query of {query} tokens and {name} of {size}", query + size, query)
+            what = f"query of {query} tokens and {name} of {size}"
+            self._check_room(what, query + size, self._pool.blocks_for(query))
 
     def _check_tokens(self, name: str, tokens: Sequence[int], rows: int) -> None:
         """At least one token, and each of them a row of the vocabulary or of the vectors."""
@@ -88,21 +90,31 @@ class Validator:
                 f"{name}: token id {highest} is past the vocabulary of {vocab_size} and {vectors}",
             )
 
-    def _check_room(self, what: str, positions: int, cached: int) -> None:
-        """Positions within the context, and cached tokens within the whole cache."""
+    def _check_room(self, what: str, positions: int, blocks: int) -> None:
+        """Positions within the context, and blocks within the whole cache."""
         context = self._config.context_length
         if positions > context:
             raise RefusedError(
                 "context_exceeded",
                 f"{what}: {positions} positions, but the model's context is {context}",
             )
-        needed = self._pool.blocks_for(cached)
-        if needed > self._pool.total:
+        if blocks > self._pool.total:
             raise RefusedError(
                 "cache_exceeded",
-                f"{what}: needs {needed} cache blocks of {self._pool.block_size} tokens, but the "
+                f"{what}: needs {blocks} cache blocks of {self._pool.block_size} tokens, but the "
                 f"cache has {self._pool.total}; raise kv_cache_bytes or shorten the request",
             )
+
+
+def blocks_of_texts(pool: BlockPool, prompt: int, params: SamplingParams) -> int:
+    """Cache blocks that a prompt of so many tokens and all of its texts come to hold.
+
+    The last token generated is never fed back.  Several samples share the prompt's whole blocks.
+    """
+    text = pool.blocks_for(prompt + params.max_tokens - 1)
+    if params.n == 1:
+        return text
+    return pool.blocks_for(prompt) + params.n * (text - prompt // pool.block_size)
 
 
 def check_sampling(params: SamplingParams) -> None:

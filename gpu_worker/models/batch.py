@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nightjar.checkpoints import ModelConfig
-from nightjar.kernels import BranchLayout, PagedLayout, RaggedLayout
+from nightjar.kernels import BranchLayout, ChunkLayout, PagedLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class TokenBatch:
     prompt_vectors: Tensor | None
     write_blocks: Tensor
     write_offsets: Tensor
-    prefill: RaggedLayout | None
+    prefill: ChunkLayout | None
     decode: PagedLayout | None
     branch: BranchLayout | None
     output_rows: Tensor
@@ -55,16 +57,20 @@ class KVTensors:
     def allocate(
         config: ModelConfig, blocks: int, block_size: int, dtype: torch.dtype, device: str
     ) -> KVTensors:
-        """Room for `blocks` blocks; the memory is taken only as blocks come into use."""
+        """Room for `blocks` blocks of zeros; on the CPU the memory is taken only as blocks come
+        into use."""
         shape = (config.n_layers, blocks, config.n_kv_heads, block_size, config.head_size)
-        return KVTensors(
-            torch.empty(shape, dtype=dtype, device=device),
-            torch.empty(shape, dtype=dtype, device=device),
-        )
+        return KVTensors(_zeros(shape, dtype, device), _zeros(shape, dtype, device))
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy blocks: (source, copy)."""
+        if pairs:
+            sources, copies = torch.tensor(pairs, device=self.keys.device).unbind(1)
+            for tensor in (self.keys, self.values):
+                tensor.index_copy_(1, copies, tensor.index_select(1, sources))
 
     def clear(self, blocks: list[int]) -> None:
-        """Zero blocks that change hands: attention weighs what lies past a sequence's end with
-        0, which a NaN found there would survive."""
+        """Zero these blocks."""
         if blocks:
             index = torch.tensor(blocks, device=self.keys.device)
             self.keys.index_fill_(1, index, 0.0)
@@ -73,11 +79,13 @@ class KVTensors:
     @staticmethod
     def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
         """Bytes of one block over all layers, keys and values together."""
-        return (
-            2
-            * config.n_layers
-            * config.n_kv_heads
-            * block_size
-            * config.head_size
-            * (dtype.itemsize)
-        )
+        numbers = config.n_layers * config.n_kv_heads * block_size * config.head_size
+        return 2 * numbers * dtype.itemsize
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """Zeros; on the CPU from memory that the system clears when it is first touched."""
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)

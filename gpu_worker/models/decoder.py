@@ -162,8 +162,7 @@ class Decoder:
             )
         parts = []
         if batch.prefill is not None:
-            own = q[:prefill], k[:prefill], v[:prefill]
-            parts.append(kernels.prefill_attention(*own, batch.prefill, scale)[0])
+            parts.append(kernels.prefill_attention(q[:prefill], keys, values, batch.prefill, scale))
         if batch.decode is not None:
             parts.append(
                 kernels.decode_attention(q[prefill:cached], keys, values, batch.decode, scale)

@@ -1,10 +1,11 @@
-"""Attention of documents to their own tokens and to the cached keys of a shared query."""
+"""Attention of documents to their own tokens and to the cached keys of a shared prefix."""
 
+import torch
 from torch import Tensor
 
-from nightjar.kernels.layout import BranchLayout
+from nightjar.kernels.layout import BranchLayout, RaggedGroup, RaggedLayout
 from nightjar.kernels.reference.merge import merge_attention
-from nightjar.kernels.reference.prefill import flash, padded, prefill_attention, unpadded
+from nightjar.kernels.reference.prefill import flash
 
 
 def branch_attention(
@@ -16,23 +17,51 @@ def branch_attention(
     layout: BranchLayout,
     scale: float,
 ) -> Tensor:
-    """Attention of packed documents, each after its query.
+    """Attention of packed documents, each after its prefix.
 
     q: [T, H, D]; k, v: [T, Hkv, D], the documents' own; keys, values: [blocks, Hkv, S, D], the
-    cache that holds the queries' keys and values (computed once, read by every document).
+    cache that holds the prefixes' keys and values (computed once, read by every document).
     Returns [T, H, D] in q's dtype.
     """
-    own, own_lse = prefill_attention(q, k, v, layout.own, scale)
+    heads_per_kv = q.shape[1] // k.shape[1]
     outs, lses = [], []
-    for group, (blocks, length) in zip(layout.shared.groups, layout.prefixes, strict=True):
-        batch = padded(q, group)
-        shared_k = _prefix(keys, blocks, length).expand(batch.shape[0], -1, -1, -1)
-        shared_v = _prefix(values, blocks, length).expand(batch.shape[0], -1, -1, -1)
-        out, lse = flash(batch, shared_k, shared_v, scale, causal=False)
+    for group in layout.own.groups:
+        own_k, own_v = (
+            _padded(x, group).repeat_interleave(heads_per_kv, 1)
+            if heads_per_kv > 1
+            else _padded(x, group)
+            for x in (k, v)
+        )
+        out, lse = flash(_padded(q, group), own_k, own_v, scale, causal=True)
         outs.append(out)
         lses.append(lse)
-    prefix, prefix_lse = unpadded(outs, layout.shared), unpadded(lses, layout.shared)
+    own, own_lse = _unpadded(outs, layout.own), _unpadded(lses, layout.own)
+    outs, lses = [], []
+    for group, (blocks, length) in zip(layout.shared.groups, layout.prefixes, strict=True):
+        batch = _padded(q, group)
+        n, n_heads, padded, head_size = batch.shape
+        # The query heads of one KV head become rows of one product.
+        rows = batch.reshape(n, n_heads // heads_per_kv, heads_per_kv * padded, head_size)
+        shared_k = _prefix(keys, blocks, length).expand(n, -1, -1, -1)
+        shared_v = _prefix(values, blocks, length).expand(n, -1, -1, -1)
+        out, lse = flash(rows, shared_k, shared_v, scale)
+        outs.append(out.reshape(n, n_heads, padded, head_size))
+        lses.append(lse.reshape(n, n_heads, padded))
+    prefix, prefix_lse = _unpadded(outs, layout.shared), _unpadded(lses, layout.shared)
     return merge_attention(own, own_lse, prefix, prefix_lse)
+
+
+def _padded(x: Tensor, group: RaggedGroup) -> Tensor:
+    """Rows of a group as a batch: [T, H, D] -> [n, H, padded, D]."""
+    rows = x.index_select(0, group.rows)
+    return rows.view(-1, group.padded, *x.shape[1:]).transpose(1, 2)
+
+
+def _unpadded(parts: list[Tensor], layout: RaggedLayout) -> Tensor:
+    """The groups' results [n, H, padded, ...] back as packed rows [T, H, ...]."""
+    flat = [part.transpose(1, 2).flatten(0, 1) for part in parts]
+    whole = flat[0] if len(flat) == 1 else torch.cat(flat)
+    return whole.index_select(0, layout.unpad)
 
 
 def _prefix(cache: Tensor, blocks: Tensor, length: int) -> Tensor:

@@ -1,9 +1,11 @@
 """Attention of one row per sequence to its cached keys."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from nightjar.kernels.layout import PagedLayout
+from nightjar.kernels.layout import PagedLayout, Pages
 
 
 def decode_attention(
@@ -17,19 +19,36 @@ def decode_attention(
     """
     n_heads, head_size = q.shape[1:]
     kv_heads, block_size = keys.shape[1:3]
-    pages = layout.page_rows.shape[0]
+    pages = layout.pages.count
     products = pages * kv_heads, n_heads // kv_heads
     rows = (q.float() * scale).index_select(0, layout.page_rows)
-    k = keys[layout.pages].float().view(-1, block_size, head_size)
-    v = values[layout.pages].float().view(-1, block_size, head_size)
-    scores = torch.bmm(rows.view(*products, head_size), k.transpose(1, 2))
+    rows = rows.view(*products, head_size)
+    scores = rows.new_empty(*products, block_size)
+    for place, k in _read(keys, layout.pages):
+        torch.bmm(rows[place], k.transpose(1, 2), out=scores[place])
     scores = scores.view(pages, n_heads, block_size).index_select(0, layout.places)
     weights = scores.new_zeros(pages, n_heads, block_size)
     weights.index_copy_(0, layout.places, _softmax_over_blocks(scores, layout))
-    partial = torch.bmm(weights.view(*products, block_size), v)
+    weights = weights.view(*products, block_size)
+    partial = weights.new_empty(*products, head_size)
+    for place, v in _read(values, layout.pages):
+        torch.bmm(weights[place], v, out=partial[place])
     partial = partial.view(pages, n_heads, head_size).index_select(0, layout.places)
     out = _sum_blocks(partial, layout.counts)
     return out.index_select(0, layout.inverse).to(q.dtype)
+
+
+def _read(cache: Tensor, pages: Pages) -> Iterator[tuple[slice, Tensor]]:
+    """The pages of the cache [blocks, Hkv, S, D], run by run: which products they belong to, and
+    float32[n * Hkv, S, D]."""
+    kv_heads, start = cache.shape[1], 0
+    parts = [cache[low:high] for low, high in pages.runs]
+    if pages.singles.numel():
+        parts.append(cache.index_select(0, pages.singles))
+    for part in parts:
+        end = start + part.shape[0] * kv_heads
+        yield slice(start, end), part.float().flatten(0, 1)
+        start = end
 
 
 def _softmax_over_blocks(scores: Tensor, layout: PagedLayout) -> Tensor:
@@ -39,7 +58,7 @@ def _softmax_over_blocks(scores: Tensor, layout: PagedLayout) -> Tensor:
     the row's sum and changes none of its bits.
     """
     _, n_heads, block_size = scores.shape
-    scores += layout.mask.unsqueeze(1)
+    scores.masked_fill_(layout.hidden.unsqueeze(1), float("-inf"))
     shape = layout.counts[0], n_heads, len(layout.counts), block_size
     padded = scores.new_full(shape, float("-inf"))
     padded[layout.owners, :, layout.steps] = scores

@@ -1,52 +1,67 @@
-"""Attention of packed sequences to themselves."""
+"""Attention of prompt rows to their cached keys, tile by tile."""
+
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from nightjar.kernels.layout import RaggedGroup, RaggedLayout
+from nightjar.kernels.layout import ChunkLayout
 
 
 def prefill_attention(
-    q: Tensor, k: Tensor, v: Tensor, layout: RaggedLayout, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Causal attention inside each packed sequence.
+    q: Tensor, keys: Tensor, values: Tensor, layout: ChunkLayout, scale: float
+) -> Tensor:
+    """Causal attention of packed prompt rows to everything up to themselves.
 
-    q: [T, H, D]; k, v: [T, Hkv, D]; scale multiplies the scores.
-    Returns out [T, H, D] in q's dtype and the log-sum-exp of the scores, float32[T, H].
+    q: [T, H, D]; keys, values: [blocks, Hkv, S, D], one layer of the cache, which holds the rows'
+    own keys and values already; scale multiplies the scores.  Returns [T, H, D] in q's dtype.
     """
-    outs, lses = [], []
+    _, n_heads, head_size = q.shape
+    kv_heads, block_size = keys.shape[1:3]
+    heads_per_kv = n_heads // kv_heads
+    outs = []
     for group in layout.groups:
-        parts = (padded(q, group), padded(k, group), padded(v, group))
-        out, lse = flash(*parts, scale, causal=True)
-        outs.append(out)
-        lses.append(lse)
-    return unpadded(outs, layout), unpadded(lses, layout)
-
-
-def padded(x: Tensor, group: RaggedGroup) -> Tensor:
-    """Rows of a group as a batch: [T, H, D] -> [n, H, padded, D]."""
-    rows = x.index_select(0, group.rows)
-    return rows.view(-1, group.padded, *x.shape[1:]).transpose(1, 2)
-
-
-def unpadded(parts: list[Tensor], layout: RaggedLayout) -> Tensor:
-    """The groups' results [n, H, padded, ...] back as packed rows [T, H, ...]."""
-    flat = [part.transpose(1, 2).flatten(0, 1) for part in parts]
-    whole = flat[0] if len(flat) == 1 else torch.cat(flat)
+        k, v = (_gathered(x, group.blocks, group.n) for x in (keys, values))
+        for tile, rows in enumerate(group.rows, group.first):
+            length = (tile + 1) * block_size
+            # The query heads of one KV head become rows of one product.
+            heads = q.index_select(0, rows).view(group.n, block_size, kv_heads, heads_per_kv, -1)
+            heads = heads.permute(0, 2, 3, 1, 4).reshape(group.n, kv_heads, -1, head_size)
+            mask = _tile_mask(block_size, heads_per_kv, length, q.dtype)
+            out, _ = flash(heads, k[:, :, :length], v[:, :, :length], scale, mask)
+            out = out.view(group.n, kv_heads, heads_per_kv, block_size, head_size)
+            outs.append(out.permute(0, 3, 1, 2, 4).reshape(-1, n_heads, head_size))
+    whole = outs[0] if len(outs) == 1 else torch.cat(outs)
     return whole.index_select(0, layout.unpad)
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-    """torch's tiled attention with its log-sum-exp: q [n, H, Lq, D], k and v [n, Hkv, Lk, D].
+def flash(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False
+) -> tuple[Tensor, Tensor]:
+    """torch's tiled attention with its log-sum-exp: q [n, H, Lq, D], k and v [n, H, Lk, D].
 
-    Softmax and sums run in FP32 for every storage dtype.
+    mask: [Lq, Lk], added to the scores.  Softmax and sums run in FP32 for every storage dtype.
+    Returns [n, H, Lq, D] in q's dtype and float32[n, H, Lq].
     """
-    groups = q.shape[1] // k.shape[1]
-    if groups > 1:
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     out: Tensor
     lse: Tensor
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, causal, scale=scale
+        q, k, v, 0.0, causal, attn_mask=mask, scale=scale
     )
     return out, lse
+
+
+def _gathered(cache: Tensor, blocks: Tensor, n: int) -> Tensor:
+    """The cached rows of n block tables of one length: [n, Hkv, tokens, D]."""
+    pages = cache.index_select(0, blocks)
+    pages = pages.view(n, -1, *cache.shape[1:])
+    return pages.transpose(1, 2).flatten(2, 3)
+
+
+@lru_cache(maxsize=512)
+def _tile_mask(block_size: int, heads_per_kv: int, length: int, dtype: torch.dtype) -> Tensor:
+    """What a tile that ends at `length` may see: 0 up to the row's own position, -inf after."""
+    places = torch.arange(length)
+    own = places[-block_size:].unsqueeze(1)
+    mask = torch.zeros(block_size, length, dtype=dtype).masked_fill_(places > own, float("-inf"))
+    return mask.repeat(heads_per_kv, 1)

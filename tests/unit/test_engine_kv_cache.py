@@ -1,15 +1,31 @@
-"""Blocks: held, reserved, free, and never more than there are."""
+"""Blocks: held, shared, resting, reserved, and never more than there are."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from nightjar.gpu_worker.engine.kv_cache import BlockPool, BlockTable
+from nightjar.gpu_worker.engine.kv_cache import BlockPool, BlockTable, prefix_keys
+
+
+def reserved(pool, tokens, shared=()):
+    own = pool.blocks_for(tokens) - len(shared)
+    return BlockTable(pool, own, shared) if pool.reserve(own, shared) else None
+
+
+def published(pool, tokens, salt=0):
+    """A table that holds these tokens, made known and let go."""
+    keys = prefix_keys(tokens, pool.block_size, salt)
+    table = reserved(pool, len(tokens))
+    table.grow(len(tokens))
+    for block, key in zip(table.blocks, keys, strict=False):
+        pool.publish(block, key)
+    return table, keys
 
 
 def test_a_table_draws_as_it_grows():
     pool = BlockPool(10, 4)
-    table = BlockTable.reserve(pool, 9)
+    table = reserved(pool, 9)
     assert pool.available == 7
     table.grow(1)
     assert table.blocks == [0]
@@ -18,48 +34,198 @@ def test_a_table_draws_as_it_grows():
     table.grow(9)
     assert table.blocks == [0, 1, 2]
     assert pool.available == 7
-    assert pool.take_fresh() == [0, 1, 2]
-    assert pool.take_fresh() == []
     table.free()
     assert pool.available == 10
 
 
 def test_what_does_not_fit_reserves_nothing():
     pool = BlockPool(3, 4)
-    first = BlockTable.reserve(pool, 8)
-    assert BlockTable.reserve(pool, 5) is None
+    first = reserved(pool, 8)
+    assert reserved(pool, 5) is None
     assert pool.available == 1
     first.free()
-    assert BlockTable.reserve(pool, 12) is not None
+    assert reserved(pool, 12) is not None
 
 
 def test_an_unused_reservation_comes_back():
     pool = BlockPool(5, 4)
-    table = BlockTable.reserve(pool, 20)
+    table = reserved(pool, 20)
     table.grow(2)
     table.free()
     assert pool.available == 5
 
 
-@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40), st.booleans()), max_size=40))
-def test_no_block_has_two_owners(steps):
-    pool = BlockPool(12, 4)
-    tables = []
-    for most, used, free_first in steps:
-        if free_first and tables:
-            tables.pop(0).free()
-        table = BlockTable.reserve(pool, most)
-        if table is not None:
-            table.grow(min(most, used))
-            tables.append(table)
-        held = [block for t in tables for block in t.blocks]
-        assert len(held) == len(set(held))
-        assert pool.available >= 0
-    for table in tables:
-        table.free()
-    assert pool.available == 12
-
-
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2)])
 def test_blocks_for(tokens, blocks):
     assert BlockPool(1, 4).blocks_for(tokens) == blocks
+
+
+def test_keys_tell_all_tokens_before_the_end_of_a_block():
+    keys = prefix_keys(list(range(10)), 4, salt=0)
+    assert len(keys) == 2
+    assert prefix_keys(list(range(8)), 4, salt=0) == keys
+    assert prefix_keys([9, *range(1, 8)], 4, salt=0)[1] != keys[1]
+    assert prefix_keys([*range(7), 9], 4, salt=0)[0] == keys[0]
+    assert prefix_keys(list(range(8)), 4, salt=1)[0] != keys[0]
+
+
+def test_a_known_prefix_is_found_without_a_gap():
+    pool = BlockPool(10, 4)
+    table, keys = published(pool, list(range(12)))
+    assert pool.find(keys) == table.blocks
+    assert pool.find([keys[0], b"other", keys[2]]) == table.blocks[:1]
+    assert pool.find([b"other", keys[1]]) == []
+
+
+def test_resting_blocks_are_shared_again():
+    pool = BlockPool(4, 4)
+    table, keys = published(pool, list(range(8)))
+    table.free()
+    assert pool.available == 4
+    again = reserved(pool, 12, pool.find(keys))
+    assert pool.available == 1
+    again.grow(12)
+    assert again.blocks[:2] == [0, 1]
+    again.free()
+    assert (pool.available, pool.known) == (4, 2)
+
+
+def test_a_waking_block_is_not_promised_twice():
+    pool = BlockPool(3, 4)
+    table, keys = published(pool, list(range(8)))
+    table.free()
+    assert reserved(pool, 16, pool.find(keys)) is None
+    assert (pool.available, pool.known) == (3, 2)
+
+
+def test_the_least_recently_used_prefix_goes_first_and_its_end_before_its_beginning():
+    pool = BlockPool(4, 4)
+    old, old_keys = published(pool, list(range(8)))
+    new, new_keys = published(pool, list(range(100, 108)))
+    new.free()
+    old.free()
+    reserved(pool, 8, pool.find(new_keys)).free()  # used again: now the younger one
+    other = reserved(pool, 12)
+    other.grow(4)
+    assert pool.find(old_keys) == [0]
+    other.grow(12)
+    assert pool.find(old_keys) == []
+    assert pool.find(new_keys) == [2]
+    assert pool.evictions == 3
+
+
+def test_the_first_carrier_of_a_prefix_stays():
+    pool = BlockPool(4, 4)
+    first, keys = published(pool, list(range(4)))
+    second, _ = published(pool, list(range(4)))
+    assert pool.find(keys) == first.blocks
+    second.free()
+    assert pool.find(keys) == first.blocks
+    first.free()
+    assert pool.available == 4
+
+
+def test_tainted_blocks_are_forgotten_and_cleared_before_their_next_use():
+    pool = BlockPool(3, 4)
+    table, keys = published(pool, list(range(8)))
+    pool.taint(table.blocks)
+    assert pool.find(keys) == []
+    table.free()
+    assert pool.available == 3
+    reserved(pool, 12).grow(12)
+    assert sorted(pool.take_dirty()) == [0, 1]
+    assert pool.take_dirty() == []
+
+
+def test_tainting_what_rests_frees_it():
+    pool = BlockPool(2, 4)
+    table, keys = published(pool, list(range(8)))
+    blocks = list(table.blocks)
+    table.free()
+    pool.taint(blocks)
+    assert (pool.find(keys), pool.known, pool.available) == ([], 0, 2)
+
+
+def test_a_fork_shares_whole_blocks_and_copies_the_last():
+    pool = BlockPool(10, 4)
+    assert pool.reserve(7)
+    prompt = BlockTable(pool, 7)
+    prompt.grow(6)
+    first, copy = prompt.fork(6, 2)
+    assert copy == (1, first.blocks[1])
+    assert first.blocks[0] == prompt.blocks[0]
+    second, _ = prompt.fork(6, 2)
+    prompt.free()
+    assert pool.available == 10 - 1 - 2 - 2
+    first.grow(9)
+    first.free()
+    second.free()
+    assert pool.available == 10
+
+
+def test_a_fork_at_the_end_of_a_block_copies_nothing():
+    pool = BlockPool(10, 4)
+    assert pool.reserve(3)
+    prompt = BlockTable(pool, 3)
+    prompt.grow(4)
+    fork, copy = prompt.fork(4, 1)
+    assert copy is None
+    assert fork.blocks == prompt.blocks
+
+
+class Pool(RuleBasedStateMachine):
+    """Tables come, grow, share and go; the pool's books stay right."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = BlockPool(12, 2)
+        self.tables = []
+
+    @rule(length=st.integers(1, 12), kind=st.integers(0, 2), grown=st.integers(0, 12))
+    def open(self, length, kind, grown):
+        tokens = [kind] * length
+        keys = prefix_keys(tokens, 2, 0)
+        shared = self.pool.find(keys[: (length - 1) // 2])
+        table = reserved(self.pool, length, shared)
+        if table is None:
+            return
+        table.grow(max(2 * len(shared), min(length, grown)))
+        for block, key in zip(table.blocks, keys, strict=False):
+            self.pool.publish(block, key)
+        self.tables.append((table, length))
+
+    @rule(which=st.integers(0, 100), taint=st.booleans())
+    def close(self, which, taint):
+        if self.tables:
+            table, _ = self.tables.pop(which % len(self.tables))
+            if taint:
+                self.pool.taint(table.blocks)
+            table.free()
+
+    @rule(which=st.integers(0, 100))
+    def grow(self, which):
+        if self.tables:
+            table, length = self.tables[which % len(self.tables)]
+            table.grow(length)
+
+    @invariant()
+    def the_books_are_right(self):
+        held = {block for table, _ in self.tables for block in table.blocks}
+        undrawn = sum(-(-length // 2) - len(table.blocks) for table, length in self.tables)
+        assert self.pool.available == 12 - len(held) - undrawn
+        assert self.pool.available >= 0
+
+    def teardown(self):
+        for table, _ in self.tables:
+            table.free()
+        assert self.pool.available == 12
+
+
+TestPool = Pool.TestCase
+
+
+@given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), max_size=12))
+def test_equal_keys_mean_equal_tokens(a, b):
+    keys = prefix_keys(a, 2, 0), prefix_keys(b, 2, 0)
+    for count, (one, other) in enumerate(zip(*keys, strict=False), 1):
+        assert (one == other) == (a[: 2 * count] == b[: 2 * count])

@@ -1,137 +1,232 @@
 """Who runs in a step, under each of the limits."""
 
+import pytest
 import torch
 
-from nightjar.gpu_worker.engine import EngineConfig, SamplingParams
+from nightjar.checkpoints import ModelDirectory
+from nightjar.gpu_worker.engine import EngineConfig, GenerateRequest, RankRequest, SamplingParams
+from nightjar.gpu_worker.engine.admission import Admission
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
+from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
+from nightjar.gpu_worker.engine.ranking import RankJob
 from nightjar.gpu_worker.engine.scheduler import Scheduler
-from nightjar.gpu_worker.engine.sequence import GenerateSequence, RankSequence
-from nightjar.gpu_worker.engine.stopping import StopMatcher
 
 
-def text(arrival, prompt=10, max_tokens=5):
-    params = SamplingParams(max_tokens)
-    return GenerateSequence(arrival, [1] * prompt, params, StopMatcher(()), 0, arrival)
+class Room:
+    """A scheduler over blocks of four tokens, and what the loop does around it."""
+
+    def __init__(self, config, blocks=100, **limits):
+        self.pool = BlockPool(blocks, 4)
+        vectors = PromptVectorStore(config.hidden_size, torch.float32)
+        self.admission = Admission(config, self.pool, vectors)
+        self.scheduler = Scheduler(EngineConfig(block_size=4, **limits), self.pool)
+        self.arrivals = 0
+
+    def add(self, request):
+        job = self.admission.admit(request, self.arrivals)
+        self.arrivals += 1
+        self.scheduler.add(job)
+        return job
+
+    def text(self, prompt=10, max_tokens=5, first=None, **params):
+        # Prompts differ from the first token on, unless a test says otherwise.
+        first = self.arrivals + 1 if first is None else first
+        tokens = [first, *[1] * (prompt - 1)]
+        return self.add(GenerateRequest(0, tokens, SamplingParams(max_tokens, **params)))
+
+    def ranking(self, query=10, documents=(5, 5), **params):
+        tokens = [self.arrivals + 1, *[2] * (query - 1)]
+        documents = [[100 + i, *[3] * (n - 1)] for i, n in enumerate(documents)]
+        return self.add(RankRequest(0, tokens, documents, **params))
+
+    def step(self):
+        """Plan a step and settle it; returns it in short: chunks, texts started, texts running,
+        documents looked at."""
+        plan = self.scheduler.schedule()
+        chunks = [(c.prefix.tokens[0], c.start, c.end) for c in plan.chunks]
+        starts = [s.text.arrival for text in plan.texts for s in text.starts]
+        decodes = [s.text.arrival for s in plan.decodes]
+        looks = [(b.job.arrival, b.document.index, b.depth) for b in plan.branches]
+        for work in [*plan.texts, *plan.ranks]:
+            self.scheduler.settle(work)
+        for sequence in plan.sampled:
+            sequence.generated.append(3)
+        for branch in plan.branches:
+            branch.job.add(branch, torch.ones(branch.depth).numpy())
+            self.scheduler.close_parts(branch.job)
+            if not branch.job.waiting:
+                self.scheduler.remove(branch.job)
+        return chunks, starts, decodes, looks
 
 
-def ranking(arrival, query=10, documents=(5, 5)):
-    return RankSequence(arrival, [1] * query, [[2] * n for n in documents], 0, arrival)
+@pytest.fixture
+def room(tiny_model):
+    config = ModelDirectory.open(tiny_model).config
+    return lambda **kwargs: Room(config, **kwargs)
 
 
-def scheduler(blocks=100, **config):
-    config = EngineConfig(block_size=4, **config)
-    pool = BlockPool(blocks, 4)
-    return Scheduler(config, pool), pool
+def test_texts_run_first_come_first_served_within_the_places(room):
+    room = room(max_running=2)
+    first, _, _ = (room.text() for _ in range(3))
+    assert room.step()[1:3] == ([0, 1], [])
+    assert room.step()[1:3] == ([], [0, 1])
+    room.scheduler.remove(first)
+    assert room.step()[1:3] == ([2], [1])
 
 
-def admitted(plan):
-    return (
-        [s.request_id for s in plan.prefills],
-        [s.request_id for s in plan.decodes],
-        [(p.sequence.request_id, p.start, p.end) for p in plan.ranks],
-    )
+def test_rows_of_a_step_are_bounded(room):
+    room = room(max_step_tokens=25)
+    for _ in range(4):
+        room.text()
+    # The third prompt is cut at the end of a block.
+    assert room.step()[:2] == ([(1, 0, 10), (2, 0, 10), (3, 0, 4)], [0, 1])
+    assert room.step()[:3] == ([(3, 4, 10), (4, 0, 10)], [2, 3], [0, 1])
 
 
-def advance(plan):
-    """What the loop does after a step in which nothing ended."""
-    for sequence in plan.prefills + plan.decodes:
-        sequence.generated.append(3)
-    for piece in plan.ranks:
-        piece.sequence.query_hidden = torch.zeros(1)
-        piece.sequence.next_document = piece.end
+def test_a_long_prompt_does_not_keep_running_texts_waiting(room):
+    room = room(max_step_tokens=25)
+    room.text(max_tokens=30)
+    room.text(prompt=60)
+    steps = [room.step() for _ in range(4)]
+    assert [chunks for chunks, *_ in steps] == [
+        [(1, 0, 10), (2, 0, 12)],
+        [(2, 12, 36)],
+        [(2, 36, 60)],
+        [],
+    ]
+    assert [decodes for _, _, decodes, _ in steps] == [[], [0], [0], [0, 1]]
 
 
-def test_texts_run_first_come_first_served_within_the_places():
-    rooms, _ = scheduler(max_running=2)
-    texts = [text(i) for i in range(3)]
-    for sequence in texts:
-        rooms.add(sequence)
-    first = rooms.schedule()
-    assert admitted(first) == ([0, 1], [], [])
-    advance(first)
-    second = rooms.schedule()
-    assert admitted(second) == ([], [0, 1], [])
-    advance(second)
-    rooms.remove(texts[0])
-    assert admitted(rooms.schedule()) == ([2], [1], [])
+def test_rows_too_few_for_a_block_are_used_when_nothing_else_is(room):
+    room = room(max_step_tokens=3)
+    room.text(prompt=5)
+    assert [room.step()[0] for _ in range(3)] == [[(1, 0, 3)], [(1, 3, 5)], []]
 
 
-def test_rows_of_a_step_are_bounded():
-    rooms, _ = scheduler(max_step_tokens=25)
-    for i in range(4):
-        rooms.add(text(i))
-    plan = rooms.schedule()
-    assert admitted(plan) == ([0, 1], [], [])
-    advance(plan)
-    # Two running rows leave 23 for prompts.
-    assert admitted(rooms.schedule()) == ([2, 3], [0, 1], [])
+def test_a_ranking_is_cut_where_the_rows_end(room):
+    room = room(max_step_tokens=22)
+    job = room.ranking(documents=(5, 5, 5, 5, 5, 5))
+    looks = [room.step()[3] for _ in range(2)]
+    assert looks == [[(0, i, 5) for i in (0, 1, 2)], [(0, i, 5) for i in (3, 4, 5)]]
+    assert isinstance(job, RankJob)
+    assert room.pool.available == 100
+    assert room.step() == ([], [], [], [])
 
 
-def test_a_prompt_larger_than_a_step_joins_running_texts():
-    rooms, _ = scheduler(max_step_tokens=25)
-    rooms.add(text(0))
-    rooms.add(text(1, prompt=60))
-    rooms.add(text(2))
-    plan = rooms.schedule()
-    assert admitted(plan) == ([0], [], [])
-    advance(plan)
-    assert admitted(rooms.schedule()) == ([1], [0], [])
+def test_a_document_larger_than_a_step_runs_when_nothing_else_does(room):
+    room = room(max_step_tokens=12)
+    room.ranking(documents=(30, 5))
+    assert [room.step()[::3] for _ in range(3)] == [
+        ([(1, 0, 10)], []),
+        ([], [(0, 0, 30)]),
+        ([], [(0, 1, 5)]),
+    ]
 
 
-def test_a_ranking_is_cut_where_the_rows_end():
-    rooms, pool = scheduler(max_step_tokens=22)
-    sequence = ranking(0, documents=(5, 5, 5, 5, 5, 5))
-    rooms.add(sequence)
-    pieces = []
-    while sequence.next_document < 6:
-        plan = rooms.schedule()
-        pieces += admitted(plan)[2]
-        advance(plan)
-    assert pieces == [(0, 0, 2), (0, 2, 6)]
-    rooms.remove(sequence)
-    assert pool.available == 100
-    assert admitted(rooms.schedule()) == ([], [], [])
+def test_the_kind_that_waited_longer_goes_first(room):
+    one = room(max_step_tokens=25)
+    one.ranking(documents=(6, 6))
+    one.text()
+    one.ranking()
+    chunks, starts, _, looks = one.step()
+    assert (chunks, starts) == ([(2, 0, 4), (1, 0, 10)], [])
+    assert looks == [(0, 0, 6), (0, 1, 6)]
+    other = room(max_step_tokens=25)
+    other.text()
+    other.ranking()
+    assert other.step() == ([(1, 0, 10), (2, 0, 10)], [0], [], [(1, 0, 5)])
 
 
-def test_the_kind_that_waited_longer_goes_first():
-    rooms, _ = scheduler(max_step_tokens=25)
-    rooms.add(ranking(0))
-    rooms.add(text(1))
-    rooms.add(ranking(2))
-    assert admitted(rooms.schedule()) == ([], [], [(0, 0, 2)])
-    rooms, _ = scheduler(max_step_tokens=25)
-    rooms.add(text(0))
-    rooms.add(ranking(1))
-    assert admitted(rooms.schedule()) == ([0], [], [(1, 0, 1)])
+def test_texts_wait_for_places_and_rankings_pass(room):
+    room = room(max_running=1)
+    room.text()
+    room.text()
+    room.ranking()
+    chunks, starts, _, looks = room.step()
+    assert chunks == [(1, 0, 10), (3, 0, 10)]
+    assert (starts, len(looks)) == ([0], 2)
 
 
-def test_texts_wait_for_blocks_and_rankings_pass():
-    rooms, pool = scheduler(blocks=6)
-    rooms.add(text(0))  # 14 tokens: 4 blocks
-    rooms.add(text(1))
-    rooms.add(ranking(2, query=8))
-    assert admitted(rooms.schedule()) == ([0], [], [(2, 0, 2)])
-    assert pool.available == 0
+def test_nobody_overtakes_a_request_that_waits_for_blocks(room):
+    room = room(blocks=6)
+    first = room.text()  # 14 tokens: 4 blocks
+    room.ranking(query=16)
+    room.text(prompt=4, max_tokens=2)
+    assert room.step()[:2] == ([(1, 0, 10)], [0])
+    assert room.step() == ([], [], [0], [])
+    room.scheduler.remove(first)
+    assert room.step()[:2] == ([(3, 0, 4), (2, 0, 16)], [2])
 
 
-def test_a_query_that_waits_for_blocks_is_not_overtaken_by_texts():
-    rooms, _ = scheduler(blocks=6)
-    first = text(0)
-    rooms.add(first)
-    advance(rooms.schedule())
-    rooms.add(ranking(1, query=16))
-    rooms.add(text(2, prompt=4, max_tokens=2))
-    plan = rooms.schedule()
-    assert admitted(plan) == ([], [0], [])
-    rooms.remove(first)
-    assert admitted(rooms.schedule()) == ([2], [], [(1, 0, 2)])
-
-
-def test_blocks_grow_with_the_text():
-    rooms, pool = scheduler()
-    sequence = text(0, prompt=3, max_tokens=6)
-    rooms.add(sequence)
+def test_blocks_grow_with_the_text(room):
+    room = room()
+    job = room.text(prompt=3, max_tokens=6)
     for expected in (1, 1, 2, 2, 2):
-        advance(rooms.schedule())
-        assert len(sequence.table.blocks) == expected
-    assert pool.available == 98
+        room.step()
+        assert len(job.running[0].table.blocks) == expected
+    assert room.pool.available == 98
+    room.scheduler.remove(job)
+    assert room.pool.available == 100
+
+
+def test_a_known_prompt_is_not_computed_again(room):
+    room = room()
+    room.text(first=7)
+    room.step()
+    room.text(first=7)
+    assert room.step()[0] == [(7, 8, 10)]
+    room.text(prompt=8, first=7)
+    # The last token is computed in any case: the next one is predicted from it.
+    assert room.step()[0] == [(7, 4, 8)]
+
+
+def test_a_prefix_under_way_is_waited_for_and_nobody_behind_it(room):
+    room = room()
+    room.text(first=7)
+    room.text(first=7)
+    room.text()
+    assert room.step()[:2] == ([(7, 0, 10), (3, 0, 10)], [0, 2])
+    assert room.step()[:2] == ([(7, 8, 10)], [1])
+
+
+def test_samples_fork_from_one_prompt(room):
+    room = room(max_running=3)
+    job = room.text(n=4, temperature=1.0, max_tokens=6)
+    # Three blocks of the prompt; each sample has two of its own, and shares two.
+    assert room.step()[:2] == ([(1, 0, 10)], [0, 0, 0])
+    assert room.scheduler.take_copies() == [
+        (job.prefix.table.blocks[2], sequence.table.blocks[2]) for sequence in job.running
+    ]
+    assert room.pool.available == 100 - 3 - 4 * 2
+    room.scheduler.finish(job.running[0])
+    assert room.step()[1:3] == ([0], [0, 0])
+    assert job.prefix.table is None
+    assert room.pool.available == 100 - 2 - 3 * 2
+    room.scheduler.remove(job)
+    assert room.pool.available == 100
+
+
+def test_documents_that_begin_alike_share_their_beginning(room):
+    room = room()
+    beginning = list(range(200, 240))
+    documents = [[*beginning, 300 + i, 5] for i in range(4)] + [[400, 401]]
+    room.add(RankRequest(0, [9] * 10, documents))
+    # The query, and the lonely document; then what the others share, from the query's last
+    # whole block on.
+    assert room.step() == ([(9, 0, 10)], [], [], [(0, 4, 2)])
+    chunks, _, _, looks = room.step()
+    assert chunks == [(9, 8, 50)]
+    assert looks == [(0, i, 2) for i in range(4)]
+    assert room.pool.available == 100
+
+
+def test_only_the_best_documents_are_looked_at_to_the_end(room):
+    room = room()
+    job = room.ranking(documents=(20, 20, 20), top_n=1)
+    assert room.step()[3] == [(0, 0, 1), (0, 1, 1), (0, 2, 1)]
+    for document, known in zip(job.parts[0].documents, (40.0, 2.0, 90.0), strict=True):
+        document.known = known
+    assert room.step()[3] == [(0, 1, 20)]
+    job.prune()
+    assert [document.index for document in job.waiting] == []
+    assert job.scores() == [None, 1.0, None]

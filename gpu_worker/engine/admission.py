@@ -1,0 +1,70 @@
+"""From a request to a job that the scheduler can run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nightjar.checkpoints import ModelConfig
+from nightjar.gpu_worker.engine.kv_cache import BlockPool, prefix_keys
+from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
+from nightjar.gpu_worker.engine.ranking import Document, RankJob, RankPart, shared_beginnings
+from nightjar.gpu_worker.engine.requests import GenerateRequest, RankRequest, Request
+from nightjar.gpu_worker.engine.sequence import GenerateSequence, Prefix, TextJob
+from nightjar.gpu_worker.engine.stopping import StopMatcher
+from nightjar.gpu_worker.engine.validation import Validator, blocks_of_texts
+
+
+class Admission:
+    """Checks requests and lays out what they come to need."""
+
+    def __init__(self, config: ModelConfig, pool: BlockPool, vectors: PromptVectorStore) -> None:
+        self._vocab_size = config.vocab_size
+        self._pool = pool
+        self._validator = Validator(config, pool, vectors)
+
+    def admit(self, request: Request, arrival: int) -> TextJob | RankJob:
+        """The job of a request; raises RefusedError for one that cannot be computed.
+
+        arrival: its place in the order of arrival, over both kinds of request.
+        """
+        base = self._validator.check(request)
+        if isinstance(request, GenerateRequest):
+            return self._text(request, arrival, base)
+        return self._ranking(request, arrival, base)
+
+    def _text(self, request: GenerateRequest, arrival: int, base: int) -> TextJob:
+        """A prompt and the texts that are to follow it."""
+        params = request.sampling
+        blocks = blocks_of_texts(self._pool, len(request.token_ids), params)
+        prefix = self._prefix(list(request.token_ids), base, len(request.token_ids), blocks)
+        job = TextJob(request, arrival, prefix)
+        for sample in range(params.n):
+            job.waiting.append(GenerateSequence(job, sample, StopMatcher(params.stop)))
+        return job
+
+    def _ranking(self, request: RankRequest, arrival: int, base: int) -> RankJob:
+        """A query, and documents in parts that begin alike."""
+        query = list(request.query_ids)
+        documents = [list(document) for document in request.documents]
+        room = self._pool.total * self._pool.block_size - len(query)
+        parts = []
+        for length, members in shared_beginnings(documents, room):
+            tokens = query + documents[members[0]][:length]
+            blocks = self._pool.blocks_for(len(tokens))
+            part = RankPart(self._prefix(tokens, base, len(query), blocks), [])
+            for index in members:
+                document = documents[index]
+                part.documents.append(Document(index, document[length:], self._scored(document)))
+            parts.append(part)
+        return RankJob(request, arrival, parts)
+
+    def _prefix(self, tokens: list[int], base: int, scored_from: int, blocks: int) -> Prefix:
+        """Tokens with the keys of their whole blocks.  Ids past the vocabulary mean rows of the
+        vectors from `base` on, which are never reused: so the base tells them apart."""
+        salt = base + 1 if max(tokens) >= self._vocab_size else 0
+        keys = prefix_keys(tokens, self._pool.block_size, salt)
+        return Prefix(tokens, base, keys, scored_from, blocks)
+
+    def _scored(self, document: Sequence[int]) -> int:
+        """How many of a document's tokens are scored."""
+        return sum(token < self._vocab_size for token in document)

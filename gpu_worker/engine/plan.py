@@ -1,0 +1,118 @@
+"""What one step computes, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from nightjar.gpu_worker.engine.ranking import Branch, RankJob, RankPart
+from nightjar.gpu_worker.engine.sequence import GenerateSequence, Prefix, TextJob
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixChunk:
+    """Positions [start, end) of a prefix."""
+
+    prefix: Prefix
+    start: int
+    end: int
+
+    @property
+    def finishes(self) -> bool:
+        """Whether the prefix is complete after it."""
+        return self.end == len(self.prefix.tokens)
+
+    @property
+    def wanted_from(self) -> int:
+        """The first position whose last hidden state is wanted; `end` for none: those from which
+        a scored token is predicted, and the last one of the prefix."""
+        return min(self.end, max(self.start, self.prefix.scored_from - 1))
+
+
+@dataclass(slots=True)
+class TextWork:
+    """A part of a prompt, and the samples that get their first token in this step."""
+
+    job: TextJob
+    chunk: PrefixChunk | None
+    starts: list[GenerateSequence]
+
+
+@dataclass(slots=True)
+class RankWork:
+    """Parts of the prefixes of a ranking, and looks at its documents."""
+
+    job: RankJob
+    chunks: list[tuple[RankPart, PrefixChunk]]
+    branches: list[Branch]
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What one step computes: prompts and new texts, running texts, rankings."""
+
+    texts: list[TextWork] = field(default_factory=list)
+    decodes: list[GenerateSequence] = field(default_factory=list)
+    ranks: list[RankWork] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.texts or self.decodes or self.ranks)
+
+    @property
+    def chunks(self) -> Iterator[PrefixChunk]:
+        """Every part of a prefix, in packed order."""
+        for text in self.texts:
+            if text.chunk is not None:
+                yield text.chunk
+        for rank in self.ranks:
+            for _, chunk in rank.chunks:
+                yield chunk
+
+    @property
+    def branches(self) -> list[Branch]:
+        """Every look at a document, in packed order."""
+        return [branch for rank in self.ranks for branch in rank.branches]
+
+    @property
+    def sampled(self) -> list[GenerateSequence]:
+        """Every text that gets a token: new ones, then running ones."""
+        return [sequence for text in self.texts for sequence in text.starts] + self.decodes
+
+    def singles(self) -> Iterator[tuple[TextJob | RankJob, StepPlan]]:
+        """The same work, one request at a time."""
+        for text in self.texts:
+            yield text.job, StepPlan(texts=[text])
+        for sequence in self.decodes:
+            yield sequence.text, StepPlan(decodes=[sequence])
+        for rank in self.ranks:
+            yield rank.job, StepPlan(ranks=[rank])
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step computed.
+
+    tokens: each text with its next token, None where the row's scores were not finite.
+    hidden: prefixes that were finished, with their last hidden state [H].
+    shared: per chunk of a part, float64 NLLs of the prefix tokens it scored.
+    looks: each look with float64 NLLs of the document's scored tokens.
+    failures: requests whose computation raised.
+    """
+
+    tokens: list[tuple[GenerateSequence, int | None]] = field(default_factory=list)
+    hidden: list[tuple[Prefix, Tensor]] = field(default_factory=list)
+    shared: list[tuple[RankPart, np.ndarray]] = field(default_factory=list)
+    looks: list[tuple[Branch, np.ndarray]] = field(default_factory=list)
+    done: list[TextWork | RankWork] = field(default_factory=list)
+    failures: list[tuple[TextJob | RankJob, Exception]] = field(default_factory=list)
+
+    def extend(self, other: StepOutput) -> None:
+        """Take in what another part of the same step computed."""
+        self.tokens.extend(other.tokens)
+        self.hidden.extend(other.hidden)
+        self.shared.extend(other.shared)
+        self.looks.extend(other.looks)
+        self.done.extend(other.done)
