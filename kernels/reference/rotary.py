@@ -1,6 +1,11 @@
 """Rotary position embedding."""
 
+import torch
 from torch import Tensor
+
+PART_NUMBERS = 32_768
+"""Products held at once: they stay in the cache and need no fresh memory from the system, which
+makes a long prefill several times faster."""
 
 
 def rotary(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
@@ -10,9 +15,23 @@ def rotary(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
     i + n (the layout of GPT-NeoX and Llama checkpoints); channels from 2n on are kept.
     Products and sums only, in FP32: no element's bits depend on where it lies.
     """
+    rows = max(1, PART_NUMBERS // (x.shape[1] * cosines.shape[1]))
+    if x.shape[0] <= rows:
+        _turn(x, cosines, sines)
+        return
+    parts = zip(x.split(rows), cosines.split(rows), sines.split(rows), strict=True)
+    for part in parts:
+        _turn(*part)
+
+
+def _turn(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
+    """All rows at once."""
     n = cosines.shape[1]
     cosines, sines = cosines.unsqueeze(1), sines.unsqueeze(1)
-    first, second = x[..., :n], x[..., n : 2 * n]
-    turned = first * cosines - second * sines
-    second.copy_(second * cosines + first * sines)
-    first.copy_(turned)
+    turned = x[..., : 2 * n].float()  # x itself where it is FP32
+    first, second = turned[..., :n], turned[..., n:]
+    across = first * sines
+    first.mul_(cosines).sub_(second * sines)
+    second.mul_(cosines).add_(across)
+    if x.dtype != torch.float32:
+        x[..., : 2 * n] = turned

@@ -89,6 +89,17 @@ def test_rotary_turns_pairs_by_their_angles(dtype, size, turned):
     assert torch.equal(found[..., turned:], x[..., turned:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotary_of_many_rows_is_that_of_each(dtype):
+    x, angles = torch.randn(700, 5, 24).to(dtype), torch.rand(700, 12) * 100
+    alone, cosines, sines = x.clone(), angles.cos(), angles.sin()
+    kernels.rotary(x, cosines, sines)
+    for row in (0, 1, 545, 546, 547, 699):
+        one = slice(row, row + 1)
+        kernels.rotary(alone[one], cosines[one], sines[one])
+        assert torch.equal(alone[one], x[one])
+
+
 def test_rotary_turns_a_part_of_a_tensor_in_place():
     x = torch.randn(4, 6, 8)
     before, quarter = x.clone(), torch.full((4, 4), torch.pi / 2)
