@@ -19,9 +19,9 @@ def rotary(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
     if x.shape[0] <= rows:
         _turn(x, cosines, sines)
         return
-    parts = zip(x.split(rows), cosines.split(rows), sines.split(rows), strict=True)
-    for part in parts:
-        _turn(*part)
+    for start in range(0, x.shape[0], rows):
+        part = slice(start, start + rows)
+        _turn(x[part], cosines[part], sines[part])
 
 
 def _turn(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
