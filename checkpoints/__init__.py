@@ -1,8 +1,19 @@
 """What is in a model directory: configuration, tokenizer, weight files.  Needs no torch."""
 
+from nightjar.checkpoints.chat_template import ChatTemplate, ChatTemplateError
 from nightjar.checkpoints.config import ModelConfig
 from nightjar.checkpoints.directory import ModelDirectory
 from nightjar.checkpoints.errors import CheckpointError
+from nightjar.checkpoints.families import read_config
 from nightjar.checkpoints.tokenizer import PROMPT_TOKEN, Tokenizer
 
-__all__ = ["PROMPT_TOKEN", "CheckpointError", "ModelConfig", "ModelDirectory", "Tokenizer"]
+__all__ = [
+    "PROMPT_TOKEN",
+    "ChatTemplate",
+    "ChatTemplateError",
+    "CheckpointError",
+    "ModelConfig",
+    "ModelDirectory",
+    "Tokenizer",
+    "read_config",
+]

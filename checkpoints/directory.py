@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from nightjar.checkpoints.chat_template import ChatTemplate
 from nightjar.checkpoints.config import ModelConfig
 from nightjar.checkpoints.errors import CheckpointError
+from nightjar.checkpoints.families import read_config
 from nightjar.checkpoints.fingerprint import fingerprint
 from nightjar.checkpoints.json_file import read_json_object
 from nightjar.checkpoints.safetensors_header import SafetensorsHeader
@@ -40,14 +42,14 @@ class ModelDirectory:
         directory = Path(path)
         if not directory.is_dir():
             raise CheckpointError(f"{directory}: no such directory; give a model directory")
-        config = ModelConfig.read(directory)
+        config = read_config(directory)
         if not (directory / "tokenizer.json").is_file():
             raise CheckpointError(
                 f"{directory}: no tokenizer.json; save the model's tokenizer into the directory "
                 "(AutoTokenizer.from_pretrained(...).save_pretrained(...))"
             )
         headers = tuple(SafetensorsHeader.read(file) for file in _weight_files(directory))
-        tensors = find_tensors(headers)
+        tensors = find_tensors(config, headers)
         check_tensors(directory, config, tensors)
         tokenizer = Tokenizer.read(directory / "tokenizer.json", config.vocab_size)
         return ModelDirectory(directory, config, headers, tensors, tokenizer)
@@ -65,6 +67,10 @@ class ModelDirectory:
     def tokenizer(self) -> Tokenizer:
         """The directory's tokenizer, which fits the vocabulary of the weights."""
         return self._tokenizer
+
+    def chat_template(self) -> ChatTemplate | None:
+        """What makes a prompt of messages, or None; CheckpointError if the template is broken."""
+        return ChatTemplate.read(self.path)
 
 
 def _weight_files(directory: Path) -> list[Path]:

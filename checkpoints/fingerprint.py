@@ -8,8 +8,15 @@ from pathlib import Path
 
 from nightjar.checkpoints.safetensors_header import SafetensorsHeader
 
-# What answers depend on beside the weights; generation_config.json holds the end-of-text tokens.
-JSON_NAMES = ("config.json", "generation_config.json", "tokenizer.json")
+# What answers depend on beside the weights; generation_config.json holds the end-of-text tokens,
+# the last two the chat template.
+SMALL_NAMES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
 
 WHOLE_BYTES = 2 << 30
 """A weight file of up to so many bytes is read whole (a second or two a GiB)."""
@@ -19,14 +26,14 @@ CHUNK_BYTES = 1 << 20
 
 
 def fingerprint(directory: Path, headers: Iterable[SafetensorsHeader]) -> str:
-    """sha256, in hexadecimal, over the JSON files and each weight file's name, size and content.
+    """sha256, in hexadecimal, over the small files and each weight file's name, size and content.
 
     Of a weight file past WHOLE_BYTES only the header and evenly spread samples count.  Training a
     model on changes nearly every number and is seen in them; an edit of a single tensor in so
     large a file may fall between them.
     """
     digest = hashlib.sha256()
-    for name in JSON_NAMES:
+    for name in SMALL_NAMES:
         if (directory / name).is_file():
             content = (directory / name).read_bytes()
             digest.update(f"{name}\0{len(content)}\0".encode() + content)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +17,50 @@ PROMPT_TOKEN = "<|PROMPT|>"  # noqa: S105 - a token of text, not of access
 """Stands in a prompt where a prompt vector is read; it can never be generated."""
 
 
-class Tokenizer:
-    """A byte-level BPE tokenizer from tokenizer.json.
+@dataclass(frozen=True, slots=True)
+class Alphabet:
+    """How the entries of a vocabulary stand for bytes.
 
-    token_bytes[i] is what token i adds to the output; special tokens add nothing.
+    byte_level: one character a byte (GPT-2's alphabet); otherwise entries are text with U+2581 for
+    a blank, and `<0x0A>` for single bytes (SentencePiece with byte fallback).
+    drops_first_blank: encoding puts a blank before a text, which decoding takes away again.
+    """
+
+    byte_level: bool
+    drops_first_blank: bool
+
+    def raw_bytes(self, token: str) -> bytes:
+        """The bytes a vocabulary entry stands for."""
+        if self.byte_level:
+            if all(character in _BYTE_OF_CHARACTER for character in token):
+                return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+            return token.encode()  # written out, as the tokenizers library takes it too
+        if _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(token[3:5], 16)])
+        return token.replace(BLANK, " ").encode()
+
+
+class Tokenizer:
+    """A BPE tokenizer from tokenizer.json: byte-level, or SentencePiece's with byte fallback.
+
+    token_bytes[i] is what token i adds to a text that it continues; special tokens add nothing,
+    and ids past the tokenizer (embedding rows that pad the table) add nothing either.
     special_ids are the special tokens' ids.
+    prefix_ids are what the model expects before a text, such as a begin-of-text token.
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, token_bytes: list[bytes], special_ids: frozenset[int]
+        self,
+        backend: tokenizers.Tokenizer,
+        alphabet: Alphabet,
+        token_bytes: list[bytes],
+        special_ids: frozenset[int],
     ) -> None:
         self._backend = backend
+        self._alphabet = alphabet
         self.token_bytes = token_bytes
         self.special_ids = special_ids
+        self.prefix_ids = _prefix_ids(backend)
 
     @staticmethod
     def read(path: Path, vocab_size: int) -> Tokenizer:
@@ -37,10 +70,7 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"{path}: not a tokenizer: {error}; restore the file") from error
-        if not _is_byte_level(description):
-            raise CheckpointError(
-                f"{path}: only byte-level BPE tokenizers (GPT-2's kind) are supported"
-            )
+        alphabet = _alphabet(path, description)
         backend.no_padding()
         backend.no_truncation()
         added = backend.get_added_tokens_decoder()
@@ -55,8 +85,8 @@ class Tokenizer:
                         "embedding rows; use the tokenizer that was saved with the model"
                     )
             elif index not in special:
-                table[index] = plain[index] if index in plain else _raw_bytes(path, text)
-        return Tokenizer(backend, table, special)
+                table[index] = plain[index] if index in plain else alphabet.raw_bytes(text)
+        return Tokenizer(backend, alphabet, table, special)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of the text; no special tokens are added around it."""
@@ -68,8 +98,11 @@ class Tokenizer:
         return [list(encoding.ids) for encoding in found]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of these ids; bytes that are not UTF-8 become U+FFFD."""
-        return b"".join(self.token_bytes[i] for i in ids).decode("utf-8", "replace")
+        """The text of these ids, from its beginning on; bytes that are not UTF-8 become U+FFFD."""
+        raw = b"".join(self.token_bytes[i] for i in ids)
+        if self._alphabet.drops_first_blank:
+            raw = raw.removeprefix(b" ")
+        return raw.decode("utf-8", "replace")
 
     def token_id(self, token: str) -> int | None:
         """The id of a token given as it stands in the vocabulary, or None."""
@@ -82,11 +115,42 @@ class Tokenizer:
         return found
 
 
-def _is_byte_level(description: dict[str, Any]) -> bool:
-    """Whether the decoder turns one character of a token into one byte."""
+def _alphabet(path: Path, description: dict[str, Any]) -> Alphabet:
+    """How a tokenizer turns its entries into bytes, told by the steps of its decoder."""
     decoder = description.get("decoder") or {}
     steps = decoder.get("decoders") or [decoder]
-    return [step.get("type") for step in steps] == ["ByteLevel"]
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"]:
+        return Alphabet(byte_level=True, drops_first_blank=False)
+    strips = False
+    for kind, step in zip(kinds, steps, strict=True):
+        if kind == "Strip" and (step.get("content"), step.get("stop")) == (" ", 0):
+            strips = step.get("start") == 1
+        elif kind == "Metaspace" and step.get("replacement") == BLANK:
+            strips = step.get("prepend_scheme") != "never"
+        elif kind == "Replace":
+            if (step.get("pattern"), step.get("content")) != ({"String": BLANK}, " "):
+                raise _unsupported(path, kinds)
+        elif kind not in ("ByteFallback", "Fuse"):
+            raise _unsupported(path, kinds)
+    if "ByteFallback" not in kinds or not {"Replace", "Metaspace"} & set(kinds):
+        raise _unsupported(path, kinds)
+    return Alphabet(byte_level=False, drops_first_blank=strips)
+
+
+def _unsupported(path: Path, kinds: list[str | None]) -> CheckpointError:
+    """The error for a tokenizer whose entries stand for bytes in some other way."""
+    return CheckpointError(
+        f"{path}: only byte-level BPE tokenizers (GPT-2's kind) and SentencePiece's with byte "
+        f"fallback (Llama 2's kind) are supported; this one decodes by {kinds}"
+    )
+
+
+def _prefix_ids(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
+    """The special tokens that the tokenizer's own template puts before a text."""
+    encoding = backend.encode("a", add_special_tokens=True)
+    specials = list(encoding.special_tokens_mask)
+    return tuple(encoding.ids[: specials.index(0)]) if 0 in specials else ()
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -97,14 +161,6 @@ def _byte_of_character() -> dict[str, int]:
     return alphabet | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
+BLANK = "\u2581"
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _BYTE_OF_CHARACTER = _byte_of_character()
-
-
-def _raw_bytes(path: Path, token: str) -> bytes:
-    """The bytes a vocabulary entry stands for."""
-    try:
-        return bytes(_BYTE_OF_CHARACTER[character] for character in token)
-    except KeyError as error:
-        raise CheckpointError(
-            f"{path}: token {token!r} is not made of byte-level characters; restore the file"
-        ) from error

@@ -92,14 +92,18 @@ def _generated(request: ClaimedRequest, answer: messages.Generated, model: str) 
         "requested_tokens": asked,
         "saved_tokens": asked - made,
     }
+    is_chat = "messages" in request.body
+    choice = _message if is_chat else _choice
     body = {
-        "id": f"cmpl-{request.id}",
-        "object": "text_completion",
+        "id": f"chatcmpl-{request.id}" if is_chat else f"cmpl-{request.id}",
+        "object": "chat.completion" if is_chat else "text_completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [_choice(*place) for place in enumerate(answer.outputs)],
+        "choices": [choice(*place) for place in enumerate(answer.outputs)],
         "usage": usage,
     }
+    if answer.recomputed_in is not None:
+        body["recomputed_in"] = answer.recomputed_in
     return NewResult(
         request_id=request.id,
         status_code=200,
@@ -119,6 +123,29 @@ def _choice(index: int, output: messages.Output) -> dict[str, Any]:
         "logprobs": None if output.reports is None else _logprobs(output.text, output.reports),
         "finish_reason": output.finish_reason,
     }
+
+
+def _message(index: int, output: messages.Output) -> dict[str, Any]:
+    """The same as `/v1/chat/completions` answers it: the text is the assistant's message."""
+    logprobs = None
+    if output.reports is not None:
+        logprobs = {"content": [_chat_token(report) for report in output.reports]}
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": output.text.decode("utf-8", "replace")},
+        "logprobs": logprobs,
+        "finish_reason": output.finish_reason,
+    }
+
+
+def _chat_token(report: messages.TokenReport) -> dict[str, Any]:
+    """One token as the chat API reports it."""
+    top = [_chat_logprob(*one) for one in report.top]
+    return {**_chat_logprob(report.token, report.logprob), "top_logprobs": top}
+
+
+def _chat_logprob(token: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": _shown(token), "logprob": logprob, "bytes": list(token)}
 
 
 def _logprobs(text: bytes, reports: Sequence[messages.TokenReport]) -> dict[str, Any]:
@@ -176,6 +203,8 @@ def _ranked(request: ClaimedRequest, answer: messages.Ranked, model: str) -> New
         "results": results[: request.body["top_n"]],
         "usage": {"prompt_tokens": prompt, "completion_tokens": 0, "total_tokens": prompt},
     }
+    if answer.recomputed_in is not None:
+        body["recomputed_in"] = answer.recomputed_in
     return NewResult(request_id=request.id, status_code=200, body=body, prompt_tokens=prompt)
 
 

@@ -116,10 +116,15 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class Generated(msgspec.Struct, frozen=True, tag=True):
-    """The answer to Generate: its samples in order, or its beams from the best down."""
+    """The answer to Generate: its samples in order, or its beams from the best down.
+
+    recomputed_in: the higher precision that it was computed in again, because the model's own
+    gave scores that are not finite; here and in Ranked.
+    """
 
     ticket: int
     outputs: list[Output]
+    recomputed_in: str | None = None
 
 
 class Ranked(msgspec.Struct, frozen=True, tag=True):
@@ -129,6 +134,7 @@ class Ranked(msgspec.Struct, frozen=True, tag=True):
     ticket: int
     mean_nll: list[float | None]
     token_counts: list[int]
+    recomputed_in: str | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

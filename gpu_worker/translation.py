@@ -50,12 +50,14 @@ class Translator:
                 return messages.Generated(
                     ticket=outcome.request_id,
                     outputs=[self._output(output) for output in outcome.outputs],
+                    recomputed_in=outcome.recomputed_in,
                 )
             case RankResult():
                 return messages.Ranked(
                     ticket=outcome.request_id,
                     mean_nll=outcome.mean_nll,
                     token_counts=outcome.token_counts,
+                    recomputed_in=outcome.recomputed_in,
                 )
             case RequestFailed():
                 return messages.Failed(

@@ -1,4 +1,4 @@
-"""The request bodies: what `/v1/completions` and `/v1/rerank` accept.
+"""The request bodies: what `/v1/completions`, `/v1/chat/completions` and `/v1/rerank` accept.
 
 Fields of OpenAI's API that would change the answer and that Nightjar does not
 know are refused; those that change nothing are accepted and dropped.
@@ -7,7 +7,7 @@ know are refused; those that change nothing are accepted and dropped.
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -23,8 +23,12 @@ MAX_LOGIT_BIAS = 1_024
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
 MAX_BEAMS = 128
+MAX_MESSAGES = 10_000
+MAX_ROLE = 64  # characters
 MAX_TOKEN_ID = 2**31 - 1  # token ids are stored as int32
 
+# What a chat template is given beside the request's own variables.
+TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 # Accepted and dropped: they say who asks, not what is asked.
 HARMLESS_FIELDS = frozenset(
     {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "stream_options"}
@@ -145,6 +149,18 @@ def _check_logprobs(value: object) -> object:
     return None if value is False else value
 
 
+def _chat_logprobs(body: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI's chat API asks with a bool, and says with top_logprobs how many."""
+    asked, top = body.pop("logprobs", None), body.pop("top_logprobs", None)
+    if asked not in (None, False, True):
+        raise _refuse("invalid_value", "must be true or false; see top_logprobs", "logprobs")
+    if not asked and top is not None:
+        raise _refuse("invalid_value", "needs logprobs: true", "top_logprobs")
+    if asked:
+        body["logprobs"] = 0 if top is None else top
+    return body
+
+
 def _check_documents(value: object) -> object:
     """Documents as plain texts; Cohere's {"text": ...} is accepted."""
     if not isinstance(value, list):
@@ -184,6 +200,65 @@ def _check_query(value: object) -> object:
     return _checked_text(value)
 
 
+def _check_messages(value: object) -> object:
+    """Messages with a role and a plain text; a list of text parts counts as their text."""
+    if not isinstance(value, list):
+        raise _refuse("invalid_value", 'must be a list of {"role": ..., "content": ...}')
+    if not value:
+        raise _refuse("invalid_value", "is empty; give at least one message")
+    if len(value) > MAX_MESSAGES:
+        raise _refuse(
+            "invalid_value", f"holds {len(value)} messages; give at most {MAX_MESSAGES} a line"
+        )
+    return [_message(item, number) for number, item in enumerate(value)]
+
+
+def _message(item: object, number: int) -> dict[str, str]:
+    fields = {k: v for k, v in item.items() if v is not None} if isinstance(item, dict) else {}
+    role = fields.pop("role", None)
+    if not isinstance(role, str) or not 1 <= len(role) <= MAX_ROLE:
+        raise _refuse("invalid_value", f'message {number} needs a role, such as "user"')
+    message = {"role": _check_text(role), "content": _content(fields.pop("content", None), number)}
+    name = fields.pop("name", None)
+    if isinstance(name, str):
+        message["name"] = _check_text(name)
+    elif name is not None:
+        raise _refuse("invalid_value", f"message {number}: name must be a text")
+    if fields:
+        raise _refuse(
+            "unsupported",
+            f"message {number} holds more than role, content and name; calls of tools, images and "
+            "the like are not supported",
+        )
+    return message
+
+
+def _content(value: object, number: int) -> str:
+    """The text of a message."""
+    parts = value if isinstance(value, list) else [{"type": "text", "text": value}]
+    texts = [
+        part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        for part in parts
+    ]
+    known = [_check_text(text) for text in texts if isinstance(text, str)]
+    if len(known) < len(texts):
+        raise _refuse(
+            "invalid_value",
+            f"message {number}: content must be a text, or a list of "
+            '{"type": "text", "text": ...}',
+        )
+    return "".join(known)
+
+
+def _check_variables(value: object) -> object:
+    if not isinstance(value, dict):
+        raise _refuse("invalid_value", "must be an object of names and values")
+    taken = TEMPLATE_NAMES & value.keys()
+    if taken:
+        raise _refuse("invalid_value", f"{min(taken)!r} is not for the request to set; take it out")
+    return value
+
+
 Name = Annotated[str, BeforeValidator(_checked_name)]
 
 
@@ -219,10 +294,9 @@ class _Body(BaseModel):
         raise _refuse("unsupported", f"is not a field of this request; {mend}", _printable(name))
 
 
-class CompletionBody(_Body):
-    """The body of `/v1/completions`."""
+class GenerationBody(_Body):
+    """What every request for a text has, beside what the text goes on from."""
 
-    prompt: Annotated[str | list[int], BeforeValidator(_check_prompt)]
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)] = 16
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0  # 0: greedy
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -248,7 +322,7 @@ class CompletionBody(_Body):
     ] = None
 
     @model_validator(mode="after")
-    def _one_way_to_say_off(self) -> "CompletionBody":
+    def _one_way_to_say_off(self) -> Self:
         if self.top_k == -1:  # how vLLM says that top_k is off
             self.top_k = 0
         if self.beam_width is not None and "temperature" not in self.model_fields_set:
@@ -256,7 +330,7 @@ class CompletionBody(_Body):
         return self
 
     @model_validator(mode="after")
-    def _no_contradictions(self) -> "CompletionBody":
+    def _no_contradictions(self) -> Self:
         if self.min_tokens > self.max_tokens:
             raise _refuse(
                 "invalid_value",
@@ -306,6 +380,41 @@ class CompletionBody(_Body):
                 "log-probabilities; leave one of them out",
                 field,
             )
+
+
+class CompletionBody(GenerationBody):
+    """The body of `/v1/completions`."""
+
+    prompt: Annotated[str | list[int], BeforeValidator(_check_prompt)]
+
+
+class ChatBody(GenerationBody):
+    """The body of `/v1/chat/completions`.
+
+    chat_template_kwargs: variables of the model's template, such as {"enable_thinking": false}.
+    """
+
+    messages: Annotated[list[dict[str, str]], BeforeValidator(_check_messages)]
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)] = 256
+    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_check_variables)] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_of_the_chat_api(cls, data: object) -> object:
+        """What OpenAI's chat API calls otherwise: max_completion_tokens, logprobs."""
+        if not isinstance(data, dict):
+            return data
+        named = _chat_logprobs(dict(data))
+        asked = named.pop("max_completion_tokens", None)
+        if asked is None:
+            return named
+        if named.get("max_tokens") not in (None, asked):
+            raise _refuse(
+                "invalid_value",
+                "differs from max_completion_tokens, which means the same; give one of them",
+                "max_tokens",
+            )
+        return named | {"max_tokens": asked}
 
 
 class RerankBody(_Body):

@@ -10,18 +10,19 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
-from nightjar.jobs.bodies import CompletionBody, RerankBody
+from nightjar.jobs.bodies import ChatBody, CompletionBody, RerankBody
 from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow, RequestKind
 
 __all__ = ["MAX_LINE_BYTES", "BodyError", "CompletionBody", "RerankBody", "parse_batch_line"]
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_CUSTOM_ID = 512  # characters
-BODIES: dict[RequestKind, type[CompletionBody] | type[RerankBody]] = {
-    RequestKind.GENERATE: CompletionBody,
-    RequestKind.RANK: RerankBody,
+CHAT_URL = "/v1/chat/completions"
+URLS = {
+    "/v1/completions": RequestKind.GENERATE,
+    CHAT_URL: RequestKind.GENERATE,
+    "/v1/rerank": RequestKind.RANK,
 }
-URLS = {"/v1/completions": RequestKind.GENERATE, "/v1/rerank": RequestKind.RANK}
 UTF8_MARK = b"\xef\xbb\xbf"  # some editors write it at the beginning of a file
 
 # What to do about a field, by its name, when the type or range of its value is wrong.
@@ -45,6 +46,8 @@ HINTS = {
     "logprobs": "give an integer from 0 to 20",
     "ignore_eos": "give true or false",
     "return_documents": "give true or false",
+    "messages": 'give a list of {"role": ..., "content": ...}',
+    "chat_template_kwargs": "give an object of names and values",
     "prompt": "give a text or a list of token ids",
     "prompt_vector": "give the name that the vectors were registered under",
     "query": "give a text of at least one character",
@@ -93,17 +96,24 @@ def parse_batch_line(
         data = _decode_json(raw.removeprefix(UTF8_MARK) if line == 1 else raw, known)
         known.custom_id = _readable_custom_id(data.get("custom_id"))
         custom_id = _check_custom_id(data)
-        kind = _check_envelope(data)
-        body = validate_body(kind, data["body"])
+        url = _check_envelope(data)
+        kind = URLS[url]
+        body = validate_body(kind, data["body"], chat=url == CHAT_URL)
     except BodyError as error:
         return known.refuse(error.code, error.param, error.message)
     return NewRequest(index, line, custom_id, kind, body)
 
 
-def validate_body(kind: RequestKind, body: object) -> JsonObject:
-    """The body with every default filled in; raises BodyError."""
+def validate_body(kind: RequestKind, body: object, *, chat: bool = False) -> JsonObject:
+    """The body with every default filled in; raises BodyError.
+
+    chat: a text is asked for by messages instead of a prompt.
+    """
+    generated = ChatBody if chat else CompletionBody
     try:
-        return BODIES[kind].model_validate(body).model_dump()
+        if kind is RequestKind.RANK:
+            return RerankBody.model_validate(body).model_dump()
+        return generated.model_validate(body).model_dump()
     except ValidationError as error:
         raise _body_error(error) from None
 
@@ -177,8 +187,8 @@ def _check_custom_id(data: JsonObject) -> str:
     return value
 
 
-def _check_envelope(data: JsonObject) -> RequestKind:
-    """The kind that `url` stands for; checks `method` and that there is a body."""
+def _check_envelope(data: JsonObject) -> str:
+    """The line's `url`; checks `method` and that there is a body."""
     if data.get("method") is None:
         _fail("missing_field", "method", 'is missing; write "method": "POST"')
     if data["method"] != "POST":
@@ -186,14 +196,13 @@ def _check_envelope(data: JsonObject) -> RequestKind:
     if data.get("url") is None:
         _fail("missing_field", "url", f"is missing; give one of {', '.join(URLS)}")
     url = data["url"]
-    kind = URLS.get(url) if isinstance(url, str) else None
-    if kind is None:
+    if not isinstance(url, str) or url not in URLS:
         _fail("unsupported", "url", f"is not served; give one of {', '.join(URLS)}")
     if data.get("body") is None:
         _fail("missing_field", "body", "is missing; give an object with the request")
     if not isinstance(data["body"], dict):
         _fail("invalid_value", "body", "must be an object with the request")
-    return kind
+    return url
 
 
 def _body_error(error: ValidationError) -> BodyError:

@@ -17,10 +17,11 @@ from nightjar.kernels.reference.logits import (
     top_log_probs,
 )
 from nightjar.kernels.reference.merge import merge_attention
-from nightjar.kernels.reference.norm import layer_norm
+from nightjar.kernels.reference.norm import layer_norm, rms_norm
 from nightjar.kernels.reference.paged_cache import kv_write
 from nightjar.kernels.reference.philox import uniform
 from nightjar.kernels.reference.prefill import prefill_attention
+from nightjar.kernels.reference.rotary import rotary
 from nightjar.kernels.reference.sampling import argmax, sample
 
 __all__ = [
@@ -39,6 +40,8 @@ __all__ = [
     "pack_linear",
     "penalize_tokens",
     "prefill_attention",
+    "rms_norm",
+    "rotary",
     "sample",
     "token_nll",
     "top_log_probs",

@@ -8,7 +8,13 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from nightjar.checkpoints import PROMPT_TOKEN, ModelConfig, Tokenizer
+from nightjar.checkpoints import (
+    PROMPT_TOKEN,
+    ChatTemplate,
+    ChatTemplateError,
+    ModelConfig,
+    Tokenizer,
+)
 from nightjar.jobs.records import (
     EncodedRequest,
     PromptVector,
@@ -36,6 +42,7 @@ class Encoder:
         tokenizer: The model's own tokenizer.
         find_vectors: Looks a prompt vector up by name; None where the name is unknown.
         served_name: Name that a request's `model` has to match; None accepts any.
+        chat_template: Makes a prompt of messages; None where the model has none.
     """
 
     def __init__(
@@ -44,11 +51,13 @@ class Encoder:
         tokenizer: Tokenizer,
         find_vectors: VectorLookup,
         served_name: str | None,
+        chat_template: ChatTemplate | None = None,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._find_vectors = find_vectors
         self._served_name = served_name
+        self._chat_template = chat_template
         self._prompt_id = tokenizer.token_id(PROMPT_TOKEN)
 
     def encode(
@@ -56,13 +65,18 @@ class Encoder:
     ) -> tuple[list[EncodedRequest], list[tuple[int, RequestError]]]:
         """Encode requests together; return those that fit and `(request id, error)` of the rest."""
         find = cache(self._find_vectors)  # once a name in this call, not once a request
-        texts = [_texts(request) for request in requests]
-        pieces = [text.split(PROMPT_TOKEN) for group in texts for text in group]
+        rejected: list[tuple[int, RequestError]] = []
+        texts: list[tuple[QueuedRequest, list[str]]] = []
+        for request in requests:
+            try:
+                texts.append((request, self._texts(request)))
+            except EncodeError as error:
+                rejected.append((request.id, error.error))
+        pieces = [text.split(PROMPT_TOKEN) for _, group in texts for text in group]
         ids = iter(self._tokenizer.encode_batch([piece for group in pieces for piece in group]))
         pieces_of = iter(pieces)
         encoded: list[EncodedRequest] = []
-        rejected: list[tuple[int, RequestError]] = []
-        for request, group in zip(requests, texts, strict=True):
+        for request, group in texts:
             # Take this request's pieces off the iterators before anything can be refused.
             split = [[next(ids) for _ in next(pieces_of)] for _ in group]
             try:
@@ -71,13 +85,37 @@ class Encoder:
                 rejected.append((request.id, error.error))
         return encoded, rejected
 
+    def _texts(self, request: QueuedRequest) -> list[str]:
+        """The texts to tokenize, in segment order; none for a prompt given as token ids."""
+        body = request.body
+        self._check_model(body)
+        if request.kind is RequestKind.RANK:
+            return [body["query"], *body["documents"]]
+        if _is_chat(request):
+            return [self._render(body["messages"], body["chat_template_kwargs"])]
+        return [body["prompt"]] if isinstance(body["prompt"], str) else []
+
+    def _render(self, messages: Sequence[dict[str, str]], variables: dict[str, Any]) -> str:
+        """The prompt that the model's template makes of messages."""
+        if self._chat_template is None:
+            raise EncodeError(
+                "unsupported",
+                "this model has no chat template; send the prompt to /v1/completions",
+                "body.messages",
+            )
+        try:
+            return self._chat_template.render(messages, variables=variables)
+        except ChatTemplateError as error:
+            raise EncodeError("invalid_value", str(error), "body.messages") from error
+
     def _assemble(
         self, request: QueuedRequest, split: Sequence[list[list[int]]], find: VectorLookup
     ) -> EncodedRequest:
-        self._check_model(request.body)
         if split:
             # Where the tokenizer knows the prompt token, splitting on it gives the same pieces.
             segments = [_join(pieces) for pieces in split]
+            if not _is_chat(request):  # a chat template writes out what it begins with
+                segments[0] = self._with_prefix(segments[0])
         else:
             segments = [self._check_ids(request.body["prompt"])]
         vectors = self._vectors(request.body, find)
@@ -98,6 +136,12 @@ class Encoder:
             segments=segments,
             prompt_vector=None if vectors is None else f"{vectors.name}@{vectors.version}",
         )
+
+    def _with_prefix(self, ids: list[int]) -> list[int]:
+        """Put before a text what the model expects there (Llama's begin-of-text token), unless the
+        text has written it out.  Prompts given as token ids are taken as they are."""
+        prefix = list(self._tokenizer.prefix_ids)
+        return ids if not ids or ids[: len(prefix)] == prefix else prefix + ids
 
     def _check_model(self, body: dict[str, Any]) -> None:
         asked = body.get("model")
@@ -172,13 +216,13 @@ class Encoder:
         return placed
 
     def _check_lengths(self, request: QueuedRequest, segments: list[list[int]]) -> None:
-        fields = ["body.query"] if request.kind is RequestKind.RANK else ["body.prompt"]
+        fields = [_first_field(request)]
         fields += [f"body.documents[{place}]" for place in range(len(segments) - 1)]
         for field, ids in zip(fields, segments, strict=True):
             if not ids:
                 raise EncodeError("invalid_value", f"{field} gives no token; it is empty", field)
         if request.kind is RequestKind.GENERATE:
-            self._check_generation(len(segments[0]), int(request.body["max_tokens"]))
+            self._check_generation(len(segments[0]), int(request.body["max_tokens"]), fields[0])
             return
         query, *documents = map(len, segments)
         for field, length in zip(fields[1:], documents, strict=True):
@@ -191,14 +235,14 @@ class Encoder:
                     field,
                 )
 
-    def _check_generation(self, prompt: int, max_tokens: int) -> None:
+    def _check_generation(self, prompt: int, max_tokens: int, field: str) -> None:
         context = self._config.context_length
         if prompt >= context:
             raise EncodeError(
                 "context_length_exceeded",
                 f"the prompt has {prompt} tokens; the model's context of {context} leaves no "
                 "place for an answer; shorten the prompt",
-                "body.prompt",
+                field,
             )
         if prompt + max_tokens > context:
             raise EncodeError(
@@ -222,9 +266,13 @@ def _join(pieces: list[list[int]]) -> list[int]:
     return ids
 
 
-def _texts(request: QueuedRequest) -> list[str]:
-    """The texts to tokenize, in segment order; none for a prompt given as token ids."""
-    body = request.body
+def _is_chat(request: QueuedRequest) -> bool:
+    """Whether a text is asked for by messages."""
+    return "messages" in request.body
+
+
+def _first_field(request: QueuedRequest) -> str:
+    """The field that the first segment comes from."""
     if request.kind is RequestKind.RANK:
-        return [body["query"], *body["documents"]]
-    return [body["prompt"]] if isinstance(body["prompt"], str) else []
+        return "body.query"
+    return "body.messages" if _is_chat(request) else "body.prompt"

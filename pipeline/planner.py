@@ -30,6 +30,7 @@ class Planner:
             model.tokenizer(),
             find_vectors=store.prompt_vector,
             served_name=None if settings.accept_any_model else settings.model_name or model.name,
+            chat_template=model.chat_template(),
         )
         self._lock = threading.Lock()
         self._planning: set[str] = set()

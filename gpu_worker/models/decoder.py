@@ -10,35 +10,47 @@ from torch import Tensor
 from nightjar import kernels
 from nightjar.checkpoints import ModelConfig
 from nightjar.gpu_worker.models.batch import KVTensors, TokenBatch
+from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.kernels import LinearWeight
 
 
 @dataclass(frozen=True, slots=True)
 class NormWeights:
-    """A layer norm: weight and bias, float32[H]."""
+    """A norm: weight float32[H], and bias float32[H] where it is a layer norm."""
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One block: attention (qkv packed as query, key, value) and feed-forward."""
+    """One block: attention (qkv packed as query, key, value) and feed-forward.
+
+    gate: only where the config says `gated`; query and key norm: with `qk_norm`; post norms: with
+    `post_norms`.
+    """
 
     attention_norm: NormWeights
     qkv: LinearWeight
+    query_norm: NormWeights | None
+    key_norm: NormWeights | None
     attention_out: LinearWeight
+    attention_post_norm: NormWeights | None
     mlp_norm: NormWeights
+    gate: LinearWeight | None
     up: LinearWeight
     down: LinearWeight
+    mlp_post_norm: NormWeights | None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights of a decoder: tables [V, H] and [P, H], blocks, last norm, LM head [V, H]."""
+    """All weights of a decoder: token table [V, H], positions as a learned table [P, H] or as
+    rotations, blocks, last norm, LM head [V, H]."""
 
     tokens: Tensor
-    positions: Tensor
+    positions: Tensor | None
+    rope: RopeTable | None
     layers: tuple[LayerWeights, ...]
     last_norm: NormWeights
     head: LinearWeight
@@ -60,7 +72,7 @@ class Decoder:
 
         Returns the normalised last hidden states of batch.output_rows: dtype[N, H].
         """
-        weights = self.weights
+        weights, parallel = self.weights, self.config.parallel_residual
         residual = kernels.embed(
             batch.token_ids,
             batch.positions,
@@ -68,18 +80,21 @@ class Decoder:
             weights.positions,
             batch.prompt_vectors,
             batch.vector_bases,
+            self.config.embedding_multiplier,
         )
+        angles = None if weights.rope is None else weights.rope.rows(batch.positions)
         delta: Tensor | None = None
         for index, layer in enumerate(weights.layers):
             x = self._norm(residual, delta, layer.attention_norm)
-            x = self._attend(index, kernels.linear(x, layer.qkv), batch, cache)
+            x = self._attend(index, kernels.linear(x, layer.qkv), angles, batch, cache)
             if index == len(weights.layers) - 1:
                 # Past the last attention no row looks at another: go on with the wanted ones.
                 residual, x = residual[batch.output_rows], x[batch.output_rows]
-            delta = kernels.linear(x, layer.attention_out)
-            x = self._norm(residual, delta, layer.mlp_norm)
-            x = kernels.linear(x, layer.up, self.config.activation)
-            delta = kernels.linear(x, layer.down)
+            delta = self._output(x, layer.attention_out, layer.attention_post_norm)
+            x = self._norm(residual, None if parallel else delta, layer.mlp_norm)
+            if parallel:
+                residual.add_(delta)
+            delta = self._output(self._widen(x, layer), layer.down, layer.mlp_post_norm)
         return self._norm(residual, delta, weights.last_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -92,16 +107,52 @@ class Decoder:
 
     def _norm(self, residual: Tensor, delta: Tensor | None, norm: NormWeights) -> Tensor:
         """Add the last block's output to the residual stream and normalise: dtype[T, H]."""
-        return kernels.layer_norm(
-            residual, delta, norm.weight, norm.bias, self.config.norm_epsilon, self.dtype
-        )
+        epsilon = self.config.norm_epsilon
+        if norm.bias is None:
+            return kernels.rms_norm(residual, delta, norm.weight, epsilon, self.dtype)
+        return kernels.layer_norm(residual, delta, norm.weight, norm.bias, epsilon, self.dtype)
 
-    def _attend(self, index: int, qkv: Tensor, batch: TokenBatch, cache: KVTensors) -> Tensor:
-        """Attention of one layer: qkv [T, (Hq + 2 Hkv) * D] -> [T, Hq * D]."""
+    def _widen(self, x: Tensor, layer: LayerWeights) -> Tensor:
+        """The feed-forward block up to its last projection: [T, H] -> [T, intermediate]."""
+        if layer.gate is None:
+            return kernels.linear(x, layer.up, self.config.activation)
+        # Inside the product the activation's bits do not depend on where an element lies.
+        gate = kernels.linear(x, layer.gate, self.config.activation)
+        return gate.mul_(kernels.linear(x, layer.up))
+
+    def _output(self, x: Tensor, weight: LinearWeight, post_norm: NormWeights | None) -> Tensor:
+        """What half a block adds to the residual stream: [T, H]."""
+        delta = kernels.linear(x, weight)
+        if post_norm is not None:
+            epsilon = self.config.norm_epsilon
+            delta = kernels.rms_norm(delta, None, post_norm.weight, epsilon, torch.float32)
+        scale = self.config.residual_multiplier
+        return delta if scale == 1.0 else delta.float() * scale
+
+    def _attend(
+        self,
+        index: int,
+        qkv: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        batch: TokenBatch,
+        cache: KVTensors,
+    ) -> Tensor:
+        """Attention of one layer: qkv [T, (Hq + 2 Hkv) * D] -> [T, Hq * D].
+
+        angles: each row's cosines and sines, where positions are rotations.
+        """
         config = self.config
         heads = qkv.view(qkv.shape[0], -1, config.head_size)
         sizes = [config.n_heads, config.n_kv_heads, config.n_kv_heads]
         q, k, v = torch.split(heads, sizes, dim=1)
+        layer = self.weights.layers[index]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            for part, norm in ((q, layer.query_norm), (k, layer.key_norm)):
+                part.copy_(
+                    kernels.rms_norm(part, None, norm.weight, config.norm_epsilon, self.dtype)
+                )
+        if angles is not None:
+            kernels.rotary(heads[:, : config.n_heads + config.n_kv_heads], *angles)
         keys, values = cache.keys[index], cache.values[index]
         scale = config.attention_scales[index]
         prefill, cached = batch.prefill_rows, batch.cached_rows

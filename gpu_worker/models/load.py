@@ -1,18 +1,27 @@
-"""From a checked model directory to a decoder."""
+"""From a checked model directory to a decoder.
+
+What a family calls its tensors and how it lays them out stands in `checkpoints/weights.py`; here
+they are brought into the one layout that the decoder computes with.
+"""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from nightjar.checkpoints import ModelDirectory
-from nightjar.gpu_worker.models.decoder import Decoder
-from nightjar.gpu_worker.models.gpt2 import gpt2_weights
+from nightjar.checkpoints import ModelConfig, ModelDirectory
+from nightjar.checkpoints.weights import TENSOR_NAMES
+from nightjar.gpu_worker.models.decoder import (
+    Decoder,
+    DecoderWeights,
+    LayerWeights,
+    NormWeights,
+)
+from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.gpu_worker.models.weight_reader import WeightReader
+from nightjar.kernels import LinearWeight, pack_linear
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-# For each family that checkpoints/ reads: how its weights become a decoder's.
-FAMILIES = {"gpt2": gpt2_weights}
 
 
 def load_model(directory: ModelDirectory, dtype: str, device: str = "cpu") -> Decoder:
@@ -22,7 +31,109 @@ def load_model(directory: ModelDirectory, dtype: str, device: str = "cpu") -> De
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: one of {', '.join(DTYPES)}")
-    config = directory.config
     with torch.inference_mode(), WeightReader(directory) as reader:
-        weights = FAMILIES[config.family](config, reader, DTYPES[dtype], device)
-    return Decoder(config, weights, DTYPES[dtype], device)
+        weights = _Loader(directory.config, reader, DTYPES[dtype], device).weights()
+    return Decoder(directory.config, weights, DTYPES[dtype], device)
+
+
+class _Loader:
+    """Reads and packs the weights of one model; norms stay in FP32."""
+
+    def __init__(
+        self, config: ModelConfig, reader: WeightReader, dtype: torch.dtype, device: str
+    ) -> None:
+        self._config = config
+        self._names = TENSOR_NAMES[config.family]
+        self._reader = reader
+        self._dtype = dtype
+        self._device = device
+
+    def weights(self) -> DecoderWeights:
+        """All weights of the decoder."""
+        config, names = self._config, self._names
+        tokens = self._tensor(f"{names.tokens}.weight")
+        positions, rope = None, None
+        if config.rope is None:
+            positions = self._tensor(f"{names.positions}.weight")
+        else:
+            rope = RopeTable.build(config.rope, config.context_length, self._device)
+        layers = tuple(self._layer(f"{names.layer}.{i}.") for i in range(config.n_layers))
+        last_norm = self._norm(names.last_norm)
+        # The scores are linear in what the last norm gives: its weights take their multiplier.
+        for part in (last_norm.weight, last_norm.bias):
+            if part is not None:
+                part.mul_(config.logits_multiplier)
+        head = tokens if config.tied_embeddings else self._tensor(f"{names.head}.weight")
+        return DecoderWeights(
+            tokens=tokens,
+            positions=positions,
+            rope=rope,
+            layers=layers,
+            last_norm=last_norm,
+            head=self._pack(head, None),
+        )
+
+    def _layer(self, root: str) -> LayerWeights:
+        """One block; root: what its tensors' names begin with."""
+        config, names = self._config, self._names
+        query_norm, key_norm, attention_post_norm, mlp_post_norm = None, None, None, None
+        if config.qk_norm:
+            query_norm, key_norm = (self._norm(root + name) for name in names.qk_norms)
+        if config.post_norms:
+            attention_post_norm, mlp_post_norm = (
+                self._norm(root + name) for name in names.post_norms
+            )
+        *gate, up = names.mlp_in
+        return LayerWeights(
+            attention_norm=self._norm(root + names.attention_norm),
+            qkv=self._query_key_value(root),
+            query_norm=query_norm,
+            key_norm=key_norm,
+            attention_out=self._projection(root + names.attention_out, config.attention_out_bias),
+            attention_post_norm=attention_post_norm,
+            mlp_norm=self._norm(root + names.mlp_norm),
+            gate=self._projection(root + gate[0], config.mlp_bias) if gate else None,
+            up=self._projection(root + up, config.mlp_bias),
+            down=self._projection(root + names.mlp_out, config.mlp_bias),
+            mlp_post_norm=mlp_post_norm,
+        )
+
+    def _tensor(self, name: str) -> Tensor:
+        return self._reader.tensor(name, self._dtype, self._device)
+
+    def _pack(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
+        return pack_linear(weight, bias)
+
+    def _norm(self, name: str) -> NormWeights:
+        """A norm's weight, and its bias where the config's norm has one."""
+        parts = ("weight", "bias") if self._config.norm == "layer_norm" else ("weight",)
+        return NormWeights(
+            *(self._reader.tensor(f"{name}.{part}", torch.float32, self._device) for part in parts)
+        )
+
+    def _parts(self, name: str, bias: bool) -> tuple[Tensor, Tensor | None]:
+        """A projection's weight [out, in] and bias [out]."""
+        weight = self._tensor(f"{name}.weight")
+        if self._names.input_major:
+            weight = weight.t()
+        return weight, self._tensor(f"{name}.bias") if bias else None
+
+    def _projection(self, name: str, bias: bool) -> LinearWeight:
+        return self._pack(*self._parts(name, bias))
+
+    def _query_key_value(self, root: str) -> LinearWeight:
+        """The three projections as one: all queries' rows, then keys', then values'."""
+        config, names = self._config, self._names
+        parts = [self._parts(root + name, config.qkv_bias) for name in names.query_key_value]
+        weight = torch.cat([weight for weight, _ in parts])
+        biases = [bias for _, bias in parts if bias is not None]
+        bias = torch.cat(biases) if biases else None
+        if names.interleaved:
+            weight = self._deinterleaved(weight)
+            bias = None if bias is None else self._deinterleaved(bias)
+        return self._pack(weight, bias)
+
+    def _deinterleaved(self, fused: Tensor) -> Tensor:
+        """From each head's query, key and value together to all queries, keys, values."""
+        heads = fused.view(self._config.n_heads, 3, self._config.head_size, *fused.shape[1:])
+        return heads.transpose(0, 1).flatten(0, 2)

@@ -8,15 +8,17 @@ def embed(
     ids: Tensor,
     positions: Tensor,
     table: Tensor,
-    position_table: Tensor,
+    position_table: Tensor | None,
     prompt_vectors: Tensor | None = None,
     vector_bases: Tensor | None = None,
+    scale: float = 1.0,
 ) -> Tensor:
     """Residual stream of every packed row: token or prompt vector, plus position.
 
     ids: int64[T]; an id at or past the vocabulary V reads row `vector_bases[t] + id - V` of
-    prompt_vectors.  positions: int64[T].  table: [V, H]; position_table: [P, H]; prompt_vectors:
-    float32[R, H]; vector_bases: int64[T], the first row of the row's own vectors.
+    prompt_vectors.  positions: int64[T].  table: [V, H]; position_table: [P, H], or None
+    where positions enter elsewhere; prompt_vectors: [R, H]; vector_bases: int64[T], the first row
+    of the row's own vectors.  scale multiplies table rows and prompt vectors alike.
     Returns float32[T, H].
     """
     vocab_size = table.shape[0]
@@ -26,4 +28,6 @@ def embed(
         if rows.numel():
             sources = vector_bases[rows] + ids[rows] - vocab_size
             x[rows] = prompt_vectors.index_select(0, sources).float()
-    return x.add_(F.embedding(positions, position_table))
+    if scale != 1.0:
+        x.mul_(scale)
+    return x if position_table is None else x.add_(F.embedding(positions, position_table))

@@ -1,5 +1,6 @@
-"""Layer normalisation over the residual stream."""
+"""Normalisation over the residual stream."""
 
+import torch
 from torch import Tensor, dtype
 from torch.nn import functional as F
 
@@ -22,3 +23,19 @@ def layer_norm(
     if delta is not None:
         residual.add_(delta)
     return F.layer_norm(residual, residual.shape[-1:], weight, bias, epsilon).to(out_dtype)
+
+
+def rms_norm(
+    residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float, out_dtype: dtype
+) -> Tensor:
+    """Root-mean-square norm, x / sqrt(mean(x^2) + epsilon) * weight (arXiv 1910.07467).
+
+    residual: [..., H]; delta: [..., H], added to it in place first (residual must be float32
+    then), or None; weight: float32[H].  Returns out_dtype[..., H], computed in FP32.
+    Square root and division, unlike a vectorised rsqrt, are exact wherever an element lies.
+    """
+    if delta is not None:
+        residual.add_(delta)
+    x = residual.float()
+    size = x.square().mean(-1, keepdim=True).add_(epsilon).sqrt_()
+    return torch.div(x, size).mul_(weight).to(out_dtype)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import GPT2LMHeadModel
+from transformers import AutoModelForCausalLM
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.engine import (
@@ -24,7 +24,7 @@ class Pair:
     """One model directory, opened by transformers and by Nightjar."""
 
     def __init__(self, path: Path, dtype: str = "fp32") -> None:
-        self.reference = GPT2LMHeadModel.from_pretrained(
+        self.reference = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         directory = ModelDirectory.open(path)
@@ -50,6 +50,14 @@ class Pair:
 
     def greedy(self, prompt: Sequence[int], max_tokens: int) -> tuple[list[int], torch.Tensor]:
         """One prompt alone: its tokens, and the logits [max_tokens, V] they were chosen from."""
+        params = SamplingParams(max_tokens, ignore_eos=True)
+        results, rows = self.run_written([GenerateRequest(0, prompt, params)])
+        return results[0].token_ids, rows
+
+    def run_written(
+        self, requests: Sequence[GenerateRequest]
+    ) -> tuple[dict[int, Result], torch.Tensor]:
+        """All results of these requests, and every row of logits [n, V] on the way to them."""
         rows = []
         plain = self.model.logits
 
@@ -59,16 +67,15 @@ class Pair:
 
         self.model.logits = written  # type: ignore[method-assign]
         try:
-            params = SamplingParams(max_tokens, ignore_eos=True)
-            result = self.run([GenerateRequest(0, prompt, params)])[0]
+            results = self.run(requests)
         finally:
             del self.model.logits
-        return result.token_ids, torch.cat(rows)
+        return results, torch.cat(rows)
 
     @torch.no_grad()
     def embed(self, ids: Sequence[int], vectors: torch.Tensor | None = None) -> torch.Tensor:
         """Embeddings [n, H] of ids; one at or past the vocabulary reads a vector."""
-        table = self.reference.transformer.wte.weight
+        table = self.reference.get_input_embeddings().weight
         rows = [
             table[i] if vectors is None or i < self.vocab_size else vectors[i - self.vocab_size]
             for i in ids

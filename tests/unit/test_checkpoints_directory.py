@@ -11,15 +11,14 @@ from safetensors.torch import load_file, save_file
 
 from nightjar.checkpoints import (
     CheckpointError,
-    ModelConfig,
     ModelDirectory,
     Tokenizer,
     fingerprint,
+    read_config,
 )
-from nightjar.checkpoints.config import READERS
-from nightjar.checkpoints.weights import EXPECTED_TENSORS
+from nightjar.checkpoints.families import READERS
+from nightjar.checkpoints.weights import TENSOR_NAMES
 from nightjar.gpu_worker.models import load_model
-from nightjar.gpu_worker.models.load import FAMILIES
 from tests.models import Gpt2Shape, save_gpt2
 
 
@@ -57,7 +56,7 @@ def test_a_whole_directory(model):
 
 def test_absent_sizes_are_gpt2s_own(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    config = ModelConfig.read(tmp_path)
+    config = read_config(tmp_path)
     sizes = (config.hidden_size, config.n_layers, config.n_heads, config.intermediate_size)
     assert sizes == (768, 12, 12, 3072)
     assert (config.vocab_size, config.context_length) == (50257, 1024)
@@ -95,6 +94,14 @@ def test_fingerprint_sees_the_end_of_text_tokens(model):
     first = ModelDirectory.open(model).fingerprint
     (model / "generation_config.json").write_text('{"eos_token_id": [0, 5]}')
     assert ModelDirectory.open(model).fingerprint != first
+
+
+def test_fingerprint_sees_the_chat_template(model):
+    prints = {ModelDirectory.open(model).fingerprint}
+    for text in ("{{ messages }}", "{{ messages[0].content }}"):
+        (model / "chat_template.jinja").write_text(text)
+        prints.add(ModelDirectory.open(model).fingerprint)
+    assert len(prints) == 3
 
 
 def change_one_number(model, name):
@@ -312,7 +319,14 @@ def test_weights_that_are_no_floats(model):
 
 
 def test_one_list_of_families():
-    assert set(READERS) == set(EXPECTED_TENSORS) == set(FAMILIES)
+    assert set(READERS) == set(TENSOR_NAMES)
+
+
+def test_the_chat_template(model):
+    assert ModelDirectory.open(model).chat_template() is None
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    template = ModelDirectory.open(model).chat_template()
+    assert template.render([{"role": "user", "content": "a"}]) == "a"
 
 
 def test_the_tokenizer_is_read_once(model, monkeypatch):

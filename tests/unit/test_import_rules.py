@@ -25,7 +25,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("nightjar/__main__.py", {"pipeline"}),
 ]
 # Third-party packages that the engine and the kernels may import: a bare GPU machine has no more.
-ENGINE_PACKAGES = {"torch", "numpy", "tokenizers", "safetensors", "cupy", "nightjar"}
+ENGINE_PACKAGES = {"torch", "numpy", "tokenizers", "safetensors", "jinja2", "cupy", "nightjar"}
 ENGINE_ROOMS = ("kernels/", "checkpoints/", "gpu_worker/engine/", "gpu_worker/models/")
 
 

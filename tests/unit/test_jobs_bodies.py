@@ -284,3 +284,80 @@ def test_texts_never_appear_in_messages() -> None:
         with pytest.raises(BodyError) as caught:
             validate_body(RequestKind.GENERATE, body)
         assert secret not in caught.value.message
+
+
+def chat(**fields):
+    return validate_body(
+        RequestKind.GENERATE, {"messages": [{"role": "user", "content": "hi"}], **fields}, chat=True
+    )
+
+
+def test_a_chat_body_is_messages_and_the_fields_of_a_completion():
+    body = chat(temperature=0, stop="\n", user="me")
+    assert body["messages"] == [{"role": "user", "content": "hi"}]
+    assert (body["temperature"], body["stop"], body["max_tokens"]) == (0, ["\n"], 256)
+    shared = validate_body(RequestKind.GENERATE, {"prompt": "hi"}).keys() - {"prompt"}
+    assert body.keys() == shared | {"messages", "chat_template_kwargs"}
+
+
+def test_a_message_may_come_in_parts():
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
+    messages = [{"role": "user", "content": parts, "name": "kim", "tool_calls": None}]
+    assert chat(messages=messages)["messages"] == [
+        {"role": "user", "content": "a b", "name": "kim"}
+    ]
+
+
+def test_the_chat_apis_name_of_max_tokens():
+    assert chat(max_completion_tokens=7)["max_tokens"] == 7
+    assert chat(max_completion_tokens=7, max_tokens=7)["max_tokens"] == 7
+    assert chat(max_completion_tokens=None, max_tokens=8)["max_tokens"] == 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"messages": None}, "body.messages", "is missing"),
+        ({"messages": []}, "body.messages", "is empty"),
+        ({"messages": "hi"}, "body.messages", "must be a list"),
+        ({"messages": ["hi"]}, "body.messages", "message 0 needs a role"),
+        ({"messages": [{"role": "", "content": "a"}]}, "body.messages", "message 0 needs a role"),
+        ({"messages": [{"role": "user"}]}, "body.messages", "message 0: content must be a text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "body.messages",
+            "message 0: content must be a text",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]},
+            "body.messages",
+            "calls of tools",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "\ud83d"}]},
+            "body.messages",
+            "half of a surrogate pair",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "name": 3}]},
+            "body.messages",
+            "name must be a text",
+        ),
+        ({"messages": [{"role": "user", "content": "a"}] * 10_001}, "body.messages", "10001"),
+        ({"prompt": "hi"}, "body.prompt", "is not a field of this request"),
+        ({"tools": [{"type": "function"}]}, "body.tools", "not supported"),
+        ({"max_completion_tokens": 0}, "body.max_tokens", "greater than or equal to 1"),
+        ({"max_completion_tokens": 3, "max_tokens": 4}, "body.max_tokens", "means the same"),
+        ({"chat_template_kwargs": [1]}, "body.chat_template_kwargs", "must be an object"),
+        (
+            {"chat_template_kwargs": {"messages": []}},
+            "body.chat_template_kwargs",
+            "'messages' is not for the request to set",
+        ),
+    ],
+)
+def test_what_a_chat_body_refuses(fields, param, words):
+    with pytest.raises(BodyError) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+    assert words in caught.value.message

@@ -36,6 +36,79 @@ def test_layer_norm_adds_then_normalises(hidden):
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
 
 
+def test_embed_scales_table_rows_and_vectors_alike():
+    table, vectors = torch.randn(10, 6), torch.randn(4, 6)
+    ids, bases = torch.tensor([3, 12]), torch.tensor([0, 0])
+    x = kernels.embed(ids, ids, table, None, vectors, bases, 2.5)
+    assert torch.equal(x, torch.stack((table[3], vectors[2])) * 2.5)
+
+
+@pytest.mark.parametrize("hidden", [1, 111, 500])
+def test_rms_norm_adds_then_normalises(hidden):
+    residual, delta = torch.randn(7, hidden), torch.randn(7, hidden)
+    weight = torch.randn(hidden)
+    stream = (residual + delta).double()
+    out = kernels.rms_norm(residual, delta, weight, 1e-5, torch.float32)
+    assert torch.equal(residual.double(), stream)
+    expected = stream / (stream.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_rms_norm_of_heads_keeps_what_it_reads():
+    heads = torch.randn(5, 9, 80).bfloat16()
+    before = heads.clone()
+    out = kernels.rms_norm(heads[:, 2:7], None, torch.ones(80), 1e-6, torch.bfloat16)
+    assert torch.equal(heads, before)
+    expected = before[:, 2:7].float()
+    expected = expected / (expected.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    assert torch.equal(out, expected.bfloat16())
+
+
+@pytest.mark.parametrize("hidden", [1, 80, 111, 4097, 32_767])
+def test_rms_norm_rows_do_not_depend_on_how_many_there_are(hidden):
+    x, weight = torch.randn(65, hidden), torch.randn(hidden)
+    whole = kernels.rms_norm(x, None, weight, 1e-6, torch.float32)
+    for rows in (1, 2, 3, 4, 7, 16, 33, 48):
+        found = kernels.rms_norm(x[17 : 17 + rows], None, weight, 1e-6, torch.float32)
+        assert torch.equal(found, whole[17 : 17 + rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("size", "turned"), [(2, 2), (80, 20), (96, 96), (11, 4)])
+def test_rotary_turns_pairs_by_their_angles(dtype, size, turned):
+    x = torch.randn(5, 3, size).to(dtype)
+    angles = torch.rand(5, turned // 2, dtype=torch.float64) * 100
+    found = x.clone()
+    kernels.rotary(found, angles.cos().float(), angles.sin().float())
+    n = turned // 2
+    pairs = torch.complex(x[..., :n].double(), x[..., n:turned].double())
+    pairs *= torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+    expected = torch.cat((pairs.real, pairs.imag, x[..., turned:].double()), -1)
+    tolerance = 1e-6 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+    assert torch.equal(found[..., turned:], x[..., turned:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotary_of_many_rows_is_that_of_each(dtype):
+    x, angles = torch.randn(700, 5, 24).to(dtype), torch.rand(700, 12) * 100
+    alone, cosines, sines = x.clone(), angles.cos(), angles.sin()
+    kernels.rotary(x, cosines, sines)
+    for row in (0, 1, 545, 546, 547, 699):
+        one = slice(row, row + 1)
+        kernels.rotary(alone[one], cosines[one], sines[one])
+        assert torch.equal(alone[one], x[one])
+
+
+def test_rotary_turns_a_part_of_a_tensor_in_place():
+    x = torch.randn(4, 6, 8)
+    before, quarter = x.clone(), torch.full((4, 4), torch.pi / 2)
+    kernels.rotary(x[:, :5], quarter.cos(), quarter.sin())
+    assert torch.equal(x[:, 5], before[:, 5])
+    torch.testing.assert_close(x[:, :5, 4:], before[:, :5, :4], atol=1e-6, rtol=0)
+    torch.testing.assert_close(x[:, :5, :4], -before[:, :5, 4:], atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("features", "outputs"), [(30, 77), (64, 192), (768, 256), (512, 2048)])
 def test_linear_rows_do_not_depend_on_how_many_there_are(dtype, features, outputs):

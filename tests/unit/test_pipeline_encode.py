@@ -1,17 +1,24 @@
 """Encoding: transformers' own token ids, and every limit of the model told with its field."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from nightjar.checkpoints import PROMPT_TOKEN, ModelDirectory
+from nightjar.checkpoints import PROMPT_TOKEN, ChatTemplate, ModelDirectory, Tokenizer
 from nightjar.jobs.records import EncodedRequest, PromptVector, QueuedRequest, RequestError
 from nightjar.jobs.records import RequestKind as Kind
 from nightjar.jobs.schemas import validate_body
 from nightjar.pipeline.encode import Encoder
+from tests.tokenizer_styles import VOCAB_SIZE, llama3
 
+BEGIN = "<|begin_of_text|>"
+
+CHAT = """{%- for m in messages %}{{ m.role + ': ' + m.content + eos_token }}{% endfor %}
+{%- if messages[-1].role != 'user' %}{{ raise_exception('the user speaks last') }}{% endif %}
+{{- 'assistant:' if add_generation_prompt }}{{ mood }}"""
 VECTORS = {
     "three": PromptVector("three", 2, "", length=3, width=32, data=b""),
     "wide": PromptVector("wide", 1, "", length=3, width=33, data=b""),
@@ -25,12 +32,15 @@ def model(tiny_model: Path) -> ModelDirectory:
 
 @pytest.fixture(scope="module")
 def encoder(model: ModelDirectory) -> Encoder:
-    return Encoder(model.config, model.tokenizer(), VECTORS.get, served_name="tiny")
+    template = ChatTemplate(CHAT, {"eos_token": "<|endoftext|>"})
+    return Encoder(model.config, model.tokenizer(), VECTORS.get, "tiny", template)
 
 
 def request(number: int = 0, **body: Any) -> QueuedRequest:
     kind = Kind.RANK if "query" in body else Kind.GENERATE
-    body = validate_body(kind, body)
+    if "messages" in body:
+        body = {"max_tokens": 16, **body}
+    body = validate_body(kind, body, chat="messages" in body)
     return QueuedRequest(number, "job", number, f"row-{number}", kind, body)
 
 
@@ -133,3 +143,55 @@ def test_refusals_name_the_field_and_the_mend(
 def test_a_request_that_just_fits(encoder: Encoder) -> None:
     assert len(encoded(encoder, prompt=[7] * 120, max_tokens=8).segments[0]) == 120
     assert encoded(encoder, prompt="a", model="tiny").prompt_vector is None
+
+
+def test_messages_become_the_prompt_that_the_template_makes(encoder: Encoder) -> None:
+    messages = [{"role": "system", "content": "짧게"}, {"role": "user", "content": "안녕 😀"}]
+    written = "system: 짧게<|endoftext|>user: 안녕 😀<|endoftext|>assistant:"
+    expected = encoded(encoder, prompt=written).segments
+    assert encoded(encoder, messages=messages).segments == expected
+    moody = encoded(encoder, messages=messages, chat_template_kwargs={"mood": "!", "self": 1})
+    assert moody.segments == encoded(encoder, prompt=written + "!").segments
+
+
+def test_prompt_vectors_in_a_chat(encoder: Encoder) -> None:
+    messages = [{"role": "user", "content": f"{PROMPT_TOKEN} 질문"}]
+    assert [
+        i for i in encoded(encoder, messages=messages, prompt_vector="three").segments[0] if i > 511
+    ] == [512, 513, 514]
+
+
+def test_a_chat_that_cannot_be_rendered_leaves_its_neighbours(encoder: Encoder) -> None:
+    good = {"messages": [{"role": "user", "content": "a"}]}
+    bad = {"messages": [{"role": "assistant", "content": "a"}]}
+    done, refused = encoder.encode([request(0, **good), request(1, **bad), request(2, prompt="a")])
+    assert [entry.id for entry in done] == [0, 2]
+    [(number, error)] = refused
+    assert (number, error.param) == (1, "body.messages")
+    assert "the user speaks last" in error.message
+
+
+def test_a_chat_needs_a_template_and_room(encoder: Encoder, model: ModelDirectory) -> None:
+    messages = [{"role": "user", "content": "안녕 " * 100}]
+    assert refusal(encoder, messages=messages).param == "body.messages"
+    bare = Encoder(model.config, model.tokenizer(), VECTORS.get, served_name=None)
+    assert "no chat template" in refusal(bare, messages=messages).message
+
+
+def test_what_a_model_expects_before_a_text_is_put_there(
+    model: ModelDirectory, tmp_path: Path
+) -> None:
+    library = llama3()
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.read(tmp_path / "tokenizer.json", VOCAB_SIZE)
+    template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": BEGIN})
+    config = replace(model.config, vocab_size=VOCAB_SIZE)
+    encoder = Encoder(config, tokenizer, VECTORS.get, None, template)
+    begin, text = library.token_to_id(BEGIN), tokenizer.encode("안녕")
+    assert encoded(encoder, prompt="안녕").segments == [[begin, *text]]
+    assert encoded(encoder, prompt=f"{BEGIN}안녕").segments == [[begin, *text]]
+    assert encoded(encoder, prompt=text).segments == [text]
+    assert encoded(encoder, query="안녕", documents=["안녕"]).segments == [[begin, *text], text]
+    messages = [{"role": "user", "content": "안녕"}]
+    chat = encoded(encoder, messages=messages, max_tokens=5)
+    assert chat.segments == [[begin, *text]]

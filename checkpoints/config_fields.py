@@ -1,0 +1,84 @@
+"""Typed reading of config.json: every value is checked, and an error names file and key."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nightjar.checkpoints.errors import CheckpointError
+
+# No decoder comes near these; a size past one is a damaged file, not a model.
+MAX_VOCAB = 10_000_000
+MAX_POSITIONS = 10_000_000
+MAX_HIDDEN = 32_767  # torch sums one longer row by several threads: bits would depend on the batch
+MAX_LAYERS = 10_000
+MAX_HEADS = 100_000
+MAX_INNER = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFields:
+    """A JSON object of a model directory.  A key that is absent or null takes the default."""
+
+    path: Path
+    values: Mapping[str, Any]
+    prefix: str = ""
+
+    def error(self, what: str) -> CheckpointError:
+        """An error about this file."""
+        return CheckpointError(f"{self.path}: {what}")
+
+    def size(self, key: str, default: int | None, limit: int) -> int:
+        """A whole number from 1 to limit; null is refused, as no model leaves a size open."""
+        value = self.values.get(key, default)
+        if type(value) is not int or not 1 <= value <= limit:
+            raise self._wrong(key, value, f"a whole number from 1 to {limit}")
+        return value
+
+    def optional_size(self, key: str, limit: int) -> int | None:
+        """A whole number from 1 to limit, or None where the key is absent or null."""
+        return None if self.values.get(key) is None else self.size(key, None, limit)
+
+    def number(
+        self, key: str, default: float | None, low: float, high: float = sys.float_info.max
+    ) -> float:
+        """A finite number above low and at most high."""
+        value = self.values.get(key)
+        value = default if value is None else value
+        if type(value) is bool or not isinstance(value, int | float) or not low < value <= high:
+            bounds = f"above {low:g}" + (f" and at most {high:g}" if high < 1e300 else "")
+            raise self._wrong(key, value, f"a number {bounds}")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self.values.get(key)
+        value = default if value is None else value
+        if type(value) is not bool:
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def word(self, key: str, default: str, known: Mapping[str, str]) -> str:
+        """What a known word stands for."""
+        value = self.values.get(key)
+        value = default if value is None else value
+        if not isinstance(value, str) or value not in known:
+            words = ", ".join(known)
+            raise self.error(f"{self.prefix}{key} {value!r} is not supported: {words}")
+        return known[value]
+
+    def inner(self, key: str) -> ConfigFields | None:
+        """The object under a key, or None where it is absent, null or empty."""
+        value = self.values.get(key) or None
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._wrong(key, value, "an object")
+        return ConfigFields(self.path, value, f"{self.prefix}{key}.")
+
+    def _wrong(self, key: str, value: object, expected: str) -> CheckpointError:
+        """The error for a value of the wrong kind."""
+        return self.error(f"{self.prefix}{key} is {value!r}: expected {expected}")

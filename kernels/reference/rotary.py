@@ -1,0 +1,37 @@
+"""Rotary position embedding."""
+
+import torch
+from torch import Tensor
+
+PART_NUMBERS = 32_768
+"""Products held at once: they stay in the cache and need no fresh memory from the system, which
+makes a long prefill several times faster."""
+
+
+def rotary(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
+    """Turn the first channels of every head by its row's angles, in place (arXiv 2104.09864).
+
+    x: [T, heads, D]; cosines, sines: float32[T, n], n <= D / 2.  Channel i turns with channel
+    i + n (the layout of GPT-NeoX and Llama checkpoints); channels from 2n on are kept.
+    Products and sums only, in FP32: no element's bits depend on where it lies.
+    """
+    rows = max(1, PART_NUMBERS // (x.shape[1] * cosines.shape[1]))
+    if x.shape[0] <= rows:
+        _turn(x, cosines, sines)
+        return
+    for start in range(0, x.shape[0], rows):
+        part = slice(start, start + rows)
+        _turn(x[part], cosines[part], sines[part])
+
+
+def _turn(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
+    """All rows at once."""
+    n = cosines.shape[1]
+    cosines, sines = cosines.unsqueeze(1), sines.unsqueeze(1)
+    turned = x[..., : 2 * n].float()  # x itself where it is FP32
+    first, second = turned[..., :n], turned[..., n:]
+    across = first * sines
+    first.mul_(cosines).sub_(second * sines)
+    second.mul_(cosines).add_(across)
+    if x.dtype != torch.float32:
+        x[..., : 2 * n] = turned
