@@ -6,7 +6,10 @@ the oracle of every other backend.
 
 from nightjar.kernels.layout import BranchLayout, PagedLayout, RaggedLayout
 from nightjar.kernels.ops import (
+    FloatWeight,
+    Int8Weight,
     LinearWeight,
+    WeightPrecision,
     activation,
     argmax,
     branch_attention,
@@ -25,9 +28,12 @@ from nightjar.kernels.ops import (
 
 __all__ = [
     "BranchLayout",
+    "FloatWeight",
+    "Int8Weight",
     "LinearWeight",
     "PagedLayout",
     "RaggedLayout",
+    "WeightPrecision",
     "activation",
     "argmax",
     "branch_attention",

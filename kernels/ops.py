@@ -8,7 +8,14 @@ from nightjar.kernels.reference.activation import activation
 from nightjar.kernels.reference.branch import branch_attention
 from nightjar.kernels.reference.decode import decode_attention
 from nightjar.kernels.reference.embedding import embed
-from nightjar.kernels.reference.linear import LinearWeight, linear, pack_linear
+from nightjar.kernels.reference.linear import (
+    FloatWeight,
+    Int8Weight,
+    LinearWeight,
+    WeightPrecision,
+    linear,
+    pack_linear,
+)
 from nightjar.kernels.reference.log_prob import token_nll
 from nightjar.kernels.reference.merge import merge_attention
 from nightjar.kernels.reference.norm import layer_norm
@@ -18,7 +25,10 @@ from nightjar.kernels.reference.prefill import prefill_attention
 from nightjar.kernels.reference.sampling import argmax, sample
 
 __all__ = [
+    "FloatWeight",
+    "Int8Weight",
     "LinearWeight",
+    "WeightPrecision",
     "activation",
     "argmax",
     "branch_attention",
