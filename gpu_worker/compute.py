@@ -27,6 +27,7 @@ from nightjar.gpu_worker.engine import (
     SamplingParams,
 )
 from nightjar.gpu_worker.models import load_model
+from nightjar.gpu_worker.models.precision import PRECISIONS, fastest_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def build_engine(directory: ModelDirectory, dtype: str) -> Engine:
     tokenizer = directory.tokenizer()
     prompt_id = tokenizer.token_id(PROMPT_TOKEN)
     banned = () if prompt_id is None else (prompt_id,)
-    model = load_model(directory, dtype="fp32" if dtype == "auto" else dtype)
+    model = load_model(directory, dtype)
     return Engine(model, tokenizer.token_bytes, EngineConfig(banned_token_ids=banned))
 
 
@@ -147,7 +148,7 @@ def main() -> int:
     """Entry point: load, report, serve."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="auto")
+    parser.add_argument("--dtype", choices=("auto", *PRECISIONS), default="auto")
     parser.add_argument("--pipe", type=int, required=True, help="file descriptor of the pipe")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch")
     args = parser.parse_args()
@@ -160,13 +161,20 @@ def main() -> int:
     started = time.monotonic()
     try:
         directory = ModelDirectory.open(args.model)
-        engine = build_engine(directory, args.dtype)
+        dtype = fastest_dtype() if args.dtype == "auto" else args.dtype
+        engine = build_engine(directory, dtype)
     except CheckpointError as error:
         pipe.send_bytes(messages.encode([messages.LoadFailed(message=str(error))]))
         return 1
     load_s = time.monotonic() - started
-    logger.info("serving %s after %.1f s", directory.name, load_s, extra={"action": "model_loaded"})
-    ready = messages.Ready(model=directory.name, dtype=args.dtype, load_s=load_s)
+    logger.info(
+        "serving %s in %s after %.1f s",
+        directory.name,
+        dtype,
+        load_s,
+        extra={"action": "model_loaded", "dtype": dtype},
+    )
+    ready = messages.Ready(model=directory.name, dtype=dtype, load_s=load_s)
     pipe.send_bytes(messages.encode([ready]))
     ComputeLoop(engine, pipe).run()
     return 0

@@ -6,14 +6,16 @@ import torch
 
 from nightjar.checkpoints import ModelConfig
 from nightjar.gpu_worker.models.decoder import DecoderWeights, LayerWeights, NormWeights
+from nightjar.gpu_worker.models.precision import Precision
 from nightjar.gpu_worker.models.weight_reader import WeightReader
-from nightjar.kernels import LinearWeight, pack_linear
+from nightjar.kernels import LinearWeight
 
 
 def gpt2_weights(
-    config: ModelConfig, reader: WeightReader, dtype: torch.dtype, device: str
+    config: ModelConfig, reader: WeightReader, precision: Precision, device: str
 ) -> DecoderWeights:
     """Read and pack all weights; norms stay in FP32."""
+    dtype = precision.dtype
 
     def norm(name: str) -> NormWeights:
         parts = [reader.tensor(f"{name}.{part}", torch.float32, device) for part in NORM_PARTS]
@@ -21,7 +23,7 @@ def gpt2_weights(
 
     def projection(name: str) -> LinearWeight:
         weight = reader.tensor(f"{name}.weight", dtype, device)
-        return pack_linear(weight.t(), reader.tensor(f"{name}.bias", dtype, device))
+        return precision.pack(weight.t(), reader.tensor(f"{name}.bias", dtype, device))
 
     layers = tuple(
         LayerWeights(
@@ -36,9 +38,9 @@ def gpt2_weights(
     )
     tokens = reader.tensor("wte.weight", dtype, device)
     if config.tied_embeddings:
-        head = pack_linear(tokens, None)
+        head = precision.pack(tokens, None)
     else:
-        head = pack_linear(reader.tensor("lm_head.weight", dtype, device), None)
+        head = precision.pack(reader.tensor("lm_head.weight", dtype, device), None)
     return DecoderWeights(
         tokens=tokens,
         positions=reader.tensor("wpe.weight", dtype, device),

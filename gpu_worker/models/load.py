@@ -7,9 +7,8 @@ import torch
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models.decoder import Decoder
 from nightjar.gpu_worker.models.gpt2 import gpt2_weights
+from nightjar.gpu_worker.models.precision import PRECISIONS
 from nightjar.gpu_worker.models.weight_reader import WeightReader
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 # For each family that checkpoints/ reads: how its weights become a decoder's.
 FAMILIES = {"gpt2": gpt2_weights}
@@ -18,11 +17,13 @@ FAMILIES = {"gpt2": gpt2_weights}
 def load_model(directory: ModelDirectory, dtype: str, device: str = "cpu") -> Decoder:
     """Load the weights of a model directory, which has checked that they are those of its config.
 
-    dtype: "fp32" or "bf16", the storage of weights, activations and cache.
+    dtype: "fp32" or "bf16", the storage of weights, activations and cache; or "int8", which
+    multiplies in bytes (see kernels.pack_linear) and keeps the rest in FP32.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r}: one of {', '.join(DTYPES)}")
+    if dtype not in PRECISIONS:
+        raise ValueError(f"dtype {dtype!r}: one of {', '.join(PRECISIONS)}")
+    precision = PRECISIONS[dtype]
     config = directory.config
     with torch.inference_mode(), WeightReader(directory) as reader:
-        weights = FAMILIES[config.family](config, reader, DTYPES[dtype], device)
-    return Decoder(config, weights, DTYPES[dtype], device)
+        weights = FAMILIES[config.family](config, reader, precision, device)
+    return Decoder(config, weights, precision.dtype, device)

@@ -87,11 +87,10 @@ def quantize_rows(x: Tensor, limit: int) -> tuple[Tensor, Tensor]:
     activations), uint8[T, K], and what one step of each row is worth, float32[T, 1].
     A row that holds a NaN or an infinity gets a scale that is not finite.
     """
-    peaks = torch.maximum(x.amax(-1, keepdim=True), x.amin(-1, keepdim=True).neg_())
-    peaks.clamp_(min=_LEAST_PEAK)
-    values = (x * (limit / peaks)).round_().to(torch.int8)
+    scales = x.abs().amax(-1, keepdim=True).clamp_(min=_LEAST_PEAK).div_(limit)
+    values = (x / scales).round_().to(torch.int8)
     # Bytes wrap: the two's complement of a negative value plus limit + 1 is the sum itself.
-    return values.view(torch.uint8).add_(limit + 1), peaks.div_(limit)
+    return values.view(torch.uint8).add_(limit + 1), scales
 
 
 @cache
