@@ -93,7 +93,9 @@ def run(
     out: Annotated[
         Path, typer.Option(metavar="OUT.jsonl", help="Successes; failures go to OUT.errors.jsonl.")
     ],
-    dtype: Annotated[str, typer.Option(help="auto (the faster of fp32 and bf16), fp32, bf16 or int8.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="auto (the faster of fp32 and bf16), fp32, bf16 or int8.")
+    ] = "auto",
     workdir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="State of the run [OUT.jsonl.work].")
     ] = None,

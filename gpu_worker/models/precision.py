@@ -40,7 +40,7 @@ _ROUNDS = 8
 
 
 def fastest_dtype(product: Callable[[torch.dtype], float] | None = None) -> str:
-    """"bf16" where its products are clearly faster than fp32's on this processor, else "fp32".
+    """ "bf16" where its products are clearly faster than fp32's on this processor, else "fp32".
 
     product: the seconds of one product in a dtype; by default one is run and timed. The two take
     turns, so that a busy moment meets both, and the best times are compared.
@@ -49,12 +49,9 @@ def fastest_dtype(product: Callable[[torch.dtype], float] | None = None) -> str:
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return "fp32"
         product = _PackedProduct()
-    best = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
-    for _ in range(_ROUNDS):
-        for dtype in best:
-            best[dtype] = min(best[dtype], product(dtype))
-    faster = best[torch.bfloat16] * ADVANTAGE <= best[torch.float32]
-    return "bf16" if faster else "fp32"
+    pairs = [(product(torch.float32), product(torch.bfloat16)) for _ in range(_ROUNDS)]
+    fp32_s, bf16_s = map(min, zip(*pairs, strict=True))
+    return "bf16" if bf16_s * ADVANTAGE <= fp32_s else "fp32"
 
 
 class _PackedProduct:
