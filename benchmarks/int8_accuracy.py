@@ -44,8 +44,9 @@ PROMPTS = 200
 RANKINGS = 100
 REVIEWS = 3000
 MAX_TOKENS = 48
-RANDOM_PROMPTS = 48
-RANDOM_RANKINGS = 24
+RANDOM_PROMPTS = 16
+RANDOM_RANKINGS = 8
+RANDOM_TOKENS = 16
 RANDOM_DOCUMENTS = 8
 
 
@@ -194,7 +195,7 @@ def random_figures(path: Path, seed: int = 0) -> dict[str, dict[str, float]]:
             (tokens(20, 100), [tokens(6, 14) for _ in range(RANDOM_DOCUMENTS)])
             for _ in range(RANDOM_RANKINGS)
         ],
-        SamplingParams(MAX_TOKENS, ignore_eos=True),
+        SamplingParams(RANDOM_TOKENS, ignore_eos=True),
     )
     token_bytes = directory.tokenizer().token_bytes
     figures: dict[str, dict[str, float]] = {}

@@ -48,7 +48,7 @@ def activate_(buffer: Tensor, kind: str) -> None:
         gate = torch.addcmul(slope, buffer, buffer, value=_GELU_SLOPE * _GELU_CUBIC)
         buffer.mul_(gate.mul_(buffer).sigmoid_())
     elif kind == "gelu":
-        torch._C._nn.gelu_(buffer)
+        buffer.copy_(F.gelu(buffer))
     elif kind == "relu":
         buffer.relu_()
     elif kind == "silu":

@@ -75,7 +75,7 @@ def int8_linear(x: Tensor, weight: Int8Weight, activation: str | None) -> Tensor
     if x.shape[0] <= TILE_ROWS:
         return _tile(x, weight, activation)
     out = x.new_empty(x.shape[0], weight.out_features)
-    for rows, found in zip(x.split(TILE_ROWS), out.split(TILE_ROWS), strict=True):
+    for rows, found in zip(torch.split(x, TILE_ROWS), torch.split(out, TILE_ROWS), strict=True):
         found.copy_(_tile(rows, weight, activation))
     return out
 

@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from nightjar.kernels.reference.activation import activation as apply_activation
 from nightjar.kernels.reference.int8_linear import Int8Weight, int8_linear, pack_int8
 
+__all__ = ["FloatWeight", "Int8Weight", "LinearWeight", "WeightPrecision", "linear", "pack_linear"]
+
 MIN_ROWS = 4
 """Fewer rows are padded to this many: with one row oneDNN takes another path (a matrix-vector
 product), whose sums run in another order, and a row's result would depend on its company."""
