@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from nightjar.gpu_worker.engine import (
     Result,
 )
 from nightjar.gpu_worker.models import load_model
+from nightjar.gpu_worker.models.precision import MORE_PRECISE, fastest_dtype
 from nightjar.gpu_worker.translation import Translator
 
 logger = logging.getLogger(__name__)
@@ -38,8 +40,10 @@ def build_engine(directory: ModelDirectory, tokenizer: Tokenizer, dtype: str) ->
     """
     prompt_id = tokenizer.token_id(PROMPT_TOKEN)
     banned = () if prompt_id is None else (prompt_id,)
-    model = load_model(directory, dtype="fp32" if dtype == "auto" else dtype)
-    return Engine(model, tokenizer.token_bytes, EngineConfig(banned_token_ids=banned))
+    model = load_model(directory, dtype)
+    config = EngineConfig(banned_token_ids=banned)
+    more_precise = partial(load_model, directory, MORE_PRECISE[dtype])
+    return Engine(model, tokenizer.token_bytes, config, more_precise)
 
 
 class ComputeLoop:
@@ -96,7 +100,7 @@ def main() -> int:
     """Entry point: load, report, serve."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="auto")
+    parser.add_argument("--dtype", choices=("auto", *MORE_PRECISE), default="auto")
     parser.add_argument("--pipe", type=int, required=True, help="file descriptor of the pipe")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch")
     args = parser.parse_args()
@@ -110,13 +114,20 @@ def main() -> int:
     try:
         directory = ModelDirectory.open(args.model)
         tokenizer = directory.tokenizer()
-        engine = build_engine(directory, tokenizer, args.dtype)
+        dtype = fastest_dtype() if args.dtype == "auto" else args.dtype
+        engine = build_engine(directory, tokenizer, dtype)
     except CheckpointError as error:
         pipe.send_bytes(messages.encode([messages.LoadFailed(message=str(error))]))
         return 1
     load_s = time.monotonic() - started
-    logger.info("serving %s after %.1f s", directory.name, load_s, extra={"action": "model_loaded"})
-    ready = messages.Ready(model=directory.name, dtype=args.dtype, load_s=load_s)
+    logger.info(
+        "serving %s in %s after %.1f s",
+        directory.name,
+        dtype,
+        load_s,
+        extra={"action": "model_loaded", "dtype": dtype},
+    )
+    ready = messages.Ready(model=directory.name, dtype=dtype, load_s=load_s)
     pipe.send_bytes(messages.encode([ready]))
     ComputeLoop(engine, Translator(tokenizer), pipe).run()
     return 0

@@ -73,7 +73,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded; sent once."""
+    """The model is loaded; sent once.  dtype: what it is computed in, never "auto"."""
 
     model: str
     dtype: str

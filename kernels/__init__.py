@@ -13,7 +13,10 @@ from nightjar.kernels.layout import (
     padded_length,
 )
 from nightjar.kernels.ops import (
+    FloatWeight,
+    Int8Weight,
     LinearWeight,
+    WeightPrecision,
     activation,
     argmax,
     bias_tokens,
@@ -34,6 +37,7 @@ from nightjar.kernels.ops import (
     token_nll,
     top_log_probs,
     uniform,
+    widened,
 )
 
 __all__ = [
@@ -41,8 +45,11 @@ __all__ = [
     "BranchLayout",
     "Chunk",
     "ChunkLayout",
+    "FloatWeight",
+    "Int8Weight",
     "LinearWeight",
     "PagedLayout",
+    "WeightPrecision",
     "activation",
     "argmax",
     "bias_tokens",
@@ -64,4 +71,5 @@ __all__ = [
     "token_nll",
     "top_log_probs",
     "uniform",
+    "widened",
 ]

@@ -8,7 +8,14 @@ from nightjar.kernels.reference.activation import activation
 from nightjar.kernels.reference.branch import branch_attention
 from nightjar.kernels.reference.decode import decode_attention
 from nightjar.kernels.reference.embedding import embed
-from nightjar.kernels.reference.linear import LinearWeight, linear, pack_linear
+from nightjar.kernels.reference.linear import (
+    FloatWeight,
+    Int8Weight,
+    LinearWeight,
+    WeightPrecision,
+    linear,
+    pack_linear,
+)
 from nightjar.kernels.reference.log_prob import token_nll
 from nightjar.kernels.reference.logits import (
     bias_tokens,
@@ -23,9 +30,13 @@ from nightjar.kernels.reference.philox import uniform
 from nightjar.kernels.reference.prefill import prefill_attention
 from nightjar.kernels.reference.rotary import rotary
 from nightjar.kernels.reference.sampling import argmax, sample
+from nightjar.kernels.reference.widened import widened
 
 __all__ = [
+    "FloatWeight",
+    "Int8Weight",
     "LinearWeight",
+    "WeightPrecision",
     "activation",
     "argmax",
     "bias_tokens",
@@ -46,4 +57,5 @@ __all__ = [
     "token_nll",
     "top_log_probs",
     "uniform",
+    "widened",
 ]

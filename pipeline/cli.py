@@ -93,7 +93,9 @@ def run(
     out: Annotated[
         Path, typer.Option(metavar="OUT.jsonl", help="Successes; failures go to OUT.errors.jsonl.")
     ],
-    dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="auto (the faster of fp32 and bf16), fp32, bf16 or int8.")
+    ] = "auto",
     workdir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="State of the run [OUT.jsonl.work].")
     ] = None,
@@ -112,8 +114,8 @@ def run(
     from nightjar.pipeline.embedded.workdir import UsageError
     from nightjar.pipeline.progress import ProgressView, print_summary
 
-    if dtype not in ("auto", "fp32", "bf16"):
-        _fail(f"--dtype {dtype!r}: use auto, fp32 or bf16", EXIT_USAGE)
+    if dtype not in ("auto", "fp32", "bf16", "int8"):
+        _fail(f"--dtype {dtype!r}: use auto, fp32, bf16 or int8", EXIT_USAGE)
     arguments = RunArguments(
         source=source,
         model=model,

@@ -125,9 +125,10 @@ class Decoder:
         delta = kernels.linear(x, weight)
         if post_norm is not None:
             epsilon = self.config.norm_epsilon
-            delta = kernels.rms_norm(delta, None, post_norm.weight, epsilon, torch.float32)
+            wide = torch.promote_types(self.dtype, torch.float32)
+            delta = kernels.rms_norm(delta, None, post_norm.weight, epsilon, wide)
         scale = self.config.residual_multiplier
-        return delta if scale == 1.0 else delta.float() * scale
+        return delta if scale == 1.0 else kernels.widened(delta) * scale
 
     def _attend(
         self,

@@ -17,35 +17,36 @@ from nightjar.gpu_worker.models.decoder import (
     LayerWeights,
     NormWeights,
 )
+from nightjar.gpu_worker.models.precision import PRECISIONS, Precision
 from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.gpu_worker.models.weight_reader import WeightReader
-from nightjar.kernels import LinearWeight, pack_linear
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+from nightjar.kernels import LinearWeight
 
 
 def load_model(directory: ModelDirectory, dtype: str, device: str = "cpu") -> Decoder:
     """Load the weights of a model directory, which has checked that they are those of its config.
 
-    dtype: "fp32" or "bf16", the storage of weights, activations and cache.
+    dtype: "fp64", "fp32" or "bf16", the storage of weights, activations and cache; or "int8",
+    which multiplies in bytes (see kernels.pack_linear) and keeps the rest in FP32.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r}: one of {', '.join(DTYPES)}")
+    if dtype not in PRECISIONS:
+        raise ValueError(f"dtype {dtype!r}: one of {', '.join(PRECISIONS)}")
+    precision = PRECISIONS[dtype]
     with torch.inference_mode(), WeightReader(directory) as reader:
-        weights = _Loader(directory.config, reader, DTYPES[dtype], device).weights()
-    return Decoder(directory.config, weights, DTYPES[dtype], device)
+        weights = _Loader(directory.config, reader, precision, device).weights()
+    return Decoder(directory.config, weights, precision.dtype, device)
 
 
 class _Loader:
-    """Reads and packs the weights of one model; norms stay in FP32."""
+    """Reads and packs the weights of one model; norms are in FP32 at least."""
 
     def __init__(
-        self, config: ModelConfig, reader: WeightReader, dtype: torch.dtype, device: str
+        self, config: ModelConfig, reader: WeightReader, precision: Precision, device: str
     ) -> None:
         self._config = config
         self._names = TENSOR_NAMES[config.family]
         self._reader = reader
-        self._dtype = dtype
+        self._precision = precision
         self._device = device
 
     def weights(self) -> DecoderWeights:
@@ -99,16 +100,17 @@ class _Loader:
         )
 
     def _tensor(self, name: str) -> Tensor:
-        return self._reader.tensor(name, self._dtype, self._device)
+        return self._reader.tensor(name, self._precision.dtype, self._device)
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
-        return pack_linear(weight, bias)
+        return self._precision.pack(weight, bias)
 
     def _norm(self, name: str) -> NormWeights:
         """A norm's weight, and its bias where the config's norm has one."""
         parts = ("weight", "bias") if self._config.norm == "layer_norm" else ("weight",)
+        dtype = torch.promote_types(self._precision.dtype, torch.float32)
         return NormWeights(
-            *(self._reader.tensor(f"{name}.{part}", torch.float32, self._device) for part in parts)
+            *(self._reader.tensor(f"{name}.{part}", dtype, self._device) for part in parts)
         )
 
     def _parts(self, name: str, bias: bool) -> tuple[Tensor, Tensor | None]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels.layout import PagedLayout, Pages
+from nightjar.kernels.reference.widened import widened
 
 
 def decode_attention(
@@ -21,7 +22,7 @@ def decode_attention(
     kv_heads, block_size = keys.shape[1:3]
     pages = layout.pages.count
     products = pages * kv_heads, n_heads // kv_heads
-    rows = (q.float() * scale).index_select(0, layout.page_rows)
+    rows = (widened(q) * scale).index_select(0, layout.page_rows)
     rows = rows.view(*products, head_size)
     scores = rows.new_empty(*products, block_size)
     for place, k in _read(keys, layout.pages):
@@ -47,7 +48,7 @@ def _read(cache: Tensor, pages: Pages) -> Iterator[tuple[slice, Tensor]]:
         parts.append(cache.index_select(0, pages.singles))
     for part in parts:
         end = start + part.shape[0] * kv_heads
-        yield slice(start, end), part.float().flatten(0, 1)
+        yield slice(start, end), widened(part).flatten(0, 1)
         start = end
 
 

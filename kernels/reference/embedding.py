@@ -3,6 +3,8 @@
 from torch import Tensor
 from torch.nn import functional as F
 
+from nightjar.kernels.reference.widened import widened
+
 
 def embed(
     ids: Tensor,
@@ -19,15 +21,15 @@ def embed(
     prompt_vectors.  positions: int64[T].  table: [V, H]; position_table: [P, H], or None
     where positions enter elsewhere; prompt_vectors: [R, H]; vector_bases: int64[T], the first row
     of the row's own vectors.  scale multiplies table rows and prompt vectors alike.
-    Returns float32[T, H].
+    Returns [T, H], in FP32 at least.
     """
     vocab_size = table.shape[0]
-    x = F.embedding(ids.clamp(max=vocab_size - 1), table).float()
+    x = widened(F.embedding(ids.clamp(max=vocab_size - 1), table))
     if prompt_vectors is not None and vector_bases is not None:
         rows = (ids >= vocab_size).nonzero().squeeze(1)
         if rows.numel():
             sources = vector_bases[rows] + ids[rows] - vocab_size
-            x[rows] = prompt_vectors.index_select(0, sources).float()
+            x[rows] = prompt_vectors.index_select(0, sources).to(x.dtype)
     if scale != 1.0:
         x.mul_(scale)
     return x if position_table is None else x.add_(F.embedding(positions, position_table))

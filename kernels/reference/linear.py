@@ -1,12 +1,16 @@
 """Matrix products with weights packed once."""
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from nightjar.kernels.reference.activation import activation as apply_activation
+from nightjar.kernels.reference.int8_linear import Int8Weight, int8_linear, pack_int8
+
+__all__ = ["FloatWeight", "Int8Weight", "LinearWeight", "WeightPrecision", "linear", "pack_linear"]
 
 MIN_ROWS = 4
 """Fewer rows are padded to this many: with one row oneDNN takes another path (a matrix-vector
@@ -23,7 +27,7 @@ FUSED = {
 
 
 @dataclass(frozen=True, slots=True)
-class LinearWeight:
+class FloatWeight:
     """A weight ready for `linear`: data [out, in], blocked for oneDNN where `packed`."""
 
     data: Tensor
@@ -32,12 +36,31 @@ class LinearWeight:
     packed: bool
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None) -> LinearWeight:
-    """Reorder weight [out, in] for the device it is on; the original may be dropped after."""
+LinearWeight: TypeAlias = FloatWeight | Int8Weight
+"""What `pack_linear` returns and `linear` takes."""
+
+WeightPrecision = Literal["float", "int8"]
+"""How products are computed: "float" in the weight's own dtype, "int8" in bytes."""
+
+
+def pack_linear(
+    weight: Tensor, bias: Tensor | None, precision: WeightPrecision = "float"
+) -> LinearWeight:
+    """Reorder weight [out, in] for the device it is on; the original may be dropped after.
+
+    Raises:
+        ValueError: int8 is asked for where there is none.
+    """
+    if precision == "int8":
+        return pack_int8(weight, bias)
     weight = weight.contiguous()
-    packed = weight.device.type == "cpu" and torch._C._has_mkldnn
+    packed = (
+        weight.device.type == "cpu"
+        and torch._C._has_mkldnn
+        and weight.dtype in (torch.float32, torch.bfloat16)
+    )
     data = torch.ops.mkldnn._reorder_linear_weight(weight, None) if packed else weight
-    return LinearWeight(data, bias, weight.shape[0], packed)
+    return FloatWeight(data, bias, weight.shape[0], packed)
 
 
 def linear(x: Tensor, weight: LinearWeight, activation: str | None = None) -> Tensor:
@@ -45,6 +68,8 @@ def linear(x: Tensor, weight: LinearWeight, activation: str | None = None) -> Te
 
     Returns [T, out] in x's dtype.
     """
+    if isinstance(weight, Int8Weight):
+        return int8_linear(x, weight, activation)
     rows = x.shape[0]
     if rows < MIN_ROWS:
         x = F.pad(x, (0, 0, 0, MIN_ROWS - rows))

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels.reference.linear import LinearWeight, linear
+from nightjar.kernels.reference.widened import widened
 
 CHUNK_BYTES = 8 << 20
 """Logits held at once: small enough for the cache, large enough for the product to be fast."""
@@ -23,7 +24,7 @@ def token_nll(hidden: Tensor, head: LinearWeight, rows: Tensor, targets: Tensor)
         end = int(torch.searchsorted(rows, start + step))
         if end > begin:
             logits = linear(hidden[start : start + step], head)
-            log_probs = torch.log_softmax(logits, -1, dtype=torch.float32)
+            log_probs = torch.log_softmax(widened(logits), -1)
             nll[begin:end] = -log_probs[rows[begin:end] - start, targets[begin:end]]
         begin = end
     return nll

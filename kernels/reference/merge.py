@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from nightjar.kernels.reference.widened import widened
+
 
 def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Tensor:
     """Attention over the union of two key sets, from the results over each.
@@ -13,6 +15,6 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
     # The weights are a softmax of two, taken row by row: an elementwise sigmoid computes the
     # tail of a tensor with other instructions than its middle, and bits would depend on T.
     weights = torch.stack((lse_a, lse_b), -1).softmax(-1)
-    merged = out_a.float() * weights[..., :1]
-    merged += out_b.float() * weights[..., 1:]
+    merged = widened(out_a) * weights[..., :1]
+    merged += widened(out_b) * weights[..., 1:]
     return merged.to(out_a.dtype)

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, dtype
 from torch.nn import functional as F
 
+from nightjar.kernels.reference.widened import widened
+
 
 def layer_norm(
     residual: Tensor,
@@ -36,6 +38,6 @@ def rms_norm(
     """
     if delta is not None:
         residual.add_(delta)
-    x = residual.float()
+    x = widened(residual)
     size = x.square().mean(-1, keepdim=True).add_(epsilon).sqrt_()
     return torch.div(x, size).mul_(weight).to(out_dtype)

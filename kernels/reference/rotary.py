@@ -1,7 +1,8 @@
 """Rotary position embedding."""
 
-import torch
 from torch import Tensor
+
+from nightjar.kernels.reference.widened import widened
 
 PART_NUMBERS = 32_768
 """Products held at once: they stay in the cache and need no fresh memory from the system, which
@@ -28,10 +29,10 @@ def _turn(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
     """All rows at once."""
     n = cosines.shape[1]
     cosines, sines = cosines.unsqueeze(1), sines.unsqueeze(1)
-    turned = x[..., : 2 * n].float()  # x itself where it is FP32
+    turned = widened(x[..., : 2 * n])  # x itself where it is not narrower
     first, second = turned[..., :n], turned[..., n:]
     across = first * sines
     first.mul_(cosines).sub_(second * sines)
     second.mul_(cosines).add_(across)
-    if x.dtype != torch.float32:
+    if x.dtype != turned.dtype:
         x[..., : 2 * n] = turned

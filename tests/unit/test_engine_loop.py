@@ -435,3 +435,64 @@ def test_results_are_bitwise_the_same_in_any_company(any_model, token_bytes, wor
     together = run(any_model, token_bytes, order, **config)
     for request in requests:
         assert one(any_model, token_bytes, request) == together[request.request_id]
+
+
+def huge_vectors():
+    """Vectors whose squares overflow FP32: their norm is not finite there, and is in FP64."""
+    return torch.full((1, 32), 3e38) * torch.tensor([1.0, -1.0] * 16)
+
+
+def test_scores_that_are_not_finite_are_computed_again_in_a_higher_precision(
+    model, directory, token_bytes
+):
+    precise = load_model(directory, "fp64")
+    engine = Engine(model, token_bytes, EngineConfig(), lambda: precise)
+    vectors = huge_vectors()
+    engine.register_prompt_vectors("huge", vectors)
+    good = [generate(0, max_tokens=9), RankRequest(1, ids(4), [ids(3)])]
+    bad = [
+        generate(8, prompt=[VOCAB, 3], prompt_vectors="huge"),
+        RankRequest(9, [VOCAB, 3], [ids(3), ids(5)], "huge"),
+    ]
+    for request in [*bad, *good]:
+        engine.submit(request)
+    results = drain(engine)
+    assert {i: results[i].recomputed_in for i in results} == {
+        0: None,
+        1: None,
+        8: "fp64",
+        9: "fp64",
+    }
+    expected = run(precise, token_bytes, bad, {"huge": vectors})
+    for i in (8, 9):
+        assert dataclasses.replace(results[i], recomputed_in=None) == expected[i]
+    assert run(model, token_bytes, good) == {i: results[i] for i in (0, 1)}
+
+
+def test_what_no_precision_computes_fails_with_the_reason(model, directory, token_bytes):
+    def missing():
+        raise MemoryError("no room")
+
+    for more_precise, words in ((lambda: model, "NaN"), (missing, "no room")):
+        engine = Engine(model, token_bytes, EngineConfig(), more_precise)
+        engine.register_prompt_vectors("huge", huge_vectors())
+        engine.submit(generate(8, prompt=[VOCAB, 3], prompt_vectors="huge"))
+        (result,) = drain(engine).values()
+        assert result.code == "not_finite"
+        assert words in result.message
+        assert not engine.has_work
+
+
+def test_a_request_under_rescue_can_be_cancelled_and_keeps_its_id(model, directory, token_bytes):
+    precise = load_model(directory, "fp64")
+    engine = Engine(model, token_bytes, EngineConfig(), lambda: precise)
+    engine.register_prompt_vectors("huge", huge_vectors())
+    engine.submit(generate(8, prompt=[VOCAB, 3], max_tokens=50, prompt_vectors="huge"))
+    assert engine.step() == []
+    engine.submit(generate(8))
+    (refused,) = engine.step()
+    assert refused.code == "duplicate_request"
+    engine.cancel(8)
+    (result,) = engine.step()
+    assert result.code == "cancelled"
+    assert not engine.has_work

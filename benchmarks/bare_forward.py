@@ -1,0 +1,149 @@
+"""The bound that the engine is held against: a model's products and attention, and nothing else.
+
+    python -m benchmarks.bare_forward --model DIR [--threads N]
+
+The same packed products as the engine's, attention by torch on contiguous keys, the LM head at the
+rows that need it. No scheduler, cache, norms, embedding or sampling. Prints tokens/s as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nightjar.checkpoints import ModelDirectory
+from nightjar.gpu_worker.models import Decoder, load_model
+from nightjar.gpu_worker.models.decoder import LayerWeights
+from nightjar.gpu_worker.models.precision import PRECISIONS
+from nightjar.kernels import linear
+
+PREFILL_ROWS = 512
+PREFILL_LENGTH = 128
+"""Tokens of each of the prefill's sequences."""
+
+REPEATS = 7
+
+
+def prefill_rate(model_directory: Path, dtype: str, threads: int) -> float:
+    """Prompt tokens/s: PREFILL_ROWS packed rows a step, the best of REPEATS steps.
+
+    Past the last attention only each sequence's last row is computed, as in the engine.
+    """
+    model = _model(model_directory, dtype)
+    batch = PREFILL_ROWS // PREFILL_LENGTH
+    last_rows = torch.arange(1, batch + 1) * PREFILL_LENGTH - 1
+
+    def attend(_: int, qkv: Tensor) -> Tensor:
+        q, k, v = (_by_head(part, batch) for part in _split(model, qkv))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2).reshape(PREFILL_ROWS, -1)
+
+    return PREFILL_ROWS / _best_s(model, PREFILL_ROWS, attend, last_rows, threads)
+
+
+def decode_rate(model_directory: Path, dtype: str, threads: int, batch: int, context: int) -> float:
+    """Generated tokens/s: one row for each of `batch` sequences that attend to `context` keys."""
+    model = _model(model_directory, dtype)
+    config = model.config
+    shape = (config.n_layers, 2, batch, config.n_kv_heads, context, config.head_size)
+    cached = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(model.dtype)
+
+    def attend(layer: int, qkv: Tensor) -> Tensor:
+        q = _by_head(_split(model, qkv)[0], batch)
+        keys, values = cached[layer]
+        out = F.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
+        return out.reshape(batch, -1)
+
+    return batch / _best_s(model, batch, attend, torch.arange(batch), threads)
+
+
+@lru_cache(maxsize=1)
+def _model(model_directory: Path, dtype: str) -> Decoder:
+    return load_model(ModelDirectory.open(model_directory), dtype)
+
+
+def _split(model: Decoder, qkv: Tensor) -> tuple[Tensor, ...]:
+    """Queries, keys and values [T, H, D] of a layer's product."""
+    config = model.config
+    heads = qkv.view(qkv.shape[0], -1, config.head_size)
+    return torch.split(heads, [config.n_heads, config.n_kv_heads, config.n_kv_heads], dim=1)
+
+
+def _by_head(x: Tensor, batch: int) -> Tensor:
+    """[batch * n, H, D] -> [batch, H, n, D]."""
+    return x.view(batch, -1, *x.shape[1:]).transpose(1, 2)
+
+
+def _widen(layer: LayerWeights, x: Tensor, activation: str) -> Tensor:
+    """The feed-forward block's first half, gated where the family has a gate."""
+    gate = getattr(layer, "gate", None)
+    if gate is None:
+        return linear(x, layer.up, activation)
+    return linear(x, gate, activation) * linear(x, layer.up)
+
+
+@torch.inference_mode()
+def _best_s(
+    model: Decoder,
+    rows: int,
+    attend: Callable[[int, Tensor], Tensor],
+    output_rows: Tensor,
+    threads: int,
+) -> float:
+    """Seconds of the fastest of several forward passes over `rows` rows."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(rows, model.config.hidden_size, generator=generator).to(model.dtype)
+    layers = model.weights.layers
+
+    def step() -> Tensor:
+        x = start
+        for index, layer in enumerate(layers):
+            attended = attend(index, linear(x, layer.qkv))
+            if index == len(layers) - 1:
+                attended = attended[output_rows]
+            linear(attended, layer.attention_out)
+            # Every product reads rows of the start's size: without norms, what one layer gives
+            # would grow from layer to layer past what a float holds.
+            wide = _widen(layer, start[: attended.shape[0]], model.config.activation)
+            linear(wide, layer.down)
+        return linear(start[: output_rows.shape[0]], model.weights.head)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        step()
+        return min(_seconds(step) for _ in range(REPEATS))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _seconds(step: Callable[[], Tensor]) -> float:
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args()
+    figures: dict[str, dict[str, float]] = {}
+    for dtype in PRECISIONS:
+        rates = {"prefill": prefill_rate(args.model, dtype, args.threads)}
+        for batch in (1, 8, 32, 64):
+            rates[f"decode {batch}"] = decode_rate(args.model, dtype, args.threads, batch, 96)
+        figures[dtype] = {name: round(rate, 1) for name, rate in rates.items()}
+        print(json.dumps({dtype: figures[dtype]}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

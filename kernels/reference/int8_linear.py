@@ -1,0 +1,139 @@
+"""Matrix products in bytes: int8 weights, activations quantised row by row on the way in.
+
+Symmetric on both sides: a weight row (an output channel) is scaled by its largest absolute value
+onto -127..127, and so is each activation row, when it arrives. The integer sums are exact, the
+scales belong to one row and one channel, and what comes after is elementwise: a row's result does
+not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from nightjar.kernels.reference.activation import activate_, vector_buffer
+
+WEIGHT_LIMIT = 127
+"""Largest absolute value of a quantised weight."""
+
+MIN_ROWS = 4
+"""Fewer rows are padded to this many: oneDNN's matrix-vector product is slower than that."""
+
+TILE_ROWS = 128
+"""Rows that are quantised, multiplied and scaled back before the next ones: their FP32 products
+are still in the cache when the scales and the activation come to them."""
+
+# A row of zeros has scale 0; any scale would do for it, but 1 / 0 would not.
+_LEAST_PEAK = 1e-30
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Weight:
+    """A weight ready for `linear`: data int8[out, in], blocked for oneDNN.
+
+    scales: float32[out], what one step of each channel is worth; zero_points: int64[out], zeros;
+    bias: float32[out] or None.  activation_limit: largest absolute value of a quantised
+    activation.
+    """
+
+    data: Tensor
+    scales: Tensor
+    zero_points: Tensor
+    bias: Tensor | None
+    out_features: int
+    activation_limit: int
+
+
+def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8Weight:
+    """Quantise weight [out, in] by output channel and reorder it for oneDNN.
+
+    Raises:
+        ValueError: The weight is not on the CPU, or this build of torch has no oneDNN.
+    """
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn:
+        raise ValueError(
+            f"int8 weights need torch with oneDNN on a CPU, not {weight.device.type}: use bf16"
+        )
+    weight = weight.float().contiguous()
+    scales = weight.abs().amax(-1, keepdim=True).clamp_(min=_LEAST_PEAK).div_(WEIGHT_LIMIT)
+    data = (weight / scales).round_().to(torch.int8)
+    return Int8Weight(
+        data=torch.ops.onednn.qlinear_prepack(data, None),
+        scales=scales.flatten(),
+        zero_points=torch.zeros(weight.shape[0], dtype=torch.int64),
+        bias=None if bias is None else bias.float(),
+        out_features=weight.shape[0],
+        activation_limit=activation_limit(),
+    )
+
+
+def int8_linear(x: Tensor, weight: Int8Weight, activation: str | None) -> Tensor:
+    """x float32[T, in] times the weight, as `linear` says: float32[T, out]."""
+    if x.shape[0] <= TILE_ROWS:
+        return _tile(x, weight, activation)
+    out = x.new_empty(x.shape[0], weight.out_features)
+    for rows, found in zip(torch.split(x, TILE_ROWS), torch.split(out, TILE_ROWS), strict=True):
+        found.copy_(_tile(rows, weight, activation))
+    return out
+
+
+def quantize_rows(x: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    """Scale each row by its largest absolute value onto -limit..limit.
+
+    x: float32[T, K].  Returns the rounded values plus limit + 1 (oneDNN's fast path takes unsigned
+    activations), uint8[T, K], and what one step of each row is worth, float32[T, 1].
+    A row that holds a NaN or an infinity gets a scale that is not finite.
+    """
+    scales = x.abs().amax(-1, keepdim=True).clamp_(min=_LEAST_PEAK).div_(limit)
+    values = (x / scales).round_().to(torch.int8)
+    # Bytes wrap: the two's complement of a negative value plus limit + 1 is the sum itself.
+    return values.view(torch.uint8).add_(limit + 1), scales
+
+
+@cache
+def activation_limit() -> int:
+    """How far quantised activations may reach on this processor for sums to be exact: 127 or 63.
+
+    Processors without VNNI (before 2019, and many with AVX2 alone) add the products of two
+    neighbouring bytes in 16 bits, which saturate: 2 * 255 * 127 is too much, 2 * 127 * 127 is not.
+    Found out by a product of the largest values.
+    """
+    limit = 127
+    weight = torch.full((16, 64), WEIGHT_LIMIT, dtype=torch.int8)
+    rows = torch.full((MIN_ROWS, 64), 2 * limit + 1, dtype=torch.uint8)
+    packed = torch.ops.onednn.qlinear_prepack(weight, None)
+    zero_points = torch.zeros(16, dtype=torch.int64)
+    found = _product(rows, packed, torch.ones(16), zero_points, limit + 1)
+    return limit if bool((found == 64.0 * limit * WEIGHT_LIMIT).all()) else limit // 2
+
+
+def _tile(x: Tensor, weight: Int8Weight, activation: str | None) -> Tensor:
+    """int8_linear of a few rows."""
+    rows = x.shape[0]
+    if rows < MIN_ROWS:
+        x = torch.nn.functional.pad(x, (0, 0, 0, MIN_ROWS - rows))
+    limit = weight.activation_limit
+    values, scales = quantize_rows(x, limit)
+    y = _product(values, weight.data, weight.scales, weight.zero_points, limit + 1)
+    if activation is None:
+        y.mul_(scales)
+        return (y if weight.bias is None else y.add_(weight.bias))[:rows]
+    buffer = vector_buffer(y.numel(), y.device)
+    y = torch.mul(y, scales, out=buffer[: y.numel()].view(y.shape))
+    if weight.bias is not None:
+        y.add_(weight.bias)
+    activate_(buffer, activation)
+    return y[:rows]
+
+
+def _product(
+    values: Tensor, data: Tensor, scales: Tensor, zero_points: Tensor, zero: int
+) -> Tensor:
+    """(values - zero) @ data.T * scales, the sums in int32: uint8[T, in] -> float32[T, out]."""
+    y: Tensor = torch.ops.onednn.qlinear_pointwise(
+        values, 1.0, zero, data, scales, zero_points, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return y

@@ -1,0 +1,86 @@
+"""The bare forward does the products that a decoder must do, and the accuracy report counts
+what it says."""
+
+import inspect
+from collections import Counter
+
+import pytest
+import torch
+
+from benchmarks import bare_forward
+from benchmarks.int8_accuracy import Answers, agreement, common_prefix
+from nightjar.kernels import linear
+from tests.models import Gpt2Shape, save_gpt2
+
+SHAPE = Gpt2Shape(n_layer=3, n_embd=32, n_head=4, vocab_size=600)
+QKV, OUT, UP, DOWN, HEAD = (32, 96), (32, 32), (32, 128), (128, 32), (32, 600)
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """How often each (rows, in, out) was multiplied, in one pass."""
+    counts = Counter()
+
+    def counted(x, weight, activation=None):
+        counts[x.shape[0], x.shape[1], weight.out_features] += 1
+        return linear(x, weight, activation)
+
+    monkeypatch.setattr(bare_forward, "linear", counted)
+    monkeypatch.setattr(bare_forward, "REPEATS", 1)
+    yield counts
+    bare_forward._model.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+def test_prefill_multiplies_all_rows_and_past_the_last_attention_the_wanted(
+    tmp_path, products, dtype
+):
+    threads = torch.get_num_threads()
+    rate = bare_forward.prefill_rate(save_gpt2(tmp_path, SHAPE), dtype, threads=1)
+    assert rate > 0
+    assert torch.get_num_threads() == threads
+    all_rows, wanted = 512, 4
+    passes = 2  # the first, untimed, and one timed
+    expected = Counter({(all_rows, *QKV): 3, (wanted, *HEAD): 1})
+    for size in (OUT, UP, DOWN):
+        expected[(all_rows, *size)] += 2
+        expected[(wanted, *size)] += 1
+    assert products == Counter({key: passes * count for key, count in expected.items()})
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_decode_multiplies_one_row_a_sequence(tmp_path, products, batch):
+    rate = bare_forward.decode_rate(save_gpt2(tmp_path, SHAPE), "fp32", 1, batch, context=33)
+    assert rate > 0
+    expected = {(batch, *size): 3 * 2 for size in (QKV, OUT, UP, DOWN)} | {(batch, *HEAD): 2}
+    assert products == Counter(expected)
+
+
+def test_what_the_peers_benchmark_calls():
+    names = list(inspect.signature(bare_forward.prefill_rate).parameters)
+    assert names == ["model_directory", "dtype", "threads"]
+    names = list(inspect.signature(bare_forward.decode_rate).parameters)
+    assert names == ["model_directory", "dtype", "threads", "batch", "context"]
+
+
+def test_common_prefix():
+    assert common_prefix([1, 2, 3], [1, 2, 4]) == 2
+    assert common_prefix([1, 2], [1, 2, 4]) == 2
+    assert common_prefix([5], [1]) == 0
+
+
+def test_agreement_counts_texts_tokens_scores_and_winners():
+    exact = Answers([[1, 2, 3, 4], [5, 6]], [[1.0, 2.0], [3.0, 2.5], [1.0, 4.0]])
+    found = Answers([[1, 2, 9, 4, 4], [5, 6]], [[1.5, 2.0], [2.0, 2.5], [1.0, 4.0]])
+    assert agreement(found, exact) == {
+        "equal_texts": 0.5,
+        "equal_first_tokens": 1.0,
+        "tokens_until_different": round(4 / 6, 4),
+        "mean_abs_delta_nll": 0.25,
+        "max_abs_delta_nll": 1.0,
+        "mean_nll": round(13 / 6, 5),
+        "equal_winners": round(2 / 3, 4),
+    }
+    itself = agreement(exact, exact)
+    assert itself["equal_texts"] == itself["equal_winners"] == 1.0
+    assert itself["max_abs_delta_nll"] == 0.0

@@ -1,0 +1,159 @@
+"""Which precision is chosen, and what a model loaded in int8 computes in."""
+
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise, product
+from multiprocessing import Pipe
+from pathlib import Path
+
+import pytest
+import torch
+
+from nightjar.checkpoints import ModelDirectory
+from nightjar.gpu_worker import messages
+from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateRequest, SamplingParams
+from nightjar.gpu_worker.models import Decoder, load_model
+from nightjar.gpu_worker.models.precision import ADVANTAGE, PRECISIONS, fastest_dtype
+from nightjar.kernels import FloatWeight, Int8Weight
+from nightjar.pipeline.settings import Settings
+from tests.models import Gpt2Shape, save_gpt2
+
+FP32_S = 0.001
+
+
+def planted(bf16_s: float):
+    return lambda dtype: bf16_s if dtype == torch.bfloat16 else FP32_S
+
+
+@pytest.mark.parametrize(
+    ("bf16_s", "chosen"),
+    [
+        (FP32_S / 3, "bf16"),
+        (FP32_S / (ADVANTAGE + 0.01), "bf16"),
+        (FP32_S / (ADVANTAGE - 0.01), "fp32"),
+        (FP32_S, "fp32"),
+        (FP32_S * 4, "fp32"),
+    ],
+)
+def test_bf16_is_chosen_where_it_is_clearly_faster(bf16_s, chosen):
+    assert fastest_dtype(planted(bf16_s)) == chosen
+
+
+@pytest.mark.parametrize(("factor", "chosen"), [(0.5, "bf16"), (2.0, "fp32")])
+def test_a_busy_moment_decides_nothing(factor, chosen):
+    """Half of the products, in any order, take ten times their time."""
+    calls = Counter()
+
+    def disturbed(dtype):
+        calls[dtype] += 1
+        busy = (calls[dtype] + (dtype == torch.bfloat16)) % 2
+        return planted(FP32_S * factor)(dtype) * (10 if busy else 1)
+
+    assert fastest_dtype(disturbed) == chosen
+    assert calls[torch.float32] == calls[torch.bfloat16] > 2
+
+
+def test_both_dtypes_meet_the_same_moments():
+    order = []
+    fastest_dtype(lambda dtype: order.append(dtype) or FP32_S)
+    assert all(earlier != later for earlier, later in pairwise(order))
+    assert len(order) % 2 == 0
+
+
+def test_fp32_where_the_processor_has_no_bf16(monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    assert fastest_dtype() == "fp32"
+
+
+def test_the_probe_itself_chooses_one_of_the_two():
+    assert fastest_dtype() in ("fp32", "bf16")
+
+
+def test_every_precision_can_be_configured():
+    for name in ("auto", *PRECISIONS):
+        assert Settings(dtype=name).dtype == name
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def directory(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    shape = Gpt2Shape(n_embd=48, n_head=4, vocab_size=611, tied=request.param)
+    return ModelDirectory.open(save_gpt2(path, shape))
+
+
+def test_int8_quantises_the_products_and_nothing_else(directory):
+    model = load_model(directory, "int8")
+    for layer in model.weights.layers:
+        for weight in (layer.qkv, layer.attention_out, layer.up, layer.down):
+            assert isinstance(weight, Int8Weight)
+        assert layer.mlp_norm.weight.dtype == torch.float32
+    assert isinstance(model.weights.head, Int8Weight)
+    assert model.weights.tokens.dtype == model.dtype == torch.float32
+    plain = load_model(directory, "fp32")
+    assert isinstance(plain.weights.head, FloatWeight)
+
+
+def test_an_unknown_dtype_is_refused_with_the_known_ones(directory):
+    with pytest.raises(ValueError, match="dtype 'int4': one of fp32, bf16, int8"):
+        load_model(directory, "int4")
+
+
+def greedy(model: Decoder, directory: ModelDirectory, prompts: list[list[int]]):
+    """Tokens of each prompt, all computed together, and every row's logits by its tokens."""
+    rows = []
+    plain = model.logits
+
+    def written(hidden):
+        rows.append(plain(hidden))
+        return rows[-1].clone()
+
+    model.logits = written  # type: ignore[method-assign]
+    engine = Engine(model, directory.tokenizer().token_bytes, EngineConfig())
+    for number, prompt in enumerate(prompts):
+        engine.submit(GenerateRequest(number, prompt, SamplingParams(9, ignore_eos=True)))
+    texts = {}
+    while engine.has_work:
+        texts |= {result.request_id: result.token_ids for result in engine.step()}
+    del model.logits
+    return [texts[i] for i in range(len(prompts))], torch.cat(rows)
+
+
+def test_int8_results_are_the_same_bits_in_any_company(directory):
+    """Stronger than the products' own test: every logit of each text, alone and among others."""
+    model = load_model(directory, "int8")
+    prompts = [[3 + i, 40 + i, *range(50, 50 + 7 * i)] for i in range(9)]
+    texts, logits = greedy(model, directory, prompts)
+    together = {row.numpy().tobytes() for row in logits}
+    for prompt, text in zip(prompts, texts, strict=True):
+        alone, rows = greedy(model, directory, [prompt])
+        assert alone == [text]
+        assert all(row.numpy().tobytes() in together for row in rows)
+
+
+def test_int8_scores_stay_near_fp32(directory):
+    exact, int8 = (load_model(directory, dtype) for dtype in ("fp32", "int8"))
+    prompts = [[a, b, 17, 300, 22] for a, b in product((5, 90, 400), (8, 250))]
+    # The first logits of each prompt, before texts could part.
+    first = len(prompts)
+    _, expected = greedy(exact, directory, prompts)
+    _, found = greedy(int8, directory, prompts)
+    error = (found[:first] - expected[:first]).pow(2).mean().sqrt()
+    assert 0 < error < 0.05 * expected[:first].std()
+
+
+def test_the_compute_process_says_which_dtype_it_took(tiny_model: Path):
+    for asked, taken in (("auto", {"fp32", "bf16"}), ("int8", {"int8"})):
+        ours, theirs = Pipe()
+        fd = theirs.fileno()
+        command = [sys.executable, "-m", "nightjar.gpu_worker.compute", f"--model={tiny_model}"]
+        command += [f"--dtype={asked}", f"--pipe={fd}", "--threads=1"]
+        with subprocess.Popen(command, pass_fds=[fd], stderr=subprocess.PIPE, text=True) as process:
+            theirs.close()
+            (ready,) = messages.decode_from_compute(ours.recv_bytes())
+            assert isinstance(ready, messages.Ready)
+            ours.close()
+            _, log = process.communicate(timeout=60)
+        assert ready.dtype in taken
+        assert f" in {ready.dtype} after" in log
+        assert process.returncode == 0
