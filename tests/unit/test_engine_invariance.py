@@ -1,0 +1,94 @@
+"""A request's answer is the same to the last bit in any company: at the sizes of real products.
+
+The tiny models of other tests stay on oneDNN's small paths; these are as wide as GPT-2-small.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from nightjar.checkpoints import ModelDirectory
+from nightjar.gpu_worker.engine import (
+    BeamSearch,
+    Engine,
+    EngineConfig,
+    GenerateRequest,
+    RankRequest,
+    SamplingParams,
+)
+from nightjar.gpu_worker.models import load_model
+from tests.models import Gpt2Shape, save_gpt2
+
+WIDE = Gpt2Shape(n_layer=2, n_embd=768, n_head=12, n_positions=512, vocab_size=2048)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return ModelDirectory.open(save_gpt2(tmp_path_factory.mktemp("models") / "wide", WIDE))
+
+
+@pytest.fixture(scope="module", params=["fp32", "bf16", "int8"])
+def model(request, directory):
+    return load_model(directory, request.param)
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def random_ids(rng, count):
+    return rng.integers(2, WIDE.vocab_size, count).tolist()
+
+
+def requests():
+    """Texts of all kinds and rankings; some of them begin alike."""
+    rng = np.random.default_rng(0)
+    system = random_ids(rng, 40)
+    kinds = [
+        {},
+        {"temperature": 0.9, "top_p": 0.9, "logprobs": 2},
+        {"temperature": 1.2, "top_k": 30, "n": 3},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.5},
+        {"beams": BeamSearch(3), "n": 2},
+        {"temperature": 0.7, "min_p": 0.05},
+    ]
+    made = []
+    for i, params in enumerate(kinds):
+        prompt = system[: 40 * (i % 2)] + random_ids(rng, 3 + 17 * i)
+        sampling = SamplingParams(6, seed=i, ignore_eos=True, **params)
+        made.append(GenerateRequest(i, prompt, sampling))
+    for i, top_n in ((10, None), (11, 2)):
+        documents = [random_ids(rng, 1 + 5 * k) for k in range(6)]
+        made.append(RankRequest(i, system + random_ids(rng, i), documents, top_n=top_n))
+    return made
+
+
+def run(model, directory, batch, **config):
+    engine = Engine(model, directory.tokenizer().token_bytes, EngineConfig(**config))
+    for request in batch:
+        engine.submit(request)
+    results = {}
+    while engine.has_work:
+        results |= {result.request_id: result for result in engine.step()}
+    return results
+
+
+def test_no_bit_depends_on_company_order_or_limits(model, directory):
+    batch = requests()
+    together = run(model, directory, batch)
+    assert run(model, directory, batch[::-1], max_step_tokens=100, max_running=5) == together
+    for request in batch:
+        alone = run(model, directory, [request], max_step_tokens=33)
+        assert alone[request.request_id] == together[request.request_id]
+
+
+def test_no_bit_depends_on_the_number_of_threads(model, directory, threads):
+    batch = requests()
+    found = []
+    for count in (1, 2, 3):
+        threads(count)
+        found.append(run(model, directory, batch))
+    assert found[0] == found[1] == found[2]
