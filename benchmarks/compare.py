@@ -185,6 +185,7 @@ class Contest:
         if record.system == "nightjar-run":
             return workload.units
         units = PROBE[workload.kind]
+        runner.run(workload.head(units))  # the first time compiles, allocates, packs
         seconds: float = runner.run(workload.head(units))["seconds"]
         if workload.name not in EVERYONES:
             return workload.units

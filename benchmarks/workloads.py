@@ -204,7 +204,8 @@ def first_token(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
     return Workload("first_token", "first_token", requests)
 
 
-def _ranking(words: Words, query: list[int], documents: list[list[int]]) -> Ranking:
+def ranking(words: Words, query: list[int], documents: list[list[int]]) -> Ranking:
+    """A query and its documents, with the texts of both."""
     return Ranking(query, documents, words.text(query), [words.text(d) for d in documents])
 
 
@@ -213,7 +214,7 @@ def rank(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
     rankings = []
     for _ in range(sizes.rank_queries):
         documents = [words.draw(rng, rng.randint(8, 14)) for _ in range(16)]
-        rankings.append(_ranking(words, words.draw(rng, rng.randint(135, 165)), documents))
+        rankings.append(ranking(words, words.draw(rng, rng.randint(135, 165)), documents))
     return Workload("rank", "rank", rankings=rankings)
 
 
@@ -222,7 +223,7 @@ def rank_long(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
     rankings = []
     for _ in range(sizes.rank_long_queries):
         documents = [words.draw(rng, rng.randint(25, 35)) for _ in range(100)]
-        rankings.append(_ranking(words, words.draw(rng, 500), documents))
+        rankings.append(ranking(words, words.draw(rng, 500), documents))
     return Workload("rank_long", "rank", rankings=rankings)
 
 
@@ -230,7 +231,7 @@ def catalogue(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
     """One catalogue of 200 documents of 8 to 14 tokens, ranked for 50 queries of 32 to 64."""
     documents = [words.draw(rng, rng.randint(8, 14)) for _ in range(sizes.catalogue_documents)]
     queries = [words.draw(rng, rng.randint(32, 64)) for _ in range(sizes.catalogue_queries)]
-    return Workload("catalogue", "rank", rankings=[_ranking(words, q, documents) for q in queries])
+    return Workload("catalogue", "rank", rankings=[ranking(words, q, documents) for q in queries])
 
 
 def build(words: Words, sizes: Sizes, reference: Reference, seed: int = 0) -> dict[str, Workload]:

@@ -164,7 +164,7 @@ class LlamaCpp:
             first = self._decode(query_rows[start : start + BATCH])
         heads = [document[0] for document in ranking.documents]
         firsts = _nll(np.broadcast_to(first, (len(heads), self._vocab_size)), heads)
-        scores = []
+        scores: list[float] = []
         documents = list(ranking.documents)
         while documents:
             taken, rows = self._fit(documents, len(ranking.query))

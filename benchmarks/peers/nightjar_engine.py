@@ -94,19 +94,21 @@ class NightjarEngine:
 
 
 def _generated(result: Result) -> Generated:
-    if not isinstance(result, GenerateResult):
-        raise RuntimeError(_reason(result))
-    return Generated(result.text.decode("utf-8", "replace"), len(result.token_ids))
+    if isinstance(result, GenerateResult):
+        return Generated(result.text.decode("utf-8", "replace"), len(result.token_ids))
+    raise _failure(result)
 
 
 def _scores(result: Result) -> list[float]:
-    if not isinstance(result, RankResult):
-        raise RuntimeError(_reason(result))
-    return result.mean_nll
+    if isinstance(result, RankResult):
+        return result.mean_nll
+    raise _failure(result)
 
 
-def _reason(result: Result) -> str:
-    return f"{result.code}: {result.message}" if isinstance(result, RequestFailed) else str(result)
+def _failure(result: Result) -> RuntimeError:
+    if isinstance(result, RequestFailed):
+        return RuntimeError(f"{result.code}: {result.message}")
+    return RuntimeError(f"a result of another kind: {type(result).__name__}")
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ class OpenVino:
         self._pipeline = genai.ContinuousBatchingPipeline(
             str(self._directory), scheduler, "CPU", self._properties
         )
+        self.generate([Generation([0] * 16, 2)])  # a new pipeline's first run is slow
 
     def generate(self, requests: list[Generation]) -> list[Generated]:
         configs = []
@@ -70,6 +71,8 @@ class OpenVino:
             config.ignore_eos = True
             if request.stop is not None:
                 config.stop_strings = {request.stop}
+                # Without it the token in which the stop begins is lost as a whole.
+                config.include_stop_str_in_output = True
             configs.append(config)
         prompts = [
             openvino.Tensor(np.array([request.token_ids], dtype=np.int64)) for request in requests

@@ -1,0 +1,1 @@
+"""Measurements: a real run, peers on the same machine, how cost grows."""
