@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nightjar.checkpoints import ModelDirectory
+from nightjar.checkpoints.tokenizer import Tokenizer
 
 from . import own
 from .environments import CACHE, ROOT
@@ -77,7 +77,7 @@ def make_workloads(model: Path, sizes: Sizes, threads: int, logs: Path) -> dict[
     key = hashlib.sha256(source + repr(sizes).encode()).hexdigest()[:16]
     file = CACHE / "workloads" / f"{model.name}-{key}.json"
     if not file.is_file():
-        tokenizer = ModelDirectory.open(model).tokenizer()
+        tokenizer = Tokenizer.read(model / "tokenizer.json", SHAPES[model.name].vocab_size)
         words = Words.of(tokenizer.token_bytes, NEVER_GENERATED)
 
         def reference(asked: list[Generation]) -> list[Generated]:

@@ -53,8 +53,8 @@ class Shape:
 
 GPT2_SMALL = Shape("gpt2-small", "gpt2", 12, 768, 12, 12, 3072, 32_000, 1024, 8.0)
 LLAMA_HALF = Shape("llama-0.44b", "llama", 24, 1024, 16, 8, 4096, 32_000, 1024, 4.0)
-TINY_GPT2 = Shape("tiny-gpt2", "gpt2", 2, 128, 4, 4, 256, 2_000, 1024, 4.0)
-TINY_LLAMA = Shape("tiny-llama", "llama", 2, 128, 4, 2, 256, 2_000, 1024, 4.0)
+TINY_GPT2 = Shape("tiny-gpt2", "gpt2", 2, 128, 4, 4, 256, 2_000, 1024, 8.0)
+TINY_LLAMA = Shape("tiny-llama", "llama", 2, 128, 4, 2, 256, 2_000, 1024, 8.0)
 """The tiny shapes are for trying the runners, not for figures."""
 MEASURED = (GPT2_SMALL.name, LLAMA_HALF.name)
 SHAPES = {shape.name: shape for shape in (GPT2_SMALL, LLAMA_HALF, TINY_GPT2, TINY_LLAMA)}

@@ -18,7 +18,7 @@ from .compare import COMPARED, RESULTS
 from .environments import ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
-BLOCK = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- figures: ([\w.-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 NOT_YET = "Not measured yet.\n"
 FIRST_MODEL = "gpt2-small"
 

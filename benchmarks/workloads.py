@@ -107,11 +107,15 @@ def token_ends(text: str) -> list[int]:
 def with_stops(
     generations: Sequence[Generation], texts: Sequence[Generated], after: Sequence[int]
 ) -> list[Generation]:
-    """Each request with a stop of its own text that is complete one token after `after`."""
+    """Each request with a stop of its own text that is complete one token after `after`.
+
+    Where the text repeats itself there, a later place is taken, or one not much earlier; where
+    there is none, the request has no stop.
+    """
     found = []
     for generation, made, wanted in zip(generations, texts, after, strict=True):
         ends = token_ends(made.text)
-        tries = [wanted, *range(wanted + 1, len(ends)), *range(wanted - 1, 0, -1)]
+        tries = [wanted, *range(wanted + 1, len(ends)), *range(wanted - 1, wanted // 2, -1)]
         stops = (stop_in(made.text, ends, tokens) for tokens in tries)
         found.append(replace(generation, stop=next((stop for stop in stops if stop), None)))
     return found

@@ -28,6 +28,7 @@ class Vllm:
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(KV_CACHE_GIB)
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ["VLLM_CACHE_ROOT"] = str(converted / "vllm")
         os.environ["VLLM_NO_USAGE_STATS"] = "1"
         os.environ["HF_HUB_OFFLINE"] = "1"
         import torch  # noqa: PLC0415 - reads the environment

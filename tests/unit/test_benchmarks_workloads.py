@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from itertools import pairwise
 from statistics import median
 
 import pytest
@@ -105,7 +106,7 @@ def test_mixed_and_even_lengths_hold_the_same_tokens(words):
 def test_turns_repeat_four_fifths(workloads):
     waves = workloads["multi_turn"].waves()
     assert len(waves) == SIZES.turns
-    for before, after in zip(waves, waves[1:], strict=False):
+    for before, after in pairwise(waves):
         for old, new in zip(before, after, strict=True):
             assert new.token_ids[: len(old.token_ids)] == old.token_ids
             assert len(old.token_ids) / len(new.token_ids) == pytest.approx(0.8, abs=0.01)
