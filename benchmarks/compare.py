@@ -25,7 +25,14 @@ from nightjar.checkpoints.tokenizer import Tokenizer
 
 from . import own
 from .environments import CACHE, ROOT
-from .figures import Measured, SystemRecord, agreement, first_token, ratios
+from .figures import (
+    Measured,
+    SystemRecord,
+    agreement,
+    first_token,
+    median_first_token,
+    ratios,
+)
 from .machine import describe
 from .models import MEASURED, NEVER_GENERATED, SHAPES, save_model
 from .peers.protocol import Generated, Generation, Outcome, Workload
@@ -214,6 +221,8 @@ def record_figures(record: SystemRecord, reference: SystemRecord | None) -> dict
     if record.failed is not None:
         return figures | {"failed": record.failed}
     figures |= record.about | {"peak_mib": round(record.peak_mib), "workloads": measured}
+    if record.first_token:
+        figures["first_token"] = median_first_token(record.first_token)
     if record.workload_failures:
         figures["workload_failures"] = record.workload_failures
     return figures

@@ -7,6 +7,7 @@ be made does not stop the others: the reason is kept, and the comparison reports
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,10 @@ REQUIREMENTS = ROOT / "benchmarks" / "peers"
 
 # Packages ask for builds of these that do not load beside a CPU torch, and run without them.
 UNWANTED = {"vllm": ("torchvision", "torchaudio", "torchcodec"), "openvino": ("torchvision",)}
+
+# llama.cpp is compiled: without its examples, and for the instructions of this machine (its
+# default).
+BUILD_OPTIONS = {"llamacpp": {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}}
 
 
 def environment_python(name: str) -> Path:
@@ -65,7 +70,8 @@ def make_environment(name: str) -> str | None:
     if name in UNWANTED:
         commands.append([*pip, "uninstall", "--quiet", "--yes", *UNWANTED[name]])
     for command in commands:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        options = os.environ | BUILD_OPTIONS.get(name, {})
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=options)
         if done.returncode != 0:
             lines = [line for line in done.stderr.splitlines() if line.strip()]
             reason = f"installation failed: {lines[-1] if lines else done.returncode}"

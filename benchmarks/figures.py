@@ -144,3 +144,8 @@ def first_token(seconds_each: Sequence[float]) -> dict[str, float]:
         raise ValueError(f"{len(seconds_each)} times: expected threes")
     repeated, fresh = median(seconds_each[1::3]), median(seconds_each[2::3])
     return {"repeated_s": repeated, "fresh_s": fresh, "speedup": fresh / repeated}
+
+
+def median_first_token(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each figure's median over the rounds."""
+    return {name: round(median(one[name] for one in rounds), 4) for name in rounds[0]}

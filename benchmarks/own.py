@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from .figures import SystemRecord
+from .figures import SystemRecord, median_first_token
 from .peers.protocol import Workload
 
 BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "int8": 1}
@@ -45,10 +45,7 @@ def _of_record(
         found["full_over_short_time"] = round(full / short, 3)
         found["full_over_short_tokens"] = round(tokens[1] / tokens[0], 3)
     if record.first_token:
-        found["first_token"] = {
-            name: round(median(one[name] for one in record.first_token), 4)
-            for name in record.first_token[0]
-        }
+        found["first_token"] = median_first_token(record.first_token)
     found["memory"] = memory(record, model)
     found |= bare_share(record, workloads, model, threads)
     return found

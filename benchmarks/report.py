@@ -73,9 +73,11 @@ def rates(model: Record) -> str:
     for label, system in model["systems"].items():
         measured = system.get("workloads", {})
         cells = [_rate(measured.get(name)) for name in COMPARED]
+        cells.append(number(system.get("first_token", {}).get("speedup"), "x"))
         if "failed" not in system:
             rows.append([label, *cells])
     heads = [f"{name}, {UNITS[name]}" for name in COMPARED]
+    heads.append("time to first token, 80% repeated")
     return table(["system", *heads], rows) + "\n" + failures(model)
 
 

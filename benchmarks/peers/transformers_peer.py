@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -19,7 +20,7 @@ BATCH = 16
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-class RowStops(transformers.StoppingCriteria):  # type: ignore[misc]
+class RowStops(transformers.StoppingCriteria):
     """Ends each row at its own stop string or its own number of tokens."""
 
     def __init__(
@@ -71,14 +72,15 @@ class Transformers:
         if precision not in DTYPES:
             raise UnsupportedError(f"not run in {precision}: fp32 and bf16 are")
         torch.set_num_threads(threads)
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(
+        # Loaded in evaluation mode; its own types do not describe what comes back.
+        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             model, dtype=DTYPES[precision], attn_implementation="sdpa"
-        ).eval()
+        )
         self._model.generation_config.pad_token_id = 0
         tokenizer = transformers.AutoTokenizer.from_pretrained(model)
         size = self._model.config.vocab_size
         # The benchmark's vocabulary is ASCII but for the bytes, which are never generated.
-        self._pieces = [tokenizer.decode([token]).encode() for token in range(size)]
+        self._pieces = [str(tokenizer.decode([token])).encode() for token in range(size)]
 
     def reset(self) -> None:
         """Nothing outlives a call."""
