@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -278,6 +279,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[Options, Path | None]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options, out = parse(arguments)
+    # The stopped runners must not outlive this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     date = datetime.now(UTC).date().isoformat()
     RESULTS.mkdir(parents=True, exist_ok=True)
     logs = CACHE / "logs"
