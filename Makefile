@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format clean
+.PHONY: help demo test lint format bench-peers bench-scaling report clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -35,6 +35,16 @@ lint: $(VENV)/installed-dev ## Linter, formatter, types
 format: $(VENV)/installed-dev ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+bench-peers: $(VENV)/installed-dev ## Nightjar and its peers on this machine, each in its own environment
+	$(BIN)/python -m benchmarks.environments
+	$(BIN)/python -m benchmarks.compare
+
+bench-scaling: $(VENV)/installed-dev ## How the engine's cost grows, with plots
+	$(BIN)/python -m benchmarks.scaling
+
+report: $(VENV)/installed-dev ## Write the newest figures into docs/performance.md
+	$(BIN)/python -m benchmarks.report
 
 clean: ## Remove the environment and what the demo wrote
 	rm -rf $(VENV) demo-output build dist *.egg-info

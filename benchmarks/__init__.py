@@ -1,1 +1,1 @@
-"""What is measured, and the figures."""
+"""Measurements: the whole system, the engine beside its peers, and the bounds they are held against."""

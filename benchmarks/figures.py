@@ -1,0 +1,151 @@
+"""From measured seconds to the figures that are reported: rates, ratios, agreement.
+
+Nothing here measures anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from .peers.protocol import Outcome
+
+UNITS = {"generate": "requests/s", "rank": "documents/s", "first_token": "s"}
+
+
+@dataclass
+class Measured:
+    """One workload of one system: `units` of it took `seconds`, once a round."""
+
+    units: int
+    of: int
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Units a second, by the median round."""
+        return self.units / median(self.seconds)
+
+
+@dataclass
+class SystemRecord:
+    """What is known of a system in one precision.
+
+    failed: why it could not be measured at all; workload_failures: what single workloads said.
+    """
+
+    system: str
+    precision: str
+    ours: bool
+    failed: str | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    measured: dict[str, Measured] = field(default_factory=dict)
+    workload_failures: dict[str, str] = field(default_factory=dict)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    first_token: list[dict[str, float]] = field(default_factory=list)
+    peak_mib: float = 0.0
+
+    @property
+    def label(self) -> str:
+        return f"{self.system} {self.precision}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Our rate over a peer's."""
+
+    ours: str
+    peer: str
+    ratio: float
+
+
+def compare(ours: Mapping[str, float], peers: Mapping[str, float]) -> Comparison | None:
+    """Our fastest over the fastest peer, or None where either side has no figure."""
+    if not ours or not peers:
+        return None
+    best, rival = max(ours, key=ours.__getitem__), max(peers, key=peers.__getitem__)
+    return Comparison(best, rival, ours[best] / peers[rival])
+
+
+def rates(records: Sequence[SystemRecord], workload: str, *, ours: bool) -> dict[str, float]:
+    """Rates of a workload by label; `nightjar run` is reported beside, never compared."""
+    return {
+        record.label: record.measured[workload].rate
+        for record in records
+        if record.ours == ours and workload in record.measured and record.system != "nightjar-run"
+    }
+
+
+def ratios(records: Sequence[SystemRecord], workloads: Sequence[str]) -> dict[str, Any]:
+    """Per workload: our fastest over the fastest peer of any precision, then by precision.
+
+    by_precision compares the same with the same; over_fastest_peer holds each precision of ours
+    against the fastest peer of any precision.
+    """
+    overall: dict[str, Any] = {}
+    by_precision: dict[str, dict[str, Any]] = {}
+    over_fastest: dict[str, dict[str, Any]] = {}
+    for workload in workloads:
+        ours, peers = rates(records, workload, ours=True), rates(records, workload, ours=False)
+        if (found := compare(ours, peers)) is not None:
+            overall[workload] = _rounded(found)
+        for precision in sorted({record.precision for record in records}):
+            mine, theirs = _of(ours, precision), _of(peers, precision)
+            if (found := compare(mine, theirs)) is not None:
+                by_precision.setdefault(precision, {})[workload] = _rounded(found)
+            if (found := compare(mine, peers)) is not None:
+                over_fastest.setdefault(precision, {})[workload] = _rounded(found)
+    return {
+        "overall": overall,
+        "by_precision": by_precision,
+        "over_fastest_peer": over_fastest,
+    }
+
+
+def _of(by_label: Mapping[str, float], precision: str) -> dict[str, float]:
+    return {label: rate for label, rate in by_label.items() if label.endswith(f" {precision}")}
+
+
+def _rounded(found: Comparison) -> dict[str, Any]:
+    return {"ratio": round(found.ratio, 3), "ours": found.ours, "peer": found.peer}
+
+
+def agreement(reference: Outcome, outcome: Outcome) -> dict[str, Any]:
+    """Share of equal texts, and the largest relative difference of a score, where both have one.
+
+    A system that ran the first part of a workload is compared on that part.
+    """
+    found: dict[str, Any] = {}
+    texts = list(zip(reference.generated, outcome.generated, strict=False))
+    if texts:
+        equal = sum(wanted.text == given.text for wanted, given in texts)
+        found["texts_equal"] = round(equal / len(texts), 4)
+        found["texts_compared"] = len(texts)
+    scores = [
+        (wanted, given)
+        for row, other in zip(reference.mean_nll, outcome.mean_nll, strict=False)
+        for wanted, given in zip(row, other, strict=False)
+    ]
+    if scores:
+        difference = max(abs(given - wanted) / abs(wanted) for wanted, given in scores)
+        found["max_relative_score_difference"] = float(f"{difference:.2e}")
+        found["scores_compared"] = len(scores)
+    return found
+
+
+def first_token(seconds_each: Sequence[float]) -> dict[str, float]:
+    """Of prompts in threes (prefix, the same and more, fresh): time to first token, seconds.
+
+    speedup: a fresh prompt's time over that of one whose first 80% were seen before.
+    """
+    if not seconds_each or len(seconds_each) % 3:
+        raise ValueError(f"{len(seconds_each)} times: expected threes")
+    repeated, fresh = median(seconds_each[1::3]), median(seconds_each[2::3])
+    return {"repeated_s": repeated, "fresh_s": fresh, "speedup": fresh / repeated}
+
+
+def median_first_token(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each figure's median over the rounds."""
+    return {name: round(median(one[name] for one in rounds), 4) for name in rounds[0]}

@@ -1,0 +1,143 @@
+"""transformers: batches of 16 sorted by length, left-padded.
+
+A batch ends when every row has met its stop string (a StoppingCriteria that looks at each row's
+bytes); ranking is a padded forward whose head runs on the documents' positions alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from .protocol import Generated, Generation, Ranking, UnsupportedError, cut, serve
+
+BATCH = 16
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class RowStops(transformers.StoppingCriteria):
+    """Ends each row at its own stop string or its own number of tokens."""
+
+    def __init__(
+        self, pieces: Sequence[bytes], requests: Sequence[Generation], prompt_length: int
+    ) -> None:
+        self._pieces = pieces
+        self._requests = requests
+        self._prompt_length = prompt_length
+        self._texts = [b""] * len(requests)
+        self._done = [False] * len(requests)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: object) -> Tensor:
+        made = input_ids.shape[1] - self._prompt_length
+        for row, token in enumerate(input_ids[:, -1].tolist()):
+            if not self._done[row]:
+                request = self._requests[row]
+                self._texts[row] += self._pieces[token]
+                stopped = request.stop is not None and request.stop.encode() in self._texts[row]
+                self._done[row] = stopped or made >= request.max_tokens
+        return torch.tensor(self._done)
+
+
+def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Places of rows of similar length, BATCH at a time."""
+    order = sorted(range(len(lengths)), key=lambda place: lengths[place])
+    for start in range(0, len(order), BATCH):
+        yield order[start : start + BATCH]
+
+
+def pad_left(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Token ids [B, T] and attention mask [B, T]."""
+    longest = max(len(row) for row in rows)
+    ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    return ids, mask
+
+
+class Transformers:
+    """The reference: every other system's texts and scores are held against its fp32."""
+
+    def __init__(self) -> None:
+        self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+        self.settings = (
+            f"sorted batches of {BATCH}, sdpa attention, per-row stop strings by a "
+            "StoppingCriteria; ranking: one padded forward per batch, head on document positions"
+        )
+
+    def load(self, model: Path, precision: str, threads: int, converted: Path) -> None:
+        if precision not in DTYPES:
+            raise UnsupportedError(f"not run in {precision}: fp32 and bf16 are")
+        torch.set_num_threads(threads)
+        # Loaded in evaluation mode; its own types do not describe what comes back.
+        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            model, dtype=DTYPES[precision], attn_implementation="sdpa"
+        )
+        self._model.generation_config.pad_token_id = 0
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+        size = self._model.config.vocab_size
+        # The benchmark's vocabulary is ASCII but for the bytes, which are never generated.
+        self._pieces = [str(tokenizer.decode([token])).encode() for token in range(size)]
+
+    def reset(self) -> None:
+        """Nothing outlives a call."""
+
+    @torch.inference_mode()
+    def generate(self, requests: list[Generation]) -> list[Generated]:
+        found: dict[int, Generated] = {}
+        for places in batches([len(request.token_ids) for request in requests]):
+            batch = [requests[place] for place in places]
+            ids, mask = pad_left([request.token_ids for request in batch])
+            made = self._model.generate(
+                ids,
+                attention_mask=mask,
+                do_sample=False,
+                max_new_tokens=max(request.max_tokens for request in batch),
+                stopping_criteria=transformers.StoppingCriteriaList(
+                    [RowStops(self._pieces, batch, ids.shape[1])]
+                ),
+            )[:, ids.shape[1] :].tolist()
+            for place, request, row in zip(places, batch, made, strict=True):
+                found[place] = self._trim(request, row)
+        return [found[place] for place in range(len(requests))]
+
+    def _trim(self, request: Generation, row: list[int]) -> Generated:
+        """The text of a row; what follows its end is padding."""
+        text = ""
+        for count, token in enumerate(row[: request.max_tokens], 1):
+            text += self._pieces[token].decode()
+            if request.stop is not None and request.stop in text:
+                return Generated(cut(text, request.stop), count)
+        return Generated(text, min(len(row), request.max_tokens))
+
+    @torch.inference_mode()
+    def rank(self, rankings: list[Ranking]) -> list[list[float]]:
+        pairs = [(r.query, document) for r in rankings for document in r.documents]
+        scores: dict[int, float] = {}
+        for places in batches([len(query) + len(document) for query, document in pairs]):
+            batch = [pairs[place] for place in places]
+            scores.update(zip(places, self._score(batch), strict=True))
+        flat = iter(range(len(pairs)))
+        return [[scores[next(flat)] for _ in ranking.documents] for ranking in rankings]
+
+    def _score(self, batch: list[tuple[list[int], list[int]]]) -> list[float]:
+        """Mean NLL of each document; left padding puts every document at the end of its row."""
+        ids, mask = pad_left([query + document for query, document in batch])
+        longest = max(len(document) for _, document in batch)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        logits = self._model(
+            ids, attention_mask=mask, position_ids=positions, logits_to_keep=longest + 1
+        ).logits
+        log_probs = logits[:, :-1].float().log_softmax(-1)
+        taken = log_probs.gather(2, ids[:, -longest:, None]).squeeze(2)
+        return [
+            -float(row[-len(document) :].double().mean())
+            for row, (_, document) in zip(taken, batch, strict=True)
+        ]
+
+
+if __name__ == "__main__":
+    serve(Transformers())

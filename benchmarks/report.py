@@ -1,0 +1,259 @@
+"""Put the committed figures into docs/performance.md: `python -m benchmarks.report [--check]`.
+
+The page has blocks between `<!-- figures: NAME -->` and `<!-- end of figures -->`; each is written
+from the newest `peers-*.json` or `scaling-*.json`, so that page and figures cannot differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .compare import COMPARED, RESULTS
+from .environments import ROOT
+
+PAGE = ROOT / "docs" / "performance.md"
+BLOCK = re.compile(r"(<!-- figures: ([\w.-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+NOT_YET = "Not measured yet.\n"
+FIRST_MODEL = "gpt2-small"
+
+UNITS = {
+    "generate": "requests/s",
+    "rank": "documents/s",
+    "rank_long": "documents/s",
+    "catalogue": "documents/s",
+    "multi_turn": "requests/s",
+    "long_prompts": "requests/s",
+}
+Record = dict[str, Any]
+
+
+def newest(folder: Path, kind: str) -> Record | None:
+    """The newest result of a kind; dates in the names sort."""
+    files = sorted(folder.glob(f"{kind}-????-??-??.json"))
+    if not files:
+        return None
+    found: Record = json.loads(files[-1].read_text(encoding="utf-8"))
+    return found | {"file": files[-1].name}
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def number(value: float | None, suffix: str = "") -> str:
+    """Three digits, or a dash where there is no figure."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}{suffix}" if value >= 100 else f"{value:.3g}{suffix}"
+
+
+def about(peers: Record) -> str:
+    """Where and how the figures were measured."""
+    machine, options = peers["machine"], peers["options"]
+    flags = ", ".join(machine["flags"])
+    return (
+        f"`{peers['command']}`, {peers['date']}, {peers['minutes']} minutes; "
+        f"[{peers['file']}](../benchmarks/results/{peers['file']}).\n"
+        f"{machine['cpu']}, {machine['cores']} cores ({flags}), {machine['memory_gib']} GiB; "
+        f"torch {machine['torch']}, {machine['threads']} threads; {options['rounds']} rounds, "
+        f"medians, up to {options['budget_s']:g} s a system and workload.\n"
+    )
+
+
+def rates(model: Record) -> str:
+    """Every system's speed in every workload."""
+    rows = []
+    for label, system in model["systems"].items():
+        measured = system.get("workloads", {})
+        cells = [_rate(measured.get(name)) for name in COMPARED]
+        cells.append(number(system.get("first_token", {}).get("speedup"), "x"))
+        if "failed" not in system:
+            rows.append([label, *cells])
+    heads = [f"{name}, {UNITS[name]}" for name in COMPARED]
+    heads.append("time to first token, 80% repeated")
+    return table(["system", *heads], rows) + "\n" + failures(model)
+
+
+def _rate(measured: Record | None) -> str:
+    if measured is None:
+        return "-"
+    part = "" if measured["units"] == measured["of"] else f" ({measured['units']})"
+    return f"{number(measured['rate'])}{part}"
+
+
+def failures(model: Record) -> str:
+    """What could not be measured, and why."""
+    lines = []
+    for label, system in model["systems"].items():
+        if "failed" in system:
+            lines.append(f"- {label}: {system['failed']}")
+        lines += [
+            f"- {label}, {name}: {reason}"
+            for name, reason in system.get("workload_failures", {}).items()
+        ]
+    return (
+        "Not measured, with the system's own reason:\n\n" + "\n".join(lines) + "\n" if lines else ""
+    )
+
+
+def settings(model: Record) -> str:
+    """How each system was set, and its version."""
+    rows = {}
+    for system in model["systems"].values():
+        if "failed" not in system:
+            versions = ", ".join(f"{k} {v}" for k, v in system["versions"].items())
+            rows[system["system"]] = [system["system"], versions, system["settings"]]
+    return table(["system", "versions", "settings"], list(rows.values()))
+
+
+def ratio_table(model: Record) -> str:
+    """The same precision against the same, and each of ours against the fastest peer."""
+    found, rows = model["ratios_of"], []
+    for name in COMPARED:
+        same, over = found["by_precision"], found["over_fastest_peer"]
+        for precision in over:
+            if (best := over[precision].get(name)) is not None:
+                equal = same.get(precision, {}).get(name)
+                told = f"{number(equal['ratio'], 'x')} ({equal['peer']})" if equal else "-"
+                rows.append(
+                    [name, precision, told, f"{number(best['ratio'], 'x')} ({best['peer']})"]
+                )
+    return table(["workload", "ours in", "over the fastest peer of it", "over any peer"], rows)
+
+
+def agreements(model: Record) -> str:
+    """Texts and scores held against transformers fp32."""
+    rows = []
+    for label, system in model["systems"].items():
+        texts, scores = (system.get("workloads", {}).get(n, {}) for n in ("generate", "rank"))
+        if "texts_equal" in texts or "max_relative_score_difference" in scores:
+            difference = scores.get("max_relative_score_difference")
+            rows.append(
+                [
+                    label,
+                    f"{texts['texts_equal']:.1%}" if "texts_equal" in texts else "-",
+                    str(texts.get("texts_compared", "-")),
+                    "-" if difference is None else f"{difference:.1e}",
+                    str(scores.get("scores_compared", "-")),
+                ]
+            )
+    heads = ["system", "texts equal", "of texts", "largest relative difference of a score"]
+    return table([*heads, "of scores"], rows)
+
+
+def targets(model: Record) -> str:
+    """The figures that were set as goals, with what was reached."""
+    over, engine = model["ratios_of"]["over_fastest_peer"], model["engine"]
+    precisions = list(engine)
+
+    def row(name: str, least: str, aim: str, values: Callable[[str], str]) -> list[str]:
+        return [name, least, aim, *(values(precision) for precision in precisions)]
+
+    def ratio(workload: str) -> Callable[[str], str]:
+        def value(precision: str) -> str:
+            return number(over.get(precision, {}).get(workload, {}).get("ratio"), "x")
+
+        return value
+
+    def own(*path: str, suffix: str = "x") -> Callable[[str], str]:
+        def value(precision: str) -> str:
+            found = engine[precision]
+            for key in path:
+                found = found.get(key, {}) if isinstance(found, dict) else {}
+            return number(found if isinstance(found, float) else None, suffix)
+
+        return value
+
+    def percent(key: str) -> Callable[[str], str]:
+        def value(precision: str) -> str:
+            share = engine[precision].get(key)
+            return "-" if share is None else f"{share:.0%}"
+
+        return value
+
+    def memory(precision: str) -> str:
+        return f"{engine[precision]['memory']['peak_over_budget'] - 1:+.0%}"
+
+    rows = [
+        row("generation with stops, over the fastest peer", "2.5x", "4x", ratio("generate")),
+        row("ranking, over the fastest peer", "12x", "20x", ratio("rank")),
+        row("prefill, share of the bare forward", "80%", "95%", percent("prefill_share")),
+        row("decode, share of the bare forward", "80%", "95%", percent("decode_share")),
+        row("mixed lengths over even lengths", "0.9x", "1x", own("mixed_over_even")),
+        row("answer 10x shorter: time saved", "8x", "10x", own("full_over_short_time")),
+        row("80% repeated: time to first token", "3x", "5x", own("first_token", "speedup")),
+        row("peak memory over weights + KV budget", "+20%", "+10%", memory),
+    ]
+    return table(["figure", "at least", "aim", *precisions], rows)
+
+
+def plots(scaling: Record) -> str:
+    """Each curve: its plot, its figures, what it shows."""
+    stem = scaling["file"].removesuffix(".json")
+    machine = scaling["machine"]
+    parts = [
+        f"`{scaling['command']}`, {scaling['date']}, {machine['cpu']}, {machine['threads']} "
+        f"threads; [{scaling['file']}](../benchmarks/results/{scaling['file']}).\n"
+    ]
+    for name, by_precision in scaling["curves"].items():
+        first = next(iter(by_precision.values()))
+        parts.append(f"![{name}](../benchmarks/results/{stem}-{name}.svg)\n")
+        parts.append(f"{first['explained']}\n")
+        heads = [first["x_label"], *(str(point["x"]) for point in first["points"])]
+        rows = [
+            [f"{first['y_label']}, {precision}", *(number(p["median"]) for p in curve["points"])]
+            for precision, curve in by_precision.items()
+        ]
+        parts.append(table(heads, rows))
+    return "\n".join(parts)
+
+
+MODEL_BLOCKS: dict[str, Callable[[Record], str]] = {
+    "targets": targets,
+    "ratios": ratio_table,
+    "rates": rates,
+    "agreement": agreements,
+    "settings": settings,
+}
+
+
+def block(name: str, peers: Record | None, scaling: Record | None) -> str:
+    """The text of a block: `NAME`, or `NAME-MODEL` for a model other than the first."""
+    if name == "plots":
+        return plots(scaling) if scaling else NOT_YET
+    if name == "about":
+        return about(peers) if peers else NOT_YET
+    kind, _, model = name.partition("-")
+    if kind not in MODEL_BLOCKS:
+        raise ValueError(f"block {name!r}: known are about, plots, {', '.join(MODEL_BLOCKS)}")
+    found = (peers or {}).get("models", {}).get(model or FIRST_MODEL)
+    return MODEL_BLOCKS[kind](found) if found else NOT_YET
+
+
+def fill(page: str, peers: Record | None, scaling: Record | None) -> str:
+    """The page with every block written anew."""
+    return BLOCK.sub(
+        lambda match: f"{match[1]}\n{block(match[2], peers, scaling)}\n{match[3]}", page
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="only say whether the page is current")
+    args = parser.parse_args()
+    page = PAGE.read_text(encoding="utf-8")
+    filled = fill(page, newest(RESULTS, "peers"), newest(RESULTS, "scaling"))
+    if args.check:
+        sys.exit(f"{PAGE.name} is not what the figures say: make report" if filled != page else 0)
+    PAGE.write_text(filled, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""How cost grows: our engine's speed against batch, context, documents and queue length.
+
+    python -m benchmarks.scaling
+
+Each point is the median of several rounds, the points of a curve taken in turn.  Writes
+`benchmarks/results/scaling-<date>.json` and a plot of each curve beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+from nightjar.checkpoints import ModelDirectory
+
+from .environments import CACHE, ROOT
+from .machine import describe
+from .models import GPT2_SMALL, NEVER_GENERATED, SHAPES, save_model
+from .peers.nightjar_engine import NightjarEngine
+from .peers.protocol import Generation, Workload, run_workload
+from .workloads import Words, ranking
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a curve: run `workload` less `baseline`, and `amount` units came of it.
+
+    max_running: places of the engine, None for its default.
+    """
+
+    x: int
+    amount: int
+    workload: Workload
+    baseline: Workload | None = None
+    max_running: int | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a plot shows; `explained` stands under it."""
+
+    name: str
+    x_label: str
+    y_label: str
+    explained: str
+    points: list[Point]
+
+
+def _texts(ids: Sequence[Sequence[int]], max_tokens: int) -> Workload:
+    return Workload("scaling", "generate", [Generation(list(row), max_tokens) for row in ids])
+
+
+def batch_curve(words: Words, rng: random.Random, sizes: Sequence[int]) -> Curve:
+    """Decoding alone: 33 tokens less the first, prompts of 64."""
+    points = []
+    for size in sizes:
+        rows = [words.draw(rng, 64) for _ in range(size)]
+        points.append(Point(size, 32 * size, _texts(rows, 33), _texts(rows, 1), size))
+    return Curve(
+        "batch",
+        "texts decoded together",
+        "tokens/s",
+        "A step of decoding reads every weight once, whatever the batch: more texts share that "
+        "reading until the arithmetic takes longer than the memory does.",
+        points,
+    )
+
+
+def context_curve(words: Words, rng: random.Random, sizes: Sequence[int]) -> Curve:
+    """Decoding alone with 8 texts after prompts of growing length."""
+    points = []
+    for size in sizes:
+        rows = [words.draw(rng, size) for _ in range(8)]
+        points.append(Point(size, 8 * 16, _texts(rows, 17), _texts(rows, 1)))
+    return Curve(
+        "context",
+        "tokens of context, 8 texts",
+        "tokens/s",
+        "Attention reads the keys and values of every earlier token, so each step costs a fixed "
+        "part for the weights and a part that grows with the context.",
+        points,
+    )
+
+
+def prefill_curve(words: Words, rng: random.Random, sizes: Sequence[int]) -> Curve:
+    """Prompts of growing length, about 2,000 tokens together, one token asked."""
+    points = []
+    for size in sizes:
+        rows = [words.draw(rng, size) for _ in range(max(1, 2048 // size))]
+        points.append(Point(size, sum(map(len, rows)), _texts(rows, 1)))
+    return Curve(
+        "prefill",
+        "tokens of each prompt, about 2,048 together",
+        "prompt tokens/s",
+        "Prompts are packed without padding, so short ones cost no more a token than long ones; "
+        "what falls off to the right is attention, which grows with the square of the length.",
+        points,
+    )
+
+
+def documents_curve(words: Words, rng: random.Random, sizes: Sequence[int]) -> Curve:
+    """A query of 150 tokens and a growing number of documents of 11."""
+    points = []
+    for size in sizes:
+        documents = [words.draw(rng, 11) for _ in range(size)]
+        one = ranking(words, words.draw(rng, 150), documents)
+        points.append(Point(size, size, Workload("scaling", "rank", rankings=[one])))
+    return Curve(
+        "documents",
+        "documents of one query",
+        "documents/s",
+        "The query is computed once, so its cost is spread over the documents: the curve rises "
+        "until the documents' own tokens are all that is left to pay.",
+        points,
+    )
+
+
+def queue_curve(words: Words, rng: random.Random, sizes: Sequence[int]) -> Curve:
+    """A growing number of waiting requests, each of 32 tokens with 8 asked."""
+    points = []
+    for size in sizes:
+        rows = [words.draw(rng, 32) for _ in range(size)]
+        points.append(Point(size, size, _texts(rows, 8)))
+    return Curve(
+        "queue",
+        "requests waiting at once",
+        "requests/s",
+        "Up to the engine's places a longer queue fills the batch; past them it only has to wait: "
+        "a flat line there says that scheduling costs nothing that grows with the queue.",
+        points,
+    )
+
+
+def curves(words: Words, seed: int = 0) -> list[Curve]:
+    """Every curve, at the sizes that are plotted."""
+    makers: list[tuple[Callable[[Words, random.Random, Sequence[int]], Curve], list[int]]] = [
+        (batch_curve, [1, 2, 4, 8, 16, 32, 64]),
+        (context_curve, [32, 64, 128, 256, 512, 960]),
+        (prefill_curve, [8, 16, 32, 64, 128, 256, 512, 1000]),
+        (documents_curve, [1, 2, 4, 8, 16, 32, 64, 128, 256]),
+        (queue_curve, [1, 4, 16, 64, 256, 1024]),
+    ]
+    return [make(words, random.Random(f"{seed}-{make.__name__}"), sizes) for make, sizes in makers]
+
+
+def measure_point(system: NightjarEngine, point: Point) -> float:
+    """Units a second."""
+    default = system.config
+    if point.max_running is not None:
+        system.config = replace(default, max_running=point.max_running)
+    try:
+        seconds = _seconds(system, point.workload)
+        if point.baseline is not None:
+            seconds -= _seconds(system, point.baseline)
+    finally:
+        system.config = default
+    return point.amount / seconds
+
+
+def _seconds(system: NightjarEngine, workload: Workload) -> float:
+    system.reset()
+    started = time.perf_counter()
+    run_workload(system, workload)
+    return time.perf_counter() - started
+
+
+def measure(system: NightjarEngine, curve: Curve, rounds: int) -> dict[str, Any]:
+    """The curve's points; the first round warms up and is not counted."""
+    rates: dict[int, list[float]] = {point.x: [] for point in curve.points}
+    for number in range(rounds + 1):
+        for point in curve.points:
+            rate = measure_point(system, point)
+            if number:
+                rates[point.x].append(rate)
+    return {
+        "x_label": curve.x_label,
+        "y_label": curve.y_label,
+        "explained": curve.explained,
+        "points": [
+            {"x": x, "median": round(median(seen), 2), "rounds": [round(rate, 2) for rate in seen]}
+            for x, seen in rates.items()
+        ],
+    }
+
+
+def plot(name: str, by_precision: dict[str, dict[str, Any]], path: Path) -> None:
+    """One curve, a line for each precision."""
+    figure, axes = plt.subplots(figsize=(7, 3.5))
+    for precision, curve in by_precision.items():
+        xs = [point["x"] for point in curve["points"]]
+        axes.plot(xs, [point["median"] for point in curve["points"]], "o-", label=precision)
+        axes.set(xlabel=curve["x_label"], ylabel=curve["y_label"], title=name.capitalize())
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(xs, [str(x) for x in xs])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", choices=list(SHAPES), default=GPT2_SMALL.name)
+    parser.add_argument("--precisions", type=lambda text: text.split(","), default=["fp32"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    machine = describe(args.threads)
+    model = save_model(CACHE / "models" / args.model, SHAPES[args.model])
+    words = Words.of(ModelDirectory.open(model).tokenizer().token_bytes, NEVER_GENERATED)
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for precision in args.precisions:
+        system = NightjarEngine()
+        system.load(model, precision, args.threads, CACHE / "converted")
+        for curve in curves(words):
+            found.setdefault(curve.name, {})[precision] = measure(system, curve, args.rounds)
+            print(f"{precision} {curve.name}: {found[curve.name][precision]['points']}", flush=True)
+    date = datetime.now(UTC).date().isoformat()
+    result = {
+        "date": date,
+        "command": f"python -m benchmarks.scaling --precisions {','.join(args.precisions)}",
+        "machine": machine,
+        "model": asdict(SHAPES[args.model]),
+        "rounds": args.rounds,
+        "curves": found,
+    }
+    stem = RESULTS / f"scaling-{date}"
+    stem.with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    for name, by_precision in found.items():
+        plot(name, by_precision, stem.with_name(f"{stem.name}-{name}.svg"))
+
+
+if __name__ == "__main__":
+    main()

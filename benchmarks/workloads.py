@@ -1,0 +1,263 @@
+"""The work every system is given: seeded prompts, documents, and stop strings that really occur.
+
+Prompts are words of the model's vocabulary, one token each, so text and token ids are the same
+thing for every system.  A stop string is cut out of the text that the reference (transformers
+fp32) makes of the very prompt, so that it occurs where it is meant to.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from .peers.protocol import Generated, Generation, Ranking, Workload
+
+SHORTEST, LONGEST = 8, 400
+STOP_BYTES = 7
+"""Length of a stop string: it mostly begins and ends inside tokens."""
+
+DECODE_ROWS = 32
+
+Reference = Callable[[list[Generation]], list[Generated]]
+"""Greedy texts without stops, of the reference system."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words prompts are made of: texts of one token each, by token id."""
+
+    texts: dict[int, str]
+
+    @staticmethod
+    def of(token_bytes: Sequence[bytes], first: int) -> Words:
+        """Every token from `first` on that begins with a space."""
+        texts = {i: piece.decode() for i, piece in enumerate(token_bytes) if i >= first}
+        return Words({i: text for i, text in texts.items() if text.startswith(" ")})
+
+    def draw(self, rng: random.Random, length: int) -> list[int]:
+        """Random token ids."""
+        return rng.choices(list(self.texts), k=length)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text that encodes to exactly these ids."""
+        return "".join(self.texts[i] for i in ids)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much work; `scaled` shrinks counts and leaves lengths as they are."""
+
+    generations: int = 96
+    rank_queries: int = 12
+    rank_long_queries: int = 2
+    catalogue_queries: int = 50
+    catalogue_documents: int = 200
+    conversations: int = 8
+    turns: int = 6
+    long_prompts: int = 8
+    even_requests: int = 64
+    short_answers: int = 32
+    first_tokens: int = 6
+
+    def scaled(self, scale: float) -> Sizes:
+        """Every count times scale, two at least (turns and the catalogue's documents stay)."""
+        if not 0 < scale <= 1:
+            raise ValueError(f"scale {scale}: a number above 0, at most 1")
+        kept = ("turns", "catalogue_documents")
+        counts = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return Sizes(
+            **{
+                name: count if name in kept else max(2, round(count * scale))
+                for name, count in counts.items()
+            }
+        )
+
+
+def log_normal_lengths(
+    rng: random.Random, count: int, median: int = 64, sigma: float = 0.8
+) -> list[int]:
+    """Lengths around a median, none shorter than SHORTEST or longer than LONGEST."""
+    lengths = (round(rng.lognormvariate(math.log(median), sigma)) for _ in range(count))
+    return [min(max(length, SHORTEST), LONGEST) for length in lengths]
+
+
+def stop_in(text: str, ends: Sequence[int], tokens: int) -> str | None:
+    """A string of `text` that first occurs across the end of the token number `tokens`.
+
+    ends: where each token ends in the text.  The string is complete with the next token, so a
+    system that stops at once has computed tokens + 1.  None where no string that long is new.
+    """
+    if len(ends) <= tokens:
+        return None
+    for end in range(ends[tokens - 1] + 1, ends[tokens]):
+        stop = text[max(0, end - STOP_BYTES) : end]
+        if len(stop) == STOP_BYTES and text.find(stop) == end - STOP_BYTES:
+            return stop
+    return None
+
+
+def token_ends(text: str) -> list[int]:
+    """Where the tokens of a generated text end: each is a space and a word."""
+    starts = [place for place, character in enumerate(text) if character == " "]
+    return [*starts[1:], len(text)] if starts else []
+
+
+def with_stops(
+    generations: Sequence[Generation], texts: Sequence[Generated], after: Sequence[int]
+) -> list[Generation]:
+    """Each request with a stop of its own text that is complete one token after `after`.
+
+    Where the text repeats itself there, a later place is taken, or one not much earlier; where
+    there is none, the request has no stop.
+    """
+    found = []
+    for generation, made, wanted in zip(generations, texts, after, strict=True):
+        ends = token_ends(made.text)
+        tries = [wanted, *range(wanted + 1, len(ends)), *range(wanted - 1, wanted // 2, -1)]
+        stops = (stop_in(made.text, ends, tokens) for tokens in tries)
+        found.append(replace(generation, stop=next((stop for stop in stops if stop), None)))
+    return found
+
+
+def generate(words: Words, rng: random.Random, sizes: Sizes, reference: Reference) -> Workload:
+    """Mixed lengths around 64, 64 tokens asked, a stop of its own after 12 to 17 tokens."""
+    lengths = log_normal_lengths(rng, sizes.generations)
+    requests = [Generation(words.draw(rng, length), 64) for length in lengths]
+    after = [rng.randint(11, 16) for _ in requests]
+    asked = [replace(request, max_tokens=32) for request in requests]
+    return Workload("generate", "generate", with_stops(requests, reference(asked), after))
+
+
+def short_answers(words: Words, rng: random.Random, sizes: Sizes, reference: Reference) -> Workload:
+    """120 tokens asked, the answer ends after 12."""
+    lengths = [rng.randint(32, 96) for _ in range(sizes.short_answers)]
+    requests = [Generation(words.draw(rng, length), 120) for length in lengths]
+    asked = [replace(request, max_tokens=24) for request in requests]
+    stopped = with_stops(requests, reference(asked), [11] * len(requests))
+    return Workload("short_answers", "generate", stopped)
+
+
+def full_answers(short: Workload) -> Workload:
+    """The same requests without their stops."""
+    requests = [replace(generation, stop=None) for generation in short.generations]
+    return Workload("full_answers", "generate", requests)
+
+
+def long_prompts(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
+    """Prompts of 900 tokens, 16 asked."""
+    requests = [Generation(words.draw(rng, 900), 16) for _ in range(sizes.long_prompts)]
+    return Workload("long_prompts", "generate", requests)
+
+
+def mixed_and_even(words: Words, rng: random.Random, sizes: Sizes) -> tuple[Workload, Workload]:
+    """Prompts of 8 to 400 tokens, and as many of equal length with the same total of tokens."""
+    count = sizes.even_requests
+    lengths = [round(8 * (400 / 8) ** (i / (count - 1))) for i in range(count)]
+    rng.shuffle(lengths)
+    base, more = divmod(sum(lengths), count)
+    even = [base + (i < more) for i in range(count)]
+
+    def workload(name: str, sizes_: list[int]) -> Workload:
+        requests = [Generation(words.draw(rng, length), 32) for length in sizes_]
+        return Workload(name, "generate", requests)
+
+    return workload("mixed_lengths", lengths), workload("even_lengths", even)
+
+
+def prefill_and_decode(words: Words, rng: random.Random, sizes: Sizes) -> list[Workload]:
+    """What the engine's prefill and decode speeds are read from.
+
+    prefill_only: prompts of 128 tokens, one token asked.  decode_to less decode_from: 32 rows of
+    64 tokens, from the second token to the 65th, so 64 steps at a mean context of 97.
+    """
+    prompts = [words.draw(rng, 128) for _ in range(sizes.even_requests)]
+    rows = [words.draw(rng, 64) for _ in range(DECODE_ROWS)]
+    return [
+        Workload("prefill_only", "generate", [Generation(ids, 1) for ids in prompts]),
+        Workload("decode_from", "generate", [Generation(ids, 1) for ids in rows]),
+        Workload("decode_to", "generate", [Generation(ids, 65) for ids in rows]),
+    ]
+
+
+def multi_turn(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
+    """Conversations: each turn's prompt is four fifths the one before it, 8 tokens asked.
+
+    The answer inside a later prompt is fixed text, the same for every system, not its own.
+    """
+    requests = []
+    for _ in range(sizes.conversations):
+        prompt = words.draw(rng, 200)
+        for turn in range(sizes.turns):
+            requests.append(Generation(prompt, 8, wave=turn))
+            prompt = prompt + words.draw(rng, round(len(prompt) / 4))
+    return Workload("multi_turn", "generate", requests)
+
+
+def first_token(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
+    """Threes of prompts, one token asked: 400 tokens; the same and 100 more; 500 fresh ones.
+
+    The second against the third is what a prefix cache saves in time to first token.
+    """
+    requests = []
+    for _ in range(sizes.first_tokens):
+        prefix = words.draw(rng, 400)
+        for prompt in (prefix, prefix + words.draw(rng, 100), words.draw(rng, 500)):
+            requests.append(Generation(prompt, 1))
+    return Workload("first_token", "first_token", requests)
+
+
+def ranking(words: Words, query: list[int], documents: list[list[int]]) -> Ranking:
+    """A query and its documents, with the texts of both."""
+    return Ranking(query, documents, words.text(query), [words.text(d) for d in documents])
+
+
+def rank(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
+    """Queries of 135 to 165 tokens, 16 documents of 8 to 14 each."""
+    rankings = []
+    for _ in range(sizes.rank_queries):
+        documents = [words.draw(rng, rng.randint(8, 14)) for _ in range(16)]
+        rankings.append(ranking(words, words.draw(rng, rng.randint(135, 165)), documents))
+    return Workload("rank", "rank", rankings=rankings)
+
+
+def rank_long(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
+    """Queries of 500 tokens, 100 documents of 30."""
+    rankings = []
+    for _ in range(sizes.rank_long_queries):
+        documents = [words.draw(rng, rng.randint(25, 35)) for _ in range(100)]
+        rankings.append(ranking(words, words.draw(rng, 500), documents))
+    return Workload("rank_long", "rank", rankings=rankings)
+
+
+def catalogue(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
+    """One catalogue of 200 documents of 8 to 14 tokens, ranked for 50 queries of 32 to 64."""
+    documents = [words.draw(rng, rng.randint(8, 14)) for _ in range(sizes.catalogue_documents)]
+    queries = [words.draw(rng, rng.randint(32, 64)) for _ in range(sizes.catalogue_queries)]
+    return Workload("catalogue", "rank", rankings=[ranking(words, q, documents) for q in queries])
+
+
+def build(words: Words, sizes: Sizes, reference: Reference, seed: int = 0) -> dict[str, Workload]:
+    """Every workload by its name; each has a generator of its own, so one size moves no other."""
+
+    def rng(name: str) -> random.Random:
+        return random.Random(f"{seed}-{name}")
+
+    short = short_answers(words, rng("short_answers"), sizes, reference)
+    mixed, even = mixed_and_even(words, rng("mixed"), sizes)
+    made = [
+        generate(words, rng("generate"), sizes, reference),
+        rank(words, rng("rank"), sizes),
+        rank_long(words, rng("rank_long"), sizes),
+        catalogue(words, rng("catalogue"), sizes),
+        multi_turn(words, rng("multi_turn"), sizes),
+        long_prompts(words, rng("long_prompts"), sizes),
+        first_token(words, rng("first_token"), sizes),
+        mixed,
+        even,
+        short,
+        full_answers(short),
+        *prefill_and_decode(words, rng("prefill_and_decode"), sizes),
+    ]
+    return {workload.name: workload for workload in made}

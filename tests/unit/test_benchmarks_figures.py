@@ -1,0 +1,184 @@
+"""From seconds to figures, on made-up measurements; and from figures to the page."""
+
+import json
+import math
+
+import pytest
+
+from benchmarks import report
+from benchmarks.figures import Measured, SystemRecord, agreement, first_token, ratios
+from benchmarks.peers.protocol import Generated, Outcome
+
+
+def record(system, precision, seconds, *, ours=False, units=10):
+    measured = {"generate": Measured(units, 10, seconds)}
+    return SystemRecord(system, precision, ours, measured=measured)
+
+
+RECORDS = [
+    record("nightjar", "fp32", [1.0, 100.0, 2.0], ours=True),
+    record("nightjar", "int8", [1.0], ours=True),
+    record("nightjar-run", "fp32", [0.001], ours=True),
+    record("slow", "fp32", [10.0]),
+    record("quick", "fp32", [4.0, 4.0]),
+    record("quick", "int8", [1.0], units=5),
+    SystemRecord("broken", "fp32", ours=False, failed="no wheel"),
+]
+
+
+def test_a_rate_is_of_the_median_round():
+    assert RECORDS[0].measured["generate"].rate == 5.0
+
+
+def test_ratios_over_the_fastest_peer():
+    found = ratios(RECORDS, ["generate", "rank"])
+    assert found == {
+        "overall": {"generate": {"ratio": 2.0, "ours": "nightjar int8", "peer": "quick int8"}},
+        "by_precision": {
+            "fp32": {"generate": {"ratio": 2.0, "ours": "nightjar fp32", "peer": "quick fp32"}},
+            "int8": {"generate": {"ratio": 2.0, "ours": "nightjar int8", "peer": "quick int8"}},
+        },
+        "over_fastest_peer": {
+            "fp32": {"generate": {"ratio": 1.0, "ours": "nightjar fp32", "peer": "quick int8"}},
+            "int8": {"generate": {"ratio": 2.0, "ours": "nightjar int8", "peer": "quick int8"}},
+        },
+    }
+
+
+def test_no_peer_no_ratio():
+    assert ratios(RECORDS[:3], ["generate"])["overall"] == {}
+
+
+def test_agreement_over_the_part_both_have():
+    reference = Outcome([Generated("a", 1), Generated("b", 1), Generated("c", 1)], [[2.0, 4.0]])
+    other = Outcome([Generated("a", 1), Generated("x", 1)], [[2.0, 4.5], [9.0]])
+    assert agreement(reference, other) == {
+        "texts_equal": 0.5,
+        "texts_compared": 2,
+        "max_relative_score_difference": 0.125,
+        "scores_compared": 2,
+    }
+
+
+def test_time_to_first_token():
+    assert first_token([9, 1, 4, 9, 3, 8, 9, 2, 6]) == {
+        "repeated_s": 2,
+        "fresh_s": 6,
+        "speedup": 3.0,
+    }
+    with pytest.raises(ValueError, match="threes"):
+        first_token([1.0, 2.0])
+
+
+def system(name, precision, **measured):
+    workloads = {
+        workload: {"units": 10, "of": 12, "rate": rate, "seconds": [1.0]}
+        for workload, rate in measured.items()
+    }
+    return {
+        "system": name,
+        "precision": precision,
+        "versions": {name: "1.2"},
+        "settings": "as its makers say",
+        "workloads": workloads,
+    }
+
+
+@pytest.fixture
+def peers():
+    quick = system("quick", "fp32", generate=2.0, rank=math.pi)
+    quick["workloads"]["generate"] |= {"texts_equal": 0.9875, "texts_compared": 80}
+    quick["first_token"] = {"repeated_s": 2.0, "fresh_s": 5.0, "speedup": 2.5}
+    over = {"fp32": {"generate": {"ratio": 3.25, "ours": "nightjar fp32", "peer": "quick fp32"}}}
+    model = {
+        "systems": {
+            "nightjar fp32": system("nightjar", "fp32", generate=6.5),
+            "quick fp32": quick,
+            "broken fp32": {"system": "broken", "precision": "fp32", "failed": "no wheel"},
+        },
+        "ratios_of": {"overall": {}, "by_precision": over, "over_fastest_peer": over},
+        "engine": {
+            "fp32": {
+                "mixed_over_even": 0.97,
+                "prefill_share": 0.915,
+                "first_token": {"speedup": 4.5},
+                "memory": {"peak_over_budget": 1.13},
+            }
+        },
+    }
+    machine = {"flags": ["avx2"], "memory_gib": 24, "torch": "2", "threads": 2, "cpu": "C"}
+    return {
+        "file": "peers-2026-11-21.json",
+        "command": "python -m benchmarks.compare",
+        "date": "2026-11-21",
+        "minutes": 20.0,
+        "machine": machine | {"cores": 2},
+        "options": {"rounds": 3, "budget_s": 8.0},
+        "models": {"gpt2-small": model},
+    }
+
+
+def test_blocks_are_filled(peers):
+    names = ("about", "targets", "rates", "ratios", "agreement", "settings", "rates-llama-0.44b")
+    page = "Words.\n" + "".join(
+        f"<!-- figures: {name} -->\nold\n<!-- end of figures -->\nkept {name}\n" for name in names
+    )
+    filled = report.fill(page, peers, None)
+    assert "old" not in filled
+    assert all(f"kept {name}" in filled for name in names)
+    for line in (
+        "| generation with stops, over the fastest peer | 2.5x | 4x | 3.25x |",
+        "| ranking, over the fastest peer | 12x | 20x | - |",
+        "| prefill, share of the bare forward | 80% | 95% | 92% |",
+        "| mixed lengths over even lengths | 0.9x | 1x | 0.97x |",
+        "| 80% repeated: time to first token | 3x | 5x | 4.5x |",
+        "| peak memory over weights + KV budget | +20% | +10% | +13% |",
+        "| quick fp32 | 2 (10) | 3.14 (10) | - | - | - | - | 2.5x |",
+        "- broken fp32: no wheel",
+        "| generate | fp32 | 3.25x (quick fp32) | 3.25x (quick fp32) |",
+        "| quick fp32 | 98.8% | 80 | - | - |",
+        "| quick | quick 1.2 | as its makers say |",
+        "Not measured yet.",
+    ):
+        assert line in filled.splitlines()
+    assert report.fill(filled, peers, None) == filled
+
+
+def test_plots_of_scaling():
+    curve = {
+        "x_label": "texts",
+        "y_label": "tokens/s",
+        "explained": "It rises.",
+        "points": [{"x": 1, "median": 12.5}, {"x": 64, "median": 1500.0}],
+    }
+    scaling = {
+        "file": "scaling-2026-11-21.json",
+        "command": "c",
+        "date": "d",
+        "machine": {"cpu": "C", "threads": 2},
+        "curves": {"batch": {"fp32": curve}},
+    }
+    text = report.block("plots", None, scaling)
+    assert "(../benchmarks/results/scaling-2026-11-21-batch.svg)" in text
+    assert "It rises." in text
+    assert "| tokens/s, fp32 | 12.5 | 1,500 |" in text
+
+
+def test_the_newest_figures_are_taken(tmp_path):
+    for date, value in (("2026-11-20", 1), ("2026-12-01", 2)):
+        (tmp_path / f"peers-{date}.json").write_text(json.dumps({"minutes": value}))
+    (tmp_path / "peers-trial.json").write_text("{}")
+    assert report.newest(tmp_path, "peers") == {"minutes": 2, "file": "peers-2026-12-01.json"}
+    assert report.newest(tmp_path, "scaling") is None
+
+
+def test_an_unknown_block_is_refused(peers):
+    with pytest.raises(ValueError, match="'rated'"):
+        report.fill("<!-- figures: rated -->\n<!-- end of figures -->", peers, None)
+
+
+def test_the_page_is_what_the_committed_figures_say():
+    page = report.PAGE.read_text(encoding="utf-8")
+    found = [report.newest(report.RESULTS, kind) for kind in ("peers", "scaling")]
+    assert report.fill(page, *found) == page
+    assert len(report.BLOCK.findall(page)) == 10
