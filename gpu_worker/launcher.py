@@ -14,12 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from nightjar.gpu_worker import messages
+from nightjar.jobs.records import ComputeSeconds
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,8 @@ class Launcher:
         self._ready = threading.Event()
         self._error: str | None = None
         self._failed_loads = 0
+        self._seconds = ComputeSeconds()
+        self._earlier_engine_s = 0.0  # of the processes before the one that runs now
         self._closing = False
         self._alive_at = time.monotonic()
         self._process, self._pipe = self._spawn()
@@ -98,6 +101,15 @@ class Launcher:
     def pid(self) -> int:
         """Process id of the compute process that runs now."""
         return self._process.pid
+
+    @property
+    def seconds(self) -> ComputeSeconds:
+        """What the compute processes have spent so far, all that were started.
+
+        A process tells its steps with its answers, or every second: what one that died had not
+        told is missing.
+        """
+        return self._seconds
 
     def wait_ready(self) -> None:
         """Block until the model is loaded.
@@ -203,6 +215,8 @@ class Launcher:
         match message:
             case messages.Ready():
                 self._failed_loads = 0
+                load_s = self._seconds.load_s + message.load_s
+                self._seconds = replace(self._seconds, load_s=load_s)
                 self._ready.set()
             case messages.LoadFailed():
                 self._fail(message.message)
@@ -212,7 +226,8 @@ class Launcher:
                 if future is not None:
                     future.set_result(message)
             case messages.Stepped():
-                pass
+                engine_s = self._earlier_engine_s + message.busy_s
+                self._seconds = replace(self._seconds, engine_s=engine_s)
 
     def _is_stalled(self) -> bool:
         silent_s = time.monotonic() - self._alive_at
@@ -239,6 +254,7 @@ class Launcher:
             self._ready.clear()
             self._fail_pending(ComputeLostError(f"the compute process ended ({status})"))
             self._pipe.close()
+            self._earlier_engine_s = self._seconds.engine_s
             self._process, self._pipe = self._spawn()
             vectors = [messages.RegisterVectors(key=k, data=d) for k, d in self._vectors.items()]
             self._send(vectors)

@@ -54,13 +54,12 @@ class _Parts:
             model=settings.model_name or model.name,
             crashes_allowed=settings.micro_batch_crashes,
         )
-        return cls(store, launcher, worker, Heartbeat(store, worker, settings.heartbeat_s))
+        return cls(store, launcher, worker, Heartbeat(worker, settings.heartbeat_s))
 
     def close(self) -> None:
         self.heartbeat.stop()
         self.launcher.close()
-        self.store.release_owner(self.worker.owner)
-        self.store.forget_worker(self.worker.owner)
+        self.worker.leave()
         self.store.close()
 
 

@@ -61,6 +61,18 @@ class GpuWorker:
             batch = self._store.claim(micro_batch, epoch, self.owner)
             return Outcome("skipped") if batch is None else self._run(batch)
 
+    def beat(self) -> None:
+        """Write a sign of life, and what the compute processes have spent."""
+        self._store.beat(self.owner, self._launcher.seconds)
+
+    def leave(self) -> None:
+        """The worker ends, its launcher is closed: give back every lease, write the last seconds.
+
+        Without this beat, a run shorter than the time between two would show no seconds.
+        """
+        self._store.release_owner(self.owner)
+        self.beat()
+
     def give_back_leaked(self) -> None:
         """Give back what this worker holds in SQL and no thread works on.
 
@@ -171,8 +183,7 @@ class GpuWorker:
 class Heartbeat:
     """Raises a worker's counter in SQL, so that the sweeper knows that it lives."""
 
-    def __init__(self, store: Store, worker: GpuWorker, every_s: float) -> None:
-        self._store = store
+    def __init__(self, worker: GpuWorker, every_s: float) -> None:
         self._worker = worker
         self._every_s = every_s
         self._stop = threading.Event()
@@ -187,7 +198,7 @@ class Heartbeat:
     def _beat(self) -> None:
         while not self._stop.is_set():
             try:
-                self._store.beat(self._worker.owner)
+                self._worker.beat()
                 self._worker.give_back_leaked()
             except StoreError as error:
                 # The lease may be lost meanwhile; the fence at finish decides, not we.

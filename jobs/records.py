@@ -259,6 +259,18 @@ class PromptVector:
 
 
 @dataclass(frozen=True, slots=True)
+class ComputeSeconds:
+    """Where the time of compute processes went; seconds of their own monotonic clocks."""
+
+    engine_s: float = 0.0  # in steps of the engine
+    load_s: float = 0.0  # in loading the model, once for each process that was started
+
+    def __sub__(self, earlier: "ComputeSeconds") -> "ComputeSeconds":
+        """What has come since `earlier`."""
+        return ComputeSeconds(self.engine_s - earlier.engine_s, self.load_s - earlier.load_s)
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerHeartbeat:
     """A worker's counter; a counter that stands still for the sweeper means a dead worker."""
 

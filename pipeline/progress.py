@@ -76,7 +76,7 @@ class ProgressView(Listener):
 
 
 def print_summary(console: Console, summary: RunSummary) -> None:
-    """Say what the run did, where the results are, and what early stops saved."""
+    """Say what the run did, where its time went, what early stops saved, where the results are."""
     job = summary.job
 
     def say(line: str) -> None:
@@ -90,6 +90,12 @@ def print_summary(console: Console, summary: RunSummary) -> None:
         f"{computed} requests in {summary.seconds:.1f} s ({computed / summary.seconds:.1f}/s, "
         f"start-up included): {job.completed} succeeded, {job.failed + job.cancelled} failed"
     )
+    if summary.engine_s:
+        else_s = summary.seconds - summary.engine_s - summary.load_s
+        say(
+            f"time: {summary.engine_s:.2f} s in the engine, {summary.load_s:.2f} s loading the "
+            f"model, {else_s:.2f} s else"
+        )
     if job.requested_tokens:
         say(
             f"generated {job.completion_tokens} of {job.requested_tokens} requested tokens: "

@@ -15,6 +15,7 @@ from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import (
     ClaimedMicroBatch,
     ClaimedRequest,
+    ComputeSeconds,
     JobState,
     MicroBatchRef,
     MicroBatchState,
@@ -28,6 +29,7 @@ from nightjar.jobs.store.segments import unpack_segments
 from nightjar.jobs.store.tables import job, micro_batch, request, worker
 
 CRASHED_STATUS = 500
+_SECONDS = ComputeSeconds.__slots__
 
 # The statements of every micro-batch are built once: building costs more than running them.
 _mb = micro_batch.c
@@ -188,14 +190,29 @@ class LeaseStore(StorePart):
 
         return self._database.write(work)
 
-    def beat(self, owner: str) -> None:
-        """Raise the worker's counter: it lives. Every 2 s, from the worker's own thread."""
-        fresh = self._database.insert(worker).values(owner=owner, counter=1, seen_at=now())
+    def beat(self, owner: str, seconds: ComputeSeconds) -> None:
+        """Raise the worker's counter: it lives. Every 2 s, from the worker's own thread.
+
+        `seconds` is what its compute processes have spent since the worker started.
+        """
+        fresh = self._database.insert(worker).values(
+            owner=owner,
+            counter=1,
+            seen_at=now(),
+            engine_s=seconds.engine_s,
+            load_s=seconds.load_s,
+        )
+        written = {name: fresh.excluded[name] for name in ("seen_at", *_SECONDS)}
         statement = fresh.on_conflict_do_update(
-            index_elements=[worker.c.owner],
-            set_={"counter": worker.c.counter + 1, "seen_at": fresh.excluded.seen_at},
+            index_elements=[worker.c.owner], set_={"counter": worker.c.counter + 1, **written}
         )
         self._database.write(lambda connection: connection.execute(statement))
+
+    def compute_seconds(self) -> ComputeSeconds:
+        """What all workers, ended ones too, have said in their last beats, summed."""
+        sums = [sa.func.coalesce(sa.func.sum(worker.c[name]), 0.0) for name in _SECONDS]
+        with self._database.reading() as connection:
+            return ComputeSeconds(*connection.execute(sa.select(*sums)).one())
 
     def heartbeats(self) -> list[WorkerHeartbeat]:
         """The counters of the workers that hold leases; 0 for one that never beat."""
@@ -208,11 +225,6 @@ class LeaseStore(StorePart):
         )
         with self._database.reading() as connection:
             return [WorkerHeartbeat(owner, count) for owner, count in connection.execute(statement)]
-
-    def forget_worker(self, owner: str) -> None:
-        """Remove the counter of a worker that has ended."""
-        statement = sa.delete(worker).where(worker.c.owner == owner)
-        self._database.write(lambda connection: connection.execute(statement))
 
     def _release(self, connection: Connection, leased: Row[Any], *, crashed: bool) -> None:
         if _is_cancelled(connection, leased.job_id):

@@ -156,12 +156,16 @@ result = sa.Table(
     ),
 )
 
+# The row of a worker that has ended stays: its seconds count.
 worker = sa.Table(
     "worker",
     metadata,
     sa.Column("owner", sa.String(255), primary_key=True),
     sa.Column("counter", sa.BigInteger, nullable=False),
     sa.Column("seen_at", UtcDateTime, nullable=False),  # for people; no decision rests on it
+    # Defaults of the database: a worker of the version before may still write its beats.
+    sa.Column("engine_s", sa.Double, nullable=False, server_default="0"),
+    sa.Column("load_s", sa.Double, nullable=False, server_default="0"),
 )
 
 prompt_vector = sa.Table(

@@ -61,6 +61,8 @@ class RunSummary:
     was_finished: bool  # an earlier run had done it all
     resumed: int  # requests that had their outcome before this run
     seconds: float
+    engine_s: float  # of `seconds`: in steps of the engine
+    load_s: float  # of `seconds`: in loading the model
 
 
 class Listener:
@@ -138,15 +140,25 @@ class _Run:
             before = job.ended
             was_finished = job.is_over and was_written(self._workdir, self._arguments.out)
             self._listener.submitted(job, resumed=resumed)
+            earlier = self._store.compute_seconds()  # of runs that this one goes on from
             if not job.is_over:
                 job = self._compute(job)
+            spent = self._store.compute_seconds() - earlier
             if not was_finished:
                 self._write(job)
         finally:
             self._store.close()
         out, errors = output_paths(self._arguments.out)
-        seconds = time.monotonic() - started
-        return RunSummary(job, out, errors, was_finished, before if resumed else 0, seconds)
+        return RunSummary(
+            job=job,
+            out=out,
+            errors=errors,
+            was_finished=was_finished,
+            resumed=before if resumed else 0,
+            seconds=time.monotonic() - started,
+            engine_s=spent.engine_s,
+            load_s=spent.load_s,
+        )
 
     def _submit_or_resume(self) -> tuple[Job, bool]:
         """The job of these arguments, and whether an earlier run had submitted it."""
@@ -178,6 +190,7 @@ class _Run:
         return registered
 
     def _compute(self, job: Job) -> Job:
+        """Run the services until the job is over; when this returns, they have ended."""
         logs = self._workdir / "logs"
         with EmbeddedSystem(self._store, self._settings, logs, self._listener.noticed) as system:
             while not job.is_over:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import re
 import sqlite3
 import struct
 import subprocess
@@ -64,6 +65,26 @@ def landed(out: Path) -> int:
         return 0
 
 
+def written_seconds(out: Path) -> tuple[float, float]:
+    """The engine's seconds and those of loading that the run's database holds."""
+    with sqlite3.connect(out.with_name(f"{out.name}.work") / "nightjar.db") as connection:
+        query = "select coalesce(sum(engine_s), 0), coalesce(sum(load_s), 0) from worker"
+        engine_s, load_s = connection.execute(query).fetchone()
+    return engine_s, load_s
+
+
+def told_seconds(summary: str) -> tuple[float, float, float, float]:
+    """What the summary says: wall time, and of it the engine's, loading and all else."""
+    wall = re.search(r"requests in ([\d.]+) s", summary)
+    parts = re.search(
+        r"time: ([\d.]+) s in the engine, ([\d.]+) s loading the model, ([\d.]+) s else", summary
+    )
+    assert wall, summary
+    assert parts, summary
+    engine, load, rest = map(float, parts.groups())
+    return float(wall[1]), engine, load, rest
+
+
 def test_generation_and_ranking_are_those_of_transformers(tiny_model: Path, tmp_path: Path) -> None:
     documents = ["하늘", " blue sky", " z"]
     lines = [completion_line(f"g{n}", prompt=text) for n, text in enumerate(PROMPTS)]
@@ -123,6 +144,21 @@ def test_a_finished_run_says_so_and_changes_nothing(tiny_model: Path, tmp_path: 
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("out*.jsonl")} == before
 
 
+def test_the_summary_tells_the_engines_seconds_from_the_rest(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [*many_lines(160)])
+    out = tmp_path / "out.jsonl"
+    done = nightjar(*run_arguments(source, tiny_model, out))
+    assert done.returncode == 0, done.stderr
+    wall_s, engine_s, load_s, rest_s = told_seconds(done.stderr)
+    assert 0 < engine_s <= wall_s
+    assert 0 < load_s <= wall_s
+    assert rest_s > 0
+    assert engine_s + load_s + rest_s == pytest.approx(wall_s, abs=0.1)
+    assert (engine_s, load_s) == pytest.approx(written_seconds(out), abs=0.006)
+
+
 def test_a_killed_worker_costs_nothing(tiny_model: Path, tmp_path: Path) -> None:
     count = 480
     source = write_lines(tmp_path / "in.jsonl", [*many_lines(count)])
@@ -178,9 +214,14 @@ def test_a_killed_run_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> 
     with sqlite3.connect(database) as connection:
         before = connection.execute(query).fetchall()
     assert 0 < len(before) < count
+    spent_before = written_seconds(out)
     again = nightjar(*run_arguments(source, tiny_model, out), timeout_s=180)
     assert again.returncode == 0, again.stderr
     assert f"{len(before)} of {count} requests have landed before" in again.stderr
+    wall_s, engine_s, load_s, _ = told_seconds(again.stderr)
+    assert engine_s + load_s <= wall_s
+    since = [after - then for after, then in zip(written_seconds(out), spent_before, strict=True)]
+    assert [engine_s, load_s] == pytest.approx(since, abs=0.006)
     with sqlite3.connect(database) as connection:
         after = dict(connection.execute(query).fetchall())
     assert [(row, after[row]) for row, _ in before] == before

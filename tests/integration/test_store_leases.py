@@ -4,6 +4,7 @@ import pytest
 
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import (
+    ComputeSeconds,
     JobState,
     MicroBatchState,
     NewResult,
@@ -129,16 +130,27 @@ def test_failing_a_micro_batch_gives_each_request_the_error(store: Store) -> Non
 def test_heartbeats_of_those_who_hold_leases(store: Store) -> None:
     _, refs = planned(store, 2)
     for _ in range(3):
-        store.beat("busy")
-    store.beat("idle")
+        store.beat("busy", ComputeSeconds())
+    store.beat("idle", ComputeSeconds())
     claim(store, refs[0], "busy")
     claim(store, refs[1], "mute")
     assert sorted(store.heartbeats(), key=lambda beat: beat.owner) == [
         WorkerHeartbeat("busy", 3),
         WorkerHeartbeat("mute", 0),
     ]
-    store.forget_worker("busy")
-    assert WorkerHeartbeat("busy", 0) in store.heartbeats()
+
+
+def test_seconds_are_summed_over_workers_and_the_last_beat_counts(store: Store) -> None:
+    assert store.compute_seconds() == ComputeSeconds(0.0, 0.0)
+    store.beat("first", ComputeSeconds(engine_s=1.5, load_s=0.25))
+    store.beat("second", ComputeSeconds(engine_s=0.5, load_s=2.0))
+    store.beat("first", ComputeSeconds(engine_s=4.0, load_s=0.5))
+    assert store.compute_seconds() == ComputeSeconds(engine_s=4.5, load_s=2.5)
+
+
+def test_seconds_since_an_earlier_moment() -> None:
+    since = ComputeSeconds(engine_s=4.5, load_s=2.5) - ComputeSeconds(engine_s=1.0, load_s=0.5)
+    assert since == ComputeSeconds(engine_s=3.5, load_s=2.0)
 
 
 def test_a_dead_workers_leases_are_taken_back(store: Store) -> None:

@@ -130,12 +130,13 @@ def test_a_storm_of_workers_sweepers_and_a_canceller(store: Store) -> None:
 
 WORKER = """
 import sys
+from nightjar.jobs.records import ComputeSeconds
 from nightjar.jobs.store import Store
 from tests.outcomes import answers
 store, owner = Store(sys.argv[1]), sys.argv[2]
 while refs := store.dispatchable(1000):
     for ref in refs:
-        store.beat(owner)
+        store.beat(owner, ComputeSeconds())
         claimed = store.claim(ref.id, ref.epoch, owner)
         if claimed:
             store.finish(claimed.id, claimed.epoch, owner, answers(claimed))

@@ -6,6 +6,7 @@ import pytest
 
 from nightjar.jobs.errors import EmptyJobError, JobError, StoreError, UnusableDatabaseError
 from nightjar.jobs.records import (
+    ComputeSeconds,
     JobState,
     NewJob,
     NewRequest,
@@ -155,7 +156,8 @@ def test_many_rows_arrive_in_order(store: Store) -> None:
 def test_a_staging_submission_blocks_no_writer(store: Store) -> None:
     with store.submission(NewJob("tiny")) as submission:
         submission.add(good(index) for index in range(1_500))
-        store.beat("worker")  # would wait half a minute for SQLite's lock, and fail
+        # It would wait half a minute for SQLite's lock, and fail.
+        store.beat("worker", ComputeSeconds())
         submission.add([good(1_500)])
     assert submission.accepted == 1_501
 

@@ -11,7 +11,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.errors import StoreUnavailableError
-from nightjar.jobs.records import NewJob, NewRequest, RequestKind
+from nightjar.jobs.records import ComputeSeconds, NewJob, NewRequest, RequestKind
 from nightjar.jobs.store import Store
 from tests.jobs import submit
 
@@ -38,10 +38,10 @@ def test_a_locked_file_is_reported_and_used_again(sqlite_store: Store, sqlite_ur
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailableError, match="locked"):
-            sqlite_store.beat("worker")
+            sqlite_store.beat("worker", ComputeSeconds())
         assert sqlite_store.jobs() == []  # readers do not wait
         other.execute("COMMIT")
-    sqlite_store.beat("worker")
+    sqlite_store.beat("worker", ComputeSeconds())
 
 
 def test_a_full_disk_is_reported_and_nothing_is_left(sqlite_store: Store) -> None:
@@ -80,13 +80,13 @@ def test_a_restarted_server_is_found_again(postgres_store: Store, postgres_serve
         ).all()
     assert ended
     assert postgres_store.job(job_id).total == 1
-    postgres_store.beat("worker")
+    postgres_store.beat("worker", ComputeSeconds())
 
 
 def test_a_deadlock_is_run_again(postgres_store: Store) -> None:
     """Two transactions lock two workers' rows in opposite orders, which the store never does."""
     for owner in ("ann", "bob"):
-        postgres_store.beat(owner)
+        postgres_store.beat(owner, ComputeSeconds())
     both_hold_one = threading.Barrier(2)
     attempts: list[str] = []
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nightjar.jobs.records import MicroBatchRef
+from nightjar.jobs.records import ComputeSeconds, MicroBatchRef
 from nightjar.jobs.store import Store
 from nightjar.pipeline.sweeper import Sweeper, SweepReport
 from tests.jobs import planned
@@ -28,7 +28,7 @@ def sweeper(store: Store, clock: Clock) -> Sweeper:
 
 
 def claim(store: Store, ref: MicroBatchRef, owner: str) -> None:
-    store.beat(owner)
+    store.beat(owner, ComputeSeconds())
     assert store.claim(ref.id, ref.epoch, owner) is not None
 
 
@@ -41,7 +41,7 @@ def test_a_silent_worker_loses_its_leases_and_a_living_one_does_not(
     claim(store, third, "alive")
     assert sweeper.sweep() == SweepReport(released=0, requeued=0)
     clock.now += 9.9
-    store.beat("alive")
+    store.beat("alive", ComputeSeconds())
     assert sweeper.sweep() == SweepReport(released=0, requeued=0)
     clock.now += 0.1
     assert sweeper.sweep() == SweepReport(released=2, requeued=0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nightjar.gpu_worker.launcher import ComputeConfig, Launcher
-from nightjar.gpu_worker.worker import GpuWorker
+from nightjar.gpu_worker.worker import GpuWorker, Heartbeat
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import (
     EncodedRequest,
@@ -148,6 +148,42 @@ def test_a_lease_in_work_is_not_given_back(
     assert worker.run(ref.id, 0).outcome == "skipped"
     worker.give_back_leaked()
     assert running.result().outcome == "done"
+
+
+def test_a_worker_that_leaves_gives_back_its_leases_and_writes_its_last_seconds(
+    store: Store, tiny_model: Path
+) -> None:
+    config = ComputeConfig(tiny_model, dtype="fp32", threads=1)
+    launcher = Launcher(config, on_failure=print)
+    worker = GpuWorker(store, launcher, model="tiny", crashes_allowed=2)
+    try:
+        launcher.wait_ready()
+        worker.beat()
+        at_start = store.compute_seconds()
+        _, (ref, left) = planned(store, 2)
+        worker.run(ref.id, ref.epoch)
+        assert store.claim(left.id, left.epoch, worker.owner) is not None
+    finally:
+        launcher.close()
+    worker.leave()
+    assert at_start.engine_s == 0
+    assert at_start.load_s > 0
+    assert store.compute_seconds() == launcher.seconds
+    assert launcher.seconds.engine_s > 0
+    assert [again.id for again in store.dispatchable(9)] == [left.id]
+
+
+def test_the_heartbeat_writes_the_seconds_of_the_launcher(
+    store: Store, worker: GpuWorker, launcher: Launcher
+) -> None:
+    _, (ref,) = planned(store, 1)
+    worker.run(ref.id, ref.epoch)
+    heartbeat = Heartbeat(worker, every_s=0.05)
+    try:
+        wait_until("a beat", lambda: store.compute_seconds() == launcher.seconds)
+    finally:
+        heartbeat.stop()
+    assert launcher.seconds.engine_s > 0
 
 
 def raiser(error: Exception) -> Callable[..., None]:

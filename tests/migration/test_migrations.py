@@ -13,6 +13,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from nightjar.jobs.records import ComputeSeconds
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.database import database_url as usable_url
 from nightjar.jobs.store.database import open_engine
@@ -74,11 +75,48 @@ def test_downgrading_takes_everything_away(engine: sa.Engine) -> None:
     assert tables(engine) == set(metadata.tables)
 
 
+def test_a_worker_of_the_version_before_goes_on_beating(engine: sa.Engine) -> None:
+    """Its row is kept, and its beats, which do not know the new columns, still land."""
+    moment = "2026-11-21 00:00:00+00:00"
+    beat = sa.text(
+        "INSERT INTO worker (owner, counter, seen_at) VALUES (:owner, 1, :moment) "
+        "ON CONFLICT (owner) DO UPDATE SET counter = worker.counter + 1"
+    )
+    migrate(engine.url, "0001")
+    with engine.begin() as connection:
+        connection.execute(beat, {"owner": "old", "moment": moment})
+    migrate(engine.url)
+    with engine.begin() as connection:
+        connection.execute(beat, {"owner": "old", "moment": moment})
+        connection.execute(beat, {"owner": "late", "moment": moment})
+        rows = connection.execute(
+            sa.text("SELECT owner, counter, engine_s, load_s FROM worker ORDER BY owner")
+        ).all()
+    assert rows == [("late", 1, 0.0, 0.0), ("old", 2, 0.0, 0.0)]
+
+
+def test_taking_the_seconds_back_keeps_the_workers(engine: sa.Engine) -> None:
+    url = engine.url.render_as_string(hide_password=False)
+    opened = Store(url)
+    opened.migrate()
+    opened.beat("worker", ComputeSeconds(engine_s=3.0, load_s=1.0))
+    opened.close()
+    revert(engine.url, "0001")
+    assert {c["name"] for c in sa.inspect(engine).get_columns("worker")} == {
+        "owner",
+        "counter",
+        "seen_at",
+    }
+    with engine.connect() as connection:
+        kept = connection.execute(sa.text("SELECT owner, counter FROM worker")).all()
+    assert kept == [("worker", 1)]
+
+
 def test_upgrading_again_changes_nothing(store: Store) -> None:
-    store.beat("worker")
+    store.beat("worker", ComputeSeconds())
     store.migrate()
     store.migrate()
-    store.beat("worker")
+    store.beat("worker", ComputeSeconds())
 
 
 def test_a_revision_that_fails_leaves_nothing(
