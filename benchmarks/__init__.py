@@ -1,1 +1,1 @@
-"""Measurements: the whole system, the engine beside its peers, and the bounds they are held against."""
+"""Measurements: the whole system, the engine beside its peers, and the bounds of both."""

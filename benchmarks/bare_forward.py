@@ -84,7 +84,7 @@ def _by_head(x: Tensor, batch: int) -> Tensor:
 
 def _widen(layer: LayerWeights, x: Tensor, activation: str) -> Tensor:
     """The feed-forward block's first half, gated where the family has a gate."""
-    gate = getattr(layer, "gate", None)
+    gate = layer.gate
     if gate is None:
         return linear(x, layer.up, activation)
     return linear(x, gate, activation) * linear(x, layer.up)

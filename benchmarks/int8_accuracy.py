@@ -97,7 +97,7 @@ def answer(model: Decoder, token_bytes: Sequence[bytes], workload: Workload) -> 
                 case GenerateResult():
                     texts[result.request_id] = result.token_ids
                 case RankResult():
-                    scores[result.request_id] = result.mean_nll
+                    scores[result.request_id] = [x for x in result.mean_nll if x is not None]
                 case _:
                     raise SystemExit(f"request {result.request_id}: {result.message}")
     return Answers([texts[i] for i in sorted(texts)], [scores[i] for i in sorted(scores)])

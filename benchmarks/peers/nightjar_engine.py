@@ -101,7 +101,8 @@ def _generated(result: Result) -> Generated:
 
 def _scores(result: Result) -> list[float]:
     if isinstance(result, RankResult):
-        return result.mean_nll
+        # None stands for documents that a top_n left out, and nobody asked for one.
+        return [score for score in result.mean_nll if score is not None]
     raise _failure(result)
 
 
