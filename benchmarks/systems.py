@@ -51,7 +51,13 @@ class SystemSpec:
         return [str(python), "-m", f"peers.{self.module}"], ROOT / "benchmarks"
 
 
-NIGHTJAR = SystemSpec("nightjar", "nightjar_engine", ("fp32", "bf16", "int8"), ours=True)
+NIGHTJAR = SystemSpec(
+    "nightjar",
+    "nightjar_engine",
+    ("fp32", "bf16", "int8"),
+    ours=True,
+    environment={"OMP_WAIT_POLICY": "PASSIVE"},  # as our launcher starts the compute process
+)
 NIGHTJAR_RUN = SystemSpec("nightjar-run", "nightjar_run", ("fp32",), ours=True)
 TRANSFORMERS = SystemSpec("transformers", "transformers_peer", ("fp32", "bf16"))
 SYSTEMS = {

@@ -23,7 +23,7 @@ from nightjar.gpu_worker.engine import (
     Result,
 )
 from nightjar.gpu_worker.models import load_model
-from nightjar.gpu_worker.models.precision import MORE_PRECISE, fastest_dtype
+from nightjar.gpu_worker.models.precision import MORE_PRECISE, PRECISIONS, fastest_dtype
 from nightjar.gpu_worker.translation import Translator
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,8 @@ def build_engine(directory: ModelDirectory, tokenizer: Tokenizer, dtype: str) ->
     banned = () if prompt_id is None else (prompt_id,)
     model = load_model(directory, dtype)
     config = EngineConfig(banned_token_ids=banned)
-    more_precise = partial(load_model, directory, MORE_PRECISE[dtype])
+    higher = MORE_PRECISE.get(dtype)
+    more_precise = None if higher is None else partial(load_model, directory, higher)
     return Engine(model, tokenizer.token_bytes, config, more_precise)
 
 
@@ -100,7 +101,7 @@ def main() -> int:
     """Entry point: load, report, serve."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--dtype", choices=("auto", *MORE_PRECISE), default="auto")
+    parser.add_argument("--dtype", choices=("auto", *PRECISIONS), default="auto")
     parser.add_argument("--pipe", type=int, required=True, help="file descriptor of the pipe")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch")
     args = parser.parse_args()

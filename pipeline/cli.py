@@ -114,8 +114,8 @@ def run(
     from nightjar.pipeline.embedded.workdir import UsageError
     from nightjar.pipeline.progress import ProgressView, print_summary
 
-    if dtype not in ("auto", "fp32", "bf16", "int8"):
-        _fail(f"--dtype {dtype!r}: use auto, fp32, bf16 or int8", EXIT_USAGE)
+    if dtype not in ("auto", "fp64", "fp32", "bf16", "int8"):
+        _fail(f"--dtype {dtype!r}: use auto, fp64, fp32, bf16 or int8", EXIT_USAGE)
     arguments = RunArguments(
         source=source,
         model=model,

@@ -28,7 +28,7 @@ class Settings(BaseSettings):
     model_name: str | None = Field(
         None, description="name that requests and answers carry; the directory's unless given"
     )
-    dtype: str = Field("auto", pattern="^(auto|fp32|bf16|int8)$")
+    dtype: str = Field("auto", pattern="^(auto|fp64|fp32|bf16|int8)$")
     accept_any_model: bool = Field(
         False, description="compute requests whatever model name their body gives"
     )

@@ -133,12 +133,11 @@ class GenerateSequence:
 
     def branch(self) -> GenerateSequence:
         """The same text once more, without blocks: to go on otherwise."""
-        processors = self.text.make_processors()
         return GenerateSequence(
             self.text,
             self.sample,
             copy(self.matcher),
-            processors,
+            self.processors,  # those of a search keep no counts
             generated=list(self.generated),
             pieces=list(self.pieces),
         )

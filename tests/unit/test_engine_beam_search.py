@@ -13,6 +13,7 @@ from nightjar.gpu_worker.engine import (
     Engine,
     EngineConfig,
     GenerateRequest,
+    GenerateResult,
     SamplingParams,
 )
 from nightjar.gpu_worker.engine.kv_cache import BlockPool, BlockTable
@@ -139,7 +140,7 @@ def test_a_search_wider_than_the_engine_is_refused(model, token_bytes):
 )
 def test_company_and_a_cache_that_just_fits_change_nothing(model, token_bytes, shapes, running):
     requests = [
-        search(i, prompt(i, length), width, max_tokens=count, repetition_penalty=1.3)
+        search(i, prompt(i, length), width, max_tokens=count)
         for i, (length, width, count) in enumerate(shapes)
     ]
     block = KVTensors.block_bytes(model.config, 32, model.dtype)
@@ -152,8 +153,9 @@ def test_company_and_a_cache_that_just_fits_change_nothing(model, token_bytes, s
         model, token_bytes, requests, max_running=running, kv_cache_bytes=max(needed) * block
     )
     for request in requests:
-        alone = drain(model, token_bytes, [request])
-        assert together[request.request_id] == alone[request.request_id]
+        alone = drain(model, token_bytes, [request])[request.request_id]
+        assert isinstance(alone, GenerateResult)
+        assert together[request.request_id] == alone
 
 
 def test_a_reservation_cannot_be_overdrawn():
