@@ -55,8 +55,8 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     data = load_data(Path(args.data))
     print(
-        f"chat {len(data.chat)} rows (+{len(data.chat_heldout)} kept out),"
-        f" reviews {len(data.reviews)} (+{len(data.reviews_heldout)})",
+        f"rows to train on: {len(data.chat)} of chat, {len(data.reviews)} reviews;"
+        f" kept out: {len(data.chat_heldout)} and {len(data.reviews_heldout)}",
         flush=True,
     )
     run = make_run(args, Config(), data)
