@@ -2,11 +2,10 @@
 
 Every system runs in a process of its own and is stopped while another is measured.  The systems
 alternate over several rounds; figures are medians.  A system does as much of a workload as it gets
-done in about --budget-s seconds, twelve times that for the goals (`units` of `of` in the
-result),
-and a peer that is less than half as fast as the fastest peer is measured in the first round only.
-Writes `benchmarks/results/peers-<date>.json`; `python -m benchmarks.report` puts it into
-docs/performance.md.
+done in about --budget-s seconds (`units` of `of` in the result); for the goals it is twelve times
+that, and ours runs them whole.  A peer that is less than half as fast as the fastest peer is
+measured in the first round only.  Writes `benchmarks/results/peers-<date>.json`;
+`python -m benchmarks.report` puts it into docs/performance.md.
 """
 
 from __future__ import annotations
