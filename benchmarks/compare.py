@@ -219,6 +219,9 @@ def record_figures(record: SystemRecord, reference: SystemRecord | None) -> dict
     for name, one in record.measured.items():
         entry: dict[str, Any] = {"units": one.units, "of": one.of, "rate": round(one.rate, 3)}
         entry["seconds"] = [round(seconds, 3) for seconds in one.seconds]
+        texts = record.outcomes[name].generated
+        if texts:
+            entry["tokens_a_text"] = round(sum(text.tokens for text in texts) / len(texts), 1)
         if reference is not None and name in reference.outcomes and record is not reference:
             entry |= agreement(reference.outcomes[name], record.outcomes[name])
         measured[name] = entry

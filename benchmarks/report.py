@@ -140,12 +140,13 @@ def agreements(model: Record) -> str:
                     label,
                     f"{texts['texts_equal']:.1%}" if "texts_equal" in texts else "-",
                     str(texts.get("texts_compared", "-")),
+                    str(texts.get("tokens_a_text", "-")),
                     "-" if difference is None else f"{difference:.1e}",
                     str(scores.get("scores_compared", "-")),
                 ]
             )
-    heads = ["system", "texts equal", "of texts", "largest relative difference of a score"]
-    return table([*heads, "of scores"], rows)
+    heads = ["system", "texts equal", "of texts", "tokens a text"]
+    return table([*heads, "largest relative difference of a score", "of scores"], rows)
 
 
 def targets(model: Record) -> str:

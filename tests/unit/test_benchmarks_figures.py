@@ -87,7 +87,11 @@ def system(name, precision, **measured):
 @pytest.fixture
 def peers():
     quick = system("quick", "fp32", generate=2.0, rank=math.pi)
-    quick["workloads"]["generate"] |= {"texts_equal": 0.9875, "texts_compared": 80}
+    quick["workloads"]["generate"] |= {
+        "texts_equal": 0.9875,
+        "texts_compared": 80,
+        "tokens_a_text": 14.2,
+    }
     quick["first_token"] = {"repeated_s": 2.0, "fresh_s": 5.0, "speedup": 2.5}
     over = {"fp32": {"generate": {"ratio": 3.25, "ours": "nightjar fp32", "peer": "quick fp32"}}}
     model = {
@@ -136,7 +140,7 @@ def test_blocks_are_filled(peers):
         "| quick fp32 | 2 (10) | 3.14 (10) | - | - | - | - | 2.5x |",
         "- broken fp32: no wheel",
         "| generate | fp32 | 3.25x (quick fp32) | 3.25x (quick fp32) |",
-        "| quick fp32 | 98.8% | 80 | - | - |",
+        "| quick fp32 | 98.8% | 80 | 14.2 | - | - |",
         "| quick | quick 1.2 | as its makers say |",
         "Not measured yet.",
     ):
