@@ -150,7 +150,7 @@ def test_paths_and_options_that_cannot_be_used(
     assert "not a file" in refused(tmp_path / "absent", tiny_model, tmp_path / "out.jsonl")
     assert "no directory" in refused(source, tiny_model, tmp_path / "absent" / "out.jsonl")
     assert "directory" in refused(source, tiny_model, tmp_path)
-    assert "fp64" in refused(source, tiny_model, tmp_path / "out.jsonl", "--dtype", "fp64")
+    assert "int4" in refused(source, tiny_model, tmp_path / "out.jsonl", "--dtype", "int4")
     (tmp_path / "empty.jsonl").write_text("\n")
     assert "no lines" in refused(tmp_path / "empty.jsonl", tiny_model, tmp_path / "out2.jsonl")
     done = nightjar("run", source, "--model", tiny_model, "--out", source)

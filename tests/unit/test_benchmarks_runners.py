@@ -192,10 +192,17 @@ def test_what_fits_the_budget(words):
 
     options = compare.Options([], [], [], 1, 1.0, 4.0, 2)
     contest = compare.Contest(environments.ROOT, options, environments.ROOT)
-    workload = rank(words, random.Random(0), Sizes())
+    goal = rank(words, random.Random(0), Sizes())
+    workload = replace(goal, name="catalogue")
     clock, peer = Clock(), compare.SystemRecord("vllm", "fp32", ours=False)
     assert contest._units(peer, clock, workload) == 40
     assert clock.asked == [4, 4, 16]
+    # The goals get twelve budgets, and ours runs them whole however long it takes.
+    slow = Clock()
+    slow.run = lambda part: {"seconds": part.units * 0.5}
+    assert contest._units(peer, slow, goal) == 96
+    ours = compare.SystemRecord("nightjar", "fp32", ours=True)
+    assert contest._units(ours, slow, goal) == goal.units
     assert contest._units(peer, Clock(), workload.head(8)) == 8
     own = replace(workload, name="mixed_lengths")
     assert contest._units(peer, Clock(), own) == workload.units
