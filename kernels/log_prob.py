@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from nightjar.kernels.reference.linear import LinearWeight, linear
+from nightjar.kernels.linear import LinearWeight, linear
 from nightjar.kernels.reference.widened import widened
 
 CHUNK_BYTES = 8 << 20
