@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from nightjar.kernels import native, reference
 from nightjar.kernels.linear import LinearWeight, linear
-from nightjar.kernels.reference.widened import widened
 
 CHUNK_BYTES = 8 << 20
 """Logits held at once: small enough for the cache, large enough for the product to be fast."""
@@ -24,7 +24,9 @@ def token_nll(hidden: Tensor, head: LinearWeight, rows: Tensor, targets: Tensor)
         end = int(torch.searchsorted(rows, start + step))
         if end > begin:
             logits = linear(hidden[start : start + step], head)
-            log_probs = torch.log_softmax(widened(logits), -1)
-            nll[begin:end] = -log_probs[rows[begin:end] - start, targets[begin:end]]
+            backend = native if native.log_prob.serves(logits) else reference
+            nll[begin:end] = backend.log_prob.target_nll(
+                logits, rows[begin:end] - start, targets[begin:end]
+            )
         begin = end
     return nll

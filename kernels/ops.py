@@ -13,6 +13,7 @@ from nightjar.kernels.attention import (
 )
 from nightjar.kernels.linear import LinearWeight, WeightPrecision, linear, pack_linear
 from nightjar.kernels.log_prob import token_nll
+from nightjar.kernels.norm import layer_norm, rms_norm
 from nightjar.kernels.reference.activation import activation
 from nightjar.kernels.reference.embedding import embed
 from nightjar.kernels.reference.logits import (
@@ -22,7 +23,6 @@ from nightjar.kernels.reference.logits import (
     top_log_probs,
 )
 from nightjar.kernels.reference.merge import merge_attention
-from nightjar.kernels.reference.norm import layer_norm, rms_norm
 from nightjar.kernels.reference.philox import uniform
 from nightjar.kernels.reference.rotary import rotary
 from nightjar.kernels.reference.sampling import argmax, sample

@@ -5,6 +5,12 @@ import torch
 
 from nightjar import kernels
 from nightjar.kernels.reference.linear import FloatWeight
+from tests.backends import BACKENDS, use_backend
+
+
+@pytest.fixture(params=BACKENDS, autouse=True)
+def _backend(request, monkeypatch):
+    use_backend(request.param, monkeypatch)
 
 
 def test_embed_reads_table_positions_and_each_rows_own_vectors():
