@@ -1,4 +1,7 @@
-"""Attention over the paged cache, by whichever backend serves the cache's dtype and device."""
+"""Attention over the paged cache, by whichever backend serves its dtype and device.
+
+The cache may be narrower than the rows: an FP16 cache beside FP32 rows, say.
+"""
 
 from torch import Tensor
 
@@ -14,7 +17,7 @@ def prefill_attention(
     q: [T, H, D]; keys, values: [blocks, Hkv, S, D], one layer of the cache, which holds the rows'
     own keys and values already; scale multiplies the scores.  Returns [T, H, D] in q's dtype.
     """
-    if native.attention.serves(keys):
+    if native.attention.serves(q, keys):
         return native.attention.prefill_attention(q, keys, values, layout, scale)
     return reference.prefill.prefill_attention(q, keys, values, layout, scale)
 
@@ -26,7 +29,7 @@ def decode_attention(
 
     q: [B, H, D]; keys, values: [blocks, Hkv, S, D].  Returns [B, H, D] in q's dtype.
     """
-    if native.attention.serves(keys):
+    if native.attention.serves(q, keys):
         return native.attention.decode_attention(q, keys, values, layout, scale)
     return reference.decode.decode_attention(q, keys, values, layout, scale)
 
@@ -46,7 +49,7 @@ def branch_attention(
     cache that holds the prefixes' keys and values (computed once, read by every document).
     Returns [T, H, D] in q's dtype.
     """
-    if native.attention.serves(keys):
+    if native.attention.serves(q, keys):
         return native.attention.branch_attention(q, k, v, keys, values, layout, scale)
     return reference.branch.branch_attention(q, k, v, keys, values, layout, scale)
 
@@ -59,7 +62,7 @@ def kv_write(
     keys, values: [blocks, Hkv, S, D], one layer of the cache; k, v: [T, Hkv, D];
     blocks, offsets: int64[T], the cache block of each row and its place in the block.
     """
-    if native.attention.serves(keys):
+    if native.attention.serves(k, keys):
         native.kv_write.kv_write(keys, values, k, v, blocks, offsets)
     else:
         reference.paged_cache.kv_write(keys, values, k, v, blocks, offsets)

@@ -68,7 +68,13 @@ inline void multiply_up_to(int64_t rows, const float* a, int64_t row_step, int64
 class Tile {
  public:
   explicit Tile(int64_t head_size)
-      : head_size_(head_size), queries_(head_size * kTileRows), out_(kTileRows * head_size) {}
+      : head_size_(head_size),
+        queries_(head_size * kTileRows),
+        out_(kTileRows * head_size),
+        room_(2 * kPieceKeys * head_size) {}
+
+  // Room for the keys and values of a piece.
+  float* room() { return room_.data(); }
 
   // Begin with `rows` query rows, row_step floats apart, whose scores are multiplied by `scale`.
   void begin(const float* q, int64_t row_step, int64_t rows, float scale) {
@@ -151,15 +157,17 @@ class Tile {
   int64_t rows_ = 0;
   std::vector<float> queries_;  // [head_size][kTileRows], scaled
   std::vector<float> out_;      // [kTileRows][head_size]
+  std::vector<float> room_;     // [2][kPieceKeys][head_size]
   alignas(64) float scores_[kPieceKeys * kTileRows];
   alignas(64) float peaks_[kTileRows];
   alignas(64) float sums_[kTileRows];
 };
 
-// One layer of the paged cache: keys and values float[blocks, kv_heads, block_size, head_size].
+// One layer of the paged cache: keys and values S[blocks, kv_heads, block_size, head_size].
+template <typename S>
 struct Cache {
-  const float* keys;
-  const float* values;
+  const S* keys;
+  const S* values;
   int64_t kv_heads;
   int64_t block_size;
   int64_t head_size;
@@ -169,11 +177,34 @@ struct Cache {
   }
 };
 
+// Calls use(cache) with the cache of the storage type.
+template <typename Use>
+void with_cache(const void* keys, const void* values, bool half, int64_t kv_heads,
+                int64_t block_size, int64_t head_size, Use use) {
+  if (half) {
+    use(Cache<Half>{static_cast<const Half*>(keys), static_cast<const Half*>(values), kv_heads,
+                    block_size, head_size});
+  } else {
+    use(Cache<float>{static_cast<const float*>(keys), static_cast<const float*>(values), kv_heads,
+                     block_size, head_size});
+  }
+}
+
+// Numbers from the cache in FP32: where they lie, or widened into `room`.
+inline const float* widened(const float* from, int64_t, float*) { return from; }
+
+inline const float* widened(const Half* from, int64_t n, float* room) {
+  for (int64_t i = 0; i < n; i += kLanes) store(room + i, load(from + i));
+  return room;
+}
+
 // Attend to the first `length` positions of a block table, piece by piece in ascending order.  Row r
 // sees those before limits[r].
-inline void attend_paged(Tile& tile, const Cache& cache, const int64_t* table, int64_t kv_head,
-                         int64_t length, const int32_t* limits) {
+template <typename S>
+void attend_paged(Tile& tile, const Cache<S>& cache, const int64_t* table, int64_t kv_head,
+                  int64_t length, const int32_t* limits) {
   alignas(64) int32_t visible[kTileRows];
+  const int64_t size = cache.head_size;
   for (int64_t start = 0; start < length; start += cache.block_size) {
     const int64_t base = cache.at(table[start / cache.block_size], kv_head);
     const int64_t in_block = std::min(cache.block_size, length - start);
@@ -181,9 +212,11 @@ inline void attend_paged(Tile& tile, const Cache& cache, const int64_t* table, i
       for (int r = 0; r < kTileRows; ++r) {
         visible[r] = limits[r] - static_cast<int32_t>(start + first);
       }
-      const int64_t place = base + first * cache.head_size;
-      tile.attend(cache.keys + place, cache.head_size, cache.values + place, cache.head_size,
-                  std::min<int64_t>(kPieceKeys, in_block - first), visible);
+      const int64_t place = base + first * size, n = std::min<int64_t>(kPieceKeys, in_block - first);
+      float* room = tile.room();
+      const float* keys = widened(cache.keys + place, n * size, room);
+      const float* values = widened(cache.values + place, n * size, room + kPieceKeys * size);
+      tile.attend(keys, size, values, size, n, visible);
     }
   }
 }

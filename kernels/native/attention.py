@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from nightjar.kernels.layout import BranchLayout, ChunkLayout, PagedLayout
@@ -21,10 +22,11 @@ HEAD_SIZE_STEP = 16
 """Heads are read in whole registers."""
 
 
-def serves(cache_keys: Tensor) -> bool:
-    """Whether these kernels can read a cache [blocks, Hkv, S, D]."""
+def serves(q: Tensor, cache_keys: Tensor) -> bool:
+    """Whether these kernels take rows like q and a cache [blocks, Hkv, S, D]."""
     return (
-        is_plain(cache_keys)
+        is_plain(q)
+        and cache_keys.dtype in (torch.float32, torch.float16)
         and cache_keys.shape[-1] % HEAD_SIZE_STEP == 0
         and cache_keys.is_contiguous()
         and library() is not None
@@ -41,7 +43,7 @@ def prefill_attention(
         q.data_ptr(),
         q.stride(0),
         q.shape[1],
-        *_cache(keys, values),
+        *cache_arguments(keys, values),
         address(layout.tables.blocks),
         tiles.first_rows.size,
         address(tiles.first_rows),
@@ -63,7 +65,7 @@ def decode_attention(
         q.data_ptr(),
         q.stride(0),
         *q.shape[:2],
-        *_cache(keys, values),
+        *cache_arguments(keys, values),
         address(layout.tables.blocks),
         address(layout.tables.starts),
         address(layout.lengths),
@@ -93,7 +95,7 @@ def branch_attention(
         v.data_ptr(),
         q.stride(0),
         q.shape[1],
-        *_cache(keys, values),
+        *cache_arguments(keys, values),
         address(layout.tables.blocks),
         tiles.first_rows.size,
         address(tiles.first_rows),
@@ -167,16 +169,17 @@ def _tiles(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return owners, offsets, np.minimum(height, lengths[owners] - offsets)
 
 
-def _cache(keys: Tensor, values: Tensor) -> tuple[int, ...]:
-    """The arguments that say where one layer of the cache lies."""
-    return keys.data_ptr(), values.data_ptr(), *keys.shape[1:]
+def cache_arguments(keys: Tensor, values: Tensor) -> tuple[int, ...]:
+    """The arguments that say where one layer of the cache lies, and of what numbers it is."""
+    half = keys.dtype == torch.float16
+    return keys.data_ptr(), values.data_ptr(), half, *keys.shape[1:]
 
 
 class _Functions:
     """The compiled functions, with their arguments' types."""
 
     def __init__(self, kernels: ctypes.CDLL) -> None:
-        paged = [POINTER] * 2 + [INT] * 3 + [POINTER]
+        paged = [POINTER] * 2 + [INT] * 4 + [POINTER]
         self.prefill = kernels.prefill_attention
         self.prefill.argtypes = (
             [POINTER] + [INT] * 2 + paged + [INT] + [POINTER] * 4 + [FLOAT, POINTER]

@@ -35,9 +35,6 @@ FLAGS = (
     "-fno-trapping-math",
     "-shared",
     "-fPIC",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
 )
 WIDE_FLAGS = {"x86_64": ("-mprefer-vector-width=512",)}
 COMPILE_S = 300.0

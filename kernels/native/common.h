@@ -11,7 +11,14 @@
 #include <cstring>
 #include <limits>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 namespace nightjar {
+
+// IEEE binary16, as it is stored.
+typedef _Float16 Half;
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
@@ -29,6 +36,27 @@ inline Vector load(const float* from) {
 }
 
 inline void store(float* to, Vector vector) { std::memcpy(to, &vector, sizeof(vector)); }
+
+// The same from storage in half precision, which is exact, and into it, rounded to nearest even.
+inline Vector load(const Half* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vector>(
+      _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#else
+  Vector vector;
+  for (int lane = 0; lane < kLanes; ++lane) vector[lane] = static_cast<float>(from[lane]);
+  return vector;
+#endif
+}
+
+inline void store(Half* to, Vector vector) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                      _mm512_cvtps_ph(reinterpret_cast<__m512>(vector), 0));
+#else
+  for (int lane = 0; lane < kLanes; ++lane) to[lane] = static_cast<Half>(vector[lane]);
+#endif
+}
 
 inline Vector splat(float x) { return x - Vector{}; }
 

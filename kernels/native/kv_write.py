@@ -7,6 +7,7 @@ from functools import cache
 
 from torch import Tensor
 
+from nightjar.kernels.native.attention import cache_arguments
 from nightjar.kernels.native.build import library
 from nightjar.kernels.native.pointers import INT, POINTER, by_row
 
@@ -19,9 +20,7 @@ def kv_write(
     if k.stride(0) != v.stride(0):
         raise ValueError(f"rows of k and v lie {k.stride(0)} and {v.stride(0)} apart")
     _function()(
-        keys.data_ptr(),
-        values.data_ptr(),
-        *keys.shape[1:],
+        *cache_arguments(keys, values),
         k.data_ptr(),
         v.data_ptr(),
         k.stride(0),
@@ -37,6 +36,6 @@ def _function() -> ctypes._NamedFuncPointer:
     if kernels is None:
         raise RuntimeError("the compiled kernels are not there: ask `attention.serves` first")
     function = kernels.kv_write
-    function.argtypes = [POINTER] * 2 + [INT] * 3 + [POINTER] * 2 + [INT] * 2 + [POINTER] * 2
+    function.argtypes = [POINTER] * 2 + [INT] * 4 + [POINTER] * 2 + [INT] * 2 + [POINTER] * 2
     function.restype = None
     return function

@@ -44,8 +44,8 @@ def branch_attention(
         n, n_heads, padded, head_size = batch.shape
         # The query heads of one KV head become rows of one product.
         rows = batch.reshape(n, n_heads // heads_per_kv, heads_per_kv * padded, head_size)
-        shared_k = _prefix(keys, blocks, length).expand(n, -1, -1, -1)
-        shared_v = _prefix(values, blocks, length).expand(n, -1, -1, -1)
+        shared_k = _prefix(keys, blocks, length).to(q.dtype).expand(n, -1, -1, -1)
+        shared_v = _prefix(values, blocks, length).to(q.dtype).expand(n, -1, -1, -1)
         out, lse = flash(rows, shared_k, shared_v, scale)
         outs.append(out.reshape(n, n_heads, padded, head_size))
         lses.append(lse.reshape(n, n_heads, padded))

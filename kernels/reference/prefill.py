@@ -23,7 +23,7 @@ def prefill_attention(
     plan = layout.plan(TilePlan.of)
     outs = []
     for group in plan.groups:
-        k, v = (_gathered(x, group.blocks, group.n) for x in (keys, values))
+        k, v = (_gathered(x, group.blocks, group.n).to(q.dtype) for x in (keys, values))
         for tile, rows in enumerate(group.rows, group.first):
             length = (tile + 1) * block_size
             # The query heads of one KV head become rows of one product.

@@ -45,10 +45,10 @@ def random_qkv(rows, heads, seed=0, dtype=torch.float32):
     return wide.split([n_heads, kv_heads, kv_heads], dim=1)
 
 
-def filled_cache(k, v, lengths, tables, block_size, blocks, poison=float("nan")):
+def filled_cache(k, v, lengths, tables, block_size, blocks, poison=float("nan"), *, dtype=None):
     """A cache that holds these packed rows; what nobody wrote is poison."""
     shape = (blocks, k.shape[1], block_size, k.shape[2])
-    keys, values = (torch.full(shape, poison, dtype=k.dtype) for _ in range(2))
+    keys, values = (torch.full(shape, poison, dtype=dtype or k.dtype) for _ in range(2))
     row_blocks, offsets = [], []
     for table, length in zip(tables, lengths, strict=True):
         row_blocks += [table[p // block_size] for p in range(length)]
@@ -234,3 +234,30 @@ def test_scores_of_any_size_stay_finite_and_nan_is_kept():
     decoded = kernels.decode_attention(q[7:8], *cache, single, 1.0)
     assert decoded[0, 1].isnan().all()
     assert decoded[0, 0].isfinite().all()
+
+
+@pytest.mark.parametrize("heads", [(4, 4, 8), (4, 2, 64), (2, 1, 80)])
+def test_a_cache_of_halves_gives_the_attention_of_the_rounded_keys(heads):
+    lengths, scale = [33, 5, 64], heads[2] ** -0.5
+    q, k, v = random_qkv(sum(lengths), heads)
+    tables, blocks = tables_for(lengths, 32)
+    cache = filled_cache(k, v, lengths, tables, 32, blocks, 0.0, dtype=torch.float16)
+    chunks = [Chunk(table, 0, n) for table, n in zip(tables, lengths, strict=True)]
+    out = kernels.prefill_attention(q, *cache, ChunkLayout.build(chunks, 32), scale)
+    ends = torch.tensor(lengths).cumsum(0)
+    layout = PagedLayout.build(tables, lengths, 32)
+    decoded = kernels.decode_attention(q[ends - 1], *cache, layout, scale)
+    branches = [Branch(n, padded_length(n), 0) for n in lengths]
+    after = BranchLayout.build(branches, tables[:1], [33])
+    found = kernels.branch_attention(q, k, v, *cache, after, scale)
+    rounded_k, rounded_v = k.half().float(), v.half().float()
+    prefix = slice(0, 33)
+    for end, length in zip(ends.tolist(), lengths, strict=True):
+        rows = slice(end - length, end)
+        expected, _ = naive(q[rows], rounded_k[rows], rounded_v[rows], scale, causal(length))
+        torch.testing.assert_close(out[rows].double(), expected, atol=3e-6, rtol=3e-6)
+        torch.testing.assert_close(decoded[ends == end], out[end - 1 : end], atol=2e-6, rtol=2e-6)
+        keys = torch.cat((rounded_k[prefix], k[rows]))
+        values = torch.cat((rounded_v[prefix], v[rows]))
+        expected, _ = naive(q[rows], keys, values, scale, causal(length, 33))
+        torch.testing.assert_close(found[rows].double(), expected, atol=3e-6, rtol=3e-6)
