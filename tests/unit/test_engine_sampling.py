@@ -271,6 +271,7 @@ def test_logprobs_of_a_text(model, token_bytes):
 BAD = [
     ({"temperature": float("nan")}, "temperature is nan"),
     ({"temperature": INF}, "temperature is inf"),
+    ({"temperature": 1e39}, "temperature is 1e+39: must be from 0 to 100"),
     ({"min_p": -0.1}, "min_p is -0.1: must be from 0 to 1"),
     ({"min_p": 1.1}, "min_p"),
     ({"min_p": float("nan")}, "min_p is nan"),
