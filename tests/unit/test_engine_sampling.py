@@ -177,16 +177,26 @@ def test_rows_that_ask_for_nothing_are_left_alone():
     assert [choices[i].token for i in kept] == before.argmax(-1)[kept].tolist()
 
 
-def test_a_row_of_nan_costs_only_itself():
+@pytest.mark.parametrize("value", [float("nan"), INF, -INF])
+def test_a_row_that_is_not_finite_costs_only_itself(value):
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
     rows = [
         sequence(SamplingParams(3, temperature=t, logprobs=2, presence_penalty=1.0, seed=1))
         for t in (0.0, 1.0, 1.0)
     ]
     expected = next_tokens(logits.clone(), rows, NOTHING)
-    logits[1, 99] = float("nan")
+    logits[1, 99] = value
     found = next_tokens(logits, rows, NOTHING)
     assert found == [expected[0], None, expected[2]]
+
+
+def test_a_row_in_which_everything_is_blocked_has_no_choice():
+    rows = [
+        sequence(SamplingParams(3, temperature=t, bad_words=((0,), (1,)), seed=1), vocab_size=4)
+        for t in (0.0, 1.0)
+    ]
+    assert next_tokens(torch.zeros(2, 4), rows, torch.tensor([2, 3])) == [None, None]
+    assert [one.token for one in next_tokens(torch.zeros(2, 4), rows, torch.tensor([2]))] == [3, 3]
 
 
 # --- whole texts
