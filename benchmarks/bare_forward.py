@@ -23,7 +23,7 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.gpu_worker.models.decoder import LayerWeights
 from nightjar.gpu_worker.models.precision import PRECISIONS
-from nightjar.kernels import linear
+from nightjar.kernels import GatedWeight, gated_linear, linear
 
 PREFILL_ROWS = 512
 PREFILL_LENGTH = 128
@@ -84,10 +84,9 @@ def _by_head(x: Tensor, batch: int) -> Tensor:
 
 def _widen(layer: LayerWeights, x: Tensor, activation: str) -> Tensor:
     """The feed-forward block's first half, gated where the family has a gate."""
-    gate = layer.gate
-    if gate is None:
-        return linear(x, layer.up, activation)
-    return linear(x, gate, activation) * linear(x, layer.up)
+    if isinstance(layer.up, GatedWeight):
+        return gated_linear(x, layer.up, activation)
+    return linear(x, layer.up, activation)
 
 
 @torch.inference_mode()

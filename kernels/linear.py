@@ -1,5 +1,6 @@
 """Matrix products with weights packed once, in floating point or in bytes."""
 
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from torch import Tensor
@@ -11,6 +12,19 @@ from nightjar.kernels.reference.linear import FloatWeight, float_linear, pack_fl
 
 LinearWeight: TypeAlias = FloatWeight | Int8Weight | PanelWeight
 """What `pack_linear` returns and `linear` takes."""
+
+Parts: TypeAlias = tuple[Tensor, Tensor | None]
+"""A weight [out, in] and its bias [out]."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatedWeight:
+    """Two weights of one shape, computed as activation(gate) * up: in one product where `gate` is
+    None and `up` holds both."""
+
+    gate: LinearWeight | None
+    up: LinearWeight
+
 
 WeightPrecision = Literal["float", "int8"]
 """How products are computed: "float" in the weight's own dtype, "int8" in bytes."""
@@ -29,6 +43,20 @@ def pack_linear(
     if weight.device.type == "cpu" and native.int8_linear.serves():
         return native.int8_linear.pack(weight, bias)
     return pack_int8(weight, bias)
+
+
+def pack_gated(gate: Parts, up: Parts, precision: WeightPrecision = "float") -> GatedWeight:
+    """Reorder two weights for `gated_linear`; raises as pack_linear does."""
+    if precision == "int8" and gate[0].device.type == "cpu" and native.int8_linear.serves():
+        return GatedWeight(None, native.int8_linear.pack_gated(gate, up))
+    return GatedWeight(pack_linear(*gate, precision), pack_linear(*up, precision))
+
+
+def gated_linear(x: Tensor, weight: GatedWeight, activation: str) -> Tensor:
+    """activation(x @ gate) * (x @ up) (GLU variants, arXiv 2002.05202): [T, in] -> [T, out]."""
+    if weight.gate is None:
+        return linear(x, weight.up, activation)
+    return linear(x, weight.gate, activation).mul_(linear(x, weight.up))
 
 
 def linear(x: Tensor, weight: LinearWeight, activation: str | None = None) -> Tensor:

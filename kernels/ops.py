@@ -11,7 +11,15 @@ from nightjar.kernels.attention import (
     kv_write,
     prefill_attention,
 )
-from nightjar.kernels.linear import LinearWeight, WeightPrecision, linear, pack_linear
+from nightjar.kernels.linear import (
+    GatedWeight,
+    LinearWeight,
+    WeightPrecision,
+    gated_linear,
+    linear,
+    pack_gated,
+    pack_linear,
+)
 from nightjar.kernels.log_prob import token_nll
 from nightjar.kernels.norm import layer_norm, rms_norm
 from nightjar.kernels.reference.activation import activation
@@ -29,6 +37,7 @@ from nightjar.kernels.reference.sampling import argmax, sample
 from nightjar.kernels.reference.widened import widened
 
 __all__ = [
+    "GatedWeight",
     "LinearWeight",
     "WeightPrecision",
     "activation",
@@ -38,10 +47,12 @@ __all__ = [
     "branch_attention",
     "decode_attention",
     "embed",
+    "gated_linear",
     "kv_write",
     "layer_norm",
     "linear",
     "merge_attention",
+    "pack_gated",
     "pack_linear",
     "penalize_tokens",
     "prefill_attention",

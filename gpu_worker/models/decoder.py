@@ -11,7 +11,7 @@ from nightjar import kernels
 from nightjar.checkpoints import ModelConfig
 from nightjar.gpu_worker.models.batch import KVTensors, TokenBatch
 from nightjar.gpu_worker.models.rope import RopeTable
-from nightjar.kernels import LinearWeight
+from nightjar.kernels import GatedWeight, LinearWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class NormWeights:
 class LayerWeights:
     """One block: attention (qkv packed as query, key, value) and feed-forward.
 
-    gate: only where the config says `gated`; query and key norm: with `qk_norm`; post norms: with
-    `post_norms`.
+    up: with its gate where the config says `gated`; query and key norm: with `qk_norm`; post norms:
+    with `post_norms`.
     """
 
     attention_norm: NormWeights
@@ -37,8 +37,7 @@ class LayerWeights:
     attention_out: LinearWeight
     attention_post_norm: NormWeights | None
     mlp_norm: NormWeights
-    gate: LinearWeight | None
-    up: LinearWeight
+    up: LinearWeight | GatedWeight
     down: LinearWeight
     mlp_post_norm: NormWeights | None
 
@@ -121,11 +120,9 @@ class Decoder:
 
     def _widen(self, x: Tensor, layer: LayerWeights) -> Tensor:
         """The feed-forward block up to its last projection: [T, H] -> [T, intermediate]."""
-        if layer.gate is None:
-            return kernels.linear(x, layer.up, self.config.activation)
-        # Inside the product the activation's bits do not depend on where an element lies.
-        gate = kernels.linear(x, layer.gate, self.config.activation)
-        return gate.mul_(kernels.linear(x, layer.up))
+        if isinstance(layer.up, GatedWeight):
+            return kernels.gated_linear(x, layer.up, self.config.activation)
+        return kernels.linear(x, layer.up, self.config.activation)
 
     def _output(self, x: Tensor, weight: LinearWeight, post_norm: NormWeights | None) -> Tensor:
         """What half a block adds to the residual stream: [T, H]."""

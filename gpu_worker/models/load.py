@@ -20,7 +20,7 @@ from nightjar.gpu_worker.models.decoder import (
 from nightjar.gpu_worker.models.precision import PRECISIONS, Precision
 from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.gpu_worker.models.weight_reader import WeightReader
-from nightjar.kernels import LinearWeight
+from nightjar.kernels import GatedWeight, LinearWeight
 
 
 def load_model(directory: ModelDirectory, dtype: str, device: str = "cpu") -> Decoder:
@@ -84,7 +84,6 @@ class _Loader:
             attention_post_norm, mlp_post_norm = (
                 self._norm(root + name) for name in names.post_norms
             )
-        *gate, up = names.mlp_in
         return LayerWeights(
             attention_norm=self._norm(root + names.attention_norm),
             qkv=self._query_key_value(root),
@@ -93,8 +92,7 @@ class _Loader:
             attention_out=self._projection(root + names.attention_out, config.attention_out_bias),
             attention_post_norm=attention_post_norm,
             mlp_norm=self._norm(root + names.mlp_norm),
-            gate=self._projection(root + gate[0], config.mlp_bias) if gate else None,
-            up=self._projection(root + up, config.mlp_bias),
+            up=self._widening(root),
             down=self._projection(root + names.mlp_out, config.mlp_bias),
             mlp_post_norm=mlp_post_norm,
         )
@@ -122,6 +120,14 @@ class _Loader:
 
     def _projection(self, name: str, bias: bool) -> LinearWeight:
         return self._pack(*self._parts(name, bias))
+
+    def _widening(self, root: str) -> LinearWeight | GatedWeight:
+        """The feed-forward block's first projection, with its gate where the family has one."""
+        parts = [self._parts(root + name, self._config.mlp_bias) for name in self._names.mlp_in]
+        if self._config.gated:
+            gate, up = parts
+            return self._precision.pack_gated(gate, up)
+        return self._pack(*parts[0])
 
     def _query_key_value(self, root: str) -> LinearWeight:
         """The three projections as one: all queries' rows, then keys', then values'."""

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nightjar.kernels import LinearWeight, WeightPrecision, linear, pack_linear
+from nightjar.kernels import (
+    GatedWeight,
+    LinearWeight,
+    WeightPrecision,
+    linear,
+    pack_gated,
+    pack_linear,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,12 @@ class Precision:
     def pack(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
         """Weight [out, in] and bias [out], made ready for products in this precision."""
         return pack_linear(weight, bias, self.weights)
+
+    def pack_gated(
+        self, gate: tuple[Tensor, Tensor | None], up: tuple[Tensor, Tensor | None]
+    ) -> GatedWeight:
+        """The same for a gated pair."""
+        return pack_gated(gate, up, self.weights)
 
 
 PRECISIONS = {

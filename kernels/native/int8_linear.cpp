@@ -125,10 +125,13 @@ inline void multiply(const uint8_t* values, int64_t stride, const int8_t* panel,
   }
 }
 
-template <int A, int R>
+// One tile of the result.  kGated: a panel holds a channel's gate in its first half and what it
+// gates in its second.
+template <int A, bool kGated, int R>
 void tile(const Product& product, int64_t row, int64_t panel) {
+  constexpr int kWidth = kGated ? kColumns / 2 : kColumns;
   const int64_t column = panel * kColumns;
-  const int64_t width = std::min<int64_t>(kColumns, product.columns - column);
+  const int64_t width = std::min<int64_t>(kWidth, product.columns - panel * kWidth);
   alignas(64) int32_t sums[R * kColumns];
   multiply<R>(product.values + row * product.stride, product.stride,
               product.panels + column * product.stride, sums);
@@ -138,28 +141,35 @@ void tile(const Product& product, int64_t row, int64_t panel) {
 #pragma omp simd
     for (int c = 0; c < kColumns; ++c) {
       const float sum = static_cast<float>(sums[r * kColumns + c] - product.offsets[column + c]);
-      const float y = sum * product.scales[column + c] * row_scale;
-      results[c] = activated<A>(y + product.bias[column + c]);
+      const float y = sum * product.scales[column + c] * row_scale + product.bias[column + c];
+      results[c] = kGated && c >= kWidth ? y : activated<A>(y);
     }
-    float* out = product.out + (row + r) * product.columns + column;
+    if constexpr (kGated) {
+#pragma omp simd
+      for (int c = 0; c < kWidth; ++c) results[c] *= results[kWidth + c];
+    }
+    float* out = product.out + (row + r) * product.columns + panel * kWidth;
     std::memcpy(out, results, width * sizeof(float));
   }
 }
 
 using Tile = void (*)(const Product&, int64_t, int64_t);
 
-template <int A>
-constexpr Tile kTiles[] = {nullptr,    tile<A, 1>, tile<A, 2>, tile<A, 3>,  tile<A, 4>,
-                           tile<A, 5>, tile<A, 6>, tile<A, 7>, tile<A, 8>,  tile<A, 9>,
-                           tile<A, 10>, tile<A, 11>, tile<A, 12>};
+template <int A, bool kGated>
+constexpr Tile kTiles[] = {nullptr,
+                           tile<A, kGated, 1>,  tile<A, kGated, 2>,  tile<A, kGated, 3>,
+                           tile<A, kGated, 4>,  tile<A, kGated, 5>,  tile<A, kGated, 6>,
+                           tile<A, kGated, 7>,  tile<A, kGated, 8>,  tile<A, kGated, 9>,
+                           tile<A, kGated, 10>, tile<A, kGated, 11>, tile<A, kGated, 12>};
 
-const Tile* tiles_of(int activation) {
+template <bool kGated>
+const Tile* tiles_of(int64_t activation) {
   switch (activation) {
-    case kGeluTanh: return kTiles<kGeluTanh>;
-    case kGelu: return kTiles<kGelu>;
-    case kRelu: return kTiles<kRelu>;
-    case kSilu: return kTiles<kSilu>;
-    default: return kTiles<kNone>;
+    case kGeluTanh: return kTiles<kGeluTanh, kGated>;
+    case kGelu: return kTiles<kGelu, kGated>;
+    case kRelu: return kTiles<kRelu, kGated>;
+    case kSilu: return kTiles<kSilu, kGated>;
+    default: return kTiles<kNone, kGated>;
   }
 }
 
@@ -184,15 +194,18 @@ extern "C" int int8_linear_works() {
 // x: float[rows, k], rows `x_stride` floats apart.  values: uint8[rows, stride] and row_scales:
 // float[rows], written here; stride: k rounded up to 4.  panels: int8[panels, stride / 4, 32, 4],
 // the weight; offsets: int32, scales, bias: float, each [panels * 32], offsets being 128 times the
-// sum of the weight's row.  out: float[rows, columns].
+// sum of the weight's row.  out: float[rows, columns].  gated: each panel holds 16 columns, their
+// gates first: out = activation(gate) * (the product with the other half).
 extern "C" void int8_linear(const float* x, int64_t rows, int64_t k, int64_t x_stride,
                             uint8_t* values, float* row_scales, int64_t stride,
                             const int8_t* panels, const int32_t* offsets, const float* scales,
-                            const float* bias, int64_t columns, float* out, int64_t activation) {
+                            const float* bias, int64_t columns, float* out, int64_t activation,
+                            int64_t gated) {
 #if defined(__AVX512VNNI__)
   const Product product{values, stride, row_scales, panels, offsets, scales, bias, columns, out};
-  const Tile* tiles = tiles_of(static_cast<int>(activation));
-  const int64_t n_panels = (columns + kColumns - 1) / kColumns;
+  const Tile* tiles = gated ? tiles_of<true>(activation) : tiles_of<false>(activation);
+  const int64_t width = gated ? kColumns / 2 : kColumns;
+  const int64_t n_panels = (columns + width - 1) / width;
   // Tiles of nearly equal height; blocks of tiles that stay in the cache over all panels.
   const int64_t n_tiles = (rows + kTileRows - 1) / kTileRows;
   const int64_t in_block = std::max<int64_t>(1, kBlockBytes / (stride * kTileRows));

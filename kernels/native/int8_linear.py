@@ -31,6 +31,7 @@ class PanelWeight:
 
     panels: int8[n, in / WORD, COLUMNS, WORD]; offsets: int32[n * COLUMNS], ZERO times the sum of
     each channel's weights; scales, bias: float32[n * COLUMNS]; all filled up with zeros.
+    gated: a panel holds the gates of half as many channels, then what they gate.
     """
 
     panels: Tensor
@@ -39,6 +40,7 @@ class PanelWeight:
     bias: Tensor
     in_features: int
     out_features: int
+    gated: bool = False
 
 
 def serves() -> bool:
@@ -49,23 +51,17 @@ def serves() -> bool:
 
 def pack(weight: Tensor, bias: Tensor | None) -> PanelWeight:
     """Quantise weight [out, in] by output channel and lay it out in panels."""
-    data, scales = quantize_weight(weight)
-    out_features, in_features = data.shape
-    n, words = -(-out_features // COLUMNS), -(-in_features // WORD)
-    filled = data.new_zeros(n * COLUMNS, words * WORD)
-    filled[:out_features, :in_features] = data
-    return PanelWeight(
-        filled.view(n, COLUMNS, words, WORD).transpose(1, 2).contiguous(),
-        filled.sum(1, dtype=torch.int32) * ZERO,
-        _filled(scales, n),
-        _filled(scales.new_zeros(out_features) if bias is None else bias.float(), n),
-        in_features,
-        out_features,
-    )
+    return _in_panels([(weight, bias)])
+
+
+def pack_gated(gate: tuple[Tensor, Tensor | None], up: tuple[Tensor, Tensor | None]) -> PanelWeight:
+    """Two weights [out, in] with their biases, to be computed together: activation(gate) * up."""
+    return _in_panels([gate, up])
 
 
 def int8_linear(x: Tensor, weight: PanelWeight, activation: str | None) -> Tensor:
-    """x float32[T, in] times the weight, plus its bias, through the activation: float32[T, out]."""
+    """x float32[T, in] times the weight, plus its bias, through the activation (of the gate, where
+    there is one): float32[T, out]."""
     if x.shape[1] != weight.in_features or x.dtype != torch.float32:
         raise ValueError(f"{x.dtype}{list(x.shape)}: float32[T, {weight.in_features}]")
     if x.stride(1) != 1:
@@ -89,15 +85,41 @@ def int8_linear(x: Tensor, weight: PanelWeight, activation: str | None) -> Tenso
         weight.out_features,
         out.data_ptr(),
         ACTIVATIONS[activation],
+        weight.gated,
     )
     return out
 
 
-def _filled(x: Tensor, panels: int) -> Tensor:
-    """x [out] with zeros up to whole panels."""
-    filled = x.new_zeros(panels * COLUMNS)
+def _in_panels(parts: list[tuple[Tensor, Tensor | None]]) -> PanelWeight:
+    """Weights of one shape side by side in every panel."""
+    out_features, in_features = parts[0][0].shape
+    width, words = COLUMNS // len(parts), -(-in_features // WORD)
+    n = -(-out_features // width)
+    data, scales, biases = [], [], []
+    for weight, bias in parts:
+        values, steps = quantize_weight(weight)
+        filled = values.new_zeros(n * width, words * WORD)
+        filled[:out_features, :in_features] = values
+        data.append(filled.view(n, width, words, WORD))
+        scales.append(_filled(steps, n, width))
+        biases.append(_filled(steps * 0.0 if bias is None else bias.float(), n, width))
+    panels = torch.cat(data, 1)
+    return PanelWeight(
+        panels.transpose(1, 2).contiguous(),
+        panels.flatten(2).sum(2, dtype=torch.int32).flatten() * ZERO,
+        torch.cat(scales, 1).flatten(),
+        torch.cat(biases, 1).flatten(),
+        in_features,
+        out_features,
+        len(parts) == 2,
+    )
+
+
+def _filled(x: Tensor, panels: int, width: int) -> Tensor:
+    """x [out] with zeros up to whole panels: [panels, width]."""
+    filled = x.new_zeros(panels * width)
     filled[: x.shape[0]] = x
-    return filled
+    return filled.view(panels, width)
 
 
 @cache
@@ -107,7 +129,7 @@ def _function() -> ctypes._NamedFuncPointer:
         raise RuntimeError("the compiled kernels are not there: ask `serves` first")
     function = kernels.int8_linear
     function.argtypes = (
-        [POINTER] + [INT] * 3 + [POINTER] * 2 + [INT] + [POINTER] * 4 + [INT, POINTER, INT]
+        [POINTER] + [INT] * 3 + [POINTER] * 2 + [INT] + [POINTER] * 4 + [INT, POINTER, INT, INT]
     )
     function.restype = None
     return function

@@ -111,6 +111,21 @@ def test_runs_through_the_activation(kind):
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("features", "outputs"), [(50, 37), (64, 16), (768, 100)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_gated_pair_equals_its_two_products(features, outputs, biased):
+    x, gate, bias = case(29, features, outputs)
+    _, up, _ = case(29, features, outputs, seed=1)
+    parts = [(gate, bias if biased else None), (up, bias * 2 if biased else None)]
+    packed = [kernels.pack_linear(*part, "int8") for part in parts]
+    expected = kernels.linear(x, packed[0], "silu") * kernels.linear(x, packed[1])
+    found = kernels.gated_linear(x, kernels.pack_gated(*parts, "int8"), "silu")
+    assert torch.equal(found, expected)
+    whole = kernels.pack_gated(*parts, "int8")
+    for rows in (1, 5, 12, 13, 28):
+        assert torch.equal(kernels.gated_linear(x[:rows], whole, "silu"), found[:rows])
+
+
 def test_a_row_of_zeros_gives_the_bias_and_so_does_a_channel_of_zeros():
     x, weight, bias = case(6, 40, 20)
     x[2] = 0.0

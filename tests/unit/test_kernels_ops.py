@@ -146,6 +146,15 @@ def test_linear_runs_through_the_activation(kind):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_a_gated_pair_is_a_product_of_two():
+    gate, up, x = torch.randn(37, 50), torch.randn(37, 50), torch.randn(9, 50)
+    bias = torch.randn(37)
+    packed = kernels.pack_gated((gate, None), (up, bias))
+    expected = torch.nn.functional.silu(x @ gate.T) * (x @ up.T + bias)
+    found = kernels.gated_linear(x, packed, "silu")
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_activations_and_their_names():
     x = torch.linspace(-6, 6, 101)
     cubic = (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)
