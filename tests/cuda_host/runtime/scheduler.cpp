@@ -1,0 +1,276 @@
+#include "scheduler.h"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "fiber.h"
+#include "launch.h"
+
+// The kernel's view of them is const.
+extern "C" {
+uint3 threadIdx;
+uint3 blockIdx;
+dim3 blockDim;
+dim3 gridDim;
+}
+
+namespace cuda_host {
+
+Block block;
+Thread* running = nullptr;
+Findings findings;
+
+namespace {
+
+// So many accesses in a row without a barrier, a warp operation or an end: somebody spins.
+constexpr uint64_t kPatience = 100'000'000;
+constexpr uint32_t kQuantum = 20'000;  // accesses after which even seed 0 changes threads
+
+struct Scheduler {
+  const Launch* launch = nullptr;
+  std::vector<uint32_t> runnable;
+  std::minstd_rand random;
+  uint32_t mean_quantum = kQuantum;
+  uint32_t until_yield = kQuantum;
+  uint64_t patience = kPatience;
+  void* main_stack_pointer = nullptr;
+  bool stopped = false;
+} scheduler;
+
+std::vector<char*> stacks;
+
+uint32_t draw(uint64_t below) { return static_cast<uint32_t>(scheduler.random() % below); }
+
+Thread* choose() {
+  auto& runnable = scheduler.runnable;
+  if (runnable.empty()) return nullptr;
+  const size_t at = scheduler.launch->seed ? draw(runnable.size()) : 0;
+  const uint32_t chosen = runnable[at];
+  if (scheduler.launch->seed) {
+    runnable[at] = runnable.back();
+    runnable.pop_back();
+  } else {
+    runnable.erase(runnable.begin());  // in turn
+  }
+  return &block.threads[chosen];
+}
+
+void become(Thread* thread) {
+  running = thread;
+  if (thread) threadIdx = thread->index;
+}
+
+void make_runnable(Thread& thread) {
+  thread.state = Thread::State::kRuns;
+  scheduler.runnable.push_back(thread.linear);
+}
+
+void thread_main() {
+  scheduler.launch->kernel(scheduler.launch->arguments);
+  running->state = Thread::State::kReturned;
+  ++block.returned;
+  scheduler.patience = kPatience;
+  give_way();
+  abort();  // nobody makes a thread runnable that has returned
+}
+
+void begin_block(uint32_t number) {
+  const dim3 size = blockDim;
+  const uint32_t threads = size.x * size.y * size.z;
+  block.number = number;
+  block.epoch = block.at_barrier = block.returned = 0;
+  block.threads.assign(threads, Thread{});
+  while (stacks.size() < threads) stacks.push_back(new_stack());
+  scheduler.runnable.clear();
+  for (uint32_t i = 0; i < threads; ++i) {
+    Thread& thread = block.threads[i];
+    thread.linear = i;
+    thread.index = {i % size.x, i / size.x % size.y, i / (size.x * size.y)};
+    thread.stack = stacks[i];
+    thread.stack_pointer = prepare_stack(stacks[i], thread_main);
+    make_runnable(thread);
+  }
+  blockIdx = {number % gridDim.x, number / gridDim.x % gridDim.y, number / (gridDim.x * gridDim.y)};
+  memory.begin_block();
+}
+
+Action waiting(const Thread& thread) {
+  switch (thread.state) {
+    case Thread::State::kAtBarrier: return Action::kAtBarrier;
+    case Thread::State::kAtWarpOperation: return Action::kAtWarpOperation;
+    case Thread::State::kReturned: return Action::kReturned;
+    case Thread::State::kRuns: break;
+  }
+  return Action::kRuns;
+}
+
+bool wait_alike(const Party& a, const Party& b) {
+  return a.action == b.action && a.places[0] == b.places[0] && a.operation == b.operation &&
+         a.mask == b.mask;
+}
+
+// Who waits where: threads that wait alike are one party.
+Finding who_waits(Kind kind) {
+  Finding finding{};
+  finding.kind = kind;
+  finding.region = -1;
+  finding.occurrences = 1;
+  for (const Thread& thread : block.threads) {
+    Party party = party_of(thread, waiting(thread), thread.site);
+    if (party.action == Action::kAtWarpOperation) {
+      party.operation = thread.warp_wait.operation;
+      party.mask = thread.warp_wait.mask;
+    }
+    if (party.action == Action::kReturned) party.frames = 0, party.places[0] = 0;
+    Party* end = finding.party + finding.parties;
+    Party* known = std::find_if(finding.party, end,
+                                [&](const Party& other) { return wait_alike(other, party); });
+    if (known != end) {
+      known->last_thread = thread.linear;
+      ++known->threads;
+    } else if (finding.parties < kParties) {
+      finding.party[finding.parties++] = party;
+    }
+  }
+  return finding;
+}
+
+void run_block(uint32_t number) {
+  begin_block(number);
+  Thread* first = choose();
+  become(first);
+  cuda_host_switch(&scheduler.main_stack_pointer, first->stack_pointer);
+  running = nullptr;
+  if (!scheduler.stopped && block.returned < block.threads.size()) {
+    findings.add(who_waits(Kind::kDeadlock));
+    scheduler.stopped = true;
+  }
+}
+
+void check_same_barrier() {
+  const Thread& first = block.threads.front();
+  for (const Thread& thread : block.threads) {
+    if (thread.site == first.site && thread.callers == first.callers) continue;
+    // One place in the source may be compiled twice: the driver drops such a pair.
+    Finding finding{};
+    finding.kind = Kind::kDivergence;
+    finding.region = -1;
+    finding.occurrences = 1;
+    finding.parties = 2;
+    finding.party[0] = party_of(first, Action::kAtBarrier, first.site);
+    finding.party[1] = party_of(thread, Action::kAtBarrier, thread.site);
+    findings.add(finding);
+    return;
+  }
+}
+
+void release_barrier() {
+  check_same_barrier();
+  SharedClock acquired;
+  block.barrier_sum = 0;
+  for (Thread& thread : block.threads) {
+    block.barrier_sum += thread.barrier_value;
+    acquired = merged(acquired, thread.acquired);
+  }
+  for (Thread& thread : block.threads) {
+    thread.acquired = acquired;
+    make_runnable(thread);
+  }
+  ++block.epoch;
+  block.at_barrier = 0;
+  scheduler.patience = kPatience;
+}
+
+}  // namespace
+
+// Lets a runnable thread go on; without one, the launch's own stack, which sees what is the matter.
+void give_way() {
+  Thread* self = running;
+  Thread* next = choose();
+  if (next == self) return;
+  become(next);
+  cuda_host_switch(&self->stack_pointer,
+                   next ? next->stack_pointer : scheduler.main_stack_pointer);
+}
+
+Party party_of(const Thread& thread, Action action, const void* place) {
+  Party party{};
+  party.block = block.number;
+  party.first_thread = party.last_thread = thread.linear;
+  party.threads = 1;
+  party.action = action;
+  party.places[party.frames++] = reinterpret_cast<uint64_t>(place);
+  for (auto caller = thread.callers.rbegin(); caller != thread.callers.rend(); ++caller) {
+    if (party.frames == kFrames) break;
+    party.places[party.frames++] = reinterpret_cast<uint64_t>(*caller);
+  }
+  return party;
+}
+
+void stop(const Finding& finding) {
+  findings.add(finding);
+  scheduler.stopped = true;
+  Thread* self = running;
+  running = nullptr;
+  cuda_host_switch(&self->stack_pointer, scheduler.main_stack_pointer);
+  abort();  // a stopped launch never goes on
+}
+
+void maybe_yield() {
+  if (--scheduler.patience == 0) {
+    running->site = __builtin_return_address(0);
+    stop(who_waits(Kind::kNoProgress));
+  }
+  if (--scheduler.until_yield) return;
+  scheduler.until_yield = 1 + draw(2 * scheduler.mean_quantum);
+  scheduler.runnable.push_back(running->linear);
+  give_way();
+}
+
+void wait_for_warp() {
+  running->state = Thread::State::kAtWarpOperation;
+  give_way();
+}
+
+void resume_lanes(uint32_t mask) {
+  const uint32_t first = running->linear - running->lane();
+  for (; mask; mask &= mask - 1) make_runnable(block.threads[first + __builtin_ctz(mask)]);
+  scheduler.patience = kPatience;
+}
+
+void run(const Launch& launch) {
+  findings.clear();
+  scheduler.launch = &launch;
+  scheduler.stopped = false;
+  scheduler.patience = kPatience;
+  scheduler.random.seed(static_cast<uint32_t>(launch.seed * 2654435761u + 1));
+  // Some schedules change threads at almost every access, some hardly between barriers.
+  constexpr uint32_t kMeans[] = {4, 64, 1024, kQuantum};
+  scheduler.mean_quantum = launch.seed ? kMeans[draw(std::size(kMeans))] : kQuantum;
+  scheduler.until_yield = scheduler.mean_quantum;
+  gridDim = dim3(launch.grid[0], launch.grid[1], launch.grid[2]);
+  blockDim = dim3(launch.block[0], launch.block[1], launch.block[2]);
+  memory.begin_launch(launch.regions, launch.region_count);
+  std::vector<uint32_t> order(gridDim.x * gridDim.y * gridDim.z);
+  std::iota(order.begin(), order.end(), 0u);
+  if (launch.seed) std::shuffle(order.begin(), order.end(), scheduler.random);
+  for (uint32_t number : order) {
+    run_block(number);
+    if (scheduler.stopped) break;
+  }
+}
+
+}  // namespace cuda_host
+
+extern "C" uint32_t cuda_host_barrier(uint32_t value) {
+  using namespace cuda_host;
+  running->state = Thread::State::kAtBarrier;
+  running->site = __builtin_return_address(0);
+  running->barrier_value = value;
+  if (++block.at_barrier == block.threads.size()) release_barrier();
+  give_way();
+  return block.barrier_sum;
+}
