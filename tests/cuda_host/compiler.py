@@ -16,10 +16,11 @@ _INCLUDE = _HERE / "include"
 _RUNTIME = _HERE / "runtime"
 _TOOLS = ("g++", "addr2line", "readelf")
 
-_COMMON_FLAGS = ("-g", "-fPIC", "-fno-exceptions", "-fvisibility=hidden", f"-I{_INCLUDE}")
+_COMMON_FLAGS = ("-fPIC", "-fno-exceptions", "-fvisibility=hidden", f"-I{_INCLUDE}")
 _KERNEL_FLAGS = (
     *_COMMON_FLAGS,
     "-O1",
+    "-g",
     "-fsanitize=thread,bounds-strict,alignment",
     # One module's shared variables must not become another's of the same name.
     "-fno-gnu-unique",
@@ -109,8 +110,8 @@ def host_flags(options: Sequence[str]) -> list[str]:
 def _preprocess(source: str, name: str, flags: Sequence[str]) -> str:
     folder = Path(name).resolve().parent
     command = ["g++", "-E", "-x", "c++", *flags, f"-I{_INCLUDE}", f"-iquote{folder}"]
-    marked = f'# 1 "{name}"\n{source}'
-    return _run([*command, "-include", "cuda_host.h", "-"], marked).stdout
+    text = _run([*command, "-include", "cuda_host.h", "-"], source).stdout
+    return text.replace('"<stdin>"', f'"{name}"')
 
 
 def _entry_points(kernels: Sequence[str]) -> str:
@@ -131,7 +132,15 @@ def _compile(text: str, flags: Sequence[str], runtime: Path, library: Path) -> N
         unit.write_text(text, encoding="utf-8")
         _run(["g++", *flags, *_KERNEL_FLAGS, "-S", "-o", str(assembly), str(unit)])
         assembly.write_text(_with_red_zones(assembly.read_text(encoding="utf-8")), encoding="utf-8")
-        link = ["g++", "-shared", "-Wl,-Bsymbolic", "-o", str(made), str(assembly), str(runtime)]
+        link = [
+            "g++",
+            "-shared",
+            "-Wl,-Bsymbolic,-z,defs",
+            "-o",
+            str(made),
+            str(assembly),
+            str(runtime),
+        ]
         _run(link)
         made.replace(library)  # at once: other processes see all of it or nothing
 

@@ -1,6 +1,7 @@
 """What a launch did wrong, in words: which memory, which threads, where in the source."""
 
 import ctypes
+import functools
 import re
 import subprocess
 from collections.abc import Sequence
@@ -185,7 +186,7 @@ class Reporter:
 
     def _place(self, party: PartyLayout) -> str:
         # A return address is behind its call; one byte less is inside.
-        addresses = [place - self._load_address - 1 for place in party.places[: party.frames]]
+        addresses = tuple(p - self._load_address - 1 for p in party.places[: party.frames])
         return ", called at ".join(_source_lines(self._library, addresses))
 
 
@@ -194,10 +195,11 @@ def _coordinates(linear: int, size: Sequence[int]) -> str:
     return f"({x}, {y}, {z})"
 
 
-def _source_lines(library: Path, addresses: Sequence[int]) -> list[str]:
+@functools.cache
+def _source_lines(library: Path, addresses: tuple[int, ...]) -> tuple[str, ...]:
     """`file:line in function` of each address, inlined callers too; the host's own left out."""
     if not addresses:
-        return []
+        return ()
     hexadecimal = [f"{address:#x}" for address in addresses]
     command = ["addr2line", "-C", "-f", "-i", "-e", str(library), *hexadecimal]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -208,7 +210,7 @@ def _source_lines(library: Path, addresses: Sequence[int]) -> list[str]:
             continue
         if not any(Path(file).is_relative_to(folder) for folder in _OWN_FOLDERS):
             found.append(f"{Path(file).name}:{line} in {short_name(function)}")
-    return found
+    return tuple(found)
 
 
 def short_name(demangled: str) -> str:

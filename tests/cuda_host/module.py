@@ -15,9 +15,10 @@ from .compiler import build
 from .findings import Finding, FindingLayout, KernelFault, RegionName, Reporter, short_name
 
 _MAX_THREADS = 1024
-_SHARED, _VARIABLE, _BUFFER = 1, 2, 0  # cuda_host::Space
+_BUFFER, _SHARED, _VARIABLE, _COMPILER = range(4)  # cuda_host::Space
 _DYNAMIC = "cuda_host_dynamic_shared"
 _SYMBOL = re.compile(r"\s*\d+: ([0-9a-f]+)\s+(\d+|0x[0-9a-f]+) (TLS|OBJECT|FUNC)\s.*?\s\d+ (.*)")
+_one_launch = threading.Lock()  # equal sources are one library with one state
 _seed: ContextVar[int] = ContextVar("cuda_host_seed", default=0)
 
 
@@ -87,7 +88,6 @@ class RawModule:
         self._library = ctypes.CDLL(str(built.library))
         self._library.cuda_host_finding.restype = ctypes.POINTER(FindingLayout)
         self._library.cuda_host_dynamic_shared_address.restype = ctypes.c_void_p
-        self._lock = threading.Lock()
         self._read_symbols()
 
     def get_function(self, name: str) -> "Kernel":
@@ -130,13 +130,13 @@ class RawModule:
     def _memory(self, shared_mem: int) -> list[tuple[_Region, RegionName]]:
         """Shared memory and variables; shared memory belongs to the thread that asks."""
         dynamic = self._library.cuda_host_dynamic_shared_address()
-        found = [
-            (
-                _Region(dynamic - self._dynamic_offset + offset, name.n_bytes, _SHARED, 0),
-                RegionName(f"shared memory {name.name}", name.n_bytes),
-            )
-            for offset, name in self._shared
-        ]
+        base = dynamic - self._dynamic_offset
+        found = []
+        for offset, name in self._shared:
+            # g++ may keep a flag beside a shared array of a class, though it has nothing to run.
+            space = _COMPILER if name.name.startswith("guard variable") else _SHARED
+            region = _Region(base + offset, name.n_bytes, space, 0)
+            found.append((region, RegionName(f"shared memory {name.name}", name.n_bytes)))
         found.append(
             (
                 _Region(dynamic, shared_mem, _SHARED, 0),
@@ -192,7 +192,7 @@ class Kernel:
         if not 0 <= shared_mem <= 227 * 1024:
             raise ValueError(f"{self.name}: shared_mem={shared_mem}, must be 0 to 227 KiB")
         arguments = Arguments(self.name, self._parameters, args)
-        with self._module._lock:
+        with _one_launch:
             arguments.copy_in()
             findings = self._launch(sizes, arguments, shared_mem)
             arguments.copy_out()

@@ -48,6 +48,12 @@ struct Thread {
   uint32_t warp() const { return linear / kLanes; }
 };
 
+// Lanes of one warp, a bit each.
+struct Warp {
+  uint32_t waiting = 0;  // in a warp operation
+  uint32_t returned = 0;
+};
+
 struct Block {
   uint32_t number = 0;  // in the grid, linear
   uint32_t epoch = 0;   // barriers passed
@@ -55,6 +61,7 @@ struct Block {
   uint32_t returned = 0;
   uint32_t barrier_sum = 0;  // of the last barrier's values
   std::vector<Thread> threads;
+  std::vector<Warp> warps;
 
   uint64_t global_number(uint32_t thread) const {
     return static_cast<uint64_t>(number) * threads.size() + thread;

@@ -21,7 +21,7 @@ __attribute__((always_inline)) inline void access(const void* pointer, size_t by
                                                   const void* place) {
   const auto address = reinterpret_cast<uint64_t>(pointer);
   if (!running || on_own_stack(address)) return;
-  maybe_yield();
+  maybe_yield(place);
   memory.check(address, static_cast<uint32_t>(bytes), action, place);
 }
 
@@ -110,6 +110,9 @@ void __ubsan_handle_type_mismatch_v1(const UbsanTypeMismatch* data, uint64_t add
 }
 
 void cuda_host_atomic(const void* address, size_t bytes, const void* site) {
+  if (reinterpret_cast<uint64_t>(address) % bytes) {
+    cuda_host::stop_at(Kind::kMisaligned, Action::kAtomic, site, "an atomic, misaligned");
+  }
   access(address, bytes, Action::kAtomic, site);
   cuda_host::memory.synchronise(reinterpret_cast<uint64_t>(address));
 }

@@ -92,6 +92,7 @@ void Memory::begin_block() {
 void Memory::check(uint64_t address, uint32_t bytes, Action action, const void* place) {
   Shadow* shadow = find(address, bytes);
   if (!shadow) refuse(Kind::kOutOfBounds, nearest(address), address, bytes, action, place);
+  if (shadow->region.space == Space::kCompiler) return;
   if (shadow->region.read_only) {
     // Reads of what nobody may write cannot race: they need no record.
     if (action != Action::kRead) refuse(Kind::kReadOnly, shadow, address, bytes, action, place);

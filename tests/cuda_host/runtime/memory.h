@@ -12,7 +12,12 @@
 
 namespace cuda_host {
 
-enum class Space : uint32_t { kBuffer, kShared, kVariable };
+enum class Space : uint32_t {
+  kBuffer,
+  kShared,
+  kVariable,
+  kCompiler,  // what the compiler keeps for itself: not checked
+};
 
 // The layout is written by the driver (module.py): change both.
 struct Region {

@@ -1,10 +1,10 @@
 #include "scheduler.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <algorithm>
 #include <numeric>
-#include <random>
 
 #include "fiber.h"
 #include "launch.h"
@@ -26,13 +26,31 @@ Findings findings;
 namespace {
 
 // So many accesses in a row without a barrier, a warp operation or an end: somebody spins.
-constexpr uint64_t kPatience = 100'000'000;
+constexpr uint64_t kPatience = 10'000'000;
 constexpr uint32_t kQuantum = 20'000;  // accesses after which even seed 0 changes threads
+
+// xorshift64* (Vigna, 2016).
+class Random {
+ public:
+  void seed(uint64_t seed) {
+    state_ = seed * 0x9e3779b97f4a7c15ull + 1;  // never 0 for the seeds in use
+    draw(1);
+  }
+  uint32_t draw(uint64_t below) {
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    return static_cast<uint32_t>((state_ * 0x2545f4914f6cdd1dull >> 32) * below >> 32);
+  }
+
+ private:
+  uint64_t state_ = 1;
+};
 
 struct Scheduler {
   const Launch* launch = nullptr;
   std::vector<uint32_t> runnable;
-  std::minstd_rand random;
+  Random random;
   uint32_t mean_quantum = kQuantum;
   uint32_t until_yield = kQuantum;
   uint64_t patience = kPatience;
@@ -42,12 +60,10 @@ struct Scheduler {
 
 std::vector<char*> stacks;
 
-uint32_t draw(uint64_t below) { return static_cast<uint32_t>(scheduler.random() % below); }
-
 Thread* choose() {
   auto& runnable = scheduler.runnable;
   if (runnable.empty()) return nullptr;
-  const size_t at = scheduler.launch->seed ? draw(runnable.size()) : 0;
+  const size_t at = scheduler.launch->seed ? scheduler.random.draw(runnable.size()) : 0;
   const uint32_t chosen = runnable[at];
   if (scheduler.launch->seed) {
     runnable[at] = runnable.back();
@@ -71,6 +87,7 @@ void make_runnable(Thread& thread) {
 void thread_main() {
   scheduler.launch->kernel(scheduler.launch->arguments);
   running->state = Thread::State::kReturned;
+  block.warps[running->warp()].returned |= 1u << running->lane();
   ++block.returned;
   scheduler.patience = kPatience;
   give_way();
@@ -83,6 +100,7 @@ void begin_block(uint32_t number) {
   block.number = number;
   block.epoch = block.at_barrier = block.returned = 0;
   block.threads.assign(threads, Thread{});
+  block.warps.assign((threads + kLanes - 1) / kLanes, Warp{});
   while (stacks.size() < threads) stacks.push_back(new_stack());
   scheduler.runnable.clear();
   for (uint32_t i = 0; i < threads; ++i) {
@@ -133,6 +151,8 @@ Finding who_waits(Kind kind) {
       ++known->threads;
     } else if (finding.parties < kParties) {
       finding.party[finding.parties++] = party;
+    } else {
+      snprintf(finding.text, sizeof finding.text, "threads at more than %d places, of which", kParties);
     }
   }
   return finding;
@@ -219,24 +239,21 @@ void stop(const Finding& finding) {
   abort();  // a stopped launch never goes on
 }
 
-void maybe_yield() {
+void maybe_yield(const void* place) {
   if (--scheduler.patience == 0) {
-    running->site = __builtin_return_address(0);
+    running->site = place;
     stop(who_waits(Kind::kNoProgress));
   }
   if (--scheduler.until_yield) return;
-  scheduler.until_yield = 1 + draw(2 * scheduler.mean_quantum);
+  running->site = place;
+  scheduler.until_yield = 1 + scheduler.random.draw(2 * scheduler.mean_quantum);
   scheduler.runnable.push_back(running->linear);
-  give_way();
-}
-
-void wait_for_warp() {
-  running->state = Thread::State::kAtWarpOperation;
   give_way();
 }
 
 void resume_lanes(uint32_t mask) {
   const uint32_t first = running->linear - running->lane();
+  block.warps[running->warp()].waiting &= ~mask;
   for (; mask; mask &= mask - 1) make_runnable(block.threads[first + __builtin_ctz(mask)]);
   scheduler.patience = kPatience;
 }
@@ -246,17 +263,19 @@ void run(const Launch& launch) {
   scheduler.launch = &launch;
   scheduler.stopped = false;
   scheduler.patience = kPatience;
-  scheduler.random.seed(static_cast<uint32_t>(launch.seed * 2654435761u + 1));
+  scheduler.random.seed(launch.seed);
   // Some schedules change threads at almost every access, some hardly between barriers.
   constexpr uint32_t kMeans[] = {4, 64, 1024, kQuantum};
-  scheduler.mean_quantum = launch.seed ? kMeans[draw(std::size(kMeans))] : kQuantum;
+  scheduler.mean_quantum = launch.seed ? kMeans[scheduler.random.draw(std::size(kMeans))] : kQuantum;
   scheduler.until_yield = scheduler.mean_quantum;
   gridDim = dim3(launch.grid[0], launch.grid[1], launch.grid[2]);
   blockDim = dim3(launch.block[0], launch.block[1], launch.block[2]);
   memory.begin_launch(launch.regions, launch.region_count);
   std::vector<uint32_t> order(gridDim.x * gridDim.y * gridDim.z);
   std::iota(order.begin(), order.end(), 0u);
-  if (launch.seed) std::shuffle(order.begin(), order.end(), scheduler.random);
+  for (size_t left = launch.seed ? order.size() : 0; left > 1; --left) {
+    std::swap(order[left - 1], order[scheduler.random.draw(left)]);
+  }
   for (uint32_t number : order) {
     run_block(number);
     if (scheduler.stopped) break;

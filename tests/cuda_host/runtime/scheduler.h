@@ -8,14 +8,13 @@ namespace cuda_host {
 
 extern Findings findings;
 
-// A thread of the kernel did something that may be a good moment to let another one run.
-void maybe_yield();
+// The running thread is about to do something at `place`: another one may run first.
+void maybe_yield(const void* place);
 
 // Lets another thread run; the caller goes on once somebody has made it runnable.
 void give_way();
 
-// The running thread waits for other lanes of its warp, or they and it may go on.
-void wait_for_warp();
+// Lanes of the running thread's warp that waited may go on.
 void resume_lanes(uint32_t mask);
 
 // Ends the launch from inside a thread of the kernel.

@@ -39,13 +39,10 @@ uint32_t existing_lanes() {
 // Stops the launch when the mask can never be right.
 void check_mask(const void* site) {
   const uint32_t mask = running->warp_wait.mask;
-  bool wrong = !(mask >> running->lane() & 1u) || (mask & ~existing_lanes());
-  if (!wrong) {
-    for_lanes(mask, [&](const Thread& other, uint32_t) {
-      wrong |= other.state == Thread::State::kReturned;
-    });
+  const uint32_t able = existing_lanes() & ~block.warps[running->warp()].returned;
+  if (!(mask >> running->lane() & 1u) || (mask & ~able)) {
+    stop(warp_finding(Kind::kWarpMask, site));
   }
-  if (wrong) stop(warp_finding(Kind::kWarpMask, site));
 }
 
 void check_source(const void* site) {
@@ -59,13 +56,12 @@ void check_source(const void* site) {
 
 bool all_arrived() {
   const WarpWait& mine = running->warp_wait;
-  bool all = true;
+  if (mine.mask & ~block.warps[running->warp()].waiting) return false;
+  bool alike = true;
   for_lanes(mine.mask, [&](const Thread& other, uint32_t) {
-    all &= &other == running || (other.state == Thread::State::kAtWarpOperation &&
-                                 other.warp_wait.operation == mine.operation &&
-                                 other.warp_wait.mask == mine.mask);
+    alike &= other.warp_wait.operation == mine.operation && other.warp_wait.mask == mine.mask;
   });
-  return all;
+  return alike;
 }
 
 // What every lane did before happened before whatever any of them does next.
@@ -129,14 +125,14 @@ extern "C" uint64_t cuda_host_warp(CudaHostWarpOperation operation, uint32_t mas
   self->warp_wait = {operation, mask, source_lane, combine, value, 0};
   check_mask(self->site);
   check_source(self->site);
+  self->state = Thread::State::kAtWarpOperation;
+  block.warps[self->warp()].waiting |= 1u << self->lane();
   if (all_arrived()) {
     compute_results();
     // Shuffles and votes order no memory (CUDA C++ Programming Guide, warp functions).
     if (operation == CUDA_HOST_WARP_SYNC) order_memory(mask);
     resume_lanes(mask);
-    give_way();
-  } else {
-    wait_for_warp();
   }
+  give_way();
   return self->warp_wait.result;
 }
