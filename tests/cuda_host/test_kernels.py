@@ -7,6 +7,7 @@ from tests.cuda_host import RawModule, schedule
 
 SOURCE = r"""
 #include <cuda_fp16.h>
+#include <math_constants.h>
 
 extern "C" __global__ void sum_rows(const float* x, float* out, int n) {
   extern __shared__ float partial[];
@@ -49,14 +50,14 @@ extern "C" __global__ void scan(const int* x, int* out) {
 struct Softmax { float largest, sum; };
 __device__ Softmax merged(Softmax a, Softmax b) {
   const float largest = fmaxf(a.largest, b.largest);
-  if (largest == -INFINITY) return {largest, 0};
+  if (largest == -CUDART_INF_F) return {largest, 0};
   return {largest, a.sum * __expf(a.largest - largest) + b.sum * __expf(b.largest - largest)};
 }
 template <class T>
 __global__ void online_softmax(const T* x, float* out, int n) {
   __shared__ Softmax warps[32];
   const T* row = x + blockIdx.x * n;
-  Softmax mine = {-INFINITY, 0};
+  Softmax mine = {-CUDART_INF_F, 0};
   for (int i = threadIdx.x; i < n; i += blockDim.x) mine = merged(mine, {float(row[i]), 1});
   for (int step = 16; step; step /= 2) {
     const Softmax other = {__shfl_xor_sync(0xffffffffu, mine.largest, step),
