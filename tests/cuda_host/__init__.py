@@ -1,8 +1,9 @@
 """CUDA kernels on the CPU, for tests: see docs/cuda-host.md."""
 
-from .compiler import CompileError, missing_tools
+from .compiler import CompileError
 from .findings import Finding, KernelFault
 from .module import Kernel, RawModule, schedule
+from .requirements import missing_tools, require_tools
 
 __all__ = [
     "CompileError",
@@ -11,5 +12,6 @@ __all__ = [
     "KernelFault",
     "RawModule",
     "missing_tools",
+    "require_tools",
     "schedule",
 ]

@@ -3,9 +3,7 @@
 import functools
 import hashlib
 import os
-import platform
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -14,7 +12,6 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 _INCLUDE = _HERE / "include"
 _RUNTIME = _HERE / "runtime"
-_TOOLS = ("g++", "addr2line", "readelf")
 
 _COMMON_FLAGS = ("-fPIC", "-fno-exceptions", "-fvisibility=hidden", f"-I{_INCLUDE}")
 _KERNEL_FLAGS = (
@@ -40,14 +37,6 @@ _RED_ZONE_BYTES = 64
 
 class CompileError(Exception):
     """The source does not compile for the host; the message is the compiler's."""
-
-
-def missing_tools() -> str | None:
-    """Why kernels cannot run on this machine's CPU, or None when they can."""
-    if platform.machine() != "x86_64":
-        return f"the CUDA host runs on x86-64, this is {platform.machine()}"
-    absent = [tool for tool in _TOOLS if shutil.which(tool) is None]
-    return f"the CUDA host needs {', '.join(absent)} (apt-get install g++)" if absent else None
 
 
 def build(source: str, name: str, options: Sequence[str], names: Sequence[str]) -> "Built":
@@ -110,7 +99,10 @@ def host_flags(options: Sequence[str]) -> list[str]:
 def _preprocess(source: str, name: str, flags: Sequence[str]) -> str:
     folder = Path(name).resolve().parent
     command = ["g++", "-E", "-x", "c++", *flags, f"-I{_INCLUDE}", f"-iquote{folder}"]
-    text = _run([*command, "-include", "cuda_host.h", "-"], source).stdout
+    try:
+        text = _run([*command, "-include", "cuda_host.h", "-"], source).stdout
+    except CompileError as error:
+        raise CompileError(str(error).replace("<stdin>", name)) from None
     return text.replace('"<stdin>"', f'"{name}"')
 
 

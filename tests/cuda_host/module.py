@@ -1,8 +1,6 @@
 """Modules and kernels with CuPy's interface, run on the CPU."""
 
 import ctypes
-import re
-import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,12 +10,11 @@ from typing import Any
 
 from .arguments import Arguments, Parameter, ParameterLayout
 from .compiler import build
-from .findings import Finding, FindingLayout, KernelFault, RegionName, Reporter, short_name
+from .findings import Finding, FindingLayout, KernelFault, RegionName, Reporter
+from .symbols import read_symbols
 
 _MAX_THREADS = 1024
 _BUFFER, _SHARED, _VARIABLE, _COMPILER = range(4)  # cuda_host::Space
-_DYNAMIC = "cuda_host_dynamic_shared"
-_SYMBOL = re.compile(r"\s*\d+: ([0-9a-f]+)\s+(\d+|0x[0-9a-f]+) (TLS|OBJECT|FUNC)\s.*?\s\d+ (.*)")
 _one_launch = threading.Lock()  # equal sources are one library with one state
 _seed: ContextVar[int] = ContextVar("cuda_host_seed", default=0)
 
@@ -88,7 +85,9 @@ class RawModule:
         self._library = ctypes.CDLL(str(built.library))
         self._library.cuda_host_finding.restype = ctypes.POINTER(FindingLayout)
         self._library.cuda_host_dynamic_shared_address.restype = ctypes.c_void_p
-        self._read_symbols()
+        self._symbols = read_symbols(built.library)
+        launch = ctypes.cast(self._library.cuda_host_launch, ctypes.c_void_p).value or 0
+        self._load_address = launch - self._symbols.launch_offset
 
     def get_function(self, name: str) -> "Kernel":
         """A kernel by its `extern "C"` name or its name expression.
@@ -101,52 +100,20 @@ class RawModule:
             raise KeyError(f"no kernel {name!r}; there are {known}; others by name_expressions")
         return Kernel(self, name, self._names.index(name))
 
-    def _read_symbols(self) -> None:
-        self._shared: list[tuple[int, RegionName]] = []  # offset in thread-local storage
-        self._variables: list[tuple[int, RegionName]] = []  # offset in the library
-        launch_offset = 0
-        listed = subprocess.run(
-            ["readelf", "--syms", "--wide", "--demangle", str(self._path)],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        symbols = {match.groups() for match in map(_SYMBOL.match, listed.splitlines()) if match}
-        for offset_text, size_text, kind, name in sorted(symbols):
-            offset, region = int(offset_text, 16), RegionName(short_name(name), int(size_text, 0))
-            if name == "cuda_host_launch":
-                launch_offset = offset
-            elif name == _DYNAMIC:
-                self._dynamic_offset = offset
-            elif kind == "TLS":
-                self._shared.append((offset, region))
-            elif kind == "OBJECT" and "cuda_host" not in name:
-                self._variables.append((offset, region))
-        # `extern __shared__` names stand for the dynamic memory, whose size the launch says.
-        self._shared = [pair for pair in self._shared if pair[0] != self._dynamic_offset]
-        loaded = ctypes.cast(self._library.cuda_host_launch, ctypes.c_void_p).value or 0
-        self._load_address = loaded - launch_offset
-
     def _memory(self, shared_mem: int) -> list[tuple[_Region, RegionName]]:
         """Shared memory and variables; shared memory belongs to the thread that asks."""
         dynamic = self._library.cuda_host_dynamic_shared_address()
-        base = dynamic - self._dynamic_offset
+        base = dynamic - self._symbols.dynamic_offset
         found = []
-        for offset, name in self._shared:
-            # g++ may keep a flag beside a shared array of a class, though it has nothing to run.
-            space = _COMPILER if name.name.startswith("guard variable") else _SHARED
-            region = _Region(base + offset, name.n_bytes, space, 0)
-            found.append((region, RegionName(f"shared memory {name.name}", name.n_bytes)))
-        found.append(
-            (
-                _Region(dynamic, shared_mem, _SHARED, 0),
-                RegionName("dynamic shared memory", shared_mem),
-            )
-        )
-        found += [
-            (_Region(self._load_address + offset, name.n_bytes, _VARIABLE, 0), name)
-            for offset, name in self._variables
-        ]
+        for symbol in self._symbols.shared:
+            space = _COMPILER if symbol.is_compilers else _SHARED
+            region = _Region(base + symbol.offset, symbol.n_bytes, space, 0)
+            found.append((region, RegionName(f"shared memory {symbol.name}", symbol.n_bytes)))
+        region = _Region(dynamic, shared_mem, _SHARED, 0)
+        found.append((region, RegionName("dynamic shared memory", shared_mem)))
+        for symbol in self._symbols.variables:
+            region = _Region(self._load_address + symbol.offset, symbol.n_bytes, _VARIABLE, 0)
+            found.append((region, RegionName(symbol.name, symbol.n_bytes)))
         return found
 
 

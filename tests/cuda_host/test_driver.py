@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cuda_host import CompileError, KernelFault, RawModule, compiler, schedule
+from tests.cuda_host import (
+    CompileError,
+    KernelFault,
+    RawModule,
+    compiler,
+    missing_tools,
+    require_tools,
+    schedule,
+)
 
 SOURCE = r"""
 #include <cuda_bf16.h>
@@ -150,6 +158,30 @@ def test_a_file_finds_the_headers_beside_it(tmp_path):
 def test_a_source_that_does_not_compile():
     with pytest.raises(CompileError, match=r"kernel\.cu:2:.*'?nonsense'?"):
         RawModule('extern "C" __global__ void broken(int* x) {\n  x[0] = nonsense;\n}\n')
+
+
+def test_a_header_that_is_not_there():
+    with pytest.raises(CompileError, match=r"kernel\.cu:2.*cub/cub\.cuh"):
+        RawModule("\n#include <cub/cub.cuh>\n")
+
+
+@pytest.mark.parametrize("absent", [("g++",), ("addr2line", "readelf")])
+def test_missing_tools_are_named(monkeypatch, absent):
+    monkeypatch.setattr("shutil.which", lambda tool: None if tool in absent else f"/bin/{tool}")
+    assert missing_tools() == f"the CUDA host needs {', '.join(absent)} (apt-get install g++)"
+
+
+def test_another_processor_is_named(monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert missing_tools() == "the CUDA host runs on x86-64, this is aarch64"
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("1", pytest.fail), ("", pytest.skip)])
+def test_missing_tools_skip_on_a_laptop_and_fail_in_ci(monkeypatch, ci, outcome):
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr("shutil.which", lambda tool: None)
+    with pytest.raises(outcome.Exception, match="needs g"):
+        require_tools()
 
 
 def test_a_function_that_the_host_lacks_is_an_error_when_compiling():

@@ -50,13 +50,16 @@ struct Party {
 
 struct Finding {
   Kind kind;
-  int32_t region;  // index into the regions of the launch; -1: none
-  int64_t offset;  // in bytes from the region's beginning
-  uint32_t bytes;
-  uint32_t parties;
-  uint64_t occurrences;
-  Party party[kParties];
-  char text[128];
+  int32_t region = -1;  // index into the regions of the launch; -1: none
+  int64_t offset = 0;   // in bytes from the region's beginning
+  uint32_t bytes = 0;
+  uint32_t parties = 0;
+  uint64_t occurrences = 1;
+  Party party[kParties] = {};
+  char text[128] = {};
+
+  explicit Finding(Kind kind_) : kind(kind_) {}
+  Finding(Kind kind_, const Party& who) : Finding(kind_) { party[parties++] = who; }
 };
 
 // Collects findings; the same one at the same places is counted, not repeated.

@@ -26,12 +26,7 @@ __attribute__((always_inline)) inline void access(const void* pointer, size_t by
 }
 
 [[noreturn]] void stop_at(Kind kind, Action action, const void* place, const char* text) {
-  Finding finding{};
-  finding.kind = kind;
-  finding.region = -1;
-  finding.occurrences = 1;
-  finding.parties = 1;
-  finding.party[0] = party_of(*running, action, place);
+  Finding finding(kind, party_of(*running, action, place));
   snprintf(finding.text, sizeof finding.text, "%s", text);
   stop(finding);
 }

@@ -49,12 +49,10 @@ bool may_race(Action a, Action b) {
 }
 
 Finding finding_at(Kind kind, int32_t region, int64_t offset, uint32_t bytes) {
-  Finding finding{};
-  finding.kind = kind;
+  Finding finding(kind);
   finding.region = region;
   finding.offset = offset;
   finding.bytes = bytes;
-  finding.occurrences = 1;
   return finding;
 }
 

@@ -79,11 +79,6 @@ void become(Thread* thread) {
   if (thread) threadIdx = thread->index;
 }
 
-void make_runnable(Thread& thread) {
-  thread.state = Thread::State::kRuns;
-  scheduler.runnable.push_back(thread.linear);
-}
-
 void thread_main() {
   scheduler.launch->kernel(scheduler.launch->arguments);
   running->state = Thread::State::kReturned;
@@ -132,10 +127,7 @@ bool wait_alike(const Party& a, const Party& b) {
 
 // Who waits where: threads that wait alike are one party.
 Finding who_waits(Kind kind) {
-  Finding finding{};
-  finding.kind = kind;
-  finding.region = -1;
-  finding.occurrences = 1;
+  Finding finding(kind);
   for (const Thread& thread : block.threads) {
     Party party = party_of(thread, waiting(thread), thread.site);
     if (party.action == Action::kAtWarpOperation) {
@@ -168,40 +160,6 @@ void run_block(uint32_t number) {
     findings.add(who_waits(Kind::kDeadlock));
     scheduler.stopped = true;
   }
-}
-
-void check_same_barrier() {
-  const Thread& first = block.threads.front();
-  for (const Thread& thread : block.threads) {
-    if (thread.site == first.site && thread.callers == first.callers) continue;
-    // One place in the source may be compiled twice: the driver drops such a pair.
-    Finding finding{};
-    finding.kind = Kind::kDivergence;
-    finding.region = -1;
-    finding.occurrences = 1;
-    finding.parties = 2;
-    finding.party[0] = party_of(first, Action::kAtBarrier, first.site);
-    finding.party[1] = party_of(thread, Action::kAtBarrier, thread.site);
-    findings.add(finding);
-    return;
-  }
-}
-
-void release_barrier() {
-  check_same_barrier();
-  SharedClock acquired;
-  block.barrier_sum = 0;
-  for (Thread& thread : block.threads) {
-    block.barrier_sum += thread.barrier_value;
-    acquired = merged(acquired, thread.acquired);
-  }
-  for (Thread& thread : block.threads) {
-    thread.acquired = acquired;
-    make_runnable(thread);
-  }
-  ++block.epoch;
-  block.at_barrier = 0;
-  scheduler.patience = kPatience;
 }
 
 }  // namespace
@@ -251,10 +209,9 @@ void maybe_yield(const void* place) {
   give_way();
 }
 
-void resume_lanes(uint32_t mask) {
-  const uint32_t first = running->linear - running->lane();
-  block.warps[running->warp()].waiting &= ~mask;
-  for (; mask; mask &= mask - 1) make_runnable(block.threads[first + __builtin_ctz(mask)]);
+void make_runnable(Thread& thread) {
+  thread.state = Thread::State::kRuns;
+  scheduler.runnable.push_back(thread.linear);
   scheduler.patience = kPatience;
 }
 
@@ -283,13 +240,3 @@ void run(const Launch& launch) {
 }
 
 }  // namespace cuda_host
-
-extern "C" uint32_t cuda_host_barrier(uint32_t value) {
-  using namespace cuda_host;
-  running->state = Thread::State::kAtBarrier;
-  running->site = __builtin_return_address(0);
-  running->barrier_value = value;
-  if (++block.at_barrier == block.threads.size()) release_barrier();
-  give_way();
-  return block.barrier_sum;
-}

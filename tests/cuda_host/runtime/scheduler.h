@@ -14,8 +14,8 @@ void maybe_yield(const void* place);
 // Lets another thread run; the caller goes on once somebody has made it runnable.
 void give_way();
 
-// Lanes of the running thread's warp that waited may go on.
-void resume_lanes(uint32_t mask);
+// A thread that waited may go on.
+void make_runnable(Thread& thread);
 
 // Ends the launch from inside a thread of the kernel.
 [[noreturn]] void stop(const Finding& finding);

@@ -7,12 +7,7 @@ namespace cuda_host {
 namespace {
 
 Finding warp_finding(Kind kind, const void* site) {
-  Finding finding{};
-  finding.kind = kind;
-  finding.region = -1;
-  finding.occurrences = 1;
-  finding.parties = 1;
-  finding.party[0] = party_of(*running, Action::kAtWarpOperation, site);
+  Finding finding(kind, party_of(*running, Action::kAtWarpOperation, site));
   finding.party[0].operation = running->warp_wait.operation;
   finding.party[0].mask = running->warp_wait.mask;
   return finding;
@@ -131,7 +126,8 @@ extern "C" uint64_t cuda_host_warp(CudaHostWarpOperation operation, uint32_t mas
     compute_results();
     // Shuffles and votes order no memory (CUDA C++ Programming Guide, warp functions).
     if (operation == CUDA_HOST_WARP_SYNC) order_memory(mask);
-    resume_lanes(mask);
+    block.warps[self->warp()].waiting &= ~mask;
+    for_lanes(mask, [](Thread& thread, uint32_t) { make_runnable(thread); });
   }
   give_way();
   return self->warp_wait.result;
