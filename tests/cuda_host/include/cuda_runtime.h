@@ -1,0 +1,3 @@
+// Everything is in cuda_host.h, which is always included first.
+#pragma once
+#include "cuda_host.h"
