@@ -48,8 +48,12 @@ def test_the_wheel_holds_every_module(tmp_path: Path) -> None:
         held = set(opened.namelist())
     wanted = {f"nightjar/{name.removeprefix('nightjar/')}" for name in source_files()}
     wanted |= {"nightjar/migrations/script.py.mako", "nightjar/py.typed"}
-    native = (ROOT / "kernels" / "native").iterdir()
-    wanted |= {f"nightjar/kernels/native/{f.name}" for f in native if f.suffix in (".cpp", ".h")}
+    wanted |= {
+        f"nightjar/kernels/{folder}/{file.name}"
+        for folder in ("cuda", "native")
+        for file in (ROOT / "kernels" / folder).iterdir()
+        if file.suffix in (".cpp", ".cu", ".cuh", ".h", ".json")
+    }
     assert wanted - held == set()
     strangers = {name for name in held - wanted if ".dist-info/" not in name}
     assert strangers <= {"nightjar/__init__.py"}

@@ -1,0 +1,74 @@
+"""Checks of what kernels are given: a wrong tensor is named before a kernel reads beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nightjar.kernels.cuda.kernel import STORAGE
+
+INT32_MAX = 2**31 - 1
+
+
+def check(
+    name: str,
+    tensor: Tensor,
+    dtype: torch.dtype | Sequence[torch.dtype],
+    shape: Sequence[int | None],
+    *,
+    like: Tensor | None = None,
+    strided: bool = False,
+) -> None:
+    """Dtype, shape (None: any size), device, and that the elements lie one after another.
+
+    strided: rows may lie apart, their elements not.
+
+    Raises:
+        ValueError: something does not fit; says which argument, what it is and what it must be.
+    """
+    allowed = (dtype,) if isinstance(dtype, torch.dtype) else tuple(dtype)
+    if tensor.dtype not in allowed:
+        wanted = " or ".join(str(one).removeprefix("torch.") for one in allowed)
+        raise ValueError(f"{name} is {str(tensor.dtype).removeprefix('torch.')}: give {wanted}")
+    fits = tensor.dim() == len(shape) and all(
+        wanted is None or size == wanted for size, wanted in zip(tensor.shape, shape, strict=True)
+    )
+    if not fits:
+        wanted = "x".join("?" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}: it must be {wanted}")
+    if like is not None and tensor.device != like.device:
+        raise ValueError(f"{name} is on {tensor.device}, the rest on {like.device}: move it there")
+    if strided:
+        if tensor.numel() and tensor.stride(-1) != 1:
+            raise ValueError(f"{name}: the elements of a row must lie side by side; copy it first")
+    elif not tensor.is_contiguous():
+        raise ValueError(f"{name} is not contiguous: call .contiguous() first")
+
+
+def check_storage(name: str, tensor: Tensor) -> None:
+    """One of the dtypes that weights and activations may have."""
+    if tensor.dtype not in STORAGE:
+        raise ValueError(
+            f"{name} is {str(tensor.dtype).removeprefix('torch.')}: "
+            "give float16, bfloat16 or float32"
+        )
+
+
+def wide_elements(columns: int, *tensors: Tensor | None) -> int:
+    """Elements of a row that one load may take: as many as 16 bytes of the widest dtype hold, or 1
+    where a row's length, stride or address is no multiple of that."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    width = 16 // max(tensor.element_size() for tensor in given)
+    aligned = columns % width == 0 and all(
+        tensor.data_ptr() % (width * tensor.element_size()) == 0
+        and all(stride % width == 0 for stride in tensor.stride()[:-1])
+        for tensor in given
+    )
+    return width if aligned else 1
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)

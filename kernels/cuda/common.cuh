@@ -1,0 +1,110 @@
+// What every kernel here is built of: storage types, wide loads, sums over warps and blocks.
+//
+// Storage is __half, __nv_bfloat16 or float; every sum is taken in float.  Blocks have whole warps,
+// a row's threads along x.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+using int64 = long long;
+using uint64 = unsigned long long;
+
+constexpr int WARP = 32;
+constexpr unsigned WHOLE_WARP = 0xffffffffu;
+constexpr int WIDE_BYTES = 16;  // of the widest load and store a thread can do
+
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+__device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fc00000); }
+
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(__half x) { return __half2float(x); }
+__device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename T>
+__device__ __forceinline__ T narrow(float x);
+template <>
+__device__ __forceinline__ float narrow<float>(float x) {
+  return x;
+}
+template <>
+__device__ __forceinline__ __half narrow<__half>(float x) {
+  return __float2half_rn(x);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// N neighbours, loaded and stored at once; the address must be a multiple of their size.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vector {
+  T at[N];
+};
+
+template <typename T>
+constexpr int WIDE = WIDE_BYTES / sizeof(T);  // elements of a whole load
+
+template <int N, typename T>
+__device__ __forceinline__ void load(const T* from, float (&to)[N]) {
+  const Vector<T, N> raw = *reinterpret_cast<const Vector<T, N>*>(from);
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = widen(raw.at[i]);
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const float (&from)[N]) {
+  Vector<T, N> raw;
+#pragma unroll
+  for (int i = 0; i < N; ++i) raw.at[i] = narrow<T>(from[i]);
+  *reinterpret_cast<Vector<T, N>*>(to) = raw;
+}
+
+// Sums and maxima by a butterfly: always the same tree, and the same bits in every lane.
+// LANES neighbours (a power of two) reduce among themselves; all lanes of the warp must come.
+template <int LANES = WARP, typename T>
+__device__ __forceinline__ T warp_sum(T x) {
+#pragma unroll
+  for (int step = LANES / 2; step > 0; step /= 2) x += __shfl_xor_sync(WHOLE_WARP, x, step);
+  return x;
+}
+
+template <int LANES = WARP>
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int step = LANES / 2; step > 0; step /= 2) {
+    x = fmaxf(x, __shfl_xor_sync(WHOLE_WARP, x, step));
+  }
+  return x;
+}
+
+// Sum over the WARPS warps along x, for every thread.  One warp needs no barrier.
+template <int WARPS, typename T>
+__device__ __forceinline__ T block_sum(T x) {
+  x = warp_sum(x);
+  if constexpr (WARPS > 1) {
+    static_assert(WARPS <= WARP, "the sums of the warps are added up by one warp");
+    __shared__ T sums[WARPS];
+    const int lane = threadIdx.x % WARP;
+    __syncthreads();  // the reads of an earlier call are over
+    if (lane == 0) sums[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = warp_sum(lane < WARPS ? sums[lane] : T(0));
+  }
+  return x;
+}
+
+template <int WARPS>
+__device__ __forceinline__ float block_max(float x) {
+  x = warp_max(x);
+  if constexpr (WARPS > 1) {
+    static_assert(WARPS <= WARP, "the maxima of the warps are compared by one warp");
+    __shared__ float maxima[WARPS];
+    const int lane = threadIdx.x % WARP;
+    __syncthreads();
+    if (lane == 0) maxima[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = warp_max(lane < WARPS ? maxima[lane] : -infinity());
+  }
+  return x;
+}

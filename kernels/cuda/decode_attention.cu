@@ -1,0 +1,208 @@
+// Attention of one new token a sequence to its cached keys and values: split-KV.
+#include "common.cuh"
+
+constexpr int THREADS = 128;
+constexpr int WARPS = THREADS / WARP;
+
+// Lanes that read one cached row together, a wide load each: the next power of two, so that their
+// sum is a butterfly (heads of 80 and 96 channels leave 6 and 4 of 16 lanes idle).
+template <typename T, int HEAD_SIZE>
+__device__ constexpr int row_lanes() {
+  int lanes = 1;
+  while (lanes * WIDE<T> < HEAD_SIZE) lanes *= 2;
+  return lanes;
+}
+
+// Blocks of a multiprocessor that registers must suffice for: enough loads are under way then, and
+// the compiler has a bound to keep to.
+__device__ constexpr int resident_blocks(int group) {
+  return group == 1 ? 8 : group == 4 ? 5 : 4;
+}
+
+// N channels of UNROLL cached rows, asked for before any of them is needed.
+template <int UNROLL, int N, typename T>
+struct Rows {
+  Vector<T, N> at[UNROLL];
+
+  template <typename Address>
+  __device__ void load(const T* from, const Address& address, int first, int step, int end) {
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      const int i = first + u * step;
+      if (i < end) {
+        at[u] = *reinterpret_cast<const Vector<T, N>*>(from + address(i));
+      } else {
+#pragma unroll
+        for (int c = 0; c < N; ++c) at[u].at[c] = narrow<T>(0.0f);
+      }
+    }
+  }
+};
+
+// Block (x, y, z): GROUP query heads that share a KV head, of sequence y, over the positions
+// [z * SPLIT, (z + 1) * SPLIT): cut where it is cut for every sequence and batch, so that a row's
+// sums depend on its own length alone.  Positions from lengths[y] on are not read.
+//
+// With one split the result goes to out [batch, heads, HEAD_SIZE] and lse [batch, heads] (if
+// given); else sums of exp(score - maximum) * value go to parts [batch, heads, splits, HEAD_SIZE],
+// and (maximum, sum of exponentials) to stats [batch, heads, splits, 2], for merge_splits.
+// keys, values: [blocks, kv_heads, 1 << block_shift, HEAD_SIZE].
+template <typename T, int HEAD_SIZE, int GROUP, int SPLIT>
+__global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
+    decode_attention(const T* __restrict__ q, int64 q_stride, const T* __restrict__ keys,
+                     const T* __restrict__ values, const int* __restrict__ block_tables,
+                     int table_width, const int* __restrict__ lengths, int kv_heads,
+                     int heads_per_kv, int block_shift, float scale, T* __restrict__ out,
+                     float* __restrict__ lse, float* __restrict__ parts,
+                     float* __restrict__ stats) {
+  constexpr int LANES = row_lanes<T, HEAD_SIZE>();
+  constexpr int STEP = THREADS / LANES;  // cached rows that the block reads at once
+  static_assert(HEAD_SIZE % WIDE<T> == 0 && LANES <= WARP, "a row is whole wide loads of a warp");
+  constexpr int UNROLL = GROUP == 8 ? 2 : 4;
+  static_assert(SPLIT % (UNROLL * STEP) == 0 && SPLIT % WARP == 0, "a split is whole steps");
+  __shared__ float weights[GROUP][SPLIT];
+  __shared__ float sums[WARPS][GROUP][HEAD_SIZE];
+  __shared__ float maxima[GROUP], totals[GROUP];
+
+  const int slices = (heads_per_kv + GROUP - 1) / GROUP;
+  const int kv_head = blockIdx.x / slices;
+  const int first_head = kv_head * heads_per_kv + blockIdx.x % slices * GROUP;
+  const int here = min(GROUP, (kv_head + 1) * heads_per_kv - first_head);  // heads of this block
+  const int64 sequence = blockIdx.y;
+  const int64 first_row = sequence * kv_heads * heads_per_kv + first_head;
+  const int start = blockIdx.z * SPLIT;
+  const int count = min(SPLIT, lengths[sequence] - start);
+  const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  if (count <= 0) {  // nothing here; merge_splits does not look
+    if (gridDim.z == 1) {
+      for (int i = threadIdx.x; i < here * HEAD_SIZE; i += THREADS) {
+        out[first_row * HEAD_SIZE + i] = narrow<T>(0.0f);
+      }
+      if (lse != nullptr && static_cast<int>(threadIdx.x) < here) {
+        lse[first_row + threadIdx.x] = -infinity();
+      }
+    }
+    return;
+  }
+
+  const int channel = lane % LANES * WIDE<T>;
+  const bool reads = channel < HEAD_SIZE;
+  const int mine = threadIdx.x / LANES;  // row of a step
+  const int* const table = block_tables + sequence * table_width;
+  const int block_size = 1 << block_shift;
+  const auto row_at = [&](int i) {  // where position start + i lies in either cache
+    const int position = start + i;
+    const int64 block = table[position >> block_shift];
+    const int64 line = (block * kv_heads + kv_head) * block_size + (position & (block_size - 1));
+    return line * HEAD_SIZE + channel;
+  };
+
+  // Scores: a row's lanes multiply a piece each and add up.
+  float query[GROUP][WIDE<T>];
+#pragma unroll
+  for (int g = 0; g < GROUP; ++g) {
+#pragma unroll
+    for (int c = 0; c < WIDE<T>; ++c) query[g][c] = 0.0f;
+    if (reads && g < here) {
+      load<WIDE<T>>(q + sequence * q_stride + (first_head + g) * HEAD_SIZE + channel, query[g]);
+    }
+#pragma unroll
+    for (int c = 0; c < WIDE<T>; ++c) query[g][c] *= scale;
+  }
+  Rows<UNROLL, WIDE<T>, T> read;
+  const int readable = reads ? count : 0;
+  for (int step = 0; step < count; step += UNROLL * STEP) {
+    read.load(keys, row_at, step + mine, STEP, readable);
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      const int i = step + u * STEP + mine;
+#pragma unroll
+      for (int g = 0; g < GROUP; ++g) {
+        float score = 0.0f;
+#pragma unroll
+        for (int c = 0; c < WIDE<T>; ++c) score += query[g][c] * widen(read.at[u].at[c]);
+        score = warp_sum<LANES>(score);
+        if (lane % LANES == 0) weights[g][i] = score;
+      }
+    }
+  }
+  __syncthreads();
+
+  // Softmax of the split, a warp a head.
+#pragma unroll 1
+  for (int g = warp; g < GROUP; g += WARPS) {
+    float highest = -infinity();
+#pragma unroll 2
+    for (int i = lane; i < count; i += WARP) highest = fmaxf(highest, weights[g][i]);
+    highest = warp_max(highest);
+    float total = 0.0f;
+#pragma unroll 2
+    for (int i = lane; i < count; i += WARP) {
+      const float weight = expf(weights[g][i] - highest);
+      weights[g][i] = weight;
+      total += weight;
+    }
+    total = warp_sum(total);
+    if (lane == 0) {
+      maxima[g] = highest;
+      totals[g] = total;
+    }
+  }
+  __syncthreads();
+
+  // Weighted values: over a thread's rows, over the rows of a warp, over the warps.
+  float sum[GROUP][WIDE<T>];
+#pragma unroll
+  for (int g = 0; g < GROUP; ++g) {
+#pragma unroll
+    for (int c = 0; c < WIDE<T>; ++c) sum[g][c] = 0.0f;
+  }
+  for (int step = 0; step < count; step += UNROLL * STEP) {
+    read.load(values, row_at, step + mine, STEP, readable);
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      const int i = step + u * STEP + mine;
+      if (i >= readable) continue;
+#pragma unroll
+      for (int g = 0; g < GROUP; ++g) {
+        const float weight = weights[g][i];
+#pragma unroll
+        for (int c = 0; c < WIDE<T>; ++c) sum[g][c] += weight * widen(read.at[u].at[c]);
+      }
+    }
+  }
+#pragma unroll
+  for (int g = 0; g < GROUP; ++g) {
+#pragma unroll
+    for (int c = 0; c < WIDE<T>; ++c) {
+#pragma unroll
+      for (int step = LANES; step < WARP; step *= 2) {
+        sum[g][c] += __shfl_xor_sync(WHOLE_WARP, sum[g][c], step);
+      }
+      if (reads && lane < LANES) sums[warp][g][channel + c] = sum[g][c];
+    }
+  }
+  __syncthreads();
+
+  for (int i = threadIdx.x; i < here * HEAD_SIZE; i += THREADS) {
+    const int g = i / HEAD_SIZE;
+    float whole = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) whole += sums[w][g][i % HEAD_SIZE];
+    if (gridDim.z == 1) {
+      out[first_row * HEAD_SIZE + i] = narrow<T>(whole / totals[g]);
+    } else {
+      parts[((first_row + g) * gridDim.z + blockIdx.z) * HEAD_SIZE + i % HEAD_SIZE] = whole;
+    }
+  }
+  if (static_cast<int>(threadIdx.x) < here) {
+    const int64 row = first_row + threadIdx.x;
+    const float highest = maxima[threadIdx.x], total = totals[threadIdx.x];
+    if (gridDim.z > 1) {
+      stats[(row * gridDim.z + blockIdx.z) * 2] = highest;
+      stats[(row * gridDim.z + blockIdx.z) * 2 + 1] = total;
+    } else if (lse != nullptr) {
+      lse[row] = highest + logf(total);
+    }
+  }
+}

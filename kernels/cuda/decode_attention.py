@@ -1,0 +1,126 @@
+"""Attention of one row a sequence to the paged cache, split over positions: decode_attention.cu.
+
+Bytes of B sequences of L positions, Hkv heads of D channels of s bytes: 2 * B * L * Hkv * D * s of
+cache, read once; the parts add 8 D / (SPLIT * 2 D s) of that, 1.6% at D 128, half, SPLIT 128.
+Operations: 4 * B * L * Hq * D.  At G = Hq / Hkv <= 8 query heads a KV head that is 2 G / s <= 8
+operations a byte, far below what a GPU does: bound by memory.
+
+A block is 128 threads for up to 8 query heads of one KV head over SPLIT positions, so the cache is
+read once for all of them.  128 positions are 64 KB of keys and values of 128 half channels: 4
+blocks a sequence and head at 512 positions are enough to fill the GPU from 2 sequences on, and
+longer splits would save little of the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nightjar.kernels.cuda.checks import ceil_div, check, check_storage
+from nightjar.kernels.cuda.kernel import STORAGE, Kernel
+from nightjar.kernels.cuda.launch import launch
+from nightjar.kernels.cuda.merge import SPLIT, merge_splits
+from nightjar.kernels.cuda.qkv_post import HEAD_SIZES
+
+THREADS = 128
+
+GROUPS = (1, 4, 8)
+"""Query heads of a block.  More than 8 of one KV head are several blocks."""
+
+
+def decode_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_tables: Tensor,
+    lengths: Tensor,
+    scale: float,
+    lse: Tensor | None = None,
+) -> Tensor:
+    """One decode step's attention; the lengths are the mask.
+
+    q: [B, Hq, D], rows at any stride; keys, values: [blocks, Hkv, S, D], one layer, S a power of
+    two; block_tables: int32[B, W], the blocks of each sequence, W of them at most; lengths:
+    int32[B], positions to attend to (0: the row is 0), no more than W * S.
+    lse: float32[B, Hq], filled with the log-sum-exp of the scores, for merge_attention.
+    Returns [B, Hq, D] in q's dtype.  A row's bits depend on its own sequence alone.
+    """
+    _check(q, keys, values, block_tables, lengths, lse)
+    batch, heads, head_size = q.shape
+    kv_heads, block_size = keys.shape[1:3]
+    heads_per_kv = heads // kv_heads
+    group = next((g for g in GROUPS if g >= heads_per_kv), GROUPS[-1])
+    splits = max(1, ceil_div(block_tables.shape[1] * block_size, SPLIT))
+    out = torch.empty(batch, heads, head_size, dtype=q.dtype, device=q.device)
+    parts = stats = None
+    if splits > 1:
+        parts, stats = (
+            torch.empty(batch, heads, splits, n, dtype=torch.float32, device=q.device)
+            for n in (head_size, 2)
+        )
+    launch(
+        Kernel.of("decode_attention", "decode_attention", q.dtype, head_size, group, SPLIT),
+        (kv_heads * ceil_div(heads_per_kv, group), batch, splits),
+        (THREADS,),
+        q,
+        np.int64(q.stride(0)),
+        keys,
+        values,
+        block_tables,
+        np.int32(block_tables.shape[1]),
+        lengths,
+        np.int32(kv_heads),
+        np.int32(heads_per_kv),
+        np.int32(block_size.bit_length() - 1),
+        np.float32(scale),
+        out,
+        lse,
+        parts,
+        stats,
+    )
+    if parts is not None and stats is not None:
+        merge_splits(parts, stats, lengths, out, lse)
+    return out
+
+
+def specialisations() -> Iterator[Kernel]:
+    """Every instance that the engine can ask for."""
+    for storage in STORAGE:
+        for head_size in HEAD_SIZES:
+            for group in GROUPS:
+                arguments = (storage, head_size, group, SPLIT)
+                yield Kernel.of("decode_attention", "decode_attention", *arguments)
+
+
+def _check(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_tables: Tensor,
+    lengths: Tensor,
+    lse: Tensor | None,
+) -> None:
+    """See check."""
+    check_storage("q", q)
+    check("q", q, q.dtype, (None, None, None), strided=True)
+    batch, heads, head_size = q.shape
+    if head_size not in HEAD_SIZES:
+        raise ValueError(f"heads of {head_size} channels: there are kernels for {HEAD_SIZES}")
+    if (batch > 1 and q.stride(0) * q.element_size() % 16) or q.data_ptr() % 16:
+        raise ValueError("q: every row must begin at a multiple of 16 bytes; copy it first")
+    if q.stride(1) != head_size:
+        raise ValueError("q: the heads of a row must lie one after another; copy it first")
+    check("keys", keys, q.dtype, (None, None, None, head_size), like=q)
+    check("values", values, q.dtype, keys.shape, like=q)
+    kv_heads, block_size = keys.shape[1:3]
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads evenly")
+    if block_size & (block_size - 1):
+        raise ValueError(f"cache blocks of {block_size} positions: take a power of two")
+    check("block_tables", block_tables, torch.int32, (batch, None), like=q)
+    check("lengths", lengths, torch.int32, (batch,), like=q)
+    if lse is not None:
+        check("lse", lse, torch.float32, (batch, heads), like=q)

@@ -1,0 +1,138 @@
+"""The compile gate: every kernel of the catalogue, for every architecture, against a budget.
+
+`python -m nightjar.kernels.cuda.gate` checks; `--update` writes what is measured into budget.json.
+No GPU is needed.  Registers decide how many blocks a multiprocessor holds; a spill, or an array
+that did not fit into registers, costs memory traffic that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, fields
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from nightjar.kernels.cuda import nvrtc
+from nightjar.kernels.cuda.catalogue import ARCHITECTURES, by_source
+from nightjar.kernels.cuda.kernel import Kernel
+from nightjar.kernels.cuda.resources import Resources, parse_report
+
+BUDGET = Path(__file__).with_name("budget.json")
+
+Measured: TypeAlias = dict[str, Resources]
+"""By the kernel's expression."""
+
+Budget: TypeAlias = dict[str, dict[str, Resources]]
+"""By architecture, then by `group` of kernels: the most that any of them may need."""
+
+INSTANCES_AT_ONCE = 8
+"""Of one compilation: few enough that the cores share the work evenly."""
+
+
+def group(kernel: Kernel) -> str:
+    """Kernels that share a budget: decode attention by its query heads, whose state is in
+    registers; any other by its function."""
+    if kernel.entry == "decode_attention":
+        return f"{kernel.entry}, {kernel.arguments[2]} heads"
+    if kernel.entry == "norm":
+        return f"{kernel.entry}, {'x'.join(kernel.arguments[-3:])} columns"
+    return kernel.entry
+
+
+def measure(kernels: Iterable[Kernel], arch: str) -> Measured:
+    """Compile kernels of one source and read what they need."""
+    listed = list(kernels)
+    binary = nvrtc.compile_source(listed[0].source, [k.expression for k in listed], arch)
+    report = parse_report(binary.log)
+    return {k.expression: report[binary.names[k.expression]] for k in listed}
+
+
+def measure_all(arch: str, sources: Mapping[str, list[Kernel]]) -> Measured:
+    """Of every source, on all cores."""
+    parts = [
+        kernels[start : start + INSTANCES_AT_ONCE]
+        for kernels in sources.values()
+        for start in range(0, len(kernels), INSTANCES_AT_ONCE)
+    ]
+    found: Measured = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for part in pool.map(partial(measure, arch=arch), parts):
+            found |= part
+    return found
+
+
+def most_needed(measured: Measured, kernels: Iterable[Kernel]) -> dict[str, Resources]:
+    """The budget that these measurements just keep."""
+    found: dict[str, Resources] = {}
+    for kernel in kernels:
+        needs, before = asdict(measured[kernel.expression]), found.get(group(kernel))
+        if before is not None:
+            needs = {name: max(value, getattr(before, name)) for name, value in needs.items()}
+        found[group(kernel)] = Resources(**needs)
+    return found
+
+
+def violations(
+    measured: Measured, kernels: Iterable[Kernel], budget: Mapping[str, Resources]
+) -> list[str]:
+    """What is beyond the budget, a line each."""
+    lines = []
+    for kernel in kernels:
+        allowed = budget.get(group(kernel))
+        if allowed is None:
+            lines.append(f"{kernel.expression}: no budget for {group(kernel)!r}; run with --update")
+            continue
+        needs = measured[kernel.expression]
+        for field in fields(Resources):
+            need, limit = getattr(needs, field.name), getattr(allowed, field.name)
+            if need > limit:
+                lines.append(f"{kernel.expression}: {need} {field.name}, the budget is {limit}")
+    return lines
+
+
+def read_budget(path: Path = BUDGET) -> Budget:
+    """The committed one."""
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        arch: {name: Resources(**needs) for name, needs in groups.items()}
+        for arch, groups in raw.items()
+    }
+
+
+def write_budget(budget: Budget, path: Path = BUDGET) -> None:
+    """One line a group, so that a change shows as one."""
+    blocks = []
+    for arch, groups in budget.items():
+        lines = [f"    {json.dumps(n)}: {json.dumps(asdict(r))}" for n, r in sorted(groups.items())]
+        blocks.append(f"  {json.dumps(arch)}: {{\n" + ",\n".join(lines) + "\n  }")
+    path.write_text("{\n" + ",\n".join(blocks) + "\n}\n", encoding="utf-8")
+
+
+def main() -> int:
+    """Command line: the exit status says whether everything is within budget."""
+    parser = argparse.ArgumentParser(description="Compile all kernels and check their budgets.")
+    parser.add_argument("--update", action="store_true", help="write budget.json anew")
+    update = parser.parse_args().update
+    sources = by_source()
+    kernels = [kernel for group_ in sources.values() for kernel in group_]
+    budget = {} if update else read_budget()
+    beyond = []
+    for arch in ARCHITECTURES:
+        measured = measure_all(arch, sources)
+        if update:
+            budget[arch] = most_needed(measured, kernels)
+        beyond += [f"{arch}: {line}" for line in violations(measured, kernels, budget[arch])]
+    if update:
+        write_budget(budget)
+    sys.stdout.write("\n".join([*beyond, f"{len(kernels)} kernels, {len(beyond)} beyond"]) + "\n")
+    return 1 if beyond else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

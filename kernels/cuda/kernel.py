@@ -1,0 +1,40 @@
+"""One instance of a kernel: which source, which template arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+STORAGE = (torch.float16, torch.bfloat16, torch.float32)
+"""What weights, activations and the cache may be kept in."""
+
+CTYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """source: name of the .cu file; entry: the function; arguments: of its template."""
+
+    source: str
+    entry: str
+    arguments: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(source: str, entry: str, *arguments: torch.dtype | int | bool | str) -> Kernel:
+        """Dtypes become C++ types, numbers and truth values C++ constants."""
+        return Kernel(source, entry, tuple(_cpp(argument) for argument in arguments))
+
+    @property
+    def expression(self) -> str:
+        """As C++ (and NVRTC's name expressions) has it: `norm<float, __half, 4>`."""
+        return f"{self.entry}<{', '.join(self.arguments)}>" if self.arguments else self.entry
+
+
+def _cpp(argument: torch.dtype | int | bool | str) -> str:
+    """A template argument as C++ writes it."""
+    if isinstance(argument, torch.dtype):
+        return CTYPES[argument]
+    if isinstance(argument, bool):
+        return "true" if argument else "false"
+    return str(argument)

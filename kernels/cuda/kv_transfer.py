@@ -1,0 +1,68 @@
+"""Cache blocks to and from contiguous memory: see kv_transfer.cu.
+
+Bytes: twice what the blocks hold, no operations.  With `packed` in pinned host memory one side goes
+over the bus: about 50 GB/s, and the kernel needs few multiprocessors; on the device it is a copy
+at memory speed, in front of one transfer a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nightjar.kernels.cuda.checks import ceil_div, check, check_storage
+from nightjar.kernels.cuda.kernel import Kernel
+from nightjar.kernels.cuda.launch import launch
+
+THREADS = 256
+"""Of a block, a word each: 4 KB, a page of the host's memory."""
+
+WORD_BYTES = 16
+
+
+def kv_pack(keys: Tensor, values: Tensor, blocks: Tensor, packed: Tensor) -> None:
+    """Copy cache blocks out: packed[i] = (keys, values)[:, blocks[i]].
+
+    keys, values: [layers, n_blocks, Hkv, S, D]; blocks: int64[n];
+    packed: [n, layers, 2, Hkv, S, D], contiguous, on the device or in pinned host memory.
+    """
+    _transfer(keys, values, blocks, packed, pack=True)
+
+
+def kv_unpack(keys: Tensor, values: Tensor, blocks: Tensor, packed: Tensor) -> None:
+    """Copy cache blocks back in: the inverse of kv_pack."""
+    _transfer(keys, values, blocks, packed, pack=False)
+
+
+def specialisations() -> Iterator[Kernel]:
+    """Every instance that the engine can ask for."""
+    for pack in (True, False):
+        yield Kernel.of("kv_transfer", "kv_transfer", pack)
+
+
+def _transfer(keys: Tensor, values: Tensor, blocks: Tensor, packed: Tensor, *, pack: bool) -> None:
+    """Check and start."""
+    check_storage("keys", keys)
+    check("keys", keys, keys.dtype, (None,) * 5)
+    check("values", values, keys.dtype, keys.shape, like=keys)
+    check("blocks", blocks, torch.int64, (None,), like=keys)
+    layers, n_blocks, kv_heads, block_size, head_size = keys.shape
+    block = (kv_heads, block_size, head_size)
+    check("packed", packed, keys.dtype, (blocks.shape[0], layers, 2, *block))
+    block_bytes = kv_heads * block_size * head_size * keys.element_size()
+    if block_bytes % WORD_BYTES or any(x.data_ptr() % WORD_BYTES for x in (keys, values, packed)):
+        raise ValueError(f"cache blocks of {block_bytes} bytes must be whole words of {WORD_BYTES}")
+    words = block_bytes // WORD_BYTES
+    launch(
+        Kernel.of("kv_transfer", "kv_transfer", pack),
+        (blocks.shape[0], 2 * layers, ceil_div(words, THREADS)),
+        (THREADS,),
+        *(x.view(torch.int32) for x in (keys, values)),
+        blocks,
+        packed.view(torch.int32),
+        np.int64(n_blocks),
+        np.int32(words),
+    )

@@ -1,0 +1,55 @@
+"""Starting kernels: compiled once for each instance, on the device that the tensors are on.
+
+The backend is CuPy's by default.  `using` puts another in its place, which is how the tests run
+the same wrappers and the same sources on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from nightjar.kernels.cuda.kernel import Kernel
+
+Argument: TypeAlias = Tensor | np.generic | None
+"""A pointer, a number of the size that the kernel takes, or the null pointer."""
+
+Size: TypeAlias = tuple[int, ...]
+"""Blocks of a grid or threads of a block: x, y, z."""
+
+
+class Backend(Protocol):
+    """Runs kernels somewhere."""
+
+    def __call__(self, kernel: Kernel, grid: Size, block: Size, args: tuple[Argument, ...]) -> None:
+        """Start the kernel on the stream that torch uses; does not wait for it."""
+
+
+_backend: ContextVar[Backend | None] = ContextVar("backend", default=None)
+
+
+def launch(kernel: Kernel, grid: Size, block: Size, *args: Argument) -> None:
+    """Run a kernel over `grid` blocks of `block` threads; an empty grid is no work."""
+    if 0 in grid:
+        return
+    backend = _backend.get()
+    if backend is None:
+        from nightjar.kernels.cuda.cupy_backend import run  # noqa: PLC0415 (needs CuPy)
+
+        backend = run
+    backend(kernel, grid, block, args)
+
+
+@contextmanager
+def using(backend: Backend) -> Iterator[None]:
+    """Inside, kernels run there."""
+    token = _backend.set(backend)
+    try:
+        yield
+    finally:
+        _backend.reset(token)

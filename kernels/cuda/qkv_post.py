@@ -1,0 +1,154 @@
+"""Bias, head norms, rotation and the cache write after the QKV projection: see qkv_post.cu.
+
+Bytes of T rows, a head of D channels of s bytes: T * D * s * (2 (Hq + Hkv) read and written back,
++ Hkv values read, + 2 Hkv written to the cache).  At most 20 operations an element: bound by
+memory.  One launch in the place of five (bias, two norms, rotation, write).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nightjar.kernels.cuda.checks import ceil_div, check, check_storage
+from nightjar.kernels.cuda.kernel import STORAGE, Kernel
+from nightjar.kernels.cuda.launch import Argument, launch
+
+HEAD_SIZES = (64, 80, 96, 128)
+"""Channels of a head in the families that the engine knows."""
+
+HEADS_PER_BLOCK = 4
+"""A warp each: 128 threads, so that a row of decode with 48 heads is 12 blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms of query and key heads: float32[D] each."""
+
+    query: Tensor
+    key: Tensor
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """cosines, sines: float32[P, n], n <= D / 2; positions: int64[T]."""
+
+    cosines: Tensor
+    sines: Tensor
+    positions: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CacheWrite:
+    """keys, values: [blocks, Hkv, S, D], one layer; blocks, offsets: int64[C], where the first C
+    rows go; a block of -1: nowhere."""
+
+    keys: Tensor
+    values: Tensor
+    blocks: Tensor
+    offsets: Tensor
+
+
+def qkv_post(
+    qkv: Tensor,
+    query_heads: int,
+    bias: Tensor | None = None,
+    norms: HeadNorms | None = None,
+    rotation: Rotation | None = None,
+    cache: CacheWrite | None = None,
+) -> None:
+    """Finish queries, keys and values in place, and write keys and values into the cache.
+
+    qkv: [T, Hq + 2 Hkv, D], packed as query, key, value heads; bias: [(Hq + 2 Hkv) * D].
+    Reference: `kernels.rms_norm` and `kernels.rotary` of the heads, then `kernels.kv_write`.
+    """
+    check_storage("qkv", qkv)
+    check("qkv", qkv, qkv.dtype, (None, None, None))
+    rows, heads, head_size = qkv.shape
+    kv_heads = (heads - query_heads) // 2
+    if query_heads < 1 or kv_heads < 1 or query_heads + 2 * kv_heads != heads:
+        raise ValueError(f"{heads} heads are not {query_heads} query heads and pairs of key, value")
+    if head_size not in HEAD_SIZES:
+        raise ValueError(f"heads of {head_size} channels: there are kernels for {HEAD_SIZES}")
+    if bias is not None:
+        check("bias", bias, qkv.dtype, (heads * head_size,), like=qkv)
+    if norms is not None:
+        check("query norm", norms.query, torch.float32, (head_size,), like=qkv)
+        check("key norm", norms.key, torch.float32, (head_size,), like=qkv)
+    if rotation is not None:
+        _check_rotation(rotation, qkv)
+    if cache is not None:
+        _check_cache(cache, qkv, kv_heads)
+    launch(
+        Kernel.of("qkv_post", "qkv_post", qkv.dtype, head_size),
+        (ceil_div(rows * heads, HEADS_PER_BLOCK),),
+        (32, HEADS_PER_BLOCK),
+        qkv,
+        bias,
+        *_norm_arguments(norms),
+        *_rotation_arguments(rotation),
+        *_cache_arguments(cache),
+        np.int64(rows),
+        np.int32(query_heads),
+        np.int32(kv_heads),
+        np.int64(0 if cache is None else cache.blocks.shape[0]),
+        np.int32(1 if cache is None else cache.keys.shape[2]),
+    )
+
+
+def specialisations() -> Iterator[Kernel]:
+    """Every instance that the engine can ask for."""
+    for storage in STORAGE:
+        for head_size in HEAD_SIZES:
+            yield Kernel.of("qkv_post", "qkv_post", storage, head_size)
+
+
+def _check_rotation(rotation: Rotation, qkv: Tensor) -> None:
+    """See check."""
+    rows, _, head_size = qkv.shape
+    n = rotation.cosines.shape[-1]
+    check("cosines", rotation.cosines, torch.float32, (None, n), like=qkv)
+    check("sines", rotation.sines, torch.float32, rotation.cosines.shape, like=qkv)
+    check("positions", rotation.positions, torch.int64, (rows,), like=qkv)
+    if 2 * n > head_size:
+        raise ValueError(f"{n} angles turn {2 * n} channels, a head has {head_size}")
+
+
+def _check_cache(cache: CacheWrite, qkv: Tensor, kv_heads: int) -> None:
+    """See check."""
+    rows, _, head_size = qkv.shape
+    shape = (None, kv_heads, None, head_size)
+    check("keys", cache.keys, qkv.dtype, shape, like=qkv)
+    check("values", cache.values, qkv.dtype, cache.keys.shape, like=qkv)
+    check("blocks", cache.blocks, torch.int64, (None,), like=qkv)
+    check("offsets", cache.offsets, torch.int64, cache.blocks.shape, like=qkv)
+    if cache.blocks.shape[0] > rows:
+        raise ValueError(f"{cache.blocks.shape[0]} rows are to be cached, there are {rows}")
+
+
+def _norm_arguments(norms: HeadNorms | None) -> tuple[Argument, ...]:
+    """Two weights and epsilon."""
+    if norms is None:
+        return None, None, np.float32(0)
+    return norms.query, norms.key, np.float32(norms.epsilon)
+
+
+def _rotation_arguments(rotation: Rotation | None) -> tuple[Argument, ...]:
+    """Cosines, sines, positions, and the table's sizes."""
+    if rotation is None:
+        return None, None, None, np.int64(0), np.int32(0)
+    sizes = rotation.cosines.shape
+    tables = rotation.cosines, rotation.sines, rotation.positions
+    return *tables, np.int64(sizes[0]), np.int32(sizes[1])
+
+
+def _cache_arguments(cache: CacheWrite | None) -> tuple[Argument, ...]:
+    """The caches, and where the rows go."""
+    if cache is None:
+        return None, None, None, None
+    return cache.keys, cache.values, cache.blocks, cache.offsets

@@ -1,0 +1,165 @@
+// One token a row, drawn from the filtered softmax, without sorting.
+#include "best_token.cuh"
+
+constexpr int WARPS = 16;  // more, and the pivots' sums would not fit into registers
+constexpr int THREADS = WARPS * WARP;
+constexpr int PIVOTS = 15;  // thresholds tried in one pass over the row: 4 bits of the answer
+constexpr float UNIT = 0x1p44f;  // weight of the best token; 2^18 of them fit into 64 bits
+
+// A row's scores, from the best one down, and their weights.
+struct Row {
+  const float* logits;
+  int vocab_size;
+  float best, temperature;
+
+  __device__ float score(int token) const { return (logits[token] - best) / temperature; }
+};
+
+// Weights are whole numbers: their sums are exact, so no order of adding can matter.
+__device__ __forceinline__ uint64 weight(float score) {
+  return static_cast<uint64>(expf(score) * UNIT);
+}
+
+struct Tokens {  // for top-k: every token weighs 1
+  __device__ static uint64 of(float) { return 1; }
+};
+struct Weights {
+  __device__ static uint64 of(float score) { return weight(score); }
+};
+
+// The highest threshold on ordered_bits(score), at least `least`, that MASS reaches `wanted` from:
+// what is kept is as little as can be, equal scores together.  Found 4 bits at a time; a pass adds
+// up only the tokens between the last two pivots, the mass above them being known.
+template <typename MASS>
+__device__ unsigned find_threshold(const Row& row, uint64 wanted, unsigned least) {
+  __shared__ uint64 masses[PIVOTS];
+  unsigned found = 0;
+  uint64 above = 0;
+  for (int shift = 28; shift >= 0; shift -= 4) {
+    uint64 mine[PIVOTS];
+#pragma unroll
+    for (int p = 0; p < PIVOTS; ++p) mine[p] = 0;
+    bool any = false;
+    for (int token = threadIdx.x; token < row.vocab_size; token += THREADS) {
+      const float score = row.score(token);
+      const unsigned bits = ordered_bits(score), digit = (bits - found) >> shift;
+      if (bits < found || bits < least || digit == 0 || digit > PIVOTS) continue;
+      any = true;
+      const uint64 mass = MASS::of(score);
+#pragma unroll
+      for (int p = 0; p < PIVOTS; ++p) {
+        if (digit > p) mine[p] += mass;
+      }
+    }
+    __syncthreads();  // the reads of the last pass are over
+    if (threadIdx.x < PIVOTS) masses[threadIdx.x] = 0;
+    __syncthreads();
+    if (__any_sync(WHOLE_WARP, any)) {  // after some passes, few warps have such tokens
+#pragma unroll
+      for (int p = 0; p < PIVOTS; ++p) {
+        const uint64 sum = warp_sum(mine[p]);
+        if (threadIdx.x % WARP == 0) atomicAdd(&masses[p], sum);
+      }
+    }
+    __syncthreads();
+    unsigned digit = 0;  // the masses fall from pivot to pivot
+    while (digit < PIVOTS && above + masses[digit] >= wanted) ++digit;
+    found += digit << shift;
+    if (digit < PIVOTS) above += masses[digit];
+  }
+  return max(found, least);
+}
+
+// Which tokens may be drawn: thresholds on the score and on the weight relative to the best token's.
+struct Filter {
+  unsigned threshold;
+  float min_p;
+
+  __device__ uint64 kept(const Row& row, int token) const {
+    const float score = row.score(token);
+    return ordered_bits(score) >= threshold && expf(score) >= min_p ? weight(score) : 0;
+  }
+};
+
+// sums[w]: the kept weights of the tokens [begin + w * piece, begin + (w + 1) * piece) below `end`.
+__device__ void add_pieces(const Row& row, const Filter& filter, int begin, int end, int piece,
+                           uint64* sums) {
+  const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  const int from = begin + warp * piece, to = min(from + piece, end);
+  uint64 sum = 0;
+  for (int token = from + lane; token < to; token += WARP) sum += filter.kept(row, token);
+  sum = warp_sum(sum);
+  __syncthreads();  // the reads of earlier sums are over
+  if (lane == 0) sums[warp] = sum;
+  __syncthreads();
+}
+
+__device__ uint64 total(const uint64* sums) {
+  uint64 sum = 0;
+  for (int w = 0; w < WARPS; ++w) sum += sums[w];
+  return sum;
+}
+
+// A warp's share of a range: whole steps of a warp.
+__device__ int piece_of(int range) {
+  constexpr int STEP = WARPS * WARP;
+  return (range + STEP - 1) / STEP * WARP;
+}
+
+// The first token, in the order of the vocabulary, at which the kept weights pass draw * their sum.
+__device__ int walk(const Row& row, const Filter& filter, double draw, uint64* sums) {
+  int begin = 0, end = row.vocab_size, piece = piece_of(end);
+  add_pieces(row, filter, begin, end, piece, sums);
+  // The draw is a whole number of 2^-53: the product is exact, and below the sum.
+  uint64 left = __umul64hi(static_cast<uint64>(draw * 0x1p53) << 11, total(sums));
+  while (true) {  // cut the range into a piece a warp until one step of a warp sees it whole
+    int w = 0;
+    while (w < WARPS - 1 && left >= sums[w]) left -= sums[w++];
+    begin += w * piece;
+    end = min(begin + piece, end);
+    if (end - begin <= WARP) break;
+    piece = piece_of(end - begin);
+    add_pieces(row, filter, begin, end, piece, sums);
+  }
+  const int lane = threadIdx.x % WARP, token = begin + lane;
+  uint64 sum = token < end ? filter.kept(row, token) : 0;
+#pragma unroll
+  for (int step = 1; step < WARP; step *= 2) {
+    const uint64 before = __shfl_up_sync(WHOLE_WARP, sum, step);
+    if (lane >= step) sum += before;
+  }
+  return begin + __ffs(static_cast<int>(__ballot_sync(WHOLE_WARP, sum > left))) - 1;
+}
+
+// Block: one row of logits [batch, vocab_size].  Temperature first, then top_k (0: off), top_p over
+// what that left (1: off), min_p (0: off); then the draw in [0, 1) walks the weights in the order of
+// the vocabulary.  A temperature of 0 takes the best token; a row whose best score is not finite
+// gets token -1.
+__global__ void __launch_bounds__(THREADS)
+    sample(const float* __restrict__ logits, const float* __restrict__ temperature,
+           const int64* __restrict__ top_k, const float* __restrict__ top_p,
+           const float* __restrict__ min_p, const double* __restrict__ draws,
+           int64* __restrict__ tokens, int vocab_size) {
+  __shared__ uint64 sums[WARPS];
+  const int64 place = blockIdx.x;
+  logits += place * vocab_size;
+  int token = token_of(best_token<WARPS>(logits, vocab_size));
+  const float best = logits[token];
+  if (!isfinite(best)) {
+    token = -1;
+  } else if (temperature[place] > 0.0f) {
+    // From the best score down, a temperature next to 0 leaves the best token and no NaN.
+    const Row row{logits, vocab_size, best, fmaxf(temperature[place], 1e-30f)};
+    Filter filter{0, 0.0f};
+    if (top_k[place] > 0) filter.threshold = find_threshold<Tokens>(row, top_k[place], 0);
+    if (top_p[place] < 1.0f) {
+      add_pieces(row, filter, 0, vocab_size, piece_of(vocab_size), sums);
+      const double wanted = ceil(static_cast<double>(total(sums)) * top_p[place]);
+      filter.threshold = find_threshold<Weights>(row, max(static_cast<uint64>(wanted), 1ull),
+                                                 filter.threshold);
+    }
+    filter.min_p = min_p[place];
+    token = walk(row, filter, draws[place], sums);
+  }
+  if (threadIdx.x == 0) tokens[place] = token;
+}

@@ -1,0 +1,51 @@
+// Negative log-likelihood of given tokens, from one pass over each row of logits.
+#include "common.cuh"
+
+constexpr int WARPS = 8;
+constexpr int THREADS = WARPS * WARP;
+
+// Block: one row of logits [rows, vocab_size] and the tokens targets[starts[row]..starts[row + 1])
+// that are predicted from it.  A thread keeps a running maximum and the sum of exponentials below it
+// (arXiv 1805.02867), so the row is read once; a row that nothing is predicted from is not read.
+// A target outside the vocabulary gives NaN.
+template <typename T, int WIDTH>
+__global__ void __launch_bounds__(THREADS)
+    token_nll(const T* __restrict__ logits, int64 stride, const int64* __restrict__ starts,
+              const int64* __restrict__ targets, float* __restrict__ nll, int vocab_size) {
+  const int64 row = blockIdx.x;
+  const int64 begin = starts[row], end = starts[row + 1];
+  if (begin == end) return;  // the whole block
+  logits += row * stride;
+
+  float highest = -infinity(), sum = 0.0f;
+#pragma unroll 2
+  for (int place = threadIdx.x * WIDTH; place < vocab_size; place += THREADS * WIDTH) {
+    float v[WIDTH];
+    load<WIDTH>(logits + place, v);
+    float best = v[0];
+#pragma unroll
+    for (int i = 1; i < WIDTH; ++i) best = fmaxf(best, v[i]);
+    if (best > highest) {
+      sum *= expf(highest - best);
+      highest = best;
+    }
+    // Before the first score above -inf there is nothing to add (and inf - inf is no number).
+    if (highest > -infinity()) {
+#pragma unroll
+      for (int i = 0; i < WIDTH; ++i) sum += expf(v[i] - highest);
+    } else {
+#pragma unroll
+      for (int i = 0; i < WIDTH; ++i) sum += v[i] != v[i] ? v[i] : 0.0f;  // NaN must be seen
+    }
+  }
+  const float whole = block_max<WARPS>(highest);
+  // NaN stays, and so does the NaN of a row of nothing but -inf.
+  const float scaled = highest > -infinity() ? sum * expf(highest - whole) : sum;
+  const float log_sum = whole + logf(block_sum<WARPS>(scaled));
+
+  for (int64 i = begin + threadIdx.x; i < end; i += THREADS) {
+    const int64 target = targets[i];
+    const bool known = target >= 0 && target < vocab_size;
+    nll[i] = known ? log_sum - widen(logits[target]) : not_a_number();
+  }
+}

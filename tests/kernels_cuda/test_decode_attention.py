@@ -1,0 +1,140 @@
+import pytest
+import torch
+
+from nightjar import kernels
+from nightjar.kernels import PagedLayout, cuda_ops
+from nightjar.kernels.cuda.merge import SPLIT
+from tests.cuda_host import schedule
+from tests.kernels_cuda.devices import assert_near, poisoned, random, storages
+
+BLOCK_SIZE = 32
+
+
+class Problem:
+    """Sequences of these lengths in a paged cache; what lies past their ends is NaN."""
+
+    def __init__(self, lengths, heads, kv_heads, head_size, dtype, width=None, seed=0):
+        self.lengths, self.heads, self.kv_heads = lengths, heads, kv_heads
+        counts = [-(-length // BLOCK_SIZE) for length in lengths]
+        blocks = sum(counts) + 2
+        width = width or max(1, *counts)
+        shuffled = torch.randperm(blocks, generator=torch.Generator().manual_seed(seed)).tolist()
+        shape = (blocks, kv_heads, BLOCK_SIZE, head_size)
+        self.keys, self.values = (poisoned(shape, dtype) for _ in range(2))
+        self.own_keys, self.own_values, self.block_tables = [], [], []
+        for i, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+            table = [shuffled.pop() for _ in range(count)]
+            k, v = (random((length, kv_heads, head_size), dtype, seed=9 * i + j) for j in (1, 2))
+            places = torch.arange(length)
+            row_blocks = torch.tensor(table, dtype=torch.int64)[places // BLOCK_SIZE]
+            kernels.kv_write(self.keys, self.values, k, v, row_blocks, places % BLOCK_SIZE)
+            self.own_keys.append(k.double())
+            self.own_values.append(v.double())
+            # What stands in a table past the sequence's end is never followed.
+            self.block_tables.append(table + [10**6] * (width - count))
+        packed = random((len(lengths), heads + 2 * kv_heads, head_size), dtype, seed=5)
+        self.q = packed[:, :heads]
+        self.scale = head_size**-0.5
+
+    def run(self, device, rows=slice(None), lse=None):
+        tables = torch.tensor(self.block_tables, dtype=torch.int32)[rows]
+        lengths = torch.tensor(self.lengths, dtype=torch.int32)[rows]
+        given = [x.to(device) for x in (self.keys, self.values, tables, lengths)]
+        return cuda_ops.decode_attention(self.q.to(device)[rows], *given, self.scale, lse)
+
+    def wanted(self):
+        """In float64: [B, H, D], and the log-sum-exp of the scores [B, H]."""
+        outs, lses = [], []
+        shared = self.heads // self.kv_heads
+        for q, *own in zip(self.q.double(), self.own_keys, self.own_values, strict=True):
+            k, v = (x.repeat_interleave(shared, 1) for x in own)
+            scores = torch.einsum("hd,thd->ht", q, k) * self.scale
+            outs.append(torch.einsum("ht,thd->hd", scores.softmax(-1), v).nan_to_num())
+            lses.append(scores.logsumexp(-1))
+        return torch.stack(outs), torch.stack(lses)
+
+
+@pytest.mark.parametrize("head_size", [64, 80, 96, 128])
+@pytest.mark.parametrize("storage", storages)
+def test_every_head_size_and_storage(device, head_size, storage):
+    problem = Problem([3, 40], 2, 2, head_size, storages[storage])
+    assert_near(problem.run(device), problem.wanted()[0], absolute=2e-5)
+
+
+@pytest.mark.parametrize("length", [0, 1, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT])
+def test_lengths_around_the_split(device, length):
+    problem = Problem([length, 5], 1, 1, 64, torch.float16, width=12)
+    lse = torch.full((2, 1), float("nan"), device=device)
+    out, wanted_lse = problem.run(device, lse=lse), problem.wanted()[1]
+    assert_near(out, problem.wanted()[0], absolute=2e-5)
+    assert_near(lse, wanted_lse, absolute=1e-4)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 1), (4, 1), (8, 2), (7, 1), (8, 1), (11, 1)])
+def test_query_heads_that_share_key_heads(device, heads, kv_heads):
+    """One block for up to 8 heads, idle places in it, and more than one block."""
+    problem = Problem([33, 2], heads, kv_heads, 64, torch.float16)
+    assert_near(problem.run(device), problem.wanted()[0], absolute=2e-5)
+
+
+def test_the_reference_agrees(device):
+    problem = Problem([140, 7, 64], 4, 2, 64, torch.float32, width=6)
+    tables = [
+        table[: -(-length // BLOCK_SIZE)]
+        for table, length in zip(problem.block_tables, problem.lengths, strict=True)
+    ]
+    layout = PagedLayout.build(tables, problem.lengths, BLOCK_SIZE)
+    clean = (x.nan_to_num() for x in (problem.keys, problem.values))
+    wanted = kernels.decode_attention(problem.q, *clean, layout, problem.scale)
+    assert_near(problem.run(device), wanted, ulps=16, absolute=1e-5)
+
+
+def test_a_row_has_the_same_bits_in_any_company(device):
+    """Alone or among others, and however wide the table is: one split or several."""
+    wide = Problem([100, 300, 1], 2, 1, 64, torch.float16)
+    together = wide.run(device)
+    for row in range(3):
+        assert torch.equal(wide.run(device, slice(row, row + 1))[0], together[row])
+    narrow = Problem([100], 2, 1, 64, torch.float16, seed=3)
+    alone = Problem([100], 2, 1, 64, torch.float16, width=9, seed=3)
+    assert torch.equal(narrow.run(device), alone.run(device))
+
+
+def test_large_scores_do_not_overflow(device):
+    problem = Problem([60], 1, 1, 64, torch.float16)
+    problem.q *= 300
+    assert_near(problem.run(device), problem.wanted()[0], absolute=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_no_schedule_shows_a_race_or_changes_a_bit(device, seed):
+    problem = Problem([130, 0, 31], 4, 1, 64, torch.float16)
+    first = problem.run(device)
+    with schedule(seed):
+        assert torch.equal(problem.run(device), first)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": torch.ones(2, 4, 72)}, "heads of 72 channels"),
+        ({"q": torch.ones(2, 3, 64)}, "cannot share 2 key heads"),
+        ({"q": torch.ones(2, 64, 4).transpose(1, 2)}, "side by side"),
+        ({"q": torch.ones(2, 4 * 64 + 2)[:, :256].view(2, 4, 64)}, "multiple of 16 bytes"),
+        ({"keys": torch.ones(3, 2, 24, 64), "values": torch.ones(3, 2, 24, 64)}, "power of two"),
+        ({"values": torch.ones(3, 2, 32, 64).half()}, "values is float16"),
+        ({"block_tables": torch.ones(2, 1, dtype=torch.int64)}, "block_tables is int64"),
+        ({"lengths": torch.ones(3, dtype=torch.int32)}, "lengths has shape"),
+    ],
+)
+def test_bad_arguments_are_named(change, message):
+    given = {
+        "q": torch.ones(2, 4, 64),
+        "keys": torch.ones(3, 2, 32, 64),
+        "values": torch.ones(3, 2, 32, 64),
+        "block_tables": torch.ones(2, 1, dtype=torch.int32),
+        "lengths": torch.ones(2, dtype=torch.int32),
+        "scale": 1.0,
+    }
+    with pytest.raises(ValueError, match=message):
+        cuda_ops.decode_attention(**(given | change))

@@ -1,0 +1,57 @@
+import pytest
+import torch
+
+from nightjar.kernels import cuda_ops
+from tests.kernels_cuda.devices import poisoned, random, storages
+
+
+def caches(dtype, blocks=7, layers=3, heads=2, block_size=4, head_size=80):
+    shape = (layers, blocks, heads, block_size, head_size)
+    return random(shape, dtype, seed=1), random(shape, dtype, seed=2)
+
+
+@pytest.mark.parametrize("storage", storages)
+def test_packed_blocks_hold_every_layer(device, storage):
+    keys, values = caches(storages[storage])
+    blocks = torch.tensor([5, 0, 6])
+    packed = poisoned((3, 3, 2, 2, 4, 80), keys.dtype).to(device)
+    cuda_ops.kv_pack(*(x.to(device) for x in (keys, values, blocks)), packed)
+    wanted = torch.stack((keys[:, blocks], values[:, blocks]), 2).transpose(0, 1)
+    assert torch.equal(packed.cpu(), wanted)
+
+
+def test_unpacking_elsewhere_restores_the_blocks_and_nothing_else(device):
+    keys, values = (x.to(device) for x in caches(torch.float16))
+    packed = poisoned((2, 3, 2, 2, 4, 80), torch.float16).to(device)
+    cuda_ops.kv_pack(keys, values, torch.tensor([4, 1], device=device), packed)
+    before = keys.clone(), values.clone()
+    to = torch.tensor([0, 3], device=device)
+    cuda_ops.kv_unpack(keys, values, to, packed)
+    for cache, old in zip((keys, values), before, strict=True):
+        assert torch.equal(cache[:, to], old[:, [4, 1]])
+        assert torch.equal(cache[:, [1, 2, 4, 5, 6]], old[:, [1, 2, 4, 5, 6]])
+
+
+def test_blocks_of_more_words_than_a_block_of_threads_has(device):
+    keys, values = caches(torch.float32, blocks=3, layers=1, heads=2, block_size=8, head_size=128)
+    packed = poisoned((1, 1, 2, 2, 8, 128), torch.float32).to(device)
+    cuda_ops.kv_pack(*(x.to(device) for x in (keys, values, torch.tensor([2]))), packed)
+    assert torch.equal(packed[0, 0].cpu(), torch.stack((keys[0, 2], values[0, 2])))
+
+
+def test_no_blocks_are_no_work(device):
+    keys, values = (x.to(device) for x in caches(torch.float16))
+    packed = torch.empty(0, 3, 2, 2, 4, 80, dtype=torch.float16, device=device)
+    cuda_ops.kv_unpack(keys, values, torch.empty(0, dtype=torch.int64, device=device), packed)
+    assert torch.equal(keys.cpu(), caches(torch.float16)[0])
+
+
+def test_bad_arguments_are_named():
+    keys, values = caches(torch.float16, head_size=3, block_size=1, heads=1)
+    packed = torch.empty(1, 3, 2, 1, 1, 3, dtype=torch.float16)
+    with pytest.raises(ValueError, match="whole words of 16"):
+        cuda_ops.kv_pack(keys, values, torch.tensor([0]), packed)
+    with pytest.raises(ValueError, match="packed has shape"):
+        cuda_ops.kv_pack(keys, values, torch.tensor([0, 1]), packed)
+    with pytest.raises(ValueError, match="blocks is int32"):
+        cuda_ops.kv_pack(keys, values, torch.tensor([0], dtype=torch.int32), packed)

@@ -1,0 +1,137 @@
+"""Bugs planted in the real sources: the host that the tests run on, or their assertions, see each.
+
+The first three are what FasterTransformer's forks had to mend: a penalty that reads past the
+vocabulary, ids past the vocabulary, and a finished row that goes on.
+"""
+
+from functools import partial
+
+import pytest
+
+from nightjar.kernels.cuda import launch
+from nightjar.kernels.cuda.kernel import Kernel
+from tests.cuda_host import KernelFault, RawModule
+from tests.kernels_cuda import test_decode_attention as attention
+from tests.kernels_cuda import test_embedding as embedding
+from tests.kernels_cuda import test_norm as norm
+from tests.kernels_cuda import test_penalties as penalties
+from tests.kernels_cuda import test_sample as sampling
+from tests.kernels_cuda import test_step_update as stepping
+from tests.kernels_cuda.devices import SOURCES, random, run_on_host
+
+pytestmark = pytest.mark.usefixtures("host")
+
+FIRST_BARRIER = "    __syncthreads();  // the reads of an earlier call are over\n"
+SECOND_BARRIER = "threadIdx.x / WARP] = x;\n    __syncthreads();\n    x = warp_sum"
+
+
+def two_sums():
+    """LayerNorm of a block: two sums through the same shared memory."""
+    norm.test_layer_norm_adds_the_delta_and_normalises("cpu", 2, 1300)
+
+
+def draw():
+    sampling.sampled("cpu", random((1, 700)), sampling.parameters(1, 0.9, 20, 0.8))
+
+
+def sum_of_lengths():
+    attention.test_lengths_around_the_split("cpu", attention.SPLIT + 1)
+
+
+PLANTED = {
+    "a penalty past the vocabulary": (
+        "penalties",
+        "if (token >= vocab_size) break;",
+        "",
+        partial(penalties.test_bits_past_the_vocabulary_reach_nothing, "cpu"),
+    ),
+    "an id past the vocabulary": (
+        "embedding",
+        "min(id, vocab_size - 1)",
+        "id",
+        partial(embedding.test_an_id_past_the_vocabulary_without_vectors_reads_the_last_row, "cpu"),
+    ),
+    "a finished row goes on": (
+        "step_update",
+        "bool runs = row[REASON] == RUNNING;",
+        "bool runs = true;",
+        partial(stepping.test_a_finished_row_stays_as_it_was, "cpu"),
+    ),
+    "a token penalised by two threads": (
+        "penalties",
+        "const int word = blockIdx.y * blockDim.x + threadIdx.x;",
+        "const int word = (blockIdx.y * blockDim.x + threadIdx.x) / 2;",
+        partial(penalties.test_bits_past_the_vocabulary_reach_nothing, "cpu"),
+    ),
+    "no barrier before shared memory is used again": ("common", FIRST_BARRIER, "", two_sums),
+    "no barrier before shared memory is read": (
+        "common",
+        SECOND_BARRIER,
+        SECOND_BARRIER.replace("__syncthreads();", ""),
+        two_sums,
+    ),
+    "scores read before they are written": (
+        "decode_attention",
+        "  __syncthreads();\n\n  // Softmax",
+        "  // Softmax",
+        sum_of_lengths,
+    ),
+    "positions past the end": (
+        "decode_attention",
+        "const int readable = reads ? count : 0;",
+        "const int readable = reads ? SPLIT : 0;",
+        sum_of_lengths,
+    ),
+    "splits past the end are merged": (
+        "merge",
+        "min(max_splits, (lengths[row / heads] + SPLIT - 1) / SPLIT)",
+        "max_splits",
+        sum_of_lengths,
+    ),
+    "pivots cleared while they are read": (
+        "sample",
+        "    __syncthreads();  // the reads of the last pass are over\n",
+        "",
+        draw,
+    ),
+    "a stop in the first tokens counts": (
+        "step_update",
+        "found && generated > row[MIN_TOKENS]",
+        "found",
+        partial(stepping.test_a_stop_that_the_first_tokens_complete_does_not_count, "cpu"),
+    ),
+}
+
+
+def planting(source, old, new):
+    """A backend that runs every kernel with one passage of one source changed."""
+
+    def run(kernel, grid, block, args):
+        text = (SOURCES / f"{kernel.source}.cu").read_text()
+        for header in ("best_token", "common"):
+            inner = (SOURCES / f"{header}.cuh").read_text().replace("#pragma once", "")
+            text = text.replace(f'#include "{header}.cuh"', inner)
+        if source in (kernel.source, "common"):
+            assert text.count(old) == 1, f"{source} no longer holds {old!r}"
+            text = text.replace(old, new)
+        module = RawModule(code=text, name_expressions=(kernel.expression,))
+        module.get_function(kernel.expression)(grid, block, args)
+
+    return run
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_seen(name):
+    source, old, new, scenario = PLANTED[name]
+    with (
+        launch.using(planting(source, old, new)),
+        pytest.raises((KernelFault, AssertionError)) as e,
+    ):
+        scenario()
+    assert "no longer holds" not in str(e.value)
+
+
+def test_a_kernel_that_is_not_in_the_catalogue_is_noticed():
+    """Else the gate would not see what the engine runs."""
+    with pytest.raises(AssertionError, match="not in the catalogue"):
+        run_on_host(Kernel("merge", "merge_attention", ("double",)), (1,), (32,), ())

@@ -1,0 +1,86 @@
+import pytest
+import torch
+
+from nightjar import kernels
+from nightjar.kernels import cuda_ops
+from tests.kernels_cuda.devices import assert_near, random, storages
+
+
+def wanted_nll(logits, rows, targets):
+    return -logits.double().log_softmax(-1)[rows, targets]
+
+
+@pytest.mark.parametrize("storage", storages)
+@pytest.mark.parametrize("vocab_size", [1, 111, 512, 5000])
+def test_rows_of_every_storage(device, storage, vocab_size):
+    logits = random((4, vocab_size), storages[storage], scale=3.0)
+    rows = torch.tensor([0, 0, 1, 3])
+    targets = torch.tensor([0, vocab_size - 1, vocab_size // 2, 0])
+    got = cuda_ops.token_nll(*(x.to(device) for x in (logits, rows, targets)))
+    assert_near(got, wanted_nll(logits, rows, targets), absolute=1e-5)
+
+
+def test_the_reference_agrees(device):
+    hidden, weight = random((6, 16)), random((300, 16), seed=1)
+    rows, targets = torch.tensor([1, 1, 2, 5]), torch.tensor([299, 0, 7, 8])
+    wanted = kernels.token_nll(hidden, kernels.pack_linear(weight, None), rows, targets)
+    logits = hidden @ weight.T
+    got = cuda_ops.token_nll(*(x.to(device) for x in (logits, rows, targets)))
+    assert_near(got, wanted, ulps=16, absolute=1e-5)
+
+
+def test_a_row_that_nothing_is_predicted_from_is_not_read(device):
+    logits = random((3, 64))
+    logits[1] = float("nan")
+    rows, targets = torch.tensor([0, 2]), torch.tensor([5, 6])
+    got = cuda_ops.token_nll(*(x.to(device) for x in (logits, rows, targets)))
+    assert_near(got, wanted_nll(logits, rows, targets), absolute=1e-5)
+
+
+def test_many_targets_of_one_row(device):
+    logits = random((1, 700))
+    rows, targets = torch.zeros(700, dtype=torch.int64), torch.arange(700)
+    got = cuda_ops.token_nll(*(x.to(device) for x in (logits, rows, targets)))
+    assert_near(got, wanted_nll(logits, rows, targets), absolute=1e-5)
+
+
+def test_banned_scores_and_large_ones(device):
+    logits = random((3, 2000), scale=1000.0)
+    logits[0, :1500] = float("-inf")
+    logits[1, 1:] = float("-inf")
+    rows, targets = torch.arange(3), torch.tensor([1600, 0, 3])
+    got = cuda_ops.token_nll(*(x.to(device) for x in (logits, rows, targets)))
+    assert_near(got, wanted_nll(logits, rows, targets), absolute=1e-3)
+
+
+@pytest.mark.parametrize("place", [0, 999])
+def test_a_nan_anywhere_is_told(device, place):
+    logits = torch.full((2, 1000), float("-inf"))
+    logits[0, 500] = 1.0
+    logits[0, place] = float("nan")
+    logits[1, 3] = 0.0
+    rows, targets = torch.tensor([0, 1]), torch.tensor([500, 3])
+    got = cuda_ops.token_nll(*(x.to(device) for x in (logits, rows, targets))).cpu()
+    assert got[0].isnan()
+    assert got[1] == 0
+
+
+def test_a_target_outside_the_vocabulary_is_nan(device):
+    logits, rows = random((2, 64)), torch.tensor([0, 0, 1])
+    targets = torch.tensor([64, 3, -1])
+    got = cuda_ops.token_nll(*(x.to(device) for x in (logits, rows, targets))).cpu()
+    assert got.isnan().tolist() == [True, False, True]
+
+
+def test_rows_at_a_stride(device):
+    wide = random((3, 200), torch.float16)
+    logits, rows, targets = wide[:, :100], torch.arange(3), torch.tensor([1, 2, 99])
+    given = wide.to(device)[:, :100], rows.to(device), targets.to(device)
+    assert_near(cuda_ops.token_nll(*given), wanted_nll(logits, rows, targets), absolute=1e-5)
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="targets has shape"):
+        cuda_ops.token_nll(torch.ones(2, 4), torch.arange(2), torch.arange(3))
+    with pytest.raises(ValueError, match="side by side"):
+        cuda_ops.token_nll(torch.ones(4, 2).T, torch.arange(2), torch.arange(2))
