@@ -1,9 +1,11 @@
 """The compute process: one engine, fed over a pipe, `python -m nightjar.gpu_worker.compute`.
 
-It ends when its worker does: the pipe closes. Nothing else reaches it.
+It ends when its worker does: the pipe closes, and the kernel ends it where it hangs. Nothing else
+reaches it.
 """
 
 import argparse
+import ctypes
 import logging
 import signal
 import sys
@@ -15,6 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load as load_safetensors
 
+from nightjar import logs
 from nightjar.checkpoints import PROMPT_TOKEN, CheckpointError, ModelDirectory, Tokenizer
 from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.engine import (
@@ -31,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 # How often a working engine says that it is alive.
 _LIFE_SIGN_S = 1.0
+_PR_SET_PDEATHSIG = 1
 
 
 def build_engine(directory: ModelDirectory, tokenizer: Tokenizer, dtype: str) -> Engine:
@@ -83,7 +87,7 @@ class ComputeLoop:
     def _handle(self, message: messages.ToCompute) -> None:
         match message:
             case messages.Generate() | messages.Rank():
-                self._engine.submit(self._translator.request(message))
+                self._submit(message)
             case messages.RegisterVectors():
                 (vectors,) = load_safetensors(message.data).values()
                 self._engine.register_prompt_vectors(message.key, vectors)
@@ -91,13 +95,32 @@ class ComputeLoop:
                 for ticket in message.tickets:
                     self._engine.cancel(ticket)
 
+    def _submit(self, message: messages.Generate | messages.Rank) -> None:
+        try:
+            self._engine.submit(self._translator.request(message))
+        except Exception as error:
+            logger.exception("request %d cannot be read", message.ticket)
+            self._pipe.send_bytes(messages.encode([_failed(message.ticket, error)]))
+
+    def _answer(self, outcome: Result) -> messages.Answer:
+        try:
+            return self._translator.answer(outcome)
+        except Exception as error:
+            logger.exception("result %d cannot be read", outcome.request_id)
+            return _failed(outcome.request_id, error)
+
     def _send(self, outcomes: list[Result]) -> None:
-        frame: list[messages.FromCompute] = [self._translator.answer(one) for one in outcomes]
+        frame: list[messages.FromCompute] = [self._answer(one) for one in outcomes]
         now = time.monotonic()
         if frame or now - self._said_at >= _LIFE_SIGN_S:
             frame.append(messages.Stepped(steps=self._steps, busy_s=self._busy_s))
             self._pipe.send_bytes(messages.encode(frame))
             self._said_at = now
+
+
+def _failed(ticket: int, error: Exception) -> messages.Failed:
+    """A request that cannot be translated fails; the engine goes on with the others."""
+    return messages.Failed(ticket, "internal_error", f"{type(error).__name__}: {error}")
 
 
 def main() -> int:
@@ -112,7 +135,9 @@ def main() -> int:
     args = parser.parse_args()
     # Ctrl-C in a terminal reaches the whole group: the worker drains, and needs its engine for it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s compute %(levelname)s %(message)s")
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    logs.configure("compute")
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     pipe = Connection(args.pipe)

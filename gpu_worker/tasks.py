@@ -54,7 +54,7 @@ class _Parts:
             store,
             launcher,
             model=settings.model_name or model.name,
-            crashes_allowed=settings.micro_batch_crashes,
+            crashes_allowed=settings.request_crashes,
         )
         return cls(store, launcher, worker, Heartbeat(worker, settings.heartbeat_s))
 
@@ -90,9 +90,9 @@ def _close(**_: object) -> None:
 
 
 @app.task(name=COMPUTE_TASK)
-def compute(micro_batch: int, epoch: int) -> dict[str, object]:
+def compute(micro_batch: int, epoch: int, alone: bool = False) -> dict[str, object]:
     """Compute one micro-batch; what it returns is what Flower shows of it."""
-    outcome = _parts[0].worker.run(micro_batch, epoch)
+    outcome = _parts[0].worker.run(micro_batch, epoch, alone=alone)
     try:
         app.send_task(TICK_TASK)  # its place in the dispatch window is free
     except OperationalError as error:

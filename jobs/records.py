@@ -29,8 +29,17 @@ class JobState(StrEnum):
     COMPLETED = "completed"  # every row succeeded
     COMPLETED_WITH_FAILURES = "completed_with_failures"
     FAILED = "failed"  # no row succeeded
-    CANCELLING = "cancelling"  # leased micro-batches may still finish
+    PAUSED = "paused"  # leased micro-batches finish, nothing else begins
+    CANCELLING = "cancelling"  # being stopped: leased micro-batches may still finish
     CANCELLED = "cancelled"
+    EXPIRED = "expired"  # its deadline came first
+
+
+class StopReason(StrEnum):
+    """Why a job ends before all of it is computed; the error code of what was not."""
+
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
 
 
 class RequestState(StrEnum):
@@ -40,7 +49,7 @@ class RequestState(StrEnum):
     PLANNED = "planned"  # member of a micro-batch
     DONE = "done"
     FAILED = "failed"
-    CANCELLED = "cancelled"
+    CANCELLED = "cancelled"  # not computed: its job was cancelled, or expired
 
 
 class MicroBatchState(StrEnum):
@@ -51,6 +60,7 @@ class MicroBatchState(StrEnum):
     LEASED = "leased"  # a worker computes it
     DONE = "done"
     CANCELLED = "cancelled"
+    SPLIT = "split"  # it crashed; its requests go on in smaller ones, each computed alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +79,7 @@ class NewJob:
     model: str
     idempotency_key: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    completion_window_s: float | None = None  # what is not computed by then expires
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +92,9 @@ class Job:
     total: int
     completed: int
     failed: int
-    cancelled: int
-    cancel_requested: bool
+    cancelled: int  # not computed: the job was cancelled, or expired
+    cancel_requested: bool  # to be stopped, by somebody or by its deadline
+    expired: bool  # by its deadline
     prompt_tokens: int
     completion_tokens: int
     requested_tokens: int  # sum of max_tokens over the finished requests
@@ -91,6 +103,7 @@ class Job:
     created_at: datetime
     started_at: datetime | None  # the first claim
     finished_at: datetime | None  # the last outcome
+    expires_at: datetime | None
 
     @property
     def ended(self) -> int:
@@ -168,6 +181,7 @@ class MicroBatchRef:
     bucket: int
     size: int
     tokens: int
+    isolated: bool = False  # suspects: nothing else is computed beside them
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +208,21 @@ class ClaimedMicroBatch:
     bucket: int
     size: int
     tokens: int
-    model: str
+    isolated: bool
     attempts: int  # claims so far, this one included
-    crashes: int  # claims that ended with the death of a compute process
+    crashes: int  # crashes while its only request was computed alone
     requests: list[ClaimedRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """The death of a compute process, or of a whole worker, held against what was in flight.
+
+    `allowed`: so many crashes of a request that was computed alone make it fail.
+    """
+
+    reason: str  # a clause with a verb, such as "the compute process was ended by SIGSEGV"
+    allowed: int
 
 
 @dataclass(frozen=True, slots=True)

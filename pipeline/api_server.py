@@ -2,6 +2,7 @@
 
 import uvicorn
 
+from nightjar import logs
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.api import create_app
 from nightjar.jobs.store import Store
@@ -11,6 +12,7 @@ from nightjar.pipeline.settings import Settings
 
 def serve(settings: Settings, host: str, port: int) -> None:
     """Answer HTTP until the process is told to end."""
+    logs.configure()
     store = Store(settings.database_url.get_secret_value())
     celery = create_celery_app(settings)
     # A broker that is down costs the caller little: the job is in SQL, beat finds it. Without

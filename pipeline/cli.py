@@ -205,12 +205,15 @@ def submit(
     key: Annotated[
         str | None, typer.Option(help="Idempotency key: sent twice, it makes one job.")
     ] = None,
+    completion_window: Annotated[
+        str | None, typer.Option(help="Such as 90m or 24h: what is not computed by then expires.")
+    ] = None,
 ) -> None:
     """Send a file to a running deployment; prints the job."""
     if not source.is_file():
         _fail(f"the input {source} is not a file", EXIT_USAGE)
     with _client(api_url) as client:
-        typer.echo(json.dumps(client.submit(source, key), indent=2))
+        typer.echo(json.dumps(client.submit(source, key, completion_window), indent=2))
 
 
 @app.command()
@@ -237,6 +240,27 @@ def cancel(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
     """Cancel a job; what has landed stays."""
     with _client(api_url) as client:
         typer.echo(json.dumps(client.cancel(job_id), indent=2))
+
+
+@app.command()
+def pause(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
+    """Begin nothing more of a job; what is being computed finishes."""
+    with _client(api_url) as client:
+        typer.echo(json.dumps(client.pause(job_id), indent=2))
+
+
+@app.command()
+def resume(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
+    """Go on with a paused job."""
+    with _client(api_url) as client:
+        typer.echo(json.dumps(client.resume(job_id), indent=2))
+
+
+@app.command()
+def retry(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
+    """Compute again what failed through no fault of the request, such as what crashed."""
+    with _client(api_url) as client:
+        typer.echo(json.dumps(client.retry(job_id), indent=2))
 
 
 @contextmanager

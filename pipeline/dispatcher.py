@@ -30,15 +30,19 @@ def dispatch(app: Celery, store: Store, window: int) -> int:
 
 def publish(app: Celery, ref: MicroBatchRef) -> None:
     """Send one micro-batch to the queue of its kind and bucket, readable in Flower."""
+    kwargs: dict[str, object] = {"micro_batch": ref.id, "epoch": ref.epoch}
+    if ref.isolated:  # else left out: workers of the version before do not know it
+        kwargs["alone"] = True
+    suspects = "suspect " if ref.isolated else ""
     summary = (
         f"job={ref.job_id} micro_batch={ref.id} epoch={ref.epoch} kind={ref.kind.value} "
         f"bucket={ref.bucket} requests={ref.size} tokens={ref.tokens}"
     )
     app.send_task(
         COMPUTE_TASK,
-        kwargs={"micro_batch": ref.id, "epoch": ref.epoch},
+        kwargs=kwargs,
         queue=compute_queue(ref.kind, ref.bucket),
-        shadow=f"{ref.kind.value} {ref.size} {_requests(ref.size)}, bucket {ref.bucket}",
+        shadow=f"{ref.kind.value} {ref.size} {suspects}{_requests(ref.size)}, bucket {ref.bucket}",
         argsrepr="",
         kwargsrepr=summary,
     )

@@ -53,8 +53,12 @@ class Settings(BaseSettings):
     worker_dead_after_s: float = Field(10.0, gt=0)
     redispatch_after_s: float = Field(20.0, gt=0)
     sweep_every_s: float = Field(2.0, gt=0)
-    micro_batch_crashes: int = Field(3, ge=1, description="crashes that fail its requests")
-    compute_stalled_after_s: float = Field(600.0, gt=0)
+    request_crashes: int = Field(
+        3, ge=1, description="crashes of a request that is computed alone which make it fail"
+    )
+    compute_stalled_after_s: float = Field(
+        120.0, gt=0, description="a compute process without a step for so long is ended"
+    )
     compute_threads: int | None = Field(None, ge=1, description="CPU threads of the engine")
 
     max_upload_bytes: int = Field(1 << 30, ge=1)

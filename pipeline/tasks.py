@@ -38,6 +38,8 @@ def _sweeper() -> Sweeper:
         _store(),
         dead_after_s=settings.worker_dead_after_s,
         redispatch_after_s=settings.redispatch_after_s,
+        longest_gap_s=2 * settings.sweep_every_s,
+        crashes_allowed=settings.request_crashes,
     )
 
 

@@ -7,16 +7,29 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Row
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import StoreError
-from nightjar.jobs.records import JobState, JsonObject, MicroBatchRef, NewResult, RequestState
+from nightjar.jobs.records import (
+    JobState,
+    JsonObject,
+    MicroBatchRef,
+    NewResult,
+    RequestState,
+    StopReason,
+)
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import job, micro_batch, request, result
 
-CANCELLED_CODE = "cancelled"
-CANCELLED_STATUS = 499  # the client closed the request
+AnyRow = Row[*tuple[Any, ...]]
+
+_STOPPED = {
+    StopReason.CANCELLED: (499, "the job was cancelled before this row was computed"),
+    StopReason.EXPIRED: (504, "the job's completion window ended before this row was computed"),
+}
+_STOPPED_CODES = frozenset(reason.value for reason in StopReason)
+FAULT_STATUS = 500  # ours, not the request's
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 REF_COLUMNS = [micro_batch.c[name] for name in MicroBatchRef.__slots__]
@@ -38,7 +51,14 @@ _COUNT = (
             for name in (*_COUNTED_STATES.values(), *TOKEN_COUNTS)
         }
     )
-    .returning(job.c.total, job.c.completed, job.c.failed, job.c.cancelled, job.c.cancel_requested)
+    .returning(
+        job.c.total,
+        job.c.completed,
+        job.c.failed,
+        job.c.cancelled,
+        job.c.cancel_requested,
+        job.c.expired,
+    )
 )
 _END_REQUESTS = {
     state: sa.update(request)
@@ -70,14 +90,17 @@ def load_json(text: str) -> JsonObject:
     return value
 
 
-def cancelled_result(request_id: int) -> NewResult:
-    """The outcome of a request whose job was cancelled before it was computed."""
-    return NewResult.failure(
-        request_id,
-        CANCELLED_CODE,
-        "the job was cancelled before this row was computed",
-        status=CANCELLED_STATUS,
-    )
+def stop_reason(row: AnyRow) -> StopReason | None:
+    """Why the job of a row (cancel_requested, expired) is to stop, if it is."""
+    if not row.cancel_requested:
+        return None
+    return StopReason.EXPIRED if row.expired else StopReason.CANCELLED
+
+
+def stopped_result(request_id: int, reason: StopReason) -> NewResult:
+    """The outcome of a request whose job was stopped before it was computed."""
+    status, message = _STOPPED[reason]
+    return NewResult.failure(request_id, reason.value, message, status=status)
 
 
 class StorePart:
@@ -132,7 +155,7 @@ class StorePart:
         counted = connection.execute(_COUNT, {"counted_job": job_id, **more}).one()
         if counted.completed + counted.failed + counted.cancelled == counted.total:
             final = lifecycle.final_job_state(
-                counted.completed, counted.failed, cancel_requested=counted.cancel_requested
+                counted.completed, counted.failed, stop_reason(counted)
             )
             sources = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, final)
             connection.execute(
@@ -146,8 +169,8 @@ def outcome_state(item: NewResult) -> RequestState:
     """What a request becomes with this outcome."""
     if item.error is None:
         return RequestState.DONE
-    is_cancelled = item.error.code == CANCELLED_CODE
-    return RequestState.CANCELLED if is_cancelled else RequestState.FAILED
+    is_stopped = item.error.code in _STOPPED_CODES
+    return RequestState.CANCELLED if is_stopped else RequestState.FAILED
 
 
 def _result_row(item: NewResult, job_id: str, index: int, moment: datetime) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from nightjar.jobs.records import (
     RequestError,
     RequestState,
 )
-from nightjar.jobs.store.base import OPEN_JOBS, REF_COLUMNS, StorePart, load_json
+from nightjar.jobs.store.base import FAULT_STATUS, REF_COLUMNS, StorePart, load_json
 from nightjar.jobs.store.segments import pack_segments
 from nightjar.jobs.store.tables import job, micro_batch, request
 
@@ -36,7 +36,7 @@ class PlanningStore(StorePart):
         waiting = sa.exists().where(request.c.job_id == job.c.id, _is_queued)
         statement = (
             sa.select(job.c.id)
-            .where(job.c.state.in_(OPEN_JOBS), ~job.c.cancel_requested, waiting)
+            .where(job.c.state.in_(lifecycle.RUNNABLE), waiting)
             .order_by(job.c.id)
         )
         with self._database.reading() as connection:
@@ -92,7 +92,7 @@ class PlanningStore(StorePart):
             refs = [_insert_micro_batch(connection, job_id, item) for item in stored]
             _join(connection, refs, stored, packed)
             failures = [
-                NewResult(id_, REJECTED_STATUS, None, error)
+                NewResult(id_, _status(error), None, error)
                 for id_, error in rejected
                 if id_ in indexes
             ]
@@ -148,6 +148,11 @@ class PlanningStore(StorePart):
         self._database.write(lambda connection: connection.execute(statement, keys))
 
 
+def _status(error: RequestError) -> int:
+    """What the planner refused is the request's fault, unless the planner itself failed."""
+    return FAULT_STATUS if error.code == "internal_error" else REJECTED_STATUS
+
+
 def _by_id(ref: MicroBatchRef) -> int:
     return ref.id
 
@@ -161,6 +166,9 @@ def _refs(
         .order_by(micro_batch.c.job_id, micro_batch.c.id)
         .limit(limit)
     )
+    if state is MicroBatchState.READY:
+        runnable = sa.select(job.c.id).where(job.c.state.in_(lifecycle.RUNNABLE))
+        statement = statement.where(micro_batch.c.job_id.in_(runnable))
     return [MicroBatchRef(*row) for row in connection.execute(statement)]
 
 

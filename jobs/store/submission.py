@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
@@ -113,6 +114,7 @@ class Submission:
     def _insert_job(self, total: int) -> bool:
         """False if another submission with the same idempotency key came first."""
         new_job = self._new_job
+        created_at, window = now(), new_job.completion_window_s
         values = {
             "id": self.job_id,
             "state": JobState.QUEUED,
@@ -121,7 +123,8 @@ class Submission:
             "metadata": dump_json(new_job.metadata),
             "cancel_requested": False,
             "total": total,
-            "created_at": now(),
+            "created_at": created_at,
+            "expires_at": None if window is None else created_at + timedelta(seconds=window),
         }
         counters = ("completed", "failed", "cancelled", "prompt_tokens", "completion_tokens")
         values |= dict.fromkeys((*counters, "requested_tokens", "saved_tokens"), 0)

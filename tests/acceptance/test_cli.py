@@ -16,6 +16,9 @@ COMMANDS = [
     "status",
     "results",
     "cancel",
+    "pause",
+    "resume",
+    "retry",
     "vectors",
     "migrate",
 ]
