@@ -103,6 +103,10 @@ def run(
         list[str] | None,
         typer.Option(metavar="NAME=FILE", help="Prompt vectors that requests may name."),
     ] = None,
+    retry: Annotated[
+        bool,
+        typer.Option("--retry", help="Rows that failed through no fault of theirs, once more."),
+    ] = False,
 ) -> None:
     """Compute a whole file on this machine; run it again to go on where it stopped.
 
@@ -123,6 +127,7 @@ def run(
         dtype=dtype,
         workdir=workdir,
         prompt_vectors=_vector_options(prompt_vector or []),
+        retry=retry,
     )
     signal.signal(signal.SIGTERM, _interrupt)
     try:
