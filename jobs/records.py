@@ -72,6 +72,11 @@ class RequestError:
     param: str | None = None
 
 
+# A job of priority p goes before those that came up to p times so many seconds earlier. All jobs
+# age alike, so that bulk work yields to urgent jobs and still ends.
+AGEING_S = 3_600.0
+
+
 @dataclass(frozen=True, slots=True)
 class NewJob:
     """A job to be created; filled by the submitter."""
@@ -80,6 +85,7 @@ class NewJob:
     idempotency_key: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     completion_window_s: float | None = None  # what is not computed by then expires
+    priority: int = 0  # each step is worth AGEING_S of waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,7 @@ class Job:
     started_at: datetime | None  # the first claim
     finished_at: datetime | None  # the last outcome
     expires_at: datetime | None
+    priority: int
 
     @property
     def ended(self) -> int:
@@ -182,6 +189,7 @@ class MicroBatchRef:
     size: int
     tokens: int
     isolated: bool = False  # suspects: nothing else is computed beside them
+    urgent: bool = False  # its job has a priority; `dispatchable` alone says so
 
 
 @dataclass(frozen=True, slots=True)

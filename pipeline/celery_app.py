@@ -19,6 +19,8 @@ PLAN_TASK = "nightjar.plan"
 TICK_TASK = "nightjar.tick"
 SWEEP_TASK = "nightjar.sweep"
 COMPUTE_TASK = "nightjar.compute"
+# Priorities of messages: the broker serves what is urgent before all else.
+URGENT, ORDINARY = 0, 9
 
 
 def create_celery_app(settings: Settings) -> Celery:

@@ -213,12 +213,15 @@ def submit(
     completion_window: Annotated[
         str | None, typer.Option(help="Such as 90m or 24h: what is not computed by then expires.")
     ] = None,
+    priority: Annotated[
+        int, typer.Option(min=0, max=9, help="Each step is worth an hour of waiting.")
+    ] = 0,
 ) -> None:
     """Send a file to a running deployment; prints the job."""
     if not source.is_file():
         _fail(f"the input {source} is not a file", EXIT_USAGE)
     with _client(api_url) as client:
-        typer.echo(json.dumps(client.submit(source, key, completion_window), indent=2))
+        typer.echo(json.dumps(client.submit(source, key, completion_window, priority), indent=2))
 
 
 @app.command()

@@ -6,7 +6,7 @@ from celery import Celery
 
 from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.store import Store
-from nightjar.pipeline.celery_app import COMPUTE_TASK
+from nightjar.pipeline.celery_app import COMPUTE_TASK, ORDINARY, URGENT
 from nightjar.pipeline.queues import compute_queue
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ def publish(app: Celery, ref: MicroBatchRef) -> None:
         COMPUTE_TASK,
         kwargs=kwargs,
         queue=compute_queue(ref.kind, ref.bucket),
+        priority=URGENT if ref.urgent else ORDINARY,
         shadow=f"{ref.kind.value} {ref.size} {suspects}{_requests(ref.size)}, bucket {ref.bucket}",
         argsrepr="",
         kwargsrepr=summary,

@@ -14,6 +14,7 @@ def job_payload(job: Job) -> JsonObject:
         "object": "job",
         "state": job.state.value,
         "model": job.model,
+        "priority": job.priority,
         "counts": {
             "total": job.total,
             "completed": job.completed,

@@ -33,6 +33,8 @@ CONTENT_TYPES = frozenset(
 MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY = 64  # characters
 MAX_METADATA_VALUE = 512
+MAX_PRIORITY = 9
+_PRIORITIES = frozenset(map(str, range(MAX_PRIORITY + 1)))
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 MAX_WINDOW_S = 365 * _UNITS_S["d"]
 
@@ -152,7 +154,8 @@ class Uploads:
             message = "must have 1 to 255 characters"
             raise RefusedRequestError(400, "invalid_idempotency_key", message, "Idempotency-Key")
         window_s = parse_window(query.get("completion_window"))
-        return NewJob(model, key, parse_metadata(query.get("metadata")), window_s)
+        priority = parse_priority(query.get("priority"))
+        return NewJob(model, key, parse_metadata(query.get("metadata")), window_s, priority)
 
     def try_to_wake(self, job_id: str) -> str | None:
         """Tell the planner of a job.
@@ -207,6 +210,16 @@ def parse_window(text: str | None) -> float | None:
         message = f"must be more than nothing and at most {MAX_WINDOW_S // _UNITS_S['d']} days"
         raise RefusedRequestError(400, "invalid_completion_window", message, "completion_window")
     return float(seconds)
+
+
+def parse_priority(text: str | None) -> int:
+    """The number of `?priority=`, 0 unless given; raises RefusedRequestError."""
+    if text is None:
+        return 0
+    if text not in _PRIORITIES:
+        message = f"must be a whole number from 0 to {MAX_PRIORITY}; larger ones go first"
+        raise RefusedRequestError(400, "invalid_priority", message, "priority")
+    return int(text)
 
 
 def _bad_metadata(message: str) -> RefusedRequestError:

@@ -32,7 +32,7 @@ _STOPPED_CODES = frozenset(reason.value for reason in StopReason)
 FAULT_STATUS = 500  # ours, not the request's
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
-REF_COLUMNS = [micro_batch.c[name] for name in MicroBatchRef.__slots__]
+REF_COLUMNS = [micro_batch.c[name] for name in MicroBatchRef.__slots__ if name != "urgent"]
 OPEN_JOBS = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, JobState.CANCELLING)
 TOKEN_COUNTS = ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
 _COUNTED_STATES = {

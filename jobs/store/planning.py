@@ -1,6 +1,7 @@
 """Planning and dispatching: requests become micro-batches, micro-batches become messages."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -26,18 +27,19 @@ _is_queued = request.c.state == sa.literal(
     RequestState.QUEUED, request.c.state.type, literal_execute=True
 )
 REJECTED_STATUS = 400
+_mb = micro_batch.c
+# Who goes first: by creation, less what the priority is worth.
+_RANK = (sa.func.coalesce(job.c.rank_at, job.c.created_at), job.c.id)
 
 
 class PlanningStore(StorePart):
     """What the planner and the dispatcher ask for."""
 
     def jobs_to_plan(self) -> list[str]:
-        """Jobs that have queued requests, oldest first."""
+        """Jobs that have queued requests, in the order of their rank."""
         waiting = sa.exists().where(request.c.job_id == job.c.id, _is_queued)
         statement = (
-            sa.select(job.c.id)
-            .where(job.c.state.in_(lifecycle.RUNNABLE), waiting)
-            .order_by(job.c.id)
+            sa.select(job.c.id).where(job.c.state.in_(lifecycle.RUNNABLE), waiting).order_by(*_RANK)
         )
         with self._database.reading() as connection:
             return list(connection.scalars(statement))
@@ -102,7 +104,7 @@ class PlanningStore(StorePart):
         return self._database.write(work)
 
     def dispatchable(self, window: int) -> list[MicroBatchRef]:
-        """Ready micro-batches, oldest job first; never more than the window has room for.
+        """Ready micro-batches, of the job of the first rank first; no more than there is room.
 
         `window` bounds the micro-batches that are dispatched or leased at once.
         """
@@ -112,12 +114,12 @@ class PlanningStore(StorePart):
             room = window - (connection.scalar(count) or 0)
             if room <= 0:
                 return []
-            return _refs(connection, MicroBatchState.READY, limit=room)
+            return _ready(connection, room)
 
     def dispatched(self) -> list[MicroBatchRef]:
         """Micro-batches whose message was published and that nobody has claimed yet."""
         with self._database.reading() as connection:
-            return _refs(connection, MicroBatchState.DISPATCHED)
+            return _refs(connection, _mb.state == MicroBatchState.DISPATCHED)
 
     def mark_dispatched(self, refs: Collection[MicroBatchRef]) -> None:
         """Note that the messages were published; one that was claimed meanwhile stays claimed."""
@@ -157,18 +159,30 @@ def _by_id(ref: MicroBatchRef) -> int:
     return ref.id
 
 
-def _refs(
-    connection: Connection, state: MicroBatchState, limit: int | None = None
-) -> list[MicroBatchRef]:
-    statement = (
-        sa.select(*REF_COLUMNS)
-        .where(micro_batch.c.state == state)
-        .order_by(micro_batch.c.job_id, micro_batch.c.id)
-        .limit(limit)
+def _ready(connection: Connection, room: int) -> list[MicroBatchRef]:
+    """The first ready micro-batches; job by job, so that no backlog has to be sorted."""
+    is_ready = _mb.state == MicroBatchState.READY
+    runnable = (
+        sa.select(job.c.id, job.c.priority)
+        .where(
+            job.c.state.in_(lifecycle.RUNNABLE), sa.exists().where(_mb.job_id == job.c.id, is_ready)
+        )
+        .order_by(*_RANK)
+        .limit(room)
     )
-    if state is MicroBatchState.READY:
-        runnable = sa.select(job.c.id).where(job.c.state.in_(lifecycle.RUNNABLE))
-        statement = statement.where(micro_batch.c.job_id.in_(runnable))
+    found: list[MicroBatchRef] = []
+    for job_id, priority in connection.execute(runnable).all():
+        if len(found) == room:
+            break
+        refs = _refs(connection, is_ready, _mb.job_id == job_id, limit=room - len(found))
+        found += [replace(ref, urgent=True) for ref in refs] if priority > 0 else refs
+    return found
+
+
+def _refs(
+    connection: Connection, *where: sa.ColumnElement[bool], limit: int | None = None
+) -> list[MicroBatchRef]:
+    statement = sa.select(*REF_COLUMNS).where(*where).order_by(_mb.job_id, _mb.id).limit(limit)
     return [MicroBatchRef(*row) for row in connection.execute(statement)]
 
 

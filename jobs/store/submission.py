@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.errors import EmptyJobError
-from nightjar.jobs.records import JobState, NewJob, NewRequest, RejectedRow, RequestState
+from nightjar.jobs.records import AGEING_S, JobState, NewJob, NewRequest, RejectedRow, RequestState
 from nightjar.jobs.store.base import StorePart, dump_json, now
 from nightjar.jobs.store.database import Database, translated_errors
 from nightjar.jobs.store.tables import BigId, job, request, result
@@ -125,6 +125,8 @@ class Submission:
             "total": total,
             "created_at": created_at,
             "expires_at": None if window is None else created_at + timedelta(seconds=window),
+            "priority": new_job.priority,
+            "rank_at": created_at - timedelta(seconds=new_job.priority * AGEING_S),
         }
         counters = ("completed", "failed", "cancelled", "prompt_tokens", "completion_tokens")
         values |= dict.fromkeys((*counters, "requested_tokens", "saved_tokens"), 0)

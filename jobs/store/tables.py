@@ -76,6 +76,9 @@ job = sa.Table(
     sa.Column("started_at", UtcDateTime),
     sa.Column("finished_at", UtcDateTime),
     sa.Column("expires_at", UtcDateTime),
+    sa.Column("priority", sa.Integer, nullable=False, server_default="0"),
+    # Whose is earlier goes first: the creation, less what the priority is worth.
+    sa.Column("rank_at", UtcDateTime),
 )
 
 micro_batch = sa.Table(

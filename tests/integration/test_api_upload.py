@@ -131,6 +131,22 @@ def test_a_bad_completion_window(client: TestClient, store: Store, window: str) 
     assert store.jobs() == []
 
 
+def test_a_priority(client: TestClient, store: Store) -> None:
+    query = {"priority": "7"}
+    job = client.post("/v1/jobs", params=query, content=row("a"), headers=HEADERS).json()
+    assert job["priority"] == store.job(job["id"]).priority == 7
+    assert client.post("/v1/jobs", content=row("a"), headers=HEADERS).json()["priority"] == 0
+
+
+@pytest.mark.parametrize("priority", ["", "-1", "10", "1.0", "high", "²", " 1"])
+def test_a_bad_priority(client: TestClient, store: Store, priority: str) -> None:
+    query = {"priority": priority}
+    response = client.post("/v1/jobs", params=query, content=row("a"), headers=HEADERS)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "priority"
+    assert store.jobs() == []
+
+
 def test_bad_metadata(client: TestClient, store: Store) -> None:
     query = {"metadata": "{"}
     response = client.post("/v1/jobs", params=query, content=row("a"), headers=HEADERS)

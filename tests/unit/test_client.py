@@ -55,13 +55,13 @@ def test_calls_are_those_of_the_api(tmp_path: Path) -> None:
             base_url="http://night.example", transport=httpx.MockTransport(answer)
         )
         made.submit(source)
-        made.submit(source, completion_window="24h")
+        made.submit(source, completion_window="24h", priority=3)
         made.pause("job_1")
         made.resume("job_1")
         made.retry("job_1")
     assert seen == [
         "POST /v1/jobs",
-        "POST /v1/jobs?completion_window=24h",
+        "POST /v1/jobs?priority=3&completion_window=24h",
         "POST /v1/jobs/job_1/pause",
         "POST /v1/jobs/job_1/resume",
         "POST /v1/jobs/job_1/retry",
