@@ -22,6 +22,7 @@ from nightjar.gpu_worker.engine import (
     EngineConfig,
     Result,
 )
+from nightjar.gpu_worker.fake_engine import FakeEngine
 from nightjar.gpu_worker.models import load_model
 from nightjar.gpu_worker.models.precision import MORE_PRECISE, PRECISIONS, fastest_dtype
 from nightjar.gpu_worker.translation import Translator
@@ -50,7 +51,9 @@ def build_engine(directory: ModelDirectory, tokenizer: Tokenizer, dtype: str) ->
 class ComputeLoop:
     """Moves messages between the pipe and the engine, a step at a time."""
 
-    def __init__(self, engine: Engine, translator: Translator, pipe: Connection) -> None:
+    def __init__(
+        self, engine: Engine | FakeEngine, translator: Translator, pipe: Connection
+    ) -> None:
         self._engine = engine
         self._translator = translator
         self._pipe = pipe
@@ -102,6 +105,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--dtype", choices=("auto", *PRECISIONS), default="auto")
+    parser.add_argument("--engine", choices=("model", "fake"), default="model")
+    parser.add_argument("--fake-step-s", type=float, default=0.0, help="seconds of a fake step")
     parser.add_argument("--pipe", type=int, required=True, help="file descriptor of the pipe")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch")
     args = parser.parse_args()
@@ -115,8 +120,7 @@ def main() -> int:
     try:
         directory = ModelDirectory.open(args.model)
         tokenizer = directory.tokenizer()
-        dtype = fastest_dtype() if args.dtype == "auto" else args.dtype
-        engine = build_engine(directory, tokenizer, dtype)
+        engine, dtype = _choose_engine(args, directory, tokenizer)
     except CheckpointError as error:
         pipe.send_bytes(messages.encode([messages.LoadFailed(message=str(error))]))
         return 1
@@ -132,6 +136,17 @@ def main() -> int:
     pipe.send_bytes(messages.encode([ready]))
     ComputeLoop(engine, Translator(tokenizer), pipe).run()
     return 0
+
+
+def _choose_engine(
+    args: argparse.Namespace, directory: ModelDirectory, tokenizer: Tokenizer
+) -> tuple[Engine | FakeEngine, str]:
+    """The engine that was asked for, and what it computes in."""
+    if args.engine == "fake":
+        logger.warning("fake engine: answers are made up, no model is loaded")
+        return FakeEngine(tokenizer.token_bytes, step_s=args.fake_step_s), "fake"
+    dtype = fastest_dtype() if args.dtype == "auto" else args.dtype
+    return build_engine(directory, tokenizer, dtype), dtype
 
 
 if __name__ == "__main__":

@@ -51,11 +51,14 @@ class ComputeConfig:
     threads: int | None = None
     stalled_after_s: float = 600.0
     load_timeout_s: float = 1800.0
+    engine: str = "model"  # or "fake", whose steps take fake_step_s
+    fake_step_s: float = 0.0
 
     def command(self, pipe: int) -> list[str]:
         """The command line of a process that speaks over file descriptor `pipe`."""
         command = [sys.executable, "-m", "nightjar.gpu_worker.compute", f"--model={self.model}"]
-        command += [f"--dtype={self.dtype}", f"--pipe={pipe}"]
+        command += [f"--dtype={self.dtype}", f"--pipe={pipe}", f"--engine={self.engine}"]
+        command.append(f"--fake-step-s={self.fake_step_s}")
         return command if self.threads is None else [*command, f"--threads={self.threads}"]
 
 

@@ -45,6 +45,8 @@ class _Parts:
             dtype=settings.dtype,
             threads=settings.compute_threads,
             stalled_after_s=settings.compute_stalled_after_s,
+            engine=settings.engine,
+            fake_step_s=settings.fake_step_s,
         )
         launcher = Launcher(config, on_failure=_leave)
         launcher.wait_ready()

@@ -149,8 +149,14 @@ def _interrupt(number: int, _: FrameType | None) -> NoReturn:
 @app.command()
 def worker(
     role: Annotated[WorkerRole, typer.Argument(help="plan: planner; compute: GPU worker.")],
+    engine: Annotated[
+        str | None,
+        typer.Option(help="model; fake makes answers up without a model, to test what is around."),
+    ] = None,
 ) -> None:
     """Start a Celery worker; settings come from NIGHTJAR_* variables."""
+    if engine is not None:
+        os.environ["NIGHTJAR_ENGINE"] = engine
     settings = _settings()
     _check_model(settings)
     _become(worker_command(role, settings))

@@ -29,6 +29,14 @@ class Settings(BaseSettings):
         None, description="name that requests and answers carry; the directory's unless given"
     )
     dtype: str = Field("auto", pattern="^(auto|fp64|fp32|bf16|int8)$")
+    engine: str = Field(
+        "model",
+        pattern="^(model|fake)$",
+        description="fake: answers are made up without a model, to test and time what is around it",
+    )
+    fake_step_s: float = Field(
+        0.0, ge=0, description="seconds that a step of the fake engine takes"
+    )
     accept_any_model: bool = Field(
         False, description="compute requests whatever model name their body gives"
     )

@@ -18,7 +18,11 @@ RULES: list[tuple[str, set[str]]] = [
     ("kernels/", {"kernels"}),
     ("gpu_worker/engine/", ENGINE),
     ("gpu_worker/models/", ENGINE),
-    ("gpu_worker/compute.py", ENGINE | {"gpu_worker.messages", "gpu_worker.translation"}),
+    (
+        "gpu_worker/compute.py",
+        ENGINE | {"gpu_worker.fake_engine", "gpu_worker.messages", "gpu_worker.translation"},
+    ),
+    ("gpu_worker/fake_engine.py", ENGINE),
     ("gpu_worker/translation.py", ENGINE | {"gpu_worker.messages"}),
     ("gpu_worker/", {"jobs", "pipeline", "checkpoints", "gpu_worker"}),
     ("pipeline/", {"jobs", "checkpoints", "pipeline"}),
