@@ -4,6 +4,7 @@ It ends when its worker does: the pipe closes. Nothing else reaches it.
 """
 
 import argparse
+import gc
 import logging
 import signal
 import sys
@@ -134,6 +135,8 @@ def main() -> int:
     )
     ready = messages.Ready(model=directory.name, dtype=dtype, load_s=load_s)
     pipe.send_bytes(messages.encode([ready]))
+    gc.collect()
+    gc.freeze()  # what is loaded now stays, and need not be looked through at every collection
     ComputeLoop(engine, Translator(tokenizer), pipe).run()
     return 0
 

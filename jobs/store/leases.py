@@ -106,7 +106,8 @@ class LeaseStore(StorePart):
                 _set_running(connection, leased.job_id)
             return _claimed(connection, leased, owning.model)
 
-        return self._database.write(work)
+        # Not durable: a claim that a power cut undoes leaves results that `finish` throws away.
+        return self._database.write(work, durable=False)
 
     def finish(
         self, micro_batch_id: int, epoch: int, owner: str, results: Sequence[NewResult]
@@ -294,7 +295,7 @@ def _claimed(connection: Connection, leased: Row[Any], model: str) -> ClaimedMic
         )
         for id_, index, custom_id, kind, body, segments, vectors in connection.execute(
             _CLAIMED_REQUESTS, {"micro_batch": leased.id}
-        )
+        ).all()
     ]
     return ClaimedMicroBatch(
         id=leased.id,
