@@ -24,7 +24,8 @@ from nightjar.jobs.records import (
     RequestState,
     WorkerHeartbeat,
 )
-from nightjar.jobs.store.base import REF_COLUMNS, StorePart, cancelled_result, load_json, now
+from nightjar.jobs.store.base import REF_COLUMNS, StorePart, cancelled_result, now
+from nightjar.jobs.store.bodies import load_body
 from nightjar.jobs.store.segments import unpack_segments
 from nightjar.jobs.store.tables import job, micro_batch, request, worker
 
@@ -291,7 +292,7 @@ def _set_running(connection: Connection, job_id: str) -> None:
 def _claimed(connection: Connection, leased: Row[Any], model: str) -> ClaimedMicroBatch:
     requests = [
         ClaimedRequest(
-            id_, index, custom_id, kind, load_json(body), unpack_segments(segments), vectors
+            id_, index, custom_id, kind, load_body(body), unpack_segments(segments), vectors
         )
         for id_, index, custom_id, kind, body, segments, vectors in connection.execute(
             _CLAIMED_REQUESTS, {"micro_batch": leased.id}

@@ -18,7 +18,8 @@ from nightjar.jobs.records import (
     RequestError,
     RequestState,
 )
-from nightjar.jobs.store.base import OPEN_JOBS, REF_COLUMNS, StorePart, load_json
+from nightjar.jobs.store.base import OPEN_JOBS, REF_COLUMNS, StorePart
+from nightjar.jobs.store.bodies import load_body
 from nightjar.jobs.store.bulk import BulkUpdate
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.segments import pack_segments
@@ -61,7 +62,7 @@ class PlanningStore(StorePart):
         )
         with self._database.reading() as connection:
             return [
-                QueuedRequest(id_, job, index, custom_id, kind, load_json(body))
+                QueuedRequest(id_, job, index, custom_id, kind, load_body(body))
                 for id_, job, index, custom_id, kind, body in connection.execute(statement).all()
             ]
 
