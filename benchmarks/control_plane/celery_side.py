@@ -85,6 +85,8 @@ def _run(
         _wait_for(engine, 2 * PROCESSES + len(texts), 0.25)
         ended = time.monotonic()
     engine.dispose()
+    client.close()
+    app.close()
     count = len(texts)
     return {
         "requests": count,

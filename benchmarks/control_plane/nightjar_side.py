@@ -104,6 +104,7 @@ def deployment(database_url: str, model: Path, logs: Path) -> Iterator[Deploymen
     finally:
         for name in ("api", "beat", "planner", "gpu-worker", "broker"):
             services[name].stop(_GRACE_S)
+        running.broker.close()
         shutil.rmtree(private, ignore_errors=True)
 
 
@@ -132,7 +133,7 @@ class _Poller:
     """Asks for the state of every job that is not over, again and again."""
 
     def __init__(self, api_url: str) -> None:
-        self._client = Client(api_url)
+        self._api_url = api_url
         self._open: list[str] = []
         self._all_there = threading.Event()
         self.latencies_s: list[float] = []
@@ -151,19 +152,21 @@ class _Poller:
 
     def _poll(self) -> None:
         turn = 0
-        while self._open or not self._all_there.is_set():
-            time.sleep(POLL_EVERY_S)
-            if not self._open:
-                continue
-            turn += 1
-            job_id = self._open[turn % len(self._open)]
-            asked = time.monotonic()
-            job = self._client.job(job_id)
-            self.ended_at = time.monotonic()
-            self.latencies_s.append(self.ended_at - asked)
-            if job["finished_at"] is not None:
-                self._open.remove(job_id)
-                self.failed += job["counts"]["failed"]
+        with Client(self._api_url) as client:
+            while self._open or not self._all_there.is_set():
+                time.sleep(POLL_EVERY_S)
+                if self._open:
+                    turn += 1
+                    self._ask(client, self._open[turn % len(self._open)])
+
+    def _ask(self, client: Client, job_id: str) -> None:
+        asked = time.monotonic()
+        job = client.job(job_id)
+        self.ended_at = time.monotonic()
+        self.latencies_s.append(self.ended_at - asked)
+        if job["finished_at"] is not None:
+            self._open.remove(job_id)
+            self.failed += job["counts"]["failed"]
 
 
 def measure(

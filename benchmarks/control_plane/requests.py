@@ -36,11 +36,10 @@ def prompts(model: Path, count: int, seed: int = 0) -> Iterator[str]:
 def write_jobs(folder: Path, model: Path, count: int, each: int) -> list[Path]:
     """Files of batch lines, `each` of them a job of so many requests."""
     texts = enumerate(prompts(model, count))
-    files: list[Path] = []
-    while lines := [_line(index, text) for index, text in islice(texts, each)]:
-        path = folder / f"job-{len(files)}.jsonl"
-        path.write_text("".join(lines), encoding="utf-8")
-        files.append(path)
+    files = [folder / f"job-{number}.jsonl" for number in range(-(-count // each))]
+    for path in files:
+        with path.open("w", encoding="utf-8") as stream:
+            stream.writelines(_line(index, text) for index, text in islice(texts, each))
     return files
 
 
