@@ -9,6 +9,7 @@ from kombu.exceptions import OperationalError
 logger = logging.getLogger(__name__)
 
 TICK_EVERY_S = 0.05
+_CLOSE_S = 5.0  # a broker that is away may hold a sender longer; its thread ends with the process
 
 
 class Ticker:
@@ -33,14 +34,13 @@ class Ticker:
         self._due.set()
 
     def close(self) -> None:
-        """Send the tick that is due, if any, and end."""
+        """End; a tick that is due now is left to beat, which sends one by itself."""
         self._stop.set()
         self._due.set()
-        self._thread.join()
+        self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            self._due.wait()
+        while self._due.wait() and not self._stop.is_set():
             self._due.clear()
             try:
                 self._send()

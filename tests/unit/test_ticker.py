@@ -28,7 +28,7 @@ def test_many_ends_make_few_ticks() -> None:
     ticker.close()
     assert 2 <= len(sent) <= 8
     pauses = [later - earlier for earlier, later in pairwise(sent)]
-    assert min(pauses[:-1], default=1.0) >= 0.09  # the last one is sent when it closes
+    assert min(pauses) >= 0.09
 
 
 def test_an_end_during_the_pause_is_told_after_it() -> None:
@@ -40,6 +40,26 @@ def test_an_end_during_the_pause_is_told_after_it() -> None:
     wait_until("the second tick", lambda: len(sent) == 2, 10)
     assert sent[1] - sent[0] >= 0.19
     ticker.close()
+
+
+def test_nothing_is_sent_without_a_reason() -> None:
+    sent: list[int] = []
+    ticker = Ticker(lambda: sent.append(1), every_s=0.01)
+    time.sleep(0.1)
+    ticker.close()
+    assert not sent
+
+
+def test_nothing_is_sent_once_it_is_closed() -> None:
+    sent: list[int] = []
+    ticker = Ticker(lambda: sent.append(1), every_s=60)
+    ticker.tick()
+    wait_until("the first tick", lambda: sent, 10)
+    ticker.tick()
+    ticker.close()
+    ticker.tick()
+    time.sleep(0.05)
+    assert len(sent) == 1
 
 
 def test_a_broker_that_is_away_does_not_end_it() -> None:
