@@ -2,6 +2,10 @@ FROM python:3.11-slim
 ENV PYTHONUNBUFFERED=1
 # Root owns the code, this user runs it; a fixed number, so that files can be given to it.
 RUN useradd --system --no-create-home --uid 10001 nightjar
+# The CPU kernels are compiled for the processor that they run on, at first use.
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+ENV XDG_CACHE_HOME=/var/cache/nightjar
+RUN install --directory --owner=nightjar --mode=0700 /var/cache/nightjar
 WORKDIR /src
 # The largest dependency has a layer of its own, kept while the code changes.
 COPY constraints.txt .

@@ -75,7 +75,10 @@ def precisions(directory: ModelDirectory) -> Iterator[tuple[str, Decoder]]:
     int8 = load_model(directory, "int8")
     yield "int8", int8
     weights = replace(int8.weights, head=exact.weights.head)
-    yield "int8, fp32 head", Decoder(directory.config, weights, int8.dtype, int8.device)
+    yield (
+        "int8, fp32 head",
+        Decoder(directory.config, weights, int8.dtype, int8.cache_dtype, int8.device),
+    )
 
 
 def answer(model: Decoder, token_bytes: Sequence[bytes], workload: Workload) -> Answers:

@@ -8,15 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nightjar.gpu_worker import messages
-from nightjar.jobs.bodies import GenerationBody
 from nightjar.jobs.records import ClaimedRequest, NewResult, RequestKind
-
-# A request that was stored by an older version lacks the fields that have come since.
-_DEFAULTS = {
-    name: field.get_default(call_default_factory=True)
-    for name, field in GenerationBody.__pydantic_fields__.items()
-    if not field.is_required()
-}
 
 # Codes of the engine's refusals that the request itself explains; the rest is our trouble.
 _CALLERS_FAULTS = frozenset(
@@ -34,7 +26,7 @@ def make_message(request: ClaimedRequest, ticket: int) -> messages.Generate | me
             query_ids=query,
             documents=documents,
             prompt_vectors=request.prompt_vector,
-            top_n=request.body.get("top_n"),
+            top_n=request.body["top_n"],
         )
     return messages.Generate(
         ticket=ticket,
@@ -45,7 +37,7 @@ def make_message(request: ClaimedRequest, ticket: int) -> messages.Generate | me
 
 
 def _sampling(request: ClaimedRequest) -> messages.Sampling:
-    body = _DEFAULTS | request.body
+    body = request.body
     width = body["beam_width"]
     return messages.Sampling(
         max_tokens=body["max_tokens"],
@@ -208,7 +200,7 @@ def _ranked(request: ClaimedRequest, answer: messages.Ranked, model: str) -> New
         "object": "rerank",
         "created": int(time.time()),
         "model": model,
-        "results": results[: request.body.get("top_n")],
+        "results": results[: request.body["top_n"]],
         "usage": {"prompt_tokens": prompt, "completion_tokens": 0, "total_tokens": prompt},
     }
     if answer.recomputed_in is not None:

@@ -6,6 +6,7 @@ reaches it.
 
 import argparse
 import ctypes
+import gc
 import logging
 import signal
 import sys
@@ -159,6 +160,8 @@ def main() -> int:
     )
     ready = messages.Ready(model=directory.name, dtype=dtype, load_s=load_s)
     pipe.send_bytes(messages.encode([ready]))
+    gc.collect()
+    gc.freeze()  # what is loaded now stays, and need not be looked through at every collection
     ComputeLoop(engine, Translator(tokenizer), pipe).run()
     return 0
 

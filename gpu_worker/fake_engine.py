@@ -61,6 +61,7 @@ class FakeEngine:
         self, token_bytes: Sequence[bytes], *, step_s: float = 0.0, step_requests: int = 256
     ) -> None:
         self._token_bytes = token_bytes
+        self._bytes_of = dict(enumerate(token_bytes))
         self._words = [token for token, raw in enumerate(token_bytes) if _is_text(raw)]
         if not self._words:
             raise ValueError("no token of the vocabulary is a text by itself")
@@ -94,7 +95,7 @@ class FakeEngine:
             del self._waiting[request_id]
             results.append(RequestFailed(request_id, "cancelled", "the request was cancelled"))
         self._cancelled.clear()
-        if self._waiting:
+        if self._waiting and self._step_s:
             time.sleep(self._step_s)
         for request_id in list(islice(self._waiting, self._step_requests)):
             results.append(self._compute(self._waiting.pop(request_id)))
@@ -159,8 +160,7 @@ class FakeEngine:
 
     def _swallow(self, ids: Sequence[int]) -> None:
         """Do what a poison marker in the text says."""
-        known = self._token_bytes
-        text = b"".join([known[token] for token in ids if 0 <= token < len(known)])
+        text = b"".join([self._bytes_of.get(token, b"") for token in ids])
         if POISON not in text:
             return
         if b"<poison:raise>" in text:

@@ -1,7 +1,7 @@
 """The arithmetic of a decoder: one list of ops, and the layouts that describe a step to them.
 
-`nightjar.kernels.ops` is the list; `reference/` is its torch backend, which serves the CPU and is
-the oracle of every other backend.
+`nightjar.kernels.ops` is the list; `reference/` is its torch backend, which serves every device and
+dtype and is the oracle of the others; `native/` is the fast CPU path, in C++.
 """
 
 from nightjar.kernels.layout import (
@@ -13,8 +13,6 @@ from nightjar.kernels.layout import (
     padded_length,
 )
 from nightjar.kernels.ops import (
-    FloatWeight,
-    Int8Weight,
     LinearWeight,
     WeightPrecision,
     activation,
@@ -45,8 +43,6 @@ __all__ = [
     "BranchLayout",
     "Chunk",
     "ChunkLayout",
-    "FloatWeight",
-    "Int8Weight",
     "LinearWeight",
     "PagedLayout",
     "WeightPrecision",

@@ -1,22 +1,21 @@
-"""The op list: every name the models and the engine may call, and the backend that answers.
+"""The op list: every name the models and the engine may call.
 
-A second backend implements the same names with the same shapes and is chosen here, by the device
-of the arguments; nothing outside this folder knows which one ran.
+Where an op has several backends (`reference/` in torch, `native/` in C++), the module of its name
+here chooses one by the device and dtype of the arguments; nothing outside this folder knows which
+one ran.
 """
 
-from nightjar.kernels.reference.activation import activation
-from nightjar.kernels.reference.branch import branch_attention
-from nightjar.kernels.reference.decode import decode_attention
-from nightjar.kernels.reference.embedding import embed
-from nightjar.kernels.reference.linear import (
-    FloatWeight,
-    Int8Weight,
-    LinearWeight,
-    WeightPrecision,
-    linear,
-    pack_linear,
+from nightjar.kernels.attention import (
+    branch_attention,
+    decode_attention,
+    kv_write,
+    prefill_attention,
 )
-from nightjar.kernels.reference.log_prob import token_nll
+from nightjar.kernels.linear import LinearWeight, WeightPrecision, linear, pack_linear
+from nightjar.kernels.log_prob import token_nll
+from nightjar.kernels.norm import layer_norm, rms_norm
+from nightjar.kernels.reference.activation import activation
+from nightjar.kernels.reference.embedding import embed
 from nightjar.kernels.reference.logits import (
     bias_tokens,
     block_tokens,
@@ -24,17 +23,12 @@ from nightjar.kernels.reference.logits import (
     top_log_probs,
 )
 from nightjar.kernels.reference.merge import merge_attention
-from nightjar.kernels.reference.norm import layer_norm, rms_norm
-from nightjar.kernels.reference.paged_cache import kv_write
 from nightjar.kernels.reference.philox import uniform
-from nightjar.kernels.reference.prefill import prefill_attention
 from nightjar.kernels.reference.rotary import rotary
 from nightjar.kernels.reference.sampling import argmax, sample
 from nightjar.kernels.reference.widened import widened
 
 __all__ = [
-    "FloatWeight",
-    "Int8Weight",
     "LinearWeight",
     "WeightPrecision",
     "activation",

@@ -18,14 +18,17 @@ def dispatch(app: Celery, store: Store, window: int) -> int:
     A crash between the two leaves a message whose micro-batch is still ready: it is published
     again, and the claim makes the second one harmless.
     """
-    published = 0
-    for ref in store.dispatchable(window):
-        publish(app, ref)
-        store.mark_dispatched([ref])
-        published += 1
+    published: list[MicroBatchRef] = []
+    try:
+        for ref in store.dispatchable(window):
+            publish(app, ref)
+            published.append(ref)
+    finally:
+        # One commit for all; also when the broker went away on the way.
+        store.mark_dispatched(published)
     if published:
-        logger.info("dispatched %d micro-batches", published, extra={"action": "dispatch"})
-    return published
+        logger.info("dispatched %d micro-batches", len(published), extra={"action": "dispatch"})
+    return len(published)
 
 
 def publish(app: Celery, ref: MicroBatchRef) -> None:

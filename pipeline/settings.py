@@ -42,7 +42,7 @@ class Settings(BaseSettings):
     )
 
     plan_chunk_requests: int = Field(4096, ge=1, description="requests planned in one transaction")
-    micro_batch_requests: int = Field(64, ge=1, description="most requests in one micro-batch")
+    micro_batch_requests: int = Field(128, ge=1, description="most requests in one micro-batch")
     micro_batch_tokens: int = Field(16_384, ge=1, description="token budget of one micro-batch")
     dispatch_window: int = Field(
         16, ge=1, description="most micro-batches in the broker or in flight; the rest wait in SQL"

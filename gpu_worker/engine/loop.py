@@ -67,7 +67,7 @@ class Engine:
         self._token_bytes = token_bytes
         self._pool = BlockPool(_cache_blocks(model, config), config.block_size)
         self._cache = KVTensors.allocate(
-            model_config, self._pool.total, config.block_size, model.dtype, model.device
+            model_config, self._pool.total, config.block_size, model.cache_dtype, model.device
         )
         self._vectors = PromptVectorStore(model_config.hidden_size, model.dtype)
         self._admission = Admission(model_config, config, self._pool, self._vectors)
@@ -277,7 +277,7 @@ class Engine:
 
 def _cache_blocks(model: Decoder, config: EngineConfig) -> int:
     """Blocks of the cache: what the memory allows, but no more than could ever be in use."""
-    per_block = KVTensors.block_bytes(model.config, config.block_size, model.dtype)
+    per_block = KVTensors.block_bytes(model.config, config.block_size, model.cache_dtype)
     affordable = config.kv_cache_bytes // per_block
     if affordable < 1:
         raise ValueError(f"kv_cache_bytes {config.kv_cache_bytes}: one block takes {per_block}")

@@ -60,11 +60,18 @@ class Decoder:
     """Packed tokens in, hidden states of the wanted rows out; logits and scores from those."""
 
     def __init__(
-        self, config: ModelConfig, weights: DecoderWeights, dtype: torch.dtype, device: str
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        dtype: torch.dtype,
+        cache_dtype: torch.dtype,
+        device: str,
     ) -> None:
+        """dtype: activations and tables; cache_dtype: keys and values, as narrow at the most."""
         self.config = config
         self.weights = weights
         self.dtype = dtype
+        self.cache_dtype = cache_dtype
         self.device = device
 
     def forward(self, batch: TokenBatch, cache: KVTensors) -> Tensor:

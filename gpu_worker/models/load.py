@@ -27,14 +27,14 @@ def load_model(directory: ModelDirectory, dtype: str, device: str = "cpu") -> De
     """Load the weights of a model directory, which has checked that they are those of its config.
 
     dtype: "fp64", "fp32" or "bf16", the storage of weights, activations and cache; or "int8",
-    which multiplies in bytes (see kernels.pack_linear) and keeps the rest in FP32.
+    which multiplies in bytes (see kernels.pack_linear), caches in FP16 and keeps the rest in FP32.
     """
     if dtype not in PRECISIONS:
         raise ValueError(f"dtype {dtype!r}: one of {', '.join(PRECISIONS)}")
     precision = PRECISIONS[dtype]
     with torch.inference_mode(), WeightReader(directory) as reader:
         weights = _Loader(directory.config, reader, precision, device).weights()
-    return Decoder(directory.config, weights, precision.dtype, device)
+    return Decoder(directory.config, weights, precision.dtype, precision.cache, device)
 
 
 class _Loader:

@@ -14,9 +14,11 @@ from nightjar.kernels import LinearWeight, WeightPrecision, linear, pack_linear
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """dtype: activations, tables and cache; weights: how the matrix products are computed."""
+    """dtype: activations and tables; cache: keys and values; weights: how the matrix products are
+    computed."""
 
     dtype: torch.dtype
+    cache: torch.dtype
     weights: WeightPrecision = "float"
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
@@ -25,10 +27,11 @@ class Precision:
 
 
 PRECISIONS = {
-    "fp64": Precision(torch.float64),
-    "fp32": Precision(torch.float32),
-    "bf16": Precision(torch.bfloat16),
-    "int8": Precision(torch.float32, weights="int8"),
+    "fp64": Precision(torch.float64, cache=torch.float64),
+    "fp32": Precision(torch.float32, cache=torch.float32),
+    "bf16": Precision(torch.bfloat16, cache=torch.bfloat16),
+    # FP16 rounds more finely than the products do, and decode is bound by reading the cache.
+    "int8": Precision(torch.float32, cache=torch.float16, weights="int8"),
 }
 
 MORE_PRECISE = {"int8": "fp32", "bf16": "fp32", "fp32": "fp64"}

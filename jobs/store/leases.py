@@ -20,7 +20,8 @@ from nightjar.jobs.records import (
     NewResult,
     RequestError,
 )
-from nightjar.jobs.store.base import FAULT_STATUS, REF_COLUMNS, load_json, now
+from nightjar.jobs.store.base import FAULT_STATUS, REF_COLUMNS, now
+from nightjar.jobs.store.bodies import load_body
 from nightjar.jobs.store.holding import MEMBERS, HoldingPart, hold, hold_all, unfinished
 from nightjar.jobs.store.segments import unpack_segments
 from nightjar.jobs.store.tables import job, micro_batch, request
@@ -86,7 +87,8 @@ class LeaseStore(HoldingPart):
                 _set_running(connection, leased.job_id)
             return _claimed(connection, leased)
 
-        return self._database.write(work)
+        # Not durable: a claim that a power cut undoes leaves results that `finish` throws away.
+        return self._database.write(work, durable=False)
 
     def finish(
         self, micro_batch_id: int, epoch: int, owner: str, results: Sequence[NewResult]
@@ -174,11 +176,11 @@ def _set_running(connection: Connection, job_id: str) -> None:
 def _claimed(connection: Connection, leased: Row[Any]) -> ClaimedMicroBatch:
     requests = [
         ClaimedRequest(
-            id_, index, custom_id, kind, load_json(body), unpack_segments(segments), vectors
+            id_, index, custom_id, kind, load_body(body), unpack_segments(segments), vectors
         )
         for id_, index, custom_id, kind, body, segments, vectors in connection.execute(
             _CLAIMED_REQUESTS, {"micro_batch": leased.id}
-        )
+        ).all()
     ]
     return ClaimedMicroBatch(
         id=leased.id,

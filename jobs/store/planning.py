@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -18,7 +19,10 @@ from nightjar.jobs.records import (
     RequestError,
     RequestState,
 )
-from nightjar.jobs.store.base import FAULT_STATUS, REF_COLUMNS, StorePart, load_json
+from nightjar.jobs.store.base import FAULT_STATUS, REF_COLUMNS, StorePart
+from nightjar.jobs.store.bodies import load_body
+from nightjar.jobs.store.bulk import BulkUpdate
+from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.segments import pack_segments
 from nightjar.jobs.store.tables import job, micro_batch, request
 
@@ -30,10 +34,15 @@ REJECTED_STATUS = 400
 _mb = micro_batch.c
 # Who goes first: by creation, less what the priority is worth.
 _RANK = (sa.func.coalesce(job.c.rank_at, job.c.created_at), job.c.id)
+_MEMBERSHIP = ("state", "micro_batch_id", "segments", "prompt_vector")
 
 
 class PlanningStore(StorePart):
     """What the planner and the dispatcher ask for."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._join_requests = BulkUpdate(database, request, _MEMBERSHIP)
 
     def jobs_to_plan(self) -> list[str]:
         """Jobs that have queued requests, in the order of their rank."""
@@ -55,8 +64,8 @@ class PlanningStore(StorePart):
         )
         with self._database.reading() as connection:
             return [
-                QueuedRequest(id_, job, index, custom_id, kind, load_json(body))
-                for id_, job, index, custom_id, kind, body in connection.execute(statement)
+                QueuedRequest(id_, job, index, custom_id, kind, load_body(body))
+                for id_, job, index, custom_id, kind, body in connection.execute(statement).all()
             ]
 
     def save_plan(
@@ -92,7 +101,7 @@ class PlanningStore(StorePart):
             indexes = _lock_queued(connection, job_id, ids)
             stored = [item for item in micro_batches if indexes.keys() >= set(item.request_ids)]
             refs = [_insert_micro_batch(connection, job_id, item) for item in stored]
-            _join(connection, refs, stored, packed)
+            self._join_requests.run(connection, _members(refs, stored, packed))
             failures = [
                 NewResult(id_, _status(error), None, error)
                 for id_, error in rejected
@@ -147,7 +156,8 @@ class PlanningStore(StorePart):
         )
         # In the order of ids, so that two dispatchers lock the rows alike.
         keys = [{"ref_id": ref.id, "ref_epoch": ref.epoch} for ref in sorted(refs, key=_by_id)]
-        self._database.write(lambda connection: connection.execute(statement, keys))
+        # Not durable: undone, a message is sent once more, and the claim finds it a duplicate.
+        self._database.write(lambda connection: connection.execute(statement, keys), durable=False)
 
 
 def _status(error: RequestError) -> int:
@@ -201,7 +211,7 @@ def _lock_queued(connection: Connection, job_id: str, ids: Sequence[int]) -> dic
         .with_for_update(of=request)
     )
     wanted = set(ids)
-    return {id_: index for id_, index in connection.execute(statement) if id_ in wanted}
+    return {id_: index for id_, index in connection.execute(statement).all() if id_ in wanted}
 
 
 def _insert_micro_batch(connection: Connection, job_id: str, item: NewMicroBatch) -> MicroBatchRef:
@@ -221,28 +231,15 @@ def _insert_micro_batch(connection: Connection, job_id: str, item: NewMicroBatch
     return MicroBatchRef(id_, 0, job_id, item.kind, item.bucket, size, item.tokens)
 
 
-def _join(
-    connection: Connection,
+def _members(
     refs: Sequence[MicroBatchRef],
     stored: Sequence[NewMicroBatch],
     packed: Mapping[int, tuple[bytes, str | None]],
-) -> None:
-    """Make the requests members of their micro-batches."""
-    rows = [
-        {"member": id_, "micro_batch": ref.id, "packed": packed[id_][0], "vectors": packed[id_][1]}
+) -> list[tuple[Any, ...]]:
+    """The values of _MEMBERSHIP and the id of each request that joins a micro-batch."""
+    planned = RequestState.PLANNED.value
+    return [
+        (planned, ref.id, *packed[id_], id_)
         for ref, item in zip(refs, stored, strict=True)
         for id_ in item.request_ids
     ]
-    if not rows:
-        return
-    connection.execute(
-        sa.update(request)
-        .where(request.c.id == sa.bindparam("member"))
-        .values(
-            state=RequestState.PLANNED,
-            micro_batch_id=sa.bindparam("micro_batch"),
-            segments=sa.bindparam("packed"),
-            prompt_vector=sa.bindparam("vectors"),
-        ),
-        rows,
-    )

@@ -20,6 +20,7 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs.errors import EmptyJobError
 from nightjar.jobs.records import AGEING_S, JobState, NewJob, NewRequest, RejectedRow, RequestState
 from nightjar.jobs.store.base import StorePart, dump_json, now
+from nightjar.jobs.store.bodies import dump_body
 from nightjar.jobs.store.database import Database, translated_errors
 from nightjar.jobs.store.tables import BigId, job, request, result
 
@@ -300,6 +301,6 @@ def _drop_stage(connection: Connection) -> None:
 def _staged_row(row: NewRequest | RejectedRow) -> tuple[Any, ...]:
     """The row's values in the order of the staging table's columns."""
     if isinstance(row, NewRequest):
-        body = dump_json(row.body)
+        body = dump_body(row.body)
         return (row.index, row.line, row.custom_id, row.kind.value, body, None, None, None)
     return (row.index, row.line, row.custom_id, None, None, row.code, row.message, row.param)

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from nightjar.kernels.layout import BranchLayout, RaggedGroup, RaggedLayout
+from nightjar.kernels.layout import BranchLayout
 from nightjar.kernels.reference.merge import merge_attention
+from nightjar.kernels.reference.plans import BranchPlan, RaggedGroup, RaggedPlan
 from nightjar.kernels.reference.prefill import flash
 
 
@@ -23,9 +24,10 @@ def branch_attention(
     cache that holds the prefixes' keys and values (computed once, read by every document).
     Returns [T, H, D] in q's dtype.
     """
+    plan = layout.plan(BranchPlan.of)
     heads_per_kv = q.shape[1] // k.shape[1]
     outs, lses = [], []
-    for group in layout.own.groups:
+    for group in plan.own.groups:
         own_k, own_v = (
             _padded(x, group).repeat_interleave(heads_per_kv, 1)
             if heads_per_kv > 1
@@ -35,19 +37,19 @@ def branch_attention(
         out, lse = flash(_padded(q, group), own_k, own_v, scale, causal=True)
         outs.append(out)
         lses.append(lse)
-    own, own_lse = _unpadded(outs, layout.own), _unpadded(lses, layout.own)
+    own, own_lse = _unpadded(outs, plan.own), _unpadded(lses, plan.own)
     outs, lses = [], []
-    for group, (blocks, length) in zip(layout.shared.groups, layout.prefixes, strict=True):
+    for group, (blocks, length) in zip(plan.shared.groups, plan.prefixes, strict=True):
         batch = _padded(q, group)
         n, n_heads, padded, head_size = batch.shape
         # The query heads of one KV head become rows of one product.
         rows = batch.reshape(n, n_heads // heads_per_kv, heads_per_kv * padded, head_size)
-        shared_k = _prefix(keys, blocks, length).expand(n, -1, -1, -1)
-        shared_v = _prefix(values, blocks, length).expand(n, -1, -1, -1)
+        shared_k = _prefix(keys, blocks, length).to(q.dtype).expand(n, -1, -1, -1)
+        shared_v = _prefix(values, blocks, length).to(q.dtype).expand(n, -1, -1, -1)
         out, lse = flash(rows, shared_k, shared_v, scale)
         outs.append(out.reshape(n, n_heads, padded, head_size))
         lses.append(lse.reshape(n, n_heads, padded))
-    prefix, prefix_lse = _unpadded(outs, layout.shared), _unpadded(lses, layout.shared)
+    prefix, prefix_lse = _unpadded(outs, plan.shared), _unpadded(lses, plan.shared)
     return merge_attention(own, own_lse, prefix, prefix_lse)
 
 
@@ -57,7 +59,7 @@ def _padded(x: Tensor, group: RaggedGroup) -> Tensor:
     return rows.view(-1, group.padded, *x.shape[1:]).transpose(1, 2)
 
 
-def _unpadded(parts: list[Tensor], layout: RaggedLayout) -> Tensor:
+def _unpadded(parts: list[Tensor], layout: RaggedPlan) -> Tensor:
     """The groups' results [n, H, padded, ...] back as packed rows [T, H, ...]."""
     flat = [part.transpose(1, 2).flatten(0, 1) for part in parts]
     whole = flat[0] if len(flat) == 1 else torch.cat(flat)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from nightjar.kernels.layout import PagedLayout, Pages
+from nightjar.kernels.layout import PagedLayout
+from nightjar.kernels.reference.plans import BlockPlan, Pages
 from nightjar.kernels.reference.widened import widened
 
 
@@ -20,23 +21,24 @@ def decode_attention(
     """
     n_heads, head_size = q.shape[1:]
     kv_heads, block_size = keys.shape[1:3]
-    pages = layout.pages.count
+    plan = layout.plan(BlockPlan.of)
+    pages = plan.pages.count
     products = pages * kv_heads, n_heads // kv_heads
-    rows = (widened(q) * scale).index_select(0, layout.page_rows)
+    rows = (widened(q) * scale).index_select(0, plan.page_rows)
     rows = rows.view(*products, head_size)
     scores = rows.new_empty(*products, block_size)
-    for place, k in _read(keys, layout.pages):
+    for place, k in _read(keys, plan.pages):
         torch.bmm(rows[place], k.transpose(1, 2), out=scores[place])
-    scores = scores.view(pages, n_heads, block_size).index_select(0, layout.places)
+    scores = scores.view(pages, n_heads, block_size).index_select(0, plan.places)
     weights = scores.new_zeros(pages, n_heads, block_size)
-    weights.index_copy_(0, layout.places, _softmax_over_blocks(scores, layout))
+    weights.index_copy_(0, plan.places, _softmax_over_blocks(scores, plan))
     weights = weights.view(*products, block_size)
     partial = weights.new_empty(*products, head_size)
-    for place, v in _read(values, layout.pages):
+    for place, v in _read(values, plan.pages):
         torch.bmm(weights[place], v, out=partial[place])
-    partial = partial.view(pages, n_heads, head_size).index_select(0, layout.places)
-    out = _sum_blocks(partial, layout.counts)
-    return out.index_select(0, layout.inverse).to(q.dtype)
+    partial = partial.view(pages, n_heads, head_size).index_select(0, plan.places)
+    out = _sum_blocks(partial, plan.counts)
+    return out.index_select(0, plan.inverse).to(q.dtype)
 
 
 def _read(cache: Tensor, pages: Pages) -> Iterator[tuple[slice, Tensor]]:
@@ -52,19 +54,19 @@ def _read(cache: Tensor, pages: Pages) -> Iterator[tuple[slice, Tensor]]:
         start = end
 
 
-def _softmax_over_blocks(scores: Tensor, layout: PagedLayout) -> Tensor:
+def _softmax_over_blocks(scores: Tensor, plan: BlockPlan) -> Tensor:
     """Softmax of each sequence over all of its blocks: [N, H, S] -> [N, H, S].
 
     The scores are laid out as one padded row per sequence and head; trailing -inf adds zeros to
     the row's sum and changes none of its bits.
     """
     _, n_heads, block_size = scores.shape
-    scores.masked_fill_(layout.hidden.unsqueeze(1), float("-inf"))
-    shape = layout.counts[0], n_heads, len(layout.counts), block_size
+    scores.masked_fill_(plan.hidden.unsqueeze(1), float("-inf"))
+    shape = plan.counts[0], n_heads, len(plan.counts), block_size
     padded = scores.new_full(shape, float("-inf"))
-    padded[layout.owners, :, layout.steps] = scores
+    padded[plan.owners, :, plan.steps] = scores
     weights = padded.flatten(2).softmax(-1).view(shape)
-    return weights[layout.owners, :, layout.steps]
+    return weights[plan.owners, :, plan.steps]
 
 
 def _sum_blocks(parts: Tensor, counts: tuple[int, ...]) -> Tensor:

@@ -19,6 +19,9 @@ from nightjar.kernels.reference.activation import activate_, vector_buffer
 WEIGHT_LIMIT = 127
 """Largest absolute value of a quantised weight."""
 
+MAX_INPUTS = (2**31 - 1) // (255 * WEIGHT_LIMIT)
+"""Products of the largest bytes that an int32 can sum up."""
+
 MIN_ROWS = 4
 """Fewer rows are padded to this many: oneDNN's matrix-vector product is slower than that."""
 
@@ -58,17 +61,29 @@ def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8Weight:
         raise ValueError(
             f"int8 weights need torch with oneDNN on a CPU, not {weight.device.type}: use bf16"
         )
-    weight = weight.float().contiguous()
-    scales = weight.abs().amax(-1, keepdim=True).clamp_(min=_LEAST_PEAK).div_(WEIGHT_LIMIT)
-    data = (weight / scales).round_().to(torch.int8)
+    data, scales = quantize_weight(weight)
     return Int8Weight(
         data=torch.ops.onednn.qlinear_prepack(data, None),
-        scales=scales.flatten(),
+        scales=scales,
         zero_points=torch.zeros(weight.shape[0], dtype=torch.int64),
         bias=None if bias is None else bias.float(),
         out_features=weight.shape[0],
         activation_limit=activation_limit(),
     )
+
+
+def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round weight [out, in] to int8[out, in], and what one step of each channel is worth:
+    float32[out].
+
+    Raises:
+        ValueError: A sum over so many inputs could overflow 32 bits.
+    """
+    if weight.shape[1] > MAX_INPUTS:
+        raise ValueError(f"int8 weights of {weight.shape[1]} inputs: at most {MAX_INPUTS}")
+    weight = weight.float().contiguous()
+    scales = weight.abs().amax(-1, keepdim=True).clamp_(min=_LEAST_PEAK).div_(WEIGHT_LIMIT)
+    return (weight / scales).round_().to(torch.int8), scales.flatten()
 
 
 def int8_linear(x: Tensor, weight: Int8Weight, activation: str | None) -> Tensor:
@@ -88,10 +103,11 @@ def quantize_rows(x: Tensor, limit: int) -> tuple[Tensor, Tensor]:
     activations), uint8[T, K], and what one step of each row is worth, float32[T, 1].
     A row that holds a NaN or an infinity gets a scale that is not finite.
     """
-    scales = x.abs().amax(-1, keepdim=True).clamp_(min=_LEAST_PEAK).div_(limit)
-    values = (x / scales).round_().to(torch.int8)
+    peaks = x.abs().amax(-1, keepdim=True).clamp_(min=_LEAST_PEAK)
+    # A tensor over a tensor: torch takes a number over a tensor for a reciprocal times a number.
+    values = (x * (peaks.new_tensor(limit) / peaks)).round_().to(torch.int8)
     # Bytes wrap: the two's complement of a negative value plus limit + 1 is the sum itself.
-    return values.view(torch.uint8).add_(limit + 1), scales
+    return values.view(torch.uint8).add_(limit + 1), peaks / limit
 
 
 @cache

@@ -1,16 +1,12 @@
-"""Matrix products with weights packed once."""
+"""Matrix products in floating point, with weights packed once."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from nightjar.kernels.reference.activation import activation as apply_activation
-from nightjar.kernels.reference.int8_linear import Int8Weight, int8_linear, pack_int8
-
-__all__ = ["FloatWeight", "Int8Weight", "LinearWeight", "WeightPrecision", "linear", "pack_linear"]
 
 MIN_ROWS = 4
 """Fewer rows are padded to this many: with one row oneDNN takes another path (a matrix-vector
@@ -36,23 +32,8 @@ class FloatWeight:
     packed: bool
 
 
-LinearWeight: TypeAlias = FloatWeight | Int8Weight
-"""What `pack_linear` returns and `linear` takes."""
-
-WeightPrecision = Literal["float", "int8"]
-"""How products are computed: "float" in the weight's own dtype, "int8" in bytes."""
-
-
-def pack_linear(
-    weight: Tensor, bias: Tensor | None, precision: WeightPrecision = "float"
-) -> LinearWeight:
-    """Reorder weight [out, in] for the device it is on; the original may be dropped after.
-
-    Raises:
-        ValueError: int8 is asked for where there is none.
-    """
-    if precision == "int8":
-        return pack_int8(weight, bias)
+def pack_float(weight: Tensor, bias: Tensor | None) -> FloatWeight:
+    """Reorder weight [out, in] for the device it is on; the original may be dropped after."""
     weight = weight.contiguous()
     packed = (
         weight.device.type == "cpu"
@@ -63,13 +44,8 @@ def pack_linear(
     return FloatWeight(data, bias, weight.shape[0], packed)
 
 
-def linear(x: Tensor, weight: LinearWeight, activation: str | None = None) -> Tensor:
-    """x [T, in] times the weight, plus its bias, through the activation if one is named.
-
-    Returns [T, out] in x's dtype.
-    """
-    if isinstance(weight, Int8Weight):
-        return int8_linear(x, weight, activation)
+def float_linear(x: Tensor, weight: FloatWeight, activation: str | None) -> Tensor:
+    """x [T, in] times the weight, as `kernels.linear` says: [T, out] in x's dtype."""
     rows = x.shape[0]
     if rows < MIN_ROWS:
         x = F.pad(x, (0, 0, 0, MIN_ROWS - rows))

@@ -1,30 +1,14 @@
-"""Negative log-likelihood of given tokens, never with the logits of all rows at once."""
+"""Negative log-likelihoods out of scores."""
 
 import torch
 from torch import Tensor
 
-from nightjar.kernels.reference.linear import LinearWeight, linear
 from nightjar.kernels.reference.widened import widened
 
-CHUNK_BYTES = 8 << 20
-"""Logits held at once: small enough for the cache, large enough for the product to be fast."""
 
+def target_nll(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
+    """-log softmax(logits[rows[i]])[targets[i]]: [N, V], int64[M], int64[M] -> float[M].
 
-def token_nll(hidden: Tensor, head: LinearWeight, rows: Tensor, targets: Tensor) -> Tensor:
-    """-log softmax(hidden[rows[i]] @ head)[targets[i]] for every pair i.
-
-    hidden: [N, H]; rows: int64[M], ascending, so that a row that many targets follow (the end of
-    a query) meets the vocabulary once; targets: int64[M], below the vocabulary.
-    Returns float32[M].
+    rows: ascending.
     """
-    nll = torch.empty(rows.shape[0], dtype=torch.float32, device=hidden.device)
-    step = max(64, CHUNK_BYTES // (4 * head.out_features))
-    begin = 0
-    for start in range(0, hidden.shape[0], step):
-        end = int(torch.searchsorted(rows, start + step))
-        if end > begin:
-            logits = linear(hidden[start : start + step], head)
-            log_probs = torch.log_softmax(widened(logits), -1)
-            nll[begin:end] = -log_probs[rows[begin:end] - start, targets[begin:end]]
-        begin = end
-    return nll
+    return -torch.log_softmax(widened(logits), -1)[rows, targets]

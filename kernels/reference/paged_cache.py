@@ -11,5 +11,5 @@ def kv_write(
     keys, values: [blocks, Hkv, S, D], one layer of the cache; k, v: [T, Hkv, D];
     blocks, offsets: int64[T], the cache block of each row and its place in the block.
     """
-    keys[blocks, :, offsets] = k
-    values[blocks, :, offsets] = v
+    keys[blocks, :, offsets] = k.to(keys.dtype)
+    values[blocks, :, offsets] = v.to(values.dtype)

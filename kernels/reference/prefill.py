@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels.layout import ChunkLayout
+from nightjar.kernels.reference.plans import TilePlan
 
 
 def prefill_attention(
@@ -19,9 +20,10 @@ def prefill_attention(
     _, n_heads, head_size = q.shape
     kv_heads, block_size = keys.shape[1:3]
     heads_per_kv = n_heads // kv_heads
+    plan = layout.plan(TilePlan.of)
     outs = []
-    for group in layout.groups:
-        k, v = (_gathered(x, group.blocks, group.n) for x in (keys, values))
+    for group in plan.groups:
+        k, v = (_gathered(x, group.blocks, group.n).to(q.dtype) for x in (keys, values))
         for tile, rows in enumerate(group.rows, group.first):
             length = (tile + 1) * block_size
             # The query heads of one KV head become rows of one product.
@@ -32,7 +34,7 @@ def prefill_attention(
             out = out.view(group.n, kv_heads, heads_per_kv, block_size, head_size)
             outs.append(out.permute(0, 3, 1, 2, 4).reshape(-1, n_heads, head_size))
     whole = outs[0] if len(outs) == 1 else torch.cat(outs)
-    return whole.index_select(0, layout.unpad)
+    return whole.index_select(0, plan.unpad)
 
 
 def flash(

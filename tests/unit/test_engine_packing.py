@@ -92,7 +92,7 @@ def test_a_query_computed_before_is_not_computed_again():
     assert batch.positions.tolist() == [3, 4]
     assert batch.prefill is None
     assert batch.cached_rows == 0
-    assert batch.branch.prefixes[0][1] == 3
+    assert batch.branch.prefix_lengths.tolist() == [3]
 
 
 def test_a_sequence_without_blocks_is_a_mistake_of_ours():

@@ -1,4 +1,5 @@
-"""Attention ops against a float64 oracle, over awkward shapes, and their independence."""
+"""Attention ops against a float64 oracle, over awkward shapes, and their independence; each by the
+torch reference and by the compiled kernels."""
 
 import pytest
 import torch
@@ -12,8 +13,14 @@ from nightjar.kernels import (
     PagedLayout,
     padded_length,
 )
+from tests.backends import BACKENDS, use_backend
 
-HEADS = [(4, 4, 8), (3, 3, 37), (4, 2, 16), (2, 2, 64)]
+HEADS = [(4, 4, 8), (3, 3, 37), (4, 2, 16), (2, 2, 64), (6, 2, 80), (8, 1, 128)]
+
+
+@pytest.fixture(params=BACKENDS, autouse=True)
+def backend(request, monkeypatch):
+    return use_backend(request.param, monkeypatch)
 
 
 def naive(q, k, v, scale, mask):
@@ -38,10 +45,10 @@ def random_qkv(rows, heads, seed=0, dtype=torch.float32):
     return wide.split([n_heads, kv_heads, kv_heads], dim=1)
 
 
-def filled_cache(k, v, lengths, tables, block_size, blocks, poison=float("nan")):
+def filled_cache(k, v, lengths, tables, block_size, blocks, poison=float("nan"), *, dtype=None):
     """A cache that holds these packed rows; what nobody wrote is poison."""
     shape = (blocks, k.shape[1], block_size, k.shape[2])
-    keys, values = (torch.full(shape, poison, dtype=k.dtype) for _ in range(2))
+    keys, values = (torch.full(shape, poison, dtype=dtype or k.dtype) for _ in range(2))
     row_blocks, offsets = [], []
     for table, length in zip(tables, lengths, strict=True):
         row_blocks += [table[p // block_size] for p in range(length)]
@@ -61,16 +68,17 @@ def tables_for(lengths, block_size):
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("block_size", [1, 4, 32])
 def test_prefill_equals_naive_attention(heads, block_size):
+    scale = heads[2] ** -0.5
     lengths = [1, 31, 32, 33, 130, 3]
     q, k, v = random_qkv(sum(lengths), heads)
     tables, blocks = tables_for(lengths, block_size)
     cache = filled_cache(k, v, lengths, tables, block_size, blocks, poison=0.0)
     chunks = [Chunk(table, 0, n) for table, n in zip(tables, lengths, strict=True)]
-    out = kernels.prefill_attention(q, *cache, ChunkLayout.build(chunks, block_size), 0.3)
+    out = kernels.prefill_attention(q, *cache, ChunkLayout.build(chunks, block_size), scale)
     start = 0
     for length in lengths:
         rows = slice(start, start + length)
-        expected, _ = naive(q[rows], k[rows], v[rows], 0.3, causal(length))
+        expected, _ = naive(q[rows], k[rows], v[rows], scale, causal(length))
         torch.testing.assert_close(out[rows].double(), expected, atol=3e-6, rtol=3e-6)
         start += length
 
@@ -98,6 +106,7 @@ def test_how_a_prompt_is_cut_changes_no_bit(heads, dtype):
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("block_size", [1, 4, 32])
 def test_decode_equals_naive_attention(heads, block_size):
+    scale = heads[2] ** -0.5
     lengths = [1, 31, 32, 33, 64, 5, 90]
     tables, blocks = tables_for(lengths, block_size)
     q, k, v = random_qkv(sum(lengths), heads)
@@ -105,15 +114,16 @@ def test_decode_equals_naive_attention(heads, block_size):
     cache = filled_cache(k, v, lengths, tables, block_size, blocks, poison=0.0)
     ends = torch.tensor(lengths).cumsum(0)
     layout = PagedLayout.build(tables, lengths, block_size)
-    out = kernels.decode_attention(q[ends - 1], *cache, layout, 0.3)
+    out = kernels.decode_attention(q[ends - 1], *cache, layout, scale)
     for index, (end, length) in enumerate(zip(ends.tolist(), lengths, strict=True)):
         rows = slice(end - length, end)
-        expected, _ = naive(q[rows], k[rows], v[rows], 0.3, causal(length))
+        expected, _ = naive(q[rows], k[rows], v[rows], scale, causal(length))
         torch.testing.assert_close(out[index].double(), expected[-1], atol=2e-6, rtol=2e-6)
 
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_branch_equals_naive_attention_over_query_and_document(heads):
+    scale = heads[2] ** -0.5
     queries, owners = [40, 1, 33], [0, 2, 1, 0, 2, 2, 0]
     lengths = [1, 16, 17, 5, 2, 60, 8]
     tables = [[0, 2], [5], [4, 1]]
@@ -125,7 +135,7 @@ def test_branch_equals_naive_attention_over_query_and_document(heads):
         for length, owner in zip(lengths, owners, strict=True)
     ]
     layout = BranchLayout.build(branches, tables, queries)
-    out = kernels.branch_attention(q, k, v, *cache, layout, 0.3)
+    out = kernels.branch_attention(q, k, v, *cache, layout, scale)
     query_starts = torch.tensor([0, *queries]).cumsum(0).tolist()
     start = 0
     for length, owner in zip(lengths, owners, strict=True):
@@ -133,7 +143,7 @@ def test_branch_equals_naive_attention_over_query_and_document(heads):
         shared = slice(query_starts[owner], query_starts[owner + 1])
         keys = torch.cat((query_k[shared], k[rows]))
         values = torch.cat((query_v[shared], v[rows]))
-        expected, _ = naive(q[rows], keys, values, 0.3, causal(length, queries[owner]))
+        expected, _ = naive(q[rows], keys, values, scale, causal(length, queries[owner]))
         torch.testing.assert_close(out[rows].double(), expected, atol=3e-6, rtol=3e-6)
         start += length
 
@@ -206,3 +216,48 @@ def test_bf16_is_close_to_fp32():
         for dtype in (torch.float32, torch.bfloat16)
     )
     torch.testing.assert_close(rounded.float(), exact, atol=3e-2, rtol=3e-2)
+
+
+def test_scores_of_any_size_stay_finite_and_nan_is_kept():
+    q, k, v = random_qkv(40, (2, 2, 32))
+    q = q * 1e4
+    q[7, 1, 3] = float("nan")
+    cache = filled_cache(k, v, [40], [[0, 1]], 32, 2, poison=0.0)
+    layout = ChunkLayout.build([Chunk([0, 1], 0, 40)], 32)
+    out = kernels.prefill_attention(q, *cache, layout, 1.0)
+    assert out[7, 1].isnan().all()
+    out[7, 1] = 0.0
+    assert out.isfinite().all()
+    expected, _ = naive(q[:7], k[:7], v[:7], 1.0, causal(7))
+    torch.testing.assert_close(out[:7].double(), expected, atol=1e-2, rtol=1e-2)
+    single = PagedLayout.build([[0, 1]], [8], 32)
+    decoded = kernels.decode_attention(q[7:8], *cache, single, 1.0)
+    assert decoded[0, 1].isnan().all()
+    assert decoded[0, 0].isfinite().all()
+
+
+@pytest.mark.parametrize("heads", [(4, 4, 8), (4, 2, 64), (2, 1, 80)])
+def test_a_cache_of_halves_gives_the_attention_of_the_rounded_keys(heads):
+    lengths, scale = [33, 5, 64], heads[2] ** -0.5
+    q, k, v = random_qkv(sum(lengths), heads)
+    tables, blocks = tables_for(lengths, 32)
+    cache = filled_cache(k, v, lengths, tables, 32, blocks, 0.0, dtype=torch.float16)
+    chunks = [Chunk(table, 0, n) for table, n in zip(tables, lengths, strict=True)]
+    out = kernels.prefill_attention(q, *cache, ChunkLayout.build(chunks, 32), scale)
+    ends = torch.tensor(lengths).cumsum(0)
+    layout = PagedLayout.build(tables, lengths, 32)
+    decoded = kernels.decode_attention(q[ends - 1], *cache, layout, scale)
+    branches = [Branch(n, padded_length(n), 0) for n in lengths]
+    after = BranchLayout.build(branches, tables[:1], [33])
+    found = kernels.branch_attention(q, k, v, *cache, after, scale)
+    rounded_k, rounded_v = k.half().float(), v.half().float()
+    prefix = slice(0, 33)
+    for end, length in zip(ends.tolist(), lengths, strict=True):
+        rows = slice(end - length, end)
+        expected, _ = naive(q[rows], rounded_k[rows], rounded_v[rows], scale, causal(length))
+        torch.testing.assert_close(out[rows].double(), expected, atol=3e-6, rtol=3e-6)
+        torch.testing.assert_close(decoded[ends == end], out[end - 1 : end], atol=2e-6, rtol=2e-6)
+        keys = torch.cat((rounded_k[prefix], k[rows]))
+        values = torch.cat((rounded_v[prefix], v[rows]))
+        expected, _ = naive(q[rows], keys, values, scale, causal(length, 33))
+        torch.testing.assert_close(found[rows].double(), expected, atol=3e-6, rtol=3e-6)

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightjar.kernels import Branch, BranchLayout, Chunk, ChunkLayout, PagedLayout, decode_attention
-from nightjar.kernels.layout import Pages, RaggedLayout, padded_length
+from nightjar.kernels.layout import padded_length
+from nightjar.kernels.reference.plans import BlockPlan, BranchPlan, Pages, RaggedPlan, TilePlan
 
 lengths_of_sequences = st.lists(st.integers(1, 300), min_size=1, max_size=20)
 
 
 def ragged(lengths, keys=None):
-    return RaggedLayout.build(lengths, [padded_length(length) for length in lengths], keys)
+    return RaggedPlan.build(lengths, [padded_length(length) for length in lengths], keys)
 
 
 @given(st.integers(1, 100_000))
@@ -52,10 +53,10 @@ def test_keys_keep_sequences_apart():
 
 def test_branches_read_their_own_prefix():
     branches = [Branch(2, 16, 1), Branch(2, 16, 0), Branch(30, 32, 1)]
-    layout = BranchLayout.build(branches, [[7], [4, 9]], [5, 40])
+    plan = BranchPlan.of(BranchLayout.build(branches, [[7], [4, 9]], [5, 40]))
     groups = [
         (group.members.tolist(), blocks.tolist(), length)
-        for group, (blocks, length) in zip(layout.shared.groups, layout.prefixes, strict=True)
+        for group, (blocks, length) in zip(plan.shared.groups, plan.prefixes, strict=True)
     ]
     assert groups == [([1], [7], 5), ([0], [4, 9], 40), ([2], [4, 9], 40)]
 
@@ -76,9 +77,10 @@ def test_tiles_hold_every_row_once_at_its_position(parts, size):
     positions = torch.cat([torch.arange(start, start + n) for start, n in parts])
     owners = torch.cat([torch.full((n,), i) for i, (_, n) in enumerate(parts)])
     assert layout.rows == len(positions)
-    tiles = torch.cat([group.rows.flatten() for group in layout.groups])
-    assert torch.equal(tiles[layout.unpad], torch.arange(layout.rows))
-    for group in layout.groups:
+    plan = TilePlan.of(layout)
+    tiles = torch.cat([group.rows.flatten() for group in plan.groups])
+    assert torch.equal(tiles[plan.unpad], torch.arange(layout.rows))
+    for group in plan.groups:
         tables_of_group = group.blocks.view(group.n, -1).tolist()
         for tile, rows in enumerate(group.rows.view(-1, group.n, size), group.first):
             for member, table in zip(rows, tables_of_group, strict=True):
@@ -93,17 +95,17 @@ def test_tiles_hold_every_row_once_at_its_position(parts, size):
 
 
 def test_blocks_in_ascending_order_longest_sequences_first():
-    layout = PagedLayout.build([[5], [3, 8, 2], [1, 6]], [4, 9, 5], 4)
-    assert layout.counts == (3, 2, 1)
-    assert layout.owners.tolist() == [0, 1, 2, 0, 1, 0]
-    assert layout.steps.tolist() == [0, 0, 0, 1, 1, 2]
-    assert layout.inverse.tolist() == [2, 0, 1]
-    assert (~layout.hidden).sum(1).tolist() == [4, 4, 4, 4, 1, 1]
+    plan = BlockPlan.of(PagedLayout.build([[5], [3, 8, 2], [1, 6]], [4, 9, 5], 4))
+    assert plan.counts == (3, 2, 1)
+    assert plan.owners.tolist() == [0, 1, 2, 0, 1, 0]
+    assert plan.steps.tolist() == [0, 0, 0, 1, 1, 2]
+    assert plan.inverse.tolist() == [2, 0, 1]
+    assert (~plan.hidden).sum(1).tolist() == [4, 4, 4, 4, 1, 1]
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=80))
 def test_every_reading_of_a_block_has_a_page_of_its_own(blocks):
-    pages, places = Pages.plan(np.array(blocks), "cpu")
+    pages, places = Pages.plan(np.array(blocks))
     read = [block for low, high in pages.runs for block in range(low, high)]
     read += pages.singles.tolist()
     assert len(read) == pages.count
@@ -112,11 +114,11 @@ def test_every_reading_of_a_block_has_a_page_of_its_own(blocks):
 
 
 def test_blocks_that_lie_together_are_read_in_place():
-    near, places = Pages.plan(np.array([3, 4, 5, 8, 40, 41, 42, 43, 4]), "cpu")
+    near, places = Pages.plan(np.array([3, 4, 5, 8, 40, 41, 42, 43, 4]))
     assert near.runs == ((3, 9), (40, 44))
     assert near.singles.tolist() == [4]
     assert places.tolist() == [0, 1, 2, 5, 6, 7, 8, 9, 10]
-    far, places = Pages.plan(np.array([5, 30, 80]), "cpu")
+    far, places = Pages.plan(np.array([5, 30, 80]))
     assert (far.runs, far.singles.tolist(), places.tolist()) == ((), [5, 30, 80], [0, 1, 2])
 
 

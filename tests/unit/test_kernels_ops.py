@@ -4,6 +4,13 @@ import pytest
 import torch
 
 from nightjar import kernels
+from nightjar.kernels.reference.linear import FloatWeight
+from tests.backends import BACKENDS, use_backend
+
+
+@pytest.fixture(params=BACKENDS, autouse=True)
+def _backend(request, monkeypatch):
+    use_backend(request.param, monkeypatch)
 
 
 def test_embed_reads_table_positions_and_each_rows_own_vectors():
@@ -133,7 +140,7 @@ def test_linear_runs_through_the_activation(kind):
     weight, bias, x = torch.randn(37, 50), torch.randn(37), torch.randn(9, 50)
     expected = kernels.activation(x @ weight.T + bias, kind)
     packed = kernels.pack_linear(weight, bias)
-    plain = kernels.FloatWeight(weight, bias, 37, packed=False)
+    plain = FloatWeight(weight, bias, 37, packed=False)
     for form in (packed, plain):
         found = kernels.linear(x, form, kind)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

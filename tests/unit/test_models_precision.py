@@ -15,7 +15,9 @@ from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateRequest, SamplingParams
 from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.gpu_worker.models.precision import ADVANTAGE, PRECISIONS, fastest_dtype
-from nightjar.kernels import FloatWeight, Int8Weight
+from nightjar.kernels.native.int8_linear import PanelWeight
+from nightjar.kernels.reference.int8_linear import Int8Weight
+from nightjar.kernels.reference.linear import FloatWeight
 from nightjar.pipeline.settings import Settings
 from tests.models import Gpt2Shape, save_gpt2
 
@@ -86,9 +88,9 @@ def test_int8_quantises_the_products_and_nothing_else(directory):
     model = load_model(directory, "int8")
     for layer in model.weights.layers:
         for weight in (layer.qkv, layer.attention_out, layer.up, layer.down):
-            assert isinstance(weight, Int8Weight)
+            assert isinstance(weight, Int8Weight | PanelWeight)
         assert layer.mlp_norm.weight.dtype == torch.float32
-    assert isinstance(model.weights.head, Int8Weight)
+    assert isinstance(model.weights.head, Int8Weight | PanelWeight)
     assert model.weights.tokens.dtype == model.dtype == torch.float32
     plain = load_model(directory, "fp32")
     assert isinstance(plain.weights.head, FloatWeight)

@@ -48,6 +48,8 @@ def test_the_wheel_holds_every_module(tmp_path: Path) -> None:
         held = set(opened.namelist())
     wanted = {f"nightjar/{name.removeprefix('nightjar/')}" for name in source_files()}
     wanted |= {"nightjar/migrations/script.py.mako", "nightjar/py.typed"}
+    native = (ROOT / "kernels" / "native").iterdir()
+    wanted |= {f"nightjar/kernels/native/{f.name}" for f in native if f.suffix in (".cpp", ".h")}
     assert wanted - held == set()
     strangers = {name for name in held - wanted if ".dist-info/" not in name}
     assert strangers <= {"nightjar/__init__.py"}

@@ -1,0 +1,224 @@
+// One tile of attention: a few query rows of one head, against keys that come in pieces.
+//
+// The rows lie in the lanes.  Scores of a piece are K x Q^T, so the softmax over keys is a sum over
+// vectors, never within one; no row sees another, and a row's bits depend on its own keys and on how
+// they are cut into pieces, which must be a matter of the sequence alone.
+#pragma once
+
+#include <vector>
+
+#include "common.h"
+
+namespace nightjar {
+
+constexpr int kTileRows = 2 * kLanes;  // query rows of a tile: two registers
+constexpr int kPieceKeys = 32;         // keys whose scores are held at once
+constexpr int kMicroRows = 8;          // 8 x 2 accumulators of a product
+
+// out[r][0..2 kLanes) = sum over k of a(r, k) * b(k, lanes), on top of what `out` holds if kAdd.
+//
+// a(r, k) = a[r * row_step + k * step]; row k of b begins at b + k * b_step, row r of out at
+// out + r * out_step.  The sum runs in ascending k, whatever R is.  kHalf: one register wide.
+template <int R, bool kAdd, bool kHalf>
+inline void multiply_rows(const float* a, int64_t row_step, int64_t step, const float* b,
+                          int64_t b_step, int64_t depth, float* out, int64_t out_step) {
+  Vector low[R], high[R];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    low[r] = kAdd ? load(out + r * out_step) : Vector{};
+    high[r] = kAdd && !kHalf ? load(out + r * out_step + kLanes) : Vector{};
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    const Vector first = load(b + k * b_step);
+    const Vector second = kHalf ? Vector{} : load(b + k * b_step + kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const Vector factor = splat(a[r * row_step + k * step]);
+      low[r] = fused(factor, first, low[r]);
+      if (!kHalf) high[r] = fused(factor, second, high[r]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    store(out + r * out_step, low[r]);
+    if (!kHalf) store(out + r * out_step + kLanes, high[r]);
+  }
+}
+
+template <bool kAdd, bool kHalf>
+inline void multiply_up_to(int64_t rows, const float* a, int64_t row_step, int64_t step,
+                           const float* b, int64_t b_step, int64_t depth, float* out,
+                           int64_t out_step) {
+  int64_t r = 0;
+  for (; r + kMicroRows <= rows; r += kMicroRows) {
+    multiply_rows<kMicroRows, kAdd, kHalf>(a + r * row_step, row_step, step, b, b_step, depth,
+                                           out + r * out_step, out_step);
+  }
+  for (; r + 2 <= rows; r += 2) {
+    multiply_rows<2, kAdd, kHalf>(a + r * row_step, row_step, step, b, b_step, depth,
+                                  out + r * out_step, out_step);
+  }
+  for (; r < rows; ++r) {
+    multiply_rows<1, kAdd, kHalf>(a + r * row_step, row_step, step, b, b_step, depth,
+                                  out + r * out_step, out_step);
+  }
+}
+
+// The state of a tile; one a thread, used again for tile after tile.
+class Tile {
+ public:
+  explicit Tile(int64_t head_size)
+      : head_size_(head_size),
+        queries_(head_size * kTileRows),
+        out_(kTileRows * head_size),
+        room_(2 * kPieceKeys * head_size) {}
+
+  // Room for the keys and values of a piece.
+  float* room() { return room_.data(); }
+
+  // Begin with `rows` query rows, row_step floats apart, whose scores are multiplied by `scale`.
+  void begin(const float* q, int64_t row_step, int64_t rows, float scale) {
+    rows_ = rows;
+    for (int64_t r = 0; r < kTileRows; ++r) {
+      for (int64_t d = 0; d < head_size_; ++d) {
+        queries_[d * kTileRows + r] = r < rows ? q[r * row_step + d] * scale : 0.0f;
+      }
+    }
+    std::fill(out_.begin(), out_.end(), 0.0f);
+    std::fill(peaks_, peaks_ + kTileRows, -std::numeric_limits<float>::infinity());
+    std::fill(sums_, sums_ + kTileRows, 0.0f);
+  }
+
+  // Attend to keys 0..n-1 (n <= kPieceKeys), key_step floats apart; row r sees the first
+  // visible[r] of them (any number: below 1 none, from n on all).
+  void attend(const float* keys, int64_t key_step, const float* values, int64_t value_step,
+              int64_t n, const int32_t* visible) {
+    multiply_up_to<false, false>(n, keys, key_step, 1, queries_.data(), kTileRows, head_size_,
+                                 scores_, kTileRows);
+    weigh(n, visible);
+    int64_t d = 0;
+    for (; d + 2 * kLanes <= head_size_; d += 2 * kLanes) {
+      multiply_up_to<true, false>(rows_, scores_, 1, kTileRows, values + d, value_step, n,
+                                  out_.data() + d, head_size_);
+    }
+    for (; d < head_size_; d += kLanes) {
+      multiply_up_to<true, true>(rows_, scores_, 1, kTileRows, values + d, value_step, n,
+                                 out_.data() + d, head_size_);
+    }
+  }
+
+  // Write the tile's rows, out_step floats apart.
+  void finish(float* out, int64_t out_step) const {
+    for (int64_t r = 0; r < rows_; ++r) {
+#pragma omp simd
+      for (int64_t d = 0; d < head_size_; ++d) {
+        out[r * out_step + d] = out_[r * head_size_ + d] / sums_[r];
+      }
+    }
+  }
+
+ private:
+  // Scores to softmax weights, and what was summed so far to the new peak (Milakov and
+  // Gimelshein, arXiv 1805.02867).
+  void weigh(int64_t n, const int32_t* visible) {
+    alignas(64) float corrections[kTileRows];
+    alignas(64) float peaks[kTileRows];
+    std::memcpy(peaks, peaks_, sizeof(peaks));
+    for (int64_t j = 0; j < n; ++j) {
+#pragma omp simd
+      for (int r = 0; r < kTileRows; ++r) {
+        const float score = scores_[j * kTileRows + r];
+        // Not `score > peak`: a NaN must stay.
+        peaks[r] = j < visible[r] && !(score <= peaks[r]) ? score : peaks[r];
+      }
+    }
+#pragma omp simd
+    for (int r = 0; r < kTileRows; ++r) {
+      // A row that has seen nothing yet keeps its zeros: -inf less -inf is no number.
+      corrections[r] = visible[r] > 0 ? exponential(peaks_[r] - peaks[r]) : 1.0f;
+      sums_[r] *= corrections[r];
+      peaks_[r] = peaks[r];
+    }
+    for (int64_t j = 0; j < n; ++j) {
+#pragma omp simd
+      for (int r = 0; r < kTileRows; ++r) {
+        const float weight = exponential(scores_[j * kTileRows + r] - peaks[r]);
+        scores_[j * kTileRows + r] = j < visible[r] ? weight : 0.0f;
+        sums_[r] += scores_[j * kTileRows + r];
+      }
+    }
+    for (int64_t r = 0; r < rows_; ++r) {
+#pragma omp simd
+      for (int64_t d = 0; d < head_size_; ++d) out_[r * head_size_ + d] *= corrections[r];
+    }
+  }
+
+  int64_t head_size_;
+  int64_t rows_ = 0;
+  std::vector<float> queries_;  // [head_size][kTileRows], scaled
+  std::vector<float> out_;      // [kTileRows][head_size]
+  std::vector<float> room_;     // [2][kPieceKeys][head_size]
+  alignas(64) float scores_[kPieceKeys * kTileRows];
+  alignas(64) float peaks_[kTileRows];
+  alignas(64) float sums_[kTileRows];
+};
+
+// One layer of the paged cache: keys and values S[blocks, kv_heads, block_size, head_size].
+template <typename S>
+struct Cache {
+  const S* keys;
+  const S* values;
+  int64_t kv_heads;
+  int64_t block_size;
+  int64_t head_size;
+
+  int64_t at(int64_t block, int64_t kv_head) const {
+    return (block * kv_heads + kv_head) * block_size * head_size;
+  }
+};
+
+// Calls use(cache) with the cache of the storage type.
+template <typename Use>
+void with_cache(const void* keys, const void* values, bool half, int64_t kv_heads,
+                int64_t block_size, int64_t head_size, Use use) {
+  if (half) {
+    use(Cache<Half>{static_cast<const Half*>(keys), static_cast<const Half*>(values), kv_heads,
+                    block_size, head_size});
+  } else {
+    use(Cache<float>{static_cast<const float*>(keys), static_cast<const float*>(values), kv_heads,
+                     block_size, head_size});
+  }
+}
+
+// Numbers from the cache in FP32: where they lie, or widened into `room`.
+inline const float* widened(const float* from, int64_t, float*) { return from; }
+
+inline const float* widened(const Half* from, int64_t n, float* room) {
+  for (int64_t i = 0; i < n; i += kLanes) store(room + i, load(from + i));
+  return room;
+}
+
+// Attend to the first `length` positions of a block table, piece by piece in ascending order.  Row r
+// sees those before limits[r].
+template <typename S>
+void attend_paged(Tile& tile, const Cache<S>& cache, const int64_t* table, int64_t kv_head,
+                  int64_t length, const int32_t* limits) {
+  alignas(64) int32_t visible[kTileRows];
+  const int64_t size = cache.head_size;
+  for (int64_t start = 0; start < length; start += cache.block_size) {
+    const int64_t base = cache.at(table[start / cache.block_size], kv_head);
+    const int64_t in_block = std::min(cache.block_size, length - start);
+    for (int64_t first = 0; first < in_block; first += kPieceKeys) {
+      for (int r = 0; r < kTileRows; ++r) {
+        visible[r] = limits[r] - static_cast<int32_t>(start + first);
+      }
+      const int64_t place = base + first * size, n = std::min<int64_t>(kPieceKeys, in_block - first);
+      float* room = tile.room();
+      const float* keys = widened(cache.keys + place, n * size, room);
+      const float* values = widened(cache.values + place, n * size, room + kPieceKeys * size);
+      tile.attend(keys, size, values, size, n, visible);
+    }
+  }
+}
+
+}  // namespace nightjar

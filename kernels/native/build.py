@@ -1,0 +1,147 @@
+"""Compiling the kernels for the processor they run on, once, at first use.
+
+As CuPy does for CUDA: the sources are shipped, the result is kept in the user's cache and found
+again by a hash of everything it depends on.  Without a C++ compiler the torch references serve.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+SOURCES = Path(__file__).parent
+SWITCH = "NIGHTJAR_CPU_KERNELS"
+"""Environment variable: "torch" leaves the compiled kernels out; "native" makes it an error if
+they cannot be had; unset or "auto" takes them where they can."""
+
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-fopenmp",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-shared",
+    "-fPIC",
+)
+WIDE_FLAGS = {"x86_64": ("-mprefer-vector-width=512",)}
+COMPILE_S = 300.0
+
+
+class NativeBuildError(RuntimeError):
+    """The kernels could not be compiled or loaded; the message says why."""
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None where the torch references are to serve.
+
+    Raises:
+        NativeBuildError: They were asked for by name and cannot be had.
+    """
+    wanted = os.environ.get(SWITCH, "auto")
+    if wanted not in ("auto", "native", "torch"):
+        raise NativeBuildError(f'{SWITCH}={wanted!r}: "auto", "native" or "torch"')
+    if wanted == "torch":
+        return None
+    try:
+        return load(cache_folder())
+    except NativeBuildError as error:
+        if wanted == "native":
+            raise
+        logger.warning("CPU kernels: %s; computing with torch, which is slower", error)
+        return None
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept."""
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    return Path(root) / "nightjar" / "kernels"
+
+
+def load(folder: Path) -> ctypes.CDLL:
+    """The kernels from `folder`, compiled first if they are not there or cannot be read.
+
+    Raises:
+        NativeBuildError: No compiler, or it failed, or the folder cannot be written.
+    """
+    command = _command()
+    path = folder / f"{_fingerprint(command)}.so"
+    try:
+        if path.is_file():
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError as error:
+                logger.warning("compiling %s again: %s", path, error)
+        _compile(command, path)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeBuildError(str(error)) from error
+
+
+def _command() -> list[str]:
+    """The compiler and its flags: $CXX, else c++."""
+    command = shlex.split(os.environ.get("CXX", "c++"))
+    if not command or shutil.which(command[0]) is None:
+        raise NativeBuildError(f"no C++ compiler ({' '.join(command)}): install g++ or set CXX")
+    return [*command, *FLAGS, *WIDE_FLAGS.get(platform.machine(), ())]
+
+
+def _sources() -> list[Path]:
+    return sorted(SOURCES.glob("*.cpp"))
+
+
+def _fingerprint(command: list[str]) -> str:
+    """A name for what these sources become with this compiler on this processor."""
+    version = subprocess.run(
+        [command[0], "--version"], capture_output=True, check=False, timeout=COMPILE_S
+    ).stdout
+    parts = [version, " ".join(command).encode(), _processor()]
+    parts += [path.read_bytes() for path in [*_sources(), *sorted(SOURCES.glob("*.h"))]]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()[:32]
+
+
+def _processor() -> bytes:
+    """What `-march=native` depends on: a cache may be shared by machines of several kinds."""
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    except OSError:
+        return platform.processor().encode()
+    return b"\n".join(
+        sorted({line for line in lines if line.startswith((b"model name", b"flags", b"Features"))})
+    )
+
+
+def _compile(command: list[str], path: Path) -> None:
+    """Compile all sources into the library `path`; whole or not at all, whoever else tries."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        out = Path(scratch) / path.name
+        try:
+            done = subprocess.run(
+                [*command, *map(str, _sources()), "-o", str(out)],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=COMPILE_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise NativeBuildError(f"{command[0]} took more than {COMPILE_S:.0f} s") from error
+        if done.returncode != 0:
+            raise NativeBuildError(f"{command[0]} failed: {done.stderr.strip()[-2000:]}")
+        out.replace(path)

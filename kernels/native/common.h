@@ -1,0 +1,92 @@
+// Vectors, and the functions of one number that the kernels share.
+//
+// Everything is written so that a number's bits never depend on the lane or the row it is computed
+// in: products and sums are fused only where the code says so (-ffp-contract=off), and vectorised
+// loops do the same operations in every lane.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace nightjar {
+
+// IEEE binary16, as it is stored.
+typedef _Float16 Half;
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#else
+constexpr int kLanes = 8;
+#endif
+
+// Floats of one register; arithmetic on it is lane by lane (a GCC and Clang extension).
+typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
+
+inline Vector load(const float* from) {
+  Vector vector;
+  std::memcpy(&vector, from, sizeof(vector));
+  return vector;
+}
+
+inline void store(float* to, Vector vector) { std::memcpy(to, &vector, sizeof(vector)); }
+
+// The same from storage in half precision, which is exact, and into it, rounded to nearest even.
+inline Vector load(const Half* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vector>(
+      _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#else
+  Vector vector;
+  for (int lane = 0; lane < kLanes; ++lane) vector[lane] = static_cast<float>(from[lane]);
+  return vector;
+#endif
+}
+
+inline void store(Half* to, Vector vector) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                      _mm512_cvtps_ph(reinterpret_cast<__m512>(vector), 0));
+#else
+  for (int lane = 0; lane < kLanes; ++lane) to[lane] = static_cast<Half>(vector[lane]);
+#endif
+}
+
+inline Vector splat(float x) { return x - Vector{}; }
+
+// a * b + c, rounded once.
+inline Vector fused(Vector a, Vector b, Vector c) {
+  Vector sum;
+  for (int lane = 0; lane < kLanes; ++lane) sum[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+  return sum;
+}
+
+// e^x to about one unit in the last place, 2^n * p(f) with the polynomial of Cephes' expf.
+// Below -87 it stays at e^-87 (1.6e-38), above 88 at e^88; NaN stays NaN.
+inline float exponential(float x) {
+  x = x < -87.0f ? -87.0f : x;
+  x = x > 88.0f ? 88.0f : x;
+  const float n = __builtin_rintf(x * 1.44269504088896341f);
+  float f = __builtin_fmaf(n, -0.693359375f, x);
+  f = __builtin_fmaf(n, 2.12194440e-4f, f);
+  float p = __builtin_fmaf(1.9875691500e-4f, f, 1.3981999507e-3f);
+  p = __builtin_fmaf(p, f, 8.3334519073e-3f);
+  p = __builtin_fmaf(p, f, 4.1665795894e-2f);
+  p = __builtin_fmaf(p, f, 1.6666665459e-1f);
+  p = __builtin_fmaf(p, f, 5.0000001201e-1f);
+  p = __builtin_fmaf(p, f * f, f + 1.0f);
+  const int32_t exponent = static_cast<int32_t>(n) << 23;
+  int32_t bits;
+  std::memcpy(&bits, &p, sizeof(bits));
+  bits += exponent;
+  std::memcpy(&p, &bits, sizeof(bits));
+  return p;
+}
+
+}  // namespace nightjar

@@ -1,0 +1,38 @@
+"""Normalisation over the residual stream, by whichever backend serves its dtype and layout."""
+
+from torch import Tensor, dtype
+
+from nightjar.kernels import native, reference
+
+
+def layer_norm(
+    residual: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    epsilon: float,
+    out_dtype: dtype,
+) -> Tensor:
+    """Add `delta` to the residual stream in place, and return the normalised rows.
+
+    residual: float32[T, H], the stream, changed; delta: [T, H] of any float dtype, what the last
+    block adds, or None; weight, bias: float32[H].  Returns out_dtype[T, H].
+    The stream stays in FP32 whatever the storage dtype, so that rounding does not pile up over
+    the layers.
+    """
+    if native.norm.serves(residual, delta, out_dtype):
+        return native.norm.layer_norm(residual, delta, weight, bias, epsilon)
+    return reference.norm.layer_norm(residual, delta, weight, bias, epsilon, out_dtype)
+
+
+def rms_norm(
+    residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float, out_dtype: dtype
+) -> Tensor:
+    """Root-mean-square norm, x / sqrt(mean(x^2) + epsilon) * weight (arXiv 1910.07467).
+
+    residual: [..., H]; delta: [..., H], added to it in place first (residual must be float32
+    then), or None; weight: float32[H].  Returns out_dtype[..., H], computed in FP32.
+    """
+    if native.norm.serves(residual, delta, out_dtype):
+        return native.norm.rms_norm(residual, delta, weight, epsilon)
+    return reference.norm.rms_norm(residual, delta, weight, epsilon, out_dtype)

@@ -1,0 +1,52 @@
+"""What holds of the compiled kernels alone."""
+
+import pytest
+import torch
+
+from nightjar import kernels
+from nightjar.kernels import Chunk, ChunkLayout, PagedLayout, native
+from tests.backends import use_backend
+from tests.unit.test_kernels_attention import (
+    causal,
+    filled_cache,
+    naive,
+    random_qkv,
+    tables_for,
+)
+
+
+@pytest.fixture(autouse=True)
+def _backend(monkeypatch):
+    use_backend("native", monkeypatch)
+
+
+@pytest.mark.parametrize("block_size", [8, 32, 48, 64])
+def test_what_nobody_may_see_is_never_read(block_size):
+    """Masked keys are not multiplied by 0, as the reference does, but left out."""
+    lengths = [1, 31, 47, 100]
+    heads = (4, 2, 32)
+    q, k, v = random_qkv(sum(lengths), heads)
+    tables, blocks = tables_for(lengths, block_size)
+    cache = filled_cache(k, v, lengths, tables, block_size, blocks)
+    chunks = [Chunk(table, 0, n) for table, n in zip(tables, lengths, strict=True)]
+    out = kernels.prefill_attention(q, *cache, ChunkLayout.build(chunks, block_size), 0.3)
+    ends = torch.tensor(lengths).cumsum(0)
+    layout = PagedLayout.build(tables, lengths, block_size)
+    decoded = kernels.decode_attention(q[ends - 1], *cache, layout, 0.3)
+    torch.testing.assert_close(decoded, out[ends - 1], atol=2e-6, rtol=2e-6)
+    start = 0
+    for length in lengths:
+        rows = slice(start, start + length)
+        expected, _ = naive(q[rows], k[rows], v[rows], 0.3, causal(length))
+        torch.testing.assert_close(out[rows].double(), expected, atol=3e-6, rtol=3e-6)
+        start += length
+
+
+def test_the_compiled_kernel_refuses_other_shapes():
+    if not native.int8_linear.serves():
+        pytest.skip("this processor has no VNNI")
+    packed = kernels.pack_linear(torch.ones(5, 8), None, "int8")
+    with pytest.raises(ValueError, match=r"torch.float32\[2, 9\]: float32\[T, 8\]"):
+        kernels.linear(torch.ones(2, 9), packed)
+    with pytest.raises(ValueError, match=r"torch\.float64"):
+        kernels.linear(torch.ones(2, 8, dtype=torch.float64), packed)
