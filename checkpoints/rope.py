@@ -121,6 +121,11 @@ def _llama3(config: ConfigFields, rope: ConfigFields, positions: int) -> Llama3S
 def _yarn(config: ConfigFields, rope: ConfigFields, positions: int) -> YarnScaling:
     original = _original_context(config, rope, positions)
     factor = rope.number("factor", positions / original, 0)
+    if factor * original > MAX_POSITIONS:
+        raise rope.error(
+            f"{rope.prefix}factor is {factor:g}, over {original} positions: expected a context of "
+            f"at most {MAX_POSITIONS}"
+        )
     if rope.values.get("attention_factor") is not None:
         attention = rope.number("attention_factor", None, 0)
     elif rope.values.get("mscale") and rope.values.get("mscale_all_dim"):

@@ -30,7 +30,7 @@ class Admission:
         eos = config.eos_token_ids
         self._eos = frozenset(model.eos_token_ids if eos is None else eos)
         self._pool = pool
-        self._validator = Validator(model, pool, vectors, config.max_running)
+        self._validator = Validator(model, pool, vectors, config.places)
 
     def admit(self, request: Request, arrival: int) -> TextJob | RankJob:
         """The job of a request; raises RefusedError for one that cannot be computed.

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 class EngineConfig:
     """Limits of one engine.
 
-    max_running: generation requests that decode together.
-    max_step_tokens: packed rows of one step; one request larger than this runs in a step alone.
+    max_running: texts that decode together.
+    max_step_tokens: packed rows of one step.  Only a document goes past it, as it is computed in
+    one piece: one that does not fit beside the running texts gets a step without prompts and
+    other documents.
     block_size: tokens of one cache block; also the grain in which attention is summed, so two
     engines agree to the last bit only when it is equal.
     kv_cache_bytes: memory for keys and values; never exceeded.
@@ -22,3 +24,8 @@ class EngineConfig:
     kv_cache_bytes: int = 1 << 30
     banned_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] | None = None
+
+    @property
+    def places(self) -> int:
+        """Texts that may run at once: each of them has a row in every step."""
+        return min(self.max_running, self.max_step_tokens)

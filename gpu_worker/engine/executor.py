@@ -55,8 +55,8 @@ class Executor:
         """Compute one step: plan must not be empty."""
         rows = self._forward(plan)
         output = StepOutput(done=[*plan.texts, *plan.ranks])
-        output.hidden.extend(
-            (chunk.prefix, rows.hidden[rows.ends[id(chunk.prefix)]])
+        output.hidden.extend(  # clones: a view would keep the whole step's rows
+            (chunk.prefix, rows.hidden[rows.ends[id(chunk.prefix)]].clone())
             for chunk in plan.chunks
             if chunk.finishes
         )

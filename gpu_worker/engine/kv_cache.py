@@ -22,7 +22,6 @@ class BlockPool:
     def __init__(self, blocks: int, block_size: int) -> None:
         self.total = blocks
         self.block_size = block_size
-        self.evictions = 0
         self._free = list(range(blocks))  # a heap: low blocks first keeps the used ones together
         self._reserved = 0
         self._holders = [0] * blocks
@@ -36,11 +35,6 @@ class BlockPool:
     def available(self) -> int:
         """Blocks that a request may still reserve: free or resting, and not reserved."""
         return len(self._free) + len(self._resting) - self._reserved
-
-    @property
-    def known(self) -> int:
-        """Blocks that carry a known prefix, held or resting."""
-        return len(self._by_key)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that this many tokens fill."""
@@ -99,15 +93,15 @@ class BlockPool:
 
     def publish(self, block: int, key: bytes) -> None:
         """Make a block that was computed known under the key of its prefix; the first one to
-        carry a prefix stays the one that is found."""
-        if key not in self._by_key and block not in self._keys:
+        carry a prefix stays the one that is found.  A tainted one stays unknown."""
+        if key not in self._by_key and block not in self._keys and block not in self._tainted:
             self._by_key[key] = block
             self._keys[block] = key
 
     def taint(self, blocks: Sequence[int]) -> None:
-        """What these blocks hold is not finite: known to nobody from now on, and zeroed before
-        the next use (attention weighs what lies past a sequence's end with 0, which a NaN found
-        there would survive)."""
+        """What these blocks hold may not be finite: known to nobody from now on, and zeroed
+        before the next use (attention weighs what lies past a sequence's end with 0, which a NaN
+        found there would survive).  Those who hold one keep it as it is."""
         for block in blocks:
             self._tainted.add(block)
             key = self._keys.pop(block, None)
@@ -127,7 +121,6 @@ class BlockPool:
         block = next(iter(self._resting))
         del self._resting[block]
         del self._by_key[self._keys.pop(block)]
-        self.evictions += 1
         return block
 
 

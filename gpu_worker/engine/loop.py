@@ -7,35 +7,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from nightjar.gpu_worker.engine.admission import Admission
-from nightjar.gpu_worker.engine.beam_search import search_step
 from nightjar.gpu_worker.engine.config import EngineConfig
 from nightjar.gpu_worker.engine.errors import RefusedError
 from nightjar.gpu_worker.engine.executor import Executor
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
-from nightjar.gpu_worker.engine.plan import StepOutput, StepPlan
+from nightjar.gpu_worker.engine.plan import Job, StepOutput, StepPlan
+from nightjar.gpu_worker.engine.progress import Progress
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
-from nightjar.gpu_worker.engine.ranking import Branch, RankJob
-from nightjar.gpu_worker.engine.requests import (
-    GenerateOutput,
-    GenerateResult,
-    RankResult,
-    Request,
-    RequestFailed,
-    Result,
-)
+from nightjar.gpu_worker.engine.requests import Request, RequestFailed, Result
 from nightjar.gpu_worker.engine.rescue import NOT_FINITE, Rescue
 from nightjar.gpu_worker.engine.scheduler import Scheduler
-from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence, TextJob
 from nightjar.gpu_worker.models import Decoder, KVTensors
 
 logger = logging.getLogger(__name__)
-
-Job = TextJob | RankJob
 
 PRECISIONS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16"}
 
@@ -64,7 +52,6 @@ class Engine:
             raise ValueError(
                 f"token_bytes has {len(token_bytes)} entries, the model {model_config.vocab_size}"
             )
-        self._token_bytes = token_bytes
         self._pool = BlockPool(_cache_blocks(model, config), config.block_size)
         self._cache = KVTensors.allocate(
             model_config, self._pool.total, config.block_size, model.cache_dtype, model.device
@@ -72,6 +59,7 @@ class Engine:
         self._vectors = PromptVectorStore(model_config.hidden_size, model.dtype)
         self._admission = Admission(model_config, config, self._pool, self._vectors)
         self._scheduler = Scheduler(config, self._pool)
+        self._progress = Progress(self._scheduler, token_bytes)
         self._executor = Executor(model, self._cache, self._vectors, config.banned_token_ids)
         self._inbox: deque[Request] = deque()
         self._cancelled: set[int] = set()
@@ -124,11 +112,15 @@ class Engine:
             except (TypeError, ValueError, OverflowError) as error:
                 message = f"{type(error).__name__}: {error}"
                 results.append(RequestFailed(request.request_id, "invalid_request", message))
+            except Exception as error:
+                logger.exception("request %s cannot be admitted", request.request_id)
+                message = f"{type(error).__name__}: {error}"
+                results.append(RequestFailed(request.request_id, "internal_error", message))
         for request_id in self._cancelled:
             job = self._live.get(request_id)
             if job is not None:
                 results.append(self._fail(job, "cancelled", "the request was cancelled"))
-            elif self._rescue is not None:
+            elif self._rescue is not None and self._rescue.holds(request_id):
                 self._rescue.cancel(request_id)
         self._cancelled.clear()
         return results
@@ -136,8 +128,8 @@ class Engine:
     def _schedule(self) -> StepPlan:
         """Who runs now, in cache blocks made ready for it."""
         plan = self._scheduler.schedule()
+        self._cache.clear(self._pool.take_dirty())  # first: a copy may go to a cleared block
         self._cache.copy(self._scheduler.take_copies())
-        self._cache.clear(self._pool.take_dirty())
         return plan
 
     def _forward(self, plan: StepPlan) -> StepOutput:
@@ -156,48 +148,36 @@ class Engine:
         return whole
 
     def _process(self, output: StepOutput) -> list[Result]:
-        """Move every request on by what the step computed; returns the finished ones."""
+        """Move every request on by what the step computed; returns those that end."""
+        output.record()
+        results = self._leave(output)
+        for work in output.done:
+            if self._is_live(work.job):
+                self._scheduler.settle(work)
+        texts = [
+            (sequence, choice)
+            for sequence, choice in output.tokens
+            if choice is not None and self._is_live(sequence.text)
+        ]
+        rankings = [job for job in output.rankings if self._is_live(job)]
+        answers: list[Result] = [*self._progress.of_texts(texts)]
+        answers += self._progress.of_rankings(rankings)
+        for answer in answers:
+            self._drop(self._live[answer.request_id])
+        return results + answers
+
+    def _leave(self, output: StepOutput) -> list[Result]:
+        """Requests that the step failed or found not finite leave, before anything that they
+        wrote is shared or copied; returns the failures."""
         results: list[Result] = []
         for job, error in output.failures:
-            if job.request_id in self._live:  # several of its samples may have failed
+            if self._is_live(job):  # several of its samples may have failed
                 message = f"{type(error).__name__}: {error}"
                 results.append(self._fail(job, "internal_error", message))
-        for prefix, hidden in output.hidden:
-            prefix.last_hidden = hidden
-        for part, nll in output.shared:
-            part.shared_nll.append(nll)
-        for work in output.done:
-            self._scheduler.settle(work)
-        results.extend(self._move_texts(output.tokens))
-        results.extend(self._move_rankings(output.looks))
-        return results
-
-    def _move_texts(self, tokens: list[tuple[GenerateSequence, Choice | None]]) -> list[Result]:
-        """Move texts on by their tokens; returns the finished requests."""
-        results: list[Result] = []
-        searches: dict[TextJob, list[tuple[GenerateSequence, Choice]]] = {}
-        for sequence, choice in tokens:
-            job = sequence.text
-            if self._live.get(job.request_id) is not job:
-                continue  # another of its texts has failed
-            if choice is None:
+        for job in output.not_finite:
+            if self._is_live(job):
                 results.extend(self._not_finite(job))
-            elif job.beams is not None:
-                searches.setdefault(job, []).append((sequence, choice))
-            else:
-                results.extend(self._append(sequence, choice))
-        for job, beams in searches.items():
-            if self._live.get(job.request_id) is job:
-                results.extend(self._search(job, beams))
         return results
-
-    def _move_rankings(self, looks: list[tuple[Branch, np.ndarray]]) -> list[Result]:
-        """Move rankings on by what was seen of their documents; returns the finished ones."""
-        jobs: dict[RankJob, None] = {}
-        for branch, nll in looks:
-            branch.job.add(branch, nll)
-            jobs[branch.job] = None
-        return [result for job in jobs for result in self._conclude(job)]
 
     def _admit(self, request: Request) -> None:
         """Turn a request into a job in the scheduler's queue, or raise RefusedError."""
@@ -208,66 +188,33 @@ class Engine:
         self._live[request.request_id] = job
         self._scheduler.add(job)
 
-    def _append(self, sequence: GenerateSequence, choice: Choice) -> list[Result]:
-        """Add a token to a text, and end it where it is due; its request ends with the last."""
-        if choice.logprobs is not None:
-            sequence.logprobs.append(choice.logprobs)
-        ending = sequence.add(choice.token, self._token_bytes[choice.token])
-        if ending is None:
-            return []
-        job = sequence.text
-        job.finished[sequence.sample] = sequence.output(ending)
-        self._scheduler.finish(sequence)
-        if job.waiting or job.running:
-            return []
-        return [self._answer(job, [output for _, output in sorted(job.finished.items())])]
-
-    def _search(self, job: TextJob, beams: list[tuple[GenerateSequence, Choice]]) -> list[Result]:
-        """Move the texts of a beam search on together."""
-        if job.beams is None:
-            raise RuntimeError(f"request {job.request_id} is no beam search")
-        children = search_step(job.beams, beams, self._token_bytes)
-        if children:
-            self._scheduler.replace_beams(job, children)
-            return []
-        best = job.beams.finished[: job.request.sampling.n]
-        return [self._answer(job, [finished.text for finished in best])]
-
-    def _answer(self, job: TextJob, outputs: list[GenerateOutput]) -> GenerateResult:
-        """End a generation request."""
-        self._drop(job)
-        return GenerateResult(job.request_id, outputs, len(job.prefix.tokens))
-
-    def _conclude(self, job: RankJob) -> list[Result]:
-        """Drop what the last looks made hopeless; the ranking ends when no document waits."""
-        if not job.is_finite:
-            return self._not_finite(job)
-        job.prune()
-        self._scheduler.close_parts(job)
-        if job.waiting:
-            return []
-        self._drop(job)
-        query = len(job.request.query_ids)
-        return [RankResult(job.request_id, job.scores(), job.token_counts, query)]
+    def _is_live(self, job: Job) -> bool:
+        """Whether the request has not ended yet."""
+        return self._live.get(job.request_id) is job
 
     def _not_finite(self, job: Job) -> list[Result]:
         """Scores that are NaN or infinite: compute the request again in a higher precision, if
-        there is one.  What it wrote here is worth nothing to others."""
-        for table in job.tables:
-            self._pool.taint(table.blocks)
+        there is one."""
         if self._rescue is None:
             return [self._fail(job, "not_finite", NOT_FINITE)]
         logger.warning(
             "request %d: %s in %s; computing it again", job.request_id, NOT_FINITE, self.precision
         )
+        self._spoil(job)
         self._drop(job)
         failure = self._rescue.submit(job.request)
         return [] if failure is None else [failure]
 
     def _fail(self, job: Job, code: str, message: str) -> RequestFailed:
         """End a request without an answer."""
+        self._spoil(job)
         self._drop(job)
         return RequestFailed(job.request_id, code, message)
+
+    def _spoil(self, job: Job) -> None:
+        """Let nobody find what a request wrote: no finite scores vouch for it."""
+        for table in job.tables:
+            self._pool.taint(table.blocks)
 
     def _drop(self, job: Job) -> None:
         """Free what a request holds."""
@@ -276,7 +223,7 @@ class Engine:
 
 
 def _cache_blocks(model: Decoder, config: EngineConfig) -> int:
-    """Blocks of the cache: what the memory allows, but no more than could ever be in use."""
+    """Blocks of the cache: as many as its memory holds."""
     per_block = KVTensors.block_bytes(model.config, config.block_size, model.cache_dtype)
     affordable = config.kv_cache_bytes // per_block
     if affordable < 1:

@@ -11,6 +11,9 @@ from torch import Tensor
 from nightjar.gpu_worker.engine.ranking import Branch, RankJob, RankPart
 from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence, Prefix, TextJob
 
+Job = TextJob | RankJob
+"""A request that was admitted."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixChunk:
@@ -77,11 +80,16 @@ class StepPlan:
         return [branch for rank in self.ranks for branch in rank.branches]
 
     @property
+    def has_joined(self) -> bool:
+        """Whether rows of prompts or rankings join those of the running texts."""
+        return any(self.chunks) or any(rank.branches for rank in self.ranks)
+
+    @property
     def sampled(self) -> list[GenerateSequence]:
         """Every text that gets a token: new ones, then running ones."""
         return [sequence for text in self.texts for sequence in text.starts] + self.decodes
 
-    def singles(self) -> Iterator[tuple[TextJob | RankJob, StepPlan]]:
+    def singles(self) -> Iterator[tuple[Job, StepPlan]]:
         """The same work, one request at a time."""
         for text in self.texts:
             yield text.job, StepPlan(texts=[text])
@@ -107,7 +115,28 @@ class StepOutput:
     shared: list[tuple[RankPart, np.ndarray]] = field(default_factory=list)
     looks: list[tuple[Branch, np.ndarray]] = field(default_factory=list)
     done: list[TextWork | RankWork] = field(default_factory=list)
-    failures: list[tuple[TextJob | RankJob, Exception]] = field(default_factory=list)
+    failures: list[tuple[Job, Exception]] = field(default_factory=list)
+
+    @property
+    def not_finite(self) -> list[Job]:
+        """Requests with a score that is NaN or infinite."""
+        texts = [sequence.text for sequence, choice in self.tokens if choice is None]
+        rankings = [job for job in self.rankings if not job.is_finite]
+        return [*dict.fromkeys(texts), *rankings]
+
+    @property
+    def rankings(self) -> list[RankJob]:
+        """Rankings whose documents were looked at."""
+        return list(dict.fromkeys(look.job for look, _ in self.looks))
+
+    def record(self) -> None:
+        """Write what was computed to the prefixes and documents it was computed of."""
+        for prefix, hidden in self.hidden:
+            prefix.last_hidden = hidden
+        for part, nll in self.shared:
+            part.shared_nll.append(nll)
+        for branch, nll in self.looks:
+            branch.job.add(branch, nll)
 
     def extend(self, other: StepOutput) -> None:
         """Take in what another part of the same step computed."""

@@ -83,9 +83,9 @@ class RankJob:
     """A ranking request and what is known of its documents.
 
     With `top_n`, documents that cannot come to be among the best are dropped: token NLLs are not
-    negative, so the sum of those known, over the full length, bounds the mean from below.  What
-    is computed of a document never depends on the others, so the winners and their scores are
-    those of computing everything.
+    negative, so the sum of those known, over the full length, bounds the mean from below.  How a
+    document is computed depends on what the request's documents begin with and not on which of
+    them are dropped, so the winners and their scores are those of computing everything.
     """
 
     request: RankRequest

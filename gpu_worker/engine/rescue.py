@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ from nightjar.gpu_worker.engine.requests import Request, RequestFailed, Result
 
 if TYPE_CHECKING:
     from nightjar.gpu_worker.engine.loop import Engine
+
+logger = logging.getLogger(__name__)
 
 NOT_FINITE = "the model's scores are NaN or infinite"
 
@@ -25,6 +28,7 @@ class Rescue:
     def __init__(self, make_engine: Callable[[], Engine]) -> None:
         self._make_engine = make_engine
         self._engine: Engine | None = None
+        self._refusal: str | None = None
         self._vectors: dict[str, Tensor] = {}
         self._requests: set[int] = set()
 
@@ -41,14 +45,10 @@ class Rescue:
 
     def submit(self, request: Request) -> RequestFailed | None:
         """Take in a request; returns its failure if there is no second engine to be had."""
+        if self._engine is None and self._refusal is None:
+            self._load()
         if self._engine is None:
-            try:
-                self._engine = self._make_engine()
-            except (MemoryError, RuntimeError, ValueError, OSError) as error:
-                message = f"{NOT_FINITE}, and no higher precision can be loaded: {error}"
-                return RequestFailed(request.request_id, "not_finite", message)
-            for key, vectors in self._vectors.items():
-                self._engine.register_prompt_vectors(key, vectors)
+            return RequestFailed(request.request_id, "not_finite", f"{NOT_FINITE}, {self._refusal}")
         self._engine.submit(request)
         self._requests.add(request.request_id)
         return None
@@ -69,6 +69,18 @@ class Rescue:
         results = [self._marked(result, self._engine) for result in self._engine.step()]
         self._requests.difference_update(result.request_id for result in results)
         return results
+
+    def _load(self) -> None:
+        """Make the second engine; what keeps it from loading is tried once, not once a request."""
+        try:
+            engine = self._make_engine()
+        except Exception as error:
+            logger.exception("no higher precision can be loaded")
+            self._refusal = f"and no higher precision can be loaded: {error}"
+            return
+        for key, vectors in self._vectors.items():
+            engine.register_prompt_vectors(key, vectors)
+        self._engine = engine
 
     def _marked(self, result: Result, engine: Engine) -> Result:
         """The result, with the precision that it was computed in."""

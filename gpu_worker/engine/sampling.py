@@ -26,11 +26,38 @@ def next_tokens(
 
     logits: float32[B, V], changed; banned: int64[n], ids that are never chosen.
     """
+    # Before anything is blocked.  Both carry a NaN, and an overflow is the one or the other.
+    finite = logits.amin(-1).isfinite() & logits.amax(-1).isfinite()
     reporting = [i for i, seq in enumerate(sequences) if seq.sampling.logprobs is not None]
     searching = [i for i, seq in enumerate(sequences) if seq.sampling.beams is not None]
     reported, searched = (
         logits[rows].log_softmax(-1) if rows else None for rows in (reporting, searching)
     )
+    _change(logits, sequences, banned)
+    tokens = kernels.argmax(logits)
+    # A row in which everything is blocked has no best token.
+    finite &= logits.gather(1, tokens.unsqueeze(1)).squeeze(1).isfinite()
+    drawn = [i for i, seq in enumerate(sequences) if seq.sampling.temperature > 0]
+    if drawn:
+        usable = finite[drawn].unsqueeze(1)
+        scores = torch.where(usable, logits[drawn], 0.0)
+        tokens[drawn] = _draw(scores, [sequences[i] for i in drawn])
+    choices = [Choice(token) for token in tokens.tolist()]
+    if reported is not None:
+        counts = [sequences[i].sampling.logprobs or 0 for i in reporting]
+        found = _logprobs(reported, tokens[reporting], counts)
+        for i, logprobs in zip(reporting, found, strict=True):
+            choices[i] = replace(choices[i], logprobs=logprobs)
+    if searched is not None:
+        searched.masked_fill_(logits[searching].isneginf(), float("-inf"))
+        most = [_candidates_wanted(sequences[i]) for i in searching]
+        for i, best in zip(searching, _best(searched, most), strict=True):
+            choices[i] = replace(choices[i], candidates=best)
+    return [choice if fine else None for choice, fine in zip(choices, finite.tolist(), strict=True)]
+
+
+def _change(logits: Tensor, sequences: Sequence[GenerateSequence], banned: Tensor) -> None:
+    """Block what is never chosen, and make the changes that requests ask for."""
     if banned.numel():
         logits.index_fill_(1, banned, float("-inf"))
     changing = {
@@ -40,28 +67,6 @@ def next_tokens(
     }
     if changing:
         process_logits(logits, changing)
-    # The maximum carries a NaN anywhere in the row, and is infinite where a score overflowed.
-    finite = logits.amax(-1).isfinite()
-    tokens = kernels.argmax(logits)
-    drawn = [i for i, seq in enumerate(sequences) if seq.sampling.temperature > 0]
-    if drawn:
-        rows = torch.tensor(drawn)
-        usable = finite[rows].unsqueeze(1)
-        scores = torch.where(usable, logits[rows], 0.0)
-        tokens[rows] = _draw(scores, [sequences[i] for i in drawn])
-    choices = [Choice(token) for token in tokens.tolist()]
-    if reported is not None:
-        counts = [sequences[i].sampling.logprobs or 0 for i in reporting]
-        for i, logprobs in zip(
-            reporting, _logprobs(reported, tokens[reporting], counts), strict=True
-        ):
-            choices[i] = replace(choices[i], logprobs=logprobs)
-    if searched is not None:
-        searched.masked_fill_(logits[searching].isneginf(), float("-inf"))
-        most = [_candidates_wanted(sequences[i]) for i in searching]
-        for i, best in zip(searching, _best(searched, most), strict=True):
-            choices[i] = replace(choices[i], candidates=best)
-    return [choice if fine else None for choice, fine in zip(choices, finite.tolist(), strict=True)]
 
 
 def _draw(logits: Tensor, sequences: Sequence[GenerateSequence]) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from nightjar.gpu_worker.engine.errors import RefusedError
@@ -20,6 +19,8 @@ MAX_LOGIT_BIAS = 1_024
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
 MAX_BEAMS = 128
+MAX_TEMPERATURE = 100.0
+"""Next to no difference between tokens is left far below it; FP32 ends at 3e38."""
 REPETITION_PENALTY = (0.01, 100.0)
 """Far past use, and near enough to 1 that no score overflows."""
 
@@ -53,11 +54,8 @@ def _require_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
 
 
 def _check_draw(params: SamplingParams) -> None:
-    temperature, top_k, top_p = params.temperature, params.top_k, params.top_p
-    _require(
-        math.isfinite(temperature) and temperature >= 0,
-        f"temperature is {temperature}: must be a finite number, 0 or more",
-    )
+    top_k, top_p = params.top_k, params.top_p
+    _require_within("temperature", params.temperature, 0, MAX_TEMPERATURE)
     _require(top_k >= 0, f"top_k is {top_k}: must be 0 (off) or more")
     _require(0 < top_p <= 1, f"top_p is {top_p}: must be more than 0 and at most 1")
     _require_within("min_p", params.min_p, 0, 1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from enum import Enum, auto
 
 from nightjar.gpu_worker.engine.beam_search import Child
 from nightjar.gpu_worker.engine.config import EngineConfig
-from nightjar.gpu_worker.engine.kv_cache import BlockPool, BlockTable
-from nightjar.gpu_worker.engine.plan import PrefixChunk, RankWork, StepPlan, TextWork
+from nightjar.gpu_worker.engine.forks import Forks
+from nightjar.gpu_worker.engine.kv_cache import BlockPool
+from nightjar.gpu_worker.engine.plan import Job, PrefixChunk, RankWork, StepPlan, TextWork
+from nightjar.gpu_worker.engine.prefill import Opening, Prefill
 from nightjar.gpu_worker.engine.ranking import RankJob, RankPart
 from nightjar.gpu_worker.engine.sequence import GenerateSequence, Prefix, TextJob
 
@@ -16,37 +17,28 @@ MAX_DEFERRED = 64
 """Waiting requests that are passed over in one step because others compute their prefix."""
 
 
-class Opening(Enum):
-    """Whether a prefix may start."""
-
-    OPENED = auto()
-    NO_BLOCKS = auto()
-    PREFIX_UNDER_WAY = auto()
-
-
 class Scheduler:
     """First come, first served within each kind, under the limits of places, rows and blocks.
 
     Running texts always take part.  What is left of the step's rows goes to prompts and rankings
     that have started, and then to the waiting ones in the order of arrival.  Prompts and queries
-    are cut where the rows end.  One whose next block is just being computed for another waits for
-    it: it then finds the block in the cache.
+    are cut where the rows end.  A request that has started holds the places it needs, so a wide
+    beam search waits only for texts that run already.
     """
 
     def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
         self._config = config
-        self._pool = pool
         self._texts: dict[TextJob, None] = {}
         self._rankings: dict[RankJob, None] = {}
-        self._open: dict[TextJob | RankJob, None] = {}
+        self._open: dict[Job, None] = {}
         self._running: dict[GenerateSequence, None] = {}
-        self._copies: list[tuple[int, int]] = []
-        # The step being planned.
+        self._prefill = Prefill(pool)
+        self._forks = Forks(pool)
+        # Of the step being planned.
         self._rows = 0
         self._places = 0
-        self._under_way: set[bytes] = set()
 
-    def add(self, job: TextJob | RankJob) -> None:
+    def add(self, job: Job) -> None:
         """Put a request at the end of its queue."""
         if isinstance(job, TextJob):
             self._texts[job] = None
@@ -59,8 +51,8 @@ class Scheduler:
         for sequence in plan.decodes:
             sequence.held.grow(sequence.length)
         self._rows = self._config.max_step_tokens - len(plan.decodes)
-        self._places = self._config.max_running - len(plan.decodes)
-        self._under_way.clear()
+        self._places = self._config.places - len(plan.decodes)
+        self._prefill.new_step()
         for job in list(self._open):
             if self._rows > 0:
                 self._advance(job, plan)
@@ -70,22 +62,24 @@ class Scheduler:
     def settle(self, work: TextWork | RankWork) -> None:
         """Take note that a part of the plan was computed: what it wrote can be shared, and texts
         that got their first token run from now on."""
-        if isinstance(work, TextWork):
-            if work.chunk is not None:
-                self._publish(work.chunk)
-            for sequence in work.starts:
-                self._start(sequence)
-            if not work.job.waiting:
-                work.job.prefix.drop()
-                self._open.pop(work.job, None)
-        else:
+        if isinstance(work, RankWork):
             for _, chunk in work.chunks:
-                self._publish(chunk)
+                self._prefill.publish(chunk)
+            return
+        job = work.job
+        if work.chunk is not None:
+            self._prefill.publish(work.chunk)
+        for sequence in work.starts:
+            self._forks.start(sequence)
+            job.running.append(sequence)
+            self._running[sequence] = None
+        if not job.waiting:
+            job.prefix.drop()
+            self._open.pop(job, None)
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """Blocks (source, copy) to copy before the next forward pass."""
-        copies, self._copies = self._copies, []
-        return copies
+        """Blocks (source, copy) to copy, all at once, before the next forward pass."""
+        return self._forks.take_copies()
 
     def finish(self, sequence: GenerateSequence) -> None:
         """A running text has ended: free its place and its blocks."""
@@ -95,28 +89,12 @@ class Scheduler:
         sequence.table = None
 
     def replace_beams(self, job: TextJob, children: Sequence[Child]) -> None:
-        """Let the children run in the place of a search's texts.
-
-        The first child of a text takes over its blocks, others fork from them; the blocks of a
-        text without children pay for those.
-        """
-        spare = job.spare
-        if spare is None:
-            raise RuntimeError(f"request {job.request_id} searches before it has started")
-        parents = {id(parent) for parent, _ in children}
+        """Let the children run in the place of a search's texts."""
+        self._forks.replace(job, children)
         for sequence in job.running:
             del self._running[sequence]
-            if id(sequence) not in parents:
-                spare.merge(sequence.held)
-        taken: set[int] = set()
-        for parent, child in children:
-            if id(parent) in taken:
-                child.table = self._fork(parent.held, child.length - 1, job, spare)
-            else:
-                taken.add(id(parent))
-                child.table = parent.held
-            self._running[child] = None
         job.running = [child for _, child in children]
+        self._running.update(dict.fromkeys(job.running))
 
     def close_parts(self, job: RankJob) -> None:
         """Free the prefixes whose documents need no more work."""
@@ -125,7 +103,7 @@ class Scheduler:
             if id(part) not in needed:
                 part.prefix.drop()
 
-    def remove(self, job: TextJob | RankJob) -> None:
+    def remove(self, job: Job) -> None:
         """Forget a request, wherever it is, and free its blocks."""
         self._open.pop(job, None)
         if isinstance(job, RankJob):
@@ -145,23 +123,22 @@ class Scheduler:
         deferred = 0
         for job in self._waiting():
             first = job.prefix if isinstance(job, TextJob) else job.parts[0].prefix
-            opening = self._open_prefix(first)
-            if opening is Opening.NO_BLOCKS:
-                # Nobody overtakes: smaller ones would take, one by one, the blocks it waits for.
-                return
-            if opening is Opening.PREFIX_UNDER_WAY:
-                deferred += 1
-                if deferred == MAX_DEFERRED:
+            match self._prefill.open(first):
+                case Opening.NO_BLOCKS:
                     return
-                continue
-            if isinstance(job, TextJob):
-                del self._texts[job]
-            else:
-                del self._rankings[job]
-            self._open[job] = None
-            self._advance(job, plan)
+                case Opening.PREFIX_UNDER_WAY:
+                    deferred += 1
+                    if deferred == MAX_DEFERRED:
+                        return
+                case Opening.OPENED:
+                    self._open[job] = None
+                    if isinstance(job, TextJob):
+                        del self._texts[job]
+                    else:
+                        del self._rankings[job]
+                    self._advance(job, plan)
 
-    def _waiting(self) -> Iterator[TextJob | RankJob]:
+    def _waiting(self) -> Iterator[Job]:
         """Waiting requests by arrival, as long as there are rows, and for texts places."""
         texts, rankings = iter(list(self._texts)), iter(list(self._rankings))
         text, ranking = next(texts, None), next(rankings, None)
@@ -177,7 +154,7 @@ class Scheduler:
             else:
                 return
 
-    def _advance(self, job: TextJob | RankJob, plan: StepPlan) -> None:
+    def _advance(self, job: Job, plan: StepPlan) -> None:
         """Give a request that has started its part of the step."""
         if isinstance(job, TextJob):
             self._advance_text(job, plan)
@@ -202,98 +179,44 @@ class Scheduler:
         """The next chunks of a ranking's prefixes, and looks at the documents behind them."""
         work = RankWork(job, [], [])
         plan.ranks.append(work)
-        ready = []
-        for part in job.parts:
-            if not any(document in job.waiting for document in part.documents):
-                continue
-            if not self._advance_prefix(part, work, plan):
-                break
-            if part.prefix.is_computed or (work.chunks and work.chunks[-1][1].finishes):
-                ready.append(part)
-        for branch in job.candidates(ready):
+        for branch in job.candidates(self._ready_parts(work, plan)):
             cost = len(branch.fed)
-            if cost > self._rows and _has_rows(plan):
+            if cost > self._rows and plan.has_joined:
                 break
             self._rows -= cost
             work.branches.append(branch)
         if not work.chunks and not work.branches:
             plan.ranks.pop()
 
-    def _advance_prefix(self, part: RankPart, work: RankWork, plan: StepPlan) -> bool:
-        """The next chunk of a part's prefix, if one is due; False where it must wait."""
-        prefix = part.prefix
-        if prefix.is_computed:
-            return True
-        if self._rows <= 0:
-            return False
-        if prefix.table is None and self._open_prefix(prefix) is not Opening.OPENED:
-            return False
-        chunk = self._cut(prefix, plan)
-        if chunk is None:
-            return False
-        work.chunks.append((part, chunk))
-        return True
+    def _ready_parts(self, work: RankWork, plan: StepPlan) -> list[RankPart]:
+        """Go on with a ranking's prefixes; returns the parts whose documents can be looked at."""
+        ready = []
+        needed = set(map(id, work.job.waiting.values()))
+        for part in work.job.parts:
+            if id(part) not in needed:
+                continue
+            prefix = part.prefix
+            if not prefix.is_computed:
+                chunk = self._next_chunk(prefix, plan)
+                if chunk is None:
+                    break
+                work.chunks.append((part, chunk))
+                if not chunk.finishes:
+                    break
+            ready.append(part)
+        return ready
 
-    def _open_prefix(self, prefix: Prefix) -> Opening:
-        """Reserve a prefix's blocks, taking from the cache what it knows."""
-        # What a scored token or the next one is predicted from is computed here in any case.
-        usable = prefix.keys[: (prefix.scored_from - 1) // self._pool.block_size]
-        known = self._pool.find(usable)
-        if len(known) < len(usable) and usable[len(known)] in self._under_way:
-            return Opening.PREFIX_UNDER_WAY
-        own = prefix.max_blocks - len(known)
-        if not self._pool.reserve(own, known):
-            return Opening.NO_BLOCKS
-        prefix.table = BlockTable(self._pool, own, known)
-        prefix.computed = len(known) * self._pool.block_size
-        return Opening.OPENED
+    def _next_chunk(self, prefix: Prefix, plan: StepPlan) -> PrefixChunk | None:
+        """The next chunk of a part's prefix, or None where it must wait."""
+        if self._rows <= 0:
+            return None
+        if prefix.table is None and self._prefill.open(prefix) is not Opening.OPENED:
+            return None
+        return self._cut(prefix, plan)
 
     def _cut(self, prefix: Prefix, plan: StepPlan) -> PrefixChunk | None:
-        """As much of a prefix as the rows allow; cut short, it ends with a block."""
-        start, size = prefix.computed, self._pool.block_size
-        end = min(len(prefix.tokens), start + max(0, self._rows))
-        if end < len(prefix.tokens):
-            whole = end // size * size
-            if whole <= start and (_has_rows(plan) or end <= start):
-                return None
-            end = whole if whole > start else end
-        elif start == end:
-            return None
-        prefix.held.grow(end)
-        self._rows -= end - start
-        self._under_way.update(prefix.keys[start // size : end // size])
-        return PrefixChunk(prefix, start, end)
-
-    def _publish(self, chunk: PrefixChunk) -> None:
-        """Let others find the whole blocks of a chunk that was computed."""
-        prefix, size = chunk.prefix, self._pool.block_size
-        prefix.computed = chunk.end
-        for place in range(chunk.start // size, chunk.end // size):
-            self._pool.publish(prefix.held.blocks[place], prefix.keys[place])
-
-    def _start(self, sequence: GenerateSequence) -> None:
-        """Give a text that got its first token its own blocks."""
-        job = sequence.text
-        prefix, length = job.prefix, len(job.prefix.tokens)
-        if job.request.sampling.n == 1 or job.beams is not None:
-            sequence.table, prefix.table = prefix.held, None
-            if job.beams is not None:
-                own = self._pool.blocks_for(job.max_length)
-                job.spare = sequence.table.split(prefix.max_blocks - own)
-        else:
-            sequence.table = self._fork(prefix.held, length, job, prefix.held)
-        job.running.append(sequence)
-        self._running[sequence] = None
-
-    def _fork(self, table: BlockTable, tokens: int, job: TextJob, payer: BlockTable) -> BlockTable:
-        """Blocks for one more text that begins with the first `tokens` positions of a table."""
-        own = self._pool.blocks_for(job.max_length) - tokens // self._pool.block_size
-        fork, copy = table.fork(tokens, own, payer)
-        if copy is not None:
-            self._copies.append(copy)
-        return fork
-
-
-def _has_rows(plan: StepPlan) -> bool:
-    """Whether anything joins the running texts."""
-    return any(plan.chunks) or bool(plan.branches)
+        """As much of a prefix as the step's rows allow."""
+        chunk = self._prefill.cut(prefix, self._rows, alone=not plan.has_joined)
+        if chunk is not None:
+            self._rows -= chunk.end - chunk.start
+        return chunk

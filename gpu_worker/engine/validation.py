@@ -25,12 +25,13 @@ class Validator:
         config: ModelConfig,
         pool: BlockPool,
         vectors: PromptVectorStore,
-        max_running: int,
+        places: int,
     ) -> None:
+        """places: texts that may run at once."""
         self._config = config
         self._pool = pool
         self._vectors = vectors
-        self._max_running = max_running
+        self._places = places
 
     def check(self, request: Request) -> int:
         """Raise RefusedError, or return the first row of the request's prompt vectors."""
@@ -49,11 +50,11 @@ class Validator:
         check_sampling(request.sampling, self._config.vocab_size)
         self._check_tokens("the prompt", request.token_ids, rows)
         params = request.sampling
-        if params.beams is not None and params.beams.width > self._max_running:
+        if params.beams is not None and params.beams.width > self._places:
             raise RefusedError(
                 "invalid_sampling",
-                f"beam_width is {params.beams.width}, but at most {self._max_running} texts run "
-                "together; lower it, or raise max_running",
+                f"beam_width is {params.beams.width}, but at most {self._places} texts run "
+                "together; lower it, or raise max_running and max_step_tokens",
             )
         prompt, asked = len(request.token_ids), params.max_tokens
         what = f"prompt of {prompt} tokens and max_tokens {asked}"

@@ -79,9 +79,17 @@ class Tile {
   // Begin with `rows` query rows, row_step floats apart, whose scores are multiplied by `scale`.
   void begin(const float* q, int64_t row_step, int64_t rows, float scale) {
     rows_ = rows;
-    for (int64_t r = 0; r < kTileRows; ++r) {
-      for (int64_t d = 0; d < head_size_; ++d) {
-        queries_[d * kTileRows + r] = r < rows ? q[r * row_step + d] * scale : 0.0f;
+    const Vector factor = splat(scale);
+    for (int64_t first = 0; first < kTileRows; first += kLanes) {
+      for (int64_t d = 0; d < head_size_; d += kLanes) {
+        Vector block[kLanes];
+        for (int r = 0; r < kLanes; ++r) {
+          block[r] = first + r < rows ? load(q + (first + r) * row_step + d) * factor : Vector{};
+        }
+        transpose(block);
+        for (int i = 0; i < kLanes; ++i) {
+          store(queries_.data() + (d + i) * kTileRows + first, block[i]);
+        }
       }
     }
     std::fill(out_.begin(), out_.end(), 0.0f);
@@ -110,9 +118,10 @@ class Tile {
   // Write the tile's rows, out_step floats apart.
   void finish(float* out, int64_t out_step) const {
     for (int64_t r = 0; r < rows_; ++r) {
+      const float share = 1.0f / sums_[r];
 #pragma omp simd
       for (int64_t d = 0; d < head_size_; ++d) {
-        out[r * out_step + d] = out_[r * head_size_ + d] / sums_[r];
+        out[r * out_step + d] = out_[r * head_size_ + d] * share;
       }
     }
   }

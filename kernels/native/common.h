@@ -67,6 +67,27 @@ inline Vector fused(Vector a, Vector b, Vector c) {
   return sum;
 }
 
+// The lanes of each vector become the vectors of each lane, by swapping ever smaller blocks.
+inline void transpose(Vector (&rows)[kLanes]) {
+  typedef int32_t Places __attribute__((vector_size(kLanes * sizeof(int32_t))));
+#pragma GCC unroll 4
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    // Lane l of the first result: l itself, or from the second vector where bit `width` is set.
+    Places first, second;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      first[lane] = lane & width ? lane - width + kLanes : lane;
+      second[lane] = lane & width ? lane + kLanes : lane + width;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kLanes; ++r) {
+      if (r & width) continue;
+      const Vector low = __builtin_shuffle(rows[r], rows[r + width], first);
+      rows[r + width] = __builtin_shuffle(rows[r], rows[r + width], second);
+      rows[r] = low;
+    }
+  }
+}
+
 // e^x to about one unit in the last place, 2^n * p(f) with the polynomial of Cephes' expf.
 // Below -87 it stays at e^-87 (1.6e-38), above 88 at e^88; NaN stays NaN.
 inline float exponential(float x) {

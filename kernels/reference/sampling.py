@@ -1,6 +1,6 @@
 """Choosing the next token: argmax, or a draw from the filtered softmax.
 
-NumPy sorts rows several times faster than torch's sort or topk on a CPU (SIMD quicksort).
+NumPy sorts rows, and finds their largest, several times faster than torch on a CPU (SIMD).
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 
 def argmax(logits: Tensor) -> Tensor:
     """The best token of each row, ties to the lowest id: float32[B, V] -> int64[B]."""
-    return logits.argmax(-1)
+    return torch.from_numpy(logits.numpy().argmax(-1))
 
 
 def sample(

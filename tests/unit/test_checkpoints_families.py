@@ -282,6 +282,8 @@ def test_absurd_sizes(tmp_path, family, key, value):
             "high_freq_factor is 4.0: expected more than low_freq_factor",
         ),
         ({"rope_scaling": {"type": "yarn", "beta_fast": -1}}, "rope_scaling.beta_fast is -1"),
+        ({"rope_scaling": {"type": "yarn", "factor": 1e9}}, "rope_scaling.factor is 1e+09, over"),
+        ({"rope_scaling": {"type": "yarn", "factor": 1e308}}, "a context of at most 10000000"),
         ({"quantization_config": {"quant_method": "gptq"}}, "'gptq'"),
     ],
 )

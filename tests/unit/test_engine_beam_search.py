@@ -1,13 +1,11 @@
 """Beam search through the engine, against transformers' `generate`."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GPT2LMHeadModel
 
-from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.engine import (
     BeamSearch,
     Engine,
@@ -17,31 +15,16 @@ from nightjar.gpu_worker.engine import (
     SamplingParams,
 )
 from nightjar.gpu_worker.engine.kv_cache import BlockPool, BlockTable
-from nightjar.gpu_worker.models import KVTensors, load_model
+from nightjar.gpu_worker.models import KVTensors
+from tests.engines import block_bytes, drain, ids, run
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 END = 3
-
-
-@pytest.fixture(scope="module")
-def model(tiny_model):
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield load_model(ModelDirectory.open(tiny_model), "fp32")
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
 def reference(tiny_model):
     return GPT2LMHeadModel.from_pretrained(tiny_model, dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
-def token_bytes(tiny_model):
-    return ModelDirectory.open(tiny_model).tokenizer().token_bytes
-
-
-def prompt(seed, count):
-    return np.random.default_rng(seed).integers(4, 512, count).tolist()
 
 
 def search(request_id, tokens, width, max_tokens=8, n=1, **params):
@@ -50,14 +33,8 @@ def search(request_id, tokens, width, max_tokens=8, n=1, **params):
     return GenerateRequest(request_id, tokens, sampling)
 
 
-def drain(model, token_bytes, requests, **config):
-    engine = Engine(model, token_bytes, EngineConfig(eos_token_ids=(END,), **config))
-    for request in requests:
-        engine.submit(request)
-    results = {}
-    while engine.has_work:
-        results |= {result.request_id: result for result in engine.step()}
-    return results
+def found(model, token_bytes, requests, **config):
+    return run(model, token_bytes, requests, eos_token_ids=(END,), **config)
 
 
 @pytest.mark.parametrize("width", [2, 4, 7])
@@ -66,10 +43,10 @@ def test_the_texts_are_those_of_transformers(
     model, reference, token_bytes, width, length_penalty, early
 ):
     requests = [
-        search(i, prompt(i, 5 + 14 * i), width, n=width, length_penalty=length_penalty, early=early)
+        search(i, ids(5 + 14 * i, i), width, n=width, length_penalty=length_penalty, early=early)
         for i in range(4)
     ]
-    found = drain(model, token_bytes, requests)
+    results = found(model, token_bytes, requests)
     for request in requests:
         tokens = torch.tensor([request.token_ids])
         expected = reference.generate(
@@ -87,7 +64,7 @@ def test_the_texts_are_those_of_transformers(
             output_scores=True,
         )
         texts = [row[len(request.token_ids) :].tolist() for row in expected.sequences]
-        outputs = found[request.request_id].outputs
+        outputs = results[request.request_id].outputs
         for output, text, score in zip(
             outputs, texts, expected.sequences_scores.tolist(), strict=True
         ):
@@ -107,18 +84,16 @@ def test_a_search_shares_its_prompt_and_gives_everything_back(model, token_bytes
     )
     engine = Engine(model, token_bytes, EngineConfig(eos_token_ids=(END,)))
     free = engine._pool.available
-    engine.submit(search(0, prompt(0, 70), 4))
-    while engine.has_work:
-        engine.step()
+    drain(engine, search(0, ids(70), 4))
     assert copies
     assert engine._pool.available == free
 
 
 def test_a_stop_ends_a_beam(model, token_bytes):
-    (free,) = drain(model, token_bytes, [search(0, prompt(1, 9), 3, max_tokens=10)]).values()
+    (free,) = found(model, token_bytes, [search(0, ids(9, 2), 3, max_tokens=10)]).values()
     stop = free.text[3:5]
-    (result,) = drain(
-        model, token_bytes, [search(0, prompt(1, 9), 3, max_tokens=10, n=3, stop=(stop,))]
+    (result,) = found(
+        model, token_bytes, [search(0, ids(9, 2), 3, max_tokens=10, n=3, stop=(stop,))]
     ).values()
     assert any(output.finish_reason == "stop" for output in result.outputs)
     for output in result.outputs:
@@ -126,7 +101,7 @@ def test_a_stop_ends_a_beam(model, token_bytes):
 
 
 def test_a_search_wider_than_the_engine_is_refused(model, token_bytes):
-    (result,) = drain(model, token_bytes, [search(0, [5, 6], 5)], max_running=4).values()
+    (result,) = found(model, token_bytes, [search(0, [5, 6], 5)], max_running=4).values()
     assert result.code == "invalid_sampling"
     assert "beam_width is 5, but at most 4" in result.message
 
@@ -140,20 +115,20 @@ def test_a_search_wider_than_the_engine_is_refused(model, token_bytes):
 )
 def test_company_and_a_cache_that_just_fits_change_nothing(model, token_bytes, shapes, running):
     requests = [
-        search(i, prompt(i, length), width, max_tokens=count)
+        search(i, ids(length, i), width, max_tokens=count)
         for i, (length, width, count) in enumerate(shapes)
     ]
-    block = KVTensors.block_bytes(model.config, 32, model.dtype)
+    block = block_bytes(model)
     needed = []
     for length, width, count in shapes:
         text = -(-(length + count - 1) // 32)
         own = width * (text - length // 32) + -(-length // 32)
         needed.append(text if width == 1 else own)
-    together = drain(
+    together = found(
         model, token_bytes, requests, max_running=running, kv_cache_bytes=max(needed) * block
     )
     for request in requests:
-        alone = drain(model, token_bytes, [request])[request.request_id]
+        alone = found(model, token_bytes, [request])[request.request_id]
         assert isinstance(alone, GenerateResult)
         assert together[request.request_id] == alone
 

@@ -10,13 +10,12 @@ import torch
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.engine import (
     BeamSearch,
-    Engine,
-    EngineConfig,
     GenerateRequest,
     RankRequest,
     SamplingParams,
 )
 from nightjar.gpu_worker.models import load_model
+from tests.engines import random_ids, run
 from tests.models import Gpt2Shape, save_gpt2
 
 WIDE = Gpt2Shape(n_layer=2, n_embd=768, n_head=12, n_positions=512, vocab_size=2048)
@@ -32,6 +31,11 @@ def model(request, directory):
     return load_model(directory, request.param)
 
 
+@pytest.fixture(scope="module")
+def token_bytes(directory):
+    return directory.tokenizer().token_bytes
+
+
 @pytest.fixture
 def threads():
     before = torch.get_num_threads()
@@ -39,14 +43,10 @@ def threads():
     torch.set_num_threads(before)
 
 
-def random_ids(rng, count):
-    return rng.integers(2, WIDE.vocab_size, count).tolist()
-
-
 def requests():
     """Texts of all kinds and rankings; some of them begin alike."""
     rng = np.random.default_rng(0)
-    system = random_ids(rng, 40)
+    system = random_ids(rng, 40, WIDE.vocab_size)
     kinds = [
         {},
         {"temperature": 0.9, "top_p": 0.9, "logprobs": 2},
@@ -57,38 +57,30 @@ def requests():
     ]
     made = []
     for i, params in enumerate(kinds):
-        prompt = system[: 40 * (i % 2)] + random_ids(rng, 3 + 17 * i)
+        prompt = system[: 40 * (i % 2)] + random_ids(rng, 3 + 17 * i, WIDE.vocab_size)
         sampling = SamplingParams(6, seed=i, ignore_eos=True, **params)
         made.append(GenerateRequest(i, prompt, sampling))
     for i, top_n in ((10, None), (11, 2)):
-        documents = [random_ids(rng, 1 + 5 * k) for k in range(6)]
-        made.append(RankRequest(i, system + random_ids(rng, i), documents, top_n=top_n))
+        documents = [random_ids(rng, 1 + 5 * k, WIDE.vocab_size) for k in range(6)]
+        made.append(
+            RankRequest(i, system + random_ids(rng, i, WIDE.vocab_size), documents, top_n=top_n)
+        )
     return made
 
 
-def run(model, directory, batch, **config):
-    engine = Engine(model, directory.tokenizer().token_bytes, EngineConfig(**config))
-    for request in batch:
-        engine.submit(request)
-    results = {}
-    while engine.has_work:
-        results |= {result.request_id: result for result in engine.step()}
-    return results
-
-
-def test_no_bit_depends_on_company_order_or_limits(model, directory):
+def test_no_bit_depends_on_company_order_or_limits(model, token_bytes):
     batch = requests()
-    together = run(model, directory, batch)
-    assert run(model, directory, batch[::-1], max_step_tokens=100, max_running=5) == together
+    together = run(model, token_bytes, batch)
+    assert run(model, token_bytes, batch[::-1], max_step_tokens=100, max_running=5) == together
     for request in batch:
-        alone = run(model, directory, [request], max_step_tokens=33)
+        alone = run(model, token_bytes, [request], max_step_tokens=33)
         assert alone[request.request_id] == together[request.request_id]
 
 
-def test_no_bit_depends_on_the_number_of_threads(model, directory, threads):
+def test_no_bit_depends_on_the_number_of_threads(model, token_bytes, threads):
     batch = requests()
     found = []
     for count in (1, 2, 3):
         threads(count)
-        found.append(run(model, directory, batch))
+        found.append(run(model, token_bytes, batch))
     assert found[0] == found[1] == found[2]

@@ -7,85 +7,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.engine import (
     Engine,
     EngineConfig,
-    GenerateRequest,
     GenerateResult,
     RankRequest,
     RankResult,
     RequestFailed,
-    SamplingParams,
 )
 from nightjar.gpu_worker.models import load_model
+from tests.engines import VOCAB, drain, generate, ids, one, run
 
-VOCAB = 512
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Products this small gain nothing from a second thread and wait for it on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def directory(tiny_model):
-    return ModelDirectory.open(tiny_model)
-
-
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
-def any_model(request, directory):
-    return load_model(directory, request.param)
-
-
-@pytest.fixture(scope="module")
-def model(directory):
-    return load_model(directory, "fp32")
-
-
-@pytest.fixture(scope="module")
-def token_bytes(directory):
-    return directory.tokenizer().token_bytes
-
-
-def ids(count, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(2, VOCAB, (count,), generator=generator).tolist()
-
-
-def generate(request_id=0, prompt=None, max_tokens=6, **params):
-    prompt = ids(5, request_id) if prompt is None else prompt
-    vectors = params.pop("prompt_vectors", None)
-    params = {"ignore_eos": True} | params
-    return GenerateRequest(request_id, prompt, SamplingParams(max_tokens, **params), vectors)
-
-
-def drain(engine, limit=500):
-    results = {}
-    for _ in range(limit):
-        if not engine.has_work:
-            return results
-        for result in engine.step():
-            assert result.request_id not in results
-            results[result.request_id] = result
-    raise AssertionError("the engine does not come to an end")
-
-
-def run(model, token_bytes, requests, vectors=None, **config):
-    engine = Engine(model, token_bytes, EngineConfig(**config))
-    for key, value in (vectors or {}).items():
-        engine.register_prompt_vectors(key, value)
-    for request in requests:
-        engine.submit(request)
-    return drain(engine)
-
-
-def one(model, token_bytes, request, **config):
-    return run(model, token_bytes, [request], **config)[request.request_id]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_length_ends_a_text(model, token_bytes):
@@ -237,10 +170,10 @@ NARROW, WIDE = torch.zeros(2, 31), torch.zeros(2, 32)
         (generate(9, prompt=[]), "empty_input", "prompt"),
         (generate(9, prompt=[1, -5]), "invalid_token", "-5"),
         (generate(9, prompt=[1, VOCAB]), "invalid_token", "no prompt vectors"),
-        (generate(9, prompt=[1, VOCAB + 2], prompt_vectors="wide"), "invalid_token", "2 prompt"),
-        (generate(9, prompt_vectors="narrow"), "unknown_prompt_vectors", "[2, 31]"),
-        (generate(9, prompt_vectors="nan"), "unknown_prompt_vectors", "finite"),
-        (generate(9, prompt_vectors="none"), "unknown_prompt_vectors", "'none'"),
+        (generate(9, prompt=[1, VOCAB + 2], vectors="wide"), "invalid_token", "2 prompt"),
+        (generate(9, vectors="narrow"), "unknown_prompt_vectors", "[2, 31]"),
+        (generate(9, vectors="nan"), "unknown_prompt_vectors", "finite"),
+        (generate(9, vectors="none"), "unknown_prompt_vectors", "'none'"),
         (generate(9, max_tokens=0), "invalid_sampling", "max_tokens"),
         (generate(9, max_tokens=-1), "invalid_sampling", "max_tokens"),
         (generate(9, max_tokens=124), "context_exceeded", "129 positions"),
@@ -352,8 +285,8 @@ def test_scores_that_are_not_finite_cost_only_their_request(model, token_bytes):
     vectors = {"huge": torch.full((1, 32), 3e38)}
     good = [generate(0, max_tokens=30), RankRequest(1, ids(4), [ids(3)])]
     bad = [
-        generate(8, prompt=[VOCAB, 3], prompt_vectors="huge"),
-        generate(7, prompt=[VOCAB, 3], prompt_vectors="huge", temperature=1.0),
+        generate(8, prompt=[VOCAB, 3], vectors="huge"),
+        generate(7, prompt=[VOCAB, 3], vectors="huge", temperature=1.0),
         RankRequest(9, [VOCAB, 3], [ids(3)], "huge"),
     ]
     # Few blocks: the good requests after the bad ones get the blocks these left behind.
@@ -370,8 +303,8 @@ def test_prompt_vectors_of_each_request(model, token_bytes):
     vectors = {key: torch.randn(3, 32, generator=generator) for key in "ab"}
     prompt = [VOCAB, VOCAB + 1, VOCAB + 2, 5, 6]
     requests = [
-        generate(0, prompt=prompt, prompt_vectors="a"),
-        generate(1, prompt=prompt, prompt_vectors="b"),
+        generate(0, prompt=prompt, vectors="a"),
+        generate(1, prompt=prompt, vectors="b"),
         generate(2, prompt=prompt[3:]),
         RankRequest(3, prompt, [ids(4), [7, VOCAB + 1, 8]], "b"),
     ]
@@ -388,15 +321,15 @@ def test_prompt_vectors_of_each_request(model, token_bytes):
 def test_registering_a_key_again_changes_later_requests_only(model, token_bytes):
     engine = Engine(model, token_bytes, EngineConfig())
     engine.register_prompt_vectors("a", torch.ones(1, 32))
-    engine.submit(generate(0, prompt=[VOCAB, 3], prompt_vectors="a"))
+    engine.submit(generate(0, prompt=[VOCAB, 3], vectors="a"))
     engine.step()
     engine.register_prompt_vectors("a", torch.arange(32.0).unsqueeze(0))
-    engine.submit(generate(1, prompt=[VOCAB, 3], prompt_vectors="a"))
+    engine.submit(generate(1, prompt=[VOCAB, 3], vectors="a"))
     results = drain(engine)
     ones = run(
         model,
         token_bytes,
-        [generate(0, prompt=[VOCAB, 3], prompt_vectors="a")],
+        [generate(0, prompt=[VOCAB, 3], vectors="a")],
         {"a": torch.ones(1, 32)},
     )
     assert results[0] == ones[0]
@@ -451,7 +384,7 @@ def test_scores_that_are_not_finite_are_computed_again_in_a_higher_precision(
     engine.register_prompt_vectors("huge", vectors)
     good = [generate(0, max_tokens=9), RankRequest(1, ids(4), [ids(3)])]
     bad = [
-        generate(8, prompt=[VOCAB, 3], prompt_vectors="huge"),
+        generate(8, prompt=[VOCAB, 3], vectors="huge"),
         RankRequest(9, [VOCAB, 3], [ids(3), ids(5)], "huge"),
     ]
     for request in [*bad, *good]:
@@ -476,7 +409,7 @@ def test_what_no_precision_computes_fails_with_the_reason(model, directory, toke
     for more_precise, words in ((lambda: model, "NaN"), (missing, "no room")):
         engine = Engine(model, token_bytes, EngineConfig(), more_precise)
         engine.register_prompt_vectors("huge", huge_vectors())
-        engine.submit(generate(8, prompt=[VOCAB, 3], prompt_vectors="huge"))
+        engine.submit(generate(8, prompt=[VOCAB, 3], vectors="huge"))
         (result,) = drain(engine).values()
         assert result.code == "not_finite"
         assert words in result.message
@@ -487,7 +420,7 @@ def test_a_request_under_rescue_can_be_cancelled_and_keeps_its_id(model, directo
     precise = load_model(directory, "fp64")
     engine = Engine(model, token_bytes, EngineConfig(), lambda: precise)
     engine.register_prompt_vectors("huge", huge_vectors())
-    engine.submit(generate(8, prompt=[VOCAB, 3], max_tokens=50, prompt_vectors="huge"))
+    engine.submit(generate(8, prompt=[VOCAB, 3], max_tokens=50, vectors="huge"))
     assert engine.step() == []
     engine.submit(generate(8))
     (refused,) = engine.step()

@@ -1,12 +1,10 @@
 """Prefixes computed once: the same answers to the last bit, with less work."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.engine import (
     Engine,
     EngineConfig,
@@ -14,22 +12,15 @@ from nightjar.gpu_worker.engine import (
     RankRequest,
     SamplingParams,
 )
-from nightjar.gpu_worker.models import Decoder, KVTensors, load_model
+from nightjar.gpu_worker.models import Decoder
+from tests.engines import VOCAB, block_bytes, drain, generate, ids
 
-VOCAB = 512
-
-
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
-def model(request, tiny_model):
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield load_model(ModelDirectory.open(tiny_model), request.param)
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def token_bytes(tiny_model):
-    return ModelDirectory.open(tiny_model).tokenizer().token_bytes
+def model(any_model):
+    return any_model
 
 
 @pytest.fixture
@@ -46,57 +37,38 @@ def rows(monkeypatch):
     return found
 
 
-def random_ids(seed, count):
-    return np.random.default_rng(seed).integers(2, VOCAB, count).tolist()
-
-
-def text(request_id, prompt, max_tokens=3, **params):
-    return GenerateRequest(
-        request_id, prompt, SamplingParams(max_tokens, ignore_eos=True, **params)
-    )
-
-
-def drain(engine, *requests):
-    for request in requests:
-        engine.submit(request)
-    results = {}
-    while engine.has_work:
-        results |= {result.request_id: result for result in engine.step()}
-    return results
-
-
 def test_a_conversation_computes_only_its_new_turn(model, token_bytes, rows):
     engine = Engine(model, token_bytes, EngineConfig())
-    first = random_ids(0, 70)
-    drain(engine, text(0, first))
+    first = ids(70)
+    drain(engine, generate(0, first))
     del rows[:]
-    longer = first + random_ids(1, 20)
-    warm = drain(engine, text(1, longer))
+    longer = first + ids(20, 1)
+    warm = drain(engine, generate(1, longer))
     # 64 of 90 tokens stand in whole blocks of the first turn.
     assert rows[0] == 26
-    cold = drain(Engine(model, token_bytes, EngineConfig()), text(1, longer))
+    cold = drain(Engine(model, token_bytes, EngineConfig()), generate(1, longer))
     assert warm == cold
 
 
 def test_requests_that_come_together_share_a_system_prompt(model, token_bytes, rows):
-    system = random_ids(0, 64)
-    requests = [text(i, system + random_ids(i, 5), max_tokens=1) for i in range(1, 9)]
+    system = ids(64)
+    requests = [generate(i, system + ids(5, i), max_tokens=1) for i in range(1, 9)]
     drain(Engine(model, token_bytes, EngineConfig()), *requests)
     # The first computes the system prompt, the others wait one step for it.
     assert rows == [69, 7 * 5]
 
 
 def test_the_same_query_in_many_rankings_is_computed_once(model, token_bytes, rows):
-    query = random_ids(0, 65)
-    requests = [RankRequest(i, query, [random_ids(i, 5)]) for i in range(6)]
+    query = ids(65)
+    requests = [RankRequest(i, query, [ids(5, i)]) for i in range(6)]
     drain(Engine(model, token_bytes, EngineConfig()), *requests)
     assert sum(rows) == 65 + 4 + 5 * (1 + 4)
 
 
 def test_rankings_and_texts_share_prefixes(model, token_bytes, rows):
-    prompt = random_ids(0, 40)
+    prompt = ids(40)
     engine = Engine(model, token_bytes, EngineConfig())
-    drain(engine, text(0, prompt, max_tokens=1))
+    drain(engine, generate(0, prompt, max_tokens=1))
     del rows[:]
     drain(engine, RankRequest(1, prompt, [[5]]))
     assert rows == [8]
@@ -107,7 +79,7 @@ def test_vectors_tell_equal_prompts_apart(model, token_bytes):
     generator = torch.Generator().manual_seed(0)
     for key in "ab":
         engine.register_prompt_vectors(key, torch.randn(1, 32, generator=generator))
-    prompt = [VOCAB, *random_ids(0, 40)]
+    prompt = [VOCAB, *ids(40)]
     requests = [
         GenerateRequest(i, prompt, SamplingParams(8, ignore_eos=True), key)
         for i, key in enumerate("ab")
@@ -123,8 +95,8 @@ def test_vectors_tell_equal_prompts_apart(model, token_bytes):
 
 
 def test_samples_share_the_prompt_and_differ(model, token_bytes, rows):
-    prompt = random_ids(0, 45)
-    request = text(0, prompt, max_tokens=8, n=5, temperature=1.5, seed=3)
+    prompt = ids(45)
+    request = generate(0, prompt, max_tokens=8, n=5, temperature=1.5, seed=3)
     engine = Engine(model, token_bytes, EngineConfig())
     (result,) = drain(engine, request).values()
     assert sum(rows) == 45 + 5 * 7
@@ -135,19 +107,19 @@ def test_samples_share_the_prompt_and_differ(model, token_bytes, rows):
 
 
 def test_samples_that_can_never_fit_are_refused_with_the_numbers(model, token_bytes):
-    block = KVTensors.block_bytes(model.config, 32, model.dtype)
+    block = block_bytes(model)
     engine = Engine(model, token_bytes, EngineConfig(kv_cache_bytes=10 * block))
-    request = text(0, random_ids(0, 45), max_tokens=8, n=10, temperature=1.0)
+    request = generate(0, ids(45), max_tokens=8, n=10, temperature=1.0)
     (result,) = drain(engine, request).values()
     assert result.code == "cache_exceeded"
     assert "10 times: needs 12 cache blocks" in result.message
 
 
 def test_a_full_cache_forgets_and_computes_again(model, token_bytes):
-    block = KVTensors.block_bytes(model.config, 32, model.dtype)
+    block = block_bytes(model)
     tight = Engine(model, token_bytes, EngineConfig(kv_cache_bytes=4 * block))
-    prompts = [random_ids(i % 3, 70) for i in range(9)]
-    requests = [text(i, prompt) for i, prompt in enumerate(prompts)]
+    prompts = [ids(70, i % 3) for i in range(9)]
+    requests = [generate(i, prompt) for i, prompt in enumerate(prompts)]
     roomy = drain(Engine(model, token_bytes, EngineConfig()), *requests)
     assert drain(tight, *requests) == roomy
 
@@ -155,24 +127,22 @@ def test_a_full_cache_forgets_and_computes_again(model, token_bytes):
 @st.composite
 def traffic(draw):
     """Requests out of a few prefixes, in waves, on engines of different limits."""
-    prefixes = [random_ids(seed, draw(st.integers(1, 90))) for seed in range(3)]
+    prefixes = [ids(draw(st.integers(1, 90)), seed) for seed in range(3)]
     waves = []
     request_id = 0
     for _ in range(draw(st.integers(1, 3))):
         wave = []
         for _ in range(draw(st.integers(1, 5))):
             head = draw(st.sampled_from(prefixes))
-            prompt = head[: draw(st.integers(1, len(head)))] + random_ids(
-                request_id, draw(st.integers(0, 20))
+            prompt = head[: draw(st.integers(1, len(head)))] + ids(
+                draw(st.integers(0, 20)), request_id
             )
             if draw(st.booleans()):
-                documents = [
-                    random_ids(n, n) for n in draw(st.lists(st.integers(1, 12), min_size=1))
-                ]
+                documents = [ids(n, n) for n in draw(st.lists(st.integers(1, 12), min_size=1))]
                 wave.append(RankRequest(request_id, prompt, documents[:6]))
             else:
                 wave.append(
-                    text(
+                    generate(
                         request_id,
                         prompt,
                         draw(st.integers(1, 8)),
@@ -195,7 +165,7 @@ def traffic(draw):
 def test_no_bit_depends_on_what_was_computed_before(model, token_bytes, traffic):
     """Not on the cache, on how prompts were cut, on evictions, on the order or the company."""
     waves, config, blocks = traffic
-    block = KVTensors.block_bytes(model.config, 32, model.dtype)
+    block = block_bytes(model)
     engine = Engine(model, token_bytes, EngineConfig(kv_cache_bytes=blocks * block, **config))
     for wave in waves:
         results = drain(engine, *wave)

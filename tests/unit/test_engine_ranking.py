@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightjar.checkpoints import ModelDirectory
-from nightjar.gpu_worker.engine import Engine, EngineConfig, RankRequest
+from nightjar.gpu_worker.engine import RankRequest
 from nightjar.gpu_worker.engine.ranking import (
     MIN_SAVED_ROWS,
     Document,
@@ -16,9 +15,10 @@ from nightjar.gpu_worker.engine.ranking import (
     shared_beginnings,
 )
 from nightjar.gpu_worker.engine.sequence import Prefix
-from nightjar.gpu_worker.models import Decoder, load_model
+from nightjar.gpu_worker.models import Decoder
+from tests.engines import VOCAB, random_ids, run
 
-VOCAB = 512
+pytestmark = pytest.mark.usefixtures("one_thread")
 beginnings = st.lists(st.integers(0, 2), max_size=30)
 documents_alike = st.lists(
     st.tuples(st.integers(0, 3), st.lists(st.integers(0, 2), min_size=1, max_size=6)), min_size=1
@@ -26,35 +26,13 @@ documents_alike = st.lists(
 
 
 @pytest.fixture(scope="module")
-def directory(tiny_model):
-    return ModelDirectory.open(tiny_model)
-
-
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
-def model(request, directory):
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield load_model(directory, request.param)
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def token_bytes(directory):
-    return directory.tokenizer().token_bytes
+def model(any_model):
+    return any_model
 
 
 def rank(model, token_bytes, *requests, **config):
-    engine = Engine(model, token_bytes, EngineConfig(**config))
-    for request in requests:
-        engine.submit(request)
-    results = {}
-    while engine.has_work:
-        results |= {result.request_id: result for result in engine.step()}
+    results = run(model, token_bytes, requests, **config)
     return [results[request.request_id] for request in requests]
-
-
-def random_ids(rng, count):
-    return rng.integers(2, VOCAB, count).tolist()
 
 
 def winners(scores, count):
@@ -120,12 +98,8 @@ def test_a_vector_in_the_beginning_is_read_and_not_scored(model, token_bytes):
     rng = np.random.default_rng(2)
     beginning = [*random_ids(rng, 20), VOCAB, *random_ids(rng, 20)]
     documents = [beginning + random_ids(rng, 4) for _ in range(4)]
-    engine = Engine(model, token_bytes, EngineConfig())
-    engine.register_prompt_vectors("v", torch.ones(1, 32))
-    engine.submit(RankRequest(0, [5, 6], documents, "v"))
-    results = []
-    while engine.has_work:
-        results += engine.step()
+    request = RankRequest(0, [5, 6], documents, "v")
+    results = run(model, token_bytes, [request], {"v": torch.ones(1, 32)})
     assert results[0].token_counts == [44] * 4
 
 

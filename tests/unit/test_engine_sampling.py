@@ -7,15 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightjar.checkpoints import ModelDirectory
-from nightjar.gpu_worker.engine import (
-    Engine,
-    EngineConfig,
-    GenerateRequest,
-    RankRequest,
-    RequestFailed,
-    SamplingParams,
-)
+from nightjar.gpu_worker.engine import RankRequest, RequestFailed, SamplingParams
 from nightjar.gpu_worker.engine.logits_processors import (
     BadWords,
     TokenCounts,
@@ -25,65 +17,11 @@ from nightjar.gpu_worker.engine.requests import BeamSearch
 from nightjar.gpu_worker.engine.sampling import next_tokens
 from nightjar.gpu_worker.engine.sequence import Choice
 from nightjar.gpu_worker.engine.stopping import end_tokens
-from nightjar.gpu_worker.models import load_model
+from tests.engines import VOCAB, generate, ids, one, run
 from tests.sequences import written_text
 
-VOCAB = 512
+pytestmark = pytest.mark.usefixtures("one_thread")
 INF = float("inf")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Products this small gain nothing from a second thread and wait for it on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def directory(tiny_model):
-    return ModelDirectory.open(tiny_model)
-
-
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
-def any_model(request, directory):
-    return load_model(directory, request.param)
-
-
-@pytest.fixture(scope="module")
-def model(directory):
-    return load_model(directory, "fp32")
-
-
-@pytest.fixture(scope="module")
-def token_bytes(directory):
-    return directory.tokenizer().token_bytes
-
-
-def ids(count, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(2, VOCAB, (count,), generator=generator).tolist()
-
-
-def generate(request_id=0, prompt=None, max_tokens=8, **params):
-    prompt = ids(6, request_id) if prompt is None else prompt
-    params = {"ignore_eos": True} | params
-    return GenerateRequest(request_id, prompt, SamplingParams(max_tokens, **params))
-
-
-def run(model, token_bytes, requests, **config):
-    engine = Engine(model, token_bytes, EngineConfig(**config))
-    for request in requests:
-        engine.submit(request)
-    results = {}
-    while engine.has_work:
-        results |= {result.request_id: result for result in engine.step()}
-    return results
-
-
-def one(model, token_bytes, request, **config):
-    return run(model, token_bytes, [request], **config)[request.request_id]
 
 
 # --- rows of logits
@@ -239,16 +177,26 @@ def test_rows_that_ask_for_nothing_are_left_alone():
     assert [choices[i].token for i in kept] == before.argmax(-1)[kept].tolist()
 
 
-def test_a_row_of_nan_costs_only_itself():
+@pytest.mark.parametrize("value", [float("nan"), INF, -INF])
+def test_a_row_that_is_not_finite_costs_only_itself(value):
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
     rows = [
         sequence(SamplingParams(3, temperature=t, logprobs=2, presence_penalty=1.0, seed=1))
         for t in (0.0, 1.0, 1.0)
     ]
     expected = next_tokens(logits.clone(), rows, NOTHING)
-    logits[1, 99] = float("nan")
+    logits[1, 99] = value
     found = next_tokens(logits, rows, NOTHING)
     assert found == [expected[0], None, expected[2]]
+
+
+def test_a_row_in_which_everything_is_blocked_has_no_choice():
+    rows = [
+        sequence(SamplingParams(3, temperature=t, bad_words=((0,), (1,)), seed=1), vocab_size=4)
+        for t in (0.0, 1.0)
+    ]
+    assert next_tokens(torch.zeros(2, 4), rows, torch.tensor([2, 3])) == [None, None]
+    assert [one.token for one in next_tokens(torch.zeros(2, 4), rows, torch.tensor([2]))] == [3, 3]
 
 
 # --- whole texts
@@ -310,7 +258,7 @@ def test_bad_words_are_never_generated(model, token_bytes):
     text = [tuple(result[i : i + n]) for n in (1, 2, 3) for i in range(len(result) - n + 1)]
     assert not set(words) & set(text)
     # One that the prompt ends with the beginning of is no bad word of the answer.
-    begun = (ids(6)[-1], free[0])
+    begun = (ids(5)[-1], free[0])
     assert one(model, token_bytes, generate(max_tokens=20, bad_words=(begun,))).token_ids == free
 
 
@@ -326,13 +274,14 @@ def test_logprobs_of_a_text(model, token_bytes):
     total = sum(step.chosen for step in output.logprobs)
     assert output.cumulative_logprob == pytest.approx(total)
     # The ranking of the same continuation sums the same log-probabilities.
-    ranked = one(model, token_bytes, RankRequest(0, ids(6), [output.token_ids]))
+    ranked = one(model, token_bytes, RankRequest(0, ids(5), [output.token_ids]))
     assert -total / 7 == pytest.approx(ranked.mean_nll[0], abs=1e-5)
 
 
 BAD = [
     ({"temperature": float("nan")}, "temperature is nan"),
     ({"temperature": INF}, "temperature is inf"),
+    ({"temperature": 1e39}, "temperature is 1e+39: must be from 0 to 100"),
     ({"min_p": -0.1}, "min_p is -0.1: must be from 0 to 1"),
     ({"min_p": 1.1}, "min_p"),
     ({"min_p": float("nan")}, "min_p is nan"),

@@ -2,10 +2,18 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from nightjar.checkpoints import ModelDirectory
-from nightjar.gpu_worker.engine import EngineConfig, GenerateRequest, RankRequest, SamplingParams
+from nightjar.gpu_worker.engine import (
+    BeamSearch,
+    EngineConfig,
+    GenerateRequest,
+    RankRequest,
+    SamplingParams,
+)
 from nightjar.gpu_worker.engine.admission import Admission
+from nightjar.gpu_worker.engine.errors import RefusedError
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
 from nightjar.gpu_worker.engine.ranking import RankJob
@@ -43,7 +51,7 @@ class Room:
     def step(self):
         """Plan a step and settle it; returns it in short: chunks, texts started, texts running,
         documents looked at."""
-        plan = self.scheduler.schedule()
+        plan = self.plan = self.scheduler.schedule()
         chunks = [(c.prefix.tokens[0], c.start, c.end) for c in plan.chunks]
         starts = [s.text.arrival for text in plan.texts for s in text.starts]
         decodes = [s.text.arrival for s in plan.decodes]
@@ -57,13 +65,42 @@ class Room:
             self.scheduler.close_parts(branch.job)
             if not branch.job.waiting:
                 self.scheduler.remove(branch.job)
+        self._branch_searches(plan)
         return chunks, starts, decodes, looks
 
+    def _branch_searches(self, plan):
+        """Let every beam search run as many texts as it is wide."""
+        for job in dict.fromkeys(s.text for s in plan.sampled if s.text.beams is not None):
+            parents, width = job.running, job.request.sampling.width
+            children = [(p, p.branch()) for p in (parents * width)[:width]]
+            self.scheduler.replace_beams(job, children)
+            self.scheduler.take_copies()
 
-@pytest.fixture
-def room(tiny_model):
-    config = ModelDirectory.open(tiny_model).config
-    return lambda **kwargs: Room(config, **kwargs)
+    @property
+    def busy(self):
+        scheduler = self.scheduler
+        return any((scheduler._texts, scheduler._rankings, scheduler._open, scheduler._running))
+
+    def end_texts(self):
+        """End what has as many tokens as it may have."""
+        for sequence in list(self.scheduler._running):
+            job = sequence.text
+            if len(sequence.generated) >= sequence.sampling.max_tokens and sequence.table:
+                if job.beams is None:
+                    self.scheduler.finish(sequence)
+                if job.beams is not None or not (job.waiting or job.running):
+                    self.scheduler.remove(job)
+
+
+@pytest.fixture(scope="module")
+def room(directory):
+    return lambda **kwargs: Room(directory.config, **kwargs)
+
+
+def rows(plan):
+    """Packed rows of a step."""
+    chunks = sum(chunk.end - chunk.start for chunk in plan.chunks)
+    return len(plan.decodes) + chunks + sum(len(branch.fed) for branch in plan.branches)
 
 
 def test_texts_run_first_come_first_served_within_the_places(room):
@@ -231,3 +268,127 @@ def test_only_the_best_documents_are_looked_at_to_the_end(room):
     job.prune()
     assert [document.index for document in job.waiting] == []
     assert job.scores() == [None, 1.0, None]
+
+
+def test_a_wide_search_starts_when_the_texts_before_it_have_ended(room):
+    """However many narrow texts come after it."""
+    room = room(max_running=6)
+    for _ in range(6):
+        room.text(max_tokens=8)
+    room.step()
+    search = room.text(max_tokens=4, beams=BeamSearch(5))
+    started = []
+    for _ in range(9):
+        room.text(max_tokens=8)
+        room.text(max_tokens=8)
+        started.append(room.step()[1])
+        room.end_texts()
+    # Those that came later have waited, and got the place that was left.
+    assert started == [[]] * 7 + [[search.arrival, search.arrival + 1], []]
+    assert len(search.running) == 5
+
+
+def test_a_search_under_way_keeps_its_places(room):
+    """A prompt of many chunks, while places are free that a narrow text could take."""
+    room = room(max_running=4, max_step_tokens=24)
+    room.text(max_tokens=40)
+    room.step()
+    search = room.text(prompt=60, max_tokens=4, beams=BeamSearch(3))
+    for _ in range(5):
+        room.text(prompt=2, max_tokens=40)
+        room.step()
+    assert len(search.running) == 3
+
+
+def test_a_started_ranking_that_lacks_blocks_is_not_overtaken(room):
+    """Its second prefix needs most of the cache, and texts that need little keep coming."""
+    room = room(blocks=24)
+    beginning = list(range(200, 272))
+    documents = [[400, 401]] + [[*beginning, 300 + i, 5] for i in range(4)]
+    for _ in range(2):
+        room.text(prompt=4, max_tokens=12)
+        room.step()
+    ranking = room.add(RankRequest(0, [9] * 4, documents))
+    for _ in range(20):
+        room.text(prompt=4, max_tokens=12)
+        room.step()
+        room.end_texts()
+        if not ranking.waiting:
+            break
+    assert not ranking.waiting
+
+
+def test_samples_and_beams_fit_into_the_rows_of_a_step(room):
+    room = room(max_step_tokens=8)
+    room.text(prompt=5, n=20, temperature=1.0)
+    room.text(prompt=5, max_tokens=6, beams=BeamSearch(8))
+    for _ in range(60):
+        room.step()
+        assert rows(room.plan) <= 8
+        room.end_texts()
+    assert room.pool.available == 100
+
+
+def test_a_search_wider_than_a_step_is_refused(room):
+    with pytest.raises(RefusedError, match="at most 8 texts run together"):
+        room(max_step_tokens=8).text(prompt=5, beams=BeamSearch(9))
+
+
+texts = st.fixed_dictionaries(
+    {"prompt": st.integers(1, 40), "max_tokens": st.integers(1, 9)},
+    optional={
+        "n": st.integers(2, 9),
+        "beams": st.integers(1, 3).map(BeamSearch),
+        "first": st.integers(1, 3),
+    },
+)
+rankings = st.fixed_dictionaries(
+    {
+        "query": st.integers(1, 30),
+        "documents": st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    },
+    optional={"top_n": st.integers(1, 3)},
+)
+
+
+def hand_in(room, params):
+    """Add a request; returns how many steps it can need at most, were each to compute one row."""
+    if "query" in params:
+        room.ranking(**params)
+        return params["query"] + sum(params["documents"]) + 2 * len(params["documents"])
+    if "beams" in params:
+        params = params | {"n": 1}
+    elif "n" in params:
+        params = params | {"temperature": 1.0}
+    job = room.text(**params)
+    return params["prompt"] + job.request.sampling.width * params["max_tokens"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    coming=st.lists(st.tuples(st.integers(0, 20), texts | rankings), min_size=1, max_size=10),
+    max_running=st.sampled_from([3, 8]),
+    max_step_tokens=st.sampled_from([3, 7, 40]),
+    blocks=st.sampled_from([60, 90]),
+)
+def test_every_step_keeps_its_limits_and_every_request_ends(
+    room, coming, max_running, max_step_tokens, blocks
+):
+    room = room(blocks=blocks, max_running=max_running, max_step_tokens=max_step_tokens)
+    step, end = 0, max(when for when, _ in coming)
+    while step <= end or room.busy:
+        end += sum(hand_in(room, params) for when, params in coming if when == step)
+        running, busy = list(room.scheduler._running), room.busy
+        room.step()
+        plan = room.plan
+        assert plan.decodes == running
+        assert len(running) <= max_running
+        # A document is computed in one piece, without others where it goes past the limit.
+        alone = len(plan.branches) == 1 and not any(plan.chunks)
+        assert rows(plan) <= max_step_tokens or alone
+        assert bool(plan) == busy
+        room.end_texts()
+        step += 1
+        assert step <= end + 1
+    assert room.pool.available == blocks
+    assert not any(room.pool._holders)

@@ -1,0 +1,66 @@
+"""Texts that go on from one another: whose cache blocks are whose, and what must be copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nightjar.gpu_worker.engine.beam_search import Child
+from nightjar.gpu_worker.engine.kv_cache import BlockPool, BlockTable
+from nightjar.gpu_worker.engine.sequence import GenerateSequence, TextJob
+
+
+class Forks:
+    """Gives texts their blocks.  Whole blocks are shared; a fork's last one is a copy."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        # By copy: a text that ends with its first token leaves a copy that nobody waits for, in a
+        # block which another text may fork into before it is made.
+        self._copies: dict[int, int] = {}
+
+    def start(self, sequence: GenerateSequence) -> None:
+        """Give a text that got its first token blocks of its own, behind its prompt's."""
+        job = sequence.text
+        prompt = job.prefix.held
+        if job.request.sampling.n > 1 and job.beams is None:
+            sequence.table = self._fork(prompt, len(job.prefix.tokens), job, prompt)
+            return
+        sequence.table, job.prefix.table = prompt, None
+        if job.beams is not None:
+            own = self._pool.blocks_for(job.max_length)
+            job.spare = prompt.split(job.prefix.max_blocks - own)
+
+    def replace(self, job: TextJob, children: Sequence[Child]) -> None:
+        """Give the children of a search's texts their blocks.
+
+        The first child of a text takes over its blocks, others fork from them; the blocks of a
+        text without children pay for those.
+        """
+        spare = job.spare
+        if spare is None:
+            raise RuntimeError(f"request {job.request_id} searches before it has started")
+        parents = {id(parent) for parent, _ in children}
+        for sequence in job.running:
+            if id(sequence) not in parents:
+                spare.merge(sequence.held)
+        taken: set[int] = set()
+        for parent, child in children:
+            if id(parent) in taken:
+                child.table = self._fork(parent.held, child.length - 1, job, spare)
+            else:
+                taken.add(id(parent))
+                child.table = parent.held
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Blocks (source, copy) to copy, all at once, before the next forward pass."""
+        copies, self._copies = self._copies, {}
+        return [(source, copy) for copy, source in copies.items()]
+
+    def _fork(self, table: BlockTable, tokens: int, job: TextJob, payer: BlockTable) -> BlockTable:
+        """Blocks for one more text that begins with the first `tokens` positions of a table."""
+        own = self._pool.blocks_for(job.max_length) - tokens // self._pool.block_size
+        fork, copied = table.fork(tokens, own, payer)
+        if copied is not None:
+            source, copy = copied
+            self._copies[copy] = source
+        return fork

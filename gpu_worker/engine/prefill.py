@@ -1,0 +1,78 @@
+"""Prefixes on their way into the cache: opened, cut to what a step has room for, and published."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from nightjar.gpu_worker.engine.kv_cache import BlockPool, BlockTable
+from nightjar.gpu_worker.engine.plan import PrefixChunk
+from nightjar.gpu_worker.engine.sequence import Prefix
+
+
+class Opening(Enum):
+    """Whether a prefix may start."""
+
+    OPENED = auto()
+    NO_BLOCKS = auto()
+    PREFIX_UNDER_WAY = auto()
+
+
+class Prefill:
+    """What the step being planned does with prefixes.
+
+    One whose next block is just being computed for another waits for it: it then finds the block
+    in the cache.  As soon as one lacks blocks, none is opened any more in this step: smaller ones
+    would take, one by one, the blocks it waits for.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._under_way: set[bytes] = set()
+        self._blocks_lack = False
+
+    def new_step(self) -> None:
+        """Forget what the last step computed and lacked."""
+        self._under_way.clear()
+        self._blocks_lack = False
+
+    def open(self, prefix: Prefix) -> Opening:
+        """Reserve a prefix's blocks, taking from the cache what it knows."""
+        # What a scored token or the next one is predicted from is computed here in any case.
+        usable = prefix.keys[: (prefix.scored_from - 1) // self._pool.block_size]
+        known = self._pool.find(usable)
+        if len(known) < len(usable) and usable[len(known)] in self._under_way:
+            return Opening.PREFIX_UNDER_WAY
+        own = prefix.max_blocks - len(known)
+        if self._blocks_lack or not self._pool.reserve(own, known):
+            self._blocks_lack = True
+            return Opening.NO_BLOCKS
+        prefix.table = BlockTable(self._pool, own, known)
+        prefix.computed = len(known) * self._pool.block_size
+        return Opening.OPENED
+
+    def cut(self, prefix: Prefix, rows: int, alone: bool) -> PrefixChunk | None:
+        """As much of an open prefix as the rows allow, or None; cut short, it ends with a block.
+
+        alone: nothing but running texts shares the step, so that rows too few for a block are
+        better used than left.
+        """
+        start, size = prefix.computed, self._pool.block_size
+        end = min(len(prefix.tokens), start + max(0, rows))
+        if end < len(prefix.tokens):
+            whole = end // size * size
+            if whole > start:
+                end = whole
+            elif not alone:
+                return None
+        if end == start:
+            return None
+        prefix.held.grow(end)
+        self._under_way.update(prefix.keys[start // size : end // size])
+        return PrefixChunk(prefix, start, end)
+
+    def publish(self, chunk: PrefixChunk) -> None:
+        """Let others find the whole blocks of a chunk that was computed."""
+        prefix, size = chunk.prefix, self._pool.block_size
+        prefix.computed = chunk.end
+        for place in range(chunk.start // size, chunk.end // size):
+            self._pool.publish(prefix.held.blocks[place], prefix.keys[place])

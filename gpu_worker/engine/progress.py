@@ -1,0 +1,73 @@
+"""Requests moved on by what a step computed, up to their results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from nightjar.gpu_worker.engine.beam_search import search_step
+from nightjar.gpu_worker.engine.beams import BeamState
+from nightjar.gpu_worker.engine.ranking import RankJob
+from nightjar.gpu_worker.engine.requests import GenerateOutput, GenerateResult, RankResult
+from nightjar.gpu_worker.engine.scheduler import Scheduler
+from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence, TextJob
+
+Moved = tuple[GenerateSequence, Choice]
+"""A text, and what it goes on with."""
+
+
+class Progress:
+    """Adds tokens to texts and looks to rankings, and says which requests end with them.
+
+    The caller frees what an ended request holds.
+    """
+
+    def __init__(self, scheduler: Scheduler, token_bytes: Sequence[bytes]) -> None:
+        self._scheduler = scheduler
+        self._token_bytes = token_bytes
+
+    def of_texts(self, tokens: Iterable[Moved]) -> Iterator[GenerateResult]:
+        """Move texts on by their tokens; the results of the requests that end."""
+        searches: dict[TextJob, list[Moved]] = {}
+        for sequence, choice in tokens:
+            job = sequence.text
+            if job.beams is not None:
+                searches.setdefault(job, []).append((sequence, choice))
+                continue
+            self._append(sequence, choice)
+            if not job.waiting and not job.running:
+                yield _answer(job, [output for _, output in sorted(job.finished.items())])
+        for job, beams in searches.items():
+            if job.beams is not None and not self._search(job, job.beams, beams):
+                best = job.beams.finished[: job.request.sampling.n]
+                yield _answer(job, [finished.text for finished in best])
+
+    def of_rankings(self, jobs: Iterable[RankJob]) -> Iterator[RankResult]:
+        """Drop what the last looks made hopeless; the results of the rankings without a document
+        that waits."""
+        for job in jobs:
+            job.prune()
+            self._scheduler.close_parts(job)
+            if not job.waiting:
+                query = len(job.request.query_ids)
+                yield RankResult(job.request_id, job.scores(), job.token_counts, query)
+
+    def _append(self, sequence: GenerateSequence, choice: Choice) -> None:
+        """Add a token to a text, and end it where it is due."""
+        if choice.logprobs is not None:
+            sequence.logprobs.append(choice.logprobs)
+        ending = sequence.add(choice.token, self._token_bytes[choice.token])
+        if ending is not None:
+            sequence.text.finished[sequence.sample] = sequence.output(ending)
+            self._scheduler.finish(sequence)
+
+    def _search(self, job: TextJob, state: BeamState[GenerateOutput], beams: list[Moved]) -> bool:
+        """Move the texts of a beam search on together; whether it goes on."""
+        children = search_step(state, beams, self._token_bytes)
+        if children:
+            self._scheduler.replace_beams(job, children)
+        return bool(children)
+
+
+def _answer(job: TextJob, outputs: list[GenerateOutput]) -> GenerateResult:
+    """The result of a generation request."""
+    return GenerateResult(job.request_id, outputs, len(job.prefix.tokens))

@@ -1,0 +1,100 @@
+"""Engines for tests: requests in, results out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from nightjar.gpu_worker.engine import (
+    Engine,
+    EngineConfig,
+    GenerateRequest,
+    Request,
+    Result,
+    SamplingParams,
+)
+from nightjar.gpu_worker.models import Decoder, KVTensors
+
+VOCAB = 512
+"""Of the tiny model."""
+
+
+def random_ids(rng: np.random.Generator, count: int, vocab_size: int = VOCAB) -> list[int]:
+    """Token ids, none of them special."""
+    found: list[int] = rng.integers(2, vocab_size, count).tolist()
+    return found
+
+
+def ids(count: int, seed: int = 0) -> list[int]:
+    """Token ids of the tiny model, the same for the same seed."""
+    return random_ids(np.random.default_rng(seed), count)
+
+
+def generate(
+    request_id: int = 0,
+    prompt: Sequence[int] | None = None,
+    max_tokens: int = 8,
+    vectors: str | None = None,
+    **params: object,
+) -> GenerateRequest:
+    """A text that ends by its length, after a prompt of its own unless one is given."""
+    tokens = ids(5, request_id) if prompt is None else prompt
+    sampling = SamplingParams(max_tokens, **({"ignore_eos": True} | params))  # type: ignore[arg-type]
+    return GenerateRequest(request_id, tokens, sampling, vectors)
+
+
+def drain(engine: Engine, *requests: Request, limit: int = 2000) -> dict[int, Result]:
+    """Hand in requests and step until nothing is left; the results by id, one for each."""
+    for request in requests:
+        engine.submit(request)
+    results: dict[int, Result] = {}
+    for _ in range(limit):
+        if not engine.has_work:
+            return results
+        for result in engine.step():
+            assert result.request_id not in results
+            results[result.request_id] = result
+    raise AssertionError("the engine does not come to an end")
+
+
+def run(
+    model: Decoder,
+    token_bytes: Sequence[bytes],
+    requests: Iterable[Request],
+    vectors: Mapping[str, torch.Tensor] | None = None,
+    **config: object,
+) -> dict[int, Result]:
+    """The results of requests that share a fresh engine."""
+    engine = Engine(model, token_bytes, EngineConfig(**config))  # type: ignore[arg-type]
+    for key, value in (vectors or {}).items():
+        engine.register_prompt_vectors(key, value)
+    return drain(engine, *requests)
+
+
+def one(model: Decoder, token_bytes: Sequence[bytes], request: Request, **config: object) -> Result:
+    """The result of a request in an engine of its own."""
+    return run(model, token_bytes, [request], **config)[request.request_id]
+
+
+def block_bytes(model: Decoder) -> int:
+    """What a cache block takes in an engine with the default block size."""
+    return KVTensors.block_bytes(model.config, EngineConfig().block_size, model.dtype)
+
+
+def assert_nothing_held(engine: Engine) -> None:
+    """Every block is free or resting, none reserved, and no request is remembered."""
+    pool, scheduler = engine._pool, engine._scheduler
+    assert not any(pool._holders)
+    assert pool._reserved == 0
+    assert sorted([*pool._free, *pool._resting]) == list(range(pool.total))
+    assert pool._resting.keys() == pool._keys.keys()
+    assert not engine._live
+    assert not engine._cancelled
+    held = (scheduler._texts, scheduler._rankings, scheduler._open, scheduler._running)
+    assert not any(held)
+    if engine._rescue is not None:
+        assert not engine._rescue._requests
+        if engine._rescue._engine is not None:
+            assert_nothing_held(engine._rescue._engine)
