@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench-peers bench-scaling report clean
+.PHONY: help demo test lint format bench-peers bench-scaling bench-control-plane report clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -42,6 +42,9 @@ bench-peers: $(VENV)/installed-dev ## Nightjar and its peers on this machine, ea
 
 bench-scaling: $(VENV)/installed-dev ## How the engine's cost grows, with plots
 	$(BIN)/python -m benchmarks.scaling
+
+bench-control-plane: $(VENV)/installed-dev ## Requests/s without a model, beside plain Celery
+	$(BIN)/python -m benchmarks.control_plane
 
 report: $(VENV)/installed-dev ## Write the newest figures into docs/performance.md
 	$(BIN)/python -m benchmarks.report

@@ -95,7 +95,7 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of several texts."""
         found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [list(encoding.ids) for encoding in found]
+        return [encoding.ids for encoding in found]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids, from its beginning on; bytes that are not UTF-8 become U+FFFD."""

@@ -1,9 +1,12 @@
 """The compute process: one engine, fed over a pipe, `python -m nightjar.gpu_worker.compute`.
 
-It ends when its worker does: the pipe closes. Nothing else reaches it.
+It ends when its worker does: the pipe closes, and the kernel ends it where it hangs. Nothing else
+reaches it.
 """
 
 import argparse
+import ctypes
+import gc
 import logging
 import signal
 import sys
@@ -15,6 +18,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load as load_safetensors
 
+from nightjar import logs
 from nightjar.checkpoints import PROMPT_TOKEN, CheckpointError, ModelDirectory, Tokenizer
 from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.engine import (
@@ -22,6 +26,7 @@ from nightjar.gpu_worker.engine import (
     EngineConfig,
     Result,
 )
+from nightjar.gpu_worker.fake_engine import FakeEngine
 from nightjar.gpu_worker.models import load_model
 from nightjar.gpu_worker.models.precision import MORE_PRECISE, PRECISIONS, fastest_dtype
 from nightjar.gpu_worker.translation import Translator
@@ -30,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 # How often a working engine says that it is alive.
 _LIFE_SIGN_S = 1.0
+_PR_SET_PDEATHSIG = 1
 
 
 def build_engine(directory: ModelDirectory, tokenizer: Tokenizer, dtype: str) -> Engine:
@@ -50,7 +56,9 @@ def build_engine(directory: ModelDirectory, tokenizer: Tokenizer, dtype: str) ->
 class ComputeLoop:
     """Moves messages between the pipe and the engine, a step at a time."""
 
-    def __init__(self, engine: Engine, translator: Translator, pipe: Connection) -> None:
+    def __init__(
+        self, engine: Engine | FakeEngine, translator: Translator, pipe: Connection
+    ) -> None:
         self._engine = engine
         self._translator = translator
         self._pipe = pipe
@@ -80,7 +88,7 @@ class ComputeLoop:
     def _handle(self, message: messages.ToCompute) -> None:
         match message:
             case messages.Generate() | messages.Rank():
-                self._engine.submit(self._translator.request(message))
+                self._submit(message)
             case messages.RegisterVectors():
                 (vectors,) = load_safetensors(message.data).values()
                 self._engine.register_prompt_vectors(message.key, vectors)
@@ -88,8 +96,22 @@ class ComputeLoop:
                 for ticket in message.tickets:
                     self._engine.cancel(ticket)
 
+    def _submit(self, message: messages.Generate | messages.Rank) -> None:
+        try:
+            self._engine.submit(self._translator.request(message))
+        except Exception as error:
+            logger.exception("request %d cannot be read", message.ticket)
+            self._pipe.send_bytes(messages.encode([_failed(message.ticket, error)]))
+
+    def _answer(self, outcome: Result) -> messages.Answer:
+        try:
+            return self._translator.answer(outcome)
+        except Exception as error:
+            logger.exception("result %d cannot be read", outcome.request_id)
+            return _failed(outcome.request_id, error)
+
     def _send(self, outcomes: list[Result]) -> None:
-        frame: list[messages.FromCompute] = [self._translator.answer(one) for one in outcomes]
+        frame: list[messages.FromCompute] = [self._answer(one) for one in outcomes]
         now = time.monotonic()
         if frame or now - self._said_at >= _LIFE_SIGN_S:
             frame.append(messages.Stepped(steps=self._steps, busy_s=self._busy_s))
@@ -97,17 +119,26 @@ class ComputeLoop:
             self._said_at = now
 
 
+def _failed(ticket: int, error: Exception) -> messages.Failed:
+    """A request that cannot be translated fails; the engine goes on with the others."""
+    return messages.Failed(ticket, "internal_error", f"{type(error).__name__}: {error}")
+
+
 def main() -> int:
     """Entry point: load, report, serve."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--dtype", choices=("auto", *PRECISIONS), default="auto")
+    parser.add_argument("--engine", choices=("model", "fake"), default="model")
+    parser.add_argument("--fake-step-s", type=float, default=0.0, help="seconds of a fake step")
     parser.add_argument("--pipe", type=int, required=True, help="file descriptor of the pipe")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch")
     args = parser.parse_args()
     # Ctrl-C in a terminal reaches the whole group: the worker drains, and needs its engine for it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s compute %(levelname)s %(message)s")
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    logs.configure("compute")
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     pipe = Connection(args.pipe)
@@ -115,8 +146,7 @@ def main() -> int:
     try:
         directory = ModelDirectory.open(args.model)
         tokenizer = directory.tokenizer()
-        dtype = fastest_dtype() if args.dtype == "auto" else args.dtype
-        engine = build_engine(directory, tokenizer, dtype)
+        engine, dtype = _choose_engine(args, directory, tokenizer)
     except CheckpointError as error:
         pipe.send_bytes(messages.encode([messages.LoadFailed(message=str(error))]))
         return 1
@@ -130,8 +160,21 @@ def main() -> int:
     )
     ready = messages.Ready(model=directory.name, dtype=dtype, load_s=load_s)
     pipe.send_bytes(messages.encode([ready]))
+    gc.collect()
+    gc.freeze()  # what is loaded now stays, and need not be looked through at every collection
     ComputeLoop(engine, Translator(tokenizer), pipe).run()
     return 0
+
+
+def _choose_engine(
+    args: argparse.Namespace, directory: ModelDirectory, tokenizer: Tokenizer
+) -> tuple[Engine | FakeEngine, str]:
+    """The engine that was asked for, and what it computes in."""
+    if args.engine == "fake":
+        logger.warning("fake engine: answers are made up, no model is loaded")
+        return FakeEngine(tokenizer.token_bytes, step_s=args.fake_step_s), "fake"
+    dtype = fastest_dtype() if args.dtype == "auto" else args.dtype
+    return build_engine(directory, tokenizer, dtype), dtype
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ starts; what becomes of the requests is the caller's decision.
 import itertools
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -39,7 +40,11 @@ class LauncherError(Exception):
 
 
 class ComputeLostError(LauncherError):
-    """The compute process ended or stalled while this request was in flight."""
+    """The compute process ended or stalled while this request was in flight: how it did."""
+
+
+class ComputeNotReadyError(LauncherError):
+    """The compute process ended before it had the model: this request has not been touched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +56,14 @@ class ComputeConfig:
     threads: int | None = None
     stalled_after_s: float = 600.0
     load_timeout_s: float = 1800.0
+    engine: str = "model"  # or "fake", whose steps take fake_step_s
+    fake_step_s: float = 0.0
 
     def command(self, pipe: int) -> list[str]:
         """The command line of a process that speaks over file descriptor `pipe`."""
         command = [sys.executable, "-m", "nightjar.gpu_worker.compute", f"--model={self.model}"]
-        command += [f"--dtype={self.dtype}", f"--pipe={pipe}"]
+        command += [f"--dtype={self.dtype}", f"--pipe={pipe}", f"--engine={self.engine}"]
+        command.append(f"--fake-step-s={self.fake_step_s}")
         return command if self.threads is None else [*command, f"--threads={self.threads}"]
 
 
@@ -69,6 +77,9 @@ class InFlight:
 
 class Launcher:
     """Owns one compute process at a time.
+
+    The kernel ends the process with the thread that started it: the first belongs to the thread
+    that makes the launcher.
 
     Args:
         config: How to start it.
@@ -91,6 +102,7 @@ class Launcher:
         self._failed_loads = 0
         self._seconds = ComputeSeconds()
         self._earlier_engine_s = 0.0  # of the processes before the one that runs now
+        self._stalled = False  # we have ended the process ourselves
         self._closing = False
         self._alive_at = time.monotonic()
         self._process, self._pipe = self._spawn()
@@ -206,6 +218,7 @@ class Launcher:
                     self._handle(message)
             elif self._is_stalled():
                 logger.error("compute process stalled: ended", extra={"action": "stalled"})
+                self._stalled = True
                 self._process.kill()
         except (EOFError, ConnectionError):
             self._replace()
@@ -240,24 +253,38 @@ class Launcher:
         self._end(self._process)
         if self._closing:
             return
-        status = self._process.returncode
-        if not self._ready.is_set():
+        ending = f"the compute process {self._ending()}"
+        if self._ready.is_set():
+            lost: LauncherError = ComputeLostError(ending)
+        else:
+            lost = ComputeNotReadyError(f"{ending} while it loaded the model")
             self._failed_loads += 1
             if self._failed_loads == _MOST_FAILED_LOADS:
-                self._fail(
-                    f"the compute process ended {_MOST_FAILED_LOADS} times ({status}) "
-                    "while loading the model"
-                )
+                self._fail(f"{lost}, {_MOST_FAILED_LOADS} times in a row")
                 return
-        logger.error("compute process ended with status %s", status, extra={"action": "lost"})
+        logger.error("%s", lost, extra={"action": "lost"})
         with self._send_lock:
             self._ready.clear()
-            self._fail_pending(ComputeLostError(f"the compute process ended ({status})"))
+            self._stalled = False
+            self._fail_pending(lost)
             self._pipe.close()
             self._earlier_engine_s = self._seconds.engine_s
             self._process, self._pipe = self._spawn()
             vectors = [messages.RegisterVectors(key=k, data=d) for k, d in self._vectors.items()]
             self._send(vectors)
+
+    def _ending(self) -> str:
+        """How the process ended, as a verb."""
+        if self._stalled:
+            limit = self._config.stalled_after_s if self._ready.is_set() else None
+            return "stalled" if limit is None else f"stalled: no step in {limit:g} s"
+        status = self._process.returncode
+        if status >= 0:
+            return f"ended with status {status}"
+        try:
+            return f"was ended by {signal.Signals(-status).name}"
+        except ValueError:
+            return f"was ended by signal {-status}"
 
     def _fail(self, error: str) -> None:
         """No compute process can be had: say so to everyone, now and later."""

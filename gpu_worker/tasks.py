@@ -4,22 +4,21 @@ The worker holds no model: its launcher starts a compute process, and a crash th
 process, not this one.
 """
 
-import logging
 import os
 import signal
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from celery.signals import worker_init, worker_shutdown
-from kombu.exceptions import OperationalError
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
 from nightjar.gpu_worker.launcher import ComputeConfig, Launcher, LauncherError
+from nightjar.gpu_worker.ticker import Ticker
 from nightjar.gpu_worker.worker import GpuWorker, Heartbeat
 from nightjar.jobs.store import Store
 from nightjar.pipeline.celery_app import COMPUTE_TASK, TICK_TASK, create_celery_app
+from nightjar.pipeline.collector import spare_what_stays
 from nightjar.pipeline.settings import Settings
-
-logger = logging.getLogger(__name__)
 
 settings = Settings.read()
 app = create_celery_app(settings)
@@ -33,6 +32,7 @@ class _Parts:
     launcher: Launcher
     worker: GpuWorker
     heartbeat: Heartbeat
+    ticker: Ticker
 
     @classmethod
     def open(cls) -> "_Parts":
@@ -45,6 +45,8 @@ class _Parts:
             dtype=settings.dtype,
             threads=settings.compute_threads,
             stalled_after_s=settings.compute_stalled_after_s,
+            engine=settings.engine,
+            fake_step_s=settings.fake_step_s,
         )
         launcher = Launcher(config, on_failure=_leave)
         launcher.wait_ready()
@@ -52,12 +54,14 @@ class _Parts:
             store,
             launcher,
             model=settings.model_name or model.name,
-            crashes_allowed=settings.micro_batch_crashes,
+            crashes_allowed=settings.request_crashes,
         )
-        return cls(store, launcher, worker, Heartbeat(worker, settings.heartbeat_s))
+        heartbeat = Heartbeat(worker, settings.heartbeat_s)
+        return cls(store, launcher, worker, heartbeat, Ticker(partial(app.send_task, TICK_TASK)))
 
     def close(self) -> None:
         self.heartbeat.stop()
+        self.ticker.close()
         self.launcher.close()
         self.worker.leave()
         self.store.close()
@@ -79,6 +83,7 @@ def _open(**_: object) -> None:
         _parts.append(_Parts.open())
     except (CheckpointError, LauncherError) as error:
         raise SystemExit(f"nightjar worker: {error}") from error
+    spare_what_stays()
 
 
 @worker_shutdown.connect
@@ -88,12 +93,9 @@ def _close(**_: object) -> None:
 
 
 @app.task(name=COMPUTE_TASK)
-def compute(micro_batch: int, epoch: int) -> dict[str, object]:
+def compute(micro_batch: int, epoch: int, alone: bool = False) -> dict[str, object]:
     """Compute one micro-batch; what it returns is what Flower shows of it."""
-    outcome = _parts[0].worker.run(micro_batch, epoch)
-    try:
-        app.send_task(TICK_TASK)  # its place in the dispatch window is free
-    except OperationalError as error:
-        # The work has landed; beat ticks once the broker is back.
-        logger.warning("no tick sent: %s", error, extra={"action": "tick_not_sent"})
+    parts = _parts[0]
+    outcome = parts.worker.run(micro_batch, epoch, alone=alone)
+    parts.ticker.tick()  # its place in the dispatch window is free
     return asdict(outcome)

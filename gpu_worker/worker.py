@@ -7,22 +7,41 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
+from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.answers import make_message, make_result
-from nightjar.gpu_worker.launcher import ComputeLostError, InFlight, Launcher, LauncherError
+from nightjar.gpu_worker.gate import Gate
+from nightjar.gpu_worker.launcher import (
+    ComputeLostError,
+    ComputeNotReadyError,
+    InFlight,
+    Launcher,
+    LauncherError,
+)
 from nightjar.jobs.errors import StoreError, StoreUnavailableError
-from nightjar.jobs.records import ClaimedMicroBatch, NewResult, RequestError
+from nightjar.jobs.records import (
+    ClaimedMicroBatch,
+    ClaimedRequest,
+    Crash,
+    NewResult,
+    RequestError,
+)
 from nightjar.jobs.store import Store
 
 logger = logging.getLogger(__name__)
 
 _CANCEL_LOOK_S = 1.0
 _STORE_RETRY_S = 1.0
+LEASE_LOST = "thrown away: the lease was lost"
+
+Message = messages.Generate | messages.Rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +56,23 @@ class Outcome:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """The outcomes that came; `lost` says why the others will not come, if they will not."""
+
+    results: list[NewResult]
+    lost: ComputeLostError | None = None
+
+
 class GpuWorker:
-    """Computes micro-batches for the Celery task; one a process, used by all its threads."""
+    """Computes micro-batches for the Celery task; one a process, used by all its threads.
+
+    Args:
+        store: Where leases are.
+        launcher: The compute process.
+        model: The name that answers carry.
+        crashes_allowed: So many crashes of a request that was computed alone make it fail.
+    """
 
     def __init__(
         self, store: Store, launcher: Launcher, *, model: str, crashes_allowed: int
@@ -48,16 +82,20 @@ class GpuWorker:
         self._launcher = launcher
         self._model = model
         self._crashes_allowed = crashes_allowed
+        self._gate = Gate()
         self._lock = threading.Lock()
         self._held: Counter[int] = Counter()
 
-    def run(self, micro_batch: int, epoch: int) -> Outcome:
+    def run(self, micro_batch: int, epoch: int, *, alone: bool = False) -> Outcome:
         """Claim a micro-batch, compute it, land its results.
 
         A message that came twice, or too late, finds nothing to claim and is skipped. A lease
-        that an error leaves behind goes back with the next heartbeat.
+        that an error leaves behind goes back with the next heartbeat. `alone` keeps the compute
+        process free of anything else; it is waited for before the claim, so that a worker that
+        dies meanwhile has not held this micro-batch.
         """
-        with self._holding(micro_batch):
+        gate = self._gate.alone() if alone else self._gate.together()
+        with gate, self._holding(micro_batch):
             batch = self._store.claim(micro_batch, epoch, self.owner)
             return Outcome("skipped") if batch is None else self._run(batch)
 
@@ -70,7 +108,7 @@ class GpuWorker:
 
         Without this beat, a run shorter than the time between two would show no seconds.
         """
-        self._store.release_owner(self.owner)
+        self._store.give_back_all(self.owner)
         self.beat()
 
     def give_back_leaked(self) -> None:
@@ -99,10 +137,13 @@ class GpuWorker:
     def _run(self, batch: ClaimedMicroBatch) -> Outcome:
         started = time.monotonic()
         try:
-            results = self._compute(batch)
-            return self._land(batch, results, time.monotonic() - started)
-        except ComputeLostError as error:
-            return self._after_crash(batch, error)
+            computed = self._compute(batch)
+            if computed.lost is not None:
+                return self._after_crash(batch, computed.results, computed.lost)
+            return self._land(batch, computed.results, time.monotonic() - started)
+        except ComputeNotReadyError:
+            self._store.give_back(batch.id, batch.epoch, self.owner)
+            return Outcome("given back: no compute process", requests=len(batch.requests))
         except (LauncherError, StoreUnavailableError):
             raise
         except Exception as error:
@@ -111,20 +152,32 @@ class GpuWorker:
             self._store.fail_micro_batch(batch.id, batch.epoch, self.owner, fault)
             raise
 
-    def _compute(self, batch: ClaimedMicroBatch) -> list[NewResult]:
+    def _compute(self, batch: ClaimedMicroBatch) -> _Computed:
         for key in {request.prompt_vector for request in batch.requests} - {None}:
             self._register_vectors(str(key))
-        flight = self._launcher.submit(
-            [partial(make_message, request) for request in batch.requests]
-        )
+        results, asked = _messages(batch.requests)
+        flight = self._launcher.submit([partial(_with_ticket, message) for _, message in asked])
         self._wait(batch, flight)
-        results = []
-        for request, answer in zip(batch.requests, flight.answers, strict=True):
+        lost: ComputeLostError | None = None
+        for (request, _), answer in zip(asked, flight.answers, strict=True):
             try:
-                results.append(make_result(request, answer.result(), self._model))
+                results.append(self._result(request, answer.result()))
             except CancelledError:
                 continue  # the store writes the outcome of cancelled requests
-        return results
+            except ComputeLostError as error:
+                lost = error
+        return _Computed(results, lost)
+
+    def _result(self, request: ClaimedRequest, answer: messages.Answer) -> NewResult:
+        try:
+            return make_result(request, answer, self._model)
+        except Exception as error:  # its neighbours have their answers
+            logger.exception(
+                "the answer of request %d cannot be read",
+                request.id,
+                extra={"action": "answer_unreadable", "request": request.id},
+            )
+            return _our_fault(request, error)
 
     def _register_vectors(self, key: str) -> None:
         name, _, version = key.rpartition("@")
@@ -133,31 +186,45 @@ class GpuWorker:
             self._launcher.register_vectors(key, vectors.data)
 
     def _wait(self, batch: ClaimedMicroBatch, flight: InFlight) -> None:
-        """Wait for all answers; leave the rest uncomputed when the job is cancelled."""
+        """Wait for all answers; leave the rest uncomputed when the job is stopped."""
         while wait(flight.answers, timeout=_CANCEL_LOOK_S).not_done:
             try:
-                cancelled = self._store.is_cancelled(batch.job_id)
+                stopped = self._store.is_stopped(batch.job_id)
             except StoreUnavailableError:
                 continue  # the computing goes on without the database
-            if cancelled:
+            if stopped:
                 self._launcher.cancel(flight)
 
-    def _after_crash(self, batch: ClaimedMicroBatch, error: ComputeLostError) -> Outcome:
-        crashes = batch.crashes + 1
-        if crashes < self._crashes_allowed:
-            self._store.give_back(batch.id, batch.epoch, self.owner, crashed=True)
-            return Outcome("given back: compute process lost", requests=len(batch.requests))
-        message = f"{error}, {crashes} times while this request was in its micro-batch"
-        results = [
-            NewResult.failure(request.id, "compute_lost", message, status=500)
-            for request in batch.requests
-        ]
-        return self._land(batch, results, 0.0)
+    def _after_crash(
+        self, batch: ClaimedMicroBatch, answered: list[NewResult], lost: ComputeLostError
+    ) -> Outcome:
+        """What was answered lands; the rest are suspects."""
+        crash = Crash(str(lost), self._crashes_allowed)
+        held = self._until_the_database_answers(
+            batch, partial(self._store.suspect, batch.id, batch.epoch, self.owner, crash, answered)
+        )
+        logger.warning(
+            "micro-batch %d crashed with %d requests unanswered: %s",
+            batch.id,
+            len(batch.requests) - len(answered),
+            lost,
+            extra={
+                "action": "micro_batch_crashed",
+                "micro_batch": batch.id,
+                "job_id": batch.job_id,
+                "alone": batch.isolated,
+            },
+        )
+        return Outcome(
+            "crashed: compute process lost" if held else LEASE_LOST, requests=len(batch.requests)
+        )
 
     def _land(self, batch: ClaimedMicroBatch, results: list[NewResult], seconds: float) -> Outcome:
-        landed = self._finish(batch, results)
+        landed = self._until_the_database_answers(
+            batch, partial(self._store.finish, batch.id, batch.epoch, self.owner, results)
+        )
         return Outcome(
-            outcome="done" if landed else "thrown away: the lease was lost",
+            outcome="done" if landed else LEASE_LOST,
             requests=len(batch.requests),
             failed=sum(result.error is not None for result in results),
             prompt_tokens=sum(result.prompt_tokens for result in results),
@@ -165,11 +232,13 @@ class GpuWorker:
             seconds=round(seconds, 3),
         )
 
-    def _finish(self, batch: ClaimedMicroBatch, results: list[NewResult]) -> bool:
-        """Write the results; a database that is away or full is waited for, not given up on."""
+    def _until_the_database_answers(
+        self, batch: ClaimedMicroBatch, write: Callable[[], bool]
+    ) -> bool:
+        """A database that is away or full is waited for: the results are not given up."""
         while True:
             try:
-                return self._store.finish(batch.id, batch.epoch, self.owner, results)
+                return write()
             except StoreUnavailableError as error:
                 logger.warning(
                     "results of micro-batch %d wait for the database: %s",
@@ -178,6 +247,35 @@ class GpuWorker:
                     extra={"action": "finish_waits", "micro_batch": batch.id},
                 )
                 time.sleep(_STORE_RETRY_S)
+
+
+def _messages(
+    requests: Sequence[ClaimedRequest],
+) -> tuple[list[NewResult], list[tuple[ClaimedRequest, Message]]]:
+    """What the compute process is asked, without tickets; a request that cannot be asked fails."""
+    failed: list[NewResult] = []
+    asked: list[tuple[ClaimedRequest, Message]] = []
+    for request in requests:
+        try:
+            asked.append((request, make_message(request, 0)))
+        except Exception as error:
+            logger.exception(
+                "request %d cannot be asked",
+                request.id,
+                extra={"action": "request_unreadable", "request": request.id},
+            )
+            failed.append(_our_fault(request, error))
+    return failed, asked
+
+
+def _with_ticket(message: Message, ticket: int) -> Message:
+    return msgspec.structs.replace(message, ticket=ticket)
+
+
+def _our_fault(request: ClaimedRequest, error: Exception) -> NewResult:
+    """The outcome of a request that raised in the worker; the message holds nothing of its text."""
+    fault = f"the worker failed: {type(error).__name__}"
+    return NewResult.failure(request.id, "internal_error", fault, status=500)
 
 
 class Heartbeat:

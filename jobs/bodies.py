@@ -273,11 +273,12 @@ class _Body(BaseModel):
     def _drop_what_changes_nothing(cls, data: object) -> object:
         if not isinstance(data, dict):
             return data
+        known = cls.__pydantic_fields__
         # null stands for "the default" in OpenAI's API.
         return {
             name: value
             for name, value in data.items()
-            if value is not None and (name in cls.model_fields or cls._is_kept(name, value))
+            if value is not None and (name in known or cls._is_kept(name, value))
         }
 
     @classmethod
@@ -306,10 +307,14 @@ class GenerationBody(_Body):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    logit_bias: Annotated[dict[str, float], BeforeValidator(_check_logit_bias)] = {}
-    bad_words: Annotated[list[str], BeforeValidator(_check_bad_words)] = []
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_check_logit_bias)] = Field(
+        default_factory=dict
+    )
+    bad_words: Annotated[list[str], BeforeValidator(_check_bad_words)] = Field(default_factory=list)
     stop: Annotated[list[str] | None, BeforeValidator(_check_stop)] = None
-    stop_token_ids: Annotated[list[int], BeforeValidator(_check_stop_token_ids)] = []
+    stop_token_ids: Annotated[list[int], BeforeValidator(_check_stop_token_ids)] = Field(
+        default_factory=list
+    )
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT)] = 0
     ignore_eos: bool = False
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
@@ -396,7 +401,9 @@ class ChatBody(GenerationBody):
 
     messages: Annotated[list[dict[str, str]], BeforeValidator(_check_messages)]
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)] = 256
-    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_check_variables)] = {}
+    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_check_variables)] = Field(
+        default_factory=dict
+    )
 
     @model_validator(mode="before")
     @classmethod

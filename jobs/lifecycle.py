@@ -4,25 +4,41 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from nightjar.jobs.errors import LifecycleError
-from nightjar.jobs.records import JobState, MicroBatchState, RequestState
+from nightjar.jobs.records import JobState, MicroBatchState, RequestState, StopReason
 
 State = TypeVar("State", JobState, RequestState, MicroBatchState)
 
 JOB_TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
-    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.FAILED, JobState.CANCELLING}),
+    JobState.QUEUED: frozenset(
+        {JobState.RUNNING, JobState.PAUSED, JobState.FAILED, JobState.CANCELLING}
+    ),
     JobState.RUNNING: frozenset(
         {
+            JobState.PAUSED,
             JobState.COMPLETED,
             JobState.COMPLETED_WITH_FAILURES,
             JobState.FAILED,
             JobState.CANCELLING,
         }
     ),
-    JobState.CANCELLING: frozenset({JobState.CANCELLED}),
+    # What is leased when a job is paused still finishes, and may be the last of it.
+    JobState.PAUSED: frozenset(
+        {
+            JobState.QUEUED,
+            JobState.RUNNING,
+            JobState.COMPLETED,
+            JobState.COMPLETED_WITH_FAILURES,
+            JobState.FAILED,
+            JobState.CANCELLING,
+        }
+    ),
+    JobState.CANCELLING: frozenset({JobState.CANCELLED, JobState.EXPIRED}),
     JobState.COMPLETED: frozenset(),
-    JobState.COMPLETED_WITH_FAILURES: frozenset(),
-    JobState.FAILED: frozenset(),
+    # Back: failures were retried by hand.
+    JobState.COMPLETED_WITH_FAILURES: frozenset({JobState.QUEUED, JobState.RUNNING}),
+    JobState.FAILED: frozenset({JobState.QUEUED, JobState.RUNNING}),
     JobState.CANCELLED: frozenset(),
+    JobState.EXPIRED: frozenset(),
 }
 
 REQUEST_TRANSITIONS: Mapping[RequestState, frozenset[RequestState]] = {
@@ -33,7 +49,8 @@ REQUEST_TRANSITIONS: Mapping[RequestState, frozenset[RequestState]] = {
         {RequestState.DONE, RequestState.FAILED, RequestState.CANCELLED}
     ),
     RequestState.DONE: frozenset(),
-    RequestState.FAILED: frozenset(),
+    # Retried by hand: planned again, or computed alone if it had crashed.
+    RequestState.FAILED: frozenset({RequestState.QUEUED, RequestState.PLANNED}),
     RequestState.CANCELLED: frozenset(),
 }
 
@@ -46,10 +63,16 @@ MICRO_BATCH_TRANSITIONS: Mapping[MicroBatchState, frozenset[MicroBatchState]] = 
     ),
     # Back to ready: its worker gave it back or died; the epoch rises with it.
     MicroBatchState.LEASED: frozenset(
-        {MicroBatchState.READY, MicroBatchState.DONE, MicroBatchState.CANCELLED}
+        {
+            MicroBatchState.READY,
+            MicroBatchState.DONE,
+            MicroBatchState.CANCELLED,
+            MicroBatchState.SPLIT,
+        }
     ),
     MicroBatchState.DONE: frozenset(),
     MicroBatchState.CANCELLED: frozenset(),
+    MicroBatchState.SPLIT: frozenset(),
 }
 
 
@@ -68,10 +91,16 @@ def check_step(table: Mapping[State, frozenset[State]], source: State, target: S
     return target
 
 
-def final_job_state(completed: int, failed: int, *, cancel_requested: bool) -> JobState:
+# Jobs of which work may be planned, dispatched and claimed.
+RUNNABLE = [JobState.QUEUED, JobState.RUNNING]
+# Jobs of which failures may be retried.
+RETRIABLE = [*RUNNABLE, JobState.PAUSED, JobState.COMPLETED_WITH_FAILURES, JobState.FAILED]
+
+
+def final_job_state(completed: int, failed: int, stop: StopReason | None) -> JobState:
     """What a job becomes when its last request has its outcome."""
-    if cancel_requested:
-        return JobState.CANCELLED
+    if stop is not None:
+        return JobState.EXPIRED if stop is StopReason.EXPIRED else JobState.CANCELLED
     if failed == 0:
         return JobState.COMPLETED
     return JobState.COMPLETED_WITH_FAILURES if completed else JobState.FAILED

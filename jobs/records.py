@@ -29,8 +29,17 @@ class JobState(StrEnum):
     COMPLETED = "completed"  # every row succeeded
     COMPLETED_WITH_FAILURES = "completed_with_failures"
     FAILED = "failed"  # no row succeeded
-    CANCELLING = "cancelling"  # leased micro-batches may still finish
+    PAUSED = "paused"  # leased micro-batches finish, nothing else begins
+    CANCELLING = "cancelling"  # being stopped: leased micro-batches may still finish
     CANCELLED = "cancelled"
+    EXPIRED = "expired"  # its deadline came first
+
+
+class StopReason(StrEnum):
+    """Why a job ends before all of it is computed; the error code of what was not."""
+
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
 
 
 class RequestState(StrEnum):
@@ -40,7 +49,7 @@ class RequestState(StrEnum):
     PLANNED = "planned"  # member of a micro-batch
     DONE = "done"
     FAILED = "failed"
-    CANCELLED = "cancelled"
+    CANCELLED = "cancelled"  # not computed: its job was cancelled, or expired
 
 
 class MicroBatchState(StrEnum):
@@ -51,6 +60,7 @@ class MicroBatchState(StrEnum):
     LEASED = "leased"  # a worker computes it
     DONE = "done"
     CANCELLED = "cancelled"
+    SPLIT = "split"  # it crashed; its requests go on in smaller ones, each computed alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,11 @@ class RequestError:
     param: str | None = None
 
 
+# A job of priority p goes before those that came up to p times so many seconds earlier. All jobs
+# age alike, so that bulk work yields to urgent jobs and still ends.
+AGEING_S = 3_600.0
+
+
 @dataclass(frozen=True, slots=True)
 class NewJob:
     """A job to be created; filled by the submitter."""
@@ -69,6 +84,8 @@ class NewJob:
     model: str
     idempotency_key: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    completion_window_s: float | None = None  # what is not computed by then expires
+    priority: int = 0  # each step is worth AGEING_S of waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +98,9 @@ class Job:
     total: int
     completed: int
     failed: int
-    cancelled: int
-    cancel_requested: bool
+    cancelled: int  # not computed: the job was cancelled, or expired
+    cancel_requested: bool  # to be stopped, by somebody or by its deadline
+    expired: bool  # by its deadline
     prompt_tokens: int
     completion_tokens: int
     requested_tokens: int  # sum of max_tokens over the finished requests
@@ -91,6 +109,8 @@ class Job:
     created_at: datetime
     started_at: datetime | None  # the first claim
     finished_at: datetime | None  # the last outcome
+    expires_at: datetime | None
+    priority: int
 
     @property
     def ended(self) -> int:
@@ -168,6 +188,8 @@ class MicroBatchRef:
     bucket: int
     size: int
     tokens: int
+    isolated: bool = False  # suspects: nothing else is computed beside them
+    urgent: bool = False  # its job has a priority; `dispatchable` alone says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +216,21 @@ class ClaimedMicroBatch:
     bucket: int
     size: int
     tokens: int
-    model: str
+    isolated: bool
     attempts: int  # claims so far, this one included
-    crashes: int  # claims that ended with the death of a compute process
+    crashes: int  # crashes while its only request was computed alone
     requests: list[ClaimedRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """The death of a compute process, or of a whole worker, held against what was in flight.
+
+    `allowed`: so many crashes of a request that was computed alone make it fail.
+    """
+
+    reason: str  # a clause with a verb, such as "the compute process was ended by SIGSEGV"
+    allowed: int
 
 
 @dataclass(frozen=True, slots=True)

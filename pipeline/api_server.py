@@ -2,15 +2,18 @@
 
 import uvicorn
 
+from nightjar import logs
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.api import create_app
 from nightjar.jobs.store import Store
 from nightjar.pipeline.celery_app import PLAN_TASK, create_celery_app
+from nightjar.pipeline.collector import spare_what_stays
 from nightjar.pipeline.settings import Settings
 
 
 def serve(settings: Settings, host: str, port: int) -> None:
     """Answer HTTP until the process is told to end."""
+    logs.configure()
     store = Store(settings.database_url.get_secret_value())
     celery = create_celery_app(settings)
     # A broker that is down costs the caller little: the job is in SQL, beat finds it. Without
@@ -24,6 +27,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
     if served is None and settings.model is not None:
         served = ModelDirectory.open(settings.model).name
     app = create_app(store, wake, served_model=served, max_upload_bytes=settings.max_upload_bytes)
+    spare_what_stays()
     try:
         uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
     finally:

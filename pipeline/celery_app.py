@@ -4,9 +4,13 @@
 `nightjar.gpu_worker.tasks` (compute) by name.
 """
 
+import logging
+
 from celery import Celery
+from celery.signals import after_setup_logger
 from kombu import Exchange, Queue
 
+from nightjar.logs import FieldsFormatter
 from nightjar.pipeline import transport
 from nightjar.pipeline.queues import PLAN_QUEUE, compute_queues
 from nightjar.pipeline.settings import Settings
@@ -15,11 +19,14 @@ PLAN_TASK = "nightjar.plan"
 TICK_TASK = "nightjar.tick"
 SWEEP_TASK = "nightjar.sweep"
 COMPUTE_TASK = "nightjar.compute"
+# Priorities of messages: the broker serves what is urgent before all else.
+URGENT, ORDINARY = 0, 9
 
 
 def create_celery_app(settings: Settings) -> Celery:
     """Build the application; nothing connects before the first message."""
     transport.install()
+    after_setup_logger.connect(_write_fields)
     app = Celery("nightjar", broker=settings.broker_url.get_secret_value())
     app.conf.update(
         # SQL is the truth; the broker only carries. A task is acknowledged after its commit,
@@ -50,6 +57,11 @@ def create_celery_app(settings: Settings) -> Celery:
         beat_schedule=_schedule(settings),
     )
     return app
+
+
+def _write_fields(logger: logging.Logger, **_: object) -> None:
+    for handler in logger.handlers:
+        handler.setFormatter(FieldsFormatter())
 
 
 def _queue(name: str) -> Queue:

@@ -103,6 +103,10 @@ def run(
         list[str] | None,
         typer.Option(metavar="NAME=FILE", help="Prompt vectors that requests may name."),
     ] = None,
+    retry: Annotated[
+        bool,
+        typer.Option("--retry", help="Rows that failed through no fault of theirs, once more."),
+    ] = False,
 ) -> None:
     """Compute a whole file on this machine; run it again to go on where it stopped.
 
@@ -123,6 +127,7 @@ def run(
         dtype=dtype,
         workdir=workdir,
         prompt_vectors=_vector_options(prompt_vector or []),
+        retry=retry,
     )
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -149,8 +154,14 @@ def _interrupt(number: int, _: FrameType | None) -> NoReturn:
 @app.command()
 def worker(
     role: Annotated[WorkerRole, typer.Argument(help="plan: planner; compute: GPU worker.")],
+    engine: Annotated[
+        str | None,
+        typer.Option(help="model; fake makes answers up without a model, to test what is around."),
+    ] = None,
 ) -> None:
     """Start a Celery worker; settings come from NIGHTJAR_* variables."""
+    if engine is not None:
+        os.environ["NIGHTJAR_ENGINE"] = engine
     settings = _settings()
     _check_model(settings)
     _become(worker_command(role, settings))
@@ -199,12 +210,18 @@ def submit(
     key: Annotated[
         str | None, typer.Option(help="Idempotency key: sent twice, it makes one job.")
     ] = None,
+    completion_window: Annotated[
+        str | None, typer.Option(help="Such as 90m or 24h: what is not computed by then expires.")
+    ] = None,
+    priority: Annotated[
+        int, typer.Option(min=0, max=9, help="Each step is worth an hour of waiting.")
+    ] = 0,
 ) -> None:
     """Send a file to a running deployment; prints the job."""
     if not source.is_file():
         _fail(f"the input {source} is not a file", EXIT_USAGE)
     with _client(api_url) as client:
-        typer.echo(json.dumps(client.submit(source, key), indent=2))
+        typer.echo(json.dumps(client.submit(source, key, completion_window, priority), indent=2))
 
 
 @app.command()
@@ -231,6 +248,27 @@ def cancel(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
     """Cancel a job; what has landed stays."""
     with _client(api_url) as client:
         typer.echo(json.dumps(client.cancel(job_id), indent=2))
+
+
+@app.command()
+def pause(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
+    """Begin nothing more of a job; what is being computed finishes."""
+    with _client(api_url) as client:
+        typer.echo(json.dumps(client.pause(job_id), indent=2))
+
+
+@app.command()
+def resume(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
+    """Go on with a paused job."""
+    with _client(api_url) as client:
+        typer.echo(json.dumps(client.resume(job_id), indent=2))
+
+
+@app.command()
+def retry(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
+    """Compute again what failed through no fault of the request, such as what crashed."""
+    with _client(api_url) as client:
+        typer.echo(json.dumps(client.retry(job_id), indent=2))
 
 
 @contextmanager

@@ -40,19 +40,35 @@ class Client:
     ) -> None:
         self._http.close()
 
-    def submit(self, source: Path, idempotency_key: str | None = None) -> dict[str, Any]:
+    def submit(
+        self,
+        source: Path,
+        idempotency_key: str | None = None,
+        completion_window: str | None = None,
+        priority: int = 0,
+    ) -> dict[str, Any]:
         """Send a file of OpenAI batch lines; return the job.
 
         Args:
             source: The file; it is streamed.
             idempotency_key: Sending the same key again returns the same job.
+            completion_window: Such as "24h"; what is not computed by then expires.
+            priority: 0 to 9; each step is worth an hour of waiting.
         """
+        query: dict[str, str | int] = {} if priority == 0 else {"priority": priority}
+        if completion_window is not None:
+            query["completion_window"] = completion_window
         headers = {"Content-Type": "application/jsonl"}
         if idempotency_key is not None:
             headers["Idempotency-Key"] = idempotency_key
         with source.open("rb") as stream:
             return self._call(
-                "POST", "/v1/jobs", content=stream, headers=headers, timeout=_UPLOAD_TIMEOUT_S
+                "POST",
+                "/v1/jobs",
+                params=query,
+                content=stream,
+                headers=headers,
+                timeout=_UPLOAD_TIMEOUT_S,
             )
 
     def job(self, job_id: str) -> dict[str, Any]:
@@ -62,6 +78,18 @@ class Client:
     def cancel(self, job_id: str) -> dict[str, Any]:
         """Ask for a job to be cancelled; what has landed stays."""
         return self._call("POST", f"{_path(job_id)}/cancel")
+
+    def pause(self, job_id: str) -> dict[str, Any]:
+        """Begin nothing more of a job until it is resumed."""
+        return self._call("POST", f"{_path(job_id)}/pause")
+
+    def resume(self, job_id: str) -> dict[str, Any]:
+        """Go on with a paused job."""
+        return self._call("POST", f"{_path(job_id)}/resume")
+
+    def retry(self, job_id: str) -> dict[str, Any]:
+        """Compute what failed through no fault of the request again; `retried` counts it."""
+        return self._call("POST", f"{_path(job_id)}/retry")
 
     def results(self, job_id: str, outcome: str = "all") -> Iterator[dict[str, Any]]:
         """OpenAI batch output lines of what has landed, in row order, page by page."""

@@ -6,7 +6,7 @@ from celery import Celery
 
 from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.store import Store
-from nightjar.pipeline.celery_app import COMPUTE_TASK
+from nightjar.pipeline.celery_app import COMPUTE_TASK, ORDINARY, URGENT
 from nightjar.pipeline.queues import compute_queue
 
 logger = logging.getLogger(__name__)
@@ -18,27 +18,35 @@ def dispatch(app: Celery, store: Store, window: int) -> int:
     A crash between the two leaves a message whose micro-batch is still ready: it is published
     again, and the claim makes the second one harmless.
     """
-    published = 0
-    for ref in store.dispatchable(window):
-        publish(app, ref)
-        store.mark_dispatched([ref])
-        published += 1
+    published: list[MicroBatchRef] = []
+    try:
+        for ref in store.dispatchable(window):
+            publish(app, ref)
+            published.append(ref)
+    finally:
+        # One commit for all; also when the broker went away on the way.
+        store.mark_dispatched(published)
     if published:
-        logger.info("dispatched %d micro-batches", published, extra={"action": "dispatch"})
-    return published
+        logger.info("dispatched %d micro-batches", len(published), extra={"action": "dispatch"})
+    return len(published)
 
 
 def publish(app: Celery, ref: MicroBatchRef) -> None:
     """Send one micro-batch to the queue of its kind and bucket, readable in Flower."""
+    kwargs: dict[str, object] = {"micro_batch": ref.id, "epoch": ref.epoch}
+    if ref.isolated:  # else left out: workers of the version before do not know it
+        kwargs["alone"] = True
+    suspects = "suspect " if ref.isolated else ""
     summary = (
         f"job={ref.job_id} micro_batch={ref.id} epoch={ref.epoch} kind={ref.kind.value} "
         f"bucket={ref.bucket} requests={ref.size} tokens={ref.tokens}"
     )
     app.send_task(
         COMPUTE_TASK,
-        kwargs={"micro_batch": ref.id, "epoch": ref.epoch},
+        kwargs=kwargs,
         queue=compute_queue(ref.kind, ref.bucket),
-        shadow=f"{ref.kind.value} {ref.size} {_requests(ref.size)}, bucket {ref.bucket}",
+        priority=URGENT if ref.urgent else ORDINARY,
+        shadow=f"{ref.kind.value} {ref.size} {suspects}{_requests(ref.size)}, bucket {ref.bucket}",
         argsrepr="",
         kwargsrepr=summary,
     )

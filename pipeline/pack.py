@@ -5,7 +5,6 @@ little is padded; requests that begin with the same tokens stand next to each ot
 the engine finds the shared prefix in one place. No micro-batch holds more than its budgets.
 """
 
-from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -51,56 +50,46 @@ def pack(
     Returns:
         Micro-batches that hold every request exactly once.
     """
-    groups: dict[tuple[RequestKind, int], list[Packable]] = defaultdict(list)
-    for request, bucket in _with_buckets(requests):
-        groups[request.kind, bucket].append(request)
+    groups: dict[tuple[RequestKind, int], list[_Row]] = defaultdict(list)
+    for kind, bucket, row in _with_buckets(requests):
+        groups[kind, bucket].append(row)
     batches = []
-    for (kind, bucket), members in groups.items():
-        members.sort(key=_prefix_order)
-        for cut in _cut(members, most_requests, most_tokens):
-            batches.append(
-                NewMicroBatch(
-                    kind=kind,
-                    bucket=bucket,
-                    request_ids=[member.request.id for member in cut],
-                    tokens=sum(member.cost for member in cut),
-                )
-            )
+    for (kind, bucket), rows in groups.items():
+        rows.sort()
+        for ids, tokens in _cut(rows, most_requests, most_tokens):
+            batches.append(NewMicroBatch(kind, bucket, request_ids=ids, tokens=tokens))
     return batches
 
 
-def _with_buckets(requests: Sequence[Packable]) -> Iterator[tuple[Packable, int]]:
-    """Pair each request with its bucket; kin take the bucket of their longest."""
-    longest: dict[tuple[RequestKind, bytes], int] = defaultdict(int)
+# Kin stand together, then by length, then by arrival: (first tokens, length, request id, cost).
+_Row = tuple[tuple[int, ...], int, int, int]
+
+
+def _with_buckets(requests: Sequence[Packable]) -> Iterator[tuple[RequestKind, int, _Row]]:
+    """Each request with its bucket; kin take the bucket of their longest."""
+    longest: dict[tuple[RequestKind, tuple[int, ...]], int] = defaultdict(int)
+    rows: list[tuple[RequestKind, _Row]] = []
     for request in requests:
-        key = request.kind, _prefix(request)
-        longest[key] = max(longest[key], request.length)
-    for request in requests:
-        prefix = _prefix(request)
-        kin = len(prefix) == PREFIX_TOKENS * array("i").itemsize
-        length = longest[request.kind, prefix] if kin else request.length
-        yield request, bucket_for(length)
-
-
-def _prefix(request: Packable) -> bytes:
-    return array("i", request.request.segments[0][:PREFIX_TOKENS]).tobytes()
-
-
-def _prefix_order(request: Packable) -> tuple[bytes, int, int]:
-    """Sort key: kin together, then by length, then by arrival."""
-    return _prefix(request), request.length, request.request.id
+        prefix, length = tuple(request.request.segments[0][:PREFIX_TOKENS]), request.length
+        longest[request.kind, prefix] = max(longest[request.kind, prefix], length)
+        rows.append((request.kind, (prefix, length, request.request.id, request.cost)))
+    for kind, row in rows:
+        prefix, length, *_ = row
+        kin = len(prefix) == PREFIX_TOKENS
+        yield kind, bucket_for(longest[kind, prefix] if kin else length), row
 
 
 def _cut(
-    members: Sequence[Packable], most_requests: int, most_tokens: int
-) -> Iterator[list[Packable]]:
-    batch: list[Packable] = []
+    rows: Sequence[_Row], most_requests: int, most_tokens: int
+) -> Iterator[tuple[list[int], int]]:
+    """Request ids and tokens of each micro-batch."""
+    ids: list[int] = []
     tokens = 0
-    for member in members:
-        if batch and (len(batch) == most_requests or tokens + member.cost > most_tokens):
-            yield batch
-            batch, tokens = [], 0
-        batch.append(member)
-        tokens += member.cost
-    if batch:
-        yield batch
+    for _, _, id_, cost in rows:
+        if ids and (len(ids) == most_requests or tokens + cost > most_tokens):
+            yield ids, tokens
+            ids, tokens = [], 0
+        ids.append(id_)
+        tokens += cost
+    if ids:
+        yield ids, tokens

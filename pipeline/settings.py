@@ -29,12 +29,20 @@ class Settings(BaseSettings):
         None, description="name that requests and answers carry; the directory's unless given"
     )
     dtype: str = Field("auto", pattern="^(auto|fp64|fp32|bf16|int8)$")
+    engine: str = Field(
+        "model",
+        pattern="^(model|fake)$",
+        description="fake: answers are made up without a model, to test and time what is around it",
+    )
+    fake_step_s: float = Field(
+        0.0, ge=0, description="seconds that a step of the fake engine takes"
+    )
     accept_any_model: bool = Field(
         False, description="compute requests whatever model name their body gives"
     )
 
     plan_chunk_requests: int = Field(4096, ge=1, description="requests planned in one transaction")
-    micro_batch_requests: int = Field(64, ge=1, description="most requests in one micro-batch")
+    micro_batch_requests: int = Field(128, ge=1, description="most requests in one micro-batch")
     micro_batch_tokens: int = Field(16_384, ge=1, description="token budget of one micro-batch")
     dispatch_window: int = Field(
         16, ge=1, description="most micro-batches in the broker or in flight; the rest wait in SQL"
@@ -45,8 +53,12 @@ class Settings(BaseSettings):
     worker_dead_after_s: float = Field(10.0, gt=0)
     redispatch_after_s: float = Field(20.0, gt=0)
     sweep_every_s: float = Field(2.0, gt=0)
-    micro_batch_crashes: int = Field(3, ge=1, description="crashes that fail its requests")
-    compute_stalled_after_s: float = Field(600.0, gt=0)
+    request_crashes: int = Field(
+        3, ge=1, description="crashes of a request that is computed alone which make it fail"
+    )
+    compute_stalled_after_s: float = Field(
+        120.0, gt=0, description="a compute process without a step for so long is ended"
+    )
     compute_threads: int | None = Field(None, ge=1, description="CPU threads of the engine")
 
     max_upload_bytes: int = Field(1 << 30, ge=1)

@@ -1,16 +1,17 @@
-"""Sweep: take leases back from silent workers, send lost messages again, end cancellations.
+"""Sweep: take leases back from silent workers, send lost messages again, end what is to stop.
 
 Silence is measured on this process's monotonic clock: a worker's heartbeat is a counter, so
-clocks that differ or jump between machines do not matter.
+clocks that differ or jump between machines do not matter. Time in which this process did not look
+(the database was away, the process was stopped) counts little: nobody can be heard then.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from nightjar.jobs.records import MicroBatchRef
+from nightjar.jobs.records import Crash, MicroBatchRef, WorkerHeartbeat
 from nightjar.jobs.store import Store
 
 logger = logging.getLogger(__name__)
@@ -29,8 +30,11 @@ class Sweeper:
 
     Args:
         store: Where leases and heartbeats are.
-        dead_after_s: A worker whose counter stood still for so long loses its leases.
+        dead_after_s: A worker whose counter stood still for so long loses its leases, and what it
+            held is suspected of having killed it.
         redispatch_after_s: A message nobody claimed for so long is published again.
+        longest_gap_s: The time between two looks counts at most so much.
+        crashes_allowed: So many crashes of a request that was computed alone make it fail.
         clock: Monotonic seconds.
     """
 
@@ -40,12 +44,18 @@ class Sweeper:
         *,
         dead_after_s: float,
         redispatch_after_s: float,
+        longest_gap_s: float,
+        crashes_allowed: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._dead_after_s = dead_after_s
         self._redispatch_after_s = redispatch_after_s
+        self._longest_gap_s = longest_gap_s
+        self._crashes_allowed = crashes_allowed
         self._clock = clock
+        self._looked_at = clock()
+        self._watched_s = 0.0  # how long this sweeper has been looking
         self._lock = threading.Lock()
         self._beats: dict[Hashable, float] = {}
         self._messages: dict[Hashable, float] = {}
@@ -53,16 +63,27 @@ class Sweeper:
     def sweep(self) -> SweepReport:
         """Look once; safe to run twice at once."""
         with self._lock:
-            self._store.finish_cancellations()  # of a canceller that died half-way
-            return SweepReport(released=self._release_dead(), requeued=self._requeue_lost())
+            expired = self._store.expire()
+            if expired:
+                logger.info(
+                    "%d jobs have expired",
+                    len(expired),
+                    extra={"action": "expire", "jobs": expired},
+                )
+            self._store.finish_stops()
+            beats, messages = self._store.heartbeats(), self._store.dispatched()
+            now = self._clock()
+            self._watched_s += min(now - self._looked_at, self._longest_gap_s)
+            self._looked_at = now
+            return SweepReport(self._release_dead(beats), self._requeue_lost(messages))
 
-    def _release_dead(self) -> int:
-        beats = self._store.heartbeats()
+    def _release_dead(self, beats: Sequence[WorkerHeartbeat]) -> int:
         silent = self._still(self._beats, [(beat.owner, beat.counter) for beat in beats])
         released = 0
         for beat in beats:
             if silent[beat.owner, beat.counter] >= self._dead_after_s:
-                count = self._store.release_owner(beat.owner)
+                crash = Crash(f"the worker {beat.owner} died", self._crashes_allowed)
+                count = self._store.suspect_owner(beat.owner, crash)
                 released += count
                 logger.warning(
                     "worker %s is silent: %d micro-batches go to others",
@@ -72,8 +93,7 @@ class Sweeper:
                 )
         return released
 
-    def _requeue_lost(self) -> int:
-        refs = self._store.dispatched()
+    def _requeue_lost(self, refs: Sequence[MicroBatchRef]) -> int:
         waited = self._still(self._messages, [(ref.id, ref.epoch) for ref in refs])
         lost: list[MicroBatchRef] = [
             ref for ref in refs if waited[ref.id, ref.epoch] >= self._redispatch_after_s
@@ -94,8 +114,7 @@ class Sweeper:
         self, seen: dict[Hashable, float], present: Iterable[Hashable]
     ) -> dict[Hashable, float]:
         """Seconds since each present key was first seen; keys that are gone are forgotten."""
-        now = self._clock()
-        first = {key: seen.get(key, now) for key in present}
+        first = {key: seen.get(key, self._watched_s) for key in present}
         seen.clear()
         seen.update(first)
-        return {key: now - since for key, since in first.items()}
+        return {key: self._watched_s - since for key, since in first.items()}

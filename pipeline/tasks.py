@@ -5,12 +5,14 @@
 
 from dataclasses import asdict
 from functools import cache
+from threading import Lock
 
 from celery.signals import worker_init
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
 from nightjar.jobs.store import Store
 from nightjar.pipeline.celery_app import PLAN_TASK, SWEEP_TASK, TICK_TASK, create_celery_app
+from nightjar.pipeline.collector import spare_what_stays
 from nightjar.pipeline.dispatcher import dispatch
 from nightjar.pipeline.planner import Planner
 from nightjar.pipeline.settings import Settings, SettingsError
@@ -38,6 +40,8 @@ def _sweeper() -> Sweeper:
         _store(),
         dead_after_s=settings.worker_dead_after_s,
         redispatch_after_s=settings.redispatch_after_s,
+        longest_gap_s=2 * settings.sweep_every_s,
+        crashes_allowed=settings.request_crashes,
     )
 
 
@@ -49,10 +53,16 @@ def _open(**_: object) -> None:
     except (SettingsError, CheckpointError) as error:
         raise SystemExit(f"nightjar planner: {error}") from error
     _sweeper()
+    spare_what_stays()
+
+
+# Two threads that dispatch at once would publish the same micro-batches twice.
+_dispatching = Lock()
 
 
 def _dispatch() -> int:
-    return dispatch(app, _store(), settings.dispatch_window)
+    with _dispatching:
+        return dispatch(app, _store(), settings.dispatch_window)
 
 
 @app.task(name=PLAN_TASK)

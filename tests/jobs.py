@@ -1,5 +1,7 @@
 """Small jobs in a real store, for tests that begin in the middle of the journey."""
 
+from collections.abc import Callable
+
 from nightjar.jobs.records import (
     EncodedRequest,
     MicroBatchRef,
@@ -37,3 +39,16 @@ def planned(store: Store, requests: int, *, each: int = 1) -> tuple[str, list[Mi
         [],
     )
     return job_id, refs
+
+
+def planned_texts(
+    store: Store, texts: list[str], encode: Callable[[str], list[int]], *, each: int
+) -> tuple[str, list[MicroBatchRef]]:
+    """A job of completions of these prompts, really encoded, `each` in a micro-batch."""
+    job_id = submit(store, [{"prompt": text, "max_tokens": 4, "temperature": 0} for text in texts])
+    queued = store.queued_requests(job_id, len(texts))
+    encoded = [EncodedRequest(request.id, [encode(request.body["prompt"])]) for request in queued]
+    ids = [request.id for request in queued]
+    groups = [ids[start : start + each] for start in range(0, len(ids), each)]
+    batches = [NewMicroBatch(RequestKind.GENERATE, 32, group, 7 * len(group)) for group in groups]
+    return job_id, store.save_plan(job_id, encoded, batches, [])

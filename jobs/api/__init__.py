@@ -1,4 +1,4 @@
-"""The HTTP API over the store: submit a job, follow it, fetch its results, cancel it.
+"""The HTTP API over the store: submit a job, follow it, steer it, fetch its results.
 
 Endpoints that ask the store are plain functions: FastAPI runs them in threads,
 so that a slow database never stops the event loop.
@@ -19,6 +19,7 @@ from nightjar.jobs.batch_lines import json_lines
 from nightjar.jobs.errors import (
     EmptyJobError,
     JobError,
+    LifecycleError,
     StoreError,
     StoreUnavailableError,
     UnknownJobError,
@@ -90,6 +91,24 @@ def _jobs_router(store: Store, uploads: Uploads) -> APIRouter:
     def cancel_job(job_id: str) -> JsonObject:
         """Stop a job; what has landed stays."""
         return job_payload(store.cancel(job_id))
+
+    @router.post("/{job_id}/pause")
+    def pause_job(job_id: str) -> JsonObject:
+        """Begin nothing more of a job; what is being computed finishes."""
+        return job_payload(store.pause(job_id))
+
+    @router.post("/{job_id}/resume")
+    def resume_job(job_id: str) -> JsonObject:
+        """Go on with a paused job."""
+        job = store.resume(job_id)
+        return job_payload(job) | {"warning": uploads.try_to_wake(job_id)}
+
+    @router.post("/{job_id}/retry")
+    def retry_job(job_id: str) -> JsonObject:
+        """Compute what failed through no fault of the request again."""
+        retried = store.retry(job_id)
+        warning = uploads.try_to_wake(job_id) if retried else None
+        return job_payload(store.job(job_id)) | {"retried": retried, "warning": warning}
 
     return router
 
@@ -174,6 +193,7 @@ def _answer_bad_parameter(request: Request, error: Exception) -> JSONResponse:
 _STATUS_CODES: list[tuple[type[JobError], tuple[int, str]]] = [
     (UnknownJobError, (404, "unknown_job")),
     (EmptyJobError, (400, "empty_job")),
+    (LifecycleError, (409, "wrong_state")),
     (StoreUnavailableError, (503, "database_unavailable")),
     (StoreError, (500, "store_error")),
 ]

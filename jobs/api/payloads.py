@@ -14,6 +14,7 @@ def job_payload(job: Job) -> JsonObject:
         "object": "job",
         "state": job.state.value,
         "model": job.model,
+        "priority": job.priority,
         "counts": {
             "total": job.total,
             "completed": job.completed,
@@ -30,7 +31,8 @@ def job_payload(job: Job) -> JsonObject:
         "created_at": _seconds(job.created_at),
         "started_at": _seconds(job.started_at),
         "finished_at": _seconds(job.finished_at),
-        "cancel_requested": job.cancel_requested,
+        "expires_at": _seconds(job.expires_at),
+        "cancel_requested": job.cancel_requested and not job.expired,
         "metadata": dict(job.metadata),
     }
 

@@ -33,6 +33,10 @@ CONTENT_TYPES = frozenset(
 MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY = 64  # characters
 MAX_METADATA_VALUE = 512
+MAX_PRIORITY = 9
+_PRIORITIES = frozenset(map(str, range(MAX_PRIORITY + 1)))
+_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+MAX_WINDOW_S = 365 * _UNITS_S["d"]
 
 
 class RefusedRequestError(JobError):
@@ -74,7 +78,7 @@ class Uploads:
         payload: JsonObject = {}
         if not submission.existing:
             payload = {"accepted": submission.accepted, "rejected": submission.rejected}
-            payload["warning"] = await run_in_threadpool(self._try_to_wake, submission.job_id)
+            payload["warning"] = await run_in_threadpool(self.try_to_wake, submission.job_id)
         job = await run_in_threadpool(self._store.job, submission.job_id)
         return (200 if submission.existing else 201), job_payload(job) | payload
 
@@ -149,10 +153,15 @@ class Uploads:
         if key is not None and not _is_text(key, 255):
             message = "must have 1 to 255 characters"
             raise RefusedRequestError(400, "invalid_idempotency_key", message, "Idempotency-Key")
-        return NewJob(model, key, parse_metadata(query.get("metadata")))
+        window_s = parse_window(query.get("completion_window"))
+        priority = parse_priority(query.get("priority"))
+        return NewJob(model, key, parse_metadata(query.get("metadata")), window_s, priority)
 
-    def _try_to_wake(self, job_id: str) -> str | None:
-        """None, or a warning: the job is safe in SQL, and the planner looks there by itself."""
+    def try_to_wake(self, job_id: str) -> str | None:
+        """Tell the planner of a job.
+
+        Returns None, or a warning: the job is safe in SQL, and the planner looks there by itself.
+        """
         try:
             self._wake(job_id)
         except Exception:  # whatever the broker's client raises
@@ -186,6 +195,31 @@ def parse_metadata(text: str | None) -> dict[str, str]:
                 f"{MAX_METADATA_VALUE}"
             )
     return pairs
+
+
+def parse_window(text: str | None) -> float | None:
+    """The seconds of `?completion_window=24h`; raises RefusedRequestError."""
+    if text is None:
+        return None
+    number, unit = text[:-1], _UNITS_S.get(text[-1:])
+    if unit is None or not (number.isascii() and number.isdecimal()) or len(number) > 9:
+        message = 'is no span of time: write a whole number of "s", "m", "h" or "d", such as 24h'
+        raise RefusedRequestError(400, "invalid_completion_window", message, "completion_window")
+    seconds = int(number) * unit
+    if not 0 < seconds <= MAX_WINDOW_S:
+        message = f"must be more than nothing and at most {MAX_WINDOW_S // _UNITS_S['d']} days"
+        raise RefusedRequestError(400, "invalid_completion_window", message, "completion_window")
+    return float(seconds)
+
+
+def parse_priority(text: str | None) -> int:
+    """The number of `?priority=`, 0 unless given; raises RefusedRequestError."""
+    if text is None:
+        return 0
+    if text not in _PRIORITIES:
+        message = f"must be a whole number from 0 to {MAX_PRIORITY}; larger ones go first"
+        raise RefusedRequestError(400, "invalid_priority", message, "priority")
+    return int(text)
 
 
 def _bad_metadata(message: str) -> RefusedRequestError:

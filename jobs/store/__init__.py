@@ -4,17 +4,30 @@ The statements are written by subject in the files beside this one.
 A store is safe to share between threads; each process opens its own.
 """
 
-from nightjar.jobs.store.cancelling import CancellingStore
 from nightjar.jobs.store.database import Database, Synchronous
+from nightjar.jobs.store.heartbeats import HeartbeatStore
 from nightjar.jobs.store.leases import LeaseStore
 from nightjar.jobs.store.planning import PlanningStore
 from nightjar.jobs.store.reading import ReadingStore
+from nightjar.jobs.store.retrying import RetryStore
 from nightjar.jobs.store.schema import migrate
+from nightjar.jobs.store.stopping import StoppingStore
 from nightjar.jobs.store.submission import SubmissionStore
+from nightjar.jobs.store.suspects import SuspectStore
 from nightjar.jobs.store.vectors import VectorStore
 
 
-class Store(SubmissionStore, PlanningStore, LeaseStore, CancellingStore, ReadingStore, VectorStore):
+class Store(
+    SubmissionStore,
+    PlanningStore,
+    LeaseStore,
+    SuspectStore,
+    HeartbeatStore,
+    StoppingStore,
+    RetryStore,
+    ReadingStore,
+    VectorStore,
+):
     """Jobs, requests, micro-batches and results in SQLite or PostgreSQL."""
 
     def __init__(self, url: str, *, synchronous: Synchronous = "full") -> None:

@@ -1,25 +1,39 @@
 """What every part of the store shares: the database, and how an outcome lands."""
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Row
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import StoreError
-from nightjar.jobs.records import JobState, JsonObject, MicroBatchRef, NewResult, RequestState
+from nightjar.jobs.records import (
+    JobState,
+    JsonObject,
+    MicroBatchRef,
+    NewResult,
+    RequestState,
+    StopReason,
+)
+from nightjar.jobs.store.bulk import BulkInsert, driver_value
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import job, micro_batch, request, result
 
-CANCELLED_CODE = "cancelled"
-CANCELLED_STATUS = 499  # the client closed the request
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+AnyRow = Row[*tuple[Any, ...]]
 
-REF_COLUMNS = [micro_batch.c[name] for name in MicroBatchRef.__slots__]
+_STOPPED = {
+    StopReason.CANCELLED: (499, "the job was cancelled before this row was computed"),
+    StopReason.EXPIRED: (504, "the job's completion window ended before this row was computed"),
+}
+_STOPPED_CODES = frozenset(reason.value for reason in StopReason)
+FAULT_STATUS = 500  # ours, not the request's
+
+REF_COLUMNS = [micro_batch.c[name] for name in MicroBatchRef.__slots__ if name != "urgent"]
 OPEN_JOBS = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, JobState.CANCELLING)
 TOKEN_COUNTS = ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
 _COUNTED_STATES = {
@@ -38,17 +52,16 @@ _COUNT = (
             for name in (*_COUNTED_STATES.values(), *TOKEN_COUNTS)
         }
     )
-    .returning(job.c.total, job.c.completed, job.c.failed, job.c.cancelled, job.c.cancel_requested)
-)
-_END_REQUESTS = {
-    state: sa.update(request)
-    .where(
-        request.c.id.in_(sa.bindparam("ids", expanding=True)),
-        request.c.state.in_(lifecycle.states_before(lifecycle.REQUEST_TRANSITIONS, state)),
+    .returning(
+        job.c.total,
+        job.c.completed,
+        job.c.failed,
+        job.c.cancelled,
+        job.c.cancel_requested,
+        job.c.expired,
     )
-    .values(state=state)
-    for state in _COUNTED_STATES
-}
+)
+_RESULT_COLUMNS = [column.name for column in result.c]
 
 
 def now() -> datetime:
@@ -58,10 +71,34 @@ def now() -> datetime:
 
 def dump_json(value: JsonObject | Mapping[str, str]) -> str:
     """Compact JSON text; StoreError for what JSON cannot say, such as NaN."""
+    if not _is_finite(value.values()):  # msgspec would write null
+        raise StoreError("a body cannot be written as JSON: it holds a number that is not finite")
     try:
-        return _ENCODER.encode(value)
-    except (TypeError, ValueError) as error:
+        return _encode_json(value)
+    except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"a body cannot be written as JSON: {error}") from error
+
+
+def _encode_json(value: JsonObject | Mapping[str, str]) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except OverflowError:  # it knows integers of 64 bits only
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _is_finite(values: Iterable[object]) -> bool:
+    """Whether no number in these values of JSON is NaN or infinite."""
+    for value in values:
+        # By type, not by isinstance: this loop runs over every value of every body.
+        kind = type(value)
+        if kind is float:
+            if not math.isfinite(value):  # type: ignore[arg-type]
+                return False
+        elif kind is dict or kind is list or kind is tuple:
+            inner = value.values() if kind is dict else value  # type: ignore[attr-defined]
+            if inner and not _is_finite(inner):  # type: ignore[arg-type]
+                return False
+    return True
 
 
 def load_json(text: str) -> JsonObject:
@@ -70,14 +107,17 @@ def load_json(text: str) -> JsonObject:
     return value
 
 
-def cancelled_result(request_id: int) -> NewResult:
-    """The outcome of a request whose job was cancelled before it was computed."""
-    return NewResult.failure(
-        request_id,
-        CANCELLED_CODE,
-        "the job was cancelled before this row was computed",
-        status=CANCELLED_STATUS,
-    )
+def stop_reason(row: AnyRow) -> StopReason | None:
+    """Why the job of a row (cancel_requested, expired) is to stop, if it is."""
+    if not row.cancel_requested:
+        return None
+    return StopReason.EXPIRED if row.expired else StopReason.CANCELLED
+
+
+def stopped_result(request_id: int, reason: StopReason) -> NewResult:
+    """The outcome of a request whose job was stopped before it was computed."""
+    status, message = _STOPPED[reason]
+    return NewResult.failure(request_id, reason.value, message, status=status)
 
 
 class StorePart:
@@ -85,11 +125,8 @@ class StorePart:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._insert_result = (
-            database.insert(result)
-            .on_conflict_do_nothing(index_elements=[result.c.request_id])
-            .execution_options(preserve_rowcount=True)
-        )
+        self._insert_results = BulkInsert(database, result, _RESULT_COLUMNS)
+        self._end_requests = {state: _end_requests(database, state) for state in _COUNTED_STATES}
 
     def _land(
         self,
@@ -105,9 +142,9 @@ class StorePart:
         """
         if not results:
             return
-        moment = now()
+        moment = driver_value(self._database, result.c.created_at, now())
         rows = [_result_row(item, job_id, indexes[item.request_id], moment) for item in results]
-        inserted = connection.execute(self._insert_result, rows).rowcount
+        inserted = self._insert_results.run(connection, rows)
         if inserted != len(rows):
             # State and outcome change together, so a request without end has no outcome.
             raise StoreError(f"job {job_id}: {len(rows) - inserted} requests had an outcome before")
@@ -115,7 +152,8 @@ class StorePart:
         for item in results:
             ended.setdefault(outcome_state(item), []).append(item.request_id)
         for state, ids in ended.items():
-            connection.execute(_END_REQUESTS[state], {"ids": ids})
+            listed = json.dumps(ids) if self._database.is_sqlite else ids
+            connection.execute(self._end_requests[state], {"ids": listed})
         self._count(connection, job_id, results, ended)
 
     def _count(
@@ -132,7 +170,7 @@ class StorePart:
         counted = connection.execute(_COUNT, {"counted_job": job_id, **more}).one()
         if counted.completed + counted.failed + counted.cancelled == counted.total:
             final = lifecycle.final_job_state(
-                counted.completed, counted.failed, cancel_requested=counted.cancel_requested
+                counted.completed, counted.failed, stop_reason(counted)
             )
             sources = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, final)
             connection.execute(
@@ -146,25 +184,38 @@ def outcome_state(item: NewResult) -> RequestState:
     """What a request becomes with this outcome."""
     if item.error is None:
         return RequestState.DONE
-    is_cancelled = item.error.code == CANCELLED_CODE
-    return RequestState.CANCELLED if is_cancelled else RequestState.FAILED
+    is_stopped = item.error.code in _STOPPED_CODES
+    return RequestState.CANCELLED if is_stopped else RequestState.FAILED
 
 
-def _result_row(item: NewResult, job_id: str, index: int, moment: datetime) -> dict[str, Any]:
+def _end_requests(database: Database, state: RequestState) -> sa.Update:
+    """Give requests their last state; `ids` is an array, on SQLite one in JSON."""
+    is_given: sa.ColumnElement[bool]
+    if database.is_sqlite:
+        listed = sa.func.json_each(sa.bindparam("ids", type_=sa.Text)).table_valued("value")
+        is_given = request.c.id.in_(sa.select(listed.c.value))
+    else:
+        is_given = request.c.id == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(sa.BigInteger)))
+    sources = lifecycle.states_before(lifecycle.REQUEST_TRANSITIONS, state)
+    return sa.update(request).where(is_given, request.c.state.in_(sources)).values(state=state)
+
+
+def _result_row(item: NewResult, job_id: str, index: int, moment: object) -> tuple[Any, ...]:
+    """The values of a result in the order of its table's columns."""
     error = item.error
-    return {
-        "request_id": item.request_id,
-        "job_id": job_id,
-        "row_index": index,
-        "status_code": item.status_code,
-        "body": None if item.body is None else dump_json(item.body),
-        "error_code": error and error.code,
-        "error_message": error and error.message.replace("\x00", ""),
-        "error_param": error and error.param,
-        "prompt_tokens": item.prompt_tokens,
-        "completion_tokens": item.completion_tokens,
-        "requested_tokens": item.requested_tokens,
-        "saved_tokens": item.saved_tokens,
-        "finish_reason": item.finish_reason,
-        "created_at": moment,
-    }
+    return (
+        item.request_id,
+        job_id,
+        index,
+        item.status_code,
+        None if item.body is None else dump_json(item.body),
+        error and error.code,
+        error and error.message.replace("\x00", ""),
+        error and error.param,
+        item.prompt_tokens,
+        item.completion_tokens,
+        item.requested_tokens,
+        item.saved_tokens,
+        item.finish_reason,
+        moment,
+    )

@@ -86,6 +86,11 @@ def open_engine(
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         writes = connection.get_execution_options().get("nightjar_write")
+        # Not within a transaction, where SQLite does not take it; and only where it changes.
+        wanted = connection.get_execution_options().get("nightjar_synchronous", synchronous)
+        if writes and connection.info.get("synchronous", synchronous) != wanted:
+            connection.exec_driver_sql(f"PRAGMA synchronous = {wanted}")
+            connection.info["synchronous"] = wanted
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
@@ -136,12 +141,17 @@ class Database:
         with translated_errors(), self.engine.connect() as connection:
             yield connection
 
-    def write(self, work: Callable[[Connection], Answer]) -> Answer:
-        """Run `work` in one transaction; it runs again if PostgreSQL found a deadlock."""
+    def write(self, work: Callable[[Connection], Answer], *, durable: bool = True) -> Answer:
+        """Run `work` in one transaction; it runs again if PostgreSQL found a deadlock.
+
+        Everybody sees the commit when this returns. `durable` says that it is on the disk, too;
+        what is not, a power cut of the database's machine may undo: only for what the next look
+        at the tables sets right.
+        """
         attempt = 1
         while True:
             try:
-                with translated_errors(), self._transaction() as connection:
+                with translated_errors(), self._transaction(durable=durable) as connection:
                     return work(connection)
             except StoreError as error:
                 if attempt == WRITE_ATTEMPTS or not _is_retriable(error):
@@ -150,10 +160,15 @@ class Database:
             attempt += 1
 
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
+    def _transaction(self, *, durable: bool) -> Iterator[Connection]:
+        options: dict[str, Any] = {"nightjar_write": True}
+        if not durable:
+            options["nightjar_synchronous"] = "normal"
         with self._writer or nullcontext(), self.engine.connect() as plain:
-            connection = plain.execution_options(nightjar_write=True)
+            connection = plain.execution_options(**options)
             with connection.begin():
+                if not durable and not self.is_sqlite:
+                    connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
                 yield connection
 
     @contextmanager

@@ -1,6 +1,8 @@
 """Planning and dispatching: requests become micro-batches, micro-batches become messages."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -17,7 +19,10 @@ from nightjar.jobs.records import (
     RequestError,
     RequestState,
 )
-from nightjar.jobs.store.base import OPEN_JOBS, REF_COLUMNS, StorePart, load_json
+from nightjar.jobs.store.base import FAULT_STATUS, REF_COLUMNS, StorePart
+from nightjar.jobs.store.bodies import load_body
+from nightjar.jobs.store.bulk import BulkUpdate
+from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.segments import pack_segments
 from nightjar.jobs.store.tables import job, micro_batch, request
 
@@ -26,18 +31,24 @@ _is_queued = request.c.state == sa.literal(
     RequestState.QUEUED, request.c.state.type, literal_execute=True
 )
 REJECTED_STATUS = 400
+_mb = micro_batch.c
+# Who goes first: by creation, less what the priority is worth.
+_RANK = (sa.func.coalesce(job.c.rank_at, job.c.created_at), job.c.id)
+_MEMBERSHIP = ("state", "micro_batch_id", "segments", "prompt_vector")
 
 
 class PlanningStore(StorePart):
     """What the planner and the dispatcher ask for."""
 
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._join_requests = BulkUpdate(database, request, _MEMBERSHIP)
+
     def jobs_to_plan(self) -> list[str]:
-        """Jobs that have queued requests, oldest first."""
+        """Jobs that have queued requests, in the order of their rank."""
         waiting = sa.exists().where(request.c.job_id == job.c.id, _is_queued)
         statement = (
-            sa.select(job.c.id)
-            .where(job.c.state.in_(OPEN_JOBS), ~job.c.cancel_requested, waiting)
-            .order_by(job.c.id)
+            sa.select(job.c.id).where(job.c.state.in_(lifecycle.RUNNABLE), waiting).order_by(*_RANK)
         )
         with self._database.reading() as connection:
             return list(connection.scalars(statement))
@@ -53,8 +64,8 @@ class PlanningStore(StorePart):
         )
         with self._database.reading() as connection:
             return [
-                QueuedRequest(id_, job, index, custom_id, kind, load_json(body))
-                for id_, job, index, custom_id, kind, body in connection.execute(statement)
+                QueuedRequest(id_, job, index, custom_id, kind, load_body(body))
+                for id_, job, index, custom_id, kind, body in connection.execute(statement).all()
             ]
 
     def save_plan(
@@ -90,9 +101,9 @@ class PlanningStore(StorePart):
             indexes = _lock_queued(connection, job_id, ids)
             stored = [item for item in micro_batches if indexes.keys() >= set(item.request_ids)]
             refs = [_insert_micro_batch(connection, job_id, item) for item in stored]
-            _join(connection, refs, stored, packed)
+            self._join_requests.run(connection, _members(refs, stored, packed))
             failures = [
-                NewResult(id_, REJECTED_STATUS, None, error)
+                NewResult(id_, _status(error), None, error)
                 for id_, error in rejected
                 if id_ in indexes
             ]
@@ -102,7 +113,7 @@ class PlanningStore(StorePart):
         return self._database.write(work)
 
     def dispatchable(self, window: int) -> list[MicroBatchRef]:
-        """Ready micro-batches, oldest job first; never more than the window has room for.
+        """Ready micro-batches, of the job of the first rank first; no more than there is room.
 
         `window` bounds the micro-batches that are dispatched or leased at once.
         """
@@ -112,12 +123,12 @@ class PlanningStore(StorePart):
             room = window - (connection.scalar(count) or 0)
             if room <= 0:
                 return []
-            return _refs(connection, MicroBatchState.READY, limit=room)
+            return _ready(connection, room)
 
     def dispatched(self) -> list[MicroBatchRef]:
         """Micro-batches whose message was published and that nobody has claimed yet."""
         with self._database.reading() as connection:
-            return _refs(connection, MicroBatchState.DISPATCHED)
+            return _refs(connection, _mb.state == MicroBatchState.DISPATCHED)
 
     def mark_dispatched(self, refs: Collection[MicroBatchRef]) -> None:
         """Note that the messages were published; one that was claimed meanwhile stays claimed."""
@@ -145,22 +156,43 @@ class PlanningStore(StorePart):
         )
         # In the order of ids, so that two dispatchers lock the rows alike.
         keys = [{"ref_id": ref.id, "ref_epoch": ref.epoch} for ref in sorted(refs, key=_by_id)]
-        self._database.write(lambda connection: connection.execute(statement, keys))
+        # Not durable: undone, a message is sent once more, and the claim finds it a duplicate.
+        self._database.write(lambda connection: connection.execute(statement, keys), durable=False)
+
+
+def _status(error: RequestError) -> int:
+    """What the planner refused is the request's fault, unless the planner itself failed."""
+    return FAULT_STATUS if error.code == "internal_error" else REJECTED_STATUS
 
 
 def _by_id(ref: MicroBatchRef) -> int:
     return ref.id
 
 
-def _refs(
-    connection: Connection, state: MicroBatchState, limit: int | None = None
-) -> list[MicroBatchRef]:
-    statement = (
-        sa.select(*REF_COLUMNS)
-        .where(micro_batch.c.state == state)
-        .order_by(micro_batch.c.job_id, micro_batch.c.id)
-        .limit(limit)
+def _ready(connection: Connection, room: int) -> list[MicroBatchRef]:
+    """The first ready micro-batches; job by job, so that no backlog has to be sorted."""
+    is_ready = _mb.state == MicroBatchState.READY
+    runnable = (
+        sa.select(job.c.id, job.c.priority)
+        .where(
+            job.c.state.in_(lifecycle.RUNNABLE), sa.exists().where(_mb.job_id == job.c.id, is_ready)
+        )
+        .order_by(*_RANK)
+        .limit(room)
     )
+    found: list[MicroBatchRef] = []
+    for job_id, priority in connection.execute(runnable).all():
+        if len(found) == room:
+            break
+        refs = _refs(connection, is_ready, _mb.job_id == job_id, limit=room - len(found))
+        found += [replace(ref, urgent=True) for ref in refs] if priority > 0 else refs
+    return found
+
+
+def _refs(
+    connection: Connection, *where: sa.ColumnElement[bool], limit: int | None = None
+) -> list[MicroBatchRef]:
+    statement = sa.select(*REF_COLUMNS).where(*where).order_by(_mb.job_id, _mb.id).limit(limit)
     return [MicroBatchRef(*row) for row in connection.execute(statement)]
 
 
@@ -179,7 +211,7 @@ def _lock_queued(connection: Connection, job_id: str, ids: Sequence[int]) -> dic
         .with_for_update(of=request)
     )
     wanted = set(ids)
-    return {id_: index for id_, index in connection.execute(statement) if id_ in wanted}
+    return {id_: index for id_, index in connection.execute(statement).all() if id_ in wanted}
 
 
 def _insert_micro_batch(connection: Connection, job_id: str, item: NewMicroBatch) -> MicroBatchRef:
@@ -199,28 +231,15 @@ def _insert_micro_batch(connection: Connection, job_id: str, item: NewMicroBatch
     return MicroBatchRef(id_, 0, job_id, item.kind, item.bucket, size, item.tokens)
 
 
-def _join(
-    connection: Connection,
+def _members(
     refs: Sequence[MicroBatchRef],
     stored: Sequence[NewMicroBatch],
     packed: Mapping[int, tuple[bytes, str | None]],
-) -> None:
-    """Make the requests members of their micro-batches."""
-    rows = [
-        {"member": id_, "micro_batch": ref.id, "packed": packed[id_][0], "vectors": packed[id_][1]}
+) -> list[tuple[Any, ...]]:
+    """The values of _MEMBERSHIP and the id of each request that joins a micro-batch."""
+    planned = RequestState.PLANNED.value
+    return [
+        (planned, ref.id, *packed[id_], id_)
         for ref, item in zip(refs, stored, strict=True)
         for id_ in item.request_ids
     ]
-    if not rows:
-        return
-    connection.execute(
-        sa.update(request)
-        .where(request.c.id == sa.bindparam("member"))
-        .values(
-            state=RequestState.PLANNED,
-            micro_batch_id=sa.bindparam("micro_batch"),
-            segments=sa.bindparam("packed"),
-            prompt_vector=sa.bindparam("vectors"),
-        ),
-        rows,
-    )

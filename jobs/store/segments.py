@@ -4,6 +4,8 @@ They are stored with the request when it is planned, so that workers do not
 tokenize again.
 """
 
+import sys
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,11 +21,13 @@ def pack_segments(segments: Sequence[Sequence[int]]) -> bytes:
     for segment in segments:
         flat += segment
     try:
-        values = np.array(flat, dtype=_INT32)
-    except (OverflowError, ValueError, TypeError) as error:
+        values = array("i", flat)
+    except (OverflowError, TypeError) as error:
         raise StoreError("token ids must be integers below 2**31") from error
-    if values.min() < 0:
+    if min(flat) < 0:
         raise StoreError("token ids must not be negative")
+    if sys.byteorder == "big":
+        values.byteswap()
     return values.tobytes()
 
 

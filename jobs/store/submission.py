@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
@@ -17,8 +18,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.errors import EmptyJobError
-from nightjar.jobs.records import JobState, NewJob, NewRequest, RejectedRow, RequestState
+from nightjar.jobs.records import AGEING_S, JobState, NewJob, NewRequest, RejectedRow, RequestState
 from nightjar.jobs.store.base import StorePart, dump_json, now
+from nightjar.jobs.store.bodies import dump_body
 from nightjar.jobs.store.database import Database, translated_errors
 from nightjar.jobs.store.tables import BigId, job, request, result
 
@@ -113,6 +115,7 @@ class Submission:
     def _insert_job(self, total: int) -> bool:
         """False if another submission with the same idempotency key came first."""
         new_job = self._new_job
+        created_at, window = now(), new_job.completion_window_s
         values = {
             "id": self.job_id,
             "state": JobState.QUEUED,
@@ -121,7 +124,10 @@ class Submission:
             "metadata": dump_json(new_job.metadata),
             "cancel_requested": False,
             "total": total,
-            "created_at": now(),
+            "created_at": created_at,
+            "expires_at": None if window is None else created_at + timedelta(seconds=window),
+            "priority": new_job.priority,
+            "rank_at": created_at - timedelta(seconds=new_job.priority * AGEING_S),
         }
         counters = ("completed", "failed", "cancelled", "prompt_tokens", "completion_tokens")
         values |= dict.fromkeys((*counters, "requested_tokens", "saved_tokens"), 0)
@@ -295,6 +301,6 @@ def _drop_stage(connection: Connection) -> None:
 def _staged_row(row: NewRequest | RejectedRow) -> tuple[Any, ...]:
     """The row's values in the order of the staging table's columns."""
     if isinstance(row, NewRequest):
-        body = dump_json(row.body)
+        body = dump_body(row.body)
         return (row.index, row.line, row.custom_id, row.kind.value, body, None, None, None)
     return (row.index, row.line, row.custom_id, None, None, row.code, row.message, row.param)

@@ -62,6 +62,8 @@ job = sa.Table(
     sa.Column("idempotency_key", sa.String(255), unique=True),
     sa.Column("metadata", sa.Text, nullable=False),
     sa.Column("cancel_requested", sa.Boolean, nullable=False),
+    # By its deadline. A default of the database: an API of the version before may still submit.
+    sa.Column("expired", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("total", sa.BigInteger, nullable=False),
     sa.Column("completed", sa.BigInteger, nullable=False),
     sa.Column("failed", sa.BigInteger, nullable=False),
@@ -73,6 +75,10 @@ job = sa.Table(
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Column("started_at", UtcDateTime),
     sa.Column("finished_at", UtcDateTime),
+    sa.Column("expires_at", UtcDateTime),
+    sa.Column("priority", sa.Integer, nullable=False, server_default="0"),
+    # Whose is earlier goes first: the creation, less what the priority is worth.
+    sa.Column("rank_at", UtcDateTime),
 )
 
 micro_batch = sa.Table(
@@ -89,6 +95,8 @@ micro_batch = sa.Table(
     sa.Column("owner", sa.String(255)),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("crashes", sa.Integer, nullable=False),
+    # A default of the database: a planner of the version before may still write its plans.
+    sa.Column("isolated", sa.Boolean, nullable=False, server_default=sa.false()),
     # Dispatching: the ready ones, oldest job first; counting: the states of one job.
     sa.Index(None, "state", "job_id", "id"),
 )

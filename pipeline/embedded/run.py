@@ -49,6 +49,7 @@ class RunArguments:
     dtype: str = "auto"
     workdir: Path | None = None
     prompt_vectors: Mapping[str, Path] = field(default_factory=dict)
+    retry: bool = False  # rows that an earlier run failed through no fault of theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,8 @@ class _Run:
         try:
             self._store.migrate()
             job, resumed = self._submit_or_resume()
+            if self._arguments.retry and self._store.retry(job.id):
+                job = self._store.job(job.id)
             before = job.ended
             was_finished = job.is_over and was_written(self._workdir, self._arguments.out)
             self._listener.submitted(job, resumed=resumed)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 import nightjar
+from nightjar.jobs.records import Crash
 from nightjar.jobs.store import Store
 from nightjar.pipeline.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
@@ -34,6 +35,7 @@ class EmbeddedSystem:
     ) -> None:
         self._store = store
         self._report = report
+        self._crashes_allowed = settings.request_crashes
         logs.mkdir(exist_ok=True)
         self._directory = _private_directory()
         environment = os.environ | _environment(settings, broker_url(self._directory))
@@ -54,7 +56,7 @@ class EmbeddedSystem:
         try:
             self._broker.start()
             wait_for_broker(self._directory, self._broker)
-            self._take_back()  # from an earlier run that was killed
+            self._take_back(crash=None)  # from an earlier run that was killed as a whole
             for worker in self._workers:
                 worker.start()
         except BaseException:
@@ -84,7 +86,8 @@ class EmbeddedSystem:
             if worker.keep_running():
                 self._report(f"the {worker.name} ended and was started again")
                 if worker is self._gpu_worker:
-                    self._take_back()
+                    crash = Crash("the GPU worker ended", self._crashes_allowed)
+                    self._take_back(crash)
 
     def progressed(self) -> None:
         """Results have landed: what ended before was not for good."""
@@ -100,10 +103,16 @@ class EmbeddedSystem:
             service.stop(_STOP_GRACE_S)
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _take_back(self) -> None:
-        """Make ready again what a GPU worker that is gone had leased or taken off the broker."""
+    def _take_back(self, crash: Crash | None) -> None:
+        """Make ready again what a GPU worker that is gone had leased or taken off the broker.
+
+        What it had leased is suspected of the `crash`, if there was one.
+        """
         for beat in self._store.heartbeats():
-            self._store.release_owner(beat.owner)
+            if crash is None:
+                self._store.give_back_all(beat.owner)
+            else:
+                self._store.suspect_owner(beat.owner, crash)
         self._store.requeue(self._store.dispatched())
 
 

@@ -16,6 +16,9 @@ COMMANDS = [
     "status",
     "results",
     "cancel",
+    "pause",
+    "resume",
+    "retry",
     "vectors",
     "migrate",
 ]
@@ -33,6 +36,7 @@ def test_help_names_every_command() -> None:
         (["worker", "compute"], {"NIGHTJAR_WORKER_THREADS": "many"}, "NIGHTJAR_WORKER_THREADS"),
         (["worker", "plan"], {}, "NIGHTJAR_MODEL"),
         (["worker", "plan"], {"NIGHTJAR_MODEL": "/no/such/model"}, "/no/such/model"),
+        (["worker", "compute", "--engine=real"], {}, "NIGHTJAR_ENGINE"),
         (["api"], {"NIGHTJAR_DTYPE": "int4"}, "NIGHTJAR_DTYPE"),
         (["flower", "--address=0.0.0.0"], {}, "NIGHTJAR_FLOWER_AUTH"),
         (["run", "x.jsonl", "--model=m", "--out=o", "--prompt-vector=v"], {}, "NAME=FILE"),

@@ -9,15 +9,23 @@ from fastapi.testclient import TestClient
 
 import nightjar
 from nightjar.jobs.api import create_app
-from nightjar.jobs.records import NewResult
+from nightjar.jobs.records import Crash, NewResult
 from nightjar.jobs.store import Store
 from tests.jobs import planned, submit
 from tests.outcomes import answers, claim, compute
 
+STEERING = ["cancel", "pause", "resume", "retry"]
+
 
 @pytest.fixture
-def client(store: Store) -> Iterator[TestClient]:
-    with TestClient(create_app(store, lambda job_id: None, served_model="tiny")) as opened:
+def woken() -> list[str]:
+    """The jobs that the planner was told of."""
+    return []
+
+
+@pytest.fixture
+def client(store: Store, woken: list[str]) -> Iterator[TestClient]:
+    with TestClient(create_app(store, woken.append, served_model="tiny")) as opened:
         yield opened
 
 
@@ -111,9 +119,55 @@ def test_cancelling(client: TestClient, store: Store) -> None:
     assert error["error"]["code"] == "cancelled"
 
 
+def test_pausing_and_resuming(client: TestClient, store: Store) -> None:
+    job_id, refs = planned(store, 2)
+    assert client.post(f"/v1/jobs/{job_id}/pause").json()["state"] == "paused"
+    assert client.get(f"/v1/jobs/{job_id}").json()["state"] == "paused"
+    resumed = client.post(f"/v1/jobs/{job_id}/resume").json()
+    assert (resumed["state"], resumed["warning"]) == ("queued", None)
+    assert all(compute(store, ref) for ref in refs)
+    assert client.post(f"/v1/jobs/{job_id}/pause").json()["state"] == "completed"
+
+
+def test_a_request_that_crashed_is_shown_with_the_reason_and_retried(
+    client: TestClient, store: Store, woken: list[str]
+) -> None:
+    job_id, (ref,) = planned(store, 2, each=2)
+    crash = Crash("the compute process was ended by SIGSEGV", allowed=1)
+    claimed = claim(store, ref)
+    assert store.suspect(ref.id, 0, "worker", crash, answers(claimed)[:1])
+    (suspect,) = store.dispatchable(9)
+    claim(store, suspect)
+    assert store.suspect(suspect.id, 0, "worker", crash)
+
+    job = client.get(f"/v1/jobs/{job_id}").json()
+    assert (job["state"], job["micro_batches"]["split"]) == ("completed_with_failures", 1)
+    (shown,) = lines(client.get(f"/v1/jobs/{job_id}/errors").text)
+    assert shown["custom_id"] == "row-1"
+    assert shown["error"]["code"] == "compute_lost"
+    assert shown["error"]["message"] == (
+        "computed alone once and never answered; the last time the compute process was ended by "
+        "SIGSEGV"
+    )
+    retried = client.post(f"/v1/jobs/{job_id}/retry").json()
+    assert (retried["retried"], retried["state"], retried["warning"]) == (1, "running", None)
+    assert (retried["counts"]["failed"], retried["finished_at"]) == (0, None)
+    assert woken == [job_id]
+    again = client.post(f"/v1/jobs/{job_id}/retry").json()
+    assert (again["retried"], woken) == (0, [job_id])
+
+
+def test_a_cancelled_job_cannot_be_retried(client: TestClient, store: Store) -> None:
+    job_id, _ = planned(store, 1)
+    client.post(f"/v1/jobs/{job_id}/cancel")
+    response = client.post(f"/v1/jobs/{job_id}/retry")
+    assert response.status_code == 409
+    assert response.json()["error"]["code"] == "wrong_state"
+
+
 def test_an_unknown_job(client: TestClient) -> None:
     calls = [("GET", path) for path in ("", "/results", "/output", "/errors")]
-    for method, path in [*calls, ("POST", "/cancel")]:
+    for method, path in [*calls, *(("POST", f"/{act}") for act in STEERING)]:
         response = client.request(method, f"/v1/jobs/job_nothing{path}")
         assert response.status_code == 404, path
         assert response.json()["error"]["code"] == "unknown_job"

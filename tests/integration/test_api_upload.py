@@ -106,6 +106,47 @@ def test_any_model_where_none_is_named_as_served(store: Store) -> None:
     assert (response.status_code, response.json()["model"]) == (201, "large")
 
 
+@pytest.mark.parametrize(
+    ("window", "seconds"), [("90s", 90), ("15m", 900), ("24h", 86_400), ("365d", 31_536_000)]
+)
+def test_a_completion_window(client: TestClient, window: str, seconds: int) -> None:
+    query = {"completion_window": window}
+    job = client.post("/v1/jobs", params=query, content=row("a"), headers=HEADERS).json()
+    assert job["expires_at"] - job["created_at"] == pytest.approx(seconds, abs=0.01)
+
+
+def test_without_a_completion_window_nothing_expires(client: TestClient) -> None:
+    job = client.post("/v1/jobs", content=row("a"), headers=HEADERS).json()
+    assert job["expires_at"] is None
+
+
+@pytest.mark.parametrize(
+    "window", ["", "h", "24", "24x", "-1h", "1.5h", "0s", "366d", "9" * 40 + "h", "²h", "1 h"]
+)
+def test_a_bad_completion_window(client: TestClient, store: Store, window: str) -> None:
+    query = {"completion_window": window}
+    response = client.post("/v1/jobs", params=query, content=row("a"), headers=HEADERS)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_completion_window"
+    assert store.jobs() == []
+
+
+def test_a_priority(client: TestClient, store: Store) -> None:
+    query = {"priority": "7"}
+    job = client.post("/v1/jobs", params=query, content=row("a"), headers=HEADERS).json()
+    assert job["priority"] == store.job(job["id"]).priority == 7
+    assert client.post("/v1/jobs", content=row("a"), headers=HEADERS).json()["priority"] == 0
+
+
+@pytest.mark.parametrize("priority", ["", "-1", "10", "1.0", "high", "²", " 1"])
+def test_a_bad_priority(client: TestClient, store: Store, priority: str) -> None:
+    query = {"priority": priority}
+    response = client.post("/v1/jobs", params=query, content=row("a"), headers=HEADERS)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "priority"
+    assert store.jobs() == []
+
+
 def test_bad_metadata(client: TestClient, store: Store) -> None:
     query = {"metadata": "{"}
     response = client.post("/v1/jobs", params=query, content=row("a"), headers=HEADERS)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import wait
 from functools import partial
@@ -15,6 +16,8 @@ from safetensors.numpy import save
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker import messages
+from nightjar.gpu_worker.engine import GenerateRequest, GenerateResult, SamplingParams
+from nightjar.gpu_worker.fake_engine import FakeEngine
 from nightjar.gpu_worker.launcher import (
     ComputeConfig,
     ComputeLostError,
@@ -53,6 +56,22 @@ def text(flight: InFlight) -> bytes:
     answer = flight.answers[0].result(PATIENCE_S)
     assert isinstance(answer, messages.Generated)
     return answer.outputs[0].text
+
+
+def test_the_fake_engine_is_what_was_asked_for(tiny_model: Path) -> None:
+    engine = FakeEngine(ModelDirectory.open(tiny_model).tokenizer().token_bytes)
+    engine.submit(GenerateRequest(1, [5, 6, 7], SamplingParams(30, ignore_eos=True)))
+    (expected,) = engine.step()
+    assert isinstance(expected, GenerateResult)
+    config = ComputeConfig(tiny_model, engine="fake", fake_step_s=0.2)
+    started = Launcher(config, on_failure=print)
+    try:
+        started.wait_ready()
+        began = time.monotonic()
+        assert text(ask(started, max_tokens=30)) == expected.text
+        assert time.monotonic() - began >= 0.2
+    finally:
+        started.close()
 
 
 def test_answers_come_in_the_order_of_the_requests(launcher: Launcher) -> None:

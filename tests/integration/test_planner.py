@@ -69,4 +69,4 @@ def test_a_request_that_breaks_the_encoder_fails_alone(
     (failure,) = store.results(job_id)
     assert failure.custom_id == "row-1"
     assert failure.error is not None
-    assert failure.error.code == "internal_error"
+    assert (failure.error.code, failure.status_code) == ("internal_error", 500)

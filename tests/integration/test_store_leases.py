@@ -21,7 +21,7 @@ def test_a_claim(store: Store) -> None:
     store.mark_dispatched([ref])
     claimed = claim(store, ref)
     assert (claimed.id, claimed.epoch, claimed.job_id) == (ref.id, 0, job_id)
-    assert (claimed.size, claimed.tokens, claimed.model) == (2, ref.tokens, "tiny")
+    assert (claimed.size, claimed.tokens, claimed.isolated) == (2, ref.tokens, False)
     assert (claimed.attempts, claimed.crashes) == (1, 0)
     assert [request.custom_id for request in claimed.requests] == ["row-0", "row-1"]
     job = store.job(job_id)
@@ -108,13 +108,13 @@ def test_giving_back_raises_the_epoch(store: Store) -> None:
     _, (ref,) = planned(store, 1)
     claim(store, ref)
     assert not store.give_back(ref.id, 0, "other")
-    assert store.give_back(ref.id, 0, "worker", crashed=True)
+    assert store.give_back(ref.id, 0, "worker")
     assert not store.give_back(ref.id, 0, "worker")
     (ready,) = store.dispatchable(1)
     assert (ready.id, ready.epoch) == (ref.id, 1)
     assert store.claim(ref.id, 0, "worker") is None
     claimed = claim(store, ready)
-    assert (claimed.attempts, claimed.crashes) == (2, 1)
+    assert (claimed.attempts, claimed.crashes) == (2, 0)
 
 
 def test_failing_a_micro_batch_gives_each_request_the_error(store: Store) -> None:
@@ -153,13 +153,13 @@ def test_seconds_since_an_earlier_moment() -> None:
     assert since == ComputeSeconds(engine_s=3.5, load_s=2.0)
 
 
-def test_a_dead_workers_leases_are_taken_back(store: Store) -> None:
+def test_a_leaving_workers_leases_are_taken_back(store: Store) -> None:
     job_id, refs = planned(store, 3)
-    lost = [claim(store, ref, "dead") for ref in refs[:2]]
+    lost = [claim(store, ref, "leaves") for ref in refs[:2]]
     kept = claim(store, refs[2], "alive")
-    assert store.release_owner("dead") == 2
-    assert store.release_owner("dead") == 0
-    assert not store.finish(lost[0].id, 0, "dead", answers(lost[0]))
+    assert store.give_back_all("leaves") == 2
+    assert store.give_back_all("leaves") == 0
+    assert not store.finish(lost[0].id, 0, "leaves", answers(lost[0]))
     assert store.finish(kept.id, 0, "alive", answers(kept))
     for ref in store.dispatchable(9):
         assert ref.epoch == 1

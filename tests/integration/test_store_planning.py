@@ -1,13 +1,18 @@
 """From queued requests to dispatched micro-batches."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import (
     EncodedRequest,
     JobState,
+    MicroBatchRef,
     MicroBatchState,
+    NewJob,
     NewMicroBatch,
+    NewRequest,
     RequestError,
     RequestKind,
 )
@@ -126,6 +131,43 @@ def test_the_window_bounds_what_is_in_flight(store: Store) -> None:
     assert store.dispatchable(3) == refs[2:3]
     assert store.dispatchable(2) == []
     assert store.dispatched() == refs[1:2]
+
+
+def submit_ranked(store: Store, priority: int) -> str:
+    row = NewRequest(0, 1, "row-0", GENERATE, {"prompt": "a"})
+    with store.submission(NewJob("tiny", priority=priority)) as submission:
+        submission.add([row])
+    return submission.job_id
+
+
+def plan_whole(store: Store, job_id: str) -> list[MicroBatchRef]:
+    (request,) = store.queued_requests(job_id, 1)
+    return store.save_plan(job_id, encoded(request.id), [batch(request.id)], [])
+
+
+def test_a_job_of_higher_priority_goes_before_earlier_ones(store: Store) -> None:
+    bulk, higher, lower, late_bulk = (submit_ranked(store, level) for level in (0, 9, 1, 0))
+    order = [higher, lower, bulk, late_bulk]
+    assert store.jobs_to_plan() == order
+    for job_id in (bulk, higher, lower, late_bulk):
+        plan_whole(store, job_id)
+    refs = store.dispatchable(9)
+    assert [ref.job_id for ref in refs] == order
+    assert [ref.urgent for ref in refs] == [True, True, False, False]
+    assert [ref.job_id for ref in store.dispatchable(3)] == order[:3]
+
+
+def test_a_job_that_has_waited_goes_before_urgent_ones_that_came_long_after(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = datetime(2026, 11, 21, tzinfo=UTC)
+    jobs = {}
+    for hours, priority in ((0, 0), (1.9, 2), (2.1, 2)):
+        moment = start + timedelta(hours=hours)
+        monkeypatch.setattr("nightjar.jobs.store.submission.now", lambda moment=moment: moment)
+        jobs[hours] = submit_ranked(store, priority)
+        plan_whole(store, jobs[hours])
+    assert [ref.job_id for ref in store.dispatchable(9)] == [jobs[1.9], jobs[0], jobs[2.1]]
 
 
 def test_the_oldest_job_is_dispatched_first(store: Store) -> None:

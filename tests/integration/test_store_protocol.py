@@ -1,8 +1,9 @@
 """The lease protocol as a state machine: hypothesis looks for an order of events that breaks it.
 
 The model knows who may finish what: the newest lease of a micro-batch that was
-not taken back. Everything else must be thrown away, and at the end each request
-has exactly one outcome.
+not taken back. Everything else must be thrown away. It knows too what a crash
+makes of a micro-batch: halves to be computed alone, and the end of a request
+that crashed alone once too often. At the end each request has exactly one outcome.
 """
 
 import tempfile
@@ -14,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from nightjar.jobs.records import (
     ClaimedMicroBatch,
+    Crash,
     JobState,
     MicroBatchRef,
     NewResult,
@@ -23,7 +25,9 @@ from nightjar.jobs.store import Store
 from tests.jobs import planned
 from tests.outcomes import answers
 
-BATCHES, EACH = 2, 2
+BATCHES, EACH = 2, 3
+MANY = 100
+CRASH = Crash("the compute process was ended by SIGSEGV", allowed=2)
 OWNERS = st.sampled_from(["ann", "bob"])
 
 
@@ -39,7 +43,8 @@ class LeaseProtocol(RuleBasedStateMachine):
         self.messages: list[MicroBatchRef] = []
         self.claims: list[tuple[str, ClaimedMicroBatch]] = []
         self.leases: dict[int, tuple[str, ClaimedMicroBatch]] = {}  # by micro-batch
-        self.ended: set[int] = set()
+        self.ended: set[int] = set()  # micro-batches
+        self.outcomes = 0
         self.cancelled = False
 
     @initialize()
@@ -63,7 +68,8 @@ class LeaseProtocol(RuleBasedStateMachine):
         assert not self.cancelled
         assert ref.id not in self.leases
         assert ref.id not in self.ended
-        assert len(claimed.requests) == EACH
+        assert len(claimed.requests) == ref.size
+        assert claimed.isolated == ref.isolated
         self.leases[ref.id] = (owner, claimed)
         self.claims.append((owner, claimed))
 
@@ -76,15 +82,23 @@ class LeaseProtocol(RuleBasedStateMachine):
             assert self.store.fail_micro_batch(claimed.id, claimed.epoch, owner, error)
         else:
             assert self.store.finish(claimed.id, claimed.epoch, owner, answers(claimed))
-        del self.leases[claimed.id]
-        self.ended.add(claimed.id)
+        self._end(claimed)
 
     @precondition(lambda self: self.leases)
-    @rule(data=st.data(), crashed=st.booleans())
-    def give_back(self, data: st.DataObject, crashed: bool) -> None:
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
         owner, claimed = data.draw(st.sampled_from(list(self.leases.values())))
-        assert self.store.give_back(claimed.id, claimed.epoch, owner, crashed=crashed)
-        self._take_back(claimed.id)
+        assert self.store.give_back(claimed.id, claimed.epoch, owner)
+        self._take_back(claimed)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def lose_the_compute_process(self, data: st.DataObject) -> None:
+        owner, claimed = data.draw(st.sampled_from(list(self.leases.values())))
+        count = data.draw(st.integers(0, claimed.size))
+        answered = answers(claimed)[:count]
+        assert self.store.suspect(claimed.id, claimed.epoch, owner, CRASH, answered)
+        self._suspect(claimed, answered=count)
 
     @precondition(lambda self: self._lost())
     @rule(data=st.data())
@@ -95,17 +109,25 @@ class LeaseProtocol(RuleBasedStateMachine):
         assert not self.store.finish(claimed.id, claimed.epoch, owner, answers(claimed))
         assert not self.store.fail_micro_batch(claimed.id, claimed.epoch, owner, error)
         assert not self.store.give_back(claimed.id, claimed.epoch, owner)
+        assert not self.store.suspect(claimed.id, claimed.epoch, owner, CRASH, answers(claimed))
 
-    @rule(owner=OWNERS)
-    def declare_dead(self, owner: str) -> None:
-        held = [id_ for id_, (holder, _) in self.leases.items() if holder == owner]
-        assert self.store.release_owner(owner) == len(held)
-        for id_ in held:
-            self._take_back(id_)
+    @rule(owner=OWNERS, leaves=st.booleans())
+    def end_the_worker(self, owner: str, leaves: bool) -> None:
+        """It leaves in order, or is declared dead."""
+        held = [claimed for holder, claimed in self.leases.values() if holder == owner]
+        if leaves:
+            assert self.store.give_back_all(owner) == len(held)
+        else:
+            assert self.store.suspect_owner(owner, CRASH) == len(held)
+        for claimed in held:
+            if leaves:
+                self._take_back(claimed)
+            else:
+                self._suspect(claimed, answered=0)
 
     @rule()
     def dispatch(self) -> None:
-        self.store.mark_dispatched(self.store.dispatchable(BATCHES + 1))
+        self.store.mark_dispatched(self.store.dispatchable(MANY))
 
     @rule()
     def publish_again(self) -> None:
@@ -114,12 +136,12 @@ class LeaseProtocol(RuleBasedStateMachine):
     @precondition(lambda self: len(self.claims) > BATCHES)
     @rule()
     def cancel(self) -> None:
-        if len(self.ended) < BATCHES:
+        if self.outcomes < BATCHES * EACH:
             self.cancelled = True
         self.store.cancel(self.job_id)
         for ref in self.messages:
             if self.cancelled and ref.id not in self.leases:
-                self.ended.add(ref.id)
+                self._end(ref)
 
     @invariant()
     def the_job_agrees_with_its_results(self) -> None:
@@ -128,19 +150,49 @@ class LeaseProtocol(RuleBasedStateMachine):
         job = self.store.job(self.job_id)
         results = self.store.results(self.job_id)
         assert job.ended == len(results) == len({item.id for item in results})
-        assert len(results) == EACH * len(self.ended)
-        assert job.is_over == (len(self.ended) == BATCHES)
+        assert len(results) == self.outcomes
+        assert job.is_over == (self.outcomes == BATCHES * EACH)
 
     def _lost(self) -> list[tuple[str, ClaimedMicroBatch]]:
         held = [id(claimed) for _, claimed in self.leases.values()]
         return [claim for claim in self.claims if id(claim[1]) not in held]
 
-    def _take_back(self, id_: int) -> None:
-        del self.leases[id_]
+    def _end(self, batch: ClaimedMicroBatch | MicroBatchRef) -> None:
+        """The requests of a micro-batch have their outcomes."""
+        self.leases.pop(batch.id, None)
+        if batch.id not in self.ended:
+            self.ended.add(batch.id)
+            self.outcomes += batch.size
+
+    def _take_back(self, claimed: ClaimedMicroBatch) -> None:
         if self.cancelled:
-            self.ended.add(id_)
-        # The newest message first: hypothesis tries the first of a list most often.
-        fresh = [ref for ref in self.store.dispatchable(BATCHES) if ref.id == id_]
+            self._end(claimed)
+            return
+        del self.leases[claimed.id]
+        self._read_messages()
+
+    def _suspect(self, claimed: ClaimedMicroBatch, *, answered: int) -> None:
+        """What a crash makes of a micro-batch."""
+        lone = claimed.isolated and claimed.size == 1
+        dies = lone and claimed.crashes + 1 == CRASH.allowed
+        if self.cancelled or dies or answered == claimed.size:
+            self._end(claimed)
+        elif lone:
+            self._take_back(claimed)
+        else:
+            del self.leases[claimed.id]
+            self.ended.add(claimed.id)
+            self.outcomes += answered
+            known = {ref.id for ref in self.messages}
+            self._read_messages()
+            halves = [ref for ref in self.messages if ref.id not in known]
+            assert all(half.isolated for half in halves)
+            assert sum(half.size for half in halves) == claimed.size - answered
+            assert all(half.size <= (claimed.size + 1) // 2 for half in halves)
+
+    def _read_messages(self) -> None:
+        """The newest messages first: hypothesis tries the first of a list most often."""
+        fresh = [ref for ref in self.store.dispatchable(MANY) if ref not in self.messages]
         self.messages = fresh + self.messages
 
     def _finish_everything(self) -> None:
@@ -148,8 +200,8 @@ class LeaseProtocol(RuleBasedStateMachine):
         if not self.messages:
             return
         for owner in ("ann", "bob"):
-            self.store.release_owner(owner)
-        for ref in self.store.dispatchable(BATCHES) + self.store.dispatched():
+            self.store.give_back_all(owner)
+        for ref in self.store.dispatchable(MANY) + self.store.dispatched():
             claimed = self.store.claim(ref.id, ref.epoch, "last")
             assert claimed is not None
             results: list[NewResult] = answers(claimed)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from nightjar.jobs.records import EncodedRequest, JobState, NewMicroBatch, RequestKind
+from nightjar.jobs.records import Crash, EncodedRequest, JobState, NewMicroBatch, RequestKind
 from nightjar.jobs.store import Store
 from tests.jobs import planned, submit
 from tests.outcomes import answers, codes
@@ -90,6 +90,7 @@ def test_the_last_of_many_finishers_ends_the_job(store: Store) -> None:
 def test_a_storm_of_workers_sweepers_and_a_canceller(store: Store) -> None:
     """Whatever happens in between, every request has one outcome, and the counters agree."""
     jobs = [planned(store, 24, each=3)[0] for _ in range(3)]
+    crash = Crash("the worker died", allowed=1_000)
 
     def work(number: int) -> None:
         dice, owner = random.Random(number), f"worker-{number}"
@@ -101,7 +102,7 @@ def test_a_storm_of_workers_sweepers_and_a_canceller(store: Store) -> None:
                 continue
             deed = dice.random()
             if deed < 0.2:
-                store.release_owner(owner)  # as if the sweeper thought it dead
+                store.suspect_owner(owner, crash)  # as if the sweeper thought it dead
             if deed < 0.3:
                 store.give_back(claimed.id, claimed.epoch, owner)
             store.finish(claimed.id, claimed.epoch, owner, answers(claimed))
@@ -116,7 +117,7 @@ def test_a_storm_of_workers_sweepers_and_a_canceller(store: Store) -> None:
 
     at_once(6, act)
     work(99)
-    store.finish_cancellations()
+    store.finish_stops()
     for job_id in jobs:
         job = store.job(job_id)
         results = store.results(job_id)

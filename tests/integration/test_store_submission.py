@@ -14,10 +14,14 @@ from nightjar.jobs.records import (
     RequestError,
     RequestKind,
 )
+from nightjar.jobs.schemas import validate_body
 from nightjar.jobs.store import Store
 from tests.outcomes import codes
 
-BODY = {"prompt": "안녕 \x00 😀", "max_tokens": 4, "seed": None, "temperature": 0.5}
+BODY = validate_body(
+    RequestKind.GENERATE,
+    {"prompt": "안녕 \x00 😀", "max_tokens": 4, "seed": None, "temperature": 0.5},
+)
 
 
 def good(index: int, custom_id: str | None = None) -> NewRequest:

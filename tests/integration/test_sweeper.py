@@ -1,11 +1,21 @@
 """The sweeper over real stores: what stands still on its own clock loses its lease."""
 
+import time
+
 import pytest
 
-from nightjar.jobs.records import ComputeSeconds, MicroBatchRef
+from nightjar.jobs.records import (
+    ComputeSeconds,
+    JobState,
+    MicroBatchRef,
+    NewJob,
+    NewRequest,
+    RequestKind,
+)
 from nightjar.jobs.store import Store
 from nightjar.pipeline.sweeper import Sweeper, SweepReport
 from tests.jobs import planned
+from tests.outcomes import compute
 
 
 class Clock:
@@ -24,7 +34,26 @@ def clock() -> Clock:
 
 @pytest.fixture
 def sweeper(store: Store, clock: Clock) -> Sweeper:
-    return Sweeper(store, dead_after_s=10, redispatch_after_s=60, clock=clock)
+    return Sweeper(
+        store,
+        dead_after_s=10,
+        redispatch_after_s=60,
+        longest_gap_s=4,
+        crashes_allowed=3,
+        clock=clock,
+    )
+
+
+def watch(sweeper: Sweeper, clock: Clock, seconds: float) -> SweepReport:
+    """Look every two seconds, as the planner does; returns what the looks did together."""
+    released = requeued = 0
+    while seconds > 0:
+        clock.now += min(2, seconds)
+        seconds -= 2
+        report = sweeper.sweep()
+        released += report.released
+        requeued += report.requeued
+    return SweepReport(released, requeued)
 
 
 def claim(store: Store, ref: MicroBatchRef, owner: str) -> None:
@@ -40,17 +69,24 @@ def test_a_silent_worker_loses_its_leases_and_a_living_one_does_not(
     claim(store, second, "silent")
     claim(store, third, "alive")
     assert sweeper.sweep() == SweepReport(released=0, requeued=0)
-    clock.now += 9.9
+    assert watch(sweeper, clock, 9.9) == SweepReport(released=0, requeued=0)
     store.beat("alive", ComputeSeconds())
-    assert sweeper.sweep() == SweepReport(released=0, requeued=0)
-    clock.now += 0.1
-    assert sweeper.sweep() == SweepReport(released=2, requeued=0)
-    assert [(ref.id, ref.epoch) for ref in store.dispatchable(10)] == [
-        (first.id, 1),
-        (second.id, 1),
+    assert watch(sweeper, clock, 0.1) == SweepReport(released=2, requeued=0)
+    assert [(ref.size, ref.epoch, ref.isolated) for ref in store.dispatchable(10)] == [
+        (1, 0, True),
+        (1, 0, True),
     ]
     assert store.claim(first.id, 0, "late") is None
     assert store.finish(second.id, 0, "silent", []) is False
+
+
+def test_a_job_past_its_deadline_is_ended(store: Store, sweeper: Sweeper) -> None:
+    row = NewRequest(0, 1, "row-0", RequestKind.GENERATE, {"prompt": "a"})
+    with store.submission(NewJob("tiny", completion_window_s=0.001)) as submission:
+        submission.add([row])
+    time.sleep(0.01)
+    assert sweeper.sweep() == SweepReport(released=0, requeued=0)
+    assert store.job(submission.job_id).state is JobState.EXPIRED
 
 
 def test_a_new_sweeper_waits_a_whole_period(store: Store, sweeper: Sweeper, clock: Clock) -> None:
@@ -66,8 +102,37 @@ def test_a_worker_that_never_beat_is_swept_too(
     _, (ref,) = planned(store, 1)
     assert store.claim(ref.id, 0, "never beat") is not None
     sweeper.sweep()
-    clock.now += 10
-    assert sweeper.sweep().released == 1
+    assert watch(sweeper, clock, 10).released == 1
+
+
+def test_a_request_whose_workers_die_three_times_while_it_is_alone_is_dead(
+    store: Store, sweeper: Sweeper, clock: Clock
+) -> None:
+    job_id, (ref, neighbour) = planned(store, 2)
+    compute(store, neighbour)
+    for times in range(4):
+        assert store.job(job_id).is_over is False
+        claim(store, ref, f"worker-{times}")
+        sweeper.sweep()
+        assert watch(sweeper, clock, 10).released == 1
+        (ref, *_) = store.dispatchable(10) or [ref]
+    failed, done = store.results(job_id)
+    assert done.error is None
+    assert failed.error is not None
+    assert failed.error.message.endswith("the last time the worker worker-3 died")
+
+
+def test_time_in_which_nobody_looked_is_no_silence(
+    store: Store, sweeper: Sweeper, clock: Clock
+) -> None:
+    """The database was away: when it is back, the workers get their time to be heard."""
+    _, (ref,) = planned(store, 1)
+    claim(store, ref, "worker")
+    sweeper.sweep()
+    clock.now += 3_600
+    assert sweeper.sweep().released == 0
+    assert watch(sweeper, clock, 5.9).released == 0
+    assert watch(sweeper, clock, 0.1).released == 1
 
 
 def test_a_message_that_nobody_claims_is_ready_again_once_a_period(
@@ -76,12 +141,10 @@ def test_a_message_that_nobody_claims_is_ready_again_once_a_period(
     _, refs = planned(store, 2)
     store.mark_dispatched(refs)
     sweeper.sweep()
-    clock.now += 60
-    claim(store, refs[1], "worker")
-    assert sweeper.sweep() == SweepReport(released=0, requeued=1)
+    assert watch(sweeper, clock, 59).requeued == 0
+    compute(store, refs[1])
+    assert watch(sweeper, clock, 1) == SweepReport(released=0, requeued=1)
     assert store.dispatchable(10) == [refs[0]]
     store.mark_dispatched([refs[0]])
-    clock.now += 59
-    assert sweeper.sweep().requeued == 0
-    clock.now += 60
-    assert sweeper.sweep().requeued == 1
+    assert watch(sweeper, clock, 60).requeued == 0
+    assert watch(sweeper, clock, 2).requeued == 1

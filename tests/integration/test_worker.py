@@ -5,13 +5,16 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nightjar.gpu_worker import answers
 from nightjar.gpu_worker.launcher import ComputeConfig, Launcher
 from nightjar.gpu_worker.worker import GpuWorker, Heartbeat
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import (
+    ClaimedRequest,
     EncodedRequest,
     JobState,
     MicroBatchRef,
@@ -20,6 +23,7 @@ from nightjar.jobs.records import (
 )
 from nightjar.jobs.store import Store
 from tests.jobs import planned, submit
+from tests.outcomes import codes
 from tests.processes import wait_until
 
 
@@ -44,7 +48,12 @@ def thread() -> Iterator[ThreadPoolExecutor]:
 
 def slow_batch(store: Store) -> tuple[str, MicroBatchRef]:
     """A micro-batch that computes for a while."""
-    body: dict[str, object] = {"prompt": "a", "max_tokens": 120, "ignore_eos": True}
+    body: dict[str, object] = {
+        "prompt": "a",
+        "max_tokens": 120,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
     job_id = submit(store, [body] * 64)
     queued = [request.id for request in store.queued_requests(job_id, 64)]
     encoded = [EncodedRequest(id_, [[5, 6]]) for id_ in queued]
@@ -77,27 +86,43 @@ def test_work_under_a_lost_lease_is_thrown_away(
     job_id, ref = slow_batch(store)
     running = thread.submit(worker.run, ref.id, 0)
     wait_until("the claim", store.heartbeats)
-    assert store.release_owner(worker.owner) == 1
+    assert store.give_back_all(worker.owner) == 1
     assert running.result().outcome.startswith("thrown away")
     assert store.results(job_id) == []
     assert worker.run(ref.id, 1).outcome == "done"
     assert len(store.results(job_id)) == 64
 
 
-def test_crashes_give_the_batch_back_and_then_fail_it(
+def test_after_a_crash_its_requests_are_computed_alone_and_answered_alike(
     store: Store, worker: GpuWorker, launcher: Launcher, thread: ThreadPoolExecutor
 ) -> None:
     job_id, ref = slow_batch(store)
-    for epoch, expected in enumerate(["given back: compute process lost", "done"]):
-        launcher.wait_ready()
-        running = thread.submit(worker.run, ref.id, epoch)
-        wait_until("the claim", store.heartbeats)
-        os.kill(launcher.pid, signal.SIGKILL)
-        assert running.result().outcome == expected
-    results = store.results(job_id)
-    assert {result.error.code for result in results if result.error} == {"compute_lost"}
-    assert len(results) == 64
-    assert store.job(job_id).state is JobState.FAILED
+    launcher.wait_ready()
+    running = thread.submit(worker.run, ref.id, 0)
+    wait_until("the claim", store.heartbeats)
+    os.kill(launcher.pid, signal.SIGKILL)
+    assert running.result().outcome == "crashed: compute process lost"
+    halves = store.dispatchable(9)
+    assert {half.isolated for half in halves} == {True}
+    for half in halves:
+        assert worker.run(half.id, half.epoch, alone=True).outcome == "done"
+    assert store.job(job_id).state is JobState.COMPLETED
+    texts = {r.body["choices"][0]["text"] for r in store.results(job_id) if r.body}
+    assert len(texts) == 1
+
+
+def test_a_crash_after_a_lost_lease_changes_nothing(
+    store: Store, worker: GpuWorker, launcher: Launcher, thread: ThreadPoolExecutor
+) -> None:
+    job_id, ref = slow_batch(store)
+    launcher.wait_ready()
+    running = thread.submit(worker.run, ref.id, 0)
+    wait_until("the claim", store.heartbeats)
+    store.give_back_all(worker.owner)
+    os.kill(launcher.pid, signal.SIGKILL)
+    assert running.result().outcome.startswith("thrown away")
+    assert store.results(job_id) == []
+    assert [(again.id, again.isolated) for again in store.dispatchable(9)] == [(ref.id, False)]
 
 
 def test_a_cancelled_job_leaves_the_engine(
@@ -112,11 +137,29 @@ def test_a_cancelled_job_leaves_the_engine(
     assert len(store.results(job_id)) == 64
 
 
+@pytest.mark.parametrize("where", ["make_message", "make_result"])
+def test_a_request_that_raises_in_the_worker_fails_alone(
+    store: Store, worker: GpuWorker, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    job_id, (ref,) = planned(store, 3, each=3)
+    works = getattr(answers, where)
+
+    def raises_for_one(request: ClaimedRequest, *rest: Any) -> Any:
+        if request.index == 1:
+            raise KeyError("top_k")
+        return works(request, *rest)
+
+    monkeypatch.setattr(f"nightjar.gpu_worker.worker.{where}", raises_for_one)
+    outcome = worker.run(ref.id, 0)
+    assert (outcome.outcome, outcome.requests, outcome.failed) == ("done", 3, 1)
+    assert codes(store.results(job_id)) == [None, "internal_error", None]
+
+
 def test_a_fault_of_ours_ends_the_requests_and_is_raised(
     store: Store, worker: GpuWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id, (ref,) = planned(store, 2, each=2)
-    monkeypatch.setattr("nightjar.gpu_worker.worker.make_message", lambda request, ticket: 1 / 0)
+    monkeypatch.setattr(worker, "_wait", raiser(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         worker.run(ref.id, 0)
     assert {r.error.code for r in store.results(job_id) if r.error} == {"internal_error"}

@@ -112,6 +112,45 @@ def test_taking_the_seconds_back_keeps_the_workers(engine: sa.Engine) -> None:
     assert kept == [("worker", 1)]
 
 
+JOB = sa.text(
+    "INSERT INTO job (id, state, model, metadata, cancel_requested, total, completed, failed, "
+    "cancelled, prompt_tokens, completion_tokens, requested_tokens, saved_tokens, created_at) "
+    "VALUES (:id, 'queued', 'm', '{}', false, 1, 0, 0, 0, 0, 0, 0, 0, '2026-11-21 00:00:00+00:00')"
+)
+MICRO_BATCH = sa.text(
+    "INSERT INTO micro_batch (job_id, kind, bucket, size, tokens, state, epoch, attempts, crashes) "
+    "VALUES (:id, 'generate', 32, 1, 3, 'ready', 0, 0, 0)"
+)
+
+
+def test_jobs_and_plans_of_the_version_before_go_on(engine: sa.Engine) -> None:
+    """Theirs from before are kept, and what they still write is without deadline or suspicion."""
+    migrate(engine.url, "0002")
+    for name in ("old", "late"):
+        with engine.begin() as connection:
+            connection.execute(JOB, {"id": name})
+            connection.execute(MICRO_BATCH, {"id": name})
+        migrate(engine.url)
+    opened = Store(engine.url.render_as_string(hide_password=False))
+    assert opened.expire() == []
+    assert [(job.expires_at, job.expired) for job in opened.jobs()] == [(None, False)] * 2
+    assert [ref.isolated for ref in opened.dispatchable(9)] == [False, False]
+    opened.close()
+
+
+def test_taking_suspects_and_deadlines_back_keeps_the_jobs(engine: sa.Engine) -> None:
+    migrate(engine.url)
+    with engine.begin() as connection:
+        connection.execute(JOB, {"id": "kept"})
+        connection.execute(MICRO_BATCH, {"id": "kept"})
+    revert(engine.url, "0002")
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT id FROM job")).scalars().all() == ["kept"]
+        assert connection.execute(sa.text("SELECT job_id FROM micro_batch")).scalars().all() == [
+            "kept"
+        ]
+
+
 def test_upgrading_again_changes_nothing(store: Store) -> None:
     store.beat("worker", ComputeSeconds())
     store.migrate()

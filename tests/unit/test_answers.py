@@ -13,6 +13,7 @@ from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.answers import derived_seed, make_message, make_result
 from nightjar.jobs.records import ClaimedRequest, RequestKind
 from nightjar.jobs.schemas import validate_body
+from nightjar.jobs.store.bodies import load_body
 
 
 def claimed(**fields: Any) -> ClaimedRequest:
@@ -32,6 +33,37 @@ def sampling(**fields: Any) -> messages.Sampling:
 def test_defaults_are_openais() -> None:
     seed = derived_seed(claimed())
     assert sampling() == messages.Sampling(max_tokens=16, temperature=1.0, seed=seed)
+
+
+def stored(kind: RequestKind, body: dict[str, Any], segments: list[list[int]]) -> ClaimedRequest:
+    """A request as it comes back from SQL, where a version before wrote only these fields."""
+    return ClaimedRequest(5, 0, "row-0", kind, load_body(json.dumps(body)), segments)
+
+
+def test_a_body_of_an_older_version_means_what_it_meant() -> None:
+    """It lacks the fields that have come since: they change nothing."""
+    body = {"prompt": "hi", "max_tokens": 7, "temperature": 0.5, "seed": 3, "stop": ["x"]}
+    message = make_message(stored(RequestKind.GENERATE, body, [[3, 4]]), 9)
+    assert isinstance(message, messages.Generate)
+    assert message.sampling == messages.Sampling(max_tokens=7, temperature=0.5, seed=3, stop=[b"x"])
+
+
+@given(missing=st.sets(st.sampled_from(sorted(set(claimed().body) - {"prompt", "max_tokens"}))))
+def test_any_missing_field_takes_its_default(missing: set[str]) -> None:
+    whole = claimed()
+    body = {name: value for name, value in whole.body.items() if name not in missing}
+    older = stored(RequestKind.GENERATE, body, [[3, 4, 5]])
+    assert make_message(older, 9) == make_message(whole, 9)
+
+
+def test_a_ranking_of_an_older_version_returns_every_document() -> None:
+    request = stored(RequestKind.RANK, {"query": "q", "documents": ["a", "b"]}, [[1], [2], [3]])
+    message = make_message(request, 9)
+    assert isinstance(message, messages.Rank)
+    assert message.top_n is None
+    result = make_result(request, messages.Ranked(9, [2.0, 1.0], [1, 1]), "tiny")
+    assert result.body is not None
+    assert [one["index"] for one in result.body["results"]] == [1, 0]
 
 
 def test_every_field_reaches_the_compute_process() -> None:

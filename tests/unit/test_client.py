@@ -1,5 +1,7 @@
 """What the client says when what answers is not the API."""
 
+from pathlib import Path
+
 import httpx
 import pytest
 
@@ -37,6 +39,33 @@ def test_a_refusal_is_told_in_the_apis_words() -> None:
         pytest.raises(ClientError, match="404: there is no job 'x'"),
     ):
         made.cancel("x")
+
+
+def test_calls_are_those_of_the_api(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(f"{request.method} {request.url.raw_path.decode()}")
+        return httpx.Response(200, json={})
+
+    source = tmp_path / "in.jsonl"
+    source.write_text("{}")
+    with Client("http://night.example") as made:
+        made._http = httpx.Client(
+            base_url="http://night.example", transport=httpx.MockTransport(answer)
+        )
+        made.submit(source)
+        made.submit(source, completion_window="24h", priority=3)
+        made.pause("job_1")
+        made.resume("job_1")
+        made.retry("job_1")
+    assert seen == [
+        "POST /v1/jobs",
+        "POST /v1/jobs?priority=3&completion_window=24h",
+        "POST /v1/jobs/job_1/pause",
+        "POST /v1/jobs/job_1/resume",
+        "POST /v1/jobs/job_1/retry",
+    ]
 
 
 def test_a_job_id_stays_one_part_of_the_path() -> None:

@@ -1,10 +1,13 @@
 """The table of states."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import LifecycleError
-from nightjar.jobs.records import JobState, MicroBatchState, RequestState
+from nightjar.jobs.records import JobState, MicroBatchState, RequestState, StopReason
 
 TABLES = [
     lifecycle.JOB_TRANSITIONS,
@@ -33,8 +36,8 @@ def test_every_state_can_be_reached_and_left_for_an_end(table: dict) -> None:
 def test_sources_of_a_state() -> None:
     before = lifecycle.states_before(lifecycle.MICRO_BATCH_TRANSITIONS, MicroBatchState.LEASED)
     assert set(before) == {MicroBatchState.READY, MicroBatchState.DISPATCHED}
-    with pytest.raises(LifecycleError, match="queued"):
-        lifecycle.states_before(lifecycle.JOB_TRANSITIONS, JobState.QUEUED)
+    with pytest.raises(LifecycleError, match="planned"):
+        lifecycle.states_before({RequestState.QUEUED: frozenset()}, RequestState.PLANNED)
 
 
 def test_a_forbidden_step() -> None:
@@ -45,16 +48,39 @@ def test_a_forbidden_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("completed", "failed", "cancel_requested", "state"),
+    ("completed", "failed", "stop", "state"),
     [
-        (3, 0, False, JobState.COMPLETED),
-        (2, 1, False, JobState.COMPLETED_WITH_FAILURES),
-        (0, 3, False, JobState.FAILED),
-        (2, 1, True, JobState.CANCELLED),
+        (3, 0, None, JobState.COMPLETED),
+        (2, 1, None, JobState.COMPLETED_WITH_FAILURES),
+        (0, 3, None, JobState.FAILED),
+        (2, 1, StopReason.CANCELLED, JobState.CANCELLED),
+        (2, 1, StopReason.EXPIRED, JobState.EXPIRED),
     ],
 )
 def test_how_a_job_ends(
-    completed: int, failed: int, cancel_requested: bool, state: JobState
+    completed: int, failed: int, stop: StopReason | None, state: JobState
 ) -> None:
-    final = lifecycle.final_job_state(completed, failed, cancel_requested=cancel_requested)
-    assert final is state
+    assert lifecycle.final_job_state(completed, failed, stop) is state
+
+
+@pytest.mark.parametrize("state", lifecycle.RUNNABLE)
+def test_a_job_that_may_run_can_be_paused_cancelled_and_ended(state: JobState) -> None:
+    followers = lifecycle.JOB_TRANSITIONS[state]
+    assert {JobState.PAUSED, JobState.CANCELLING, JobState.FAILED} <= followers
+
+
+def drawn(name: str) -> set[tuple[str, str]]:
+    """The arrows of a state diagram in docs/structure.md."""
+    page = (Path(__file__).parents[2] / "docs" / "structure.md").read_text()
+    (diagram,) = re.findall(rf"%% {name}\n(.*?)```", page, re.DOTALL)
+    return {(a, b) for a, b in re.findall(r"(\w+) --> (\w+)", diagram)}
+
+
+@pytest.mark.parametrize(
+    ("name", "table"), list(zip(["job", "request", "micro-batch"], TABLES, strict=True))
+)
+def test_the_documented_diagrams_are_the_tables(name: str, table: dict) -> None:
+    arrows = {
+        (source.value, target.value) for source, targets in table.items() for target in targets
+    }
+    assert drawn(name) == arrows

@@ -1,12 +1,20 @@
-"""Cancelling: what has not begun ends at once, what is leased keeps what it has landed."""
+"""Stopping a job, for good or for a while: by somebody, or by its deadline.
 
+What has landed stays. What is stopped for good ends at once where it has not begun; what is leased
+keeps what it lands.
+"""
+
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.records import Job, JobState, MicroBatchState, RequestState
-from nightjar.jobs.store.base import OPEN_JOBS, StorePart, cancelled_result
+from nightjar.jobs import lifecycle
+from nightjar.jobs.records import Job, JobState, MicroBatchState, RequestState, StopReason
+from nightjar.jobs.store.base import OPEN_JOBS, StorePart, now, stopped_result
+from nightjar.jobs.store.holding import find_stop
 from nightjar.jobs.store.reading import find_job
 from nightjar.jobs.store.tables import job, micro_batch, request
 
@@ -15,8 +23,8 @@ REQUESTS_PER_STEP = 5_000
 MICRO_BATCHES_PER_STEP = 100
 
 
-class CancellingStore(StorePart):
-    """How jobs are stopped."""
+class StoppingStore(StorePart):
+    """How jobs are paused, cancelled and expire."""
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job; a job that is over stays as it is.
@@ -39,17 +47,59 @@ class CancellingStore(StorePart):
         with self._database.reading() as connection:
             return find_job(connection, job_id)
 
-    def is_cancelled(self, job_id: str) -> bool:
-        """Whether the job's cancellation was asked for; False for an unknown job."""
+    def expire(self) -> list[str]:
+        """Stop the jobs whose deadline has come, as if cancelled; returns their ids.
+
+        Deadlines are moments of the wall clock of whoever calls this. What waits ends with the
+        error `expired`, in `finish_stops`.
+        """
+        overdue = (job.c.state.in_(OPEN_JOBS), job.c.expires_at <= now())
+        with self._database.reading() as connection:  # most looks find none, and need no lock
+            ids = list(connection.scalars(sa.select(job.c.id).where(*overdue)))
+        if not ids:
+            return []
+        flag = (
+            sa.update(job)
+            .where(job.c.id.in_(ids), *overdue)
+            .values(state=JobState.CANCELLING, cancel_requested=True, expired=True)
+            .returning(job.c.id)
+        )
+        return self._database.write(lambda connection: list(connection.scalars(flag)))
+
+    def pause(self, job_id: str) -> Job:
+        """Begin nothing more of a job until it is resumed; a job that is over stays as it is.
+
+        What is leased finishes. The deadline goes on. Raises UnknownJobError.
+        """
+        sources = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, JobState.PAUSED)
+        return self._move(job_id, sources, JobState.PAUSED)
+
+    def resume(self, job_id: str) -> Job:
+        """Go on with a paused job; any other stays as it is. Raises UnknownJobError."""
+        begun = sa.case((job.c.started_at.is_(None), JobState.QUEUED), else_=JobState.RUNNING)
+        return self._move(job_id, [JobState.PAUSED], begun)
+
+    def _move(
+        self, job_id: str, sources: Sequence[JobState], target: JobState | sa.Case[Any]
+    ) -> Job:
+        moved = (
+            sa.update(job).where(job.c.id == job_id, job.c.state.in_(sources)).values(state=target)
+        )
+        self._database.write(lambda connection: connection.execute(moved))
+        with self._database.reading() as connection:
+            return find_job(connection, job_id)
+
+    def is_stopped(self, job_id: str) -> bool:
+        """Whether the job was cancelled or has expired; False for an unknown job."""
         statement = sa.select(job.c.cancel_requested).where(job.c.id == job_id)
         with self._database.reading() as connection:
             return bool(connection.scalar(statement))
 
-    def finish_cancellations(self) -> int:
-        """End what still waits in cancelling jobs; returns how many requests that were.
+    def finish_stops(self) -> int:
+        """End what still waits in jobs that are being stopped; returns how many requests.
 
-        The sweeper calls it: whoever cancelled may have died half-way, and a
-        planner may have stored a plan at the very moment of the cancellation.
+        The sweeper calls it: jobs expire without anybody there, whoever cancelled may have died
+        half-way, and a planner may have stored a plan at the very moment of the stop.
         """
         statement = sa.select(job.c.id).where(job.c.state == JobState.CANCELLING)
         with self._database.reading() as connection:
@@ -83,7 +133,7 @@ class CancellingStore(StorePart):
         members = sa.select(request.c.id, request.c.row_index).where(
             request.c.micro_batch_id.in_(ids), request.c.state == RequestState.PLANNED
         )
-        return self._end_as_cancelled(connection, job_id, members)
+        return self._end_as_stopped(connection, job_id, members)
 
     def _cancel_queued(self, connection: Connection, job_id: str) -> int:
         """Cancel some requests that are in no micro-batch; returns how many."""
@@ -94,11 +144,15 @@ class CancellingStore(StorePart):
             .limit(REQUESTS_PER_STEP)
             .with_for_update()
         )
-        return self._end_as_cancelled(connection, job_id, queued)
+        return self._end_as_stopped(connection, job_id, queued)
 
-    def _end_as_cancelled(
+    def _end_as_stopped(
         self, connection: Connection, job_id: str, rows: sa.Select[int, int]
     ) -> int:
         indexes = dict(connection.execute(rows).all())
-        self._land(connection, job_id, [cancelled_result(id_) for id_ in indexes], indexes)
+        if indexes:
+            reason = find_stop(connection, job_id) or StopReason.CANCELLED
+            self._land(
+                connection, job_id, [stopped_result(id_, reason) for id_ in indexes], indexes
+            )
         return len(indexes)

@@ -1,0 +1,1 @@
+"""How fast requests travel when computing costs nothing: Nightjar beside plain Celery."""

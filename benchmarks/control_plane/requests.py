@@ -1,0 +1,58 @@
+"""The requests that both systems are given: prompts of about 100 tokens, no two alike."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from nightjar.checkpoints import ModelDirectory
+
+PROMPT_TOKENS = 100
+MAX_TOKENS = 16
+_BODIES = 2_000  # texts that are told apart by their numbers
+_KOREAN = (
+    "오늘 저녁 날씨가 정말 좋아서 친구와 함께 강가를 걸었다 그리고 따뜻한 국물이 생각나 식당에 갔다"
+)
+_ENGLISH = "the quick brown fox jumps over a lazy dog while seven wizards boil 12 quarts of water"
+_WORDS = [*_KOREAN.split(), *_ENGLISH.split()]
+
+
+def prompts(model: Path, count: int, seed: int = 0) -> Iterator[str]:
+    """`count` prompts whose token counts lie around PROMPT_TOKENS."""
+    tokenizer = ModelDirectory.open(model).tokenizer()
+    rng = random.Random(seed)
+    bodies = []
+    for _ in range(min(_BODIES, count)):
+        text = " ".join(rng.choices(_WORDS, k=PROMPT_TOKENS))
+        number = len(tokenizer.encode("00000000 "))
+        bodies.append(tokenizer.decode(tokenizer.encode(text)[: PROMPT_TOKENS - number]))
+    for index in range(count):
+        yield f"{index:08d} {bodies[index % len(bodies)]}"
+
+
+def write_jobs(folder: Path, model: Path, count: int, each: int) -> list[Path]:
+    """Files of batch lines, `each` of them a job of so many requests."""
+    texts = enumerate(prompts(model, count))
+    files = [folder / f"job-{number}.jsonl" for number in range(-(-count // each))]
+    for path in files:
+        with path.open("w", encoding="utf-8") as stream:
+            stream.writelines(_line(index, text) for index, text in islice(texts, each))
+    return files
+
+
+def body(prompt: str) -> dict[str, object]:
+    """What is asked for."""
+    return {"prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0}
+
+
+def _line(index: int, prompt: str) -> str:
+    line = {
+        "custom_id": f"row-{index}",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": body(prompt),
+    }
+    return json.dumps(line, ensure_ascii=False) + "\n"

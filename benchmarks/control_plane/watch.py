@@ -1,0 +1,111 @@
+"""What processes take while something runs: memory over time, and processor time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import psutil
+
+EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Resident MiB by process name, at one moment; broker_mib is what the broker says it holds."""
+
+    second: float
+    resident_mib: dict[str, float]
+    broker_mib: float
+
+
+@dataclass
+class Watch:
+    """Looks at processes while the block runs.
+
+    Args:
+        processes: By name; a name stands for the process and all below it that have no name.
+        broker_bytes: Bytes that the broker holds now.
+    """
+
+    processes: Mapping[str, psutil.Process]
+    broker_bytes: Callable[[], int]
+    samples: list[Sample] = field(default_factory=list)
+    cpu_s: dict[str, float] = field(default_factory=dict)
+
+    def __enter__(self) -> Watch:
+        self._started = time.monotonic()
+        self._cpu_before = self._cpu()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        after = self._cpu()
+        self.cpu_s = {name: after[name] - before for name, before in self._cpu_before.items()}
+
+    def memory(self) -> dict[str, dict[str, float]]:
+        """For each process: its peak, and the peak of the last quarter over that of the second."""
+        names = {name for sample in self.samples for name in sample.resident_mib}
+        series = {
+            name: [s.resident_mib[name] for s in self.samples if name in s.resident_mib]
+            for name in sorted(names)
+        }
+        return {name: growth(values) for name, values in series.items()}
+
+    def _look(self) -> None:
+        while not self._stop.wait(EVERY_S):
+            resident = {
+                name: sum(process.memory_info().rss for process in family) / 2**20
+                for name, family in self._families().items()
+            }
+            second = time.monotonic() - self._started
+            self.samples.append(Sample(second, resident, self.broker_bytes() / 2**20))
+
+    def _cpu(self) -> dict[str, float]:
+        spent = {}
+        for name, family in self._families().items():
+            times = [process.cpu_times() for process in family]
+            spent[name] = sum(t.user + t.system for t in times)
+        return spent
+
+    def _families(self) -> dict[str, list[psutil.Process]]:
+        """Each process with those below it, but for what has a name of its own."""
+        below: dict[int, list[psutil.Process]] = defaultdict(list)
+        named = {process.pid for process in self.processes.values()}
+        for process in psutil.process_iter(["ppid"]):
+            if process.pid not in named:
+                below[process.info["ppid"]].append(process)
+        families = {}
+        for name, root in self.processes.items():
+            families[name] = [root]
+            for process in families[name]:  # grows while it is walked
+                families[name] += below[process.pid]
+        return families
+
+
+def growth(values: list[float]) -> dict[str, float]:
+    """The peak of a series, and how its last quarter compares with its second."""
+    quarter = len(values) // 4
+    if not quarter:
+        return {"peak_mib": round(max(values), 1)}
+    second, last = max(values[quarter : 2 * quarter]), max(values[-quarter:])
+    return {"peak_mib": round(max(values), 1), "last_over_second_quarter": round(last / second, 3)}
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that `share` of all values do not pass."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

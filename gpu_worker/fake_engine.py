@@ -1,0 +1,207 @@
+"""An engine without a model: made-up answers, for tests and timings of all that is around it.
+
+`nightjar worker compute --engine fake` takes it in the place of the real one. The model directory
+is still read, but for its weights. An answer is a function of its request alone (token ids, prompt
+vectors' key, seed, lengths asked for), so that a request that is computed twice, in whatever
+company, is answered alike. Stop strings, penalties and biases change nothing.
+
+A request whose text holds one of the poison markers does what the marker says when it is computed:
+
+- `<poison:raise>`: an exception; this request fails, its neighbours do not;
+- `<poison:crash>`: SIGSEGV ends the process, as a fault in a kernel does;
+- `<poison:hang>`: no step ends any more, as in a deadlock;
+- `<poison:memory>`: `MEMORY_BYTES` are taken, then SIGKILL ends the process, as the kernel does it.
+"""
+
+import os
+import signal
+import time
+from array import array
+from collections.abc import Iterable, Sequence
+from hashlib import shake_128
+from itertools import islice
+
+from torch import Tensor
+
+from nightjar.gpu_worker.engine import (
+    GenerateOutput,
+    GenerateRequest,
+    GenerateResult,
+    RankRequest,
+    RankResult,
+    Request,
+    RequestFailed,
+    Result,
+    TokenLogprobs,
+)
+
+POISON = b"<poison:"
+MEMORY_BYTES = 512 << 20
+_CHUNK_BYTES = 16 << 20
+_WORST_NLL = 16.0  # nats
+
+
+class PoisonError(Exception):
+    """Raised by `<poison:raise>`."""
+
+
+class FakeEngine:
+    """What `Engine` is to its caller, without a model.
+
+    Args:
+        token_bytes: The raw bytes of each token id, b"" for special tokens.
+        step_s: Seconds that each step takes, whatever it computes.
+        step_requests: Most requests that end in one step, oldest first.
+
+    Raises:
+        ValueError: No token is a text by itself, so there is nothing to answer with.
+    """
+
+    def __init__(
+        self, token_bytes: Sequence[bytes], *, step_s: float = 0.0, step_requests: int = 256
+    ) -> None:
+        self._token_bytes = token_bytes
+        self._bytes_of = dict(enumerate(token_bytes))
+        self._words = [token for token, raw in enumerate(token_bytes) if _is_text(raw)]
+        if not self._words:
+            raise ValueError("no token of the vocabulary is a text by itself")
+        self._step_s = step_s
+        self._step_requests = step_requests
+        self._waiting: dict[int, Request] = {}
+        self._cancelled: set[int] = set()
+        self._vectors: set[str] = set()
+
+    def register_prompt_vectors(self, key: str, vectors: Tensor) -> None:
+        """Make a key known to requests; the vectors [n, H] themselves change no answer."""
+        self._vectors.add(key)
+
+    def submit(self, request: Request) -> None:
+        """Hand in a request; it is answered at one of the next steps."""
+        self._waiting[request.request_id] = request
+
+    def cancel(self, request_id: int) -> None:
+        """Drop a request at the next step; its result says `cancelled`.  Unknown ids are fine."""
+        self._cancelled.add(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step has anything to do."""
+        return bool(self._waiting or self._cancelled)
+
+    def step(self) -> list[Result]:
+        """Wait as long as a step takes; returns the requests that ended in it."""
+        results: list[Result] = []
+        for request_id in self._cancelled & self._waiting.keys():
+            del self._waiting[request_id]
+            results.append(RequestFailed(request_id, "cancelled", "the request was cancelled"))
+        self._cancelled.clear()
+        if self._waiting and self._step_s:
+            time.sleep(self._step_s)
+        for request_id in list(islice(self._waiting, self._step_requests)):
+            results.append(self._compute(self._waiting.pop(request_id)))
+        return results
+
+    def _compute(self, request: Request) -> Result:
+        try:
+            if isinstance(request, GenerateRequest):
+                return self._generate(request)
+            return self._rank(request)
+        except PoisonError as error:
+            return RequestFailed(request.request_id, "internal_error", f"PoisonError: {error}")
+        except (TypeError, ValueError, OverflowError) as error:
+            message = f"{type(error).__name__}: {error}"
+            return RequestFailed(request.request_id, "invalid_request", message)
+
+    def _generate(self, request: GenerateRequest) -> Result:
+        self._swallow(request.token_ids)
+        if refusal := self._refusal(request):
+            return refusal
+        outputs = [self._text(request, sample) for sample in range(request.sampling.n)]
+        return GenerateResult(request.request_id, outputs, len(request.token_ids))
+
+    def _text(self, request: GenerateRequest, sample: int) -> GenerateOutput:
+        """Between one token and all that were asked for."""
+        asked = request.sampling
+        seed = asked.seed.to_bytes(16, "little", signed=True) + sample.to_bytes(4, "little")
+        drawn = _draw([request.token_ids], request.prompt_vectors, seed, 1 + asked.max_tokens)
+        shortest = asked.max_tokens if asked.ignore_eos else max(1, asked.min_tokens)
+        length = shortest + drawn[0] % (asked.max_tokens - shortest + 1)
+        ids = [self._words[number % len(self._words)] for number in drawn[1 : 1 + length]]
+        logprobs = None
+        if asked.logprobs is not None:
+            logprobs = [
+                _logprobs(token, number) for token, number in zip(ids, drawn[1:], strict=False)
+            ]
+        return GenerateOutput(
+            token_ids=ids,
+            text=b"".join(self._token_bytes[token] for token in ids),
+            finish_reason="length" if length == asked.max_tokens else "eos",
+            logprobs=logprobs,
+        )
+
+    def _rank(self, request: RankRequest) -> Result:
+        for ids in (request.query_ids, *request.documents):
+            self._swallow(ids)
+        if refusal := self._refusal(request):
+            return refusal
+        scores: list[float | None] = []
+        for document in request.documents:
+            segments = (request.query_ids, document)
+            scores.append(_nll(_draw(segments, request.prompt_vectors, b"", 1)[0]))
+        counts = [sum(token < len(self._token_bytes) for token in d) for d in request.documents]
+        return RankResult(request.request_id, scores, counts, len(request.query_ids))
+
+    def _refusal(self, request: Request) -> RequestFailed | None:
+        key = request.prompt_vectors
+        if key is None or key in self._vectors:
+            return None
+        message = f"prompt vectors {key!r} are not registered"
+        return RequestFailed(request.request_id, "unknown_prompt_vectors", message)
+
+    def _swallow(self, ids: Sequence[int]) -> None:
+        """Do what a poison marker in the text says."""
+        text = b"".join([self._bytes_of.get(token, b"") for token in ids])
+        if POISON not in text:
+            return
+        if b"<poison:raise>" in text:
+            raise PoisonError("the request's text asked for it")
+        if b"<poison:crash>" in text:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if b"<poison:memory>" in text:
+            taken = []
+            for _ in range(MEMORY_BYTES // _CHUNK_BYTES):
+                taken.append(b"\xff" * _CHUNK_BYTES)  # written to, so that it is really taken
+            os.kill(os.getpid(), signal.SIGKILL)
+        while b"<poison:hang>" in text:
+            time.sleep(1)
+
+
+def _is_text(raw: bytes) -> bool:
+    """Whether a token's bytes are characters that can be shown."""
+    try:
+        return raw.decode().isprintable() and bool(raw)
+    except UnicodeDecodeError:
+        return False
+
+
+def _draw(
+    segments: Iterable[Sequence[int]], vectors: str | None, seed: bytes, count: int
+) -> Sequence[int]:
+    """`count` numbers in [0, 2**32), drawn from everything that an answer depends on."""
+    digest = shake_128(seed)
+    digest.update((vectors or "").encode())
+    for ids in segments:
+        digest.update(len(ids).to_bytes(8, "little"))
+        digest.update(array("i", ids).tobytes())
+    return memoryview(digest.digest(4 * count)).cast("I")
+
+
+def _nll(number: int) -> float:
+    """A negative log-likelihood (nats) in [0, _WORST_NLL)."""
+    return number / 2**32 * _WORST_NLL
+
+
+def _logprobs(token: int, number: int) -> TokenLogprobs:
+    """The token alone is reported, whatever number of others was asked for."""
+    chosen = -_nll(number)
+    return TokenLogprobs(chosen, ((token, chosen),))

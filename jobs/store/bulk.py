@@ -1,0 +1,79 @@
+"""Many rows in one statement, without SQLAlchemy's work for each of them.
+
+SQLite takes them one after the other through a prepared statement, PostgreSQL as one array a
+column. Values go to the driver as they are: states as plain text, moments through `driver_value`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from nightjar.jobs.store.database import Database
+
+
+def driver_value(database: Database, column: sa.Column[Any], value: Any) -> Any:  # noqa: ANN401
+    """What the driver is given for a value of this column."""
+    dialect = database.engine.dialect
+    convert = column.type.dialect_impl(dialect).bind_processor(dialect)
+    return value if convert is None else convert(value)
+
+
+class BulkInsert:
+    """INSERT of rows; those whose primary key is there already are left out."""
+
+    def __init__(self, database: Database, table: sa.Table, columns: Sequence[str]) -> None:
+        self._is_sqlite = database.is_sqlite
+        names = ", ".join(columns)
+        source = (
+            f"VALUES ({_marks(columns)})" if self._is_sqlite else _unnest(database, table, columns)
+        )
+        self._statement = f"INSERT INTO {table.name} ({names}) {source} ON CONFLICT DO NOTHING"
+
+    def run(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> int:
+        """Insert rows in the order of the columns; returns how many were new."""
+        return _execute(connection, self._statement, rows, is_sqlite=self._is_sqlite)
+
+
+class BulkUpdate:
+    """UPDATE of rows found by their id, which stands last in each tuple of values."""
+
+    def __init__(self, database: Database, table: sa.Table, columns: Sequence[str]) -> None:
+        self._is_sqlite = database.is_sqlite
+        if self._is_sqlite:
+            sets = ", ".join(f"{name} = ?" for name in columns)
+            self._statement = f"UPDATE {table.name} SET {sets} WHERE id = ?"  # noqa: S608
+            return
+        sets = ", ".join(f"{name} = given.{name}" for name in columns)
+        given = _unnest(database, table, [*columns, "id"])
+        self._statement = (
+            f"UPDATE {table.name} SET {sets} FROM ({given}) given "  # noqa: S608
+            f"WHERE {table.name}.id = given.id"
+        )
+
+    def run(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> int:
+        """Write the columns' values and then the id of each row; returns how many were there."""
+        return _execute(connection, self._statement, rows, is_sqlite=self._is_sqlite)
+
+
+def _execute(
+    connection: Connection, statement: str, rows: Sequence[tuple[Any, ...]], *, is_sqlite: bool
+) -> int:
+    if not rows:
+        return 0
+    if is_sqlite:
+        return connection.exec_driver_sql(statement, list(rows)).rowcount
+    columns = tuple(map(list, zip(*rows, strict=True)))
+    return connection.exec_driver_sql(statement, columns).rowcount
+
+
+def _marks(columns: Sequence[str]) -> str:
+    return ", ".join("?" * len(columns))
+
+
+def _unnest(database: Database, table: sa.Table, columns: Sequence[str]) -> str:
+    """A SELECT of rows from arrays, one a column, which psycopg sends in binary."""
+    dialect = database.engine.dialect
+    arrays = ", ".join(f"%b::{table.c[name].type.compile(dialect)}[]" for name in columns)
+    return f"SELECT * FROM unnest({arrays}) AS given ({', '.join(columns)})"  # noqa: S608

@@ -1,0 +1,50 @@
+"""Signs of life: each worker raises a counter, the sweeper looks whether it moves."""
+
+import sqlalchemy as sa
+
+from nightjar.jobs.records import ComputeSeconds, MicroBatchState, WorkerHeartbeat
+from nightjar.jobs.store.base import StorePart, now
+from nightjar.jobs.store.tables import micro_batch, worker
+
+_mb = micro_batch.c
+_SECONDS = ComputeSeconds.__slots__
+
+
+class HeartbeatStore(StorePart):
+    """What workers write of themselves."""
+
+    def beat(self, owner: str, seconds: ComputeSeconds) -> None:
+        """Raise the worker's counter: it lives. Every 2 s, from the worker's own thread.
+
+        `seconds` is what its compute processes have spent since the worker started.
+        """
+        fresh = self._database.insert(worker).values(
+            owner=owner,
+            counter=1,
+            seen_at=now(),
+            engine_s=seconds.engine_s,
+            load_s=seconds.load_s,
+        )
+        written = {name: fresh.excluded[name] for name in ("seen_at", *_SECONDS)}
+        statement = fresh.on_conflict_do_update(
+            index_elements=[worker.c.owner], set_={"counter": worker.c.counter + 1, **written}
+        )
+        self._database.write(lambda connection: connection.execute(statement))
+
+    def compute_seconds(self) -> ComputeSeconds:
+        """What all workers, ended ones too, have said in their last beats, summed."""
+        sums = [sa.func.coalesce(sa.func.sum(worker.c[name]), 0.0) for name in _SECONDS]
+        with self._database.reading() as connection:
+            return ComputeSeconds(*connection.execute(sa.select(*sums)).one())
+
+    def heartbeats(self) -> list[WorkerHeartbeat]:
+        """The counters of the workers that hold leases; 0 for one that never beat."""
+        statement = (
+            sa.select(_mb.owner, sa.func.coalesce(worker.c.counter, 0))
+            .select_from(micro_batch)
+            .outerjoin(worker, worker.c.owner == _mb.owner)
+            .where(_mb.state == MicroBatchState.LEASED)
+            .distinct()
+        )
+        with self._database.reading() as connection:
+            return [WorkerHeartbeat(owner, count) for owner, count in connection.execute(statement)]

@@ -1,0 +1,119 @@
+"""What a transaction may do with a leased micro-batch that it holds: give it back, or end it."""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from nightjar.jobs import lifecycle
+from nightjar.jobs.errors import StoreError
+from nightjar.jobs.records import MicroBatchState, NewResult, RequestState, StopReason
+from nightjar.jobs.store.base import AnyRow, StorePart, stop_reason, stopped_result
+from nightjar.jobs.store.tables import job, micro_batch, request
+
+# The statements of every micro-batch are built once: building costs more than running them.
+_mb = micro_batch.c
+_HOLD = (
+    sa.select(*_mb)
+    .where(
+        _mb.id == sa.bindparam("held"),
+        _mb.epoch == sa.bindparam("at_epoch"),
+        _mb.owner == sa.bindparam("by"),
+        _mb.state == MicroBatchState.LEASED,
+    )
+    .with_for_update()
+)
+_HOLD_ALL = (
+    sa.select(*_mb)
+    .where(_mb.state == MicroBatchState.LEASED, _mb.owner == sa.bindparam("by"))
+    .order_by(_mb.id)
+    .with_for_update()
+)
+MEMBERS = sa.and_(
+    request.c.micro_batch_id == sa.bindparam("micro_batch"),
+    request.c.state == RequestState.PLANNED,
+)
+_UNFINISHED = sa.select(request.c.id, request.c.row_index).where(MEMBERS).order_by(request.c.id)
+_CLOSE = (
+    sa.update(micro_batch)
+    .where(_mb.id == sa.bindparam("closed"))
+    .values(state=sa.bindparam("outcome"), owner=None)
+)
+_STOP = sa.select(job.c.cancel_requested, job.c.expired).where(job.c.id == sa.bindparam("job"))
+
+
+class HoldingPart(StorePart):
+    """Base of the parts that end leases."""
+
+    def _release(self, connection: Connection, leased: AnyRow, *, crashed: bool = False) -> None:
+        """Make a held micro-batch ready again, under the next epoch."""
+        if find_stop(connection, leased.job_id):
+            self._end(connection, leased, (), MicroBatchState.CANCELLED)
+            return
+        lifecycle.check_step(
+            lifecycle.MICRO_BATCH_TRANSITIONS, MicroBatchState.LEASED, MicroBatchState.READY
+        )
+        connection.execute(
+            sa.update(micro_batch)
+            .where(_mb.id == leased.id)
+            .values(
+                state=MicroBatchState.READY,
+                epoch=_mb.epoch + 1,
+                owner=None,
+                crashes=_mb.crashes + int(crashed),
+            )
+        )
+
+    def _end(
+        self,
+        connection: Connection,
+        held: AnyRow,
+        results: Sequence[NewResult],
+        state: MicroBatchState,
+    ) -> None:
+        """Close a micro-batch that this transaction holds, with an outcome for each request."""
+        indexes = unfinished(connection, held.id)
+        given = {item.request_id for item in results}
+        missing = indexes.keys() - given
+        check_members(held.id, given, indexes.keys())
+        stopped: list[NewResult] = []
+        if missing:
+            reason = find_stop(connection, held.job_id)
+            if reason is None:
+                raise StoreError(f"micro-batch {held.id} lacks results for {sorted(missing)[:5]}")
+            stopped = [stopped_result(id_, reason) for id_ in sorted(missing)]
+        self._close(connection, held.id, state)
+        self._land(connection, held.job_id, [*results, *stopped], indexes)
+
+    def _close(self, connection: Connection, micro_batch_id: int, state: MicroBatchState) -> None:
+        lifecycle.check_step(lifecycle.MICRO_BATCH_TRANSITIONS, MicroBatchState.LEASED, state)
+        connection.execute(_CLOSE, {"closed": micro_batch_id, "outcome": state})
+
+
+def hold(connection: Connection, micro_batch_id: int, epoch: int, owner: str) -> AnyRow | None:
+    """The micro-batch, locked, if this owner still holds its lease at this epoch."""
+    key = {"held": micro_batch_id, "at_epoch": epoch, "by": owner}
+    return connection.execute(_HOLD, key).one_or_none()
+
+
+def hold_all(connection: Connection, owner: str) -> Sequence[AnyRow]:
+    """Every micro-batch that this owner has leased, locked."""
+    return connection.execute(_HOLD_ALL, {"by": owner}).all()
+
+
+def unfinished(connection: Connection, micro_batch_id: int) -> dict[int, int]:
+    """Row index of each request of the micro-batch that has no outcome yet, by request id."""
+    rows = connection.execute(_UNFINISHED, {"micro_batch": micro_batch_id})
+    return dict(rows.all())
+
+
+def check_members(micro_batch_id: int, given: AbstractSet[int], members: AbstractSet[int]) -> None:
+    """Raise StoreError for results of requests that the micro-batch does not hold."""
+    if foreign := given - members:
+        raise StoreError(f"micro-batch {micro_batch_id} has no open requests {sorted(foreign)[:5]}")
+
+
+def find_stop(connection: Connection, job_id: str) -> StopReason | None:
+    """Why the job is to stop, if it is."""
+    return stop_reason(connection.execute(_STOP, {"job": job_id}).one())

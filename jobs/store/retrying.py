@@ -1,0 +1,106 @@
+"""Retrying by hand: requests that failed through no fault of their own get another chance."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from nightjar.jobs import lifecycle
+from nightjar.jobs.errors import LifecycleError
+from nightjar.jobs.records import JobState, RequestState
+from nightjar.jobs.store.base import FAULT_STATUS, AnyRow, StorePart
+from nightjar.jobs.store.reading import find_job
+from nightjar.jobs.store.suspects import CRASHED_CODE, isolate
+from nightjar.jobs.store.tables import job, micro_batch, request, result
+
+REQUESTS_PER_STEP = 1_000
+
+_origin = micro_batch.c
+_FAILURES = (
+    sa.select(
+        request.c.id,
+        request.c.row_index,
+        result.c.error_code,
+        _origin.job_id,
+        _origin.kind,
+        _origin.bucket,
+        _origin.size,
+        _origin.tokens,
+    )
+    .select_from(result)
+    .join(request, request.c.id == result.c.request_id)
+    .outerjoin(micro_batch, _origin.id == request.c.micro_batch_id)
+    .where(
+        result.c.job_id == sa.bindparam("job"),
+        result.c.row_index > sa.bindparam("after"),
+        result.c.error_code.is_not(None),
+        result.c.status_code >= FAULT_STATUS,
+        request.c.state == RequestState.FAILED,
+    )
+    .order_by(result.c.row_index)
+    .limit(REQUESTS_PER_STEP)
+    .with_for_update(of=request)
+)
+# These go on; a job that runs, waits or is paused stays what it is.
+_OVER = [JobState.COMPLETED_WITH_FAILURES, JobState.FAILED]
+
+
+class RetryStore(StorePart):
+    """How failures are taken back."""
+
+    def retry(self, job_id: str) -> int:
+        """Give the job's failed requests another chance; returns how many there are.
+
+        Those are the failures that are not the request's own fault (status 500 and above).
+        Requests that had crashed are computed alone from the start, and counted anew; the others
+        are planned again. Raises UnknownJobError, and LifecycleError for a job that was
+        cancelled or has expired.
+        """
+        with self._database.reading() as connection:
+            state = find_job(connection, job_id).state
+        if state not in lifecycle.RETRIABLE:
+            raise LifecycleError(f"job {job_id} is {state.value}: nothing of it can be retried")
+        retried, after = 0, -1
+        while rows := self._database.write(partial(_retry, job_id=job_id, after=after)):
+            retried += len(rows)
+            after = rows[-1].row_index
+        return retried
+
+
+def _retry(connection: Connection, job_id: str, after: int) -> Sequence[AnyRow]:
+    """One step, a transaction: the failed rows behind `after` that it took back."""
+    rows = connection.execute(_FAILURES, {"job": job_id, "after": after}).all()
+    if not rows:
+        return ()
+    connection.execute(sa.delete(result).where(result.c.request_id.in_([row.id for row in rows])))
+    crashed = [row for row in rows if row.error_code == CRASHED_CODE]
+    for row in crashed:
+        isolate(connection, row, [row.id])
+    again = [row.id for row in rows if row.error_code != CRASHED_CODE]
+    _step(connection, [row.id for row in crashed], RequestState.PLANNED)
+    _step(connection, again, RequestState.QUEUED, micro_batch_id=None)
+    _reopen(connection, job_id, len(rows))
+    return rows
+
+
+def _reopen(connection: Connection, job_id: str, count: int) -> None:
+    """Take failures off the job's count, and let it go on if it was over."""
+    begun = sa.case((job.c.started_at.is_(None), JobState.QUEUED), else_=JobState.RUNNING)
+    reopened = sa.update(job).where(job.c.id == job_id, job.c.state.in_(lifecycle.RETRIABLE))
+    values = {
+        "failed": job.c.failed - count,
+        "state": sa.case((job.c.state.in_(_OVER), begun), else_=job.c.state),
+        "finished_at": None,
+    }
+    if connection.execute(reopened.values(values)).rowcount == 0:
+        raise LifecycleError(f"job {job_id} was stopped: nothing of it can be retried")
+
+
+def _step(
+    connection: Connection, ids: Sequence[int], target: RequestState, **values: object
+) -> None:
+    lifecycle.check_step(lifecycle.REQUEST_TRANSITIONS, RequestState.FAILED, target)
+    connection.execute(
+        sa.update(request).where(request.c.id.in_(ids)).values(state=target, **values)
+    )

@@ -1,0 +1,54 @@
+"""`nightjar run` with the fake engine: the whole journey without a model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import completion_line, nightjar, read_lines, rerank_line, write_lines
+
+
+@pytest.fixture(autouse=True)
+def fake_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIGHTJAR_ENGINE", "fake")
+    monkeypatch.setenv("NIGHTJAR_MICRO_BATCH_REQUESTS", "7")
+
+
+def run(source: Path, model: Path, out: Path) -> int:
+    return nightjar("run", source, "--model", model, "--out", out).returncode
+
+
+def told(out: Path) -> dict[str, Any]:
+    """What each answer says, without what tells runs apart."""
+    found = {}
+    for line in read_lines(out):
+        body = line["response"]["body"]
+        assert line["custom_id"] not in found
+        answer = body["results"] if "results" in body else body["choices"]
+        found[line["custom_id"]] = (answer, body["usage"])
+    return found
+
+
+def test_answers_are_the_same_in_every_run(tiny_model: Path, tmp_path: Path) -> None:
+    lines: list[Any] = [
+        completion_line(f"text-{n}", prompt=f"안녕 {n}", max_tokens=1 + n % 9) for n in range(40)
+    ]
+    lines += [rerank_line(f"rank-{n}", query=f"q {n}", documents=[" a", " b c"]) for n in range(9)]
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    assert run(write_lines(tmp_path / "in.jsonl", lines), tiny_model, first) == 0
+    assert run(write_lines(tmp_path / "turned.jsonl", lines[::-1]), tiny_model, second) == 0
+    assert told(first) == told(second)
+    assert len(told(first)) == 49
+    texts = {answer[0]["text"] for answer, _ in told(first).values() if "text" in answer[0]}
+    assert len(texts) > 30
+
+
+def test_poison_that_raises_costs_its_own_row(tiny_model: Path, tmp_path: Path) -> None:
+    lines: list[Any] = [completion_line(f"row-{n}", prompt=f"hello {n}") for n in range(20)]
+    lines[11] = completion_line("poison", prompt="hello <poison:raise>")
+    out = tmp_path / "out.jsonl"
+    assert run(write_lines(tmp_path / "in.jsonl", lines), tiny_model, out) == 3
+    assert set(told(out)) == {f"row-{n}" for n in range(20)} - {"row-11"}
+    (failed,) = read_lines(tmp_path / "out.errors.jsonl")
+    assert failed["custom_id"] == "poison"
+    assert failed["error"]["code"] == "internal_error"

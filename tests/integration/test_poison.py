@@ -1,0 +1,270 @@
+"""Poison: requests that end, hang or break what computes them, over real processes that really die.
+
+The engine is the shipped fake one: its markers do to the compute process what a broken kernel, a
+deadlock or too little memory do, and its answers are functions of the request alone.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nightjar.checkpoints import ModelDirectory
+from nightjar.gpu_worker.launcher import ComputeConfig, Launcher
+from nightjar.gpu_worker.worker import GpuWorker, Outcome
+from nightjar.jobs.records import JobState, MicroBatchRef, MicroBatchState, ResultRecord
+from nightjar.jobs.store import Store
+from nightjar.pipeline.sweeper import Sweeper
+from tests.jobs import planned_texts
+from tests.processes import all_ended, find_children, wait_until
+
+THREADS = 3
+PATIENCE_S = 200.0
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Place:
+    """A worker with its launcher, and how jobs come to it."""
+
+    store: Store
+    launcher: Launcher
+    worker: GpuWorker
+    model: Path
+
+    def plan(self, texts: list[str], each: int) -> str:
+        encode = ModelDirectory.open(self.model).tokenizer().encode
+        return planned_texts(self.store, texts, encode, each=each)[0]
+
+    def work(self, job_id: str) -> list[Outcome]:
+        """Run whatever is ready, in the worker's threads, until the job is over."""
+        outcomes: list[Outcome] = []
+        deadline = time.monotonic() + PATIENCE_S
+        with ThreadPoolExecutor(THREADS) as pool:
+            running: list[Future[Outcome]] = []
+            while not self.store.job(job_id).is_over:
+                assert time.monotonic() < deadline, self.store.count_micro_batches(job_id)
+                ready = self.store.dispatchable(100)
+                self.store.mark_dispatched(ready)
+                running += [pool.submit(self._run, ref) for ref in ready]
+                time.sleep(0.02)
+            outcomes += [future.result() for future in running]
+        return outcomes
+
+    def _run(self, ref: MicroBatchRef) -> Outcome:
+        return self.worker.run(ref.id, ref.epoch, alone=ref.isolated)
+
+
+@contextmanager
+def a_place(store: Store, model: Path, *, stalled_after_s: float = 60.0) -> Iterator[Place]:
+    config = ComputeConfig(model, engine="fake", stalled_after_s=stalled_after_s)
+    launcher = Launcher(config, on_failure=print)
+    try:
+        launcher.wait_ready()
+        yield Place(
+            store, launcher, GpuWorker(store, launcher, model="tiny", crashes_allowed=2), model
+        )
+    finally:
+        launcher.close()
+
+
+@pytest.fixture
+def place(store: Store, tiny_model: Path) -> Iterator[Place]:
+    with a_place(store, tiny_model) as place:
+        yield place
+
+
+def innocent(count: int) -> list[str]:
+    return [f"row number {n}" for n in range(count)]
+
+
+def texts(results: list[ResultRecord]) -> list[str | None]:
+    """The answer of each row, None for a failure."""
+    return [None if r.body is None else r.body["choices"][0]["text"] for r in results]
+
+
+def expected(place: Place, prompts: list[str], poisoned: set[int]) -> list[str | None]:
+    """What an undisturbed run answers, without the poisoned rows."""
+    job_id = place.plan(prompts, each=len(prompts))
+    place.work(job_id)
+    answered = texts(place.store.results(job_id))
+    assert None not in answered
+    return [None if n in poisoned else text for n, text in enumerate(answered)]
+
+
+def test_poisoned_requests_fail_alone_and_their_neighbours_are_answered(place: Place) -> None:
+    """A suspect has the compute process for itself, whatever waits meanwhile."""
+    prompts = innocent(12)
+    undisturbed = expected(place, prompts, poisoned={0, 5})
+    poisoned = prompts.copy()
+    poisoned[0], poisoned[5] = "<poison:raise>", "before <poison:crash>"
+    job_id = place.plan(poisoned, each=4)
+    seen: list[tuple[int, int]] = []
+
+    def look() -> None:
+        while not place.store.job(job_id).is_over:
+            leased = place.store.leased(place.worker.owner)
+            seen.append((len(leased), sum(ref.isolated for ref in leased)))
+            time.sleep(0.005)
+
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        place.work(job_id)
+        looking.result()
+    results = place.store.results(job_id)
+    assert texts(results) == undisturbed
+    raised, crashed = results[0].error, results[5].error
+    assert raised is not None
+    assert raised.code == "internal_error"
+    assert crashed is not None
+    assert crashed.code == "compute_lost"
+    assert crashed.message == (
+        "computed alone 2 times and never answered; the last time the compute process was ended "
+        "by SIGSEGV"
+    )
+    assert place.store.job(job_id).state is JobState.COMPLETED_WITH_FAILURES
+    assert {count for count, isolated in seen if isolated} == {1}
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("marker", "stalled_after_s", "reason"),
+    [
+        ("<poison:hang>", 3.0, "the compute process stalled: no step in 3 s"),
+        ("<poison:memory>", 60.0, "the compute process was ended by SIGKILL"),
+    ],
+)
+def test_poison_that_hangs_or_takes_all_memory(
+    store: Store, tiny_model: Path, marker: str, stalled_after_s: float, reason: str
+) -> None:
+    with a_place(store, tiny_model, stalled_after_s=stalled_after_s) as place:
+        prompts = innocent(2)
+        undisturbed = expected(place, prompts, poisoned={1})
+        job_id = place.plan([prompts[0], marker], each=2)
+        place.work(job_id)
+    results = store.results(job_id)
+    assert texts(results) == undisturbed
+    assert results[1].error is not None
+    assert results[1].error.message.endswith(f"the last time {reason}")
+
+
+def test_an_exception_costs_no_process(place: Place) -> None:
+    pid = place.launcher.pid
+    job_id = place.plan([*innocent(3), "<poison:raise>"], each=4)
+    place.work(job_id)
+    assert place.launcher.pid == pid
+    assert place.store.count_micro_batches(job_id)[MicroBatchState.SPLIT] == 0
+    assert place.store.job(job_id).completed == 3
+
+
+WORKER = """
+import os, signal, sys
+from pathlib import Path
+from nightjar.gpu_worker.launcher import ComputeConfig, Launcher
+from nightjar.gpu_worker.worker import GpuWorker, Heartbeat
+from nightjar.jobs.store import Store
+
+class Memory(Launcher):
+    '''Lets the poison take the whole worker, as the kernel does where memory is short.'''
+    def submit(self, makers):
+        if any(b"<poison:hang>" in known(make(0)) for make in makers):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().submit(makers)
+
+def known(message):
+    return b"".join(tokens[id_] for id_ in message.token_ids)
+
+store = Store(sys.argv[1])
+launcher = Memory(ComputeConfig(Path(sys.argv[2]), engine="fake"), on_failure=print)
+from nightjar.checkpoints import ModelDirectory
+tokens = ModelDirectory.open(Path(sys.argv[2])).tokenizer().token_bytes
+launcher.wait_ready()
+worker = GpuWorker(store, launcher, model="tiny", crashes_allowed=2)
+Heartbeat(worker, every_s=0.1)
+while True:
+    for ref in store.dispatchable(100):
+        worker.run(ref.id, ref.epoch, alone=ref.isolated)
+"""
+
+
+def test_poison_that_takes_the_worker_with_it_is_found_too(
+    place: Place, database_url: str, tiny_model: Path
+) -> None:
+    prompts = innocent(4)
+    undisturbed = expected(place, prompts, poisoned={2})
+    job_id = place.plan([*prompts[:2], "<poison:hang>", *prompts[3:]], each=2)
+    sweeper = Sweeper(
+        place.store,
+        dead_after_s=1.0,
+        redispatch_after_s=60.0,
+        longest_gap_s=0.5,
+        crashes_allowed=2,
+    )
+    command = [sys.executable, "-c", WORKER, database_url, str(tiny_model)]
+    process = subprocess.Popen(command, cwd=ROOT)
+    deaths = 0
+    deadline = time.monotonic() + PATIENCE_S
+    try:
+        while not place.store.job(job_id).is_over:
+            assert time.monotonic() < deadline
+            sweeper.sweep()
+            if process.poll() is not None:
+                deaths += 1
+                process = subprocess.Popen(command, cwd=ROOT)
+            time.sleep(0.1)
+    finally:
+        process.kill()
+        process.wait()
+    results = place.store.results(job_id)
+    assert texts(results) == undisturbed
+    assert results[2].error is not None
+    assert "computed alone 2 times and never answered; the last time the worker" in (
+        results[2].error.message
+    )
+    assert deaths == 3  # in company, and twice alone
+
+
+def test_a_compute_process_that_hangs_ends_with_its_worker(
+    place: Place, database_url: str, tiny_model: Path
+) -> None:
+    """It cannot see that its pipe is closed."""
+    place.plan(["<poison:hang>"], each=1)
+    script = WORKER.replace("launcher = Memory(", "launcher = Launcher(")
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, database_url, str(tiny_model)], cwd=ROOT
+    )
+    try:
+        wait_until("the claim", place.store.heartbeats)
+        children = find_children(process.pid, "gpu_worker.compute")
+        assert len(children) == 1
+        time.sleep(0.5)  # into the hang
+    finally:
+        process.kill()
+        process.wait()
+    wait_until("the compute process to end", lambda: all_ended(children), patience_s=20)
+
+
+def test_a_process_that_ends_while_it_loads_blames_no_request(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = place.plan(innocent(2), each=2)
+    (ref,) = place.store.dispatchable(1)
+    pid = place.launcher.pid
+    psutil.Process(pid).kill()
+    wait_until("the next process", lambda: place.launcher.pid != pid)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(place.worker.run, ref.id, 0)
+        wait_until("the claim", place.store.heartbeats)
+        psutil.Process(place.launcher.pid).kill()
+        assert running.result().outcome == "given back: no compute process"
+    (again,) = place.store.dispatchable(1)
+    assert (again.id, again.epoch, again.isolated) == (ref.id, 1, False)
+    assert place.worker.run(again.id, again.epoch).outcome == "done"
+    assert place.store.job(job_id).completed == 2

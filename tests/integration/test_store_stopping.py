@@ -1,0 +1,253 @@
+"""Pausing, cancelling, expiring: what waits ends now, what is leased keeps what it landed."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from nightjar.jobs.errors import UnknownJobError
+from nightjar.jobs.records import (
+    EncodedRequest,
+    Job,
+    JobState,
+    MicroBatchRef,
+    MicroBatchState,
+    NewJob,
+    NewMicroBatch,
+    NewRequest,
+    RequestKind,
+)
+from nightjar.jobs.store import Store
+from tests.jobs import planned, submit
+from tests.outcomes import answers, claim, codes, compute
+
+
+def test_a_queued_job_is_cancelled_at_once(store: Store) -> None:
+    job_id = submit(store, [{"prompt": "a"}] * 3)
+    job = store.cancel(job_id)
+    assert (job.state, job.cancelled, job.cancel_requested) == (JobState.CANCELLED, 3, True)
+    assert job.finished_at is not None
+    assert codes(store.results(job_id)) == ["cancelled"] * 3
+    assert codes(store.results(job_id, outcome="failed")) == ["cancelled"] * 3
+    assert store.jobs_to_plan() == []
+    assert store.is_stopped(job_id)
+
+
+def test_ready_and_dispatched_micro_batches_are_cancelled(store: Store) -> None:
+    job_id, refs = planned(store, 4, each=2)
+    store.mark_dispatched(refs[:1])
+    assert store.cancel(job_id).state is JobState.CANCELLED
+    assert store.claim(refs[0].id, 0, "worker") is None
+    assert store.dispatchable(9) == []
+    assert store.count_micro_batches(job_id)[MicroBatchState.CANCELLED] == 2
+
+
+def test_what_is_leased_keeps_its_output(store: Store) -> None:
+    job_id, refs = planned(store, 4, each=2)
+    compute(store, refs[0])
+    claimed = claim(store, refs[1])
+    job = store.cancel(job_id)
+    assert (job.state, job.completed, job.cancelled) == (JobState.CANCELLING, 2, 0)
+    assert store.finish(claimed.id, 0, "worker", answers(claimed)[:1])
+    job = store.job(job_id)
+    assert (job.state, job.completed, job.cancelled) == (JobState.CANCELLED, 3, 1)
+    assert codes(store.results(job_id)) == [None, None, None, "cancelled"]
+
+
+@pytest.mark.parametrize("how", ["give_back", "release"])
+def test_a_lease_that_comes_back_is_cancelled(store: Store, how: str) -> None:
+    job_id, (ref,) = planned(store, 2, each=2)
+    claim(store, ref)
+    assert store.cancel(job_id).state is JobState.CANCELLING
+    if how == "give_back":
+        assert store.give_back(ref.id, 0, "worker")
+    else:
+        assert store.give_back_all("worker") == 1
+    assert store.job(job_id).state is JobState.CANCELLED
+    assert store.dispatchable(9) == []
+
+
+def test_cancelling_again_and_cancelling_what_is_over(store: Store) -> None:
+    job_id, (ref,) = planned(store, 1)
+    claim(store, ref)
+    assert store.cancel(job_id).state is JobState.CANCELLING
+    assert store.cancel(job_id).state is JobState.CANCELLING
+    done, (other,) = planned(store, 1)
+    compute(store, other)
+    job = store.cancel(done)
+    assert (job.state, job.cancel_requested) == (JobState.COMPLETED, False)
+
+
+def test_an_unknown_job(store: Store) -> None:
+    with pytest.raises(UnknownJobError, match="job_nothing"):
+        store.cancel("job_nothing")
+    assert not store.is_stopped("job_nothing")
+
+
+def test_a_plan_for_a_cancelled_job_is_not_stored(store: Store) -> None:
+    _, (ref,) = planned(store, 1)
+    claim(store, ref)
+    late = submit(store, [{"prompt": "a"}])
+    (request,) = store.queued_requests(late, 1)
+    store.cancel(late)
+    plan = [NewMicroBatch(RequestKind.GENERATE, 32, [request.id], 3)]
+    assert store.save_plan(late, [EncodedRequest(request.id, [[1]])], plan, []) == []
+
+
+def cancel_without_its_second_half(store: Store, job_id: str) -> None:
+    """What a canceller leaves that dies after the flag is set."""
+    store._cancel_what_waits = lambda job_id: 0  # type: ignore[method-assign]
+    try:
+        assert store.cancel(job_id).state is JobState.CANCELLING
+    finally:
+        del store._cancel_what_waits
+
+
+def test_a_claim_of_a_cancelled_job_ends_its_requests(store: Store) -> None:
+    job_id, (ref,) = planned(store, 2, each=2)
+    cancel_without_its_second_half(store, job_id)
+    assert store.claim(ref.id, 0, "worker") is None
+    job = store.job(job_id)
+    assert (job.state, job.cancelled) == (JobState.CANCELLED, 2)
+
+
+def test_the_sweeper_ends_what_a_dead_canceller_left(store: Store) -> None:
+    job_id = submit(store, [{"prompt": "a"}] * 3)
+    cancel_without_its_second_half(store, job_id)
+    assert store.jobs_to_plan() == []
+    assert store.finish_stops() == 3
+    assert store.finish_stops() == 0
+    assert store.job(job_id).state is JobState.CANCELLED
+
+
+def test_a_large_job_is_cancelled_in_steps(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nightjar.jobs.store.stopping.REQUESTS_PER_STEP", 10)
+    monkeypatch.setattr("nightjar.jobs.store.stopping.MICRO_BATCHES_PER_STEP", 2)
+    job_id, _ = planned(store, 5)
+    queued = submit(store, [{"prompt": "a"}] * 25)
+    assert store.cancel(job_id).cancelled == 5
+    assert store.cancel(queued).cancelled == 25
+
+
+def submit_until(store: Store, seconds: float, requests: int = 3) -> str:
+    """A job with a deadline so many seconds from now."""
+    rows = [
+        NewRequest(n, n + 1, f"row-{n}", RequestKind.GENERATE, {"prompt": "a"})
+        for n in range(requests)
+    ]
+    with store.submission(NewJob("tiny", completion_window_s=seconds)) as submission:
+        submission.add(rows)
+    return submission.job_id
+
+
+def plan_all(store: Store, job_id: str) -> list[MicroBatchRef]:
+    ids = [request.id for request in store.queued_requests(job_id, 99)]
+    plan = [NewMicroBatch(RequestKind.GENERATE, 32, [id_], 3) for id_ in ids]
+    return store.save_plan(job_id, [EncodedRequest(id_, [[1]]) for id_ in ids], plan)
+
+
+def test_a_deadline_keeps_the_finished_part(store: Store) -> None:
+    job_id = submit_until(store, 0.3)
+    first, leased, _ = plan_all(store, job_id)
+    compute(store, first)
+    claimed = claim(store, leased)
+    assert store.expire() == []
+    assert not store.is_stopped(job_id)
+    time.sleep(0.3)
+    assert store.expire() == [job_id]
+    assert store.expire() == []
+    assert store.is_stopped(job_id)
+    assert store.finish_stops() == 1
+    assert store.job(job_id).state is JobState.CANCELLING
+    assert store.finish(claimed.id, 0, "worker", answers(claimed))
+    job = store.job(job_id)
+    assert (job.state, job.completed, job.cancelled) == (JobState.EXPIRED, 2, 1)
+    assert codes(store.results(job_id)) == [None, None, "expired"]
+    assert store.results(job_id)[2].status_code == 504
+
+
+def test_a_job_without_a_deadline_or_with_a_later_one_goes_on(store: Store) -> None:
+    planned(store, 1)
+    later = submit_until(store, 3_600)
+    assert store.expire() == []
+    job = store.job(later)
+    assert job.expires_at is not None
+    assert (job.expires_at - job.created_at).total_seconds() == pytest.approx(3_600)
+
+
+def test_what_a_worker_holds_of_an_expired_job_expires_with_it(store: Store) -> None:
+    job_id = submit_until(store, 0.01, requests=1)
+    (ref,) = plan_all(store, job_id)
+    claim(store, ref)
+    time.sleep(0.01)
+    assert store.expire() == [job_id]
+    assert store.give_back(ref.id, 0, "worker")
+    assert store.job(job_id).state is JobState.EXPIRED
+    assert codes(store.results(job_id)) == ["expired"]
+
+
+def test_a_paused_job_expires_and_an_ended_one_does_not(store: Store) -> None:
+    paused, ended = submit_until(store, 0.2), submit_until(store, 0.2, requests=1)
+    store.pause(paused)
+    (ref,) = plan_all(store, ended)
+    compute(store, ref)
+    time.sleep(0.2)
+    assert store.expire() == [paused]
+    assert store.finish_stops() == 3
+    assert store.job(paused).state is JobState.EXPIRED
+    assert store.job(ended).state is JobState.COMPLETED
+
+
+def test_cancelling_an_expiring_job_leaves_it_expired(store: Store) -> None:
+    job_id = submit_until(store, 0.01)
+    time.sleep(0.01)
+    store.expire()
+    assert store.cancel(job_id).state is JobState.EXPIRED
+
+
+def test_a_paused_job_is_neither_planned_nor_dispatched_nor_claimed(store: Store) -> None:
+    waiting = submit(store, [{"prompt": "a"}])
+    job_id, refs = planned(store, 3)
+    running = claim(store, refs[0])
+    store.mark_dispatched(refs[1:2])
+    assert store.pause(job_id).state is JobState.PAUSED
+    assert store.pause(waiting).state is JobState.PAUSED
+    assert store.jobs_to_plan() == []
+    assert store.dispatchable(9) == []
+    assert store.claim(refs[1].id, 0, "worker") is None
+    assert store.claim(refs[2].id, 0, "worker") is None
+    assert store.finish(running.id, 0, "worker", answers(running))
+    assert store.job(job_id).completed == 1
+
+    assert store.resume(job_id).state is JobState.RUNNING
+    assert store.resume(waiting).state is JobState.QUEUED
+    assert store.jobs_to_plan() == [waiting]
+    assert store.dispatchable(9) == refs[1:]
+    for ref in refs[1:]:
+        claimed = claim(store, ref)
+        assert claimed.attempts == 1
+        assert store.finish(ref.id, 0, "worker", answers(claimed))
+    assert store.job(job_id).state is JobState.COMPLETED
+
+
+def test_a_paused_job_whose_last_lease_finishes_is_over(store: Store) -> None:
+    job_id, (ref,) = planned(store, 1)
+    claimed = claim(store, ref)
+    store.pause(job_id)
+    assert store.finish(claimed.id, 0, "worker", answers(claimed))
+    assert store.job(job_id).state is JobState.COMPLETED
+    assert store.resume(job_id).state is JobState.COMPLETED
+    assert store.pause(job_id).state is JobState.COMPLETED
+
+
+def test_a_paused_job_can_be_cancelled(store: Store) -> None:
+    job_id, _ = planned(store, 2)
+    store.pause(job_id)
+    assert store.cancel(job_id).state is JobState.CANCELLED
+    assert codes(store.results(job_id)) == ["cancelled"] * 2
+
+
+@pytest.mark.parametrize("act", [Store.pause, Store.resume])
+def test_steering_an_unknown_job(store: Store, act: Callable[[Store, str], Job]) -> None:
+    with pytest.raises(UnknownJobError):
+        act(store, "job_nothing")
