@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import redis
 import sqlalchemy as sa
+from celery import Celery
 
 import nightjar
 from benchmarks.control_plane.requests import body, prompts
@@ -22,6 +23,7 @@ from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_f
 from nightjar.pipeline.embedded.processes import Service
 
 PROCESSES = 2
+TASK = "plain.generate"
 _GRACE_S = 20.0
 _PATIENCE_S = 300.0
 
@@ -64,12 +66,10 @@ def measure(
 def _run(
     variables: dict[str, str], watched: dict[str, psutil.Process], private: Path, texts: list[str]
 ) -> dict[str, Any]:
-    os.environ.update(variables)
-    from benchmarks.control_plane.celery_app import app, generate  # noqa: PLC0415
-
-    app.conf.update(broker_url=variables["PLAIN_BROKER"], result_backend=variables["PLAIN_BACKEND"])
+    # Of its own for each database: an application keeps its connections.
+    app = Celery("plain", broker=variables["PLAIN_BROKER"], backend=variables["PLAIN_BACKEND"])
     for warm in range(2 * PROCESSES):  # each process builds its parts
-        generate.apply_async((f"warm-{warm}", body(texts[0])))
+        app.send_task(TASK, (f"warm-{warm}", body(texts[0])))
     engine = sa.create_engine(variables["PLAIN_BACKEND"].removeprefix("db+"))
     _wait_for(engine, 2 * PROCESSES, 0.1)
     client = redis.Redis(unix_socket_path=str(private / "broker.sock"))
@@ -80,7 +80,7 @@ def _run(
     with Watch(watched, broker_bytes) as watch:
         started = time.monotonic()
         for index, text in enumerate(texts):
-            generate.apply_async((f"row-{index}", body(text)))
+            app.send_task(TASK, (f"row-{index}", body(text)))
         sent = time.monotonic()
         _wait_for(engine, 2 * PROCESSES + len(texts), 0.25)
         ended = time.monotonic()
