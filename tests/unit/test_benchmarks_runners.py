@@ -84,6 +84,14 @@ def test_waves_are_handed_in_one_after_another():
     assert [item["text"] for item in ran["outcome"]["generated"]] == ["1", "2", "3"]
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [(" a cima", " a"), (" a ", " a"), (" a", " a"), (" a cima ", " a"), ("", "")],
+)
+def test_a_text_without_the_part_of_a_stop_that_it_ends_in(text, shown):
+    assert protocol.without_part(text, " cima ") == shown
+
+
 def test_first_tokens_are_timed_one_by_one():
     echo = Echo()
     (ran,) = ask(echo, running("first_token", [Generation([0] * n, 1) for n in (5, 6, 7)]))
