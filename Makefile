@@ -38,7 +38,9 @@ format: $(VENV)/installed-dev ## Format the code
 
 bench-peers: $(VENV)/installed-dev ## Nightjar and its peers on this machine, each in its own environment
 	$(BIN)/python -m benchmarks.environments
-	$(BIN)/python -m benchmarks.compare
+	$(BIN)/python -m benchmarks.compare --models gpt2-small
+	$(BIN)/python -m benchmarks.compare --models llama-0.44b --rounds 1 --scale 0.5 \
+		--workloads generate,rank,multi_turn,long_prompts
 
 bench-scaling: $(VENV)/installed-dev ## How the engine's cost grows, with plots
 	$(BIN)/python -m benchmarks.scaling

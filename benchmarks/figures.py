@@ -10,23 +10,32 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from .peers.protocol import Outcome
+from .peers.protocol import Outcome, Workload
 
 UNITS = {"generate": "requests/s", "rank": "documents/s", "first_token": "s"}
 
 
 @dataclass
 class Measured:
-    """One workload of one system: `units` of it took `seconds`, once a round."""
+    """One workload of one system: `units` of it took `seconds`, once a round.
+
+    tokens: generated in a round.
+    """
 
     units: int
     of: int
     seconds: list[float] = field(default_factory=list)
+    tokens: int = 0
 
     @property
     def rate(self) -> float:
         """Units a second, by the median round."""
         return self.units / median(self.seconds)
+
+    @property
+    def token_rate(self) -> float:
+        """Generated tokens a second: no system gains by texts that end earlier."""
+        return self.tokens / median(self.seconds)
 
 
 @dataclass
@@ -69,26 +78,36 @@ def compare(ours: Mapping[str, float], peers: Mapping[str, float]) -> Comparison
     return Comparison(best, rival, ours[best] / peers[rival])
 
 
-def rates(records: Sequence[SystemRecord], workload: str, *, ours: bool) -> dict[str, float]:
+def rates(
+    records: Sequence[SystemRecord], workload: str, *, ours: bool, by_token: bool = False
+) -> dict[str, float]:
     """Rates of a workload by label; `nightjar run` is reported beside, never compared."""
-    return {
-        record.label: record.measured[workload].rate
+    measured = {
+        record.label: record.measured[workload]
         for record in records
         if record.ours == ours and workload in record.measured and record.system != "nightjar-run"
     }
+    if not by_token:
+        return {label: one.rate for label, one in measured.items()}
+    return {label: one.token_rate for label, one in measured.items() if one.tokens}
 
 
-def ratios(records: Sequence[SystemRecord], workloads: Sequence[str]) -> dict[str, Any]:
+def ratios(
+    records: Sequence[SystemRecord], workloads: Sequence[str], *, by_token: bool = False
+) -> dict[str, Any]:
     """Per workload: our fastest over the fastest peer of any precision, then by precision.
 
     by_precision compares the same with the same; over_fastest_peer holds each precision of ours
-    against the fastest peer of any precision.
+    against the fastest peer of any precision.  by_token: generated tokens a second in place of
+    requests, for the workloads that generate.
     """
     overall: dict[str, Any] = {}
     by_precision: dict[str, dict[str, Any]] = {}
     over_fastest: dict[str, dict[str, Any]] = {}
     for workload in workloads:
-        ours, peers = rates(records, workload, ours=True), rates(records, workload, ours=False)
+        ours, peers = (
+            rates(records, workload, ours=side, by_token=by_token) for side in (True, False)
+        )
         if (found := compare(ours, peers)) is not None:
             overall[workload] = _rounded(found)
         for precision in sorted({record.precision for record in records}):
@@ -133,6 +152,43 @@ def agreement(reference: Outcome, outcome: Outcome) -> dict[str, Any]:
         found["max_relative_score_difference"] = float(f"{difference:.2e}")
         found["scores_compared"] = len(scores)
     return found
+
+
+def text_figures(workload: Workload, measured: Measured, outcome: Outcome) -> dict[str, Any]:
+    """Of a workload that generates: how long the texts are, and how many ended at their stop."""
+    pairs = list(zip(workload.generations, outcome.generated, strict=False))
+    stops = [text.tokens < asked.max_tokens for asked, text in pairs if asked.stop is not None]
+    found: dict[str, Any] = {
+        "tokens_a_text": round(measured.tokens / len(pairs), 2),
+        "tokens_per_s": round(measured.token_rate, 2),
+    }
+    if stops:
+        found["ended_by_stop"] = round(sum(stops) / len(stops), 4)
+    return found
+
+
+def record_figures(
+    record: SystemRecord, reference: SystemRecord | None, workloads: Mapping[str, Workload]
+) -> dict[str, Any]:
+    """A system's part of the result."""
+    figures: dict[str, Any] = {"system": record.system, "precision": record.precision}
+    if record.failed is not None:
+        return figures | {"failed": record.failed}
+    measured = {}
+    for name, one in record.measured.items():
+        entry: dict[str, Any] = {"units": one.units, "of": one.of, "rate": round(one.rate, 3)}
+        entry["seconds"] = [round(seconds, 3) for seconds in one.seconds]
+        if record.outcomes[name].generated:
+            entry |= text_figures(workloads[name], one, record.outcomes[name])
+        if reference is not None and name in reference.outcomes and record is not reference:
+            entry |= agreement(reference.outcomes[name], record.outcomes[name])
+        measured[name] = entry
+    figures |= record.about | {"peak_mib": round(record.peak_mib), "workloads": measured}
+    if record.first_token:
+        figures["first_token"] = median_first_token(record.first_token)
+    if record.workload_failures:
+        figures["workload_failures"] = record.workload_failures
+    return figures
 
 
 def first_token(seconds_each: Sequence[float]) -> dict[str, float]:

@@ -31,6 +31,11 @@ def _cpuinfo(key: str) -> str:
     return next(values, platform.processor())
 
 
+def has_bf16() -> bool:
+    """Whether the processor multiplies in bf16; others only emulate it, slower than fp32."""
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(_cpuinfo("flags").split())
+
+
 def describe(threads: int) -> dict[str, Any]:
     """Processor, memory, versions; `load_before` is the load average when this is called."""
     flags = set(_cpuinfo("flags").split())

@@ -1,73 +1,33 @@
-"""Models of the benchmarks: seeded random weights in Hugging Face directories.
+"""Models of the benchmarks: weights from a seed (weights.py) in Hugging Face directories.
 
-A random model says the same token for ever unless what its blocks add outweighs the embedding, so
-the blocks' weights are larger than an initialisation's.  The vocabulary is made of invented words
-of ASCII letters; special tokens and single bytes have zero rows in the head, so their logits are
-0, the best logit is always above, and every system's detokenizer gives the same text.
+The vocabulary is made of invented words of ASCII letters, one token each, so that every system's
+detokenizer gives the same text.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor
 
-SPECIAL_TOKENS = ("<|endoftext|>", "<|PROMPT|>")
-NEVER_GENERATED = len(SPECIAL_TOKENS) + 256
-"""Ids below this one are special tokens and single bytes."""
-
-CONSONANTS = "bcdfghjklmnprstvwxyz"
-VOWELS = "aeiou"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a model looks like.
-
-    block_scale multiplies the standard deviation of the blocks' weights over 0.16 / sqrt(width).
-    """
-
-    name: str
-    family: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    intermediate: int
-    vocab_size: int
-    context: int
-    block_scale: float
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden // self.heads
-
-
-GPT2_SMALL = Shape("gpt2-small", "gpt2", 12, 768, 12, 12, 3072, 32_000, 1024, 8.0)
-LLAMA_HALF = Shape("llama-0.44b", "llama", 24, 1024, 16, 8, 4096, 32_000, 1024, 4.0)
-TINY_GPT2 = Shape("tiny-gpt2", "gpt2", 2, 128, 4, 4, 256, 2_000, 1024, 8.0)
-TINY_LLAMA = Shape("tiny-llama", "llama", 2, 128, 4, 2, 256, 2_000, 1024, 8.0)
-"""The tiny shapes are for trying the runners, not for figures."""
-MEASURED = (GPT2_SMALL.name, LLAMA_HALF.name)
-SHAPES = {shape.name: shape for shape in (GPT2_SMALL, LLAMA_HALF, TINY_GPT2, TINY_LLAMA)}
+from .environments import CACHE
+from .shapes import SHAPES, SPECIAL_TOKENS, SYLLABLES, Shape
+from .weights import Draw, gpt2_weights, llama_weights
 
 
 def _vocabulary(size: int, seed: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Special tokens, bytes, then words of one to three syllables after a space, and the merges
     that make each of them one token.  `Ġ` is byte-level BPE's space."""
-    syllables = [c + v for c, v in product(CONSONANTS, VOWELS)]
-    merges = [(c, v) for c, v in product(CONSONANTS, VOWELS)]
-    merges += [("Ġ", syllable) for syllable in syllables]
-    pairs = [(f"Ġ{a}", b) for a, b in product(syllables, syllables)]
-    triples = [(f"Ġ{a}{b}", c) for a, b, c in product(syllables, syllables, syllables)]
+    merges = [(syllable[0], syllable[1]) for syllable in SYLLABLES]
+    merges += [("Ġ", syllable) for syllable in SYLLABLES]
+    pairs = [(f"Ġ{a}", b) for a, b in product(SYLLABLES, SYLLABLES)]
+    triples = [(f"Ġ{a}{b}", c) for a, b, c in product(SYLLABLES, SYLLABLES, SYLLABLES)]
     random.Random(seed).shuffle(triples)
     base = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     merges = (merges + pairs + triples)[: size - len(base)]
@@ -93,72 +53,6 @@ def save_tokenizer(directory: Path, vocab_size: int, seed: int = 0) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(about))
-
-
-class _Normal:
-    """Seeded normal weights."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __call__(self, *size: int, std: float, mean: float = 0.0) -> Tensor:
-        return torch.randn(*size, generator=self._generator).mul_(std).add_(mean)
-
-    def head(self, *size: int, std: float) -> Tensor:
-        """An embedding or head [V, H] whose first rows are zero."""
-        weight = self(*size, std=std)
-        weight[:NEVER_GENERATED] = 0
-        return weight
-
-
-def _gpt2_weights(shape: Shape, normal: _Normal) -> dict[str, Tensor]:
-    width, inner = shape.hidden, shape.intermediate
-    std = shape.block_scale * 0.16 / width**0.5
-    weights = {
-        "wte.weight": normal.head(shape.vocab_size, width, std=0.1),
-        "wpe.weight": normal(shape.context, width, std=0.1),
-        "ln_f.weight": normal(width, std=0.1, mean=1.0),
-        "ln_f.bias": normal(width, std=0.1),
-    }
-    sizes = {
-        "attn.c_attn": (width, 3 * width),
-        "attn.c_proj": (width, width),
-        "mlp.c_fc": (width, inner),
-        "mlp.c_proj": (inner, width),
-    }
-    for layer in range(shape.layers):
-        for norm in ("ln_1", "ln_2"):
-            weights[f"h.{layer}.{norm}.weight"] = normal(width, std=0.1, mean=1.0)
-            weights[f"h.{layer}.{norm}.bias"] = normal(width, std=0.1)
-        for name, size in sizes.items():
-            weights[f"h.{layer}.{name}.weight"] = normal(*size, std=std)
-            weights[f"h.{layer}.{name}.bias"] = normal(size[1], std=0.1)
-    return {f"transformer.{name}": weight for name, weight in weights.items()}
-
-
-def _llama_weights(shape: Shape, normal: _Normal) -> dict[str, Tensor]:
-    width, inner, kv = shape.hidden, shape.intermediate, shape.kv_heads * shape.head_size
-    std = shape.block_scale * 0.16 / width**0.5
-    sizes = {
-        "self_attn.q_proj": (width, width),
-        "self_attn.k_proj": (kv, width),
-        "self_attn.v_proj": (kv, width),
-        "self_attn.o_proj": (width, width),
-        "mlp.gate_proj": (inner, width),
-        "mlp.up_proj": (inner, width),
-        "mlp.down_proj": (width, inner),
-    }
-    weights = {
-        "model.embed_tokens.weight": normal(shape.vocab_size, width, std=0.1),
-        "lm_head.weight": normal.head(shape.vocab_size, width, std=0.1),
-        "model.norm.weight": normal(width, std=0.1, mean=1.0),
-    }
-    for layer in range(shape.layers):
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            weights[f"model.layers.{layer}.{norm}.weight"] = normal(width, std=0.1, mean=1.0)
-        for name, size in sizes.items():
-            weights[f"model.layers.{layer}.{name}.weight"] = normal(*size, std=std)
-    return weights
 
 
 def _gpt2_config(shape: Shape) -> dict[str, Any]:
@@ -197,7 +91,14 @@ def _llama_config(shape: Shape) -> dict[str, Any]:
     }
 
 
-_FAMILIES = {"gpt2": (_gpt2_config, _gpt2_weights), "llama": (_llama_config, _llama_weights)}
+_FAMILIES = {"gpt2": (_gpt2_config, gpt2_weights), "llama": (_llama_config, llama_weights)}
+
+
+def cached_model(name: str) -> Path:
+    """The directory of a shape's model, made anew when what it is made by has changed."""
+    sources = (Path(__file__).with_name(f"{part}.py") for part in ("models", "shapes", "weights"))
+    key = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+    return save_model(CACHE / "models" / f"{name}-{key}", SHAPES[name])
 
 
 def save_model(directory: Path, shape: Shape, seed: int = 0) -> Path:
@@ -207,7 +108,7 @@ def save_model(directory: Path, shape: Shape, seed: int = 0) -> Path:
         return directory
     directory.mkdir(parents=True, exist_ok=True)
     make_config, make_weights = _FAMILIES[shape.family]
-    weights = make_weights(shape, _Normal(seed))
+    weights = make_weights(shape, Draw(seed))
     save_file(weights, str(directory / "model.safetensors"), metadata={"format": "pt"})
     save_tokenizer(directory, shape.vocab_size)
     about = {

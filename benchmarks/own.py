@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from .bare_forward import decode_rate, prefill_rate
 from .figures import SystemRecord, median_first_token
 from .peers.protocol import Workload
 
@@ -80,9 +80,8 @@ def bare_share(
 ) -> dict[str, Any]:
     """Prefill and decode as shares of what the bare forward does, measured in the same run."""
     names = ("prefill_only", "decode_from", "decode_to")
-    if find_spec("benchmarks.bare_forward") is None or not set(names) <= set(record.measured):
+    if not set(names) <= set(record.measured):
         return {}
-    bare = import_module("benchmarks.bare_forward")
     prefill_s, from_s, to_s = (median(record.measured[name].seconds) for name in names)
     prompts = workloads["prefill_only"].generations
     prefill = sum(len(g.token_ids) for g in prompts) / prefill_s
@@ -90,8 +89,7 @@ def bare_share(
     steps = rows[0].max_tokens - workloads["decode_from"].generations[0].max_tokens
     decode = len(rows) * steps / (to_s - from_s)
     context = len(rows[0].token_ids) + rows[0].max_tokens // 2
-    bare_prefill = bare.prefill_rate(model, record.precision, threads)
-    bare_decode = bare.decode_rate(model, record.precision, threads, len(rows), context)
+    bare_prefill, bare_decode = bare_rates(model, record.precision, threads, len(rows), context)
     return {
         "prefill_tokens_per_s": round(prefill, 1),
         "decode_tokens_per_s": round(decode, 1),
@@ -100,3 +98,14 @@ def bare_share(
         "prefill_share": round(prefill / bare_prefill, 3),
         "decode_share": round(decode / bare_decode, 3),
     }
+
+
+@cache
+def bare_rates(
+    model: Path, precision: str, threads: int, rows: int, context: int
+) -> tuple[float, float]:
+    """Prefill and decode of the bare forward, tokens/s, measured when first asked for."""
+    return (
+        prefill_rate(model, precision, threads),
+        decode_rate(model, precision, threads, rows, context),
+    )

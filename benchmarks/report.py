@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .compare import COMPARED, RESULTS
+from .compare import RESULTS
+from .contest import COMPARED
 from .environments import ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -54,16 +55,18 @@ def number(value: float | None, suffix: str = "") -> str:
     return f"{value:,.0f}{suffix}" if value >= 100 else f"{value:.3g}{suffix}"
 
 
-def about(peers: Record) -> str:
+def about(model: Record) -> str:
     """Where and how the figures were measured."""
-    machine, options = peers["machine"], peers["options"]
+    machine, options = model["machine"], model["options"]
     flags = ", ".join(machine["flags"])
+    done, asked = model["rounds_done"], options["rounds"]
+    rounds = f"{done} rounds" if done == asked else f"cut short after {done} of {asked} rounds"
+    file = f"peers-{model['date']}.json"
     return (
-        f"`{peers['command']}`, {peers['date']}, {peers['minutes']} minutes; "
-        f"[{peers['file']}](../benchmarks/results/{peers['file']}).\n"
+        f"`{model['command']}`, {model['date']}, {model['minutes']} minutes; "
+        f"[{file}](../benchmarks/results/{file}).\n"
         f"{machine['cpu']}, {machine['cores']} cores ({flags}), {machine['memory_gib']} GiB; "
-        f"torch {machine['torch']}, {machine['threads']} threads; {options['rounds']} rounds, "
-        f"medians, up to {options['budget_s']:g} s a system and workload.\n"
+        f"torch {machine['torch']}, {machine['threads']} threads; {rounds}, medians.\n"
     )
 
 
@@ -114,18 +117,23 @@ def settings(model: Record) -> str:
 
 
 def ratio_table(model: Record) -> str:
-    """The same precision against the same, and each of ours against the fastest peer."""
-    found, rows = model["ratios_of"], []
+    """The same precision against the same, and each of ours against the fastest peer; the same of
+    generated tokens, where there are any."""
+    found, tokens, rows = model["ratios_of"], model["ratios_by_token"], []
     for name in COMPARED:
         same, over = found["by_precision"], found["over_fastest_peer"]
         for precision in over:
             if (best := over[precision].get(name)) is not None:
                 equal = same.get(precision, {}).get(name)
-                told = f"{number(equal['ratio'], 'x')} ({equal['peer']})" if equal else "-"
-                rows.append(
-                    [name, precision, told, f"{number(best['ratio'], 'x')} ({best['peer']})"]
-                )
-    return table(["workload", "ours in", "over the fastest peer of it", "over any peer"], rows)
+                by_token = tokens["over_fastest_peer"].get(precision, {}).get(name)
+                ratios = (_ratio(one) for one in (equal, best, by_token))
+                rows.append([name, precision, *ratios])
+    heads = ["over the fastest peer of it", "over any peer", "over any peer, by generated token"]
+    return table(["workload", "ours in", *heads], rows)
+
+
+def _ratio(found: Record | None) -> str:
+    return f"{number(found['ratio'], 'x')} ({found['peer']})" if found else "-"
 
 
 def agreements(model: Record) -> str:
@@ -141,11 +149,14 @@ def agreements(model: Record) -> str:
                     f"{texts['texts_equal']:.1%}" if "texts_equal" in texts else "-",
                     str(texts.get("texts_compared", "-")),
                     str(texts.get("tokens_a_text", "-")),
+                    f"{texts['ended_by_stop']:.1%}" if "ended_by_stop" in texts else "-",
+                    number(texts.get("tokens_per_s")),
                     "-" if difference is None else f"{difference:.1e}",
                     str(scores.get("scores_compared", "-")),
                 ]
             )
-    heads = ["system", "texts equal", "of texts", "tokens a text"]
+    heads = ["system", "texts equal", "of texts", "tokens a text", "ended by their stop"]
+    heads.append("generated tokens/s")
     return table([*heads, "largest relative difference of a score", "of scores"], rows)
 
 
@@ -217,6 +228,7 @@ def plots(scaling: Record) -> str:
 
 
 MODEL_BLOCKS: dict[str, Callable[[Record], str]] = {
+    "about": about,
     "targets": targets,
     "ratios": ratio_table,
     "rates": rates,
@@ -229,11 +241,9 @@ def block(name: str, peers: Record | None, scaling: Record | None) -> str:
     """The text of a block: `NAME`, or `NAME-MODEL` for a model other than the first."""
     if name == "plots":
         return plots(scaling) if scaling else NOT_YET
-    if name == "about":
-        return about(peers) if peers else NOT_YET
     kind, _, model = name.partition("-")
     if kind not in MODEL_BLOCKS:
-        raise ValueError(f"block {name!r}: known are about, plots, {', '.join(MODEL_BLOCKS)}")
+        raise ValueError(f"block {name!r}: known are plots, {', '.join(MODEL_BLOCKS)}")
     found = (peers or {}).get("models", {}).get(model or FIRST_MODEL)
     return MODEL_BLOCKS[kind](found) if found else NOT_YET
 

@@ -25,9 +25,10 @@ from nightjar.checkpoints import ModelDirectory
 
 from .environments import CACHE, ROOT
 from .machine import describe
-from .models import GPT2_SMALL, NEVER_GENERATED, SHAPES, save_model
+from .models import cached_model
 from .peers.nightjar_engine import NightjarEngine
 from .peers.protocol import Generation, Workload, run_workload
+from .shapes import FIRST_WORD, GPT2_SMALL, SHAPES
 from .workloads import Words, ranking
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -221,8 +222,8 @@ def main() -> None:
     args = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
     machine = describe(args.threads)
-    model = save_model(CACHE / "models" / args.model, SHAPES[args.model])
-    words = Words.of(ModelDirectory.open(model).tokenizer().token_bytes, NEVER_GENERATED)
+    model = cached_model(args.model)
+    words = Words.of(ModelDirectory.open(model).tokenizer().token_bytes, FIRST_WORD)
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for precision in args.precisions:
         system = NightjarEngine()

@@ -2,7 +2,8 @@
 
 Prompts are words of the model's vocabulary, one token each, so text and token ids are the same
 thing for every system.  A stop string is cut out of the text that the reference (transformers
-fp32) makes of the very prompt, so that it occurs where it is meant to.
+fp32) makes of the very prompt, so that it occurs where it is meant to; the models (weights.py) say
+the same in any precision.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Sizes:
     long_prompts: int = 8
     even_requests: int = 64
     short_answers: int = 32
-    first_tokens: int = 6
+    first_tokens: int = 4
 
     def scaled(self, scale: float) -> Sizes:
         """Every count times scale, two at least (turns and the catalogue's documents stay)."""

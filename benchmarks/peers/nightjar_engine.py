@@ -48,7 +48,8 @@ class NightjarEngine:
         self.reset()
 
     def reset(self) -> None:
-        """Another engine over the same weights; its cache is empty."""
+        """Another engine over the same weights; its cache is empty, and the old one's is gone."""
+        vars(self).pop("engine", None)
         self.engine = Engine(self._decoder, self._token_bytes, self.config)
 
     def run(self, requests: list[Request]) -> list[Result]:

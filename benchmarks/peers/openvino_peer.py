@@ -17,7 +17,15 @@ import openvino_genai as genai
 import tokenizers
 import torch
 
-from .protocol import Generated, Generation, Ranking, UnsupportedError, cut, serve
+from .protocol import (
+    Generated,
+    Generation,
+    Ranking,
+    UnsupportedError,
+    cut,
+    serve,
+    without_part,
+)
 
 FORMATS = {"fp32": "fp32", "int8": "int8"}
 CACHE_GIB = 2
@@ -80,10 +88,15 @@ class OpenVino:
         results = self._pipeline.generate(prompts, configs)
         found = {result.m_request_id: result.m_generation_ids[0] for result in results}
         rows = [found[number] for number in sorted(found)]
-        return [
-            Generated(cut(self._tokenizer.decode(row), request.stop), len(row))
-            for row, request in zip(rows, requests, strict=True)
-        ]
+        return [self._generated(row, request) for row, request in zip(rows, requests, strict=True)]
+
+    def _generated(self, row: list[int], request: Generation) -> Generated:
+        """GenAI computes the token that completes a stop, but leaves it out where the stop ends
+        before the token does: the text then ends in a part of the stop."""
+        text = self._tokenizer.decode(row)
+        if request.stop is None or request.stop in text or len(row) == request.max_tokens:
+            return Generated(cut(text, request.stop), len(row))
+        return Generated(without_part(text, request.stop), len(row) + 1)
 
     def rank(self, rankings: list[Ranking]) -> list[list[float]]:
         if self._scorer is None:

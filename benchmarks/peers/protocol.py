@@ -179,6 +179,12 @@ def cut(text: str, stop: str | None) -> str:
     return text if stop is None else text.partition(stop)[0]
 
 
+def without_part(text: str, stop: str) -> str:
+    """The text before the longest beginning of the stop that it ends in."""
+    sizes = range(len(stop), 0, -1)
+    return next((text[:-size] for size in sizes if text.endswith(stop[:size])), text)
+
+
 def handle(system: System, message: dict[str, Any]) -> dict[str, Any]:
     """Carry out one message."""
     if message["command"] == "load":

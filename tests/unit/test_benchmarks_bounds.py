@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 import torch
 
-from benchmarks import bare_forward
-from benchmarks.int8_accuracy import Answers, agreement, common_prefix
+from benchmarks import bare_forward, int8_accuracy
+from benchmarks.int8_accuracy import Answers, Workload, agreement, common_prefix, share_of
+from nightjar.gpu_worker.engine import SamplingParams
 from nightjar.kernels import linear
 from tests.models import Gpt2Shape, save_gpt2
 
@@ -69,6 +70,16 @@ def test_common_prefix():
     assert common_prefix([5], [1]) == 0
 
 
+def test_only_emulated_bf16_does_a_part(monkeypatch):
+    shares = {}
+    for hardware in (True, False):
+        monkeypatch.setattr(int8_accuracy, "has_bf16", lambda hardware=hardware: hardware)
+        shares[hardware] = [share_of(name) for name in ("fp32", "bf16", "int8")]
+    assert shares == {True: [1, 1, 1], False: [1, int8_accuracy.SLOW_SHARE, 1]}
+    part = Workload([[1]] * 10, [([1], [[2]])] * 5, SamplingParams(1)).part(5)
+    assert (len(part.prompts), len(part.rankings)) == (2, 1)
+
+
 def test_agreement_counts_texts_tokens_scores_and_winners():
     exact = Answers([[1, 2, 3, 4], [5, 6]], [[1.0, 2.0], [3.0, 2.5], [1.0, 4.0]])
     found = Answers([[1, 2, 9, 4, 4], [5, 6]], [[1.5, 2.0], [2.0, 2.5], [1.0, 4.0]])
@@ -80,7 +91,12 @@ def test_agreement_counts_texts_tokens_scores_and_winners():
         "max_abs_delta_nll": 1.0,
         "mean_nll": round(13 / 6, 5),
         "equal_winners": round(2 / 3, 4),
+        "texts": 2,
+        "rankings": 3,
     }
+    part = agreement(Answers(found.texts[:1], found.scores[:2]), exact)
+    assert (part["equal_texts"], part["texts"]) == (0.0, 1)
+    assert (part["equal_winners"], part["rankings"]) == (0.5, 2)
     itself = agreement(exact, exact)
     assert itself["equal_texts"] == itself["equal_winners"] == 1.0
     assert itself["max_abs_delta_nll"] == 0.0

@@ -6,8 +6,15 @@ import math
 import pytest
 
 from benchmarks import report
-from benchmarks.figures import Measured, SystemRecord, agreement, first_token, ratios
-from benchmarks.peers.protocol import Generated, Outcome
+from benchmarks.figures import (
+    Measured,
+    SystemRecord,
+    agreement,
+    first_token,
+    ratios,
+    record_figures,
+)
+from benchmarks.peers.protocol import Generated, Generation, Outcome, Workload
 
 
 def record(system, precision, seconds, *, ours=False, units=10):
@@ -42,6 +49,39 @@ def test_ratios_over_the_fastest_peer():
             "fp32": {"generate": {"ratio": 1.0, "ours": "nightjar fp32", "peer": "quick int8"}},
             "int8": {"generate": {"ratio": 2.0, "ours": "nightjar int8", "peer": "quick int8"}},
         },
+    }
+
+
+def test_ratios_by_generated_token():
+    """Texts twice as long in the same time: the same requests a second, twice the tokens."""
+    ours, peer = record("nightjar", "int8", [2.0], ours=True), record("quick", "int8", [1.0])
+    ours.measured["generate"].tokens, peer.measured["generate"].tokens = 600, 150
+    assert ratios([ours, peer], ["generate"])["overall"]["generate"]["ratio"] == 0.5
+    found = ratios([ours, peer], ["generate", "rank"], by_token=True)["overall"]
+    assert found == {"generate": {"ratio": 2.0, "ours": "nightjar int8", "peer": "quick int8"}}
+
+
+def test_nothing_generated_has_no_ratio_by_token():
+    ranked = [record("nightjar", "fp32", [2.0], ours=True), record("quick", "fp32", [1.0])]
+    assert ratios(ranked, ["generate"], by_token=True)["overall"] == {}
+
+
+def test_a_record_says_how_many_texts_ended_at_their_stop():
+    asked = [Generation([1], 64, stop) for stop in ("a", "b", "c", None)]
+    one = record("quick", "int8", [2.0, 4.0], units=4)
+    one.measured["generate"].tokens = 160
+    texts = [Generated("", 12), Generated("", 20), Generated("", 64), Generated("", 64)]
+    one.outcomes["generate"] = Outcome(texts)
+    workloads = {"generate": Workload("generate", "generate", asked)}
+    entry = record_figures(one, None, workloads)["workloads"]["generate"]
+    assert entry == {
+        "units": 4,
+        "of": 10,
+        "rate": 1.333,
+        "seconds": [2.0, 4.0],
+        "tokens_a_text": 40.0,
+        "tokens_per_s": 53.33,
+        "ended_by_stop": 0.6667,
     }
 
 
@@ -91,16 +131,27 @@ def peers():
         "texts_equal": 0.9875,
         "texts_compared": 80,
         "tokens_a_text": 14.2,
+        "ended_by_stop": 0.9625,
+        "tokens_per_s": 28.4,
     }
     quick["first_token"] = {"repeated_s": 2.0, "fresh_s": 5.0, "speedup": 2.5}
     over = {"fp32": {"generate": {"ratio": 3.25, "ours": "nightjar fp32", "peer": "quick fp32"}}}
+    by_token = {"fp32": {"generate": {"ratio": 3.5, "peer": "slow fp32"}}}
+    machine = {"flags": ["avx2"], "memory_gib": 24, "torch": "2", "threads": 2, "cpu": "C"}
     model = {
+        "command": "python -m benchmarks.compare",
+        "date": "2026-11-21",
+        "minutes": 20.0,
+        "machine": machine | {"cores": 2},
+        "options": {"rounds": 3},
+        "rounds_done": 3,
         "systems": {
             "nightjar fp32": system("nightjar", "fp32", generate=6.5),
             "quick fp32": quick,
             "broken fp32": {"system": "broken", "precision": "fp32", "failed": "no wheel"},
         },
         "ratios_of": {"overall": {}, "by_precision": over, "over_fastest_peer": over},
+        "ratios_by_token": {"over_fastest_peer": by_token},
         "engine": {
             "fp32": {
                 "mixed_over_even": 0.97,
@@ -110,16 +161,7 @@ def peers():
             }
         },
     }
-    machine = {"flags": ["avx2"], "memory_gib": 24, "torch": "2", "threads": 2, "cpu": "C"}
-    return {
-        "file": "peers-2026-11-21.json",
-        "command": "python -m benchmarks.compare",
-        "date": "2026-11-21",
-        "minutes": 20.0,
-        "machine": machine | {"cores": 2},
-        "options": {"rounds": 3, "budget_s": 8.0},
-        "models": {"gpt2-small": model},
-    }
+    return {"file": "peers-2026-11-21.json", "models": {"gpt2-small": model}}
 
 
 def test_blocks_are_filled(peers):
@@ -139,13 +181,19 @@ def test_blocks_are_filled(peers):
         "| peak memory over weights + KV budget | +20% | +10% | +13% |",
         "| quick fp32 | 2 (10) | 3.14 (10) | - | - | - | - | 2.5x |",
         "- broken fp32: no wheel",
-        "| generate | fp32 | 3.25x (quick fp32) | 3.25x (quick fp32) |",
-        "| quick fp32 | 98.8% | 80 | 14.2 | - | - |",
+        "| generate | fp32 | 3.25x (quick fp32) | 3.25x (quick fp32) | 3.5x (slow fp32) |",
+        "| quick fp32 | 98.8% | 80 | 14.2 | 96.2% | 28.4 | - | - |",
+        "C, 2 cores (avx2), 24 GiB; torch 2, 2 threads; 3 rounds, medians.",
         "| quick | quick 1.2 | as its makers say |",
         "Not measured yet.",
     ):
         assert line in filled.splitlines()
     assert report.fill(filled, peers, None) == filled
+
+
+def test_a_run_cut_short_says_so(peers):
+    peers["models"]["gpt2-small"]["rounds_done"] = 1
+    assert "cut short after 1 of 3 rounds" in report.block("about", peers, None)
 
 
 def test_plots_of_scaling():
@@ -185,4 +233,4 @@ def test_the_page_is_what_the_committed_figures_say():
     page = report.PAGE.read_text(encoding="utf-8")
     found = [report.newest(report.RESULTS, kind) for kind in ("peers", "scaling")]
     assert report.fill(page, *found) == page
-    assert len(report.BLOCK.findall(page)) == 10
+    assert len(report.BLOCK.findall(page)) == 11

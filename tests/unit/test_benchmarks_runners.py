@@ -11,13 +11,22 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from benchmarks import compare, environments
-from benchmarks.models import NEVER_GENERATED, TINY_GPT2, save_model
+from benchmarks import compare, environments, models, report
+from benchmarks.contest import Contest, parse_outcome
+from benchmarks.figures import Measured, SystemRecord, record_figures
+from benchmarks.models import save_model
 from benchmarks.peers import protocol
 from benchmarks.peers.nightjar_engine import NightjarEngine
-from benchmarks.peers.protocol import Generated, Generation, UnsupportedError, Workload
+from benchmarks.peers.protocol import (
+    Generated,
+    Generation,
+    Outcome,
+    UnsupportedError,
+    Workload,
+)
+from benchmarks.shapes import FIRST_WORD, TINY_GPT2
 from benchmarks.systems import NIGHTJAR, SYSTEMS, Runner, SystemFailedError
-from benchmarks.workloads import Sizes, Words, rank
+from benchmarks.workloads import Sizes, Words, build, rank
 from nightjar.checkpoints import ModelDirectory
 
 
@@ -75,6 +84,14 @@ def test_waves_are_handed_in_one_after_another():
     assert [item["text"] for item in ran["outcome"]["generated"]] == ["1", "2", "3"]
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [(" a cima", " a"), (" a ", " a"), (" a", " a"), (" a cima ", " a"), ("", "")],
+)
+def test_a_text_without_the_part_of_a_stop_that_it_ends_in(text, shown):
+    assert protocol.without_part(text, " cima ") == shown
+
+
 def test_first_tokens_are_timed_one_by_one():
     echo = Echo()
     (ran,) = ask(echo, running("first_token", [Generation([0] * n, 1) for n in (5, 6, 7)]))
@@ -100,7 +117,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def words(model):
-    return Words.of(ModelDirectory.open(model).tokenizer().token_bytes, NEVER_GENERATED)
+    return Words.of(ModelDirectory.open(model).tokenizer().token_bytes, FIRST_WORD)
 
 
 def wait_for(process, status):
@@ -123,9 +140,9 @@ def test_a_runner_process_of_the_engine(model, words, tmp_path):
         assert runner.load(model, tmp_path)["versions"]["torch"]
         process = psutil.Process(runner._process.pid)
         assert wait_for(process, psutil.STATUS_STOPPED)
-        ran = compare.parse_outcome(runner.run(texts)["outcome"])
+        ran = parse_outcome(runner.run(texts)["outcome"])
         assert ran.generated == alone.generate(generations)
-        scored = compare.parse_outcome(runner.run(ranking)["outcome"])
+        scored = parse_outcome(runner.run(ranking)["outcome"])
         assert scored.mean_nll == alone.rank(ranking.rankings)
         assert wait_for(process, psutil.STATUS_STOPPED)
         with pytest.raises(SystemFailedError, match="context"):
@@ -143,14 +160,22 @@ def test_a_precision_that_does_not_exist(model, tmp_path):
         NightjarEngine().load(model, "fp7", 2, tmp_path)
 
 
+def contest_of(*systems, budget_s=4.0):
+    """A contest whose first-round figures are (system, precision, ours, seconds for 10 units)."""
+    contest = Contest(environments.ROOT, environments.ROOT, 2, budget_s)
+    for name, precision, ours, seconds in systems:
+        measured = {n: Measured(10, 10, [seconds]) for n in ("generate", "rank", "catalogue")}
+        contest.records.append(SystemRecord(name, precision, ours, measured=measured))
+    return contest
+
+
 def test_a_peer_without_environment_is_reported(model, tmp_path, monkeypatch):
     monkeypatch.setattr(environments, "CACHE", tmp_path)
-    options = compare.Options(["tiny-gpt2"], ["vllm"], ["fp32", "int8"], 1, 1.0, 1.0, 2)
-    contest = compare.Contest(model, options, tmp_path)
-    contest.start()
-    contest.measure({})
+    contest = Contest(model, tmp_path, 2, 1.0)
+    contest.start(["vllm"], ["fp32", "int8"])
+    contest.measure({}, 1, lambda: None)
     (record,) = contest.records
-    figures = compare.record_figures(record, None)
+    figures = record_figures(record, None, {})
     assert figures == {
         "system": "vllm",
         "precision": "fp32",
@@ -179,46 +204,134 @@ def test_every_peer_has_an_environment_and_a_runner():
         assert file.is_file(), spec.name
 
 
-def test_what_fits_the_budget(words):
-    """A system is given what it does in the budget, found by growing parts of the workload."""
+class Clock:
+    """A runner that takes the same time for every unit."""
 
-    class Clock:
-        def __init__(self):
-            self.asked = []
+    def __init__(self, seconds_each):
+        self.asked = []
+        self.seconds_each = seconds_each
 
-        def run(self, workload):
-            self.asked.append(workload.units)
-            return {"seconds": workload.units * 0.1}
-
-    options = compare.Options([], [], [], 1, 1.0, 4.0, 2)
-    contest = compare.Contest(environments.ROOT, options, environments.ROOT)
-    goal = rank(words, random.Random(0), Sizes())
-    workload = replace(goal, name="catalogue")
-    clock, peer = Clock(), compare.SystemRecord("vllm", "fp32", ours=False)
-    assert contest._units(peer, clock, workload) == 40
-    assert clock.asked == [4, 4, 16]
-    # The goals get twelve budgets, and ours runs them whole however long it takes.
-    slow = Clock()
-    slow.run = lambda part: {"seconds": part.units * 0.5}
-    assert contest._units(peer, slow, goal) == 96
-    ours = compare.SystemRecord("nightjar", "fp32", ours=True)
-    assert contest._units(ours, slow, goal) == goal.units
-    assert contest._units(peer, Clock(), workload.head(8)) == 8
-    own = replace(workload, name="mixed_lengths")
-    assert contest._units(peer, Clock(), own) == workload.units
+    def run(self, workload):
+        self.asked.append(workload.units)
+        empty = {"generated": [], "mean_nll": [], "seconds_each": []}
+        return {
+            "seconds": workload.units * self.seconds_each,
+            "outcome": empty,
+            "peak_mib": 1.0,
+        }
 
 
-def test_a_peer_far_behind_runs_one_round(words):
-    options = compare.Options([], [], [], 1, 1.0, 4.0, 2)
-    contest = compare.Contest(environments.ROOT, options, environments.ROOT)
-    for name, seconds, ours in (("a", 1.0, False), ("b", 1.9, False), ("c", 2.1, False)):
-        measured = {"rank": compare.Measured(10, 10, [seconds])}
-        contest.records.append(compare.SystemRecord(name, "fp32", ours, measured=measured))
-    measured = {"rank": compare.Measured(10, 10, [50.0])}
-    contest.records.append(compare.SystemRecord("nightjar", "fp32", True, measured=measured))
+def test_a_peer_runs_what_fits_the_budget_and_no_less_than_fills_its_batches(words):
     workload = rank(words, random.Random(0), Sizes())
-    names = [[r.system for r in contest._in_turn(number, workload)] for number in range(2)]
-    assert names == [["a", "b", "c", "nightjar"], ["b", "nightjar", "a"]]
+    contest, peer = contest_of(budget_s=7.0), SystemRecord("vllm", "fp32", ours=False)
+    assert contest._units(peer, clock := Clock(0.1), workload) == 68
+    assert clock.asked == [4, 4]
+    assert contest._units(peer, Clock(9.0), workload) == 48
+    assert contest._units(peer, Clock(9.0), replace(workload, name="rank_long")) == 16
+    assert contest._units(peer, Clock(0.001), workload) == workload.units == 192
+    assert contest._units(peer, Clock(9.0), workload.head(8)) == 8
+    texts = Workload("generate", "generate", [Generation([1], 1)] * 96)
+    assert contest._units(peer, Clock(0.3), texts) == 64  # three budgets
+    assert contest._units(peer, Clock(9.0), texts) == 48
+
+
+def test_ours_runs_workloads_whole(words):
+    ours = SystemRecord("nightjar", "fp32", ours=True)
+    for workload in build(words, Sizes(), lambda asked: [Generated("", 0)] * len(asked)).values():
+        assert contest_of()._units(ours, Clock(9.0), workload) == workload.units
+
+
+def in_turn(contest, name, number, workload):
+    turn = contest._in_turn(number, replace(workload, name=name))
+    return [record.label for record in turn]
+
+
+def test_after_the_first_round_two_peers_of_a_precision_go_on(words):
+    contest = contest_of(
+        ("a", "fp32", False, 1.0),
+        ("b", "fp32", False, 3.0),
+        ("c", "fp32", False, 2.0),
+        ("c", "int8", False, 9.0),
+        ("nightjar", "fp32", True, 25.0),
+    )
+    workload = rank(words, random.Random(0), Sizes())
+    everyone = ["a fp32", "b fp32", "c fp32", "c int8", "nightjar fp32"]
+    assert in_turn(contest, "rank", 0, workload) == everyone
+    fastest = ["c fp32", "c int8", "nightjar fp32", "a fp32"]
+    assert in_turn(contest, "rank", 1, workload) == fastest
+    assert in_turn(contest, "rank", 2, workload) == fastest
+    assert len(in_turn(contest, "catalogue", 1, workload)) == 4
+    assert in_turn(contest, "catalogue", 2, workload) == []
+
+
+def test_what_took_long_is_not_run_again(words):
+    contest = contest_of(("a", "fp32", False, 31.0), ("nightjar", "fp32", True, 29.0))
+    workload = rank(words, random.Random(0), Sizes())
+    assert in_turn(contest, "rank", 1, workload) == ["nightjar fp32"]
+
+
+def test_figures_are_kept_after_every_workload(words):
+    contest = contest_of()
+    contest.records.append(SystemRecord("nightjar", "fp32", ours=True))
+    contest._runners["nightjar fp32"] = Clock(0.01)
+    workload = rank(words, random.Random(0), Sizes())
+    workloads = {name: replace(workload, name=name) for name in ("rank", "catalogue")}
+    kept = []
+
+    def keep():
+        measured = contest.records[0].measured
+        kept.append((contest.rounds_done, {n: len(one.seconds) for n, one in measured.items()}))
+
+    contest.measure(workloads, 2, keep)
+    assert kept == [
+        (0, {"rank": 1}),
+        (1, {"rank": 1, "catalogue": 1}),
+        (1, {"rank": 2, "catalogue": 1}),
+        (2, {"rank": 2, "catalogue": 2}),
+    ]
+
+
+def test_a_result_file_keeps_the_models_of_other_runs(tmp_path):
+    path = tmp_path / "peers.json"
+    run = {"command": "c"}
+    for name, ratio in (("llama-0.44b", 2.0), ("gpt2-small", 3.0), ("llama-0.44b", 4.0)):
+        compare.add_to(path, "2026-01-01", name, run, time.monotonic(), {"ratios": {"rank": ratio}})
+    found = json.loads(path.read_text())
+    assert found["ratios"] == {"rank": 3.0}
+    assert {name: one["ratios"]["rank"] for name, one in found["models"].items()} == {
+        "llama-0.44b": 4.0,
+        "gpt2-small": 3.0,
+    }
+    assert found["models"]["gpt2-small"]["command"] == "c"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_writes_a_result_that_the_page_can_show(tmp_path, monkeypatch):
+    """The tiny model, our engine alone, two workloads; the stops come from the engine itself."""
+    monkeypatch.setattr(compare, "CACHE", tmp_path)
+    monkeypatch.setattr(models, "CACHE", tmp_path)
+
+    def reference(model, threads, logs, asked):
+        system = NightjarEngine()
+        system.load(model, "fp32", threads, model)
+        return Outcome(system.generate(asked))
+
+    monkeypatch.setattr(compare, "reference_texts", reference)
+    arguments = ["--models", "tiny-gpt2", "--systems", "nightjar", "--precisions", "fp32,int8"]
+    arguments += ["--workloads", "generate,rank", "--rounds", "1", "--scale", "0.1"]
+    compare.main([*arguments, "--out", str(tmp_path / "out.json")])
+    found = json.loads((tmp_path / "out.json").read_text())["models"]["tiny-gpt2"]
+    assert found["rounds_done"] == 1
+    for precision in ("fp32", "int8"):
+        measured = found["systems"][f"nightjar {precision}"]["workloads"]
+        assert measured["rank"]["units"] == measured["rank"]["of"] == 32
+        texts = measured["generate"]
+        assert texts["ended_by_stop"] >= 0.9
+        assert texts["tokens_a_text"] < 20
+        assert texts["tokens_per_s"] == pytest.approx(
+            texts["tokens_a_text"] * texts["rate"], rel=0.01
+        )
+    assert "| nightjar fp32 |" in report.MODEL_BLOCKS["rates"](found)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +339,7 @@ def test_a_peer_far_behind_runs_one_round(words):
     [
         (["--systems", "vllm,tgi"], "tgi: not among"),
         (["--models", "gpt5"], "gpt5: not among"),
+        (["--workloads", "generate,chat"], "chat: not among"),
         (["--rounds", "0"], "--rounds from 1"),
         (["--scale", "2"], "at most 1"),
     ],

@@ -8,9 +8,10 @@ from statistics import median
 
 import pytest
 
-from benchmarks.models import NEVER_GENERATED, TINY_GPT2, TINY_LLAMA, save_model
+from benchmarks.models import save_model
 from benchmarks.peers.nightjar_engine import NightjarEngine
 from benchmarks.peers.protocol import Generated, Generation, Workload
+from benchmarks.shapes import FIRST_WORD, TINY_GPT2, TINY_LLAMA
 from benchmarks.workloads import (
     Sizes,
     Words,
@@ -40,7 +41,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def words(model):
-    return Words.of(ModelDirectory.open(model).tokenizer().token_bytes, NEVER_GENERATED)
+    return Words.of(ModelDirectory.open(model).tokenizer().token_bytes, FIRST_WORD)
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +157,7 @@ def test_a_scale_that_is_none(scale):
 
 def test_the_stops_really_occur(model, words):
     """With the engine itself as the reference: every text ends at its stop, where it was meant."""
-    system = NightjarEngine()
-    system.load(model, "fp32", 2, model)
+    system = engine(model)
     sizes = replace(SIZES, generations=12, short_answers=4)
     made = build(words, sizes, system.generate)
     stops = [generation.stop for generation in made["generate"].generations]
@@ -175,13 +175,45 @@ def test_the_stops_really_occur(model, words):
         assert generated.tokens < 33
 
 
-def test_a_model_depends_on_what_it_reads(model, words):
+def engine(directory, precision="fp32"):
     system = NightjarEngine()
-    system.load(model, "fp32", 2, model)
+    system.load(directory, precision, 2, directory)
+    return system
+
+
+@pytest.fixture(scope="module", params=[TINY_GPT2, TINY_LLAMA], ids=lambda shape: shape.family)
+def either(request, tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp(request.param.family), request.param)
+
+
+def test_a_text_depends_on_words_far_before_its_beginning(either, words):
+    """Prompts that differ in all but their last ten words: most texts differ, from the start."""
     rng = random.Random(3)
-    texts = system.generate([Generation(words.draw(rng, 30), 20) for _ in range(8)])
-    assert len({generated.text for generated in texts}) == 8
-    assert all(len(set(generated.text.split())) > 2 for generated in texts)
+    end = words.draw(rng, 10)
+    texts = engine(either).generate([Generation(words.draw(rng, 50) + end, 20) for _ in range(24)])
+    assert len({generated.text for generated in texts}) >= 6
+    assert len({generated.text.split()[0] for generated in texts}) >= 6
+    assert all(len(set(generated.text.split())) >= 19 for generated in texts)
+
+
+def test_a_text_depends_on_the_last_word(either, words):
+    rng = random.Random(4)
+    start = words.draw(rng, 50)
+    prompts = [Generation([*start, word], 20) for word in words.draw(rng, 12)]
+    assert len({generated.text for generated in engine(either).generate(prompts)}) == 12
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_every_precision_says_the_same_and_meets_the_stops(either, words, precision):
+    """But where the two most salient words of a prompt are as salient as rounding can tell."""
+    exact, rounded = engine(either), engine(either, precision)
+    asked = build(words, replace(SIZES, generations=64), exact.generate)["generate"].generations
+    exact.reset()
+    pairs = list(zip(exact.generate(asked), rounded.generate(asked), strict=True))
+    assert sum(one.text == other.text for one, other in pairs) >= 61
+    assert all(generation.stop for generation in asked)
+    assert sum(other.tokens <= 17 for _, other in pairs) >= 61
+    assert {one.tokens for one, _ in pairs} == set(range(12, 18))
 
 
 @pytest.mark.parametrize("shape", [TINY_GPT2, TINY_LLAMA])

@@ -1,0 +1,180 @@
+"""Systems that stand against each other on one model: who runs what, how much of it, how often."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from .environments import CACHE
+from .figures import Measured, SystemRecord, first_token
+from .peers.protocol import Generated, Outcome, Workload
+from .systems import SYSTEMS, Runner, SystemFailedError
+
+COMPARED = ("generate", "rank", "rank_long", "catalogue", "multi_turn", "long_prompts")
+EVERYONES = (*COMPARED, "first_token")
+OURS = (
+    "mixed_lengths",
+    "even_lengths",
+    "short_answers",
+    "full_answers",
+    "prefill_only",
+    "decode_from",
+    "decode_to",
+)
+"""Workloads of our engine alone."""
+
+PROBE = {"generate": 8, "rank": 4, "first_token": 3}
+"""Units that tell how much fits into the budget; they warm the system up as well."""
+LEAST = {"generate": 48, "rank": 48, "first_token": 12}
+"""Units that a peer runs at least: a smaller part would not fill its batches."""
+LEAST_OF = {"rank_long": 16}
+"""The same for a workload where every document costs a peer 530 tokens: one batch of its."""
+SHARE = {"generate": 3}
+"""Budgets that a workload gets, where it is not one."""
+EVERY_ROUND = ("generate", "rank", "mixed_lengths", "even_lengths", "short_answers", "full_answers")
+OTHER_ROUNDS = 2
+"""Rounds of the workloads that are not in EVERY_ROUND."""
+GOING_ON = 2
+"""Peers of each precision that run a workload again after its first round."""
+LONG_S = 30.0
+"""What took this long is not run again: it is steady enough."""
+
+
+def parse_outcome(record: dict[str, Any]) -> Outcome:
+    generated = [Generated(**item) for item in record["generated"]]
+    return Outcome(generated, record["mean_nll"], record["seconds_each"])
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+class Contest:
+    """Starts the systems, gives them work, keeps what came of it in `records`."""
+
+    def __init__(self, model: Path, logs: Path, threads: int, budget_s: float) -> None:
+        self._model, self._logs = model, logs
+        self._threads, self._budget_s = threads, budget_s
+        self.records: list[SystemRecord] = []
+        self.rounds_done = 0
+        self._runners: dict[str, Runner] = {}
+
+    def start(self, systems: list[str], precisions: list[str]) -> None:
+        """Start and load every system; one that fails is kept with its reason."""
+        for name in systems:
+            spec = SYSTEMS[name]
+            for precision in spec.precisions:
+                if precision in precisions:
+                    record = SystemRecord(name, precision, spec.ours)
+                    self.records.append(record)
+                    self._start(record)
+
+    def _start(self, record: SystemRecord) -> None:
+        spec = SYSTEMS[record.system]
+        log = self._logs / f"{record.system}-{record.precision}.log"
+        try:
+            runner = Runner(spec, record.precision, self._threads, log)
+        except SystemFailedError as error:
+            record.failed = str(error)
+        else:
+            try:
+                record.about = runner.load(self._model, CACHE / "converted" / self._model.name)
+                record.about["environment"] = spec.environment
+                self._runners[record.label] = runner
+            except SystemFailedError as error:
+                record.failed = str(error)
+                runner.close()
+        say(f"{record.label}: {record.failed or 'loaded'}")
+
+    def close(self) -> None:
+        for runner in self._runners.values():
+            runner.close()
+
+    def measure(
+        self, workloads: dict[str, Workload], rounds: int, keep: Callable[[], None]
+    ) -> None:
+        """Every round: each workload, each system in turn, another one first each time.
+
+        keep is called after every workload, to save what is known so far.
+        """
+        for number in range(rounds):
+            for place, workload in enumerate(workloads.values(), 1):
+                for record in self._in_turn(number, workload):
+                    self._run(record, workload)
+                self.rounds_done = number + (place == len(workloads))
+                keep()
+
+    def _in_turn(self, number: int, workload: Workload) -> Iterator[SystemRecord]:
+        start = number % len(self.records)
+        taking_part = [r for r in self.records if self._takes_part(r, workload, number)]
+        for record in self.records[start:] + self.records[:start]:
+            if record in taking_part:
+                yield record
+
+    def _takes_part(self, record: SystemRecord, workload: Workload, number: int) -> bool:
+        name = workload.name
+        if record.failed is not None or name in record.workload_failures:
+            return False
+        if record.system == "nightjar-run":
+            return number == 0 and name in ("generate", "rank")
+        if not record.ours and name not in EVERYONES:
+            return False
+        return number == 0 or self._goes_on(record, name, number)
+
+    def _goes_on(self, record: SystemRecord, name: str, number: int) -> bool:
+        if number >= OTHER_ROUNDS and name not in EVERY_ROUND:
+            return False
+        if median(record.measured[name].seconds) > LONG_S:
+            return False
+        return record.ours or record in self._going_on(record.precision, name)
+
+    def _going_on(self, precision: str, workload: str) -> list[SystemRecord]:
+        peers = [
+            record
+            for record in self.records
+            if not record.ours and record.precision == precision and workload in record.measured
+        ]
+        return sorted(peers, key=lambda peer: -peer.measured[workload].rate)[:GOING_ON]
+
+    def _run(self, record: SystemRecord, workload: Workload) -> None:
+        runner = self._runners[record.label]
+        try:
+            if workload.name not in record.measured:
+                units = self._units(record, runner, workload)
+                record.measured[workload.name] = Measured(units, workload.units)
+            measured = record.measured[workload.name]
+            answer = runner.run(workload.head(measured.units))
+        except SystemFailedError as error:
+            record.workload_failures[workload.name] = str(error)
+            record.measured.pop(workload.name, None)
+            say(f"{workload.name}: {record.label}: {error}")
+            return
+        measured.seconds.append(answer["seconds"])
+        record.peak_mib = answer["peak_mib"]
+        outcome = parse_outcome(answer["outcome"])
+        record.outcomes[workload.name] = outcome
+        measured.tokens = sum(text.tokens for text in outcome.generated)
+        if workload.kind == "first_token":
+            record.first_token.append(first_token(outcome.seconds_each))
+        say(
+            f"{workload.name}: {record.label}: {measured.units} of {measured.of} in "
+            f"{answer['seconds']:.2f} s, {measured.units / answer['seconds']:.2f}/s"
+        )
+
+    def _units(self, record: SystemRecord, runner: Runner, workload: Workload) -> int:
+        """How much of a workload this system runs: ours all, a peer what fits the budget."""
+        if record.system == "nightjar-run":
+            return workload.units
+        probe = PROBE[workload.kind]
+        runner.run(workload.head(probe))  # the first time compiles, allocates, packs
+        if record.ours:
+            return workload.units
+        seconds: float = runner.run(workload.head(probe))["seconds"]
+        budget_s = self._budget_s * SHARE.get(workload.name, 1)
+        fits = int(probe * budget_s / seconds)
+        least = LEAST_OF.get(workload.name, LEAST[workload.kind])
+        return min(workload.units, max(least, fits - fits % probe))
