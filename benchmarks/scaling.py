@@ -160,13 +160,14 @@ def measure_point(system: NightjarEngine, point: Point) -> float:
     """Units a second."""
     default = system.config
     if point.max_running is not None:
-        system.config = replace(default, max_running=point.max_running)
+        system.start_engine(replace(default, max_running=point.max_running))
     try:
         seconds = _seconds(system, point.workload)
         if point.baseline is not None:
             seconds -= _seconds(system, point.baseline)
     finally:
-        system.config = default
+        if system.config is not default:
+            system.start_engine(default)
     return point.amount / seconds
 
 

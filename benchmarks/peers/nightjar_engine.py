@@ -44,13 +44,17 @@ class NightjarEngine:
         prompt_id = tokenizer.token_id(PROMPT_TOKEN)
         banned = () if prompt_id is None else (prompt_id,)
         self._decoder, self._token_bytes = decoder, tokenizer.token_bytes
-        self.config = EngineConfig(banned_token_ids=banned)
-        self.reset()
+        self.start_engine(EngineConfig(banned_token_ids=banned))
+
+    def start_engine(self, config: EngineConfig) -> None:
+        """Another engine over the same weights; the old one's cache is gone."""
+        vars(self).pop("engine", None)
+        self.config = config
+        self.engine = Engine(self._decoder, self._token_bytes, config)
 
     def reset(self) -> None:
-        """Another engine over the same weights; its cache is empty, and the old one's is gone."""
-        vars(self).pop("engine", None)
-        self.engine = Engine(self._decoder, self._token_bytes, self.config)
+        """As vLLM's reset_prefix_cache: the memory stays, what it held is forgotten."""
+        self.engine.reset_prefix_cache()
 
     def run(self, requests: list[Request]) -> list[Result]:
         """Results in the order of the requests, whose ids count up from `take_ids`."""

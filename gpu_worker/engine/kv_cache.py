@@ -111,6 +111,14 @@ class BlockPool:
                 del self._resting[block]
                 heapq.heappush(self._free, block)
 
+    def forget(self) -> None:
+        """Make every prefix unknown; what nobody holds is free again."""
+        for block in self._resting:
+            heapq.heappush(self._free, block)
+        self._resting.clear()
+        self._by_key.clear()
+        self._keys.clear()
+
     def take_dirty(self) -> list[int]:
         """Tainted blocks drawn since the last call."""
         dirty, self._dirty = self._dirty, []

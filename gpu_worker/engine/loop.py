@@ -84,6 +84,10 @@ class Engine:
         """Drop a request at the next step; its result says `cancelled`.  Unknown ids are fine."""
         self._cancelled.add(request_id)
 
+    def reset_prefix_cache(self) -> None:
+        """Forget the prefixes that earlier requests left in the cache; its memory is kept."""
+        self._pool.forget()
+
     @property
     def has_work(self) -> bool:
         """Whether a step has anything to do."""

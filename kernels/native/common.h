@@ -67,6 +67,45 @@ inline Vector fused(Vector a, Vector b, Vector c) {
   return sum;
 }
 
+inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+
+// The larger, or smaller, of the two; NaN stays NaN.
+inline float at_least(float x, float least) { return x < least ? least : x; }
+inline float at_most(float x, float most) { return x > most ? most : x; }
+
+inline Vector at_least(Vector x, float least) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vector>(
+      _mm512_max_ps(_mm512_set1_ps(least), reinterpret_cast<__m512>(x)));
+#else
+  return x < least ? splat(least) : x;
+#endif
+}
+
+inline Vector at_most(Vector x, float most) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vector>(
+      _mm512_min_ps(_mm512_set1_ps(most), reinterpret_cast<__m512>(x)));
+#else
+  return x > most ? splat(most) : x;
+#endif
+}
+
+// x * 2^n, for whole n and results that are normal numbers.
+inline float scaled_by_power(float x, float n) {
+  int32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  bits += static_cast<int32_t>(n) << 23;
+  std::memcpy(&x, &bits, sizeof(bits));
+  return x;
+}
+
+inline Vector scaled_by_power(Vector x, Vector n) {
+  typedef int32_t Whole __attribute__((vector_size(kLanes * sizeof(int32_t))));
+  const Whole bits = reinterpret_cast<Whole>(x) + (__builtin_convertvector(n, Whole) << 23);
+  return reinterpret_cast<Vector>(bits);
+}
+
 // The lanes of each vector become the vectors of each lane, by swapping ever smaller blocks.
 inline void transpose(Vector (&rows)[kLanes]) {
   typedef int32_t Places __attribute__((vector_size(kLanes * sizeof(int32_t))));
@@ -88,26 +127,30 @@ inline void transpose(Vector (&rows)[kLanes]) {
   }
 }
 
+template <typename V>
+inline V constant(float x) {
+  if constexpr (sizeof(V) == sizeof(float)) return x;
+  else return splat(x);
+}
+
 // e^x to about one unit in the last place, 2^n * p(f) with the polynomial of Cephes' expf.
-// Below -87 it stays at e^-87 (1.6e-38), above 88 at e^88; NaN stays NaN.
-inline float exponential(float x) {
-  x = x < -87.0f ? -87.0f : x;
-  x = x > 88.0f ? 88.0f : x;
-  const float n = __builtin_rintf(x * 1.44269504088896341f);
-  float f = __builtin_fmaf(n, -0.693359375f, x);
-  f = __builtin_fmaf(n, 2.12194440e-4f, f);
-  float p = __builtin_fmaf(1.9875691500e-4f, f, 1.3981999507e-3f);
-  p = __builtin_fmaf(p, f, 8.3334519073e-3f);
-  p = __builtin_fmaf(p, f, 4.1665795894e-2f);
-  p = __builtin_fmaf(p, f, 1.6666665459e-1f);
-  p = __builtin_fmaf(p, f, 5.0000001201e-1f);
-  p = __builtin_fmaf(p, f * f, f + 1.0f);
-  const int32_t exponent = static_cast<int32_t>(n) << 23;
-  int32_t bits;
-  std::memcpy(&bits, &p, sizeof(bits));
-  bits += exponent;
-  std::memcpy(&p, &bits, sizeof(bits));
-  return p;
+// Below -87 it stays at e^-87 (1.6e-38), above 88 at e^88; NaN stays NaN.  V: float or Vector.
+template <typename V>
+[[gnu::always_inline]] inline V exponential(V x) {
+  // Adding and taking off 1.5 * 2^23 rounds to a whole number.
+  constexpr float rounder = 12582912.0f;
+  x = at_least(x, -87.0f);
+  x = at_most(x, 88.0f);
+  const V n = (x * 1.44269504088896341f + rounder) - rounder;
+  V f = fused(n, constant<V>(-0.693359375f), x);
+  f = fused(n, constant<V>(2.12194440e-4f), f);
+  V p = fused(constant<V>(1.9875691500e-4f), f, constant<V>(1.3981999507e-3f));
+  p = fused(p, f, constant<V>(8.3334519073e-3f));
+  p = fused(p, f, constant<V>(4.1665795894e-2f));
+  p = fused(p, f, constant<V>(1.6666665459e-1f));
+  p = fused(p, f, constant<V>(5.0000001201e-1f));
+  p = fused(p, f * f, f + 1.0f);
+  return scaled_by_power(p, n);
 }
 
 }  // namespace nightjar

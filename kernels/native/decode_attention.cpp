@@ -13,18 +13,34 @@ struct Head {
   float sum;
 };
 
-// Scores of n keys: lanes of products, added up at the end.
+// Let a row come that is read soon: the same one of the next piece, which in memory is the next head.
 template <typename S>
-inline void score(const float* q, const S* keys, int64_t head_size, int64_t n, float* scores) {
-  for (int64_t j = 0; j < n; ++j) {
-    Vector lanes{};
-    for (int64_t d = 0; d < head_size; d += kLanes) {
-      lanes = fused(load(q + d), load(keys + j * head_size + d), lanes);
+inline void prefetch(const S* row, int64_t head_size, int64_t ahead) {
+  constexpr int64_t line = 64 / sizeof(S);
+  for (int64_t d = 0; d < head_size; d += line) __builtin_prefetch(row + ahead + d);
+}
+
+// Scores of n keys, and zeros up to whole registers: lanes of products, of as many keys as there are
+// lanes, turned over so that they are added up as vectors.
+template <typename S>
+inline void score(const float* q, const S* keys, int64_t head_size, int64_t n, int64_t ahead,
+                  float* scores) {
+  for (int64_t first = 0; first < n; first += kLanes) {
+    Vector products[kLanes];
+    for (int64_t j = 0; j < kLanes; ++j) {
+      products[j] = Vector{};
+      if (first + j >= n) continue;
+      const S* key = keys + (first + j) * head_size;
+      prefetch(key, head_size, ahead);
+      for (int64_t d = 0; d < head_size; d += kLanes) {
+        products[j] = fused(load(q + d), load(key + d), products[j]);
+      }
     }
-    float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-    for (int lane = 0; lane < kLanes; ++lane) sum += lanes[lane];
-    scores[j] = sum;
+    transpose(products);
+    for (int width = kLanes / 2; width > 0; width /= 2) {
+      for (int j = 0; j < width; ++j) products[j] += products[j + width];
+    }
+    store(scores + first, products[0]);
   }
 }
 
@@ -65,7 +81,8 @@ inline void add_channels(const float* weights, const S* values, int64_t head_siz
 
 template <typename S>
 inline void add_values(const float* weights, const S* values, int64_t head_size, int64_t n,
-                       float* out) {
+                       int64_t ahead, float* out) {
+  for (int64_t j = 0; j < n; ++j) prefetch(values + j * head_size, head_size, ahead);
   int64_t d = 0;
   for (; d + 4 * kLanes <= head_size; d += 4 * kLanes) {
     add_channels<4>(weights, values + d, head_size, n, out + d);
@@ -75,64 +92,76 @@ inline void add_values(const float* weights, const S* values, int64_t head_size,
   }
 }
 
-// The rows of one KV head of one sequence, and their running softmax.
+// The rows of some KV heads of one sequence, and their running softmax.
 template <typename S>
 class Group {
  public:
-  Group(const Cache<S>& cache, int64_t heads)
-      : cache_(cache), heads_(heads), queries_(heads * cache.head_size), states_(heads) {}
+  // in_group: query heads of a KV head.
+  Group(const Cache<S>& cache, int64_t in_group)
+      : cache_(cache),
+        in_group_(in_group),
+        queries_(cache.kv_heads * in_group * cache.head_size),
+        states_(cache.kv_heads * in_group) {}
 
-  // out: float[heads, head_size], as the queries.
-  void run(const float* q, float scale, const int64_t* table, int64_t kv_head, int64_t length,
-           float* out) {
+  // q, out: float[heads, head_size] of the KV heads from `first` up to `last`.  Blocks are the outer
+  // loop: the heads of a block lie one after another in memory.
+  void run(const float* q, float scale, const int64_t* table, int64_t first, int64_t last,
+           int64_t length, float* out) {
     const int64_t size = cache_.head_size, block_size = cache_.block_size;
-    for (int64_t d = 0; d < heads_ * size; ++d) queries_[d] = q[d] * scale;
-    std::fill(out, out + heads_ * size, 0.0f);
+    const int64_t heads = (last - first) * in_group_;
+    for (int64_t d = 0; d < heads * size; ++d) queries_[d] = q[d] * scale;
+    std::fill(out, out + heads * size, 0.0f);
     std::fill(states_.begin(), states_.end(), Head{-std::numeric_limits<float>::infinity(), 0.0f});
     for (int64_t start = 0; start < length; start += block_size) {
-      const int64_t base = cache_.at(table[start / block_size], kv_head);
       const int64_t in_block = std::min(block_size, length - start);
-      for (int64_t first = 0; first < in_block; first += kPieceKeys) {
-        const int64_t n = std::min<int64_t>(kPieceKeys, in_block - first);
-        attend(base + first * size, n, out);
+      for (int64_t kv_head = first; kv_head < last; ++kv_head) {
+        const int64_t base = cache_.at(table[start / block_size], kv_head);
+        for (int64_t piece = 0; piece < in_block; piece += kPieceKeys) {
+          const int64_t n = std::min<int64_t>(kPieceKeys, in_block - piece);
+          attend(base + piece * size, n, (kv_head - first) * in_group_, out);
+        }
       }
     }
-    for (int64_t h = 0; h < heads_; ++h) {
-      for (int64_t d = 0; d < size; ++d) out[h * size + d] /= states_[h].sum;
+    for (int64_t h = 0; h < heads; ++h) {
+      const float share = 1.0f / states_[h].sum;
+      for (int64_t d = 0; d < size; ++d) out[h * size + d] *= share;
     }
   }
 
  private:
-  void attend(int64_t place, int64_t n, float* out) {
-    const int64_t size = cache_.head_size;
+  void attend(int64_t place, int64_t n, int64_t first_head, float* out) {
+    const int64_t size = cache_.head_size, ahead = cache_.block_size * size;
     alignas(64) float scores[kPieceKeys];
-    for (int64_t h = 0; h < heads_; ++h) {
-      score(queries_.data() + h * size, cache_.keys + place, size, n, scores);
+    for (int64_t h = first_head; h < first_head + in_group_; ++h) {
+      score(queries_.data() + h * size, cache_.keys + place, size, n, ahead, scores);
       weigh(states_[h], scores, n, out + h * size, size);
-      add_values(scores, cache_.values + place, size, n, out + h * size);
+      add_values(scores, cache_.values + place, size, n, ahead, out + h * size);
     }
   }
 
   const Cache<S>& cache_;
-  int64_t heads_;
+  int64_t in_group_;
   std::vector<float> queries_;
   std::vector<Head> states_;
 };
+
+constexpr int64_t kEnoughRows = 8;  // sequences from which every thread has whole ones to do
 
 template <typename S>
 void decode(const float* q, int64_t q_step, int64_t batch, int64_t heads, const Cache<S>& cache,
             const int64_t* tables, const int64_t* table_starts, const int64_t* lengths,
             float scale, float* out) {
   const int64_t in_group = heads / cache.kv_heads;
+  const int64_t at_once = batch >= kEnoughRows ? cache.kv_heads : 1;
 #pragma omp parallel
   {
     Group<S> group(cache, in_group);
 #pragma omp for collapse(2) schedule(dynamic)
     for (int64_t i = 0; i < batch; ++i) {
-      for (int64_t kv_head = 0; kv_head < cache.kv_heads; ++kv_head) {
+      for (int64_t kv_head = 0; kv_head < cache.kv_heads; kv_head += at_once) {
         const int64_t first = kv_head * in_group * cache.head_size;
-        group.run(q + i * q_step + first, scale, tables + table_starts[i], kv_head, lengths[i],
-                  out + i * heads * cache.head_size + first);
+        group.run(q + i * q_step + first, scale, tables + table_starts[i], kv_head,
+                  kv_head + at_once, lengths[i], out + i * heads * cache.head_size + first);
       }
     }
   }

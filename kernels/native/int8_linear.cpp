@@ -7,8 +7,6 @@
 #include "common.h"
 
 #if defined(__AVX512VNNI__)
-#include <immintrin.h>
-#endif
 
 namespace nightjar {
 namespace {
@@ -20,43 +18,51 @@ constexpr int kTileRows = 12;     // 12 x 2 accumulators leave room in 32 regist
 constexpr int kBytes = 4;         // products that one instruction adds up in a lane
 constexpr int kZero = 128;        // activations are stored unsigned: value + kZero
 constexpr float kLimit = 127.0f;  // largest absolute value of a quantised activation
-constexpr float kLeastPeak = 1e-30f;       // a row of zeros needs some scale
+constexpr float kLeastPeak = 1e-30f;      // a row of zeros needs some scale
 constexpr int64_t kBlockBytes = 1 << 18;  // activations that stay in a core's cache
 
-// Hendrycks and Gimpel, arXiv 1606.08415: x * sigmoid(2 u) is 0.5 * x * (1 + tanh(u)).
-inline float gelu_tanh(float x) {
-  constexpr float slope = 1.5957691216057308f;  // 2 * sqrt(2 / pi)
-  const float u = x * __builtin_fmaf(x * x, slope * 0.044715f, slope);
-  return x / (1.0f + exponential(-u));
+// 1 / x to about one unit in the last place: an estimate of 14 bits and a step of Newton's, at a
+// fraction of a division's cost.
+inline Vector reciprocal(Vector x) {
+  const Vector estimate = reinterpret_cast<Vector>(_mm512_rcp14_ps(reinterpret_cast<__m512>(x)));
+  return estimate * (splat(2.0f) - x * estimate);
 }
 
-inline float silu(float x) { return x / (1.0f + exponential(-x)); }
+inline Vector sigmoid(Vector x) { return reciprocal(splat(1.0f) + exponential(-x)); }
+
+// Hendrycks and Gimpel, arXiv 1606.08415: x * sigmoid(2 u) is 0.5 * x * (1 + tanh(u)).
+inline Vector gelu_tanh(Vector x) {
+  constexpr float slope = 1.5957691216057308f;  // 2 * sqrt(2 / pi)
+  return x * sigmoid(x * fused(x * x, splat(slope * 0.044715f), splat(slope)));
+}
 
 // 0.5 * x * erfc(-x / sqrt(2)); erfc by the Chebyshev fit of Numerical Recipes (erfcc, relative
 // error below 1.2e-7).
-inline float gelu(float x) {
-  const float z = std::fabs(x) * 0.70710678118654752f;
-  const float t = 1.0f / __builtin_fmaf(0.5f, z, 1.0f);
-  float p = __builtin_fmaf(t, 0.17087277f, -0.82215223f);
-  p = __builtin_fmaf(t, p, 1.48851587f);
-  p = __builtin_fmaf(t, p, -1.13520398f);
-  p = __builtin_fmaf(t, p, 0.27886807f);
-  p = __builtin_fmaf(t, p, -0.18628806f);
-  p = __builtin_fmaf(t, p, 0.09678418f);
-  p = __builtin_fmaf(t, p, 0.37409196f);
-  p = __builtin_fmaf(t, p, 1.00002368f);
-  p = __builtin_fmaf(t, p, -1.26551223f);
-  const float tail = 0.5f * x * t * exponential(__builtin_fmaf(-z, z, p));
+inline Vector gelu(Vector x) {
+  constexpr float fit[] = {-0.82215223f, 1.48851587f, -1.13520398f, 0.27886807f, -0.18628806f,
+                           0.09678418f,  0.37409196f, 1.00002368f,  -1.26551223f};
+  const Vector z = (x < 0.0f ? -x : x) * splat(0.70710678118654752f);
+  const Vector t = reciprocal(fused(splat(0.5f), z, splat(1.0f)));
+  Vector p = splat(0.17087277f);
+  for (float term : fit) p = fused(t, p, splat(term));
+  const Vector tail = splat(0.5f) * x * t * exponential(fused(-z, z, p));
   return x < 0.0f ? tail : x - tail;
 }
 
 template <int A>
-inline float activated(float x) {
+inline Vector activated(Vector x) {
   if constexpr (A == kGeluTanh) return gelu_tanh(x);
   if constexpr (A == kGelu) return gelu(x);
-  if constexpr (A == kRelu) return x < 0.0f ? 0.0f : x;
-  if constexpr (A == kSilu) return silu(x);
+  if constexpr (A == kRelu) return x < 0.0f ? Vector{} : x;
+  if constexpr (A == kSilu) return x * sigmoid(x);
   return x;
+}
+
+// The lanes of a row from i on, zeros past its k numbers.
+inline __m512 lanes_at(const float* x, int64_t i, int64_t k) {
+  const int64_t left = k - i;
+  return left >= kLanes ? _mm512_loadu_ps(x + i)
+                        : _mm512_maskz_loadu_ps(static_cast<__mmask16>((1 << left) - 1), x + i);
 }
 
 // Scales a row by its largest absolute value onto -kLimit..kLimit.
@@ -64,24 +70,24 @@ inline float activated(float x) {
 // The peak is taken over the numbers' bits, where NaN is larger than infinity: a row that is not
 // finite gets a scale, and so a result, that is not finite.
 void quantize_row(const float* x, int64_t k, int64_t stride, uint8_t* out, float* scale) {
-  int32_t top = 0;
-#pragma omp simd reduction(max : top)
-  for (int64_t i = 0; i < k; ++i) {
-    int32_t bits;
-    std::memcpy(&bits, x + i, sizeof(bits));
-    bits &= 0x7fffffff;
-    top = bits > top ? bits : top;
+  __m512i top = _mm512_setzero_si512();
+  for (int64_t i = 0; i < k; i += kLanes) {
+    const __m512i bits = _mm512_castps_si512(_mm512_abs_ps(lanes_at(x, i, k)));
+    top = _mm512_max_epi32(top, bits);
   }
+  const int32_t bits = _mm512_reduce_max_epi32(top);
   float peak;
-  std::memcpy(&peak, &top, sizeof(peak));
+  std::memcpy(&peak, &bits, sizeof(peak));
   peak = peak < kLeastPeak ? kLeastPeak : peak;
   *scale = peak / kLimit;
-  const float inverse = kLimit / peak;
-#pragma omp simd
-  for (int64_t i = 0; i < k; ++i) {
-    out[i] = static_cast<uint8_t>(static_cast<int32_t>(__builtin_rintf(x[i] * inverse)) + kZero);
+  const __m512 inverse = _mm512_set1_ps(kLimit / peak);
+  const __m512i zero = _mm512_set1_epi32(kZero);
+  for (int64_t i = 0; i < stride; i += kLanes) {
+    // Rounded to nearest even.
+    const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(lanes_at(x, i, k), inverse));
+    const __mmask16 kept = stride - i >= kLanes ? 0xffff : (1 << (stride - i)) - 1;
+    _mm512_mask_cvtepi32_storeu_epi8(out + i, kept, _mm512_add_epi32(rounded, zero));
   }
-  for (int64_t i = k; i < stride; ++i) out[i] = 0;
 }
 
 // What one product reads and writes; see int8_linear() below.
@@ -97,15 +103,13 @@ struct Product {
   float* out;
 };
 
-#if defined(__AVX512VNNI__)
-
 // What to fetch while a tile is computed: its share of the next panel, `step` bytes at a time.
 struct Ahead {
   const int8_t* from;
   int64_t step;
 };
 
-// The int32 sums of R rows and the columns of one panel.
+// The int32 sums of R rows and the columns of one panel: [R, kColumns].
 template <int R>
 inline void multiply(const uint8_t* values, int64_t stride, const int8_t* panel, Ahead ahead,
                      int32_t* sums) {
@@ -121,17 +125,26 @@ inline void multiply(const uint8_t* values, int64_t stride, const int8_t* panel,
     for (int r = 0; r < R; ++r) {
       int32_t word;
       std::memcpy(&word, values + r * stride + k, sizeof(word));
-      const __m512i row = _mm512_set1_epi32(word);
+      const __m512i pair = _mm512_set1_epi32(word);
       // Written out, as GCC 12 keeps the accumulators of the intrinsic in memory.
-      asm("vpdpbusd %2, %1, %0" : "+v"(low[r]) : "v"(row), "v"(first));
-      asm("vpdpbusd %2, %1, %0" : "+v"(high[r]) : "v"(row), "v"(second));
+      asm("vpdpbusd %2, %1, %0" : "+v"(low[r]) : "v"(pair), "v"(first));
+      asm("vpdpbusd %2, %1, %0" : "+v"(high[r]) : "v"(pair), "v"(second));
     }
   }
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
-    _mm512_storeu_si512(sums + r * kColumns, low[r]);
-    _mm512_storeu_si512(sums + r * kColumns + 16, high[r]);
+    _mm512_store_si512(sums + r * kColumns, low[r]);
+    _mm512_store_si512(sums + r * kColumns + kLanes, high[r]);
   }
+}
+
+// Sums of one row and kLanes columns, scaled back and with the bias.
+inline Vector finished(const int32_t* sums, const Product& product, int64_t row, int64_t column) {
+  const __m512i offsets = _mm512_loadu_si512(product.offsets + column);
+  const __m512i exact = _mm512_sub_epi32(_mm512_load_si512(sums), offsets);
+  const Vector steps = reinterpret_cast<Vector>(_mm512_cvtepi32_ps(exact));
+  return steps * load(product.scales + column) * splat(product.row_scales[row]) +
+         load(product.bias + column);
 }
 
 // One tile of the result.  kGated: a panel holds a channel's gate in its first half and what it
@@ -139,26 +152,31 @@ inline void multiply(const uint8_t* values, int64_t stride, const int8_t* panel,
 template <int A, bool kGated, int R>
 void tile(const Product& product, int64_t row, int64_t panel, Ahead ahead) {
   constexpr int kWidth = kGated ? kColumns / 2 : kColumns;
+  float* out = product.out + row * product.columns + panel * kWidth;
+  // Rows of the result lie far apart: let their lines come while the sums are taken.
+  for (int r = 0; r < R; ++r) {
+    __builtin_prefetch(out + r * product.columns, 1);
+    __builtin_prefetch(out + r * product.columns + kLanes, 1);
+  }
   const int64_t column = panel * kColumns;
-  const int64_t width = std::min<int64_t>(kWidth, product.columns - panel * kWidth);
   alignas(64) int32_t sums[R * kColumns];
   multiply<R>(product.values + row * product.stride, product.stride,
               product.panels + column * product.stride, ahead, sums);
+  const int64_t width = std::min<int64_t>(kWidth, product.columns - panel * kWidth);
   for (int r = 0; r < R; ++r) {
-    alignas(64) float results[kColumns];
-    const float row_scale = product.row_scales[row + r];
-#pragma omp simd
-    for (int c = 0; c < kColumns; ++c) {
-      const float sum = static_cast<float>(sums[r * kColumns + c] - product.offsets[column + c]);
-      const float y = sum * product.scales[column + c] * row_scale + product.bias[column + c];
-      results[c] = kGated && c >= kWidth ? y : activated<A>(y);
-    }
+    const int32_t* place = sums + r * kColumns;
+    const Vector first = activated<A>(finished(place, product, row + r, column));
+    const Vector second = finished(place + kLanes, product, row + r, column + kLanes);
+    float* to = out + r * product.columns;
+    alignas(64) float part[kColumns];
+    float* whole = width == kWidth ? to : part;
     if constexpr (kGated) {
-#pragma omp simd
-      for (int c = 0; c < kWidth; ++c) results[c] *= results[kWidth + c];
+      store(whole, first * second);
+    } else {
+      store(whole, first);
+      store(whole + kLanes, activated<A>(second));
     }
-    float* out = product.out + (row + r) * product.columns + panel * kWidth;
-    std::memcpy(out, results, width * sizeof(float));
+    if (whole != to) std::memcpy(to, part, width * sizeof(float));
   }
 }
 
@@ -182,12 +200,12 @@ const Tile* tiles_of(int64_t activation) {
   }
 }
 
-#endif
-
 }  // namespace
 }  // namespace nightjar
 
 using namespace nightjar;
+
+#endif
 
 // Whether this build can multiply bytes: the processor adds four products to an int32 at once.
 extern "C" int int8_linear_works() {

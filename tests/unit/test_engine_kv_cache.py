@@ -60,6 +60,21 @@ def test_blocks_for(tokens, blocks):
     assert BlockPool(1, 4).blocks_for(tokens) == blocks
 
 
+def test_forgotten_prefixes_are_not_found_and_their_blocks_are_free():
+    pool = BlockPool(4, 2)
+    rested, keys = published(pool, [1, 2, 3, 4])
+    rested.free()
+    held, more = published(pool, [5, 6])
+    pool.forget()
+    assert pool.find(keys) == pool.find(more) == []
+    assert pool.available == 3
+    held.free()
+    assert pool.available == 4
+    table = reserved(pool, 8)
+    table.grow(8)
+    assert sorted(table.blocks) == [0, 1, 2, 3]
+
+
 def test_keys_tell_all_tokens_before_the_end_of_a_block():
     keys = prefix_keys(list(range(10)), 4, salt=0)
     assert len(keys) == 2

@@ -50,6 +50,15 @@ def test_a_conversation_computes_only_its_new_turn(model, token_bytes, rows):
     assert warm == cold
 
 
+def test_a_reset_makes_the_cache_as_good_as_new(model, token_bytes, rows):
+    engine = Engine(model, token_bytes, EngineConfig())
+    first = drain(engine, generate(0, ids(70)))
+    engine.reset_prefix_cache()
+    del rows[:]
+    assert drain(engine, generate(0, ids(70))) == first
+    assert rows[0] == 70
+
+
 def test_requests_that_come_together_share_a_system_prompt(model, token_bytes, rows):
     system = ids(64)
     requests = [generate(i, system + ids(5, i), max_tokens=1) for i in range(1, 9)]

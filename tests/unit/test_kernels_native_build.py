@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nightjar.kernels.native import build
+from tests.backends import require_compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def fake_compiler(tmp_path, monkeypatch):
     """A compiler that writes down each call, then does `body`: by default a library of one
     function, in no time."""
+    require_compiler()
     source = tmp_path / "one.cpp"
     source.write_text('extern "C" int answer() { return 42; }')
 
@@ -50,6 +52,7 @@ def test_compiled_once_and_found_again(tmp_path, fake_compiler):
 
 
 def test_the_real_kernels_compile_without_a_warning(tmp_path, monkeypatch):
+    require_compiler()
     # GCC 12 finds an uninitialised variable in its own header of intrinsics.
     strict = ("-Wall", "-Wextra", "-Werror", "-Wno-maybe-uninitialized", "-Wno-uninitialized")
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, *strict))
