@@ -30,6 +30,7 @@ from nightjar.gpu_worker.fake_engine import FakeEngine
 from nightjar.gpu_worker.models import load_model
 from nightjar.gpu_worker.models.precision import MORE_PRECISE, PRECISIONS, fastest_dtype
 from nightjar.gpu_worker.translation import Translator
+from nightjar.kernels.native.build import NativeBuildError, library
 
 logger = logging.getLogger(__name__)
 
@@ -144,10 +145,11 @@ def main() -> int:
     pipe = Connection(args.pipe)
     started = time.monotonic()
     try:
+        library()  # compiled now, not in the first step
         directory = ModelDirectory.open(args.model)
         tokenizer = directory.tokenizer()
         engine, dtype = _choose_engine(args, directory, tokenizer)
-    except CheckpointError as error:
+    except (CheckpointError, NativeBuildError) as error:
         pipe.send_bytes(messages.encode([messages.LoadFailed(message=str(error))]))
         return 1
     load_s = time.monotonic() - started
