@@ -15,6 +15,7 @@ from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateRequest, SamplingParams
 from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.gpu_worker.models.precision import ADVANTAGE, PRECISIONS, fastest_dtype
+from nightjar.kernels.native.build import SWITCH
 from nightjar.kernels.native.int8_linear import PanelWeight
 from nightjar.kernels.reference.int8_linear import Int8Weight
 from nightjar.kernels.reference.linear import FloatWeight
@@ -159,3 +160,19 @@ def test_the_compute_process_says_which_dtype_it_took(tiny_model: Path):
         assert ready.dtype in taken
         assert f" in {ready.dtype} after" in log
         assert process.returncode == 0
+
+
+def test_a_wrong_choice_of_kernels_ends_the_load_with_its_reason(tiny_model: Path, monkeypatch):
+    monkeypatch.setenv(SWITCH, "fast")
+    ours, theirs = Pipe()
+    fd = theirs.fileno()
+    command = [sys.executable, "-m", "nightjar.gpu_worker.compute", f"--model={tiny_model}"]
+    command += ["--dtype=fp32", f"--pipe={fd}", "--threads=1"]
+    with subprocess.Popen(command, pass_fds=[fd]) as process:
+        theirs.close()
+        (failed,) = messages.decode_from_compute(ours.recv_bytes())
+        ours.close()
+        assert process.wait(timeout=60) == 1
+    assert failed == messages.LoadFailed(
+        message='NIGHTJAR_CPU_KERNELS=\'fast\': "auto", "native" or "torch"'
+    )
