@@ -1,12 +1,14 @@
-"""Matrix products with weights packed once, in floating point or in bytes."""
+"""Matrix products with weights packed once, in floating point or in bytes, and the parts of a
+block that are one call where the backend has them in one."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from torch import Tensor
+from torch import Tensor, dtype
 
 from nightjar.kernels import native
 from nightjar.kernels.native.int8_linear import PanelWeight
+from nightjar.kernels.norm import Norm, normalize
 from nightjar.kernels.reference.int8_linear import Int8Weight, int8_linear, pack_int8
 from nightjar.kernels.reference.linear import FloatWeight, float_linear, pack_float
 
@@ -69,3 +71,42 @@ def linear(x: Tensor, weight: LinearWeight, activation: str | None = None) -> Te
     if isinstance(weight, Int8Weight):
         return int8_linear(x, weight, activation)
     return float_linear(x, weight, activation)
+
+
+def normed_linear(
+    residual: Tensor, delta: Tensor | None, norm: Norm, weight: LinearWeight, out_dtype: dtype
+) -> Tensor:
+    """`linear` of the normalised residual stream, to which `delta` is added first, in place.
+
+    residual, delta: as `normalize` takes them.  Returns out_dtype[T, out].
+    """
+    if isinstance(weight, PanelWeight) and native.int8_linear.serves_stream(residual, delta):
+        return native.int8_linear.normed_linear(residual, delta, norm, weight)
+    return linear(normalize(residual, delta, norm, out_dtype), weight)
+
+
+def feed_forward(
+    residual: Tensor,
+    delta: Tensor | None,
+    norm: Norm,
+    up: LinearWeight | GatedWeight,
+    down: LinearWeight,
+    activation: str,
+    out_dtype: dtype,
+) -> Tensor:
+    """A feed-forward block: activation(normalised @ up) @ down, gated where `up` is.
+
+    residual, delta: as `normalize` takes them; delta is added first, in place.
+    Returns out_dtype[T, H].
+    """
+    whole = up.up if isinstance(up, GatedWeight) and up.gate is None else up
+    if (
+        isinstance(whole, PanelWeight)
+        and isinstance(down, PanelWeight)
+        and native.int8_linear.serves_stream(residual, delta)
+    ):
+        return native.int8_linear.feed_forward(residual, delta, norm, whole, down, activation)
+    x = normalize(residual, delta, norm, out_dtype)
+    if isinstance(up, GatedWeight):
+        return linear(gated_linear(x, up, activation), down)
+    return linear(linear(x, up, activation), down)

@@ -1,8 +1,26 @@
 """Normalisation over the residual stream, by whichever backend serves its dtype and layout."""
 
+from dataclasses import dataclass
+
 from torch import Tensor, dtype
 
 from nightjar.kernels import native, reference
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A layer norm, or without a bias a root-mean-square norm: weight, bias float32[H]."""
+
+    weight: Tensor
+    bias: Tensor | None
+    epsilon: float
+
+
+def normalize(residual: Tensor, delta: Tensor | None, norm: Norm, out_dtype: dtype) -> Tensor:
+    """layer_norm or rms_norm of the residual stream: out_dtype[T, H]."""
+    if norm.bias is None:
+        return rms_norm(residual, delta, norm.weight, norm.epsilon, out_dtype)
+    return layer_norm(residual, delta, norm.weight, norm.bias, norm.epsilon, out_dtype)
 
 
 def layer_norm(

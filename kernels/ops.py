@@ -15,13 +15,15 @@ from nightjar.kernels.linear import (
     GatedWeight,
     LinearWeight,
     WeightPrecision,
+    feed_forward,
     gated_linear,
     linear,
+    normed_linear,
     pack_gated,
     pack_linear,
 )
 from nightjar.kernels.log_prob import token_nll
-from nightjar.kernels.norm import layer_norm, rms_norm
+from nightjar.kernels.norm import Norm, layer_norm, normalize, rms_norm
 from nightjar.kernels.reference.activation import activation
 from nightjar.kernels.reference.embedding import embed
 from nightjar.kernels.reference.logits import (
@@ -39,6 +41,7 @@ from nightjar.kernels.reference.widened import widened
 __all__ = [
     "GatedWeight",
     "LinearWeight",
+    "Norm",
     "WeightPrecision",
     "activation",
     "argmax",
@@ -47,11 +50,14 @@ __all__ = [
     "branch_attention",
     "decode_attention",
     "embed",
+    "feed_forward",
     "gated_linear",
     "kv_write",
     "layer_norm",
     "linear",
     "merge_attention",
+    "normalize",
+    "normed_linear",
     "pack_gated",
     "pack_linear",
     "penalize_tokens",

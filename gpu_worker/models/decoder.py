@@ -11,15 +11,7 @@ from nightjar import kernels
 from nightjar.checkpoints import ModelConfig
 from nightjar.gpu_worker.models.batch import KVTensors, TokenBatch
 from nightjar.gpu_worker.models.rope import RopeTable
-from nightjar.kernels import GatedWeight, LinearWeight
-
-
-@dataclass(frozen=True, slots=True)
-class NormWeights:
-    """A norm: weight float32[H], and bias float32[H] where it is a layer norm."""
-
-    weight: Tensor
-    bias: Tensor | None = None
+from nightjar.kernels import GatedWeight, LinearWeight, Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +22,16 @@ class LayerWeights:
     with `post_norms`.
     """
 
-    attention_norm: NormWeights
+    attention_norm: Norm
     qkv: LinearWeight
-    query_norm: NormWeights | None
-    key_norm: NormWeights | None
+    query_norm: Norm | None
+    key_norm: Norm | None
     attention_out: LinearWeight
-    attention_post_norm: NormWeights | None
-    mlp_norm: NormWeights
+    attention_post_norm: Norm | None
+    mlp_norm: Norm
     up: LinearWeight | GatedWeight
     down: LinearWeight
-    mlp_post_norm: NormWeights | None
+    mlp_post_norm: Norm | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +43,7 @@ class DecoderWeights:
     positions: Tensor | None
     rope: RopeTable | None
     layers: tuple[LayerWeights, ...]
-    last_norm: NormWeights
+    last_norm: Norm
     head: LinearWeight
 
 
@@ -91,17 +83,29 @@ class Decoder:
         angles = None if weights.rope is None else weights.rope.rows(batch.positions)
         delta: Tensor | None = None
         for index, layer in enumerate(weights.layers):
-            x = self._norm(residual, delta, layer.attention_norm)
-            x = self._attend(index, kernels.linear(x, layer.qkv), angles, batch, cache)
+            qkv = kernels.normed_linear(
+                residual, delta, layer.attention_norm, layer.qkv, self.dtype
+            )
+            x = self._attend(index, qkv, angles, batch, cache)
             if index == len(weights.layers) - 1:
                 # Past the last attention no row looks at another: go on with the wanted ones.
                 residual, x = residual[batch.output_rows], x[batch.output_rows]
-            delta = self._output(x, layer.attention_out, layer.attention_post_norm)
-            x = self._norm(residual, None if parallel else delta, layer.mlp_norm)
+            attended = self._output(
+                kernels.linear(x, layer.attention_out), layer.attention_post_norm
+            )
+            widened = kernels.feed_forward(
+                residual,
+                None if parallel else attended,
+                layer.mlp_norm,
+                layer.up,
+                layer.down,
+                self.config.activation,
+                self.dtype,
+            )
             if parallel:
-                residual.add_(delta)
-            delta = self._output(self._widen(x, layer), layer.down, layer.mlp_post_norm)
-        return self._norm(residual, delta, weights.last_norm)
+                residual.add_(attended)
+            delta = self._output(widened, layer.mlp_post_norm)
+        return kernels.normalize(residual, delta, weights.last_norm, self.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary: [N, H] -> float32[N, V]."""
@@ -111,26 +115,11 @@ class Decoder:
         """Negative log-likelihood of targets[i] after hidden[rows[i]]: see kernels.token_nll."""
         return kernels.token_nll(hidden, self.weights.head, rows, targets)
 
-    def _norm(self, residual: Tensor, delta: Tensor | None, norm: NormWeights) -> Tensor:
-        """Add the last block's output to the residual stream and normalise: dtype[T, H]."""
-        epsilon = self.config.norm_epsilon
-        if norm.bias is None:
-            return kernels.rms_norm(residual, delta, norm.weight, epsilon, self.dtype)
-        return kernels.layer_norm(residual, delta, norm.weight, norm.bias, epsilon, self.dtype)
-
-    def _widen(self, x: Tensor, layer: LayerWeights) -> Tensor:
-        """The feed-forward block up to its last projection: [T, H] -> [T, intermediate]."""
-        if isinstance(layer.up, GatedWeight):
-            return kernels.gated_linear(x, layer.up, self.config.activation)
-        return kernels.linear(x, layer.up, self.config.activation)
-
-    def _output(self, x: Tensor, weight: LinearWeight, post_norm: NormWeights | None) -> Tensor:
-        """What half a block adds to the residual stream: [T, H]."""
-        delta = kernels.linear(x, weight)
+    def _output(self, delta: Tensor, post_norm: Norm | None) -> Tensor:
+        """What half a block adds to the residual stream, given its last projection: [T, H]."""
         if post_norm is not None:
-            epsilon = self.config.norm_epsilon
             wide = torch.promote_types(self.dtype, torch.float32)
-            delta = kernels.rms_norm(delta, None, post_norm.weight, epsilon, wide)
+            delta = kernels.normalize(delta, None, post_norm, wide)
         scale = self.config.residual_multiplier
         return delta if scale == 1.0 else kernels.widened(delta) * scale
 
@@ -153,9 +142,7 @@ class Decoder:
         layer = self.weights.layers[index]
         if layer.query_norm is not None and layer.key_norm is not None:
             for part, norm in ((q, layer.query_norm), (k, layer.key_norm)):
-                part.copy_(
-                    kernels.rms_norm(part, None, norm.weight, config.norm_epsilon, self.dtype)
-                )
+                part.copy_(kernels.normalize(part, None, norm, self.dtype))
         if angles is not None:
             kernels.rotary(heads[:, : config.n_heads + config.n_kv_heads], *angles)
         keys, values = cache.keys[index], cache.values[index]

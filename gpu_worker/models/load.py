@@ -15,12 +15,11 @@ from nightjar.gpu_worker.models.decoder import (
     Decoder,
     DecoderWeights,
     LayerWeights,
-    NormWeights,
 )
 from nightjar.gpu_worker.models.precision import PRECISIONS, Precision
 from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.gpu_worker.models.weight_reader import WeightReader
-from nightjar.kernels import GatedWeight, LinearWeight
+from nightjar.kernels import GatedWeight, LinearWeight, Norm
 
 
 def load_model(directory: ModelDirectory, dtype: str, device: str = "cpu") -> Decoder:
@@ -103,13 +102,14 @@ class _Loader:
     def _pack(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
         return self._precision.pack(weight, bias)
 
-    def _norm(self, name: str) -> NormWeights:
-        """A norm's weight, and its bias where the config's norm has one."""
-        parts = ("weight", "bias") if self._config.norm == "layer_norm" else ("weight",)
+    def _norm(self, name: str) -> Norm:
+        """A norm, with a bias where the config's norms have one."""
         dtype = torch.promote_types(self._precision.dtype, torch.float32)
-        return NormWeights(
-            *(self._reader.tensor(f"{name}.{part}", dtype, self._device) for part in parts)
-        )
+        weight = self._reader.tensor(f"{name}.weight", dtype, self._device)
+        bias = None
+        if self._config.norm == "layer_norm":
+            bias = self._reader.tensor(f"{name}.bias", dtype, self._device)
+        return Norm(weight, bias, self._config.norm_epsilon)
 
     def _parts(self, name: str, bias: bool) -> tuple[Tensor, Tensor | None]:
         """A projection's weight [out, in] and bias [out]."""

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from nightjar.kernels.native import norm
 from nightjar.kernels.native.build import library
+from nightjar.kernels.native.norm import NormArgument
 from nightjar.kernels.native.pointers import INT, POINTER
 from nightjar.kernels.reference.int8_linear import quantize_weight
+
+if TYPE_CHECKING:
+    from nightjar.kernels.norm import Norm
 
 COLUMNS = 32
 """Output channels of a panel; int8_linear.cpp holds their sums in two registers."""
@@ -22,10 +28,14 @@ WORD = 4
 ZERO = 128
 """What is added to a quantised activation, so that it is stored unsigned."""
 
+INNER_RANGE = 65_504 * 256
+"""Largest number between a feed-forward block's products: half precision, scaled.  What is larger
+becomes infinite, which the engine finds out and computes again in a higher precision."""
+
 ACTIVATIONS = {None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "silu": 4}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PanelWeight:
     """A weight ready for `int8_linear`, in panels of COLUMNS output channels.
 
@@ -41,6 +51,18 @@ class PanelWeight:
     in_features: int
     out_features: int
     gated: bool = False
+
+    @cached_property
+    def argument(self) -> _WeightArgument:
+        """The weight as the kernels take it."""
+        parts = (self.panels, self.offsets, self.scales, self.bias)
+        return _WeightArgument(
+            *(part.data_ptr() for part in parts),
+            self.in_features,
+            self.panels.shape[1] * WORD,
+            self.out_features,
+            self.gated,
+        )
 
 
 def serves() -> bool:
@@ -59,6 +81,11 @@ def pack_gated(gate: tuple[Tensor, Tensor | None], up: tuple[Tensor, Tensor | No
     return _in_panels([gate, up])
 
 
+def serves_stream(residual: Tensor, delta: Tensor | None) -> bool:
+    """Whether `normed_linear` and `feed_forward` take the residual stream [T, H]."""
+    return norm.serves(residual, delta, torch.float32)
+
+
 def int8_linear(x: Tensor, weight: PanelWeight, activation: str | None) -> Tensor:
     """x float32[T, in] times the weight, plus its bias, through the activation (of the gate, where
     there is one): float32[T, out]."""
@@ -66,28 +93,111 @@ def int8_linear(x: Tensor, weight: PanelWeight, activation: str | None) -> Tenso
         raise ValueError(f"{x.dtype}{list(x.shape)}: float32[T, {weight.in_features}]")
     if x.stride(1) != 1:
         x = x.contiguous()
-    rows, width = x.shape[0], weight.panels.shape[1] * WORD
-    values = torch.empty(rows, width, dtype=torch.uint8)
-    row_scales = torch.empty(rows)
-    out = torch.empty(rows, weight.out_features)
-    _function()(
+    rows, out = _Rows.for_products(x.shape[0], weight), x.new_empty(x.shape[0], weight.out_features)
+    _functions().int8_linear(
         x.data_ptr(),
-        rows,
-        weight.in_features,
         x.stride(0),
-        values.data_ptr(),
-        row_scales.data_ptr(),
-        width,
-        weight.panels.data_ptr(),
-        weight.offsets.data_ptr(),
-        weight.scales.data_ptr(),
-        weight.bias.data_ptr(),
-        weight.out_features,
-        out.data_ptr(),
+        x.shape[0],
+        weight.argument,
         ACTIVATIONS[activation],
-        weight.gated,
+        rows.argument,
+        out.data_ptr(),
     )
     return out
+
+
+def normed_linear(
+    residual: Tensor, delta: Tensor | None, norm: Norm, weight: PanelWeight
+) -> Tensor:
+    """As kernels.linear.normed_linear: float32[T, out]."""
+    _check_stream(residual, norm, weight)
+    rows = _Rows.for_products(residual.shape[0], weight)
+    out = residual.new_empty(residual.shape[0], weight.out_features)
+    _functions().int8_normed_linear(
+        residual.data_ptr(),
+        None if delta is None else delta.data_ptr(),
+        residual.shape[0],
+        NormArgument.of(norm.weight, norm.bias, norm.epsilon),
+        weight.argument,
+        rows.argument,
+        out.data_ptr(),
+    )
+    return out
+
+
+def feed_forward(
+    residual: Tensor,
+    delta: Tensor | None,
+    norm: Norm,
+    up: PanelWeight,
+    down: PanelWeight,
+    activation: str,
+) -> Tensor:
+    """As kernels.linear.feed_forward: float32[T, H].
+
+    Between its two products the rows are in half precision: INNER_RANGE.
+    """
+    _check_stream(residual, norm, up)
+    if down.in_features != up.out_features:
+        raise ValueError(f"{up.out_features} channels go up, {down.in_features} come down")
+    n_rows = residual.shape[0]
+    rows = _Rows.for_products(n_rows, up, down)
+    inner = torch.empty(n_rows, up.out_features, dtype=torch.float16)
+    out = residual.new_empty(n_rows, down.out_features)
+    _functions().int8_feed_forward(
+        residual.data_ptr(),
+        None if delta is None else delta.data_ptr(),
+        n_rows,
+        NormArgument.of(norm.weight, norm.bias, norm.epsilon),
+        up.argument,
+        ACTIVATIONS[activation],
+        down.argument,
+        rows.argument,
+        inner.data_ptr(),
+        out.data_ptr(),
+    )
+    return out
+
+
+def _check_stream(residual: Tensor, norm: Norm, weight: PanelWeight) -> None:
+    width = norm.weight.shape[0]
+    if not residual.shape[1] == width == weight.in_features:
+        raise ValueError(
+            f"rows of {residual.shape[1]}, a norm of {width}, "
+            f"a weight of {weight.in_features} inputs"
+        )
+
+
+class _WeightArgument(ctypes.Structure):
+    """A weight as int8_product.h takes it."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("panels", "offsets", "scales", "bias")),
+        *((name, INT) for name in ("inputs", "stride", "columns", "gated")),
+    )
+
+
+class _RowsArgument(ctypes.Structure):
+    """Room for quantised rows, as int8_product.h takes it."""
+
+    _fields_ = (("values", POINTER), ("scales", POINTER))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Room for quantised rows: uint8[T, stride], float32[T]."""
+
+    values: Tensor
+    scales: Tensor
+    argument: _RowsArgument
+
+    @staticmethod
+    def for_products(n_rows: int, *weights: PanelWeight) -> _Rows:
+        """Room for the rows of each product in turn."""
+        width = max(weight.panels.shape[1] * WORD for weight in weights)
+        values = torch.empty(n_rows, width, dtype=torch.uint8)
+        scales = torch.empty(n_rows)
+        return _Rows(values, scales, _RowsArgument(values.data_ptr(), scales.data_ptr()))
 
 
 def _in_panels(parts: list[tuple[Tensor, Tensor | None]]) -> PanelWeight:
@@ -123,13 +233,16 @@ def _filled(x: Tensor, panels: int, width: int) -> Tensor:
 
 
 @cache
-def _function() -> ctypes._NamedFuncPointer:
+def _functions() -> ctypes.CDLL:
+    """The library, with the types of what is called here."""
     kernels = library()
     if kernels is None:
         raise RuntimeError("the compiled kernels are not there: ask `serves` first")
-    function = kernels.int8_linear
-    function.argtypes = (
-        [POINTER] + [INT] * 3 + [POINTER] * 2 + [INT] + [POINTER] * 4 + [INT, POINTER, INT, INT]
-    )
-    function.restype = None
-    return function
+    weight, rows = ctypes.POINTER(_WeightArgument), _RowsArgument
+    stream = (POINTER, POINTER, INT, ctypes.POINTER(NormArgument))
+    kernels.int8_linear.argtypes = (POINTER, INT, INT, weight, INT, rows, POINTER)
+    kernels.int8_normed_linear.argtypes = (*stream, weight, rows, POINTER)
+    kernels.int8_feed_forward.argtypes = (*stream, weight, INT, weight, rows, POINTER, POINTER)
+    for name in ("int8_linear", "int8_normed_linear", "int8_feed_forward"):
+        getattr(kernels, name).restype = None
+    return kernels

@@ -29,41 +29,46 @@ def layer_norm(
     residual: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, epsilon: float
 ) -> Tensor:
     """As reference.norm.layer_norm: float32[T, H]."""
-    out = torch.empty_like(residual)
-    _functions().layer_norm(
-        residual.data_ptr(),
-        None if delta is None else delta.data_ptr(),
-        weight.data_ptr(),
-        bias.data_ptr(),
-        *residual.shape,
-        epsilon,
-        out.data_ptr(),
-    )
-    return out
+    return _normalized(residual, delta, NormArgument.of(weight, bias, epsilon))
 
 
 def rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
     """As reference.norm.rms_norm: float32[T, H]."""
+    return _normalized(residual, delta, NormArgument.of(weight, None, epsilon))
+
+
+class NormArgument(ctypes.Structure):
+    """A norm as norm.h takes it; whoever holds one also holds the tensors."""
+
+    _fields_ = (("weight", POINTER), ("bias", POINTER), ("size", INT), ("epsilon", FLOAT))
+
+    @staticmethod
+    def of(weight: Tensor, bias: Tensor | None, epsilon: float) -> NormArgument:
+        """weight, bias: float32[H], contiguous."""
+        if not all(is_plain(x) and x.is_contiguous() for x in (weight, bias) if x is not None):
+            raise ValueError(f"a norm's weight is {weight.dtype}{list(weight.shape)}: float32[H]")
+        place = None if bias is None else bias.data_ptr()
+        return NormArgument(weight.data_ptr(), place, weight.shape[0], epsilon)
+
+
+def _normalized(residual: Tensor, delta: Tensor | None, norm: NormArgument) -> Tensor:
     out = torch.empty_like(residual)
-    _functions().rms_norm(
+    _function()(
+        norm,
         residual.data_ptr(),
         None if delta is None else delta.data_ptr(),
-        weight.data_ptr(),
-        *residual.shape,
-        epsilon,
+        residual.shape[0],
         out.data_ptr(),
     )
     return out
 
 
 @cache
-def _functions() -> ctypes.CDLL:
-    """The library, with the types of what is called here."""
+def _function() -> ctypes._NamedFuncPointer:
     kernels = library()
     if kernels is None:
         raise RuntimeError("the compiled kernels are not there: ask `serves` first")
-    kernels.layer_norm.argtypes = [POINTER] * 4 + [INT] * 2 + [FLOAT, POINTER]
-    kernels.rms_norm.argtypes = [POINTER] * 3 + [INT] * 2 + [FLOAT, POINTER]
-    for function in (kernels.layer_norm, kernels.rms_norm):
-        function.restype = None
-    return kernels
+    function = kernels.norm
+    function.argtypes = [ctypes.POINTER(NormArgument), POINTER, POINTER, INT, POINTER]
+    function.restype = None
+    return function

@@ -1,0 +1,153 @@
+"""The parts of a block that a backend may compute in one call, against their ops one by one."""
+
+import pytest
+import torch
+
+from nightjar import kernels
+from nightjar.kernels import Norm, native
+from nightjar.kernels.native.int8_linear import INNER_RANGE
+from tests.backends import BACKENDS, use_backend
+
+PRECISIONS = ["float", "int8"]
+
+
+@pytest.fixture(params=BACKENDS, autouse=True)
+def backend(request, monkeypatch):
+    if request.param == "native" and not native.int8_linear.serves():
+        pytest.skip("this processor has no VNNI")
+    return use_backend(request.param, monkeypatch)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def a_norm(size, layer_norm):
+    bias = normal(size, seed=2) if layer_norm else None
+    return Norm(1 + 0.1 * normal(size, seed=1), bias, 1e-5)
+
+
+def pack(out_features, in_features, precision, seed=3):
+    weight = normal(out_features, in_features, seed=seed) / in_features**0.5
+    return kernels.pack_linear(weight, normal(out_features, seed=seed + 1), precision)
+
+
+def pack_up(kind, inner, size, precision):
+    if kind == "plain":
+        return pack(inner, size, precision)
+    parts = [(normal(inner, size, seed=s) / size**0.5, normal(inner, seed=s + 1)) for s in (3, 5)]
+    return kernels.pack_gated(*parts, precision)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("layer_norm", [True, False])
+@pytest.mark.parametrize("with_delta", [True, False])
+@pytest.mark.parametrize(("rows", "size", "out"), [(1, 64, 96), (29, 48, 50), (200, 260, 33)])
+def test_normed_linear_is_the_product_of_the_normalised_rows(
+    precision, layer_norm, with_delta, rows, size, out
+):
+    residual, norm, weight = (
+        normal(rows, size),
+        a_norm(size, layer_norm),
+        pack(out, size, precision),
+    )
+    delta = normal(rows, size, seed=9) if with_delta else None
+    stream = residual.clone()
+    found = kernels.normed_linear(stream, delta, norm, weight, torch.float32)
+    expected = kernels.linear(kernels.normalize(residual, delta, norm, torch.float32), weight)
+    assert torch.equal(found, expected)
+    assert torch.equal(stream, residual)  # both took delta in
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", ["plain", "gated"])
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "relu", "silu"])
+@pytest.mark.parametrize(("rows", "size", "inner"), [(1, 64, 96), (31, 48, 130), (90, 132, 272)])
+def test_feed_forward_is_its_products_one_by_one(precision, kind, activation, rows, size, inner):
+    residual, delta, norm = normal(rows, size), normal(rows, size, seed=9), a_norm(size, True)
+    up, down = pack_up(kind, inner, size, precision), pack(size, inner, precision, seed=7)
+    stream = residual.clone()
+    found = kernels.feed_forward(stream, delta, norm, up, down, activation, torch.float32)
+    x = kernels.normalize(residual, delta, norm, torch.float32)
+    widened = (kernels.gated_linear if kind == "gated" else kernels.linear)(x, up, activation)
+    expected = kernels.linear(widened, down)
+    assert torch.equal(stream, residual)
+    if precision == "float":
+        assert torch.equal(found, expected)
+    else:
+        # Half precision in between moves a value by 2^-11 of itself, and so now and then over the
+        # border between two of its row's 254 steps.
+        off = (found - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt()
+        assert off < 0.004
+
+
+@pytest.mark.parametrize("kind", ["plain", "gated"])
+def test_rows_of_a_block_do_not_depend_on_their_company(kind):
+    residual, delta, norm = normal(120, 64), normal(120, 64, seed=9), a_norm(64, False)
+    up, down = pack_up(kind, 96, 64, "int8"), pack(64, 96, "int8", seed=7)
+
+    def block(rows):
+        stream = residual[rows].clone()
+        return kernels.feed_forward(stream, delta[rows], norm, up, down, "silu", torch.float32)
+
+    whole = block(slice(None))
+    for rows in (slice(0, 1), slice(3, 8), slice(17, 30), slice(50, 119)):
+        assert torch.equal(block(rows), whole[rows])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_stays_so_and_its_neighbours_do_not_feel_it(bad):
+    residual, norm = normal(20, 64), a_norm(64, True)
+    up, down = pack(96, 64, "int8"), pack(64, 96, "int8", seed=7)
+    clean = kernels.feed_forward(residual.clone(), None, norm, up, down, "gelu", torch.float32)
+    residual[4, 5] = bad
+    found = kernels.feed_forward(residual, None, norm, up, down, "gelu", torch.float32)
+    others = [row for row in range(20) if row != 4]
+    assert not found[4].isfinite().any()
+    assert torch.equal(found[others], clean[others])
+
+
+def test_large_numbers_between_the_products_are_kept_up_to_the_stated_range(backend):
+    residual, size = normal(6, 64), 64
+    down = kernels.pack_linear(torch.eye(size), None, "int8")
+
+    def largest(factor):
+        norm = Norm(torch.full((size,), float(factor)), None, 1e-5)
+        up = kernels.pack_linear(torch.eye(size), None, "int8")
+        return kernels.feed_forward(residual.clone(), None, norm, up, down, "relu", torch.float32)
+
+    inside = largest(INNER_RANGE / 8)
+    assert inside.isfinite().all()
+    assert inside.max() > INNER_RANGE / 8
+    if backend == "native":
+        assert not largest(INNER_RANGE).isfinite().all()
+
+
+def test_small_numbers_between_the_products_keep_their_digits():
+    norm = Norm(torch.full((64,), 0.05), None, 1e-5)
+    residual, up = normal(6, 64), kernels.pack_linear(torch.eye(64), None, "int8")
+    found = kernels.feed_forward(residual.clone(), None, norm, up, up, "relu", torch.float32)
+    expected = kernels.normalize(residual, None, norm, torch.float32).relu()
+    # Two roundings to half a step of a row's largest number.
+    bound = expected.amax(-1, keepdim=True) * (0.5 / 127) * 2.2
+    assert ((found - expected).abs() <= bound).all()
+
+
+REFUSED = {"native": ValueError, "torch": RuntimeError}
+
+
+def test_other_shapes_and_dtypes_are_refused(backend):
+    norm, weight = a_norm(64, True), pack(32, 64, "int8")
+    with pytest.raises(REFUSED[backend]) as width:
+        kernels.normed_linear(normal(3, 60), None, norm, weight, torch.float32)
+    doubled = Norm(norm.weight.double(), norm.bias.double(), 1e-5)
+    with pytest.raises(REFUSED[backend]) as dtype:
+        kernels.normed_linear(normal(3, 64), None, doubled, weight, torch.float32)
+    with pytest.raises(REFUSED[backend]) as inner:
+        kernels.feed_forward(
+            normal(3, 64), None, norm, weight, pack(64, 96, "int8"), "relu", torch.float32
+        )
+    if backend == "native":
+        assert "rows of 60, a norm of 64, a weight of 64 inputs" in str(width.value)
+        assert "a norm's weight is torch.float64" in str(dtype.value)
+        assert "32 channels go up, 96 come down" in str(inner.value)
