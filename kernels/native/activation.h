@@ -16,23 +16,10 @@ inline Vector reciprocal(Vector x) {
   return estimate * (splat(2.0f) - x * estimate);
 }
 
-// 1 / (1 + 2^t).  2^t is 2^n * 2^f, n whole and |f| <= 1/2; 2^f by a polynomial of least relative
-// error (1.5e-7).
+// 1 / (1 + 2^t); from 2^126 on the sum's reciprocal would not be a normal number.
 inline Vector logistic(Vector t) {
-  // From 2^126 on the sum's reciprocal would not be a normal number.
-  const Vector limited = at_most(t, 126.0f);
-  const __m512 n = _mm512_roundscale_ps(reinterpret_cast<__m512>(limited), 0);
-  const Vector f = limited - reinterpret_cast<Vector>(n);
-  Vector p = fused(splat(1.327646237e-3f), f, splat(9.675541354e-3f));
-  p = fused(p, f, splat(5.550713304e-2f));
-  p = fused(p, f, splat(2.402211972e-1f));
-  p = fused(p, f, splat(6.931469670e-1f));
-  p = fused(p, f, splat(1.000000072f));
-  const __m512 power = _mm512_scalef_ps(reinterpret_cast<__m512>(p), n);
-  return reciprocal(reinterpret_cast<Vector>(power) + splat(1.0f));
+  return reciprocal(power_of_two(at_most(t, 126.0f)) + splat(1.0f));
 }
-
-constexpr float kLog2E = 1.44269504088896341f;
 
 inline Vector sigmoid(Vector x) { return logistic(x * splat(-kLog2E)); }
 

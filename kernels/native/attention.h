@@ -79,8 +79,8 @@ class Tile {
   // Begin with `rows` query rows, row_step floats apart, whose scores are multiplied by `scale`.
   void begin(const float* q, int64_t row_step, int64_t rows, float scale) {
     rows_ = rows;
-    const Vector factor = splat(scale);
-    for (int64_t first = 0; first < kTileRows; first += kLanes) {
+    const Vector factor = splat(scale * kLog2E);  // weights are powers of two
+    for (int64_t first = 0; first < rows; first += kLanes) {
       for (int64_t d = 0; d < head_size_; d += kLanes) {
         Vector block[kLanes];
         for (int r = 0; r < kLanes; ++r) {
@@ -101,17 +101,14 @@ class Tile {
   // visible[r] of them (any number: below 1 none, from n on all).
   void attend(const float* keys, int64_t key_step, const float* values, int64_t value_step,
               int64_t n, const int32_t* visible) {
-    multiply_up_to<false, false>(n, keys, key_step, 1, queries_.data(), kTileRows, head_size_,
-                                 scores_, kTileRows);
-    weigh(n, visible);
-    int64_t d = 0;
-    for (; d + 2 * kLanes <= head_size_; d += 2 * kLanes) {
-      multiply_up_to<true, false>(rows_, scores_, 1, kTileRows, values + d, value_step, n,
-                                  out_.data() + d, head_size_);
-    }
-    for (; d < head_size_; d += kLanes) {
-      multiply_up_to<true, true>(rows_, scores_, 1, kTileRows, values + d, value_step, n,
-                                 out_.data() + d, head_size_);
+    score(keys, key_step, n, visible);
+    for (int64_t first = 0; first < rows_; first += kLanes) weigh(n, visible + first, first);
+    for (int64_t first = 0; first < rows_; first += kMicroRows) {
+      const int64_t rows = std::min<int64_t>(kMicroRows, rows_ - first);
+      // Keys that none of these rows sees weigh nothing.
+      const int32_t most = *std::max_element(visible + first, visible + first + rows);
+      const int64_t depth = std::min<int64_t>(n, most);
+      if (depth > 0) add_values(first, rows, values, value_step, depth);
     }
   }
 
@@ -127,38 +124,66 @@ class Tile {
   }
 
  private:
-  // Scores to softmax weights, and what was summed so far to the new peak (Milakov and
-  // Gimelshein, arXiv 1805.02867).
-  void weigh(int64_t n, const int32_t* visible) {
-    alignas(64) float corrections[kTileRows];
-    alignas(64) float peaks[kTileRows];
-    std::memcpy(peaks, peaks_, sizeof(peaks));
-    for (int64_t j = 0; j < n; ++j) {
-#pragma omp simd
-      for (int r = 0; r < kTileRows; ++r) {
-        const float score = scores_[j * kTileRows + r];
-        // Not `score > peak`: a NaN must stay.
-        peaks[r] = j < visible[r] && !(score <= peaks[r]) ? score : peaks[r];
-      }
+  // Scores of n keys, a register of rows left out where none of them sees the key.
+  void score(const float* keys, int64_t key_step, int64_t n, const int32_t* visible) {
+    const bool narrow = rows_ <= kLanes;
+    const int32_t low = *std::max_element(visible, visible + kLanes);
+    const int32_t high = narrow ? 0 : *std::max_element(visible + kLanes, visible + kTileRows);
+    const int64_t both = std::clamp<int64_t>(std::min(low, high), 0, n);
+    multiply_up_to<false, false>(both, keys, key_step, 1, queries_.data(), kTileRows, head_size_,
+                                 scores_, kTileRows);
+    const int64_t one = std::clamp<int64_t>(std::max(low, high), 0, n);
+    const int64_t place = low < high ? kLanes : 0;
+    multiply_up_to<false, true>(one - both, keys + both * key_step, key_step, 1,
+                                queries_.data() + place, kTileRows, head_size_,
+                                scores_ + both * kTileRows + place, kTileRows);
+  }
+
+  // Scores of kLanes rows, from `first` on, to softmax weights, and what was summed so far to the
+  // new peak (Milakov and Gimelshein, arXiv 1805.02867).  A NaN among the scores is in the sum.
+  void weigh(int64_t n, const int32_t* visible, int64_t first) {
+    Whole seen;
+    std::memcpy(&seen, visible, sizeof(seen));
+    const Vector before = load(peaks_ + first);
+    Vector peaks = before;
+    for (int32_t j = 0; j < n; ++j) {
+      const Vector score = load(scores_ + j * kTileRows + first);
+      peaks = (j < seen) & (score > peaks) ? score : peaks;
     }
-#pragma omp simd
-    for (int r = 0; r < kTileRows; ++r) {
-      // A row that has seen nothing yet keeps its zeros: -inf less -inf is no number.
-      corrections[r] = visible[r] > 0 ? exponential(peaks_[r] - peaks[r]) : 1.0f;
-      sums_[r] *= corrections[r];
-      peaks_[r] = peaks[r];
+    // A row that has seen nothing yet keeps its zeros: -inf less -inf is no number.
+    const Vector correction = seen > 0 ? power_of_two(before - peaks) : splat(1.0f);
+    Vector sums = load(sums_ + first) * correction;
+    for (int32_t j = 0; j < n; ++j) {
+      float* place = scores_ + j * kTileRows + first;
+      const Vector weight = power_of_two(load(place) - peaks);
+      const Vector shown = j < seen ? weight : Vector{};
+      store(place, shown);
+      sums += shown;
     }
-    for (int64_t j = 0; j < n; ++j) {
-#pragma omp simd
-      for (int r = 0; r < kTileRows; ++r) {
-        const float weight = exponential(scores_[j * kTileRows + r] - peaks[r]);
-        scores_[j * kTileRows + r] = j < visible[r] ? weight : 0.0f;
-        sums_[r] += scores_[j * kTileRows + r];
-      }
+    store(peaks_ + first, peaks);
+    store(sums_ + first, sums);
+    alignas(64) float corrections[kLanes];
+    store(corrections, correction);
+    for (int64_t r = first; r < std::min<int64_t>(rows_, first + kLanes); ++r) {
+      float* row = out_.data() + r * head_size_;
+      const Vector factor = splat(corrections[r - first]);
+      for (int64_t d = 0; d < head_size_; d += kLanes) store(row + d, load(row + d) * factor);
     }
-    for (int64_t r = 0; r < rows_; ++r) {
-#pragma omp simd
-      for (int64_t d = 0; d < head_size_; ++d) out_[r * head_size_ + d] *= corrections[r];
+  }
+
+  // Rows from `first` on take in the values of `depth` keys.
+  void add_values(int64_t first, int64_t rows, const float* values, int64_t value_step,
+                  int64_t depth) {
+    const float* weights = scores_ + first;
+    float* out = out_.data() + first * head_size_;
+    int64_t d = 0;
+    for (; d + 2 * kLanes <= head_size_; d += 2 * kLanes) {
+      multiply_up_to<true, false>(rows, weights, 1, kTileRows, values + d, value_step, depth,
+                                  out + d, head_size_);
+    }
+    for (; d < head_size_; d += kLanes) {
+      multiply_up_to<true, true>(rows, weights, 1, kTileRows, values + d, value_step, depth,
+                                 out + d, head_size_);
     }
   }
 

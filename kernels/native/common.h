@@ -29,6 +29,9 @@ constexpr int kLanes = 8;
 // Floats of one register; arithmetic on it is lane by lane (a GCC and Clang extension).
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
 
+// As many whole numbers; what a comparison of vectors gives is one of these, too.
+typedef int32_t Whole __attribute__((vector_size(kLanes * sizeof(int32_t))));
+
 inline Vector load(const float* from) {
   Vector vector;
   std::memcpy(&vector, from, sizeof(vector));
@@ -101,7 +104,6 @@ inline float scaled_by_power(float x, float n) {
 }
 
 inline Vector scaled_by_power(Vector x, Vector n) {
-  typedef int32_t Whole __attribute__((vector_size(kLanes * sizeof(int32_t))));
   const Whole bits = reinterpret_cast<Whole>(x) + (__builtin_convertvector(n, Whole) << 23);
   return reinterpret_cast<Vector>(bits);
 }
@@ -151,6 +153,60 @@ template <typename V>
   p = fused(p, f, constant<V>(5.0000001201e-1f));
   p = fused(p, f * f, f + 1.0f);
   return scaled_by_power(p, n);
+}
+
+// 2^x to a relative error of 2e-7, by a polynomial fitted to -1/2..1/2.  Far below zero it is 0, or
+// without AVX-512 2^-126; x up to 126.  NaN stays NaN.
+inline Vector power_of_two(Vector x) {
+  constexpr float fit[] = {9.675541354e-3f, 5.550713304e-2f, 2.402211972e-1f, 6.931469670e-1f,
+                           1.000000072f};
+#if defined(__AVX512F__)
+  // From minus infinity no whole part can be taken off.
+  x = at_least(x, -200.0f);
+  const __m512 n = _mm512_roundscale_ps(reinterpret_cast<__m512>(x), 0);
+  const Vector f = x - reinterpret_cast<Vector>(n);
+#else
+  constexpr float rounder = 12582912.0f;  // adding and taking off 1.5 * 2^23 rounds
+  x = at_least(x, -126.0f);
+  const Vector n = (x + rounder) - rounder;
+  const Vector f = x - n;
+#endif
+  Vector p = splat(1.327646237e-3f);
+  for (float term : fit) p = fused(p, f, splat(term));
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vector>(_mm512_scalef_ps(reinterpret_cast<__m512>(p), n));
+#else
+  return scaled_by_power(p, n);
+#endif
+}
+
+constexpr float kLog2E = 1.44269504088896341f;
+
+// The sum, and the largest, of a vector's lanes, in an order that is always the same.
+template <typename Join>
+inline float joined(Vector x, Join join) {
+  float lanes[kLanes];
+  std::memcpy(lanes, &x, sizeof(lanes));
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] = join(lanes[i], lanes[i + width]);
+  }
+  return lanes[0];
+}
+
+inline float sum_of(Vector x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(reinterpret_cast<__m512>(x));
+#else
+  return joined(x, [](float a, float b) { return a + b; });
+#endif
+}
+
+inline float largest_of(Vector x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps(reinterpret_cast<__m512>(x));
+#else
+  return joined(x, [](float a, float b) { return a > b ? a : b; });
+#endif
 }
 
 }  // namespace nightjar

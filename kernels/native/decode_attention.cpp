@@ -44,21 +44,28 @@ inline void score(const float* q, const S* keys, int64_t head_size, int64_t n, i
   }
 }
 
-// Take n keys into a head's running softmax; scores become weights.
+// Take n keys into a head's running softmax; scores become weights.  A NaN among them is in the sum.
 inline void weigh(Head& head, float* scores, int64_t n, float* out, int64_t head_size) {
-  float peak = head.peak;
-  for (int64_t j = 0; j < n; ++j) peak = !(scores[j] <= peak) ? scores[j] : peak;
-  const float correction = exponential(head.peak - peak);
-  // Past n the score is -inf and its weight left out: whole registers only.
+  // Past n the score is -inf and the weight nothing: whole registers only.
   for (int64_t j = n; j < kPieceKeys; ++j) scores[j] = -std::numeric_limits<float>::infinity();
-#pragma omp simd
-  for (int64_t j = 0; j < kPieceKeys; ++j) scores[j] = exponential(scores[j] - peak);
-  float sum = head.sum * correction;
-  for (int64_t j = 0; j < n; ++j) sum += scores[j];
-  head.sum = sum;
+  Vector peaks = splat(head.peak);
+  for (int64_t j = 0; j < kPieceKeys; j += kLanes) {
+    const Vector score = load(scores + j);
+    peaks = score > peaks ? score : peaks;
+  }
+  const float peak = largest_of(peaks);
+  const Vector correction = power_of_two(splat(head.peak) - splat(peak));
+  Vector sums{};
+  for (int64_t j = 0; j < kPieceKeys; j += kLanes) {
+    const Vector score = load(scores + j);
+    const Vector weight = power_of_two(score - splat(peak));
+    const Vector shown = score <= -std::numeric_limits<float>::infinity() ? Vector{} : weight;
+    store(scores + j, shown);
+    sums += shown;
+  }
+  head.sum = fused(head.sum, correction[0], sum_of(sums));
   head.peak = peak;
-#pragma omp simd
-  for (int64_t d = 0; d < head_size; ++d) out[d] *= correction;
+  for (int64_t d = 0; d < head_size; d += kLanes) store(out + d, load(out + d) * correction);
 }
 
 // out += weights x values, R registers of channels at a time.
@@ -109,7 +116,8 @@ class Group {
            int64_t length, float* out) {
     const int64_t size = cache_.head_size, block_size = cache_.block_size;
     const int64_t heads = (last - first) * in_group_;
-    for (int64_t d = 0; d < heads * size; ++d) queries_[d] = q[d] * scale;
+    const float factor = scale * kLog2E;  // weights are powers of two
+    for (int64_t d = 0; d < heads * size; ++d) queries_[d] = q[d] * factor;
     std::fill(out, out + heads * size, 0.0f);
     std::fill(states_.begin(), states_.end(), Head{-std::numeric_limits<float>::infinity(), 0.0f});
     for (int64_t start = 0; start < length; start += block_size) {

@@ -26,7 +26,9 @@ void prefill(const float* q, int64_t q_step, int64_t heads, const Cache<S>& cach
         const int64_t first = tiles.first_rows[i], count = tiles.counts[i];
         const int64_t position = tiles.positions[i];
         alignas(64) int32_t limits[kTileRows];
-        for (int r = 0; r < kTileRows; ++r) limits[r] = static_cast<int32_t>(position + r + 1);
+        for (int r = 0; r < kTileRows; ++r) {
+          limits[r] = r < count ? static_cast<int32_t>(position + r + 1) : 0;
+        }
         tile.begin(q + first * q_step + head * size, q_step, count, scale);
         attend_paged(tile, cache, tables + tiles.table_starts[i], head / heads_per_kv,
                      position + count, limits);
