@@ -12,6 +12,7 @@ import tokenizers
 
 from nightjar.checkpoints.errors import CheckpointError
 from nightjar.checkpoints.json_file import read_json_object
+from nightjar.checkpoints.word_cache import WordCache, cuts_at_blanks
 
 PROMPT_TOKEN = "<|PROMPT|>"  # noqa: S105 - a token of text, not of access
 """Stands in a prompt where a prompt vector is read; it can never be generated."""
@@ -55,12 +56,15 @@ class Tokenizer:
         alphabet: Alphabet,
         token_bytes: list[bytes],
         special_ids: frozenset[int],
+        *,
+        by_words: bool = False,
     ) -> None:
         self._backend = backend
         self._alphabet = alphabet
         self.token_bytes = token_bytes
         self.special_ids = special_ids
         self.prefix_ids = _prefix_ids(backend)
+        self._words = WordCache(self._encode_whole) if by_words else None
 
     @staticmethod
     def read(path: Path, vocab_size: int) -> Tokenizer:
@@ -86,7 +90,7 @@ class Tokenizer:
                     )
             elif index not in special:
                 table[index] = plain[index] if index in plain else alphabet.raw_bytes(text)
-        return Tokenizer(backend, alphabet, table, special)
+        return Tokenizer(backend, alphabet, table, special, by_words=cuts_at_blanks(description))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of the text; no special tokens are added around it."""
@@ -94,6 +98,9 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of several texts."""
+        return self._words.encode_batch(texts) if self._words else self._encode_whole(texts)
+
+    def _encode_whole(self, texts: Sequence[str]) -> list[list[int]]:
         found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in found]
 

@@ -1,8 +1,8 @@
 """Start, feed, watch and restart the compute process.
 
-The launcher knows nothing of Celery or SQL: it takes requests and gives futures. When the
-process dies or stalls, every future in flight fails with `ComputeLostError` and a new process
-starts; what becomes of the requests is the caller's decision.
+The launcher knows nothing of Celery or SQL: it takes requests and gives answers. When the
+process dies or stalls, every flight with requests in it is lost (`ComputeLostError`) and a new
+process starts; what becomes of the requests is the caller's decision.
 """
 
 import itertools
@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -67,12 +66,32 @@ class ComputeConfig:
         return command if self.threads is None else [*command, f"--threads={self.threads}"]
 
 
-@dataclass(frozen=True, slots=True)
 class InFlight:
-    """Requests sent together: their tickets and the futures of their answers, in order."""
+    """Requests sent together, and what comes of them.
 
-    tickets: list[int]
-    answers: list[Future[messages.Answer]]
+    One for a micro-batch, not a future for each request: those cost more than all else that the
+    worker does for a request.
+
+    answers: by ticket; complete once `done` is set, unless the flight was cancelled or lost.
+    lost: why what is missing in `answers` will not come.
+    """
+
+    def __init__(self, tickets: Sequence[int]) -> None:
+        self.tickets = tickets
+        self.answers: dict[int, messages.Answer] = {}
+        self.lost: LauncherError | None = None
+        self.done = threading.Event()
+        self._missing = len(tickets)
+        if not tickets:
+            self.done.set()
+
+    def end(self, ticket: int, answer: messages.Answer | None) -> None:
+        """One request has ended, with its answer or without.  Called by one thread at a time."""
+        if answer is not None:
+            self.answers[ticket] = answer
+        self._missing -= 1
+        if not self._missing:
+            self.done.set()
 
 
 class Launcher:
@@ -95,7 +114,7 @@ class Launcher:
         # full pipe towards the process cannot stop the reading of what comes from it.
         self._send_lock = threading.Lock()
         self._pending_lock = threading.Lock()  # held for moments, inside the other if at all
-        self._pending: dict[int, Future[messages.Answer]] = {}
+        self._pending: dict[int, InFlight] = {}
         self._vectors: dict[str, bytes] = {}
         self._ready = threading.Event()
         self._error: str | None = None
@@ -147,28 +166,24 @@ class Launcher:
         """
         tickets = [next(self._tickets) for _ in makers]
         frame = [make(ticket) for make, ticket in zip(makers, tickets, strict=True)]
-        answers: list[Future[messages.Answer]] = [Future() for _ in makers]
+        flight = InFlight(tickets)
         with self._send_lock:
             self._check()
             with self._pending_lock:
                 if not self._pending:
                     self._alive_at = time.monotonic()
-                self._pending.update(zip(tickets, answers, strict=True))
+                self._pending.update(dict.fromkeys(tickets, flight))
             self._send(frame)
-        return InFlight(tickets, answers)
+        return flight
 
     def cancel(self, flight: InFlight) -> None:
-        """Stop computing what has not been answered yet; those futures end cancelled."""
-        waiting = {}
+        """Stop computing what has not been answered yet; no answer comes for it any more."""
         with self._pending_lock:
-            for ticket in flight.tickets:
-                if ticket in self._pending:
-                    waiting[ticket] = self._pending.pop(ticket)
-        for future in waiting.values():
-            future.cancel()
-            future.set_running_or_notify_cancel()  # else `wait` never counts it as done
+            waiting = [ticket for ticket in flight.tickets if self._pending.pop(ticket, None)]
+            for ticket in waiting:
+                flight.end(ticket, None)
         with self._send_lock:
-            self._send([messages.Cancel(tickets=list(waiting))])
+            self._send([messages.Cancel(tickets=waiting)])
 
     def close(self) -> None:
         """End the process: it leaves when the pipe closes, else it is killed."""
@@ -235,9 +250,9 @@ class Launcher:
                 self._fail(message.message)
             case messages.Generated() | messages.Ranked() | messages.Failed():
                 with self._pending_lock:
-                    future = self._pending.pop(message.ticket, None)
-                if future is not None:
-                    future.set_result(message)
+                    flight = self._pending.pop(message.ticket, None)
+                    if flight is not None:
+                        flight.end(message.ticket, message)
             case messages.Stepped():
                 engine_s = self._earlier_engine_s + message.busy_s
                 self._seconds = replace(self._seconds, engine_s=engine_s)
@@ -299,8 +314,9 @@ class Launcher:
     def _fail_pending(self, error: LauncherError) -> None:
         with self._pending_lock:
             lost, self._pending = self._pending, {}
-        for future in lost.values():
-            future.set_exception(error)
+            for ticket, flight in lost.items():
+                flight.lost = error
+                flight.end(ticket, None)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         try:

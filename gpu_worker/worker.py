@@ -8,7 +8,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -158,15 +157,14 @@ class GpuWorker:
         results, asked = _messages(batch.requests)
         flight = self._launcher.submit([partial(_with_ticket, message) for _, message in asked])
         self._wait(batch, flight)
-        lost: ComputeLostError | None = None
-        for (request, _), answer in zip(asked, flight.answers, strict=True):
-            try:
-                results.append(self._result(request, answer.result()))
-            except CancelledError:
-                continue  # the store writes the outcome of cancelled requests
-            except ComputeLostError as error:
-                lost = error
-        return _Computed(results, lost)
+        if flight.lost is not None and not isinstance(flight.lost, ComputeLostError):
+            raise flight.lost
+        for (request, _), ticket in zip(asked, flight.tickets, strict=True):
+            answer = flight.answers.get(ticket)
+            # Where there is none and none was lost, the store writes that it was cancelled.
+            if answer is not None:
+                results.append(self._result(request, answer))
+        return _Computed(results, flight.lost)
 
     def _result(self, request: ClaimedRequest, answer: messages.Answer) -> NewResult:
         try:
@@ -187,7 +185,7 @@ class GpuWorker:
 
     def _wait(self, batch: ClaimedMicroBatch, flight: InFlight) -> None:
         """Wait for all answers; leave the rest uncomputed when the job is stopped."""
-        while wait(flight.answers, timeout=_CANCEL_LOOK_S).not_done:
+        while not flight.done.wait(_CANCEL_LOOK_S):
             try:
                 stopped = self._store.is_stopped(batch.job_id)
             except StoreUnavailableError:

@@ -24,12 +24,10 @@ from nightjar.jobs.store.bodies import load_body
 from nightjar.jobs.store.bulk import BulkUpdate
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.segments import pack_segments
-from nightjar.jobs.store.tables import job, micro_batch, request
+from nightjar.jobs.store.tables import NO_TOKENS, UNPLANNED, job, micro_batch, request
 
-# Written into the statement, so that the planner of SQL sees that the partial index fits.
-_is_queued = request.c.state == sa.literal(
-    RequestState.QUEUED, request.c.state.type, literal_execute=True
-)
+# The partial index's own condition, so that the planner of SQL sees that it fits.
+_is_queued = sa.and_(request.c.state == RequestState.QUEUED, UNPLANNED)
 REJECTED_STATUS = 400
 _mb = micro_batch.c
 # Who goes first: by creation, less what the priority is worth.
@@ -43,6 +41,7 @@ class PlanningStore(StorePart):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._join_requests = BulkUpdate(database, request, _MEMBERSHIP)
+        self._set_tokens = BulkUpdate(database, request, ("segments",))
 
     def jobs_to_plan(self) -> list[str]:
         """Jobs that have queued requests, in the order of their rank."""
@@ -108,6 +107,9 @@ class PlanningStore(StorePart):
                 if id_ in indexes
             ]
             self._land(connection, job_id, failures, indexes)
+            # Not those that failed through a fault of ours: they may be retried.
+            refused = [item for item in failures if item.status_code == REJECTED_STATUS]
+            self._set_tokens.run(connection, [(NO_TOKENS, item.request_id) for item in refused])
             return refs
 
         return self._database.write(work)

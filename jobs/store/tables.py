@@ -101,6 +101,15 @@ micro_batch = sa.Table(
     sa.Index(None, "state", "job_id", "id"),
 )
 
+# What may wait for planning: a row in no micro-batch, unless the planner refused it, which leaves
+# it without tokens. Not by its state: PostgreSQL writes a row's new version beside the old one, and
+# into no index, where no column changes that an index or its condition names. Ending changes the
+# state alone.
+UNPLANNED = sa.text(
+    "micro_batch_id IS NULL AND kind IS NOT NULL AND (segments IS NULL OR length(segments) > 0)"
+)
+NO_TOKENS = b""
+
 request = sa.Table(
     "request",
     metadata,
@@ -127,12 +136,14 @@ request = sa.Table(
     ),
     # Planning: holds the backlog alone, so that it stays small and cheap to keep.
     sa.Index(
-        "ix_request_queued",
+        "ix_request_unplanned",
         "job_id",
         "row_index",
-        sqlite_where=sa.text("state = 'queued'"),
-        postgresql_where=sa.text("state = 'queued'"),
+        sqlite_where=UNPLANNED,
+        postgresql_where=UNPLANNED,
     ),
+    # Room in each page for the new version of a row that ends.
+    postgresql_with={"fillfactor": 75},
 )
 
 result = sa.Table(

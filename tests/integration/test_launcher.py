@@ -5,7 +5,6 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,9 +52,17 @@ def ask(launcher: Launcher, *, count: int = 1, max_tokens: int = 4) -> InFlight:
 
 
 def text(flight: InFlight) -> bytes:
-    answer = flight.answers[0].result(PATIENCE_S)
+    (answer,) = answers(flight)
     assert isinstance(answer, messages.Generated)
     return answer.outputs[0].text
+
+
+def answers(flight: InFlight) -> list[messages.Answer]:
+    """All of them, in order; raises what they were lost by."""
+    assert flight.done.wait(PATIENCE_S)
+    if flight.lost is not None:
+        raise flight.lost
+    return [flight.answers[ticket] for ticket in flight.tickets]
 
 
 def test_the_fake_engine_is_what_was_asked_for(tiny_model: Path) -> None:
@@ -82,7 +89,7 @@ def test_answers_come_in_the_order_of_the_requests(launcher: Launcher) -> None:
             partial(generate, ids=[], max_tokens=3),
         ]
     )
-    generated, ranked, failed = (answer.result(PATIENCE_S) for answer in flight.answers)
+    generated, ranked, failed = answers(flight)
     assert isinstance(generated, messages.Generated)
     assert generated.outputs[0].completion_tokens == 3
     assert isinstance(ranked, messages.Ranked)
@@ -96,7 +103,7 @@ def test_sampling_crosses_the_pipe(launcher: Launcher, tiny_model: Path) -> None
     def answer(**fields: Any) -> messages.Output:
         sampling = messages.Sampling(max_tokens=9, ignore_eos=True, logprobs=2, **fields)
         flight = launcher.submit([lambda ticket: messages.Generate(ticket, [5, 6, 7], sampling)])
-        generated = flight.answers[0].result(PATIENCE_S)
+        (generated,) = answers(flight)
         assert isinstance(generated, messages.Generated)
         (output,) = generated.outputs
         assert output.reports is not None
@@ -117,10 +124,9 @@ def test_a_death_fails_what_is_in_flight_and_nothing_later(launcher: Launcher) -
     flight = ask(launcher, count=200, max_tokens=100)
     pid = launcher.pid
     os.kill(pid, signal.SIGKILL)
-    ended = wait(flight.answers, PATIENCE_S)
-    assert not ended.not_done
-    errors = {type(answer.exception()) for answer in flight.answers} - {type(None)}
-    assert errors == {ComputeLostError}
+    assert flight.done.wait(PATIENCE_S)
+    assert type(flight.lost) is ComputeLostError
+    assert len(flight.answers) < 200
     wait_until("the next process", lambda: launcher.pid != pid)
     assert text(ask(launcher)) == before
 
@@ -130,7 +136,7 @@ def test_seconds_add_up_over_processes(launcher: Launcher) -> None:
     loaded = launcher.seconds
     assert loaded.engine_s == 0
     assert loaded.load_s > 0
-    wait(ask(launcher, count=64, max_tokens=100).answers, PATIENCE_S)
+    assert ask(launcher, count=64, max_tokens=100).done.wait(PATIENCE_S)
     wait_until("the steps to be told", lambda: launcher.seconds.engine_s > 0)
     first = launcher.seconds
     assert first.load_s == loaded.load_s
@@ -167,8 +173,24 @@ def test_prompt_vectors_outlive_the_process(launcher: Launcher) -> None:
 def test_cancelled_requests_end_and_the_rest_goes_on(launcher: Launcher) -> None:
     flight = ask(launcher, count=64, max_tokens=120)
     launcher.cancel(flight)
-    assert all(answer.cancelled() or answer.done() for answer in flight.answers)
+    assert flight.done.is_set()
+    assert len(flight.answers) < 64
+    assert flight.lost is None
     assert text(ask(launcher))
+
+
+def test_a_flight_of_no_requests_is_over_at_once(launcher: Launcher) -> None:
+    assert launcher.submit([]).done.is_set()
+
+
+def test_a_flight_is_over_with_its_last_answer() -> None:
+    flight = InFlight([1, 2, 3])
+    flight.end(3, messages.Failed(3, "code", "message"))
+    flight.end(1, None)
+    assert not flight.done.is_set()
+    flight.end(2, messages.Failed(2, "code", "message"))
+    assert flight.done.is_set()
+    assert flight.answers.keys() == {2, 3}
 
 
 def test_a_model_that_cannot_be_loaded_is_told(tiny_model: Path, tmp_path: Path) -> None:
@@ -195,7 +217,8 @@ def test_a_reader_that_fails_is_told_to_everybody(
 
     monkeypatch.setattr(launcher, "_spawn", no_memory)
     os.kill(launcher.pid, signal.SIGKILL)
-    assert not wait(flight.answers, PATIENCE_S).not_done
+    assert flight.done.wait(PATIENCE_S)
+    assert flight.lost is not None
     wait_until("the failure to be told", lambda: launcher_fails(launcher))
 
 

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import sqlalchemy as sa
 
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import (
@@ -17,6 +18,7 @@ from nightjar.jobs.records import (
     RequestKind,
 )
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.tables import UNPLANNED, request
 from tests.jobs import planned, submit
 from tests.outcomes import claim, codes
 
@@ -84,6 +86,48 @@ def test_a_job_whose_rows_are_all_refused_is_over(
     assert store.save_plan(job_id, [], [], [(id_, error) for id_ in ids]) == []
     assert store.job(job_id).state is JobState.FAILED
     assert store.jobs_to_plan() == []
+
+
+def plans_of(store: Store, statement: str, job_id: str) -> str:
+    """How the database would look for the queued requests, were there many."""
+    engine = store._database.engine
+    with engine.begin() as connection:
+        if engine.dialect.name == "sqlite":
+            explained = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", (job_id,))
+            return str(explained.all())
+        connection.exec_driver_sql("SET LOCAL enable_seqscan TO off")
+        explained = connection.exec_driver_sql(f"EXPLAIN {statement}", (job_id,))
+        return str(explained.all())
+
+
+def refused(store: Store, ids: list[int], code: str) -> set[int]:
+    """Ids of those that the index of unplanned requests still holds, after a refusal."""
+    (job,) = store.jobs()
+    error = RequestError(code, "refused", None)
+    store.save_plan(job.id, [], [], [(id_, error) for id_ in ids])
+    with store._database.reading() as connection:
+        return set(connection.scalars(sa.select(request.c.id).where(UNPLANNED)))
+
+
+def test_refused_requests_leave_the_index_of_the_unplanned(
+    store: Store, job_id: str, ids: list[int]
+) -> None:
+    assert refused(store, ids[:3], "context_length_exceeded") == {ids[3]}
+
+
+def test_a_refusal_through_a_fault_of_ours_can_be_planned_again(
+    store: Store, job_id: str, ids: list[int]
+) -> None:
+    assert refused(store, ids, "internal_error") == set(ids)
+    assert store.retry(job_id) == 4
+    assert [item.id for item in store.queued_requests(job_id, 4)] == ids
+
+
+def test_queued_requests_are_found_by_their_own_index(store: Store, job_id: str) -> None:
+    mark = "?" if store._database.is_sqlite else "%s"
+    where = f"job_id = {mark} AND state = 'queued' AND {UNPLANNED}"
+    statement = f"SELECT id FROM request WHERE {where} ORDER BY row_index LIMIT 10"  # noqa: S608
+    assert "ix_request_unplanned" in plans_of(store, statement, job_id)
 
 
 def test_planning_twice_stores_it_once(store: Store, job_id: str, ids: list[int]) -> None:

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
+from nightjar.jobs.bodies import ChatBody, CompletionBody, RerankBody
 from nightjar.jobs.records import NewRequest, RejectedRow, RequestKind
-from nightjar.jobs.schemas import parse_batch_line
+from nightjar.jobs.schemas import parse_batch_line, validate_body
 
 
 def line(**changes: Any) -> bytes:
@@ -44,6 +46,25 @@ def test_both_kinds() -> None:
     row = parse_batch_line(line(url="/v1/rerank", body=body), line=1, index=0)
     assert isinstance(row, NewRequest)
     assert row.kind is RequestKind.RANK
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (CompletionBody, {"prompt": "hi", "best_of": 1, "logit_bias": {"5": 1}, "stop": "a"}),
+        (CompletionBody, {"prompt": [1, 2], "top_k": -1, "temperature": 0, "beam_width": 2}),
+        (ChatBody, {"messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 3}),
+        (RerankBody, {"query": "q", "documents": ["d", {"text": "e"}], "top_n": 1}),
+    ],
+)
+def test_a_validated_body_is_what_pydantic_would_write(
+    model: type[BaseModel], body: dict[str, Any]
+) -> None:
+    kind = RequestKind.RANK if model is RerankBody else RequestKind.GENERATE
+    found = validate_body(kind, body, chat=model is ChatBody)
+    written = model.model_validate(body).model_dump()
+    assert found == written
+    assert json.dumps(found, sort_keys=True) == json.dumps(written, sort_keys=True)
 
 
 def test_unknown_fields_beside_the_body_are_passed_over() -> None:

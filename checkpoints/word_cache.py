@@ -1,0 +1,132 @@
+"""Token ids of words that were met before, so that a text of them need not be tokenized again.
+
+Byte-level BPE cuts a text by a regular expression before it merges anything. In the expressions
+below a blank is matched as the first character of a match or among other white space, and nothing
+looks back. So a match ends at every single blank between two characters that are no white space,
+and the ids of a text are the ids of its first word and of each later word with its blank, in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+EncodeBatch = Callable[[Sequence[str]], list[list[int]]]
+
+MOST_WORDS = 1 << 15
+MOST_CHARACTERS = 32  # of a word that is kept
+
+# Of Llama 3 and Qwen 2; GPT-2's is ByteLevel's own.
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_EXPRESSIONS = frozenset(
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + _REST
+    for digits in (r"\p{N}", r"\p{N}{1,3}")
+)
+
+
+def cuts_at_blanks(description: dict[str, Any]) -> bool:
+    """Whether a text's ids are those of its words, by what tokenizer.json says."""
+    normalizer = description.get("normalizer")
+    tokens = description.get("added_tokens") or []
+    return (
+        (normalizer is None or normalizer.get("type") == "NFC")  # which leaves blanks alone
+        and description["model"].get("type") == "BPE"
+        and not description["model"].get("dropout")
+        and _pre_tokenizer_cuts(description.get("pre_tokenizer") or {})
+        and not any(_may_reach_across(token) for token in tokens)
+    )
+
+
+def _pre_tokenizer_cuts(step: dict[str, Any]) -> bool:
+    match step:
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
+            return True
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {
+                    "type": "Split",
+                    "pattern": {"Regex": expression},
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ],
+        }:
+            return expression in _EXPRESSIONS
+    return False
+
+
+def _may_reach_across(token: dict[str, Any]) -> bool:
+    """Whether an added token may take in, or ask for, what stands beside its own characters."""
+    wide = token.get("lstrip") or token.get("rstrip") or token.get("single_word")
+    return bool(wide) or any(character.isspace() for character in token["content"])
+
+
+class WordCache:
+    """Encodes texts by their words.
+
+    Args:
+        encode_batch: The tokenizer itself; `cuts_at_blanks` of its description.
+        most_words: So many words are kept; then it begins anew.
+    """
+
+    def __init__(self, encode_batch: EncodeBatch, most_words: int = MOST_WORDS) -> None:
+        self._encode_batch = encode_batch
+        self._most_words = most_words
+        self._first: dict[str, list[int]] = {}
+        self._later: dict[str, list[int]] = {}  # words without the blank before them
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, the same as those of the tokenizer itself."""
+        found = [self._join(text) for text in texts]
+        self._learn(text for text, ids in zip(texts, found, strict=True) if ids is None)
+        found = [
+            self._join(text) if ids is None else ids for text, ids in zip(texts, found, strict=True)
+        ]
+        whole = iter(
+            self._encode_batch([t for t, ids in zip(texts, found, strict=True) if ids is None])
+        )
+        return [next(whole) if ids is None else ids for ids in found]
+
+    def _join(self, text: str) -> list[int] | None:
+        """The text's ids, if all its words are known."""
+        first, *later = text.split(" ")
+        known = self._later
+        try:
+            ids = self._first[first].copy()
+            for word in later:
+                ids += known[word]
+        except KeyError:
+            return None
+        return ids
+
+    def _learn(self, texts: Iterable[str]) -> None:
+        """Take up the words of texts, those of each text or none, while there is room."""
+        if len(self._first) + len(self._later) >= self._most_words:
+            self._first, self._later = {}, {}
+        known_first, known_later = self._first, self._later
+        room = self._most_words - len(known_first) - len(known_later)
+        firsts: set[str] = set()
+        laters: set[str] = set()
+        for text in texts:
+            first, *later = text.split(" ")
+            new = [word for word in later if word not in known_later]
+            if len(firsts) + len(laters) + len(new) >= room:
+                break
+            if all(map(_can_be_kept, (first, *new))):
+                firsts.add(first)
+                laters.update(new)
+        ids = self._encode_batch([*firsts, *(f" {word}" for word in laters)])
+        known_first.update(zip(firsts, ids, strict=False))
+        known_later.update(zip(laters, ids[len(firsts) :], strict=True))
+
+
+def _can_be_kept(word: str) -> bool:
+    """Whether it is short, and begins and ends with what no expression takes for white space."""
+    return 0 < len(word) <= MOST_CHARACTERS and _is_visible(word[0]) and _is_visible(word[-1])
+
+
+def _is_visible(character: str) -> bool:
+    return character.isprintable() and not character.isspace()
