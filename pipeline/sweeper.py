@@ -1,4 +1,4 @@
-"""Sweep: take leases back from silent workers, send lost messages again, end what is to stop.
+"""Sweep: take leases back from silent workers, send lost messages again, end what is to end.
 
 Silence is measured on this process's monotonic clock: a worker's heartbeat is a counter, so
 clocks that differ or jump between machines do not matter. Time in which this process did not look
@@ -71,6 +71,7 @@ class Sweeper:
                     extra={"action": "expire", "jobs": expired},
                 )
             self._store.finish_stops()
+            self._store.land_orphans()
             beats, messages = self._store.heartbeats(), self._store.dispatched()
             now = self._clock()
             self._watched_s += min(now - self._looked_at, self._longest_gap_s)

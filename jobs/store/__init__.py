@@ -7,6 +7,7 @@ A store is safe to share between threads; each process opens its own.
 from nightjar.jobs.store.database import Database, Synchronous
 from nightjar.jobs.store.heartbeats import HeartbeatStore
 from nightjar.jobs.store.leases import LeaseStore
+from nightjar.jobs.store.orphans import OrphanStore
 from nightjar.jobs.store.planning import PlanningStore
 from nightjar.jobs.store.reading import ReadingStore
 from nightjar.jobs.store.retrying import RetryStore
@@ -24,6 +25,7 @@ class Store(
     SuspectStore,
     HeartbeatStore,
     StoppingStore,
+    OrphanStore,
     RetryStore,
     ReadingStore,
     VectorStore,

@@ -10,7 +10,7 @@ from enum import StrEnum
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
-from nightjar.jobs.records import JobState, MicroBatchState, RequestKind, RequestState
+from nightjar.jobs.records import JobState, MicroBatchState, RequestKind, RequestState, Reuse
 
 metadata = sa.MetaData(
     naming_convention={
@@ -79,6 +79,8 @@ job = sa.Table(
     sa.Column("priority", sa.Integer, nullable=False, server_default="0"),
     # Whose is earlier goes first: the creation, less what the priority is worth.
     sa.Column("rank_at", UtcDateTime),
+    sa.Column("reused", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("reused_tokens", sa.BigInteger, nullable=False, server_default="0"),
 )
 
 micro_batch = sa.Table(
@@ -115,6 +117,7 @@ request = sa.Table(
     sa.Column("micro_batch_id", sa.ForeignKey("micro_batch.id"), index=True),
     sa.Column("segments", sa.LargeBinary),
     sa.Column("prompt_vector", sa.Text),  # "name@version": save_plan writes it, claim returns it
+    sa.Column("leader_id", BigId),  # the equal request that is computed in its place
     sa.UniqueConstraint("job_id", "row_index"),
     # Rejected rows may repeat a custom_id: the repetition is why they are rejected.
     sa.Index(
@@ -132,6 +135,14 @@ request = sa.Table(
         "row_index",
         sqlite_where=sa.text("state = 'queued'"),
         postgresql_where=sa.text("state = 'queued'"),
+    ),
+    # Landing: empty unless equal requests wait for one another.
+    sa.Index(
+        "ix_request_following",
+        "job_id",
+        "leader_id",
+        sqlite_where=sa.text("state = 'following'"),
+        postgresql_where=sa.text("state = 'following'"),
     ),
 )
 
@@ -153,6 +164,7 @@ result = sa.Table(
     sa.Column("saved_tokens", sa.BigInteger, nullable=False),
     sa.Column("finish_reason", sa.String(32)),
     sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("reused", _state(Reuse)),  # null: computed for this request
     sa.Index(None, "job_id", "row_index"),
     # Failures are few: this finds them without a walk over the successes.
     sa.Index(

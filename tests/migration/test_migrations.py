@@ -60,10 +60,12 @@ def test_partial_indexes_are_made_as_described(engine: sa.Engine) -> None:
     assert set(made) == {
         "uq_request_job_id_custom_id",
         "ix_request_queued",
+        "ix_request_following",
         "ix_result_failures",
     }
     assert "kind IS NOT NULL" in str(made["uq_request_job_id_custom_id"])
     assert "'queued'" in str(made["ix_request_queued"])
+    assert "'following'" in str(made["ix_request_following"])
     assert "error_code IS NOT NULL" in str(made["ix_result_failures"])
 
 
