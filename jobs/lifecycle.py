@@ -46,6 +46,7 @@ REQUEST_TRANSITIONS: Mapping[RequestState, frozenset[RequestState]] = {
         {
             RequestState.FOLLOWING,
             RequestState.PLANNED,
+            RequestState.DONE,  # its answer was known
             RequestState.FAILED,
             RequestState.CANCELLED,
         }

@@ -68,6 +68,7 @@ class Reuse(StrEnum):
     """Where an answer comes from that was not computed for its request."""
 
     JOB = "job"  # an equal request of the same job
+    CACHE = "cache"  # an equal request of an earlier time
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +271,19 @@ class NewResult:
     ) -> "NewResult":
         """The outcome of a request that failed."""
         return cls(request_id, status, None, RequestError(code, message, param))
+
+
+@dataclass(frozen=True, slots=True)
+class CachedAnswer:
+    """A success that is kept for equal requests to come."""
+
+    key: str  # 64 hexadecimal digits: of the model, the precision and what was asked
+    body: JsonObject
+    prompt_tokens: int
+    completion_tokens: int
+    requested_tokens: int
+    saved_tokens: int
+    finish_reason: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from nightjar.jobs.store.leases import LeaseStore
 from nightjar.jobs.store.orphans import OrphanStore
 from nightjar.jobs.store.planning import PlanningStore
 from nightjar.jobs.store.reading import ReadingStore
+from nightjar.jobs.store.result_cache import CacheStore
 from nightjar.jobs.store.retrying import RetryStore
 from nightjar.jobs.store.schema import migrate
 from nightjar.jobs.store.stopping import StoppingStore
@@ -29,6 +30,7 @@ class Store(
     RetryStore,
     ReadingStore,
     VectorStore,
+    CacheStore,
 ):
     """Jobs, requests, micro-batches and results in SQLite or PostgreSQL."""
 

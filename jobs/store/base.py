@@ -117,6 +117,16 @@ def stopped_result(request_id: int, reason: StopReason) -> NewResult:
     return NewResult.failure(request_id, reason.value, message, status=status)
 
 
+def set_running(connection: Connection, job_id: str) -> None:
+    """A job that was queued has begun."""
+    lifecycle.check_step(lifecycle.JOB_TRANSITIONS, JobState.QUEUED, JobState.RUNNING)
+    connection.execute(
+        sa.update(job)
+        .where(job.c.id == job_id, job.c.state == JobState.QUEUED)
+        .values(state=JobState.RUNNING, started_at=now())
+    )
+
+
 class StorePart:
     """Base of the store's parts; each part holds the statements of one subject."""
 

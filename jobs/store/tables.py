@@ -176,6 +176,21 @@ result = sa.Table(
     ),
 )
 
+# Answers kept for equal requests to come; ids rise with age, the oldest leave.
+cached_result = sa.Table(
+    "cached_result",
+    metadata,
+    sa.Column("id", BigId, primary_key=True),
+    sa.Column("key", sa.String(64), nullable=False, unique=True),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
+    sa.Column("completion_tokens", sa.BigInteger, nullable=False),
+    sa.Column("requested_tokens", sa.BigInteger, nullable=False),
+    sa.Column("saved_tokens", sa.BigInteger, nullable=False),
+    sa.Column("finish_reason", sa.String(32)),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+)
+
 # The row of a worker that has ended stays: its seconds count.
 worker = sa.Table(
     "worker",
