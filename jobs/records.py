@@ -329,6 +329,16 @@ class ComputeSeconds:
 
 
 @dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads under a name; a counter that stands still for an observer means a dead leader."""
+
+    name: str
+    owner: str | None  # None: it has resigned
+    epoch: int  # raised whenever the lead changes hands
+    counter: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerHeartbeat:
     """A worker's counter; a counter that stands still for the sweeper means a dead worker."""
 

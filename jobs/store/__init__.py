@@ -6,6 +6,7 @@ A store is safe to share between threads; each process opens its own.
 
 from nightjar.jobs.store.database import Database, Synchronous
 from nightjar.jobs.store.heartbeats import HeartbeatStore
+from nightjar.jobs.store.leading import LeaderStore
 from nightjar.jobs.store.leases import LeaseStore
 from nightjar.jobs.store.orphans import OrphanStore
 from nightjar.jobs.store.planning import PlanningStore
@@ -25,6 +26,7 @@ class Store(
     LeaseStore,
     SuspectStore,
     HeartbeatStore,
+    LeaderStore,
     StoppingStore,
     OrphanStore,
     RetryStore,

@@ -203,6 +203,16 @@ worker = sa.Table(
     sa.Column("load_s", sa.Double, nullable=False, server_default="0"),
 )
 
+# Of processes that could do the same, the one that does.
+leader = sa.Table(
+    "leader",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("owner", sa.String(255)),  # null: it has resigned
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("counter", sa.BigInteger, nullable=False),
+)
+
 prompt_vector = sa.Table(
     "prompt_vector",
     metadata,
