@@ -1,13 +1,13 @@
 """Between the stored request and the compute process: messages out, answer bodies back."""
 
 import codecs
-import hashlib
 import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nightjar.gpu_worker import messages
+from nightjar.jobs.equality import derived_seed
 from nightjar.jobs.records import ClaimedRequest, NewResult, RequestKind
 
 # Codes of the engine's refusals that the request itself explains; the rest is our trouble.
@@ -45,7 +45,7 @@ def _sampling(request: ClaimedRequest) -> messages.Sampling:
         top_k=body["top_k"],
         top_p=body["top_p"],
         min_p=body["min_p"],
-        seed=derived_seed(request) if body["seed"] is None else body["seed"],
+        seed=derived_seed(request.custom_id) if body["seed"] is None else body["seed"],
         repetition_penalty=body["repetition_penalty"],
         presence_penalty=body["presence_penalty"],
         frequency_penalty=body["frequency_penalty"],
@@ -61,12 +61,6 @@ def _sampling(request: ClaimedRequest) -> messages.Sampling:
         else messages.Beams(width, body["length_penalty"], body["early_stopping"]),
         logprobs=body["logprobs"],
     )
-
-
-def derived_seed(request: ClaimedRequest) -> int:
-    """Seed of a request that names none: of its identity, so that recomputing gives the same."""
-    digest = hashlib.sha256(request.custom_id.encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8]) >> 1
 
 
 def make_result(request: ClaimedRequest, answer: messages.Answer, model: str) -> NewResult:

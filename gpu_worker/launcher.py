@@ -118,6 +118,7 @@ class Launcher:
         self._vectors: dict[str, bytes] = {}
         self._ready = threading.Event()
         self._error: str | None = None
+        self._precision = config.dtype
         self._failed_loads = 0
         self._seconds = ComputeSeconds()
         self._earlier_engine_s = 0.0  # of the processes before the one that runs now
@@ -132,6 +133,11 @@ class Launcher:
     def pid(self) -> int:
         """Process id of the compute process that runs now."""
         return self._process.pid
+
+    @property
+    def precision(self) -> str:
+        """What the newest model was loaded in, never "auto" once it is ready."""
+        return self._precision
 
     @property
     def seconds(self) -> ComputeSeconds:
@@ -243,6 +249,7 @@ class Launcher:
         match message:
             case messages.Ready():
                 self._failed_loads = 0
+                self._precision = message.dtype
                 load_s = self._seconds.load_s + message.load_s
                 self._seconds = replace(self._seconds, load_s=load_s)
                 self._ready.set()

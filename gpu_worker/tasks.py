@@ -18,6 +18,7 @@ from nightjar.gpu_worker.worker import GpuWorker, Heartbeat
 from nightjar.jobs.store import Store
 from nightjar.pipeline.celery_app import COMPUTE_TASK, TICK_TASK, create_celery_app
 from nightjar.pipeline.collector import spare_what_stays
+from nightjar.pipeline.reuse import open_cache
 from nightjar.pipeline.settings import Settings
 
 settings = Settings.read()
@@ -48,6 +49,8 @@ class _Parts:
             engine=settings.engine,
             fake_step_s=settings.fake_step_s,
         )
+        # Before the model is loaded: files that change meanwhile are another model.
+        cache = open_cache(settings, store, model)
         launcher = Launcher(config, on_failure=_leave)
         launcher.wait_ready()
         worker = GpuWorker(
@@ -55,6 +58,7 @@ class _Parts:
             launcher,
             model=settings.model_name or model.name,
             crashes_allowed=settings.request_crashes,
+            cache=cache,
         )
         heartbeat = Heartbeat(worker, settings.heartbeat_s)
         return cls(store, launcher, worker, heartbeat, Ticker(partial(app.send_task, TICK_TASK)))

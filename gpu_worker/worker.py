@@ -33,6 +33,7 @@ from nightjar.jobs.records import (
     RequestError,
 )
 from nightjar.jobs.store import Store
+from nightjar.pipeline.reuse import ResultCache
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class _Computed:
     """The outcomes that came; `lost` says why the others will not come, if they will not."""
 
     results: list[NewResult]
+    precision: str
     lost: ComputeLostError | None = None
 
 
@@ -71,16 +73,24 @@ class GpuWorker:
         launcher: The compute process.
         model: The name that answers carry.
         crashes_allowed: So many crashes of a request that was computed alone make it fail.
+        cache: Keeps answers for later jobs, if they are to be reused.
     """
 
     def __init__(
-        self, store: Store, launcher: Launcher, *, model: str, crashes_allowed: int
+        self,
+        store: Store,
+        launcher: Launcher,
+        *,
+        model: str,
+        crashes_allowed: int,
+        cache: ResultCache | None = None,
     ) -> None:
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._store = store
         self._launcher = launcher
         self._model = model
         self._crashes_allowed = crashes_allowed
+        self._cache = cache
         self._gate = Gate()
         self._lock = threading.Lock()
         self._held: Counter[int] = Counter()
@@ -139,7 +149,7 @@ class GpuWorker:
             computed = self._compute(batch)
             if computed.lost is not None:
                 return self._after_crash(batch, computed.results, computed.lost)
-            return self._land(batch, computed.results, time.monotonic() - started)
+            return self._land(batch, computed, time.monotonic() - started)
         except ComputeNotReadyError:
             self._store.give_back(batch.id, batch.epoch, self.owner)
             return Outcome("given back: no compute process", requests=len(batch.requests))
@@ -155,6 +165,7 @@ class GpuWorker:
         for key in {request.prompt_vector for request in batch.requests} - {None}:
             self._register_vectors(str(key))
         results, asked = _messages(batch.requests)
+        precision = self._launcher.precision
         flight = self._launcher.submit([partial(_with_ticket, message) for _, message in asked])
         self._wait(batch, flight)
         if flight.lost is not None and not isinstance(flight.lost, ComputeLostError):
@@ -164,7 +175,7 @@ class GpuWorker:
             # Where there is none and none was lost, the store writes that it was cancelled.
             if answer is not None:
                 results.append(self._result(request, answer))
-        return _Computed(results, flight.lost)
+        return _Computed(results, precision, flight.lost)
 
     def _result(self, request: ClaimedRequest, answer: messages.Answer) -> NewResult:
         try:
@@ -217,10 +228,13 @@ class GpuWorker:
             "crashed: compute process lost" if held else LEASE_LOST, requests=len(batch.requests)
         )
 
-    def _land(self, batch: ClaimedMicroBatch, results: list[NewResult], seconds: float) -> Outcome:
+    def _land(self, batch: ClaimedMicroBatch, computed: _Computed, seconds: float) -> Outcome:
+        results = computed.results
         landed = self._until_the_database_answers(
             batch, partial(self._store.finish, batch.id, batch.epoch, self.owner, results)
         )
+        if landed and self._cache is not None:
+            self._cache.keep(batch.requests, results, computed.precision)
         return Outcome(
             outcome="done" if landed else LEASE_LOST,
             requests=len(batch.requests),

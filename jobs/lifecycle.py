@@ -43,14 +43,26 @@ JOB_TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
 
 REQUEST_TRANSITIONS: Mapping[RequestState, frozenset[RequestState]] = {
     RequestState.QUEUED: frozenset(
-        {RequestState.PLANNED, RequestState.FAILED, RequestState.CANCELLED}
+        {
+            RequestState.FOLLOWING,
+            RequestState.PLANNED,
+            RequestState.DONE,  # its answer was known
+            RequestState.FAILED,
+            RequestState.CANCELLED,
+        }
+    ),
+    # With its leader, and to the same end.
+    RequestState.FOLLOWING: frozenset(
+        {RequestState.DONE, RequestState.FAILED, RequestState.CANCELLED}
     ),
     RequestState.PLANNED: frozenset(
         {RequestState.DONE, RequestState.FAILED, RequestState.CANCELLED}
     ),
     RequestState.DONE: frozenset(),
-    # Retried by hand: planned again, or computed alone if it had crashed.
-    RequestState.FAILED: frozenset({RequestState.QUEUED, RequestState.PLANNED}),
+    # Retried by hand: planned again, or computed alone if it had crashed, or with its leader.
+    RequestState.FAILED: frozenset(
+        {RequestState.QUEUED, RequestState.PLANNED, RequestState.FOLLOWING}
+    ),
     RequestState.CANCELLED: frozenset(),
 }
 

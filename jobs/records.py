@@ -46,6 +46,7 @@ class RequestState(StrEnum):
     """Where a request stands."""
 
     QUEUED = "queued"  # accepted, not yet in a micro-batch
+    FOLLOWING = "following"  # an equal request of its job is computed, and answers for it
     PLANNED = "planned"  # member of a micro-batch
     DONE = "done"
     FAILED = "failed"
@@ -61,6 +62,13 @@ class MicroBatchState(StrEnum):
     DONE = "done"
     CANCELLED = "cancelled"
     SPLIT = "split"  # it crashed; its requests go on in smaller ones, each computed alone
+
+
+class Reuse(StrEnum):
+    """Where an answer comes from that was not computed for its request."""
+
+    JOB = "job"  # an equal request of the same job
+    CACHE = "cache"  # an equal request of an earlier time
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,7 @@ class NewJob:
     metadata: Mapping[str, str] = field(default_factory=dict)
     completion_window_s: float | None = None  # what is not computed by then expires
     priority: int = 0  # each step is worth AGEING_S of waiting
+    merge_equal: bool = True  # equal requests are computed once
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +120,8 @@ class Job:
     finished_at: datetime | None  # the last outcome
     expires_at: datetime | None
     priority: int
+    reused: int  # of `completed`: not computed for their own sake, see Reuse
+    reused_tokens: int  # the prompt and completion tokens of those
 
     @property
     def ended(self) -> int:
@@ -246,6 +257,7 @@ class NewResult:
     requested_tokens: int = 0
     saved_tokens: int = 0
     finish_reason: str | None = None
+    reused: Reuse | None = None
 
     @classmethod
     def failure(
@@ -259,6 +271,19 @@ class NewResult:
     ) -> "NewResult":
         """The outcome of a request that failed."""
         return cls(request_id, status, None, RequestError(code, message, param))
+
+
+@dataclass(frozen=True, slots=True)
+class CachedAnswer:
+    """A success that is kept for equal requests to come."""
+
+    key: str  # 64 hexadecimal digits: of the model, the precision and what was asked
+    body: JsonObject
+    prompt_tokens: int
+    completion_tokens: int
+    requested_tokens: int
+    saved_tokens: int
+    finish_reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +326,16 @@ class ComputeSeconds:
     def __sub__(self, earlier: "ComputeSeconds") -> "ComputeSeconds":
         """What has come since `earlier`."""
         return ComputeSeconds(self.engine_s - earlier.engine_s, self.load_s - earlier.load_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads under a name; a counter that stands still for an observer means a dead leader."""
+
+    name: str
+    owner: str | None  # None: it has resigned
+    epoch: int  # raised whenever the lead changes hands
+    counter: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def _vector_options(values: list[str]) -> dict[str, Path]:
 
 
 @app.command()
-def run(
+def run(  # noqa: PLR0913, PLR0917 - the options of a command
     source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="OpenAI batch lines.")],
     model: Annotated[Path, typer.Option(metavar="DIR", help="A Hugging Face model directory.")],
     out: Annotated[
@@ -107,6 +107,12 @@ def run(
         bool,
         typer.Option("--retry", help="Rows that failed through no fault of theirs, once more."),
     ] = False,
+    reuse_results: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Answers that runs share: what one has computed, others reuse."
+        ),
+    ] = None,
 ) -> None:
     """Compute a whole file on this machine; run it again to go on where it stopped.
 
@@ -128,6 +134,7 @@ def run(
         workdir=workdir,
         prompt_vectors=_vector_options(prompt_vector or []),
         retry=retry,
+        reuse_results=reuse_results,
     )
     signal.signal(signal.SIGTERM, _interrupt)
     try:

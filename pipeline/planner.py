@@ -6,10 +6,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.jobs.records import EncodedRequest, QueuedRequest, RequestError, RequestKind
+from nightjar.jobs.records import (
+    EncodedRequest,
+    NewResult,
+    QueuedRequest,
+    RequestError,
+    RequestKind,
+)
 from nightjar.jobs.store import Store
 from nightjar.pipeline.encode import Encoder
 from nightjar.pipeline.pack import Packable, pack
+from nightjar.pipeline.reuse import open_cache
 from nightjar.pipeline.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -24,6 +31,7 @@ class Planner:
 
     def __init__(self, settings: Settings, store: Store, model: ModelDirectory) -> None:
         self._settings = settings
+        self._cache = open_cache(settings, store, model)
         self._store = store
         self._encoder = Encoder(
             model.config,
@@ -59,18 +67,24 @@ class Planner:
     def _plan_chunk(self, job_id: str, requests: list[QueuedRequest]) -> None:
         encoded, rejected = self._encode(requests)
         by_id = {request.id: request for request in requests}
+        answered: list[NewResult] = []
+        if self._cache is not None:
+            answered = self._cache.find((by_id[item.id], item) for item in encoded)
+            known = {item.request_id for item in answered}
+            encoded = [item for item in encoded if item.id not in known]
         batches = pack(
             [_packable(by_id[item.id], item) for item in encoded],
             most_requests=self._settings.micro_batch_requests,
             most_tokens=self._settings.micro_batch_tokens,
         )
-        self._store.save_plan(job_id, encoded, batches, rejected)
+        self._store.save_plan(job_id, encoded, batches, rejected, answered)
         logger.info(
-            "planned %d requests of %s into %d micro-batches, refused %d",
+            "planned %d requests of %s into %d micro-batches, refused %d, had %d answers",
             len(encoded),
             job_id,
             len(batches),
             len(rejected),
+            len(answered),
             extra={"action": "plan_chunk", "job_id": job_id},
         )
 

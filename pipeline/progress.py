@@ -96,6 +96,11 @@ def print_summary(console: Console, summary: RunSummary) -> None:
             f"time: {summary.engine_s:.2f} s in the engine, {summary.load_s:.2f} s loading the "
             f"model, {else_s:.2f} s else"
         )
+    if job.reused:
+        say(
+            f"{job.reused} answers were shared with equal requests: {job.reused_tokens} tokens "
+            "not computed again"
+        )
     if job.requested_tokens:
         say(
             f"generated {job.completion_tokens} of {job.requested_tokens} requested tokens: "

@@ -61,6 +61,15 @@ class Settings(BaseSettings):
     )
     compute_threads: int | None = Field(None, ge=1, description="CPU threads of the engine")
 
+    reuse_results: bool = Field(
+        False, description="answer requests that an earlier job has asked from what was kept of it"
+    )
+    result_cache_url: SecretStr | None = Field(
+        None, description="database of the answers that are kept; the jobs' own unless given"
+    )
+    result_cache_rows: int = Field(1_000_000, ge=1, description="most answers that are kept")
+    result_cache_days: float = Field(30.0, gt=0, description="answers older than this are dropped")
+
     max_upload_bytes: int = Field(1 << 30, ge=1)
 
     @classmethod

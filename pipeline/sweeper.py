@@ -1,4 +1,4 @@
-"""Sweep: take leases back from silent workers, send lost messages again, end what is to stop.
+"""Sweep: take leases back from silent workers, send lost messages again, end what is to end.
 
 Silence is measured on this process's monotonic clock: a worker's heartbeat is a counter, so
 clocks that differ or jump between machines do not matter. Time in which this process did not look
@@ -61,7 +61,7 @@ class Sweeper:
         self._messages: dict[Hashable, float] = {}
 
     def sweep(self) -> SweepReport:
-        """Look once; safe to run twice at once."""
+        """Look once, and act on it; safe to run twice at once."""
         with self._lock:
             expired = self._store.expire()
             if expired:
@@ -71,19 +71,37 @@ class Sweeper:
                     extra={"action": "expire", "jobs": expired},
                 )
             self._store.finish_stops()
-            beats, messages = self._store.heartbeats(), self._store.dispatched()
-            now = self._clock()
-            self._watched_s += min(now - self._looked_at, self._longest_gap_s)
-            self._looked_at = now
+            self._store.land_orphans()
+            beats, messages = self._look()
             return SweepReport(self._release_dead(beats), self._requeue_lost(messages))
 
+    def watch(self) -> None:
+        """Look without acting, so that whoever takes the lead over knows who has been silent."""
+        with self._lock:
+            beats, messages = self._look()
+            self._silence(beats)
+            self._waits(messages)
+
+    def _look(self) -> tuple[Sequence[WorkerHeartbeat], Sequence[MicroBatchRef]]:
+        beats, messages = self._store.heartbeats(), self._store.dispatched()
+        now = self._clock()
+        self._watched_s += min(now - self._looked_at, self._longest_gap_s)
+        self._looked_at = now
+        return beats, messages
+
+    def _silence(self, beats: Sequence[WorkerHeartbeat]) -> dict[Hashable, float]:
+        return self._still(self._beats, [(beat.owner, beat.counter) for beat in beats])
+
+    def _waits(self, refs: Sequence[MicroBatchRef]) -> dict[Hashable, float]:
+        return self._still(self._messages, [(ref.id, ref.epoch) for ref in refs])
+
     def _release_dead(self, beats: Sequence[WorkerHeartbeat]) -> int:
-        silent = self._still(self._beats, [(beat.owner, beat.counter) for beat in beats])
+        silent = self._silence(beats)
         released = 0
         for beat in beats:
             if silent[beat.owner, beat.counter] >= self._dead_after_s:
                 crash = Crash(f"the worker {beat.owner} died", self._crashes_allowed)
-                count = self._store.suspect_owner(beat.owner, crash)
+                count = self._store.suspect_owner(beat.owner, crash, beat.counter)
                 released += count
                 logger.warning(
                     "worker %s is silent: %d micro-batches go to others",
@@ -94,7 +112,7 @@ class Sweeper:
         return released
 
     def _requeue_lost(self, refs: Sequence[MicroBatchRef]) -> int:
-        waited = self._still(self._messages, [(ref.id, ref.epoch) for ref in refs])
+        waited = self._waits(refs)
         lost: list[MicroBatchRef] = [
             ref for ref in refs if waited[ref.id, ref.epoch] >= self._redispatch_after_s
         ]

@@ -16,13 +16,13 @@ from nightjar.jobs.store import Store
 Body = dict[str, object]
 
 
-def submit(store: Store, bodies: list[Body]) -> str:
-    """A job of these bodies; those with a query are rankings."""
+def submit(store: Store, bodies: list[Body], *, merge_equal: bool = False) -> str:
+    """A job of these bodies, each computed unless merged; those with a query are rankings."""
     rows = []
     for index, body in enumerate(bodies):
         kind = RequestKind.RANK if "query" in body else RequestKind.GENERATE
         rows.append(NewRequest(index, index + 1, f"row-{index}", kind, validate_body(kind, body)))
-    with store.submission(NewJob("tiny")) as submission:
+    with store.submission(NewJob("tiny", merge_equal=merge_equal)) as submission:
         submission.add(rows)
     return submission.job_id
 

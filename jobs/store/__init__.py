@@ -6,9 +6,12 @@ A store is safe to share between threads; each process opens its own.
 
 from nightjar.jobs.store.database import Database, Synchronous
 from nightjar.jobs.store.heartbeats import HeartbeatStore
+from nightjar.jobs.store.leading import LeaderStore
 from nightjar.jobs.store.leases import LeaseStore
+from nightjar.jobs.store.orphans import OrphanStore
 from nightjar.jobs.store.planning import PlanningStore
 from nightjar.jobs.store.reading import ReadingStore
+from nightjar.jobs.store.result_cache import CacheStore
 from nightjar.jobs.store.retrying import RetryStore
 from nightjar.jobs.store.schema import migrate
 from nightjar.jobs.store.stopping import StoppingStore
@@ -23,10 +26,13 @@ class Store(
     LeaseStore,
     SuspectStore,
     HeartbeatStore,
+    LeaderStore,
     StoppingStore,
+    OrphanStore,
     RetryStore,
     ReadingStore,
     VectorStore,
+    CacheStore,
 ):
     """Jobs, requests, micro-batches and results in SQLite or PostgreSQL."""
 

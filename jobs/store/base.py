@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,6 +22,7 @@ from nightjar.jobs.records import (
 )
 from nightjar.jobs.store.bulk import BulkInsert, driver_value
 from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.following import COUNTED_STATES, Followers
 from nightjar.jobs.store.tables import job, micro_batch, request, result
 
 AnyRow = Row[*tuple[Any, ...]]
@@ -36,11 +37,7 @@ FAULT_STATUS = 500  # ours, not the request's
 REF_COLUMNS = [micro_batch.c[name] for name in MicroBatchRef.__slots__ if name != "urgent"]
 OPEN_JOBS = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, JobState.CANCELLING)
 TOKEN_COUNTS = ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
-_COUNTED_STATES = {
-    RequestState.DONE: "completed",
-    RequestState.FAILED: "failed",
-    RequestState.CANCELLED: "cancelled",
-}
+REUSE_COUNTS = ("reused", "reused_tokens")
 
 # Built once: these run with every micro-batch.
 _COUNT = (
@@ -49,7 +46,7 @@ _COUNT = (
     .values(
         {
             name: job.c[name] + sa.bindparam(f"more_{name}", type_=sa.BigInteger)
-            for name in (*_COUNTED_STATES.values(), *TOKEN_COUNTS)
+            for name in (*COUNTED_STATES.values(), *TOKEN_COUNTS, *REUSE_COUNTS)
         }
     )
     .returning(
@@ -120,13 +117,24 @@ def stopped_result(request_id: int, reason: StopReason) -> NewResult:
     return NewResult.failure(request_id, reason.value, message, status=status)
 
 
+def set_running(connection: Connection, job_id: str) -> None:
+    """A job that was queued has begun."""
+    lifecycle.check_step(lifecycle.JOB_TRANSITIONS, JobState.QUEUED, JobState.RUNNING)
+    connection.execute(
+        sa.update(job)
+        .where(job.c.id == job_id, job.c.state == JobState.QUEUED)
+        .values(state=JobState.RUNNING, started_at=now())
+    )
+
+
 class StorePart:
     """Base of the store's parts; each part holds the statements of one subject."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._insert_results = BulkInsert(database, result, _RESULT_COLUMNS)
-        self._end_requests = {state: _end_requests(database, state) for state in _COUNTED_STATES}
+        self._followers = Followers(database)
+        self._end_requests = {state: _end_requests(database, state) for state in COUNTED_STATES}
 
     def _land(
         self,
@@ -135,7 +143,7 @@ class StorePart:
         results: Sequence[NewResult],
         indexes: Mapping[int, int],
     ) -> None:
-        """Give requests their outcomes, once, and move the job's counters with them.
+        """Give requests and their followers the outcomes, once, and count them in the job.
 
         The caller holds the rows' micro-batch, or has locked the rows themselves;
         `indexes` maps each request's id to its row's index.
@@ -154,20 +162,30 @@ class StorePart:
         for state, ids in ended.items():
             listed = json.dumps(ids) if self._database.is_sqlite else ids
             connection.execute(self._end_requests[state], {"ids": listed})
-        self._count(connection, job_id, results, ended)
+        more = _counted(results, ended)
+        self._followers.land(connection, job_id, [item.request_id for item in results], more)
+        self._count(connection, job_id, more)
 
-    def _count(
-        self,
-        connection: Connection,
-        job_id: str,
-        landed: Sequence[NewResult],
-        ended: Mapping[RequestState, list[int]],
-    ) -> None:
+    def _land_followers(self, connection: Connection, job_id: str, leaders: Collection[int]) -> int:
+        """Land the followers of those leaders that have ended; returns how many there were."""
+        if not leaders:
+            return 0
+        ended = (
+            sa.select(request.c.id)
+            .where(request.c.id.in_(leaders), request.c.state.in_(COUNTED_STATES))
+            .order_by(request.c.id)
+            .with_for_update()  # whoever is ending one sees its followers, or we its end
+        )
+        more = _counted((), {})
+        landed = self._followers.land(connection, job_id, list(connection.scalars(ended)), more)
+        if landed:
+            self._count(connection, job_id, more)
+        return landed
+
+    def _count(self, connection: Connection, job_id: str, more: Mapping[str, int]) -> None:
         """Add to the job's counters; the request that ends last gives the job its final state."""
-        more = {f"more_{name}": sum(getattr(r, name) for r in landed) for name in TOKEN_COUNTS}
-        for state, name in _COUNTED_STATES.items():
-            more[f"more_{name}"] = len(ended.get(state, ()))
-        counted = connection.execute(_COUNT, {"counted_job": job_id, **more}).one()
+        added = {f"more_{name}": number for name, number in more.items()}
+        counted = connection.execute(_COUNT, {"counted_job": job_id, **added}).one()
         if counted.completed + counted.failed + counted.cancelled == counted.total:
             final = lifecycle.final_job_state(
                 counted.completed, counted.failed, stop_reason(counted)
@@ -178,6 +196,16 @@ class StorePart:
                 .where(job.c.id == job_id, job.c.state.in_(sources))
                 .values(state=final, finished_at=now())
             )
+
+
+def _counted(
+    landed: Sequence[NewResult], ended: Mapping[RequestState, list[int]]
+) -> dict[str, int]:
+    """What outcomes add to each of the job's counters."""
+    more = {name: sum(getattr(item, name) for item in landed) for name in TOKEN_COUNTS}
+    more |= {name: len(ended.get(state, ())) for state, name in COUNTED_STATES.items()}
+    reused = [item.prompt_tokens + item.completion_tokens for item in landed if item.reused]
+    return more | {"reused": len(reused), "reused_tokens": sum(reused)}
 
 
 def outcome_state(item: NewResult) -> RequestState:
@@ -218,4 +246,5 @@ def _result_row(item: NewResult, job_id: str, index: int, moment: object) -> tup
         item.saved_tokens,
         item.finish_reason,
         moment,
+        item.reused and item.reused.value,
     )

@@ -10,7 +10,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from nightjar.jobs import lifecycle
 from nightjar.jobs.records import (
     ClaimedMicroBatch,
     ClaimedRequest,
@@ -20,7 +19,7 @@ from nightjar.jobs.records import (
     NewResult,
     RequestError,
 )
-from nightjar.jobs.store.base import FAULT_STATUS, REF_COLUMNS, now
+from nightjar.jobs.store.base import FAULT_STATUS, REF_COLUMNS, set_running
 from nightjar.jobs.store.bodies import load_body
 from nightjar.jobs.store.holding import MEMBERS, HoldingPart, hold, hold_all, unfinished
 from nightjar.jobs.store.segments import unpack_segments
@@ -84,7 +83,7 @@ class LeaseStore(HoldingPart):
                 connection.execute(_LEAVE, {"left": leased.id})
                 return None
             if owning.state == JobState.QUEUED:
-                _set_running(connection, leased.job_id)
+                set_running(connection, leased.job_id)
             return _claimed(connection, leased)
 
         # Not durable: a claim that a power cut undoes leaves results that `finish` throws away.
@@ -162,15 +161,6 @@ class LeaseStore(HoldingPart):
             return len(held)
 
         return self._database.write(work)
-
-
-def _set_running(connection: Connection, job_id: str) -> None:
-    lifecycle.check_step(lifecycle.JOB_TRANSITIONS, JobState.QUEUED, JobState.RUNNING)
-    connection.execute(
-        sa.update(job)
-        .where(job.c.id == job_id, job.c.state == JobState.QUEUED)
-        .values(state=JobState.RUNNING, started_at=now())
-    )
 
 
 def _claimed(connection: Connection, leased: Row[Any]) -> ClaimedMicroBatch:

@@ -19,7 +19,7 @@ from nightjar.jobs.records import (
     RequestError,
     RequestState,
 )
-from nightjar.jobs.store.base import FAULT_STATUS, REF_COLUMNS, StorePart
+from nightjar.jobs.store.base import FAULT_STATUS, REF_COLUMNS, StorePart, set_running
 from nightjar.jobs.store.bodies import load_body
 from nightjar.jobs.store.bulk import BulkUpdate
 from nightjar.jobs.store.database import Database
@@ -73,8 +73,11 @@ class PlanningStore(StorePart):
         encoded: Sequence[EncodedRequest],
         micro_batches: Sequence[NewMicroBatch],
         rejected: Sequence[tuple[int, RequestError]] = (),
+        answered: Sequence[NewResult] = (),
     ) -> list[MicroBatchRef]:
-        """Store micro-batches with their requests' token ids, and fail the rejected requests.
+        """Store micro-batches with their requests' token ids; land what need not be computed.
+
+        That is a failure for each of the rejected, and the answers that are known already.
 
         One transaction. A request that is no longer queued (another planner was
         faster, the job was cancelled) is left alone, and with it the whole
@@ -92,7 +95,9 @@ class PlanningStore(StorePart):
                 "every micro-batch needs requests, each of them encoded and in one micro-batch only"
             )
         packed = {item.id: (pack_segments(item.segments), item.prompt_vector) for item in encoded}
-        ids = [*wanted, *(id_ for id_, _ in rejected)]
+        failures = [NewResult(id_, _status(error), None, error) for id_, error in rejected]
+        known = [*failures, *answered]
+        ids = [*wanted, *(item.request_id for item in known)]
         if not ids:
             return []
 
@@ -101,15 +106,17 @@ class PlanningStore(StorePart):
             stored = [item for item in micro_batches if indexes.keys() >= set(item.request_ids)]
             refs = [_insert_micro_batch(connection, job_id, item) for item in stored]
             self._join_requests.run(connection, _members(refs, stored, packed))
-            failures = [
-                NewResult(id_, _status(error), None, error)
-                for id_, error in rejected
-                if id_ in indexes
-            ]
-            self._land(connection, job_id, failures, indexes)
+            if answered:
+                set_running(connection, job_id)
+            landing = [item for item in known if item.request_id in indexes]
+            self._land(connection, job_id, landing, indexes)
             # Not those that failed through a fault of ours: they may be retried.
-            refused = [item for item in failures if item.status_code == REJECTED_STATUS]
-            self._set_tokens.run(connection, [(NO_TOKENS, item.request_id) for item in refused])
+            over = [
+                item
+                for item in landing
+                if item.error is None or item.status_code == REJECTED_STATUS
+            ]
+            self._set_tokens.run(connection, [(NO_TOKENS, item.request_id) for item in over])
             return refs
 
         return self._database.write(work)

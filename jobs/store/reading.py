@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from nightjar.jobs.errors import UnknownJobError
-from nightjar.jobs.records import Job, MicroBatchState, RequestError, ResultRecord
+from nightjar.jobs.records import Job, JsonObject, MicroBatchState, RequestError, ResultRecord
 from nightjar.jobs.store.base import StorePart, load_json
 from nightjar.jobs.store.tables import job, micro_batch, request, result
 
@@ -111,6 +111,15 @@ def _results_statement(
     return statement.where(failed if outcome == "failed" else ~failed)
 
 
+def _body(row: Row[Any]) -> JsonObject:
+    """The answer; one that was computed for another request says so, under an id of its own."""
+    body = load_json(row.body)
+    if row.reused is None:
+        return body
+    kind, _, _ = str(body.get("id", "")).rpartition("-")
+    return body | {"id": f"{kind}-{row.request_id}", "reused": row.reused.value}
+
+
 def _record(row: Row[Any]) -> ResultRecord:
     error = None
     if row.error_code is not None:
@@ -121,7 +130,7 @@ def _record(row: Row[Any]) -> ResultRecord:
         line=row.line,
         custom_id=row.custom_id,
         status_code=row.status_code,
-        body=None if row.body is None else load_json(row.body),
+        body=None if row.body is None else _body(row),
         error=error,
         prompt_tokens=row.prompt_tokens,
         completion_tokens=row.completion_tokens,

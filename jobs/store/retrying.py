@@ -21,6 +21,7 @@ _FAILURES = (
     sa.select(
         request.c.id,
         request.c.row_index,
+        request.c.leader_id,
         result.c.error_code,
         _origin.job_id,
         _origin.kind,
@@ -62,26 +63,31 @@ class RetryStore(StorePart):
         if state not in lifecycle.RETRIABLE:
             raise LifecycleError(f"job {job_id} is {state.value}: nothing of it can be retried")
         retried, after = 0, -1
-        while rows := self._database.write(partial(_retry, job_id=job_id, after=after)):
+        while rows := self._database.write(partial(self._retry, job_id=job_id, after=after)):
             retried += len(rows)
             after = rows[-1].row_index
         return retried
 
-
-def _retry(connection: Connection, job_id: str, after: int) -> Sequence[AnyRow]:
-    """One step, a transaction: the failed rows behind `after` that it took back."""
-    rows = connection.execute(_FAILURES, {"job": job_id, "after": after}).all()
-    if not rows:
-        return ()
-    connection.execute(sa.delete(result).where(result.c.request_id.in_([row.id for row in rows])))
-    crashed = [row for row in rows if row.error_code == CRASHED_CODE]
-    for row in crashed:
-        isolate(connection, row, [row.id])
-    again = [row.id for row in rows if row.error_code != CRASHED_CODE]
-    _step(connection, [row.id for row in crashed], RequestState.PLANNED)
-    _step(connection, again, RequestState.QUEUED, micro_batch_id=None)
-    _reopen(connection, job_id, len(rows))
-    return rows
+    def _retry(self, connection: Connection, job_id: str, after: int) -> Sequence[AnyRow]:
+        """One step, a transaction: the failed rows behind `after` that it took back."""
+        rows = connection.execute(_FAILURES, {"job": job_id, "after": after}).all()
+        if not rows:
+            return ()
+        ids = [row.id for row in rows]
+        connection.execute(sa.delete(result).where(result.c.request_id.in_(ids)))
+        led = [row for row in rows if row.leader_id is not None]
+        leaders = [row for row in rows if row.leader_id is None]
+        crashed = [row for row in leaders if row.error_code == CRASHED_CODE]
+        for row in crashed:
+            isolate(connection, row, [row.id])
+        again = [row.id for row in leaders if row.error_code != CRASHED_CODE]
+        _step(connection, [row.id for row in crashed], RequestState.PLANNED)
+        _step(connection, again, RequestState.QUEUED, micro_batch_id=None)
+        _step(connection, [row.id for row in led], RequestState.FOLLOWING)
+        _reopen(connection, job_id, len(rows))
+        # A leader of a step before may have ended again since.
+        self._land_followers(connection, job_id, {row.leader_id for row in led})
+        return rows
 
 
 def _reopen(connection: Connection, job_id: str, count: int) -> None:

@@ -17,11 +17,21 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from nightjar.jobs.equality import asked_without_seed, digest
 from nightjar.jobs.errors import EmptyJobError
-from nightjar.jobs.records import AGEING_S, JobState, NewJob, NewRequest, RejectedRow, RequestState
+from nightjar.jobs.records import (
+    AGEING_S,
+    JobState,
+    JsonObject,
+    NewJob,
+    NewRequest,
+    RejectedRow,
+    RequestState,
+)
 from nightjar.jobs.store.base import StorePart, dump_json, now
 from nightjar.jobs.store.bodies import dump_body
 from nightjar.jobs.store.database import Database, translated_errors
+from nightjar.jobs.store.following import follow_equals, has_equals
 from nightjar.jobs.store.tables import BigId, job, request, result
 
 logger = logging.getLogger(__name__)
@@ -41,6 +51,7 @@ _staged = sa.Table(
     sa.Column("error_code", sa.String(64)),  # null: accepted so far
     sa.Column("error_message", sa.Text),
     sa.Column("error_param", sa.Text),
+    sa.Column("digest", sa.LargeBinary),  # the same for requests that may be merged
     prefixes=["TEMPORARY"],
 )
 
@@ -64,7 +75,8 @@ class Submission:
         remaining = iter(rows)
         while chunk := list(islice(remaining, CHUNK_ROWS)):
             with translated_errors():
-                self._stage([_staged_row(row) for row in chunk])
+                merge = self._new_job.merge_equal
+                self._stage([_staged_row(row, merge_equal=merge) for row in chunk])
 
     def _stage(self, rows: list[tuple[Any, ...]]) -> None:
         with self._connection.begin():
@@ -101,6 +113,7 @@ class Submission:
         """The one transaction: the job, its requests, and the results of rejected rows."""
         connection = self._connection
         total = connection.scalar(sa.select(sa.func.count()).select_from(_staged)) or 0
+        repeats = has_equals(connection, _staged)
         connection.rollback()
         if not total:
             raise EmptyJobError("the job has no rows; send at least one batch line")
@@ -109,6 +122,8 @@ class Submission:
                 self.look_up()
                 return
             self._insert_requests()
+            if repeats:
+                follow_equals(connection, _staged, self.job_id)
             self.accepted = total - self.rejected
             self._close_rejected()
 
@@ -298,9 +313,19 @@ def _drop_stage(connection: Connection) -> None:
         connection.invalidate()
 
 
-def _staged_row(row: NewRequest | RejectedRow) -> tuple[Any, ...]:
+def _staged_row(row: NewRequest | RejectedRow, *, merge_equal: bool) -> tuple[Any, ...]:
     """The row's values in the order of the staging table's columns."""
-    if isinstance(row, NewRequest):
-        body = dump_body(row.body)
-        return (row.index, row.line, row.custom_id, row.kind.value, body, None, None, None)
-    return (row.index, row.line, row.custom_id, None, None, row.code, row.message, row.param)
+    if isinstance(row, RejectedRow):
+        error = (row.code, row.message, row.param)
+        return (row.index, row.line, row.custom_id, None, None, *error, None)
+    body = dump_body(row.body)
+    same = _digest(row.body, body) if merge_equal else None
+    return (row.index, row.line, row.custom_id, row.kind.value, body, None, None, None, same)
+
+
+def _digest(body: JsonObject, dumped: str) -> bytes | None:
+    """The digest of a body whose text is `dumped`; None for one that is like no other."""
+    asked = asked_without_seed(body)
+    if asked is None:
+        return None
+    return digest(dumped if asked is body else dump_body(asked))

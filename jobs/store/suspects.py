@@ -21,7 +21,7 @@ from nightjar.jobs.store.holding import (
     hold_all,
     unfinished,
 )
-from nightjar.jobs.store.tables import micro_batch, request
+from nightjar.jobs.store.tables import micro_batch, request, worker
 
 CRASHED_CODE = "compute_lost"
 
@@ -53,10 +53,16 @@ class SuspectStore(HoldingPart):
 
         return self._database.write(work)
 
-    def suspect_owner(self, owner: str, crash: Crash) -> int:
-        """The same for every lease of a dead worker; returns how many there were."""
+    def suspect_owner(self, owner: str, crash: Crash, counter: int | None = None) -> int:
+        """The same for every lease of a dead worker; returns how many there were.
+
+        `counter` is the one that the worker was judged by: if it has moved since, the worker
+        lives, and keeps its leases.
+        """
 
         def work(connection: Connection) -> int:
+            if counter is not None and _counter(connection, owner) != counter:
+                return 0
             held = hold_all(connection, owner)
             for leased in held:
                 self._suspect(connection, leased, crash, ())
@@ -99,6 +105,12 @@ class SuspectStore(HoldingPart):
         message = f"computed alone {times} and never answered; the last time {crash.reason}"
         failure = NewResult.failure(request_id, CRASHED_CODE, message, status=FAULT_STATUS)
         self._end(connection, leased, [failure], MicroBatchState.DONE)
+
+
+def _counter(connection: Connection, owner: str) -> int:
+    """The worker's counter, which does not move before the transaction ends."""
+    known = sa.select(worker.c.counter).where(worker.c.owner == owner).with_for_update()
+    return connection.scalar(known) or 0
 
 
 def isolate(connection: Connection, origin: AnyRow, members: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from enum import StrEnum
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
-from nightjar.jobs.records import JobState, MicroBatchState, RequestKind, RequestState
+from nightjar.jobs.records import JobState, MicroBatchState, RequestKind, RequestState, Reuse
 
 metadata = sa.MetaData(
     naming_convention={
@@ -79,6 +79,8 @@ job = sa.Table(
     sa.Column("priority", sa.Integer, nullable=False, server_default="0"),
     # Whose is earlier goes first: the creation, less what the priority is worth.
     sa.Column("rank_at", UtcDateTime),
+    sa.Column("reused", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("reused_tokens", sa.BigInteger, nullable=False, server_default="0"),
 )
 
 micro_batch = sa.Table(
@@ -101,12 +103,13 @@ micro_batch = sa.Table(
     sa.Index(None, "state", "job_id", "id"),
 )
 
-# What may wait for planning: a row in no micro-batch, unless the planner refused it, which leaves
-# it without tokens. Not by its state: PostgreSQL writes a row's new version beside the old one, and
-# into no index, where no column changes that an index or its condition names. Ending changes the
-# state alone.
+# What may wait for planning: a row in no micro-batch that follows no other, unless the planner
+# refused it or knew its answer, which leaves it without tokens. Not by its state: PostgreSQL writes
+# a row's new version beside the old one, and into no index, where no column changes that an index
+# or its condition names. Ending changes the state alone.
 UNPLANNED = sa.text(
-    "micro_batch_id IS NULL AND kind IS NOT NULL AND (segments IS NULL OR length(segments) > 0)"
+    "micro_batch_id IS NULL AND leader_id IS NULL AND kind IS NOT NULL"
+    " AND (segments IS NULL OR length(segments) > 0)"
 )
 NO_TOKENS = b""
 
@@ -124,6 +127,7 @@ request = sa.Table(
     sa.Column("micro_batch_id", sa.ForeignKey("micro_batch.id"), index=True),
     sa.Column("segments", sa.LargeBinary),
     sa.Column("prompt_vector", sa.Text),  # "name@version": save_plan writes it, claim returns it
+    sa.Column("leader_id", BigId),  # the equal request that is computed in its place
     sa.UniqueConstraint("job_id", "row_index"),
     # Rejected rows may repeat a custom_id: the repetition is why they are rejected.
     sa.Index(
@@ -141,6 +145,14 @@ request = sa.Table(
         "row_index",
         sqlite_where=UNPLANNED,
         postgresql_where=UNPLANNED,
+    ),
+    # Landing: empty unless a job has equal requests.
+    sa.Index(
+        "ix_request_following",
+        "job_id",
+        "leader_id",
+        sqlite_where=sa.text("leader_id IS NOT NULL"),
+        postgresql_where=sa.text("leader_id IS NOT NULL"),
     ),
     # Room in each page for the new version of a row that ends.
     postgresql_with={"fillfactor": 75},
@@ -164,6 +176,7 @@ result = sa.Table(
     sa.Column("saved_tokens", sa.BigInteger, nullable=False),
     sa.Column("finish_reason", sa.String(32)),
     sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("reused", _state(Reuse)),  # null: computed for this request
     sa.Index(None, "job_id", "row_index"),
     # Failures are few: this finds them without a walk over the successes.
     sa.Index(
@@ -173,6 +186,21 @@ result = sa.Table(
         sqlite_where=sa.text("error_code IS NOT NULL"),
         postgresql_where=sa.text("error_code IS NOT NULL"),
     ),
+)
+
+# Answers kept for equal requests to come; ids rise with age, the oldest leave.
+cached_result = sa.Table(
+    "cached_result",
+    metadata,
+    sa.Column("id", BigId, primary_key=True),
+    sa.Column("key", sa.String(64), nullable=False, unique=True),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
+    sa.Column("completion_tokens", sa.BigInteger, nullable=False),
+    sa.Column("requested_tokens", sa.BigInteger, nullable=False),
+    sa.Column("saved_tokens", sa.BigInteger, nullable=False),
+    sa.Column("finish_reason", sa.String(32)),
+    sa.Column("created_at", UtcDateTime, nullable=False),
 )
 
 # The row of a worker that has ended stays: its seconds count.
@@ -185,6 +213,16 @@ worker = sa.Table(
     # Defaults of the database: a worker of the version before may still write its beats.
     sa.Column("engine_s", sa.Double, nullable=False, server_default="0"),
     sa.Column("load_s", sa.Double, nullable=False, server_default="0"),
+)
+
+# Of processes that could do the same, the one that does.
+leader = sa.Table(
+    "leader",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("owner", sa.String(255)),  # null: it has resigned
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("counter", sa.BigInteger, nullable=False),
 )
 
 prompt_vector = sa.Table(

@@ -6,11 +6,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import SecretStr
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
-from nightjar.jobs.errors import EmptyJobError, JobError
+from nightjar.jobs.errors import EmptyJobError, JobError, StoreError
 from nightjar.jobs.records import Job, NewJob
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.reading import Outcome
@@ -50,6 +51,7 @@ class RunArguments:
     workdir: Path | None = None
     prompt_vectors: Mapping[str, Path] = field(default_factory=dict)
     retry: bool = False  # rows that an earlier run failed through no fault of theirs
+    reuse_results: Path | None = None  # a file of answers that runs share
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +133,14 @@ class _Run:
             heartbeat_s=1.0,
             worker_dead_after_s=5.0,
             sweep_every_s=1.0,
+            **_cache_settings(arguments.reuse_results),
         )
         self._store = Store(self._settings.database_url.get_secret_value())
 
     def execute(self, started: float) -> RunSummary:
         try:
             self._store.migrate()
+            self._prepare_cache()
             job, resumed = self._submit_or_resume()
             if self._arguments.retry and self._store.retry(job.id):
                 job = self._store.job(job.id)
@@ -162,6 +166,18 @@ class _Run:
             engine_s=spent.engine_s,
             load_s=spent.load_s,
         )
+
+    def _prepare_cache(self) -> None:
+        path, url = self._arguments.reuse_results, self._settings.result_cache_url
+        if path is None or url is None:
+            return
+        answers = Store(url.get_secret_value())
+        try:
+            answers.migrate()
+        except StoreError as error:
+            raise UsageError(f"--reuse-results {path}: {error}") from error
+        finally:
+            answers.close()
 
     def _submit_or_resume(self) -> tuple[Job, bool]:
         """The job of these arguments, and whether an earlier run had submitted it."""
@@ -226,3 +242,9 @@ class _Run:
                     f"{self._workdir}: run the same command again to write them"
                 ) from error
         note_written(self._workdir, self._arguments.out)
+
+
+def _cache_settings(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    return {"reuse_results": True, "result_cache_url": SecretStr(sqlite_url(path.resolve()))}

@@ -120,6 +120,8 @@ def _environment(settings: Settings, broker: str) -> dict[str, str]:
     values = settings.model_dump(mode="json", exclude_none=True)
     values["database_url"] = settings.database_url.get_secret_value()
     values["broker_url"] = broker
+    if settings.result_cache_url is not None:
+        values["result_cache_url"] = settings.result_cache_url.get_secret_value()
     variables = {f"NIGHTJAR_{name.upper()}": str(value) for name, value in values.items()}
     # The services stand in a directory of their own: a checkout that is not installed is told.
     paths = [str(Path(nightjar.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]

@@ -195,9 +195,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_run(
     disk = tmp_path / "disk"
     disk.mkdir()
     names = [f"row-{number}" for number in range(300)]
-    lines = [
-        completion_line(name, prompt="hello", max_tokens=60, ignore_eos=True) for name in names
-    ]
+    lines = [completion_line(name, prompt=name, max_tokens=60, ignore_eos=True) for name in names]
     source = write_lines(tmp_path / "in.jsonl", [*lines])
     done = subprocess.run(
         [*own_mounts, sys.executable, "-m", full_disk.__name__, disk, source, tiny_model],

@@ -60,11 +60,14 @@ def test_partial_indexes_are_made_as_described(engine: sa.Engine) -> None:
     assert set(made) == {
         "uq_request_job_id_custom_id",
         "ix_request_unplanned",
+        "ix_request_following",
         "ix_result_failures",
     }
     assert "kind IS NOT NULL" in str(made["uq_request_job_id_custom_id"])
     assert "state" not in str(made["ix_request_unplanned"])
     assert "micro_batch_id IS NULL" in str(made["ix_request_unplanned"])
+    assert "leader_id IS NULL" in str(made["ix_request_unplanned"])
+    assert "leader_id IS NOT NULL" in str(made["ix_request_following"])
     assert "error_code IS NOT NULL" in str(made["ix_result_failures"])
 
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightjar.gpu_worker import messages
-from nightjar.gpu_worker.answers import derived_seed, make_message, make_result
+from nightjar.gpu_worker.answers import make_message, make_result
+from nightjar.jobs.equality import derived_seed
 from nightjar.jobs.records import ClaimedRequest, RequestKind
 from nightjar.jobs.schemas import validate_body
 from nightjar.jobs.store.bodies import load_body
@@ -31,7 +32,7 @@ def sampling(**fields: Any) -> messages.Sampling:
 
 
 def test_defaults_are_openais() -> None:
-    seed = derived_seed(claimed())
+    seed = derived_seed(claimed().custom_id)
     assert sampling() == messages.Sampling(max_tokens=16, temperature=1.0, seed=seed)
 
 

@@ -8,13 +8,14 @@ nothing else. Building it reads the requests once, and writers wait so long.
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0008"
-down_revision = "0005"
+revision = "0009"
+down_revision = "0008"
 branch_labels = None
 depends_on = None
 
 UNPLANNED = sa.text(
-    "micro_batch_id IS NULL AND kind IS NOT NULL AND (segments IS NULL OR length(segments) > 0)"
+    "micro_batch_id IS NULL AND leader_id IS NULL AND kind IS NOT NULL"
+    " AND (segments IS NULL OR length(segments) > 0)"
 )
 QUEUED = sa.text("state = 'queued'")
 

@@ -1,0 +1,154 @@
+"""Equal requests of one job: one is computed, the leader; the others follow it and share its end.
+
+Whatever ends the leader (an answer, a failure, a cancel) ends its followers in the same
+transaction: `StorePart._land` is the one place where outcomes land.
+"""
+
+import json
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from nightjar.jobs import lifecycle
+from nightjar.jobs.records import RequestState, Reuse
+from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.tables import request, result
+
+# A leader has fewer followers: they land in one transaction, whatever repeats in a job of millions.
+MOST_EQUAL = 1_000
+COUNTED_STATES = {
+    RequestState.DONE: "completed",
+    RequestState.FAILED: "failed",
+    RequestState.CANCELLED: "cancelled",
+}
+
+# With the partial index's own condition, so that the planner of SQL sees that it fits.
+IS_FOLLOWING = sa.and_(request.c.state == RequestState.FOLLOWING, request.c.leader_id.is_not(None))
+_leader = request.alias("leader")
+_SHARED = [
+    column.name
+    for column in result.c
+    if column.name not in ("request_id", "job_id", "row_index", "reused")
+]
+
+
+def has_equals(connection: Connection, staged: sa.Table) -> bool:
+    """Whether any two staged rows have the same digest."""
+    row = staged.c
+    repeated = (
+        sa.select(sa.literal(1))
+        .where(row.digest.is_not(None))
+        .group_by(row.digest)
+        .having(sa.func.count() > 1)
+        .limit(1)
+    )
+    return connection.scalar(repeated) is not None
+
+
+def follow_equals(connection: Connection, staged: sa.Table, job_id: str) -> None:
+    """Let each queued request follow the first one with its digest, MOST_EQUAL in a group."""
+    row = staged.c
+    place = sa.func.row_number().over(partition_by=row.digest, order_by=row.row_index)
+    numbered = (
+        sa.select(row.row_index, row.digest, ((place - 1) // MOST_EQUAL).label("part"))
+        .where(row.digest.is_not(None), row.error_code.is_(None))
+        .subquery()
+    )
+    group = [numbered.c.digest, numbered.c.part]
+    first = sa.func.min(numbered.c.row_index).over(partition_by=group)
+    grouped = sa.select(numbered.c.row_index, first.label("first")).subquery()
+    led = (
+        sa.select(grouped.c.row_index, _leader.c.id)
+        .join(_leader, sa.and_(_leader.c.job_id == job_id, _leader.c.row_index == grouped.c.first))
+        .where(grouped.c.row_index != grouped.c.first)
+        .subquery()
+    )
+    lifecycle.check_step(lifecycle.REQUEST_TRANSITIONS, RequestState.QUEUED, RequestState.FOLLOWING)
+    connection.execute(
+        sa.update(request)
+        .where(request.c.job_id == job_id, request.c.row_index == led.c.row_index)
+        .values(state=RequestState.FOLLOWING, leader_id=led.c.id)
+    )
+
+
+class Followers:
+    """Lands what followers share with their leaders."""
+
+    def __init__(self, database: Database) -> None:
+        self._is_sqlite = database.is_sqlite
+        led = (
+            IS_FOLLOWING,
+            request.c.job_id == sa.bindparam("job"),
+            _is_listed(request.c.leader_id, is_sqlite=database.is_sqlite),
+        )
+        # Locked, so that those whom somebody else is ending are seen as ended below.
+        self._lock = sa.select(request.c.id).where(*led).order_by(request.c.id).with_for_update()
+        shared = sa.join(request, result, result.c.request_id == request.c.leader_id).join(
+            _leader, _leader.c.id == request.c.leader_id
+        )
+        sums = [sa.func.sum(result.c[name]).label(name) for name in _TOKENS]
+        self._count = (
+            sa.select(_leader.c.state, sa.func.count().label("followers"), *sums)
+            .select_from(shared)
+            .where(*led)
+            .group_by(_leader.c.state)
+        )
+        reused = sa.case(
+            (result.c.error_code.is_(None), sa.func.coalesce(result.c.reused, Reuse.JOB))
+        )
+        outcomes = (
+            sa.select(
+                request.c.id,
+                request.c.job_id,
+                request.c.row_index,
+                *(result.c[name] for name in _SHARED),
+                reused,
+            )
+            .select_from(shared)
+            .where(*led)
+        )
+        names = ["request_id", "job_id", "row_index", *_SHARED, "reused"]
+        self._copy = sa.insert(result).from_select(names, outcomes)
+        of_leader = sa.select(_leader.c.state).where(_leader.c.id == request.c.leader_id)
+        self._end = (
+            sa.update(request)
+            .where(*led)
+            .values(state=of_leader.scalar_subquery())
+            .execution_options(synchronize_session=False)
+        )
+
+    def land(
+        self, connection: Connection, job_id: str, leaders: Sequence[int], more: dict[str, int]
+    ) -> int:
+        """Give the followers of ended requests their outcomes; returns how many there were.
+
+        What they add to the job's counters is added to `more`.
+        """
+        listed = json.dumps(leaders) if self._is_sqlite else leaders
+        key = {"job": job_id, "leaders": listed}
+        found = len(connection.execute(self._lock, key).all())
+        if not found:
+            return 0
+        for row in connection.execute(self._count, key).all():
+            lifecycle.check_step(lifecycle.REQUEST_TRANSITIONS, RequestState.FOLLOWING, row.state)
+            more[COUNTED_STATES[row.state]] += row.followers
+            for name in _TOKENS:
+                more[name] += int(getattr(row, name))
+            if row.state == RequestState.DONE:
+                more["reused"] += row.followers
+                more["reused_tokens"] += int(row.prompt_tokens + row.completion_tokens)
+        connection.execute(self._copy, key)
+        connection.execute(self._end, key)
+        return found
+
+
+_TOKENS = ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
+
+
+def _is_listed(column: sa.Column[int], *, is_sqlite: bool) -> sa.ColumnElement[bool]:
+    """Whether an id is in the array `leaders`, on SQLite one in JSON."""
+    if is_sqlite:
+        listed = sa.func.json_each(sa.bindparam("leaders", type_=sa.Text)).table_valued("value")
+        return column.in_(sa.select(listed.c.value))
+    return column == sa.any_(sa.bindparam("leaders", type_=sa.ARRAY(sa.BigInteger)))

@@ -1,0 +1,192 @@
+"""Reuse answers of earlier jobs: look them up while planning, keep them when they have landed.
+
+What is kept is found again by the model's content and name, Nightjar's version, the precision that
+was computed in, and the request as the engine sees it.
+"""
+
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import nightjar
+from nightjar.checkpoints import ModelDirectory
+from nightjar.jobs.equality import derived_seed, draws
+from nightjar.jobs.errors import StoreError
+from nightjar.jobs.records import (
+    CachedAnswer,
+    ClaimedRequest,
+    EncodedRequest,
+    JsonObject,
+    NewResult,
+    QueuedRequest,
+    Reuse,
+)
+from nightjar.jobs.store import Store
+from nightjar.jobs.store.segments import pack_segments
+from nightjar.pipeline.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_DAY_S = 86_400.0
+_KEPT_BETWEEN_LOOKS = 128  # micro-batches; the bounds are looked after so often
+_PRECISIONS_OF_AUTO = ("fp32", "bf16")
+
+
+class ResultCache:
+    """What this deployment's planner and GPU workers know of earlier answers.
+
+    A cache that is away is no cache: it is logged, and everything is computed.
+
+    Args:
+        settings: Where it is, its bounds, and what is served.
+        store: Where the prompt vectors are; it holds the answers too unless the settings name
+            another database.
+        model: The served model; its files are read once, for their fingerprint.
+    """
+
+    def __init__(self, settings: Settings, store: Store, model: ModelDirectory) -> None:
+        self._vectors = store
+        url = settings.result_cache_url
+        self._answers = store if url is None else Store(url.get_secret_value())
+        self._most_rows = settings.result_cache_rows
+        self._oldest_s = settings.result_cache_days * _DAY_S
+        name = settings.model_name or model.name
+        self._scope = f"{nightjar.__version__}\n{model.fingerprint}\n{name}"
+        self._accepted = _accepted_precisions(settings)
+        self._vectors_sha256 = lru_cache(1024)(self._read_vectors_sha256)
+        self._kept = 0
+        self._lock = threading.Lock()
+
+    def find(self, asked: Iterable[tuple[QueuedRequest, EncodedRequest]]) -> list[NewResult]:
+        """The answers that are known already, of those of a plan's requests that have one."""
+        ids: dict[str, list[int]] = {}
+        try:
+            for request, encoded in asked:
+                digest = self._digest(request, encoded.segments, encoded.prompt_vector)
+                for precision in self._accepted:
+                    ids.setdefault(self._key(digest, precision), []).append(request.id)
+            found = self._answers.cached(list(ids), self._oldest_s)
+        except StoreError as error:
+            logger.warning("nothing is reused: %s", error, extra={"action": "cache_unread"})
+            return []
+        # Of two precisions that "auto" may choose, either does; a request has one answer.
+        answers = {id_: item for key, item in found.items() for id_ in ids[key]}
+        return [_result(id_, item) for id_, item in answers.items()]
+
+    def keep(
+        self, requests: Sequence[ClaimedRequest], results: Sequence[NewResult], precision: str
+    ) -> None:
+        """Keep what has been computed in this precision and has landed."""
+        asked = {request.id: request for request in requests}
+        try:
+            self._answers.keep(
+                [
+                    self._answer(asked[item.request_id], item, item.body, precision)
+                    for item in results
+                    if item.body is not None and item.reused is None
+                ]
+            )
+            if self._is_time_to_look():
+                self._answers.drop_old(self._most_rows, self._oldest_s)
+        except StoreError as error:
+            logger.warning("answers are not kept: %s", error, extra={"action": "cache_unwritten"})
+
+    def _answer(
+        self, request: ClaimedRequest, item: NewResult, body: JsonObject, precision: str
+    ) -> CachedAnswer:
+        digest = self._digest(request, request.segments, request.prompt_vector)
+        return CachedAnswer(
+            key=self._key(digest, precision),
+            body=body,
+            prompt_tokens=item.prompt_tokens,
+            completion_tokens=item.completion_tokens,
+            requested_tokens=item.requested_tokens,
+            saved_tokens=item.saved_tokens,
+            finish_reason=item.finish_reason,
+        )
+
+    def _digest(
+        self,
+        request: QueuedRequest | ClaimedRequest,
+        segments: Sequence[Sequence[int]],
+        prompt_vector: str | None,
+    ) -> bytes:
+        vectors = None if prompt_vector is None else self._vectors_sha256(prompt_vector)
+        return answer_digest(request.body, request.custom_id, segments, vectors)
+
+    def _key(self, digest: bytes, precision: str) -> str:
+        scope = f"{self._scope}\n{precision}\n".encode()
+        return hashlib.sha256(scope + digest).hexdigest()
+
+    def _read_vectors_sha256(self, prompt_vector: str) -> str:
+        """The digest of the vectors called "name@version"."""
+        name, _, version = prompt_vector.rpartition("@")
+        found = self._vectors.prompt_vector(name, int(version))
+        return prompt_vector if found is None else found.sha256
+
+    def _is_time_to_look(self) -> bool:
+        with self._lock:
+            self._kept += 1
+            return self._kept % _KEPT_BETWEEN_LOOKS == 1
+
+
+def open_cache(settings: Settings, store: Store, model: ModelDirectory) -> ResultCache | None:
+    """The cache, if the settings ask for one."""
+    return ResultCache(settings, store, model) if settings.reuse_results else None
+
+
+def _accepted_precisions(settings: Settings) -> Sequence[str]:
+    """In which precisions an answer may have been computed to be the one asked for."""
+    if settings.engine == "fake":
+        return ("fake",)
+    return _PRECISIONS_OF_AUTO if settings.dtype == "auto" else (settings.dtype,)
+
+
+def _result(request_id: int, item: CachedAnswer) -> NewResult:
+    return NewResult(
+        request_id=request_id,
+        status_code=200,
+        body=item.body,
+        prompt_tokens=item.prompt_tokens,
+        completion_tokens=item.completion_tokens,
+        requested_tokens=item.requested_tokens,
+        saved_tokens=item.saved_tokens,
+        finish_reason=item.finish_reason,
+        reused=Reuse.CACHE,
+    )
+
+
+# What a body says of the question itself stands in the token ids.
+_ASKED_IN_TOKENS = frozenset(
+    {"chat_template_kwargs", "documents", "messages", "model", "prompt", "prompt_vector", "query"}
+)
+
+
+def answer_digest(
+    body: JsonObject,
+    custom_id: str,
+    segments: Sequence[Sequence[int]],
+    vectors_sha256: str | None,
+) -> bytes:
+    """The same for requests that one model, computing in one precision, answers alike; 32 bytes.
+
+    `segments` are the token ids of the planning; `vectors_sha256` is of the bytes of the prompt
+    vectors that the request names, whatever their name and version.
+    """
+    asked = {name: value for name, value in body.items() if name not in _ASKED_IN_TOKENS}
+    asked["seed"] = None
+    if draws(body):
+        seed = body.get("seed")
+        asked["seed"] = derived_seed(custom_id) if seed is None else seed
+    asked["shape"] = "chat" if "messages" in body else "text"  # of the answer
+    if body.get("return_documents"):
+        asked["documents"] = body["documents"]  # they are part of the answer
+    parts = [json.dumps(asked, sort_keys=True).encode(), (vectors_sha256 or "").encode()]
+    parts.append(pack_segments(segments))
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(len(part).to_bytes(8, "big") + part)
+    return whole.digest()

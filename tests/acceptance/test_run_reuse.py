@@ -1,0 +1,88 @@
+"""`nightjar run` over equal requests: what was computed is not computed again, and says so."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import completion_line, nightjar, read_lines, rerank_line, write_lines
+
+
+@pytest.fixture(autouse=True)
+def fake_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIGHTJAR_ENGINE", "fake")
+    monkeypatch.setenv("NIGHTJAR_MICRO_BATCH_REQUESTS", "7")
+
+
+def run(source: Path, model: Path, out: Path, *options: str | Path) -> str:
+    done = nightjar("run", source, "--model", model, "--out", out, *options)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def told(out: Path) -> dict[str, Any]:
+    """What each answer says, without what tells runs and origins apart."""
+    found = {}
+    for line in read_lines(out):
+        body = line["response"]["body"]
+        assert line["custom_id"] not in found
+        answer = body["results"] if "results" in body else body["choices"]
+        found[line["custom_id"]] = (answer, body["usage"])
+    return found
+
+
+def reused(out: Path) -> dict[str, str]:
+    """Where the answers come from that were not computed for their rows."""
+    bodies = {line["custom_id"]: line["response"]["body"] for line in read_lines(out)}
+    assert len({body["id"] for body in bodies.values()}) == len(bodies)
+    return {name: body["reused"] for name, body in bodies.items() if "reused" in body}
+
+
+def lines(start: int, end: int) -> list[Any]:
+    """Completions, drawn texts and rankings, told apart by their numbers."""
+    asked: list[Any] = []
+    for n in range(start, end):
+        asked.append(completion_line(f"text-{n}", prompt=f"안녕 {n}"))
+        asked.append(completion_line(f"drawn-{n}", prompt=f"p {n}", temperature=1))
+        asked.append(rerank_line(f"rank-{n}", query=f"q {n}", documents=[" a", " b c"]))
+    return asked
+
+
+def test_equal_rows_of_a_file_are_computed_once(tiny_model: Path, tmp_path: Path) -> None:
+    rows = [completion_line(f"row-{n}", prompt=f"안녕 {n % 5}") for n in range(40)]
+    rows += [completion_line(f"drawn-{n}", prompt="p", temperature=1) for n in range(5)]
+    alone, together = tmp_path / "alone.jsonl", tmp_path / "together.jsonl"
+    said = run(write_lines(tmp_path / "all.jsonl", rows), tiny_model, together)
+    assert "35 answers were shared with equal requests" in said
+    run(write_lines(tmp_path / "few.jsonl", rows[:5] + rows[40:]), tiny_model, alone)
+    assert reused(together) == {f"row-{n}": "job" for n in range(5, 40)}
+    assert reused(alone) == {}
+    computed, shared = told(alone), told(together)
+    for n in range(40):
+        assert shared[f"row-{n}"] == computed[f"row-{n % 5}"]
+    assert {name: shared[name] for name in computed} == computed
+    assert len({str(shared[f"drawn-{n}"]) for n in range(5)}) > 1
+
+
+def test_tonight_pays_for_what_has_changed(tiny_model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "answers.db"
+    first, second, plain = (tmp_path / f"{name}.jsonl" for name in ("first", "second", "plain"))
+    yesterday = write_lines(tmp_path / "yesterday.jsonl", lines(0, 12))
+    tonight = write_lines(tmp_path / "tonight.jsonl", lines(4, 16))
+    run(yesterday, tiny_model, first, "--reuse-results", cache)
+    assert reused(first) == {}
+    said = run(tonight, tiny_model, second, "--reuse-results", cache)
+    run(tonight, tiny_model, plain)
+    expected = {f"{kind}-{n}" for kind in ("text", "drawn", "rank") for n in range(4, 12)}
+    assert reused(second) == dict.fromkeys(expected, "cache")
+    assert told(second) == told(plain)
+    assert "24 answers were shared with equal requests" in said
+
+
+def test_a_file_that_holds_no_answers_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", lines(0, 1))
+    out = tmp_path / "out.jsonl"
+    done = nightjar("run", source, "--model", tiny_model, "--out", out, "--reuse-results", source)
+    assert done.returncode == 2
+    assert f"--reuse-results {source}" in done.stderr
+    assert source.read_bytes().startswith(b'{"custom_id"')

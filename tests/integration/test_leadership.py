@@ -1,0 +1,154 @@
+"""Who leads: one at a time, judged by each observer's own monotonic clock."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from nightjar.jobs.records import ComputeSeconds, Crash, Leader
+from nightjar.jobs.store import Store
+from nightjar.pipeline.leadership import PLANNER, Leadership
+from nightjar.pipeline.sweeper import Sweeper, SweepReport
+from tests.jobs import planned
+from tests.outcomes import answers, claim
+
+CRASH = Crash("the worker died", allowed=3)
+
+
+class Clock:
+    """A monotonic clock that tests move by hand."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def planner(store: Store, name: str, clock: Clock) -> Leadership:
+    return Leadership(store, name, dead_after_s=10, longest_gap_s=4, clock=clock)
+
+
+def watch(one: Leadership, clock: Clock, seconds: float) -> bool:
+    """Look every two seconds; whether it leads in the end."""
+    leads = False
+    while seconds > 0:
+        clock.now += min(2, seconds)
+        seconds -= 2
+        leads = one.look()
+    return leads
+
+
+def test_the_first_leads_and_the_second_stands_by(store: Store, clock: Clock) -> None:
+    ann, bob = (planner(store, name, clock) for name in ("ann", "bob"))
+    assert ann.look()
+    assert not bob.look()
+    assert ann.look()
+    assert not bob.look()
+    assert (ann.other_lives, bob.other_lives) == (False, True)
+    assert store.leader(PLANNER) == Leader(PLANNER, "ann", 1, 1)
+
+
+def test_a_leader_that_lives_is_never_replaced(store: Store, clock: Clock) -> None:
+    ann, bob = (planner(store, name, clock) for name in ("ann", "bob"))
+    ann.look()
+    for _ in range(30):
+        assert not watch(bob, clock, 8)
+        assert ann.look()
+
+
+def test_a_silent_leader_is_replaced_and_learns_of_it(store: Store, clock: Clock) -> None:
+    ann, bob = (planner(store, name, clock) for name in ("ann", "bob"))
+    assert ann.look()
+    assert not bob.look()
+    assert not watch(bob, clock, 9.9)
+    assert watch(bob, clock, 0.1)
+    assert store.leader(PLANNER) == Leader(PLANNER, "bob", 2, 0)
+    assert not ann.look()
+    assert bob.look()
+    assert not ann.look()
+    assert (ann.other_lives, bob.other_lives) == (True, False)
+
+
+def test_a_leader_that_was_never_seen_to_move_stops_nobody(store: Store, clock: Clock) -> None:
+    """Left by a planner that was killed: plans and dispatches need not wait for the proof."""
+    planner(store, "killed", clock).look()
+    fresh = planner(store, "fresh", clock)
+    assert not fresh.look()
+    assert not fresh.other_lives
+    assert watch(fresh, clock, 10)
+
+
+def test_time_in_which_nobody_looked_is_no_silence(store: Store, clock: Clock) -> None:
+    planner(store, "ann", clock).look()
+    bob = planner(store, "bob", clock)
+    assert not bob.look()
+    clock.now += 3_600
+    assert not bob.look()
+    assert not watch(bob, clock, 5.9)
+    assert watch(bob, clock, 0.1)
+
+
+def test_who_resigns_is_replaced_at_once(store: Store, clock: Clock) -> None:
+    ann, bob = (planner(store, name, clock) for name in ("ann", "bob"))
+    ann.look()
+    bob.look()
+    ann.resign()
+    assert bob.look()
+    ann.resign()
+    assert bob.look()
+    assert store.leader(PLANNER) == Leader(PLANNER, "bob", 2, 1)
+
+
+def test_many_that_take_at_once(store: Store, clock: Clock) -> None:
+    planner(store, "dead", clock).look()
+    others = [planner(store, f"p{n}", clock) for n in range(6)]
+    assert not any(other.look() for other in others)
+    for _ in range(4):
+        clock.now += 2
+        assert not any(other.look() for other in others)
+    clock.now += 2
+    with ThreadPoolExecutor(6) as pool:
+        leads = list(pool.map(Leadership.look, others))
+    assert sum(leads) == 1
+    held = store.leader(PLANNER)
+    assert held is not None
+    assert (held.owner, held.epoch) == (f"p{leads.index(True)}", 2)
+
+
+def test_a_worker_that_has_moved_since_it_was_judged_keeps_its_leases(store: Store) -> None:
+    """Two sweepers at once: the second acts on what it had read before the first did."""
+    _, (first, second) = planned(store, 2)
+    store.beat("worker", ComputeSeconds())
+    claim(store, first)
+    assert store.suspect_owner("worker", CRASH, counter=1) == 1
+    store.beat("worker", ComputeSeconds())  # it was only slow
+    claimed = claim(store, second)
+    assert store.suspect_owner("worker", CRASH, counter=1) == 0
+    assert store.finish(second.id, 0, "worker", answers(claimed))
+
+
+def sweeper(store: Store, clock: Clock) -> Sweeper:
+    return Sweeper(
+        store,
+        dead_after_s=10,
+        redispatch_after_s=60,
+        longest_gap_s=4,
+        crashes_allowed=3,
+        clock=clock,
+    )
+
+
+def test_who_stood_by_knows_who_has_been_silent(store: Store, clock: Clock) -> None:
+    _, (held, lost) = planned(store, 2)
+    standing_by = sweeper(store, clock)
+    claim(store, held, "silent")
+    store.mark_dispatched([lost])
+    for _ in range(31):
+        standing_by.watch()
+        clock.now += 2
+    assert [ref.id for ref in store.leased("silent")] == [held.id]
+    assert standing_by.sweep() == SweepReport(released=1, requeued=1)

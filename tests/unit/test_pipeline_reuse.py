@@ -1,0 +1,82 @@
+"""What makes two requests the same question to one model."""
+
+import pytest
+
+from nightjar.jobs.records import RequestKind
+from nightjar.jobs.schemas import validate_body
+from nightjar.pipeline.reuse import answer_digest
+
+GREEDY = {"prompt": "a", "max_tokens": 4, "temperature": 0}
+RANKING = {"query": "q", "documents": ["d", "e"]}
+
+
+def digest(
+    given: dict[str, object],
+    *,
+    custom_id: str = "row",
+    segments: list[list[int]] | None = None,
+    vectors: str | None = None,
+    chat: bool = False,
+) -> bytes:
+    kind = RequestKind.RANK if "query" in given else RequestKind.GENERATE
+    body = validate_body(kind, given, chat=chat)
+    return answer_digest(body, custom_id, segments or [[1, 2]], vectors)
+
+
+def test_a_digest_is_the_same_in_every_process() -> None:
+    assert digest(GREEDY).hex() == (
+        "9c52fc4e5983454d93637cf6058f4dc80e633454d8ed6fab4ecf8a827fd3f192"
+    )
+
+
+def test_greedy_requests_are_known_by_their_tokens_whatever_their_names_and_seeds() -> None:
+    assert digest(GREEDY) == digest(GREEDY | {"seed": 5, "model": "m"}, custom_id="other")
+    assert digest(GREEDY) == digest(GREEDY | {"prompt": [1, 2]})
+
+
+def test_what_is_drawn_is_known_by_its_seed() -> None:
+    drawn = {"prompt": "a"}
+    assert digest(drawn) == digest(drawn)
+    assert digest(drawn) != digest(drawn, custom_id="other")
+    assert digest(drawn | {"seed": 1}) == digest(drawn | {"seed": 1}, custom_id="other")
+    assert digest(drawn | {"seed": 1}) != digest(drawn | {"seed": 2})
+
+
+def test_the_order_of_a_bias_does_not_matter() -> None:
+    one = digest(GREEDY | {"logit_bias": {"1": 2, "3": 4}})
+    assert one == digest(GREEDY | {"logit_bias": {"3": 4, "1": 2}})
+
+
+@pytest.mark.parametrize(
+    "changed", [{"max_tokens": 5}, {"stop": ["x"]}, {"n": 2, "beam_width": 2}, {"logprobs": 0}]
+)
+def test_what_is_asked_for_counts(changed: dict[str, object]) -> None:
+    assert digest(GREEDY) != digest(GREEDY | changed)
+
+
+def test_tokens_and_their_borders_count() -> None:
+    digests = {
+        digest(RANKING, segments=segments)
+        for segments in ([[1], [2, 3]], [[1, 2], [3]], [[1], [2], [3]], [[1], [3, 2]])
+    }
+    assert len(digests) == 4
+
+
+def test_prompt_vectors_count_by_their_content() -> None:
+    assert digest(GREEDY, vectors="aa") != digest(GREEDY, vectors="bb")
+    assert digest(GREEDY, vectors="aa") != digest(GREEDY)
+    named = GREEDY | {"prompt_vector": "p"}
+    assert digest(named, vectors="aa") == digest(GREEDY, vectors="aa")
+
+
+def test_a_chat_is_answered_in_another_shape() -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4, "temperature": 0}
+    assert digest(chat, chat=True) != digest(GREEDY)
+
+
+def test_documents_that_are_returned_count_by_their_text() -> None:
+    """Two texts may have the same tokens, where a tokenizer normalises."""
+    other = RANKING | {"documents": ["d", "é"]}
+    assert digest(RANKING) == digest(other)
+    returned = {"return_documents": True}
+    assert digest(RANKING | returned) != digest(other | returned)
