@@ -2,7 +2,8 @@
 
 Silence is measured on this process's monotonic clock: a worker's heartbeat is a counter, so
 clocks that differ or jump between machines do not matter. Time in which this process did not look
-(the database was away, the process was stopped) counts little: nobody can be heard then.
+(the database was away or took no writes, the process was stopped) counts little: nobody can be
+heard then. Whether it takes writes the sweeper learns as the workers do, by a beat of its own.
 """
 
 import logging
@@ -11,10 +12,12 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from nightjar.jobs.records import Crash, MicroBatchRef, WorkerHeartbeat
+from nightjar.jobs.records import ComputeSeconds, Crash, MicroBatchRef, WorkerHeartbeat
 from nightjar.jobs.store import Store
 
 logger = logging.getLogger(__name__)
+
+OWNER = "sweeper"  # of beats; it never holds a lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,13 @@ class Sweeper:
         self._messages: dict[Hashable, float] = {}
 
     def sweep(self) -> SweepReport:
-        """Look once; safe to run twice at once."""
+        """Look once; safe to run twice at once.
+
+        Raises:
+            StoreUnavailableError: The database is away, or takes no writes.
+        """
         with self._lock:
+            self._store.beat(OWNER, ComputeSeconds())
             expired = self._store.expire()
             if expired:
                 logger.info(

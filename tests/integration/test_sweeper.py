@@ -1,9 +1,12 @@
 """The sweeper over real stores: what stands still on its own clock loses its lease."""
 
+import sqlite3
 import time
+from contextlib import closing
 
 import pytest
 
+from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import (
     ComputeSeconds,
     JobState,
@@ -133,6 +136,35 @@ def test_time_in_which_nobody_looked_is_no_silence(
     assert sweeper.sweep().released == 0
     assert watch(sweeper, clock, 5.9).released == 0
     assert watch(sweeper, clock, 0.1).released == 1
+
+
+def test_time_in_which_the_database_took_no_writes_is_no_silence(
+    sqlite_url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers of SQLite see a locked database go on: only a write tells that nobody can beat."""
+    monkeypatch.setattr("nightjar.jobs.store.database.BUSY_TIMEOUT_MS", 100)
+    store = Store(sqlite_url)
+    store.migrate()
+    sweeper = Sweeper(
+        store,
+        dead_after_s=10,
+        redispatch_after_s=60,
+        longest_gap_s=4,
+        crashes_allowed=3,
+        clock=clock,
+    )
+    _, (ref,) = planned(store, 1)
+    claim(store, ref, "worker")
+    sweeper.sweep()
+    with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for _ in range(3):
+            clock.now += 60
+            with pytest.raises(StoreUnavailableError, match="locked"):
+                sweeper.sweep()
+    assert watch(sweeper, clock, 6).released == 0
+    assert watch(sweeper, clock, 4).released == 1
+    store.close()
 
 
 def test_a_message_that_nobody_claims_is_ready_again_once_a_period(
