@@ -1,5 +1,6 @@
 """The requests of the fault tests: row n is the same request in every job."""
 
+import json
 from collections.abc import Iterator
 
 from nightjar.jobs.records import NewRequest, RequestKind
@@ -16,6 +17,17 @@ def request_rows(count: int) -> Iterator[NewRequest]:
     for index in range(count):
         kind, body = _body(index)
         yield NewRequest(index, index + 1, f"row-{index}", kind, validate_body(kind, body))
+
+
+def batch_file(count: int) -> bytes:
+    """The same rows as batch lines, for an upload."""
+    lines = []
+    for index in range(count):
+        kind, body = _body(index)
+        url = "/v1/rerank" if kind is RequestKind.RANK else "/v1/completions"
+        line = {"custom_id": f"row-{index}", "method": "POST", "url": url, "body": body}
+        lines.append(json.dumps(line))
+    return "\n".join(lines).encode()
 
 
 def prompt(index: int) -> str:

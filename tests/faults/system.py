@@ -250,11 +250,16 @@ def running_system(
     *,
     workers: int = 1,
     environment: Mapping[str, str] = HASTE | STEADY,
+    prepare: Callable[[System], None] = lambda _: None,
 ) -> Iterator[System]:
-    """A system whose tables are made and whose processes run; they end with the block."""
+    """A system whose tables are made and whose processes run; they end with the block.
+
+    `prepare` may change the services' commands and environments before they start.
+    """
     system = System(folder, database_url, model, workers=workers, environment=environment)
     try:
         system.store.migrate()
+        prepare(system)
         system.start()
         yield system
     finally:
