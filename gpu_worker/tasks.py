@@ -16,7 +16,12 @@ from nightjar.gpu_worker.launcher import ComputeConfig, Launcher, LauncherError
 from nightjar.gpu_worker.ticker import Ticker
 from nightjar.gpu_worker.worker import GpuWorker, Heartbeat
 from nightjar.jobs.store import Store
-from nightjar.pipeline.celery_app import COMPUTE_TASK, TICK_TASK, create_celery_app
+from nightjar.pipeline.celery_app import (
+    COMPUTE_TASK,
+    EXPECTED_ERRORS,
+    TICK_TASK,
+    create_celery_app,
+)
 from nightjar.pipeline.collector import spare_what_stays
 from nightjar.pipeline.settings import Settings
 
@@ -92,7 +97,7 @@ def _close(**_: object) -> None:
         parts.close()
 
 
-@app.task(name=COMPUTE_TASK)
+@app.task(name=COMPUTE_TASK, throws=EXPECTED_ERRORS)
 def compute(micro_batch: int, epoch: int, alone: bool = False) -> dict[str, object]:
     """Compute one micro-batch; what it returns is what Flower shows of it."""
     parts = _parts[0]

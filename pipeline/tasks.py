@@ -11,7 +11,13 @@ from celery.signals import worker_init
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
 from nightjar.jobs.store import Store
-from nightjar.pipeline.celery_app import PLAN_TASK, SWEEP_TASK, TICK_TASK, create_celery_app
+from nightjar.pipeline.celery_app import (
+    EXPECTED_ERRORS,
+    PLAN_TASK,
+    SWEEP_TASK,
+    TICK_TASK,
+    create_celery_app,
+)
 from nightjar.pipeline.collector import spare_what_stays
 from nightjar.pipeline.dispatcher import dispatch
 from nightjar.pipeline.planner import Planner
@@ -65,20 +71,20 @@ def _dispatch() -> int:
         return dispatch(app, _store(), settings.dispatch_window)
 
 
-@app.task(name=PLAN_TASK)
+@app.task(name=PLAN_TASK, throws=EXPECTED_ERRORS)
 def plan(job_id: str) -> dict[str, int]:
     """Plan one job and dispatch what is ready; sent when a job is submitted."""
     return {"requests": _planner().plan(job_id, after_chunk=_dispatch)}
 
 
-@app.task(name=TICK_TASK)
+@app.task(name=TICK_TASK, throws=EXPECTED_ERRORS)
 def tick() -> dict[str, int]:
     """Plan and dispatch whatever waits, so that no lost message is needed for progress."""
     planned = sum(_planner().plan(job, after_chunk=_dispatch) for job in _store().jobs_to_plan())
     return {"requests": planned, "dispatched": _dispatch()}
 
 
-@app.task(name=SWEEP_TASK)
+@app.task(name=SWEEP_TASK, throws=EXPECTED_ERRORS)
 def sweep() -> dict[str, int]:
     """Release dead workers' leases and lost messages, then dispatch them."""
     report = _sweeper().sweep()

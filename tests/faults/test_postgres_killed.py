@@ -14,7 +14,7 @@ from tests.faults.conftest import Note
 from tests.faults.oracle import Answers, judge, most_in_flight
 from tests.faults.postgres import PrivatePostgres, private_postgres
 from tests.faults.rows import request_rows
-from tests.faults.system import System, running_system
+from tests.faults.system import PLANNER, System, running_system
 
 ROWS = 200
 
@@ -93,6 +93,9 @@ def test_postgres_killed_and_restarted_in_mid_write(
         verdict = judge(system, undisturbed)
         assert len(system.store.jobs(100)) == len(set(system.jobs)) == len(system.jobs)
         assert system.restarted.total() == 0, system.restarted
+        for name in (PLANNER, "worker-0"):
+            assert "not available" in system.log(name)
+            assert "Traceback" not in system.log(name), system.log(name)
         verdict.check(times * most_in_flight(system))
         said = "results land again; nothing had to be restarted"
         note(10, "PostgreSQL killed in mid-write", times, verdict, recovery_s=back, note=said)

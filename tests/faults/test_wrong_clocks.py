@@ -23,6 +23,26 @@ def give_clocks(folder: Path, clocks: dict[str, WrongClock], system: System) -> 
         service.environment = {**service.environment, **clocks[name].environment}
 
 
+def test_beat_ticks_on_when_its_clock_is_set_back(
+    sqlite_url: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    clock = WrongClock(tmp_path, BEAT)
+    system = System(tmp_path, sqlite_url, tiny_model)
+    beat = system.services[BEAT]
+    beat.environment = {**beat.environment, **clock.environment}
+    try:
+        system.start(BROKER, BEAT)
+        for shift in (0, HOUR_S, -HOUR_S, 0):
+            clock.shift(shift)
+            seen = system.log(BEAT).count("Sending")
+            system.wait_until(
+                "ticks", lambda at=seen: system.log(BEAT).count("Sending") > at + 4, 60
+            )
+        assert ahead(system.log(BEAT)), "the clock was never wrong"
+    finally:
+        system.close()
+
+
 @pytest.mark.slow
 def test_clocks_that_are_an_hour_off_or_jump_by_one(
     database_url: str, tiny_model: Path, tmp_path: Path, undisturbed: Answers, note: Note
@@ -49,7 +69,8 @@ def test_clocks_that_are_an_hour_off_or_jump_by_one(
             system.restart(name)
         wait_until_working(system, "worker-0", "worker-1")
         system.wait_done()
-        assert ahead(system.log("worker-0")), "the clock of worker-0 was never wrong"
+        for name in (PLANNER, BEAT, "worker-0"):
+            assert ahead(system.log(name)), f"the clock of {name} was never wrong"
         verdict = judge(system, undisturbed)
         note(15, "a process's clock an hour ahead, an hour behind", jumps + 1, verdict)
         # Nobody died: no decision but a deadline rests on a wall clock.
@@ -58,6 +79,6 @@ def test_clocks_that_are_an_hour_off_or_jump_by_one(
 
 
 def ahead(log: str) -> bool:
-    """Whether a log has lines whose time is more than half an hour from another line's."""
-    hours = {line[12:14] for line in log.splitlines() if line.startswith("[20")}
+    """Whether a log has lines of several hours: of a clock that jumped."""
+    hours = {line[11:13] for line in log.splitlines() if line.startswith("20")}
     return len(hours) > 1
