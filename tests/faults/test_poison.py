@@ -21,7 +21,7 @@ ENVIRONMENT = HASTE | {
 REASONS = {
     "raise": "PoisonError: the request's text asked for it",
     "crash": "was ended by SIGSEGV",
-    "hang": "made no step",
+    "hang": "stalled: no step in",
     "memory": "was ended by SIGKILL",
 }
 
