@@ -1,11 +1,8 @@
 """What a GPU worker does with one micro-batch: claim, compute, finish; and its heartbeat."""
 
 import logging
-import os
-import socket
 import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, wait
@@ -34,6 +31,7 @@ from nightjar.jobs.records import (
     RequestError,
 )
 from nightjar.jobs.store import Store
+from nightjar.pipeline.liveness import owner_name
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +75,7 @@ class GpuWorker:
     def __init__(
         self, store: Store, launcher: Launcher, *, model: str, crashes_allowed: int
     ) -> None:
-        self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self.owner = owner_name()
         self._store = store
         self._launcher = launcher
         self._model = model

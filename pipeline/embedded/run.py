@@ -128,9 +128,6 @@ class _Run:
             model_name=model.name,
             dtype=arguments.dtype,
             accept_any_model=True,
-            heartbeat_s=1.0,
-            worker_dead_after_s=5.0,
-            sweep_every_s=1.0,
         )
         self._store = Store(self._settings.database_url.get_secret_value())
 
