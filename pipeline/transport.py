@@ -51,7 +51,7 @@ class Channel(RedisChannel):  # type: ignore[misc]  # kombu is half typed
     def _brpop_read(self, **options: object) -> object:
         try:
             return super()._brpop_read(**options)
-        except (JSONDecodeError, UnicodeDecodeError) as error:
+        except (JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             _drop(f"it is no JSON: {error}")
             return True
 
