@@ -6,10 +6,11 @@ process, not this one.
 
 import os
 import signal
+import threading
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from celery.signals import worker_init, worker_shutdown
+from celery.signals import worker_init, worker_shutdown, worker_shutting_down
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
 from nightjar.gpu_worker.launcher import ComputeConfig, Launcher, LauncherError
@@ -89,6 +90,15 @@ def _open(**_: object) -> None:
     except (CheckpointError, LauncherError) as error:
         raise SystemExit(f"nightjar worker: {error}") from error
     spare_what_stays()
+
+
+@worker_shutting_down.connect
+def _drain(**_: object) -> None:
+    """TERM has come: Celery takes no more messages and waits for the tasks that run."""
+    for parts in _parts:
+        drain = partial(parts.worker.drain, settings.drain_s)
+        # A thread: this is a signal's handler, which must not wait.
+        threading.Thread(target=drain, name="drain", daemon=True).start()
 
 
 @worker_shutdown.connect

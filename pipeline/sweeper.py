@@ -1,5 +1,6 @@
 """Sweep: take leases back from silent workers, send lost messages again, end what is to stop.
 
+Of a worker on the same machine the kernel says whether it is gone (pipeline/liveness.py).
 Silence is measured on this process's monotonic clock: a worker's heartbeat is a counter, so
 clocks that differ or jump between machines do not matter. Time in which this process did not look
 (the database was away or took no writes, the process was stopped) counts little: nobody can be
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from nightjar.jobs.records import ComputeSeconds, Crash, MicroBatchRef, WorkerHeartbeat
 from nightjar.jobs.store import Store
+from nightjar.pipeline.liveness import is_gone
 
 logger = logging.getLogger(__name__)
 
@@ -89,12 +91,12 @@ class Sweeper:
         silent = self._still(self._beats, [(beat.owner, beat.counter) for beat in beats])
         released = 0
         for beat in beats:
-            if silent[beat.owner, beat.counter] >= self._dead_after_s:
+            if silent[beat.owner, beat.counter] >= self._dead_after_s or is_gone(beat.owner):
                 crash = Crash(f"the worker {beat.owner} died", self._crashes_allowed)
                 count = self._store.suspect_owner(beat.owner, crash)
                 released += count
                 logger.warning(
-                    "worker %s is silent: %d micro-batches go to others",
+                    "worker %s is dead: %d micro-batches go to others",
                     beat.owner,
                     count,
                     extra={"action": "release_dead_worker", "owner": beat.owner},

@@ -16,6 +16,7 @@ from nightjar.jobs.records import (
     RequestKind,
 )
 from nightjar.jobs.store import Store
+from nightjar.pipeline.liveness import owner_name
 from nightjar.pipeline.sweeper import Sweeper, SweepReport
 from tests.jobs import planned
 from tests.outcomes import compute
@@ -180,3 +181,15 @@ def test_a_message_that_nobody_claims_is_ready_again_once_a_period(
     store.mark_dispatched([refs[0]])
     assert watch(sweeper, clock, 60).requeued == 0
     assert watch(sweeper, clock, 2).requeued == 1
+
+
+def test_a_worker_that_the_kernel_knows_to_be_gone_is_not_waited_for(
+    store: Store, sweeper: Sweeper
+) -> None:
+    *place, began = owner_name().split(":")
+    gone = ":".join([*place, str(int(began) - 1)])  # this process's id, before this process
+    _, (first, second) = planned(store, 2)
+    claim(store, first, gone)
+    claim(store, second, owner_name())
+    assert sweeper.sweep() == SweepReport(released=1, requeued=0)
+    assert [ref.isolated for ref in store.dispatchable(10)] == [True]
