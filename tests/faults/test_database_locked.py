@@ -35,7 +35,8 @@ def locked(url: str) -> Iterator[None]:
 
 
 # Longer than a worker may be silent; and longer than SQLite (30 s) waits for the lock.
-@pytest.mark.parametrize("seconds", [12, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [12, 60])
 def test_a_database_locked_by_another_writer(
     tmp_path: Path,
     database_url: str,

@@ -64,7 +64,7 @@ class Submitter:
                 return submission.job_id
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_postgres_killed_and_restarted_in_mid_write(
     tmp_path: Path,
     postgres: PrivatePostgres,
