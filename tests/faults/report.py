@@ -57,25 +57,19 @@ class Row:
 
 
 class Report:
-    """A pytest plugin: takes the rows that tests hand in, and writes them when the run is over.
+    """A pytest plugin: takes the row that a test hands in and writes it down at once.
 
     Rows of an earlier run of the same day stay where this run has none of the same key.
     """
 
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take what a test handed in; also of one that failed."""
-        if report.when == "call":
-            self.rows += [Row(**row) for name, row in report.user_properties if name == "fault"]
-
-    def pytest_sessionfinish(self) -> None:
-        """Write the JSON and the page."""
-        if self.rows:
+        """Take what a test handed in; also one that failed."""
+        rows = [Row(**row) for name, row in report.user_properties if name == "fault"]
+        if report.when == "call" and rows:
             date = datetime.now(UTC).date().isoformat()
-            merge(RESULTS / f"faults-{date}.json", date, self.rows)
-            write_page(RESULTS / f"faults-{date}.json")
+            path = RESULTS / f"faults-{date}.json"
+            merge(path, date, rows)
+            write_page(path)
 
 
 def merge(path: Path, date: str, rows: list[Row]) -> None:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -148,8 +149,12 @@ class System:
         self.start(name)
 
     def freeze(self, name: str) -> None:
-        """SIGSTOP, until `thaw`."""
-        os.kill(self.pid(name), signal.SIGSTOP)
+        """SIGSTOP, until `thaw`, at a moment when it does not hold SQLite's one write lock.
+
+        With that lock in its hand it would stop every other process as well.
+        """
+        stop = partial(os.kill, self.pid(name), signal.SIGSTOP)
+        self.store._database.write(lambda _: stop())
 
     def thaw(self, name: str) -> None:
         """SIGCONT."""
