@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench-peers bench-scaling bench-control-plane report clean
+.PHONY: help demo test test-faults lint format bench-peers bench-scaling bench-control-plane report clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -25,6 +25,9 @@ demo: $(VENV)/installed ## Generate and rank with the demo model, through the wh
 
 test: $(VENV)/installed-dev lint ## Lint, types and every test but the long ones
 	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-faults: $(VENV)/installed-dev ## Kill, stop and starve every process; writes docs/faults.md
+	$(BIN)/python -m tests.faults
 
 lint: $(VENV)/installed-dev ## Linter, formatter, types
 	$(BIN)/ruff check .

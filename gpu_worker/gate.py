@@ -1,8 +1,12 @@
 """Who may use the compute process now: ordinary work together, or one suspect alone."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+
+class GateClosedError(Exception):
+    """The worker ends: nobody comes in any more."""
 
 
 class Gate:
@@ -17,12 +21,23 @@ class Gate:
         self._inside = 0
         self._alone = False
         self._waiting = 0  # suspects
+        self._closed = False
+
+    def close(self) -> None:
+        """Let nobody in any more; who is inside stays as long as it takes."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Hold the gate beside others of this kind."""
+        """Hold the gate beside others of this kind.
+
+        Raises:
+            GateClosedError: It was closed before there was room.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: not self._alone and not self._waiting)
+            self._wait_for(lambda: not self._alone and not self._waiting)
             self._inside += 1
         try:
             yield
@@ -33,11 +48,17 @@ class Gate:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the gate with nobody beside."""
+        """Hold the gate with nobody beside.
+
+        Raises:
+            GateClosedError: It was closed before everybody had left.
+        """
         with self._changed:
             self._waiting += 1
-            self._changed.wait_for(lambda: not self._alone and not self._inside)
-            self._waiting -= 1
+            try:
+                self._wait_for(lambda: not self._alone and not self._inside)
+            finally:
+                self._waiting -= 1
             self._alone = True
         try:
             yield
@@ -45,3 +66,8 @@ class Gate:
             with self._changed:
                 self._alone = False
                 self._changed.notify_all()
+
+    def _wait_for(self, room: Callable[[], bool]) -> None:
+        self._changed.wait_for(lambda: self._closed or room())
+        if self._closed:
+            raise GateClosedError

@@ -43,7 +43,7 @@ class ComputeLostError(LauncherError):
 
 
 class ComputeNotReadyError(LauncherError):
-    """The compute process ended before it had the model: this request has not been touched."""
+    """This request will not be computed here, through no fault of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +190,10 @@ class Launcher:
                 flight.end(ticket, None)
         with self._send_lock:
             self._send([messages.Cancel(tickets=waiting)])
+
+    def release(self) -> None:
+        """Give up what is in flight: those futures end with ComputeNotReadyError."""
+        self._fail_pending(ComputeNotReadyError("the worker ends"))
 
     def close(self) -> None:
         """End the process: it leaves when the pipe closes, else it is killed."""

@@ -6,17 +6,23 @@ process, not this one.
 
 import os
 import signal
+import threading
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from celery.signals import worker_init, worker_shutdown
+from celery.signals import worker_init, worker_shutdown, worker_shutting_down
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
 from nightjar.gpu_worker.launcher import ComputeConfig, Launcher, LauncherError
 from nightjar.gpu_worker.ticker import Ticker
 from nightjar.gpu_worker.worker import GpuWorker, Heartbeat
 from nightjar.jobs.store import Store
-from nightjar.pipeline.celery_app import COMPUTE_TASK, TICK_TASK, create_celery_app
+from nightjar.pipeline.celery_app import (
+    COMPUTE_TASK,
+    EXPECTED_ERRORS,
+    TICK_TASK,
+    create_celery_app,
+)
 from nightjar.pipeline.collector import spare_what_stays
 from nightjar.pipeline.reuse import open_cache
 from nightjar.pipeline.settings import Settings
@@ -90,13 +96,22 @@ def _open(**_: object) -> None:
     spare_what_stays()
 
 
+@worker_shutting_down.connect
+def _drain(**_: object) -> None:
+    """TERM has come: Celery takes no more messages and waits for the tasks that run."""
+    for parts in _parts:
+        drain = partial(parts.worker.drain, settings.drain_s)
+        # A thread: this is a signal's handler, which must not wait.
+        threading.Thread(target=drain, name="drain", daemon=True).start()
+
+
 @worker_shutdown.connect
 def _close(**_: object) -> None:
     for parts in _parts:
         parts.close()
 
 
-@app.task(name=COMPUTE_TASK)
+@app.task(name=COMPUTE_TASK, throws=EXPECTED_ERRORS)
 def compute(micro_batch: int, epoch: int, alone: bool = False) -> dict[str, object]:
     """Compute one micro-batch; what it returns is what Flower shows of it."""
     parts = _parts[0]

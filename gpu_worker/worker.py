@@ -1,11 +1,8 @@
 """What a GPU worker does with one micro-batch: claim, compute, finish; and its heartbeat."""
 
 import logging
-import os
-import socket
 import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +13,7 @@ import msgspec
 
 from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.answers import make_message, make_result
-from nightjar.gpu_worker.gate import Gate
+from nightjar.gpu_worker.gate import Gate, GateClosedError
 from nightjar.gpu_worker.launcher import (
     ComputeLostError,
     ComputeNotReadyError,
@@ -33,6 +30,7 @@ from nightjar.jobs.records import (
     RequestError,
 )
 from nightjar.jobs.store import Store
+from nightjar.pipeline.liveness import owner_name
 from nightjar.pipeline.reuse import ResultCache
 
 logger = logging.getLogger(__name__)
@@ -85,7 +83,7 @@ class GpuWorker:
         crashes_allowed: int,
         cache: ResultCache | None = None,
     ) -> None:
-        self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self.owner = owner_name()
         self._store = store
         self._launcher = launcher
         self._model = model
@@ -104,9 +102,25 @@ class GpuWorker:
         dies meanwhile has not held this micro-batch.
         """
         gate = self._gate.alone() if alone else self._gate.together()
-        with gate, self._holding(micro_batch):
-            batch = self._store.claim(micro_batch, epoch, self.owner)
-            return Outcome("skipped") if batch is None else self._run(batch)
+        try:
+            with gate, self._holding(micro_batch):
+                batch = self._store.claim(micro_batch, epoch, self.owner)
+                return Outcome("skipped") if batch is None else self._run(batch)
+        except GateClosedError:
+            # Not claimed: its message is sent again at once, to others.
+            sent = self._store.dispatched()
+            self._store.requeue([r for r in sent if (r.id, r.epoch) == (micro_batch, epoch)])
+            return Outcome("not begun: the worker ends")
+
+    def drain(self, grace_s: float) -> None:
+        """Begin nothing more; after `grace_s` seconds, give back what is still being computed.
+
+        Returns then. What waits for its turn, suspects above all, is left to other workers at
+        once: it may take longer than anybody gives a process to end.
+        """
+        self._gate.close()
+        time.sleep(grace_s)
+        self._launcher.release()
 
     def beat(self) -> None:
         """Write a sign of life, and what the compute processes have spent."""
@@ -152,7 +166,7 @@ class GpuWorker:
             return self._land(batch, computed, time.monotonic() - started)
         except ComputeNotReadyError:
             self._store.give_back(batch.id, batch.epoch, self.owner)
-            return Outcome("given back: no compute process", requests=len(batch.requests))
+            return Outcome("given back: not computed here", requests=len(batch.requests))
         except (LauncherError, StoreUnavailableError):
             raise
         except Exception as error:

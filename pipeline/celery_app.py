@@ -5,11 +5,15 @@
 """
 
 import logging
+import time
+from datetime import UTC, datetime, timedelta
 
 from celery import Celery
+from celery.schedules import schedule
 from celery.signals import after_setup_logger
 from kombu import Exchange, Queue
 
+from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.logs import FieldsFormatter
 from nightjar.pipeline import transport
 from nightjar.pipeline.queues import PLAN_QUEUE, compute_queues
@@ -19,6 +23,8 @@ PLAN_TASK = "nightjar.plan"
 TICK_TASK = "nightjar.tick"
 SWEEP_TASK = "nightjar.sweep"
 COMPUTE_TASK = "nightjar.compute"
+# What a task may end with without a fault of ours: one line in the log, no traceback.
+EXPECTED_ERRORS = (StoreUnavailableError,)
 # Priorities of messages: the broker serves what is urgent before all else.
 URGENT, ORDINARY = 0, 9
 
@@ -69,11 +75,20 @@ def _queue(name: str) -> Queue:
     return Queue(name, Exchange(name), routing_key=name)
 
 
+_BEGAN = datetime.now(UTC) - timedelta(seconds=time.monotonic())
+
+
+def steady_now() -> datetime:
+    """A clock that never jumps: beat would send nothing for as long as the wall clock went back."""
+    return _BEGAN + timedelta(seconds=time.monotonic())
+
+
 def _schedule(settings: Settings) -> dict[str, dict[str, object]]:
     # Bounds what piles up while no planner runs. Far above any difference between two clocks:
     # a planner whose clock is ahead must not take every tick for an old one.
     options = {"expires": 6 * 3600}
+    every = schedule(settings.sweep_every_s, nowfun=steady_now)
     return {
-        "tick": {"task": TICK_TASK, "schedule": settings.sweep_every_s, "options": options},
-        "sweep": {"task": SWEEP_TASK, "schedule": settings.sweep_every_s, "options": options},
+        "tick": {"task": TICK_TASK, "schedule": every, "options": options},
+        "sweep": {"task": SWEEP_TASK, "schedule": every, "options": options},
     }

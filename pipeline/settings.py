@@ -49,10 +49,16 @@ class Settings(BaseSettings):
     )
 
     worker_threads: int = Field(4, ge=1, description="micro-batches in one engine at a time")
-    heartbeat_s: float = Field(2.0, gt=0)
-    worker_dead_after_s: float = Field(10.0, gt=0)
+    heartbeat_s: float = Field(1.0, gt=0)
+    worker_dead_after_s: float = Field(8.0, gt=0)
+    drain_s: float = Field(
+        90.0,
+        ge=0,
+        description="seconds that a GPU worker told to end goes on computing what it has begun; "
+        "then it gives the rest back",
+    )
     redispatch_after_s: float = Field(20.0, gt=0)
-    sweep_every_s: float = Field(2.0, gt=0)
+    sweep_every_s: float = Field(1.0, gt=0)
     request_crashes: int = Field(
         3, ge=1, description="crashes of a request that is computed alone which make it fail"
     )

@@ -1,8 +1,10 @@
 """Sweep: take leases back from silent workers, send lost messages again, end what is to end.
 
+Of a worker on the same machine the kernel says whether it is gone (pipeline/liveness.py).
 Silence is measured on this process's monotonic clock: a worker's heartbeat is a counter, so
 clocks that differ or jump between machines do not matter. Time in which this process did not look
-(the database was away, the process was stopped) counts little: nobody can be heard then.
+(the database was away or took no writes, the process was stopped) counts little: nobody can be
+heard then. Whether it takes writes the sweeper learns as the workers do, by a beat of its own.
 """
 
 import logging
@@ -11,10 +13,13 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from nightjar.jobs.records import Crash, MicroBatchRef, WorkerHeartbeat
+from nightjar.jobs.records import ComputeSeconds, Crash, MicroBatchRef, WorkerHeartbeat
 from nightjar.jobs.store import Store
+from nightjar.pipeline.liveness import is_gone
 
 logger = logging.getLogger(__name__)
+
+OWNER = "sweeper"  # of beats; it never holds a lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,13 @@ class Sweeper:
         self._messages: dict[Hashable, float] = {}
 
     def sweep(self) -> SweepReport:
-        """Look once, and act on it; safe to run twice at once."""
+        """Look once, and act on it; safe to run twice at once.
+
+        Raises:
+            StoreUnavailableError: The database is away, or takes no writes.
+        """
         with self._lock:
+            self._store.beat(OWNER, ComputeSeconds())
             expired = self._store.expire()
             if expired:
                 logger.info(
@@ -99,12 +109,12 @@ class Sweeper:
         silent = self._silence(beats)
         released = 0
         for beat in beats:
-            if silent[beat.owner, beat.counter] >= self._dead_after_s:
+            if silent[beat.owner, beat.counter] >= self._dead_after_s or is_gone(beat.owner):
                 crash = Crash(f"the worker {beat.owner} died", self._crashes_allowed)
                 count = self._store.suspect_owner(beat.owner, crash, beat.counter)
                 released += count
                 logger.warning(
-                    "worker %s is silent: %d micro-batches go to others",
+                    "worker %s is dead: %d micro-batches go to others",
                     beat.owner,
                     count,
                     extra={"action": "release_dead_worker", "owner": beat.owner},

@@ -18,7 +18,13 @@ from celery.signals import worker_init, worker_shutdown
 from nightjar.checkpoints import CheckpointError, ModelDirectory
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.store import Store
-from nightjar.pipeline.celery_app import PLAN_TASK, SWEEP_TASK, TICK_TASK, create_celery_app
+from nightjar.pipeline.celery_app import (
+    EXPECTED_ERRORS,
+    PLAN_TASK,
+    SWEEP_TASK,
+    TICK_TASK,
+    create_celery_app,
+)
 from nightjar.pipeline.collector import spare_what_stays
 from nightjar.pipeline.dispatcher import dispatch
 from nightjar.pipeline.leadership import Leadership
@@ -106,7 +112,7 @@ def _hand_on(name: str, hands: int, **arguments: str) -> bool:
     return True
 
 
-@app.task(name=PLAN_TASK)
+@app.task(name=PLAN_TASK, throws=EXPECTED_ERRORS)
 def plan(job_id: str, hands: int = 0) -> dict[str, int]:
     """Plan one job and dispatch what is ready; sent when a job is submitted."""
     if _hand_on(PLAN_TASK, hands, job_id=job_id):
@@ -114,7 +120,7 @@ def plan(job_id: str, hands: int = 0) -> dict[str, int]:
     return {"requests": _planner().plan(job_id, after_chunk=_dispatch)}
 
 
-@app.task(name=TICK_TASK)
+@app.task(name=TICK_TASK, throws=EXPECTED_ERRORS)
 def tick(hands: int = 0) -> dict[str, int]:
     """Plan and dispatch whatever waits, so that no lost message is needed for progress."""
     if _hand_on(TICK_TASK, hands):
@@ -123,7 +129,7 @@ def tick(hands: int = 0) -> dict[str, int]:
     return {"requests": planned, "dispatched": _dispatch()}
 
 
-@app.task(name=SWEEP_TASK)
+@app.task(name=SWEEP_TASK, throws=EXPECTED_ERRORS)
 def sweep(hands: int = 0) -> dict[str, int]:
     """Release dead workers' leases and lost messages, then dispatch them; the leader alone."""
     if not _leadership().look():

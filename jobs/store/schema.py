@@ -1,17 +1,30 @@
-"""Bringing a database's tables to a revision, by Alembic, without an alembic.ini."""
+"""Bringing a database's tables to a revision, by Alembic, without an alembic.ini.
 
+Online: who works on the tables meanwhile goes on. PostgreSQL makes everybody wait behind a change
+of a table that itself waits for a long transaction; so it waits a moment, lets the others through
+and tries again.
+"""
+
+import logging
+import time
 from collections.abc import Callable
 
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import text
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, Connection
 from sqlalchemy.pool import NullPool
 
+from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.store.database import open_engine, translated_errors
+
+logger = logging.getLogger(__name__)
 
 # The key of PostgreSQL's advisory lock: one migration at a time.
 _MIGRATION_LOCK = 0x6E696768746A6172  # "nightjar"
+LOCK_TIMEOUT_MS = 2_000
+_RETRY_S = 1.0
+_LOCK_NOT_AVAILABLE = "55P03"
 
 
 def alembic_config() -> Config:
@@ -35,13 +48,30 @@ def _run(url: URL, operation: Callable[[Config, str], None], revision: str) -> N
     # SQLite changes a table by copying it and dropping the old one, which would
     # cascade through foreign keys; they can only be turned off outside a transaction.
     engine = open_engine(url, pool=NullPool, foreign_keys=False)
+    while True:
+        try:
+            with translated_errors(), engine.connect() as plain:
+                # On SQLite the write lock of BEGIN IMMEDIATE keeps the second process out.
+                connection = plain.execution_options(nightjar_write=True)
+                with connection.begin():
+                    _change(connection, operation, revision)
+        except StoreUnavailableError as error:
+            driver_error = getattr(error.__cause__, "orig", None)
+            if getattr(driver_error, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+                raise
+            logger.warning("tables are in use; trying again", extra={"action": "migrate_waits"})
+            time.sleep(_RETRY_S)
+        else:
+            return
+
+
+def _change(
+    connection: Connection, operation: Callable[[Config, str], None], revision: str
+) -> None:
+    if connection.dialect.name == "postgresql":
+        key = {"key": _MIGRATION_LOCK}
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), key)
+        connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
     config = alembic_config()
-    with translated_errors(), engine.connect() as plain:
-        # On SQLite the write lock of BEGIN IMMEDIATE keeps the second process out.
-        connection = plain.execution_options(nightjar_write=True)
-        with connection.begin():
-            if connection.dialect.name == "postgresql":
-                lock = text("SELECT pg_advisory_xact_lock(:key)")
-                connection.execute(lock, {"key": _MIGRATION_LOCK})
-            config.attributes["connection"] = connection
-            operation(config, revision)
+    config.attributes["connection"] = connection
+    operation(config, revision)

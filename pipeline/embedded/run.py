@@ -16,7 +16,7 @@ from nightjar.jobs.records import Job, NewJob
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.reading import Outcome
 from nightjar.pipeline.embedded.processes import ServiceError
-from nightjar.pipeline.embedded.system import EmbeddedSystem
+from nightjar.pipeline.embedded.system import DRAIN_S, EmbeddedSystem
 from nightjar.pipeline.embedded.workdir import (
     UsageError,
     check_paths,
@@ -130,9 +130,7 @@ class _Run:
             model_name=model.name,
             dtype=arguments.dtype,
             accept_any_model=True,
-            heartbeat_s=1.0,
-            worker_dead_after_s=5.0,
-            sweep_every_s=1.0,
+            drain_s=DRAIN_S,
             **_cache_settings(arguments.reuse_results),
         )
         self._store = Store(self._settings.database_url.get_secret_value())

@@ -16,6 +16,7 @@ from nightjar.pipeline.embedded.processes import Service
 from nightjar.pipeline.settings import Settings
 
 _STOP_GRACE_S = 10.0
+DRAIN_S = 5.0  # of it; the worker gives back the rest and ends
 # A socket's path has at most 107 bytes; its name takes some of them.
 _LONGEST_SOCKET_DIRECTORY = 90
 

@@ -263,7 +263,7 @@ def test_a_process_that_ends_while_it_loads_blames_no_request(
         running = pool.submit(place.worker.run, ref.id, 0)
         wait_until("the claim", place.store.heartbeats)
         psutil.Process(place.launcher.pid).kill()
-        assert running.result().outcome == "given back: no compute process"
+        assert running.result().outcome == "given back: not computed here"
     (again,) = place.store.dispatchable(1)
     assert (again.id, again.epoch, again.isolated) == (ref.id, 1, False)
     assert place.worker.run(again.id, again.epoch).outcome == "done"

@@ -1,9 +1,12 @@
 """The sweeper over real stores: what stands still on its own clock loses its lease."""
 
+import sqlite3
 import time
+from contextlib import closing
 
 import pytest
 
+from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import (
     ComputeSeconds,
     JobState,
@@ -13,6 +16,7 @@ from nightjar.jobs.records import (
     RequestKind,
 )
 from nightjar.jobs.store import Store
+from nightjar.pipeline.liveness import owner_name
 from nightjar.pipeline.sweeper import Sweeper, SweepReport
 from tests.jobs import planned
 from tests.outcomes import compute
@@ -135,6 +139,35 @@ def test_time_in_which_nobody_looked_is_no_silence(
     assert watch(sweeper, clock, 0.1).released == 1
 
 
+def test_time_in_which_the_database_took_no_writes_is_no_silence(
+    sqlite_url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers of SQLite see a locked database go on: only a write tells that nobody can beat."""
+    monkeypatch.setattr("nightjar.jobs.store.database.BUSY_TIMEOUT_MS", 100)
+    store = Store(sqlite_url)
+    store.migrate()
+    sweeper = Sweeper(
+        store,
+        dead_after_s=10,
+        redispatch_after_s=60,
+        longest_gap_s=4,
+        crashes_allowed=3,
+        clock=clock,
+    )
+    _, (ref,) = planned(store, 1)
+    claim(store, ref, "worker")
+    sweeper.sweep()
+    with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for _ in range(3):
+            clock.now += 60
+            with pytest.raises(StoreUnavailableError, match="locked"):
+                sweeper.sweep()
+    assert watch(sweeper, clock, 6).released == 0
+    assert watch(sweeper, clock, 4).released == 1
+    store.close()
+
+
 def test_a_message_that_nobody_claims_is_ready_again_once_a_period(
     store: Store, sweeper: Sweeper, clock: Clock
 ) -> None:
@@ -148,3 +181,15 @@ def test_a_message_that_nobody_claims_is_ready_again_once_a_period(
     store.mark_dispatched([refs[0]])
     assert watch(sweeper, clock, 60).requeued == 0
     assert watch(sweeper, clock, 2).requeued == 1
+
+
+def test_a_worker_that_the_kernel_knows_to_be_gone_is_not_waited_for(
+    store: Store, sweeper: Sweeper
+) -> None:
+    *place, began = owner_name().split(":")
+    gone = ":".join([*place, str(int(began) - 1)])  # this process's id, before this process
+    _, (first, second) = planned(store, 2)
+    claim(store, first, gone)
+    claim(store, second, owner_name())
+    assert sweeper.sweep() == SweepReport(released=1, requeued=0)
+    assert [ref.isolated for ref in store.dispatchable(10)] == [True]

@@ -216,6 +216,44 @@ def test_a_worker_that_leaves_gives_back_its_leases_and_writes_its_last_seconds(
     assert [again.id for again in store.dispatchable(9)] == [left.id]
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_draining_worker_leaves_what_it_has_not_begun_to_others(
+    store: Store, worker: GpuWorker, alone: bool
+) -> None:
+    _, (ref, other) = planned(store, 2)
+    store.mark_dispatched([ref, other])
+    worker.drain(grace_s=0)
+    outcome = worker.run(ref.id, ref.epoch, alone=alone)
+    assert outcome.outcome == "not begun: the worker ends"
+    assert [(again.id, again.epoch) for again in store.dispatchable(9)] == [(ref.id, 0)]
+    assert [waiting.id for waiting in store.dispatched()] == [other.id]
+
+
+def test_a_draining_worker_gives_back_what_takes_too_long(
+    store: Store, worker: GpuWorker, thread: ThreadPoolExecutor
+) -> None:
+    job_id, ref = slow_batch(store)
+    running = thread.submit(worker.run, ref.id, 0)
+    wait_until("the claim", store.heartbeats)
+    wait_until("the computing", lambda: worker._launcher._pending)
+    worker.drain(grace_s=0)
+    assert running.result().outcome == "given back: not computed here"
+    assert store.results(job_id) == []
+    (again,) = store.dispatchable(9)
+    assert (again.id, again.epoch, again.isolated) == (ref.id, 1, False)
+
+
+def test_a_draining_worker_finishes_what_it_has_begun(
+    store: Store, worker: GpuWorker, thread: ThreadPoolExecutor
+) -> None:
+    job_id, ref = slow_batch(store)
+    running = thread.submit(worker.run, ref.id, 0)
+    wait_until("the claim", store.heartbeats)
+    worker._gate.close()
+    assert running.result().outcome == "done"
+    assert store.job(job_id).state is JobState.COMPLETED
+
+
 def test_the_heartbeat_writes_the_seconds_of_the_launcher(
     store: Store, worker: GpuWorker, launcher: Launcher
 ) -> None:

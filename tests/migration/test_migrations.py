@@ -19,6 +19,7 @@ from nightjar.jobs.store.database import database_url as usable_url
 from nightjar.jobs.store.database import open_engine
 from nightjar.jobs.store.schema import alembic_config, migrate, revert
 from nightjar.jobs.store.tables import metadata
+from tests.processes import wait_until
 
 
 @pytest.fixture
@@ -149,6 +150,34 @@ def test_jobs_and_plans_of_the_version_before_go_on(engine: sa.Engine) -> None:
     assert [(job.expires_at, job.expired) for job in opened.jobs()] == [(None, False)] * 2
     assert [ref.isolated for ref in opened.dispatchable(9)] == [False, False]
     opened.close()
+
+
+def test_others_go_on_while_a_migration_waits_for_a_long_transaction(postgres_url: str) -> None:
+    """PostgreSQL would put them all behind the migration, which waits for the slowest."""
+    url = usable_url(postgres_url)
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    migrate(url, "0004")
+    rename = sa.text("UPDATE job SET model = 'new' WHERE id = 'known'")
+    waits = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    with ThreadPoolExecutor(1) as pool:
+        with engine.connect() as uploading, engine.connect() as worker:
+            worker.execute(JOB, {"id": "known"})
+            worker.commit()
+            uploading.execute(JOB, {"id": "long"})  # an upload of millions that lands
+            migrating = pool.submit(migrate, url)
+            wait_until("the migration", lambda: worker.scalar(waits) or migrating.done())
+            worker.rollback()
+            assert not migrating.done()
+            worker.execute(sa.text("SET lock_timeout = '60s'"))
+            assert worker.execute(rename).rowcount == 1
+            worker.commit()
+            assert not migrating.done()
+            uploading.commit()
+        migrating.result(60)
+    with engine.connect() as connection:
+        names = connection.scalars(sa.text("SELECT id FROM job WHERE priority = 0 ORDER BY id"))
+        assert names.all() == ["known", "long"]
+    engine.dispose()
 
 
 def test_taking_suspects_and_deadlines_back_keeps_the_jobs(engine: sa.Engine) -> None:

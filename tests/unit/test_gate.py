@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from nightjar.gpu_worker.gate import Gate
+from nightjar.gpu_worker.gate import Gate, GateClosedError
 from tests.processes import wait_until
 
 
@@ -101,3 +101,30 @@ def test_an_error_inside_opens_the_gate_again(alone: bool) -> None:
         pass
     with gate.together():
         assert gate._inside == 1
+
+
+def test_a_closed_gate_sends_away_who_waits_and_leaves_who_is_inside(
+    pool: ThreadPoolExecutor,
+) -> None:
+    gate = Gate()
+    inside = Visitor(gate, pool, alone=False)
+    assert enters(inside)
+    suspect = Visitor(gate, pool, alone=True)
+    wait_until("the suspect to wait", lambda: gate._waiting)
+    ordinary = Visitor(gate, pool, alone=False)
+    assert waits(ordinary)
+    gate.close()
+    for visitor in (suspect, ordinary):
+        with pytest.raises(GateClosedError):
+            visitor.leave()
+        assert not visitor.inside.is_set()
+    inside.leave()
+    assert gate._waiting == gate._inside == 0
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_nobody_enters_a_closed_gate(alone: bool) -> None:
+    gate = Gate()
+    gate.close()
+    with pytest.raises(GateClosedError), gate.alone() if alone else gate.together():
+        pass

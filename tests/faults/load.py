@@ -1,0 +1,49 @@
+"""Keeping a system busy, and following what a process had in flight when something happened."""
+
+from collections.abc import Set
+from functools import partial
+
+import sqlalchemy as sa
+
+from nightjar.jobs.records import MicroBatchState, RequestState
+from nightjar.jobs.store.tables import micro_batch, request
+from tests.faults.system import System
+
+JOB_ROWS = 300
+
+
+def wait_until_working(system: System, *names: str, rows: int = JOB_ROWS) -> None:
+    """Until each of these workers holds leases; one job after the other keeps them busy."""
+    system.wait_until(f"{', '.join(names)} to work", partial(_all_work, system, names, rows))
+
+
+def _all_work(system: System, names: tuple[str, ...], rows: int) -> bool:
+    if not system.open_jobs():
+        system.submit(rows)
+    return all(system.leases(name) for name in names)
+
+
+def rows_in_flight(system: System, name: str) -> set[int]:
+    """The ids of the requests that a worker holds and that have no outcome yet."""
+    ids = [ref.id for ref in system.leases(name)]
+    statement = sa.select(request.c.id).where(
+        request.c.micro_batch_id.in_(ids), request.c.state == RequestState.PLANNED
+    )
+    with system.store._database.reading() as connection:
+        return set(connection.scalars(statement))
+
+
+def wait_until_taken_over(system: System, ids: Set[int], owner: str | None) -> float:
+    """Until each of these requests has ended or another owner holds it; the seconds it took."""
+    return system.wait_until("others to take it", partial(_taken_over, system, ids, owner))
+
+
+def _taken_over(system: System, ids: Set[int], owner: str | None) -> bool:
+    held = (micro_batch.c.state == MicroBatchState.LEASED) & (micro_batch.c.owner != owner)
+    waiting = (
+        sa.select(sa.func.count())
+        .select_from(request.join(micro_batch))
+        .where(request.c.id.in_(ids), request.c.state == RequestState.PLANNED, ~held)
+    )
+    with system.store._database.reading() as connection:
+        return connection.scalar(waiting) == 0

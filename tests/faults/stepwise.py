@@ -1,0 +1,85 @@
+"""The planner worker, which is killed right before, in and right after each of its steps.
+
+    celery -A tests.faults.stepwise worker ...
+
+in the place of `celery -A nightjar.pipeline.tasks`. NIGHTJAR_TEST_STEPS names a directory: each
+step leaves a file there before it kills its process, so that it does so once.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from nightjar.jobs.store import Store
+from nightjar.jobs.store.bulk import BulkUpdate
+from nightjar.pipeline import dispatcher
+from nightjar.pipeline.tasks import app
+
+__all__ = ["STEPS", "app"]
+
+# Where, and what of it.
+_WHOLE: list[tuple[Any, str]] = [
+    (Store, "save_plan"),
+    (dispatcher, "publish"),
+    (Store, "mark_dispatched"),
+    (Store, "suspect_owner"),
+    (Store, "requeue"),
+    (Store, "expire"),
+    (Store, "finish_stops"),
+]
+# Inside a transaction: after its statement, before the commit.
+_INSIDE: list[tuple[Any, str, str]] = [
+    (BulkUpdate, "run", "planning"),
+    (Store, "_suspect", "suspecting"),
+    (Store, "_end_as_stopped", "stopping"),
+]
+STEPS = [f"{when} {name}" for _, name in _WHOLE for when in ("before", "after")]
+STEPS += [f"in {name}" for _, _, name in _INSIDE]
+
+
+def die_once(step: str) -> None:
+    """SIGKILL to this process, unless an earlier one died at this step."""
+    try:
+        (Path(os.environ["NIGHTJAR_TEST_STEPS"]) / step).touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _around(place: Any, name: str) -> None:
+    """Die before the step when it is given work, and after it when it did some."""
+    original: Callable[..., Any] = getattr(place, name)
+
+    @wraps(original)
+    def stepping(*args: Any, **options: Any) -> Any:
+        has_work = len(args) == 1 or bool(args[1])  # such as messages to be marked
+        if has_work:
+            die_once(f"before {name}")
+        done = original(*args, **options)
+        if has_work and (done is None or done):
+            die_once(f"after {name}")
+        return done
+
+    setattr(place, name, stepping)
+
+
+def _inside(place: Any, name: str, step: str) -> None:
+    original: Callable[..., Any] = getattr(place, name)
+
+    @wraps(original)
+    def stepping(*args: Any, **options: Any) -> Any:
+        done = original(*args, **options)
+        die_once(f"in {step}")
+        return done
+
+    setattr(place, name, stepping)
+
+
+if "NIGHTJAR_TEST_STEPS" in os.environ:
+    for place_, name_ in _WHOLE:
+        _around(place_, name_)
+    for place_, name_, step_ in _INSIDE:
+        _inside(place_, name_, step_)

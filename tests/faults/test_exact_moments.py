@@ -1,0 +1,153 @@
+"""Faults 2 to 4: a worker is killed at the very moments where Celery loses or repeats work."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+import sqlalchemy as sa
+
+from nightjar.jobs.records import MicroBatchState
+from nightjar.jobs.store.database import database_url as usable_url
+from nightjar.pipeline.queues import compute_queues
+from tests.faults.conftest import Place
+from tests.faults.load import wait_until_working
+from tests.faults.oracle import most_in_flight
+from tests.faults.system import System
+
+pytestmark = pytest.mark.slow
+WORKER = "worker-0"
+ROWS = 40
+PAUSE_MS = 120_000
+COMPUTED_S = 3.0  # far longer than a step
+
+
+def messages_in_broker(system: System) -> int:
+    """Messages of micro-batches that nobody has taken, of both priorities, and those noted as
+    taken."""
+    names = set(compute_queues())
+    lists = [key for key in system.broker.scan_iter() if key.decode().split("\x06")[0] in names]
+    return sum(map(system.broker.llen, lists)) + system.broker.hlen("unacked")
+
+
+def pop_is_lost(system: System) -> bool:
+    """Freeze the worker while it waits for a message, send some, and kill it.
+
+    The broker answers one of its waiting requests: that message is on no list any more, and the
+    worker has not noted it. False if the worker's request had run out before: nothing was lost.
+    """
+    system.freeze(WORKER)
+    job = system.submit(ROWS)
+
+    def all_sent() -> bool:
+        counts = system.store.count_micro_batches(job)
+        return counts[MicroBatchState.DISPATCHED] == sum(counts.values()) > 0
+
+    system.wait_until("all messages to be sent", all_sent)
+    sent = system.store.count_micro_batches(job)[MicroBatchState.DISPATCHED]
+    lost = sent - messages_in_broker(system)
+    system.restart(WORKER)
+    return lost > 0
+
+
+def test_a_worker_killed_between_the_pop_and_its_note(place: Place) -> None:
+    wanted, times, waits_s = 3, 0, []
+    with place.system() as system:
+        for _ in range(10 * wanted):
+            # One job first: the worker is up and waits at the broker.
+            system.submit(1)
+            system.wait_done()
+            if pop_is_lost(system):
+                times += 1
+                waits_s.append(system.wait_done())
+            if times == wanted:
+                break
+        system.wait_done()
+        verdict = place.judge(
+            system,
+            2,
+            "worker killed between the broker's pop and its note",
+            times,
+            recovery_s=max(waits_s, default=None),
+            note="until the lost message's requests had ended, with the worker's start",
+        )
+        verdict.check(0)  # nobody had claimed them
+        assert times == wanted
+
+
+def is_done(system: System, ids: list[int]) -> bool:
+    """Whether one of these micro-batches has ended."""
+    held = {ref.id for ref in system.leases(WORKER)}
+    return any(id_ not in held for id_ in ids)
+
+
+def test_a_worker_killed_after_its_commit_and_before_its_acknowledgement(place: Place) -> None:
+    times, unacknowledged = 5, 0
+    with place.system() as system:
+        for _ in range(times):
+            wait_until_working(system, WORKER)
+            system.broker.client_pause(PAUSE_MS, all=False)  # the broker takes no more writes
+            ids = [ref.id for ref in system.leases(WORKER)]
+            if not ids:  # they have landed meanwhile
+                ids = [0]
+            system.wait_until("a commit", lambda ids=ids: is_done(system, ids))
+            system.kill(WORKER)
+            unacknowledged += system.broker.hlen("unacked")
+            system.broker.client_unpause()
+            # An hour passes: kombu hands out again what nobody has acknowledged.
+            for tag in system.broker.hkeys("unacked"):
+                system.broker.zadd("unacked_index", {tag: 1})
+            system.start(WORKER)
+        system.wait_done()
+        system.wait_until("the second deliveries", lambda: not system.broker.hlen("unacked"))
+        skipped = system.log(WORKER).count("'outcome': 'skipped'")
+        verdict = place.judge(
+            system,
+            3,
+            "worker killed after commit, before acknowledgement",
+            times,
+            note=f"{unacknowledged} messages unacknowledged, {skipped} second deliveries skipped",
+        )
+        verdict.check(times * most_in_flight(system))
+        assert unacknowledged >= times
+        assert skipped >= times
+
+
+@contextmanager
+def nobody_can_write(url: str) -> Iterator[None]:
+    """Hold what a worker needs to land its results."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=30)) as writer:
+            writer.isolation_level = None
+            writer.execute("BEGIN IMMEDIATE")
+            yield
+            writer.execute("ROLLBACK")
+        return
+    engine = sa.create_engine(usable_url(url), poolclass=sa.NullPool)
+    with engine.connect() as connection, connection.begin() as transaction:
+        connection.execute(sa.text("LOCK TABLE result IN ACCESS EXCLUSIVE MODE"))
+        yield
+        transaction.rollback()
+
+
+def test_a_worker_killed_after_computing_and_before_its_commit(place: Place) -> None:
+    times, computed = 5, 0
+    with place.system() as system:
+        for _ in range(times):
+            wait_until_working(system, WORKER)
+            with nobody_can_write(place.database_url):
+                time.sleep(COMPUTED_S)
+                computed += sum(ref.size for ref in system.leases(WORKER))
+                system.kill(WORKER)
+            system.start(WORKER)
+        system.wait_done()
+        verdict = place.judge(
+            system,
+            4,
+            "worker killed after computing, before its commit",
+            times,
+            note=f"{computed} answers that could not land",
+        )
+        verdict.check(times * most_in_flight(system))
+        assert verdict.recomputed >= computed > 0

@@ -1,0 +1,99 @@
+"""Fault 16: foreign and stale messages in the queues of a busy system."""
+
+import pickle
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+from kombu.serialization import registry
+from pydantic import SecretStr
+
+from nightjar.jobs.records import MicroBatchState, RequestKind
+from nightjar.pipeline.celery_app import COMPUTE_TASK, PLAN_TASK, create_celery_app
+from nightjar.pipeline.embedded.broker import broker_url
+from nightjar.pipeline.queues import PLAN_QUEUE, compute_queue
+from nightjar.pipeline.settings import Settings
+from tests.faults.conftest import Place
+from tests.faults.load import wait_until_working
+from tests.faults.system import System
+
+pytestmark = pytest.mark.slow
+QUEUE = compute_queue(RequestKind.GENERATE, 32)
+RAW = [
+    b"not JSON",
+    b"\xff\xfe\x00",
+    b"",
+    b"[]",
+    b"{}",
+    b"null",
+    b'"text"',
+    b"[" * 5_000,
+    b'{"body": 1, "headers": [], "properties": null}',
+    b'{"body": "W10=", "headers": {"task": ["nightjar.compute"], "id": {}}, "properties": {}}',
+    pickle.dumps({"task": COMPUTE_TASK}),
+]
+# Arguments that the task cannot work with.
+ARGUMENTS: list[dict[str, object]] = [
+    {},
+    {"micro_batch": "one", "epoch": 0},
+    {"micro_batch": None, "epoch": None},
+    {"micro_batch": 10**30, "epoch": 0},
+    {"micro_batch": 1, "epoch": 0, "colour": "blue"},
+    {"micro_batch": -1, "epoch": 0},
+    {"micro_batch": 10**9, "epoch": 0},  # an unknown micro-batch
+]
+
+
+def send_garbage(system: System, app: Celery) -> int:
+    """Put everything above into the queues; returns how many messages that were."""
+    sent = 0
+    for queue in (QUEUE, f"{QUEUE}\x06\x169", PLAN_QUEUE):
+        for raw in RAW:
+            system.broker.lpush(queue, raw)
+            sent += 1
+    for kwargs in ARGUMENTS:
+        app.send_task(COMPUTE_TASK, kwargs=kwargs, queue=QUEUE)
+    app.send_task(PLAN_TASK, args=["no such job"])
+    app.send_task(PLAN_TASK, args=[{"job": 1}])
+    for queue in (QUEUE, PLAN_QUEUE):
+        app.send_task("nightjar.unknown", queue=queue)
+        app.send_task(COMPUTE_TASK, kwargs={}, queue=queue, serializer="pickle")
+    return sent + len(ARGUMENTS) + 6
+
+
+def send_stale(system: System, app: Celery) -> int:
+    """Messages of micro-batches that are done, and of epochs that never were or have gone by."""
+    ended = system.store.count_micro_batches(system.jobs[0])[MicroBatchState.DONE]
+    ids = range(1, 1 + min(ended, 20))  # the first job's are numbered from 1
+    for id_ in ids:
+        for epoch in (-1, 0, 7):
+            app.send_task(COMPUTE_TASK, kwargs={"micro_batch": id_, "epoch": epoch}, queue=QUEUE)
+    return 3 * len(ids)
+
+
+@pytest.fixture
+def pickling() -> Iterator[None]:
+    """Let this process send pickles; the workers have their own opinion."""
+    disabled = set(registry._disabled_content_types)
+    registry._disabled_content_types.clear()
+    yield
+    registry._disabled_content_types.update(disabled)
+
+
+@pytest.mark.usefixtures("pickling")
+def test_garbage_in_the_queues_ends_no_process_and_no_request(place: Place) -> None:
+    with place.system() as system:
+        app = create_celery_app(Settings(broker_url=SecretStr(broker_url(system.private))))
+        with app:
+            wait_until_working(system, "worker-0")
+            sent = send_garbage(system, app)
+            system.wait_done()
+            sent += send_stale(system, app)
+            wait_until_working(system, "worker-0")
+            sent += send_garbage(system, app)
+            system.wait_done()
+        verdict = place.judge(system, 16, "garbage and stale messages in the queues", sent)
+        verdict.check(0)
+        assert not system.restarted
+        dropped = system.log("worker-0").count("foreign message dropped")
+        assert dropped == 4 * len(RAW)

@@ -1,0 +1,59 @@
+"""The short selection of `make test`: each kind of end once, to one busy system."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.load import wait_until_working
+from tests.faults.oracle import answers, judge, most_in_flight
+from tests.faults.system import BROKER, PLANNER, System, running_system
+
+WORKER = "worker-0"
+ROWS = 120
+
+
+def lose_a_message(system: System) -> None:
+    """What a worker leaves that is killed after the pop and before its note."""
+    lists = [key for key in system.broker.scan_iter() if key.startswith((b"generate-", b"rank-"))]
+    for key in lists:
+        system.broker.rpop(key)
+
+
+def put_garbage(system: System) -> None:
+    for raw in (b"not JSON", b"[]", b"{}"):
+        system.broker.lpush("generate-32", raw)
+
+
+def drop_connections(system: System) -> None:
+    system.broker.client_kill_filter(_type="normal", skipme=True)
+
+
+STRIKES: list[Callable[[System], object]] = [
+    put_garbage,
+    lambda system: system.restart(WORKER),
+    lambda system: system.restart(PLANNER),
+    drop_connections,
+    lose_a_message,
+    lambda system: system.broker.flushall(),
+    lambda system: system.restart(BROKER),
+]
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_or_done_twice_whatever_ends(
+    database_url: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    with running_system(tmp_path, database_url, tiny_model) as system:
+        undisturbed_job = system.submit(ROWS)
+        system.wait_done()
+        undisturbed = answers(system.store, undisturbed_job)
+        assert len(undisturbed) == ROWS
+        system.submit(ROWS)
+        for strike in STRIKES:
+            wait_until_working(system, WORKER, rows=ROWS)
+            strike(system)
+        system.wait_done()
+        assert not system.restarted
+        # One worker was killed; what the others lost nobody had begun.
+        judge(system, undisturbed).check(most_in_flight(system))

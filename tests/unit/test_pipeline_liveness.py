@@ -1,0 +1,82 @@
+"""Whether a worker's process is gone, asked of the kernel about real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from nightjar.pipeline import liveness
+from nightjar.pipeline.liveness import is_gone, owner_name
+from tests.processes import wait_until
+
+SAY_NAME = (
+    "import sys, time; from nightjar.pipeline.liveness import owner_name; "
+    "print(owner_name(), flush=True); time.sleep(600)"
+)
+
+
+@pytest.fixture
+def other() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that sleeps, and its name."""
+    process = subprocess.Popen([sys.executable, "-c", SAY_NAME], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        yield process, process.stdout.readline().strip()
+    process.kill()
+    process.wait()
+
+
+def test_no_two_names_are_alike() -> None:
+    assert owner_name() != owner_name()
+    assert f":{os.getpid()}:" in owner_name()
+
+
+def test_a_process_is_gone_once_it_is_killed(other: tuple[subprocess.Popen[str], str]) -> None:
+    process, name = other
+    assert not is_gone(owner_name())
+    assert not is_gone(name)
+    process.send_signal(signal.SIGSTOP)  # a heartbeat that stands still is the clock's to judge
+    assert not is_gone(name)
+    process.kill()
+    wait_until("the end, seen before anybody reaps it", lambda: is_gone(name))
+    process.wait()
+    assert is_gone(name)
+
+
+def test_another_process_of_the_same_id_is_not_taken_for_it() -> None:
+    *parts, began = owner_name().split(":")
+    assert is_gone(":".join([*parts, str(int(began) - 1)]))
+
+
+@pytest.mark.parametrize("table", ["", "0123456789ab"], ids=["unknown", "another machine's"])
+def test_nothing_is_certain_of_a_process_of_elsewhere(
+    table: str, other: tuple[subprocess.Popen[str], str]
+) -> None:
+    process, name = other
+    process.kill()
+    process.wait()
+    host, pid, random, _, began = name.split(":")
+    assert not is_gone(f"{host}:{pid}:{random}:{table}:{began}")
+
+
+@pytest.mark.parametrize("name", ["host:99999999:8e4f5a00", "silent", "", "a:b:c:d:e:f"])
+def test_nothing_is_certain_of_a_name_of_another_version(name: str) -> None:
+    assert not is_gone(name)
+
+
+def test_without_proc_nothing_is_certain(
+    other: tuple[subprocess.Popen[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    process, name = other
+    process.kill()
+    process.wait()
+    liveness._table.cache_clear()
+    monkeypatch.setattr(liveness, "_PROC", tmp_path)
+    try:
+        assert not is_gone(name)
+        assert owner_name().endswith("::")
+    finally:
+        liveness._table.cache_clear()
