@@ -117,13 +117,17 @@ class PlainSystem:
             self.start(name)
 
     def wait_done(self) -> None:
-        """Until all tasks have landed, or nothing has happened for so long that nothing will."""
-        seen, since = -1, time.monotonic()
-        while self.landed() < len(self.ids) and time.monotonic() - since < QUIET_S:
+        """Until all tasks have landed, or the broker has none left and nothing happens any more."""
+        seen, since = (-1, 0), time.monotonic()
+        while self.landed() < len(self.ids):
             self.supervise()
             lines = self._journal("began").total() + self._journal("ended").total()
-            if lines != seen:
-                seen, since = lines, time.monotonic()
+            # What the broker still has is not lost, however long the worker takes for it.
+            held = self.broker.llen(QUEUE) + self.broker.hlen("unacked")
+            if (lines, held) != seen:
+                seen, since = (lines, held), time.monotonic()
+            if time.monotonic() - since > (PATIENCE_S if held else QUIET_S):
+                break
             time.sleep(0.25)
         self.let_pass(1.0)
 

@@ -19,36 +19,41 @@ from tests.faults.system import System
 pytestmark = pytest.mark.slow
 WORKER = "worker-0"
 ROWS = 40
+WAITS_AGAIN_S = 0.5
 PAUSE_MS = 120_000
 COMPUTED_S = 3.0  # far longer than a step
 
 
-def messages_in_broker(system: System) -> int:
-    """Messages of micro-batches that nobody has taken, of both priorities, and those noted as
-    taken."""
+def take_messages(system: System) -> list[tuple[bytes, bytes]]:
+    """Take all messages of micro-batches off their lists; each with its list's key."""
     names = set(compute_queues())
-    lists = [key for key in system.broker.scan_iter() if key.decode().split("\x06")[0] in names]
-    return sum(map(system.broker.llen, lists)) + system.broker.hlen("unacked")
+    taken = []
+    for key in system.broker.scan_iter():
+        while key.decode().split("\x06")[0] in names and (raw := system.broker.rpop(key)):
+            taken.append((key, raw))
+    return taken
 
 
 def pop_is_lost(system: System) -> bool:
-    """Freeze the worker while it waits for a message, send some, and kill it.
+    """Let the broker answer a worker that stands still and waits for a message, and kill it.
 
-    The broker answers one of its waiting requests: that message is on no list any more, and the
-    worker has not noted it. False if the worker's request had run out before: nothing was lost.
+    That message is on no list any more, and the worker has not noted it. False if the worker did
+    not wait at that moment: nothing was lost.
     """
     system.freeze(WORKER)
     job = system.submit(ROWS)
-
-    def all_sent() -> bool:
-        counts = system.store.count_micro_batches(job)
-        return counts[MicroBatchState.DISPATCHED] == sum(counts.values()) > 0
-
-    system.wait_until("all messages to be sent", all_sent)
-    sent = system.store.count_micro_batches(job)[MicroBatchState.DISPATCHED]
-    lost = sent - messages_in_broker(system)
+    sent = MicroBatchState.DISPATCHED
+    system.wait_until("a message", lambda: system.store.count_micro_batches(job)[sent])
+    taken = take_messages(system)
+    system.thaw(WORKER)
+    time.sleep(WAITS_AGAIN_S)
+    system.freeze(WORKER)
+    lost = False
+    for key, raw in taken:
+        system.broker.lpush(key, raw)
+        lost = lost or not system.broker.llen(key)
     system.restart(WORKER)
-    return lost > 0
+    return lost
 
 
 def test_a_worker_killed_between_the_pop_and_its_note(place: Place) -> None:
