@@ -118,7 +118,7 @@ class Lab:
             replay()
         found = []
         for _ in range(self.scale.rounds):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
             for _ in range(repeats):
                 replay()
@@ -129,7 +129,7 @@ class Lab:
 
     def _graph(self, run: Callable[[], object]) -> Callable[[], object]:
         """A replay of what run() launches; it is run first, as compiling cannot be recorded."""
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             run()
