@@ -4,7 +4,7 @@ It has torch, CuPy, NumPy, tokenizers, safetensors, transformers and pytest; Nig
 checkout.
 """
 
-GPU_FOLDERS = ("gpu", "kernels_cuda")
+GPU_FOLDERS = ("engine_cuda", "gpu", "kernels_cuda")
 """The folders of tests/ that hold tests marked `gpu`; no other does."""
 
 DISTRIBUTIONS = (

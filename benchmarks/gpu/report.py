@@ -78,9 +78,10 @@ def _details(figures: dict[str, Any]) -> list[str]:
 
 
 def _failures(figures: dict[str, Any]) -> list[str]:
-    """What could not be measured, in its own words."""
+    """What could not be measured, in its own words, and what the engine complained of meanwhile."""
     lines = []
     for name, one in figures.items():
+        lines += [f"{name}, the engine: {line}\n" for line in one.get("said", [])]
         if "reason" in one:
             lines += [f"{name}, {one['status']}:", "", "```", one["reason"], "```", ""]
     return lines

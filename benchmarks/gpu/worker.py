@@ -6,6 +6,7 @@ further here: the runner starts another process for the rest.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -49,7 +50,8 @@ def measured(lab: Any, name: str) -> dict[str, Any]:  # noqa: ANN401
     from .engine_figures import NotBuiltError  # noqa: PLC0415
     from .targets import BY_NAME  # noqa: PLC0415
 
-    started = time.perf_counter()
+    started, said = time.perf_counter(), Said()
+    logging.getLogger("nightjar").addHandler(said)
     try:
         found = BY_NAME[name].measure(lab)
         status = {"status": "measured", **found}
@@ -57,7 +59,26 @@ def measured(lab: Any, name: str) -> dict[str, Any]:  # noqa: ANN401
         status = {"status": "not built", "reason": str(error)}
     except Exception as error:  # noqa: BLE001 (told, not swallowed)
         status = {"status": "failed", "reason": _words(error)}
+    finally:
+        logging.getLogger("nightjar").removeHandler(said)
+    if said.lines:
+        status["said"] = said.lines
     return status | {"took_s": round(time.perf_counter() - started, 2)}
+
+
+class Said(logging.Handler):
+    """Warnings of the engine: where it can go on, slower, it does, and a figure must say so."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep each message once, with its error."""
+        error = record.exc_info[1] if record.exc_info else None
+        line = record.getMessage() + (f": {error!r}" if error is not None else "")
+        if line not in self.lines:
+            self.lines.append(line)
 
 
 def _words(error: Exception) -> str:
