@@ -199,6 +199,8 @@ def launch_overhead(lab: Lab) -> Points:
         _busy_s(lab, lambda tokens=tokens: answer(engine, texts(prompts, tokens)))  # type: ignore[misc]
         for tokens in (lab.scale.short, lab.scale.long)
     ]
+    if not 0 < busy[0] < busy[1]:
+        raise MeasuringError(f"the profiler saw kernels run for {busy} s: it does not work here")
     step_busy = (busy[1] - busy[0]) / (lab.scale.long - lab.scale.short)
     return {
         "points": {"launch_overhead": 1 - step_busy / timing.median},

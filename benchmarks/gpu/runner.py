@@ -41,9 +41,8 @@ class Worker:
             return
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=self.target, args=(theirs, self.device, self.scale), daemon=True
-        )
+        # No daemon: those may have no children, and torch's compiler starts some.
+        self._process = context.Process(target=self.target, args=(theirs, self.device, self.scale))
         self._process.start()
         theirs.close()
         hello = self._receive(START_S)

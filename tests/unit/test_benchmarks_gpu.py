@@ -3,8 +3,6 @@ die, its pages; and single figures at tiny size."""
 
 import json
 import logging
-import os
-import time
 
 import pytest
 import torch
@@ -20,6 +18,7 @@ from benchmarks.gpu.scale import FULL, TINY
 from benchmarks.gpu.targets import BY_NAME, FIGURES, TARGETS, Target
 from benchmarks.gpu.worker import measured
 from nightjar.kernels import cuda_ops
+from tests import measuring
 from tests.cuda_host import require_tools
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,25 +27,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture
 def lab():
     return Lab("cpu", TINY)
-
-
-def answers_like_a_worker(pipe, device, scale):
-    """In the place of the measuring process."""
-    pipe.send({"machine": {"name": f"{device} {scale}", "process": os.getpid()}})
-    while True:
-        name = pipe.recv()
-        if name == "dies":
-            os._exit(9)
-        if name == "hangs":
-            time.sleep(60)
-        status = (
-            {"status": "failed", "reason": "bad"} if name == "fails" else {"status": "measured"}
-        )
-        pipe.send(status | {"process": os.getpid()})
-
-
-def does_not_start(pipe, device, scale):
-    pipe.send({"failed": "no device"})
 
 
 def test_the_floor_of_the_issue_is_met():
@@ -126,7 +106,7 @@ def test_a_timing():
 
 
 def test_figures_go_on_after_one_fails_hangs_or_dies():
-    worker, written = Worker("cpu", "tiny", answers_like_a_worker), []
+    worker, written = Worker("cpu", "tiny", measuring.answers), []
     names = [
         ("first", 20),
         ("fails", 20),
@@ -135,7 +115,7 @@ def test_figures_go_on_after_one_fails_hangs_or_dies():
         ("dies", 20),
         ("last", 20),
     ]
-    machine, results = run(worker, names, 120, lambda _, r: written.append(list(r)))
+    machine, results = run(worker, names, 600, lambda _, r: written.append(list(r)))
     assert machine["name"] == "cpu tiny"
     status = {name: one["status"] for name, one in results.items()}
     assert status == {
@@ -156,15 +136,15 @@ def test_figures_go_on_after_one_fails_hangs_or_dies():
 
 
 def test_time_that_is_over_ends_no_run():
-    worker = Worker("cpu", "tiny", answers_like_a_worker)
+    worker = Worker("cpu", "tiny", measuring.answers)
     _, results = run(worker, [("first", 20), ("second", 20)], -1, lambda *_: None)
     assert [one["status"] for one in results.values()] == ["no time left"] * 2
 
 
 def test_a_process_that_does_not_start_says_why():
-    worker = Worker("cpu", "tiny", does_not_start)
+    worker = Worker("cpu", "tiny", measuring.does_not_start)
     _, results = run(worker, [("first", 20), ("second", 20)], 60, lambda *_: None)
-    assert [one["reason"] for one in results.values()] == ["no device"] * 2
+    assert [one["reason"] for one in results.values()] == ["no cpu"] * 2
 
 
 def test_a_trial_never_lands_in_the_results(capsys):
