@@ -17,6 +17,8 @@ from .worker import serve
 START_S = 120.0
 """In which a process has loaded torch and seen its device."""
 
+END_S = 10.0
+
 Result = dict[str, Any]
 
 
@@ -66,10 +68,11 @@ class Worker:
             self.stop()
         return {"took_s": round(time.monotonic() - started, 2)} | found
 
-    def stop(self) -> None:
-        """End the process."""
+    def stop(self, patience_s: float = 0.0) -> None:
+        """End the process; with some patience it may end by itself."""
         if self._process is not None:
             self._pipe.close()
+            self._process.join(patience_s)
             self._process.kill()
             self._process.join()
             self._process = None
@@ -108,7 +111,7 @@ def run(
                 results[name] = worker.measure(name, min(budget_s, left))
             wrote(worker.machine, results)
     finally:
-        worker.stop()
+        worker.stop(END_S)
     return worker.machine, results
 
 
