@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults lint format bench-peers bench-scaling bench-control-plane report clean
+.PHONY: help demo test test-faults test-gpu lint format bench-peers bench-scaling \
+	bench-control-plane bench-gpu report clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -50,6 +51,12 @@ bench-scaling: $(VENV)/installed-dev ## How the engine's cost grows, with plots
 
 bench-control-plane: $(VENV)/installed-dev ## Requests/s without a model, beside plain Celery
 	$(BIN)/python -m benchmarks.control_plane
+
+test-gpu: ## Every test that needs a GPU; PYTHON= an environment with torch, CuPy, transformers, pytest
+	$(PYTHON) -m pytest -m gpu
+
+bench-gpu: ## Every figure on a GPU in 8 minutes, with the same PYTHON=; nothing is installed
+	$(PYTHON) -m benchmarks.gpu
 
 report: $(VENV)/installed-dev ## Write the newest figures into docs/performance.md
 	$(BIN)/python -m benchmarks.report

@@ -1,6 +1,8 @@
-"""Fixtures for every test."""
+"""Fixtures for every test, and what lets `pytest -m gpu` run where only torch, CuPy, NumPy,
+tokenizers, safetensors, transformers and pytest are installed."""
 
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -8,15 +10,50 @@ import torch
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models import Decoder, load_model
-from tests.databases import (  # noqa: F401
-    database_url,
-    migrated_sqlite_file,
-    postgres_server,
-    postgres_url,
-    sqlite_url,
-    store,
-)
+from tests.bare_machine import GPU_FOLDERS, asks_for_gpu_alone
 from tests.models import save_gpt2
+
+HAS_DATABASES = find_spec("sqlalchemy") is not None
+HAS_TIMEOUTS = find_spec("pytest_timeout") is not None
+
+# Kernels and engine need no database: without SQLAlchemy a test that asks for one is an error.
+pytest_plugins = ["tests.databases"] if HAS_DATABASES else []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """pyproject.toml sets pytest-timeout's option, and an unknown one is an error."""
+    if not HAS_TIMEOUTS:
+        parser.addini("timeout", "seconds that a test may take (needs pytest-timeout)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The same for its marker."""
+    if not HAS_TIMEOUTS:
+        config.addinivalue_line("markers", "timeout(seconds): needs pytest-timeout")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m gpu` looks into the folders that hold such tests and into no other: those import what a
+    bare GPU machine lacks (tests/unit/test_bare_machine.py)."""
+    folder = collection_path.relative_to(Path(__file__).parent).parts[:1]
+    elsewhere = bool(folder) and folder[0] not in GPU_FOLDERS
+    return True if elsewhere and asks_for_gpu_alone(config.option.markexpr) else None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Without a GPU its tests are skipped; who asks for them alone is told."""
+    if not item.get_closest_marker("gpu") or torch.cuda.is_available():
+        return
+    if asks_for_gpu_alone(item.config.option.markexpr):
+        pytest.fail("torch sees no CUDA device on this machine", pytrace=False)
+    pytest.skip("needs a CUDA device")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Warnings of other versions of torch or CuPy than the pinned ones fail no test on a GPU."""
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.filterwarnings("default"))
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,8 @@ def _argument(kernel: Kernel, argument: Argument, device: int) -> Any:  # noqa: 
         return 0
     if not isinstance(argument, Tensor):
         return argument
+    if argument.device.type == "cpu" and argument.is_pinned():
+        return argument.data_ptr()  # a GPU reads and writes it where it lies, by the same address
     if argument.device.type != "cuda" or argument.device.index != device:
         raise ValueError(
             f"{kernel.expression}: a tensor is on {argument.device}, but the current device is "

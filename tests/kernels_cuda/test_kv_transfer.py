@@ -1,7 +1,12 @@
+import importlib
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 
 from nightjar.kernels import cuda_ops
+from nightjar.kernels.cuda.kernel import Kernel
 from tests.kernels_cuda.devices import poisoned, random, storages
 
 
@@ -30,6 +35,33 @@ def test_unpacking_elsewhere_restores_the_blocks_and_nothing_else(device):
     for cache, old in zip((keys, values), before, strict=True):
         assert torch.equal(cache[:, to], old[:, [4, 1]])
         assert torch.equal(cache[:, [1, 2, 4, 5, 6]], old[:, [1, 2, 4, 5, 6]])
+
+
+def test_blocks_go_to_the_hosts_pinned_memory_and_back(device):
+    keys, values = (x.to(device) for x in caches(torch.float16))
+    packed = poisoned((2, 3, 2, 2, 4, 80), torch.float16)
+    packed = packed.pin_memory() if device == "cuda" else packed
+    blocks = torch.tensor([4, 1], device=device)
+    cuda_ops.kv_pack(keys, values, blocks, packed)
+    wanted = keys[:, blocks].clone()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    assert torch.equal(packed[:, :, 0].transpose(0, 1), wanted.cpu())
+    keys[:, blocks] = 0
+    cuda_ops.kv_unpack(keys, values, blocks, packed)
+    assert torch.equal(keys[:, blocks], wanted)
+
+
+def test_memory_of_the_host_that_is_not_pinned_is_refused(monkeypatch):
+    """Without CuPy: what the backend does with a tensor before it starts anything."""
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    backend = importlib.import_module("nightjar.kernels.cuda.cupy_backend")
+    monkeypatch.delitem(sys.modules, "nightjar.kernels.cuda.cupy_backend")
+    kernel, tensor = Kernel("kv_transfer", "kv_transfer"), torch.ones(4)
+    with pytest.raises(ValueError, match="a tensor is on cpu"):
+        backend._argument(kernel, tensor, 0)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
+    assert backend._argument(kernel, tensor, 0) == tensor.data_ptr()
 
 
 def test_blocks_of_more_words_than_a_block_of_threads_has(device):

@@ -1,0 +1,109 @@
+"""Measure every GPU figure: `python -m benchmarks.gpu`.
+
+    --device cpu --scale tiny --out DIR   tries the harness; its numbers mean nothing
+    --only NAME,NAME                      some figures
+
+Writes DATE.json and DATE.md after every figure; a second run of a day gets a number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from .report import table
+from .runner import Worker, run, write_json
+from .scale import SCALES
+from .targets import BY_NAME, FIGURES
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "gpu"
+LIMIT_S = 450.0
+"""Of all figures together: with starts and ends, under 8 minutes."""
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """Checked: what is not a figure goes nowhere near the results."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--scale", choices=tuple(SCALES), default="full")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(BY_NAME))
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    found = parser.parse_args(given)
+    if unknown := [name for name in found.only if name not in BY_NAME]:
+        parser.error(f"no figure {', '.join(unknown)}; there are {', '.join(BY_NAME)}")
+    trial = is_trial(found.device, found.scale)
+    if trial and RESULTS.resolve() in (found.out.resolve(), *found.out.resolve().parents):
+        parser.error("a trial is not written to the results: give another folder with --out")
+    return found
+
+
+def is_trial(device: str, scale: str) -> bool:
+    """Whether the numbers are no figures."""
+    return device != "cuda" or scale != "full"
+
+
+def free_stem(folder: Path, date: str) -> Path:
+    """DATE, or DATE-2 and so on where that is taken: no result is written over."""
+    stem, count = folder / date, 1
+    while stem.with_name(f"{stem.name}.json").exists():
+        count += 1
+        stem = folder / f"{date}-{count}"
+    return stem
+
+
+def version() -> str:
+    """The commit, and whether the tree differs from it."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "no commit"
+    return done.stdout.strip()
+
+
+def main(given: list[str] | None = None) -> int:
+    """Returns 1 where a figure failed."""
+    options, started = arguments(given), time.monotonic()
+    options.out.mkdir(parents=True, exist_ok=True)
+    now = datetime.now(UTC)
+    stem = free_stem(options.out, now.date().isoformat())
+    about: dict[str, Any] = {
+        "date": now.date().isoformat(),
+        "began": now.isoformat(timespec="seconds"),
+        "command": " ".join(
+            ["python -m benchmarks.gpu", *(sys.argv[1:] if given is None else given)]
+        ),
+        "version": version(),
+        "trial": is_trial(options.device, options.scale),
+        "scale": options.scale,
+    }
+
+    def wrote(machine: dict[str, Any], results: dict[str, Any]) -> None:
+        result = about | {
+            "took_s": round(time.monotonic() - started, 1),
+            "machine": machine,
+            "figures": results,
+        }
+        write_json(stem.with_name(f"{stem.name}.json"), result)
+        stem.with_name(f"{stem.name}.md").write_text(table(result), encoding="utf-8")
+        name, one = list(results.items())[-1]
+        print(f"{name}: {one['status']} {one.get('points') or one.get('reason', '')}", flush=True)
+
+    # A trial finds errors, however slow the machine it runs on.
+    patience = 10 if about["trial"] else 1
+    chosen = [(one.name, patience * one.budget_s) for one in FIGURES if one.name in options.only]
+    _, results = run(Worker(options.device, options.scale), chosen, options.limit_s, wrote)
+    print(stem.with_name(f"{stem.name}.md").read_text(encoding="utf-8"))
+    return int(any(one["status"] in ("failed", "no time left") for one in results.values()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,225 @@
+"""Figures of the whole engine, through what everybody calls: requests in, results out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import mean
+from typing import Any
+
+import torch
+
+from nightjar.gpu_worker.engine import Engine
+
+from .kernel_figures import copy_bandwidth
+from .lab import Lab, MeasuringError, Timing, answer, rankings, texts
+from .work import decode_floor_bytes, prefill_operations
+
+Points = dict[str, Any]
+
+
+class NotBuiltError(Exception):
+    """The engine lacks what a figure measures."""
+
+
+def _step(engine: Engine, lab: Lab, prompts: Sequence[Sequence[int]]) -> Timing:
+    """Seconds of one decode step, the host's part included: what texts of `long` tokens take
+    beyond those of `short`, over the steps between.  The prompts lie in the prefix cache."""
+    scale, found = lab.scale, []
+    for _ in range(2):
+        answer(engine, texts(prompts, scale.long))
+    for _ in range(scale.rounds):
+        long, short = (
+            lab.wall_s(lambda tokens=tokens: answer(engine, texts(prompts, tokens)))  # type: ignore[misc]
+            for tokens in (scale.long, scale.short)
+        )
+        found.append((long - short) / (scale.long - scale.short))
+    if Timing(tuple(found)).median <= 0:
+        raise MeasuringError("the steps were lost in noise: is the machine busy?")
+    return Timing(tuple(found))
+
+
+def step_s(lab: Lab, batch: int, dtype: torch.dtype) -> Timing:
+    """Seconds of a decode step of `batch` texts at the scale's context."""
+
+    def measure() -> Timing:
+        prompts = lab.prompts([lab.scale.decode_prompt] * batch)
+        engine = lab.engine(dtype, batch, lab.scale.decode_prompt + lab.scale.long)
+        return _step(engine, lab, prompts)
+
+    found = lab.kept(("step", batch, dtype), measure)
+    lab.collect()
+    return found
+
+
+def decode_share(batch: int) -> Callable[[Lab], Points]:
+    """The decode step as a share of the HBM floor: weights, keys and values once, at the speed of a
+    copy in this run."""
+
+    def measure(lab: Lab) -> Points:
+        texts_at_once = lab.batch(batch)
+        timing = step_s(lab, texts_at_once, lab.half)
+        config, context = lab.scale.config(), lab.scale.context
+        floor = decode_floor_bytes(
+            config, texts_at_once, context, lab.half.itemsize
+        ) / copy_bandwidth(lab)
+        return {
+            "points": {f"decode_share_{batch}": floor / timing.median},
+            "details": timing.figures() | {"floor_s": floor, "context": context},
+        }
+
+    return measure
+
+
+def step_growth(lab: Lab) -> Points:
+    """A step of 8 texts over a step of 1."""
+    one, eight = (step_s(lab, lab.batch(batch), lab.half) for batch in (1, 8))
+    return {
+        "points": {"step_1_to_8": eight.median / one.median},
+        "details": {"1": one.figures(), "8": eight.figures()},
+    }
+
+
+def prefill(lab: Lab) -> Points:
+    """TFLOP/s of computing `prefill_prompts` prompts in one step, sampling included; only the
+    operations that the engine computes count."""
+    lengths = [lab.scale.prefill_length] * lab.scale.prefill_prompts
+    prompts, rows = lab.prompts(lengths), sum(lengths)
+    engine = lab.engine(lab.half, len(lengths), max(lengths) + 1, max_step_tokens=rows)
+
+    def run() -> None:
+        engine.reset_prefix_cache()
+        answer(engine, texts(prompts, 1))
+
+    timing = lab.rounds(run, warm=2)
+    operations = prefill_operations(lab.scale.config(), lengths)
+    return {
+        "points": {"prefill_tflop_s": operations / timing.median / 1e12},
+        "details": timing.figures() | {"rows": rows, "operations": operations},
+    }
+
+
+def ranking(lab: Lab) -> Points:
+    """Rankings whose documents share their query, over the same with every document behind a query
+    of its own, of which no two begin alike."""
+    scale = lab.scale
+    queries = lab.prompts([scale.query_length] * scale.rankings)
+    documents = lab.prompts([scale.document_length] * scale.documents, seed=1)
+    pairs = [(query, document) for query in queries for document in documents]
+    apart = [
+        ([2 + i % (scale.vocab_size - 2), 2 + i // (scale.vocab_size - 2), *query[2:]], [document])
+        for i, (query, document) in enumerate(pairs)
+    ]
+    tokens = scale.query_length + scale.document_length
+    engine = lab.engine(lab.half, len(pairs), tokens)
+
+    def run(requests: list[tuple[list[int], list[list[int]]]]) -> None:
+        engine.reset_prefix_cache()
+        answer(engine, rankings(requests))
+
+    shared = lab.rounds(lambda: run([(query, documents) for query in queries]), warm=2)
+    unshared = lab.rounds(lambda: run(apart))
+    return {
+        "points": {"ranking_sharing": unshared.median / shared.median},
+        "details": {"shared": shared.figures(), "unshared": unshared.figures()},
+    }
+
+
+def mixed_lengths(lab: Lab) -> Points:
+    """A batch of 8 prompts of different lengths: the time of its members one by one over its own,
+    and its own over that of a batch of even lengths with as many tokens."""
+    lengths, tokens = list(lab.scale.mixed), lab.scale.mixed_tokens
+    mixed = lab.prompts(lengths)
+    even = lab.prompts([round(mean(lengths))] * len(lengths), seed=1)
+    engine = lab.engine(lab.half, len(lengths), max(lengths) + tokens)
+
+    def run(prompts: list[list[int]]) -> None:
+        engine.reset_prefix_cache()
+        answer(engine, texts(prompts, tokens))
+
+    def one_by_one() -> None:
+        for prompt in mixed:
+            run([prompt])
+
+    together = lab.rounds(lambda: run(mixed), warm=2)
+    evenly = lab.rounds(lambda: run(even))
+    singly = lab.rounds(one_by_one)
+    return {
+        "points": {
+            "mixed_over_singles": singly.median / together.median,
+            "mixed_over_even": together.median / evenly.median,
+        },
+        "details": {
+            "mixed": together.figures(),
+            "even": evenly.figures(),
+            "one_by_one": singly.figures(),
+            "lengths": lengths,
+        },
+    }
+
+
+def job_s(lab: Lab, dtype: torch.dtype) -> Timing:
+    """Seconds of the job that is also given to others: prompts in, texts out, nothing cached."""
+
+    def measure() -> Timing:
+        count, length, tokens = lab.scale.job
+        prompts = lab.prompts([length] * count)
+        engine = lab.engine(dtype, count, length + tokens)
+
+        def run() -> None:
+            engine.reset_prefix_cache()
+            answer(engine, texts(prompts, tokens))
+
+        return lab.rounds(run, warm=2)
+
+    found = lab.kept(("job", dtype), measure)
+    lab.collect()
+    return found
+
+
+def half_over_single(lab: Lab) -> Points:
+    """The job in FP32 over the job in FP16; FP32's products stay in FP32 (no TF32)."""
+    half = job_s(lab, lab.half)
+    single = job_s(lab, torch.float32)
+    lab.drop_model()
+    return {
+        "points": {"half_over_single": single.median / half.median},
+        "details": {"half": half.figures(), "single": single.figures(), "job": lab.scale.job},
+    }
+
+
+def launch_overhead(lab: Lab) -> Points:
+    """The part of a decode step in which the device computes nothing: a step's wall time less its
+    kernels' own time, by torch's profiler, over the wall time."""
+    batch = lab.batch(8)
+    timing = step_s(lab, batch, lab.half)
+    prompts = lab.prompts([lab.scale.decode_prompt] * batch)
+    engine = lab.engine(lab.half, batch, lab.scale.decode_prompt + lab.scale.long)
+    answer(engine, texts(prompts, lab.scale.short))
+    busy = [
+        _busy_s(lab, lambda tokens=tokens: answer(engine, texts(prompts, tokens)))  # type: ignore[misc]
+        for tokens in (lab.scale.short, lab.scale.long)
+    ]
+    if not 0 < busy[0] < busy[1]:
+        raise MeasuringError(f"the profiler saw kernels run for {busy} s: it does not work here")
+    step_busy = (busy[1] - busy[0]) / (lab.scale.long - lab.scale.short)
+    return {
+        "points": {"launch_overhead": 1 - step_busy / timing.median},
+        "details": timing.figures() | {"busy_s": step_busy, "batch": batch},
+    }
+
+
+def _busy_s(lab: Lab, run: Callable[[], object]) -> float:
+    """Seconds that kernels ran; on the CPU, that operators did."""
+    kind = torch.profiler.ProfilerActivity
+    activity = kind.CUDA if lab.device == "cuda" else kind.CPU
+    with torch.profiler.profile(activities=[activity]) as profile:
+        run()
+        lab.sync()
+    which = "self_device_time_total" if lab.device == "cuda" else "self_cpu_time_total"
+    return sum(float(getattr(event, which)) for event in profile.key_averages()) / 1e6
+
+
+def kv_cache(lab: Lab) -> Points:
+    """Time to first token of a later turn whose beginning lies in pinned memory, and of one that is
+    looked for there in vain."""
+    raise NotBuiltError("the engine keeps no keys and values in pinned host memory yet")

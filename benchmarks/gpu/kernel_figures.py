@@ -1,0 +1,169 @@
+"""Figures of the machine and of single kernels: no engine."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nightjar.kernels import cuda_ops
+from nightjar.kernels.cuda import launch
+
+from .lab import BLOCK_SIZE, Lab, Timing
+
+Points = dict[str, Any]
+
+
+def backend(lab: Lab) -> AbstractContextManager[None]:
+    """CuPy's on a GPU; on the CPU the host that the kernels' tests run on, which checks that the
+    figure asks its kernels for what they have."""
+    if lab.device == "cuda":
+        return nullcontext()
+    return launch.using(importlib.import_module("tests.kernels_cuda.devices").run_on_host)
+
+
+def machine_speed(lab: Lab) -> Points:
+    """What the shares are taken of: a copy on the device, read and written, and a product."""
+    size, scale = lab.scale.matmul, lab.scale
+    copy_s = copy(lab)
+    given = [torch.randn(size, size, device=lab.device).to(lab.half) for _ in range(2)]
+    product = lab.device_s(lambda: given[0] @ given[1])
+    return {
+        "points": {
+            "copy_tb_s": copy_bandwidth(lab) / 1e12,
+            "product_tflop_s": 2 * size**3 / product.median / 1e12,
+        },
+        "details": {
+            "copy_bytes": scale.copy_bytes,
+            "copy": copy_s.figures(),
+            "product_rows": size,
+            "product": product.figures(),
+        },
+    }
+
+
+def copy(lab: Lab) -> Timing:
+    """Seconds of copying `copy_bytes` on the device."""
+
+    def measure() -> Timing:
+        source = torch.zeros(lab.scale.copy_bytes, dtype=torch.uint8, device=lab.device)
+        target = torch.empty_like(source)
+        return lab.device_s(lambda: target.copy_(source))
+
+    found = lab.kept("copy", measure)
+    lab.collect()
+    return found
+
+
+def copy_bandwidth(lab: Lab) -> float:
+    """Bytes/s of a copy, those read and those written."""
+    return 2 * lab.scale.copy_bytes / copy(lab).median
+
+
+def decode_attention(lab: Lab) -> Points:
+    """Share of the copy's bandwidth at each (batch, context); the figure is the smallest."""
+    shares, details = {}, {}
+    for batch, context in lab.scale.attention:
+        timing, read = _attention(lab, batch, context)
+        share = read / timing.median / copy_bandwidth(lab)
+        shares[f"{batch}x{context}"] = share
+        details[f"{batch}x{context}"] = timing.figures() | {"bytes": read, "share": share}
+        lab.collect()
+    return {"points": {"attention_share": min(shares.values())}, "details": details}
+
+
+def _attention(lab: Lab, batch: int, context: int) -> tuple[Timing, int]:
+    """Seconds of one layer's attention, and the bytes of the keys and values that it reads."""
+    config, layers = lab.scale.config(), lab.scale.attention_layers
+    heads, size = config.n_kv_heads, config.head_size
+    width = -(-context // BLOCK_SIZE)
+    blocks = batch * width
+    shape = (layers, blocks, heads, BLOCK_SIZE, size)
+    dtype, device = lab.half, lab.device
+    keys, values = (torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
+    q = torch.randn(batch, config.n_heads, size, dtype=dtype, device=device)
+    # Neighbouring blocks of a sequence do not lie side by side, as in a cache that was used.
+    order = torch.randperm(blocks, generator=torch.Generator().manual_seed(0))
+    tables = order.view(batch, width).to(device, torch.int32)
+    lengths = torch.full((batch,), context, dtype=torch.int32, device=device)
+
+    def run() -> None:
+        for layer in range(layers):
+            given = keys[layer], values[layer], tables, lengths
+            cuda_ops.decode_attention(q, *given, size**-0.5)
+
+    with backend(lab):
+        timing = lab.device_s(run)
+    read = 2 * batch * context * heads * size * dtype.itemsize
+    return Timing(tuple(seconds / layers for seconds in timing.seconds)), read
+
+
+def small_kernels(lab: Lab) -> Points:
+    """Share of the copy's bandwidth of other kernels of a decode step, at the largest batch."""
+    details = {}
+    with backend(lab):
+        for name, run, moved in _calls(lab):
+            timing = lab.device_s(run)
+            share = moved / timing.median / copy_bandwidth(lab)
+            details[name] = timing.figures() | {"bytes": moved, "share": share}
+    lab.collect()
+    return {"points": {}, "details": details}
+
+
+def _calls(lab: Lab) -> Iterator[tuple[str, Callable[[], object], float]]:
+    """Each kernel's name, a call, and the bytes that docs/cuda.md states for it."""
+    config, dtype = lab.scale.config(), lab.half
+    batch, s = max(lab.scale.batches), dtype.itemsize
+    width, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
+
+    def made(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.randn(*shape, device=lab.device).to(dtype)
+
+    wide = torch.float32
+    stream, delta = made(batch, width, dtype=wide), made(batch, width)
+    ones, zeros = (make(width, device=lab.device) for make in (torch.ones, torch.zeros))
+    yield (
+        "layer_norm",
+        lambda: cuda_ops.layer_norm(stream, delta, ones, zeros, 1e-5, dtype),
+        batch * width * (8 + 2 * s),
+    )
+    x = made(batch, inner)
+    yield "activation", lambda: cuda_ops.activation(x, "gelu_tanh"), 2 * batch * inner * s
+    qkv = made(batch, config.n_heads + 2 * config.n_kv_heads, config.head_size)
+    shape = (batch, config.n_kv_heads, BLOCK_SIZE, config.head_size)
+    keys, values = made(*shape), made(*shape)
+    blocks = torch.arange(batch, device=lab.device)
+    cache = cuda_ops.CacheWrite(keys, values, blocks, torch.zeros_like(blocks))
+    heads = 2 * config.n_heads + 5 * config.n_kv_heads
+    yield (
+        "qkv_post",
+        lambda: cuda_ops.qkv_post(qkv, config.n_heads, cache=cache),
+        batch * config.head_size * s * heads,
+    )
+    logits = made(batch, vocab, dtype=wide)
+    yield "argmax", lambda: cuda_ops.argmax(logits), 4 * batch * vocab
+
+
+def kv_transfer(lab: Lab) -> Points:
+    """Cache blocks to pinned host memory and back: bytes/s, and milliseconds of the tokens that a
+    conversation's earlier turns have."""
+    config, tokens = lab.scale.config(), lab.scale.cached_tokens
+    count = -(-tokens // BLOCK_SIZE)
+    shape = (config.n_layers, count, config.n_kv_heads, BLOCK_SIZE, config.head_size)
+    keys, values = (torch.randn(shape, device=lab.device).to(lab.half) for _ in range(2))
+    packed = torch.empty(
+        (count, config.n_layers, 2, *shape[2:]), dtype=lab.half, pin_memory=lab.device == "cuda"
+    )
+    blocks = torch.arange(count, device=lab.device)
+    points, details = {}, {}
+    with backend(lab):
+        for name, run in (("pack", cuda_ops.kv_pack), ("unpack", cuda_ops.kv_unpack)):
+            timing = lab.device_s(lambda run=run: run(keys, values, blocks, packed))  # type: ignore[misc]
+            moved = packed.numel() * packed.element_size()
+            points[f"kv_{name}_gb_s"] = moved / timing.median / 1e9
+            details[name] = timing.figures() | {"bytes": moved, "tokens": tokens}
+    return {"points": points, "details": details}

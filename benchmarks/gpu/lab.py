@@ -1,0 +1,196 @@
+"""The bench that figures are measured on: a device, its clock, and what several figures share."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from nightjar.gpu_worker.engine import (
+    Engine,
+    EngineConfig,
+    GenerateRequest,
+    RankRequest,
+    Request,
+    RequestFailed,
+    SamplingParams,
+)
+from nightjar.gpu_worker.models import Decoder, KVTensors
+
+from .model import random_decoder, token_texts
+from .scale import Scale
+
+Made = TypeVar("Made")
+
+BLOCK_SIZE = EngineConfig().block_size
+
+
+class MeasuringError(Exception):
+    """What was to be timed did not do its work, or cannot be told from noise."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one thing, timed several times."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """The slowest less the fastest, over the median."""
+        return (max(self.seconds) - min(self.seconds)) / self.median
+
+    def figures(self) -> dict[str, Any]:
+        """For the result."""
+        return {
+            "median_s": float(f"{self.median:.5g}"),
+            "spread": round(self.spread, 4),
+            "seconds": [float(f"{one:.5g}") for one in self.seconds],
+        }
+
+
+@dataclass
+class Lab:
+    """device: "cuda" or "cpu", where nothing that is timed means anything."""
+
+    device: str
+    scale: Scale
+    _kept: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def half(self) -> torch.dtype:
+        """FP16; on the CPU BF16, which torch multiplies in there."""
+        return torch.float16 if self.device == "cuda" else torch.bfloat16
+
+    def kept(self, key: Any, make: Callable[[], Made]) -> Made:  # noqa: ANN401
+        """make(), once: figures that need the same measurement share it."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        found: Made = self._kept[key]
+        return found
+
+    def batch(self, wanted: int) -> int:
+        """A batch's size, no larger than the scale's largest."""
+        return min(wanted, max(self.scale.batches))
+
+    def sync(self) -> None:
+        """Wait for the device."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def collect(self) -> None:
+        """Give back the memory of what is not used any more."""
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+
+    def wall_s(self, run: Callable[[], object]) -> float:
+        """Seconds until the device has finished, the host's part included."""
+        self.sync()
+        started = time.perf_counter()
+        run()
+        self.sync()
+        return time.perf_counter() - started
+
+    def rounds(self, run: Callable[[], object], warm: int = 1) -> Timing:
+        """Wall time, `rounds` times after `warm` runs that do not count."""
+        for _ in range(warm):
+            run()
+        return Timing(tuple(self.wall_s(run) for _ in range(self.scale.rounds)))
+
+    def device_s(self, run: Callable[[], object], repeats: int = 10) -> Timing:
+        """Seconds of one run on the device alone: recorded once as a CUDA graph, so that the host's
+        launches do not count, and timed between events."""
+        if self.device != "cuda":
+            return self.rounds(run)
+        replay = self._graph(run)
+        for _ in range(3):
+            replay()
+        found = []
+        for _ in range(self.scale.rounds):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            for _ in range(repeats):
+                replay()
+            end.record()
+            end.synchronize()
+            found.append(begin.elapsed_time(end) / 1e3 / repeats)
+        return Timing(tuple(found))
+
+    def _graph(self, run: Callable[[], object]) -> Callable[[], object]:
+        """A replay of what run() launches; it is run first, as compiling cannot be recorded."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        self.sync()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        return graph.replay
+
+    def model(self, dtype: torch.dtype) -> Decoder:
+        """The random decoder in one format; the one of another format is dropped."""
+        config, key = self.scale.config(), ("model", dtype)
+        if key not in self._kept:
+            self.drop_model()
+        return self.kept(key, lambda: random_decoder(config, dtype, self.device))
+
+    def drop_model(self) -> None:
+        """Free the weights."""
+        self._kept = {key: value for key, value in self._kept.items() if key[0] != "model"}
+        self.collect()
+
+    def engine(self, dtype: torch.dtype, texts: int, tokens: int, **settings: Any) -> Engine:
+        """An engine with room for `texts` texts of `tokens` tokens at once."""
+        model = self.model(dtype)
+        block_bytes = KVTensors.block_bytes(model.config, BLOCK_SIZE, model.cache_dtype)
+        blocks = texts * (-(-tokens // BLOCK_SIZE) + 1) + 8
+        limits = {"max_running": texts, "max_step_tokens": max(8192, 2 * texts)} | settings
+        config = EngineConfig(kv_cache_bytes=blocks * block_bytes, **limits)
+        return Engine(model, token_texts(model.config), config)
+
+    def prompts(self, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
+        """Random tokens, none of them special."""
+        rng = np.random.default_rng(seed)
+        return [rng.integers(2, self.scale.vocab_size, length).tolist() for length in lengths]
+
+
+def texts(prompts: Sequence[Sequence[int]], tokens: int) -> list[Request]:
+    """Requests for texts of exactly so many tokens."""
+    params = SamplingParams(tokens, ignore_eos=True)
+    return [GenerateRequest(i, prompt, params) for i, prompt in enumerate(prompts)]
+
+
+def rankings(pairs: Sequence[tuple[list[int], list[list[int]]]]) -> list[Request]:
+    """Requests for the scores of documents after their queries."""
+    return [RankRequest(i, query, documents) for i, (query, documents) in enumerate(pairs)]
+
+
+def answer(engine: Engine, requests: Sequence[Request]) -> None:
+    """Hand in requests and step until all are answered.
+
+    Raises:
+        MeasuringError: one failed, or was not answered.
+    """
+    for request in requests:
+        engine.submit(request)
+    answered = 0
+    while engine.has_work:
+        for result in engine.step():
+            if isinstance(result, RequestFailed):
+                raise MeasuringError(f"a request failed: {result.code}: {result.message}")
+            answered += 1
+    if answered != len(requests):
+        raise MeasuringError(f"{answered} of {len(requests)} requests were answered")

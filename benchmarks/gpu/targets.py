@@ -1,0 +1,179 @@
+"""Which figures there are, what they are held against, and how long each may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import engine_figures, kernel_figures
+from .lab import Lab
+
+
+@dataclass(frozen=True)
+class Target:
+    """One line of the table: `least` and `aim` of a point, None where nothing is asked.
+
+    share: the value is written in percent.  lower: less is better.
+    """
+
+    point: str
+    title: str
+    least: float | None = None
+    aim: float | None = None
+    unit: str = ""
+    share: bool = False
+    lower: bool = False
+
+    def met(self, value: float) -> str:
+        """How a value stands: "aim", "least", "below"; "" where nothing is asked."""
+        for name, bound in (("aim", self.aim), ("least", self.least)):
+            if bound is not None and (value <= bound if self.lower else value >= bound):
+                return name
+        return "" if self.least is None else "below"
+
+    def write(self, value: float | None) -> str:
+        """A value as the table has it."""
+        if value is None:
+            return ""
+        return f"{100 * value:.1f}%" if self.share else f"{value:.3g}{self.unit}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What is measured on its own: one function, its limit in seconds, and its lines."""
+
+    name: str
+    budget_s: float
+    measure: Callable[[Lab], dict[str, Any]]
+    targets: tuple[Target, ...]
+
+
+def _static_cache(lab: Lab) -> dict[str, Any]:
+    from .peer_figures import over_static_cache  # noqa: PLC0415 (transformers takes seconds)
+
+    return over_static_cache(lab)
+
+
+def _continuous_batching(lab: Lab) -> dict[str, Any]:
+    from .peer_figures import over_continuous_batching  # noqa: PLC0415
+
+    return over_continuous_batching(lab)
+
+
+def _decode(batch: int, least: float, aim: float) -> Figure:
+    title = f"decode step of {batch}, share of the HBM floor"
+    target = Target(f"decode_share_{batch}", title, least, aim, share=True)
+    return Figure(f"decode_{batch}", 60, engine_figures.decode_share(batch), (target,))
+
+
+FIGURES = (
+    Figure(
+        "machine",
+        60,
+        kernel_figures.machine_speed,
+        (
+            Target("copy_tb_s", "copy on the device, read and written", unit=" TB/s"),
+            Target("product_tflop_s", "product of square matrices, 16 bits", unit=" TFLOP/s"),
+        ),
+    ),
+    Figure(
+        "decode_attention",
+        40,
+        kernel_figures.decode_attention,
+        (Target("attention_share", "decode attention, share of a copy", 0.80, 0.92, share=True),),
+    ),
+    _decode(1, 0.55, 0.75),
+    _decode(8, 0.60, 0.75),
+    Figure(
+        "step_growth",
+        60,
+        engine_figures.step_growth,
+        (Target("step_1_to_8", "step of 8 over step of 1", 1.35, 1.26, "x", lower=True),),
+    ),
+    Figure(
+        "launch_overhead",
+        60,
+        engine_figures.launch_overhead,
+        (
+            Target(
+                "launch_overhead",
+                "decode step of 8, time without a kernel",
+                0.10,
+                0.03,
+                share=True,
+                lower=True,
+            ),
+        ),
+    ),
+    _decode(64, 0.70, 0.85),
+    _decode(256, 0.70, 0.85),
+    Figure(
+        "prefill",
+        40,
+        engine_figures.prefill,
+        (Target("prefill_tflop_s", "prefill, 8k tokens in flight", 400, 550, " TFLOP/s"),),
+    ),
+    Figure(
+        "ranking",
+        40,
+        engine_figures.ranking,
+        (Target("ranking_sharing", "ranking, against no sharing", 6, 9, "x"),),
+    ),
+    Figure(
+        "mixed_lengths",
+        40,
+        engine_figures.mixed_lengths,
+        (
+            Target("mixed_over_singles", "mixed batch of 8 against 8 singles", 5, 7, "x"),
+            Target("mixed_over_even", "the same, over an even batch", 1.1, 1.03, "x", lower=True),
+        ),
+    ),
+    Figure(
+        "transformers_static",
+        120,
+        _static_cache,
+        (Target("over_static_cache", "over transformers, static cache compiled", 3, 6, "x"),),
+    ),
+    Figure(
+        "transformers_continuous",
+        60,
+        _continuous_batching,
+        (Target("over_continuous_batching", "over transformers, continuous batching", 3, 6, "x"),),
+    ),
+    Figure(
+        "formats",
+        60,
+        engine_figures.half_over_single,
+        (Target("half_over_single", "FP16 over FP32", 3, 4, "x"),),
+    ),
+    Figure(
+        "kv_transfer",
+        30,
+        kernel_figures.kv_transfer,
+        (
+            Target("kv_pack_gb_s", "cache blocks to pinned memory", unit=" GB/s"),
+            Target("kv_unpack_gb_s", "cache blocks from pinned memory", unit=" GB/s"),
+        ),
+    ),
+    Figure(
+        "kv_cache",
+        30,
+        engine_figures.kv_cache,
+        (
+            Target(
+                "kv_hit",
+                "KV in pinned memory, hit: time to first token",
+                -0.30,
+                -0.50,
+                share=True,
+                lower=True,
+            ),
+            Target("kv_miss", "the same, miss", 0.02, 0.005, share=True, lower=True),
+        ),
+    ),
+    Figure("small_kernels", 30, kernel_figures.small_kernels, ()),
+)
+
+BY_NAME = {figure.name: figure for figure in FIGURES}
+TARGETS = {target.point: target for figure in FIGURES for target in figure.targets}

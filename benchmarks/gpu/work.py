@@ -1,0 +1,117 @@
+"""Bytes and operations of what is measured: the floors that shares are taken of, and predictions.
+
+Symbols as in docs/cuda.md.  A multiplication and its addition are two operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from nightjar.checkpoints import ModelConfig
+
+
+@dataclass(frozen=True)
+class Work:
+    """One kernel, launched `launches` times: bytes to and from memory and operations of all."""
+
+    name: str
+    launches: int
+    bytes: float
+    operations: float = 0.0
+
+
+def layer_parameters(config: ModelConfig) -> int:
+    """Weights of the four products of one block."""
+    width, inner = config.hidden_size, config.intermediate_size
+    heads = config.n_heads + 2 * config.n_kv_heads
+    return (
+        width * heads * config.head_size
+        + config.n_heads * config.head_size * width
+        + (2 * width * inner)
+    )
+
+
+def weight_bytes(config: ModelConfig, itemsize: int) -> int:
+    """Weights that a decode step reads: every block's, and the LM head's."""
+    numbers = config.n_layers * layer_parameters(config) + config.vocab_size * config.hidden_size
+    return numbers * itemsize
+
+
+def kv_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
+    """Keys and values of so many tokens, over all layers."""
+    return 2 * config.n_layers * config.n_kv_heads * config.head_size * itemsize * tokens
+
+
+def decode_floor_bytes(config: ModelConfig, batch: int, context: int, itemsize: int) -> int:
+    """What a decode step cannot do without: each weight and each cached key and value once."""
+    return weight_bytes(config, itemsize) + kv_bytes(config, batch * context, itemsize)
+
+
+def attention_operations(config: ModelConfig, queries: int, keys: float) -> float:
+    """Of `queries` rows against `keys` positions each, over all layers."""
+    return 4.0 * config.n_layers * config.n_heads * config.head_size * queries * keys
+
+
+def prefill_operations(config: ModelConfig, lengths: Sequence[int]) -> float:
+    """Of computing prompts from their first token and scoring their next one.
+
+    Past the last attention only the last row of each prompt goes on, as in the engine: what it does
+    not compute does not count.
+    """
+    rows, width = sum(lengths), config.hidden_size
+    heads = (config.n_heads + 2 * config.n_kv_heads) * config.head_size
+    after = layer_parameters(config) - width * heads
+    products = 2.0 * rows * (config.n_layers * layer_parameters(config) - after)
+    last = 2.0 * len(lengths) * (after + width * config.vocab_size)
+    pairs = sum(length * (length + 1) / 2 for length in lengths)
+    return products + last + attention_operations(config, 1, pairs)
+
+
+def branch_operations(config: ModelConfig, query: int, documents: Sequence[int]) -> float:
+    """Of a ranking whose query is computed once: the query, then each document's rows but its last
+    token, whose scores nothing needs, against the query and themselves; scores at every row."""
+    rows = query + sum(length - 1 for length in documents)
+    pairs = query * (query + 1) / 2 + sum(
+        (length - 1) * (query + length / 2) for length in documents
+    )
+    scored = sum(documents)
+    return (
+        2.0 * rows * config.n_layers * layer_parameters(config)
+        + attention_operations(config, 1, pairs)
+        + 2.0 * scored * config.hidden_size * config.vocab_size
+    )
+
+
+def decode_step(config: ModelConfig, batch: int, context: int, itemsize: int) -> Iterator[Work]:
+    """Every kernel of a decode step, with the bytes that its wrapper states (docs/cuda.md)."""
+    layers, width, inner = config.n_layers, config.hidden_size, config.intermediate_size
+    s, size, vocab = itemsize, config.head_size, config.vocab_size
+    heads, kv_heads = config.n_heads, config.n_kv_heads
+    rows = batch * layers
+    splits = -(-context // 128)
+    yield Work("embed", 1, batch * width * (2 * s + 4))
+    yield Work("layer_norm", 2 * layers + 1, (2 * rows + batch) * width * (8 + 2 * s))
+    for name, inputs, outputs in (
+        ("qkv product", width, (heads + 2 * kv_heads) * size),
+        ("attention output product", heads * size, width),
+        ("up product", width, inner),
+        ("down product", inner, width),
+    ):
+        numbers = inputs * outputs * layers + rows * (inputs + outputs)
+        yield Work(name, layers, numbers * s, 2.0 * rows * inputs * outputs)
+    yield Work("qkv_post", layers, rows * size * s * (2 * heads + 5 * kv_heads))
+    yield Work(
+        "decode_attention",
+        layers,
+        kv_bytes(config, batch * context, s) + 4.0 * rows * heads * splits * (size + 2),
+        attention_operations(config, batch, context),
+    )
+    yield Work("merge_splits", layers, rows * heads * (4.0 * splits * (size + 2) + s * size))
+    yield Work("activation", layers, 2.0 * rows * inner * s)
+    head = (width * vocab + batch * width) * s + batch * vocab * 4
+    yield Work("LM head product", 1, head, 2.0 * batch * width * vocab)
+    yield Work("penalize", 1, batch * vocab / 8)
+    yield Work("uniform", 1, 32.0 * batch)
+    yield Work("sample", 1, 4.0 * batch * vocab)
+    yield Work("step_update", 1, 200.0 * batch)

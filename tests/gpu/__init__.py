@@ -1,0 +1,1 @@
+"""The engine and the kernels on a GPU: `pytest -m gpu`, see docs/cuda.md."""

@@ -1,0 +1,43 @@
+"""Recorded decode steps compute what launched ones do, to the last bit."""
+
+import logging
+
+import pytest
+
+from nightjar.gpu_worker.engine import GenerateRequest, SamplingParams
+from nightjar.gpu_worker.models import load_model
+from tests.engines import run
+from tests.models import SENTENCES
+
+
+def requests(tokenizer):
+    """Texts of every kind that a recorded step may serve, ending at different steps."""
+    kinds = (
+        {},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 1.1, "top_k": 20, "n": 2},
+        {"repetition_penalty": 1.3, "stop": (b"a", b" ")},
+        {"logprobs": 3},
+        {"min_tokens": 3, "stop_token_ids": (7, 40)},
+        {"presence_penalty": 0.5, "frequency_penalty": 0.2},
+    )
+    prompts = tokenizer.encode_batch(SENTENCES)
+    return [
+        GenerateRequest(i, prompt[: 5 + 9 * i], SamplingParams(5 + 6 * i, seed=i, **kind))
+        for i, (prompt, kind) in enumerate(zip(prompts, kinds, strict=True))
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("change", [{"cuda_graphs": False}, {"window_steps": 1}], ids=str)
+def test_graphs_and_windows_change_no_bit(llama, precision, change, caplog):
+    """And neither fails and is given up, which the engine would survive."""
+    model, tokenizer = load_model(llama, precision, "cuda"), llama.tokenizer()
+    asked = requests(tokenizer)
+    with caplog.at_level(logging.WARNING):
+        recorded = run(model, tokenizer.token_bytes, asked)
+        launched = run(model, tokenizer.token_bytes, asked, **change)
+    assert recorded == launched
+    assert len(recorded) == len(asked)
+    assert [record.getMessage() for record in caplog.records] == []

@@ -1,0 +1,87 @@
+"""What the engine holds does not grow with the requests it has answered."""
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+
+from nightjar.gpu_worker.engine import (
+    BeamSearch,
+    Engine,
+    EngineConfig,
+    GenerateRequest,
+    RankRequest,
+    SamplingParams,
+)
+from tests.engines import assert_nothing_held, drain, random_ids
+
+ROUND = 100
+"""Requests of a round; each round has the same lengths and other tokens."""
+
+
+def requests(first):
+    """Texts of all kinds, rankings, and prompts that begin alike."""
+    shapes, rng = np.random.default_rng(0), np.random.default_rng(first)
+    system = random_ids(rng, 40)
+    made = []
+    for i in range(first, first + ROUND):
+        prompt = random_ids(rng, int(shapes.integers(1, 40)))
+        kind = i % 5
+        if kind == 0:
+            documents = [random_ids(rng, int(shapes.integers(1, 9))) for _ in range(4)]
+            made.append(RankRequest(i, system + prompt[:20], documents))
+            continue
+        extra = (
+            {},
+            {"temperature": 0.9, "top_p": 0.9, "seed": i},
+            {"n": 2, "temperature": 1.0, "top_k": 20},
+            {"beams": BeamSearch(2), "logprobs": 2},
+        )[kind - 1]
+        params = SamplingParams(int(shapes.integers(1, 9)), ignore_eos=True, **extra)
+        made.append(GenerateRequest(i, prompt, params))
+    return made
+
+
+def held_bytes(device):
+    """Bytes of all tensors that are alive, on the device; and what the whole process has taken of
+    it, which also counts what is not torch's: loaded kernels, CuPy, recorded graphs."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        return torch.cuda.memory_allocated(), total - free
+    storages = {}
+    for thing in gc.get_objects():
+        # isinstance would ask lazy modules; packed weights show no storage.
+        if issubclass(type(thing), torch.Tensor) and not thing.is_mkldnn:
+            storage = thing.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values()), 0
+
+
+@pytest.mark.timeout(600)
+def test_memory_is_flat_over_a_thousand_requests(llama, llama_model, engine_device):
+    config = EngineConfig(max_running=16, max_step_tokens=128, kv_cache_bytes=16 << 20)
+    engine = Engine(llama_model, llama.tokenizer().token_bytes, config)
+    levels = []
+    for first in range(0, 12 * ROUND, ROUND):
+        results = drain(engine, *requests(first))
+        assert len(results) == ROUND
+        assert all(hasattr(result, "prompt_tokens") for result in results.values())
+        assert_nothing_held(engine)
+        del results
+        levels.append(held_bytes(engine_device))
+    # The first two rounds load kernels, record graphs and fill caches.
+    tensors, process = zip(*levels[2:], strict=True)
+    assert len(tensors) * ROUND == 1000
+    assert max(tensors) <= tensors[0] + (64 << 10), levels
+    assert max(process) <= process[0] + (32 << 20), levels
+
+
+def test_a_tensor_that_is_kept_is_seen(engine_device):
+    before = held_bytes(engine_device)[0]
+    kept = torch.ones(1 << 20, device=engine_device)
+    assert held_bytes(engine_device)[0] - before >= 4 << 20
+    del kept
+    assert held_bytes(engine_device)[0] == before

@@ -1,0 +1,140 @@
+"""compute-sanitizer finds nothing in the kernels, and what is planted it finds."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import sanitizer
+from tests.gpu.planted import SOURCES
+from tests.gpu.sanitizer import (
+    FOUND_ERRORS,
+    OFF,
+    ROOT,
+    TOOLS,
+    VARIABLE,
+    Outcome,
+    find,
+    require,
+    run,
+)
+
+# A launch of every source, with what is awkward for it: a sanitizer makes each some hundred times
+# slower.
+SELECTION = (
+    "test_activation.py::test_a_gate_multiplies_halves_of_one_projection",
+    "test_argmax.py::test_ties_go_to_the_lowest_id",
+    "test_decode_attention.py::test_lengths_around_the_split",
+    "test_decode_attention.py::test_query_heads_that_share_key_heads",
+    "test_embedding.py::test_ids_past_the_vocabulary_read_their_own_prompt_vectors",
+    "test_kv_transfer.py::test_unpacking_elsewhere_restores_the_blocks_and_nothing_else",
+    "test_merge.py::test_an_empty_set_is_not_read",
+    "test_merge.py::test_splits_are_summed_up_to_the_length",
+    "test_norm.py::test_heads_inside_a_packed_projection_are_normalised_in_place",
+    "test_norm.py::test_rows_do_not_depend_on_their_batch",
+    "test_penalties.py::test_bits_past_the_vocabulary_reach_nothing",
+    "test_philox.py::test_more_numbers_than_a_block_has_threads",
+    "test_qkv_post.py::test_channels_past_the_turned_ones_are_kept",
+    "test_sample.py::test_rows_of_all_kinds_share_a_batch",
+    "test_step_update.py::test_a_finished_row_stays_as_it_was",
+    "test_step_update.py::test_more_rows_than_a_block_has_threads",
+    "test_token_nll.py::test_rows_at_a_stride",
+)
+NODES = [f"tests/kernels_cuda/{name}" for name in SELECTION]
+PYTEST = ["-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider"]
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_planted_bug_is_found(compute_sanitizer, tool):
+    """Else the next test would show nothing: some machines do not let the sanitizer work."""
+    outcome = run(compute_sanitizer, tool, ["-m", "tests.gpu.planted", tool])
+    assert outcome.returncode == FOUND_ERRORS, outcome.summary
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_kernels_are_clean(compute_sanitizer, tool):
+    outcome = run(compute_sanitizer, tool, [*PYTEST, *NODES])
+    assert outcome.returncode == 0, outcome.summary
+    assert re.search(r"\b\d+ passed", outcome.output), outcome.summary
+    assert not re.search(r"\b\d+ (failed|errors?|skipped)", outcome.output), outcome.summary
+
+
+def test_the_selection_starts_every_source():
+    listed = subprocess.run(
+        [sys.executable, *PYTEST, "--collect-only", *NODES],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert listed.returncode == 0, listed.stdout[-2000:]
+    found = {line.partition("[")[0] for line in listed.stdout.splitlines() if "::" in line}
+    assert found == set(NODES)
+    sources = {path.stem for path in (ROOT / "kernels" / "cuda").glob("*.cu")}
+    assert {Path(name.partition("::")[0]).stem.removeprefix("test_") for name in SELECTION} == (
+        sources
+    )
+
+
+def test_a_bug_is_planted_for_every_tool():
+    assert set(TOOLS) < SOURCES.keys()
+
+
+def program(folder, body):
+    """An executable that is run in the place of compute-sanitizer."""
+    path = folder / "compute-sanitizer"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_program_is_found_by_its_path_its_name_and_its_toolkit(tmp_path):
+    path = str(program(tmp_path, "exit 0"))
+    assert find({VARIABLE: path}) == path
+    assert find({"PATH": str(tmp_path)}) == path
+    (tmp_path / "bin").mkdir()
+    inner = str(program(tmp_path / "bin", "exit 0"))
+    assert find({"PATH": "/nowhere", "CUDA_PATH": str(tmp_path)}) == inner
+    assert find({VARIABLE: OFF, "PATH": str(tmp_path)}) == OFF
+    assert find({VARIABLE: "/nowhere/compute-sanitizer", "PATH": str(tmp_path)}) is None
+
+
+def test_our_python_runs_inside_and_its_end_is_told(tmp_path):
+    """What stands in the place of the program shows its options and runs the rest."""
+    body = 'echo "given $*"; while [ "$1" != "%s" ]; do shift; done; "$@"; echo found; exit 86'
+    path = program(tmp_path, body % sys.executable)
+    code = "import os, tests; print(os.environ['PYTORCH_NO_CUDA_MEMORY_CACHING'])"
+    outcome = run(str(path), "racecheck", ["-c", code])
+    first, inner, last = outcome.output.splitlines()
+    assert "--tool racecheck --error-exitcode 86" in first
+    assert (inner, last) == ("1", "found")
+    assert outcome == Outcome(FOUND_ERRORS, outcome.output)
+    assert "returned 86" in outcome.summary
+
+
+def test_a_run_without_end_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(sanitizer, "LONGEST_S", 0.5)
+    path = program(tmp_path, "echo begun; exec sleep 60")
+    outcome = run(str(path), "memcheck", ["-c", ""])
+    assert outcome.returncode != 0
+    assert "not finished after 0.5 s" in outcome.output
+
+
+def test_a_missing_program_fails_and_says_what_to_do():
+    with pytest.raises(pytest.fail.Exception, match="install the CUDA toolkit, name the program"):
+        require({VARIABLE: "/nowhere/compute-sanitizer"})
+
+
+def test_it_can_be_left_out():
+    with pytest.raises(pytest.skip.Exception, match=f"{VARIABLE} leaves compute-sanitizer out"):
+        require({VARIABLE: OFF})
+
+
+def test_a_program_that_is_there_is_taken():
+    assert require({VARIABLE: sys.executable}) == sys.executable

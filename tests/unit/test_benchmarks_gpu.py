@@ -1,0 +1,329 @@
+"""The GPU benchmark on the CPU: its sums by hand, its runner with processes that fail, hang and
+die, its pages; and single figures at tiny size."""
+
+import json
+import logging
+
+import pytest
+import torch
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import log, predict, report, work
+from benchmarks.gpu.engine_figures import NotBuiltError, _step
+from benchmarks.gpu.kernel_figures import backend, decode_attention
+from benchmarks.gpu.lab import Lab, MeasuringError, Timing, answer, texts
+from benchmarks.gpu.model import random_decoder
+from benchmarks.gpu.runner import Worker, run
+from benchmarks.gpu.scale import FULL, TINY
+from benchmarks.gpu.targets import BY_NAME, FIGURES, TARGETS, Target
+from benchmarks.gpu.worker import measured
+from nightjar.kernels import cuda_ops
+from tests import measuring
+from tests.cuda_host import require_tools
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def lab():
+    return Lab("cpu", TINY)
+
+
+def test_the_floor_of_the_issue_is_met():
+    """1.3B GPT in FP16 on 4.3 TB/s: 0.63, 0.80, 2.11 and 6.60 ms at context 512."""
+    config = FULL.config()
+    floors = [work.decode_floor_bytes(config, b, 512, 2) / 4.3e12 * 1e3 for b in FULL.batches]
+    assert [round(floor, 2) for floor in floors] == [0.63, 0.8, 2.11, 6.6]
+    assert work.kv_bytes(config, 1024, 2) == pytest.approx(201e6, rel=0.01)
+
+
+def test_operations_of_a_small_model_by_hand():
+    """One layer of width 128: 12 * 128^2 weights."""
+    config = TINY.config()
+    weights, head = 12 * 128**2, 128 * 256
+    assert work.layer_parameters(config) == weights
+    after = 9 * 128**2
+    wanted = 2 * 5 * (weights - after) + 2 * (after + head) + 4 * 128 * (1 + 2 + 3 + 4 + 5)
+    assert work.prefill_operations(config, [5]) == wanted
+    # A query of 3 and documents of 2 and 1 tokens: one row is added, behind 4 positions.
+    pairs = (1 + 2 + 3) + 4
+    wanted = 2 * 4 * weights + 4 * 128 * pairs + 2 * 3 * head
+    assert work.branch_operations(config, 3, [2, 1]) == wanted
+
+
+def test_the_kernels_of_a_step_read_the_floor_and_little_more():
+    for batch in FULL.batches:
+        config = FULL.config()
+        moved = sum(one.bytes for one in work.decode_step(config, batch, 512, 2))
+        floor = work.decode_floor_bytes(config, batch, 512, 2)
+        assert floor < moved < 1.1 * floor
+
+
+def test_predictions_are_of_known_points_and_below_their_limits():
+    found = predict.predictions()
+    assert found.keys() <= TARGETS.keys()
+    shares = [found[f"decode_share_{batch}"] for batch in FULL.batches]
+    assert shares == sorted(shares)
+    assert 0.5 < shares[0] < shares[-1] < 1
+    assert found["ranking_sharing"] == pytest.approx(10.7, abs=0.2)
+    assert "over_static_cache" not in found
+
+
+def test_every_line_of_the_issues_table_is_there():
+    wanted = {
+        "decode_share_1": (0.55, 0.75),
+        "decode_share_8": (0.60, 0.75),
+        "decode_share_64": (0.70, 0.85),
+        "decode_share_256": (0.70, 0.85),
+        "attention_share": (0.80, 0.92),
+        "prefill_tflop_s": (400, 550),
+        "ranking_sharing": (6, 9),
+        "mixed_over_singles": (5, 7),
+        "mixed_over_even": (1.1, 1.03),
+        "step_1_to_8": (1.35, 1.26),
+        "half_over_single": (3, 4),
+        "over_static_cache": (3, 6),
+        "over_continuous_batching": (3, 6),
+        "kv_hit": (-0.30, -0.50),
+        "kv_miss": (0.02, 0.005),
+        "launch_overhead": (0.10, 0.03),
+    }
+    asked = {p: (t.least, t.aim) for p, t in TARGETS.items() if t.least is not None}
+    assert asked == wanted
+    assert len(BY_NAME) == len(FIGURES)
+
+
+def test_how_a_value_stands():
+    more, less = Target("a", "a", 3, 6), Target("b", "b", 1.1, 1.03, lower=True)
+    assert [more.met(v) for v in (2.9, 3, 6)] == ["below", "least", "aim"]
+    assert [less.met(v) for v in (1.2, 1.1, 1.0)] == ["below", "least", "aim"]
+    assert Target("c", "c").met(5) == ""
+
+
+def test_a_timing():
+    timing = Timing((4.0, 1.0, 2.0))
+    assert (timing.median, timing.spread) == (2.0, 1.5)
+
+
+def test_figures_go_on_after_one_fails_hangs_or_dies():
+    worker, written = Worker("cpu", "tiny", measuring.answers), []
+    names = [
+        ("first", 20),
+        ("fails", 20),
+        ("second", 20),
+        ("hangs", 0.5),
+        ("dies", 20),
+        ("last", 20),
+    ]
+    machine, results = run(worker, names, 600, lambda _, r: written.append(list(r)))
+    assert machine["name"] == "cpu tiny"
+    status = {name: one["status"] for name, one in results.items()}
+    assert status == {
+        "first": "measured",
+        "fails": "failed",
+        "second": "measured",
+        "hangs": "failed",
+        "dies": "failed",
+        "last": "measured",
+    }
+    assert "not finished after 0" in results["hangs"]["reason"]
+    assert "exit 9" in results["dies"]["reason"]
+    processes = [results[name]["process"] for name in ("first", "fails", "second", "last")]
+    assert processes[0] == processes[1]
+    assert len(set(processes)) == 3
+    assert written[-1] == [name for name, _ in names]
+    assert len(written) == len(names)
+
+
+def test_time_that_is_over_ends_no_run():
+    worker = Worker("cpu", "tiny", measuring.answers)
+    _, results = run(worker, [("first", 20), ("second", 20)], -1, lambda *_: None)
+    assert [one["status"] for one in results.values()] == ["no time left"] * 2
+
+
+def test_a_process_that_does_not_start_says_why():
+    worker = Worker("cpu", "tiny", measuring.does_not_start)
+    _, results = run(worker, [("first", 20), ("second", 20)], 60, lambda *_: None)
+    assert [one["reason"] for one in results.values()] == ["no cpu"] * 2
+
+
+def test_a_trial_never_lands_in_the_results(capsys):
+    for given in (["--device", "cpu"], ["--scale", "tiny"], ["--device", "cpu", "--out", "x/.."]):
+        out = [] if "--out" in given else ["--out", str(command.RESULTS / "below")]
+        if "--out" in given:
+            given[-1] = str(command.RESULTS / "x" / "..")
+        with pytest.raises(SystemExit):
+            command.arguments([*given, *out])
+    assert "a trial is not written to the results" in capsys.readouterr().err
+    assert command.arguments([]).out == command.RESULTS
+    with pytest.raises(SystemExit):
+        command.arguments(["--only", "speed"])
+
+
+def test_no_result_is_written_over(tmp_path):
+    assert command.free_stem(tmp_path, "2026-11-21").name == "2026-11-21"
+    (tmp_path / "2026-11-21.json").touch()
+    (tmp_path / "2026-11-21-2.json").touch()
+    assert command.free_stem(tmp_path, "2026-11-21").name == "2026-11-21-3"
+
+
+@pytest.fixture
+def result():
+    timing = Timing((0.1, 0.12, 0.11)).figures()
+    figures = {
+        "prefill": {"status": "measured", "points": {"prefill_tflop_s": 512.0}, "details": timing},
+        "ranking": {"status": "failed", "reason": "OutOfMemoryError: 9 GiB"},
+        "step_growth": {"status": "measured", "points": {"step_1_to_8": 1.4}, "details": {}},
+    }
+    machine = {"name": "made up", "versions": {"torch": "2", "cupy-cuda13x": None}}
+    about = {"date": "2026-11-21", "command": "c", "version": "abc", "took_s": 100.0}
+    return about | {"trial": False, "machine": machine, "figures": figures}
+
+
+def test_the_page_has_figures_and_failures(result):
+    page = report.table(result)
+    asked = "| prefill, 8k tokens in flight | 400 TFLOP/s | 550 TFLOP/s |"
+    for line in (
+        f"{asked} 512 TFLOP/s | least | 18.2% |",
+        "| ranking, against no sharing | 6x | 9x | failed |  |  |",
+        "| step of 8 over step of 1 | <= 1.35x | <= 1.26x | 1.4x | below |  |",
+        "OutOfMemoryError: 9 GiB",
+        "made up,  torch 2.",
+    ):
+        assert line in page.splitlines()
+    assert report.TRIAL not in page
+    trial = report.table(result | {"trial": True})
+    assert report.TRIAL in trial
+    assert "| 512 TFLOP/s |  | 18.2% |" in trial
+
+
+def test_the_log_keeps_what_was_predicted_and_takes_what_was_measured(result):
+    first = log.begin("", log.section("first", "abc", "2026-11-21", {"prefill_tflop_s": 790.0}))
+    row = "| prefill, 8k tokens in flight | 400 TFLOP/s | 550 TFLOP/s | 790 TFLOP/s |"
+    assert f"{row}  |\n" in first
+    filled = log.end(first, result, "2026-11-21.md")
+    assert f"{row} 512 TFLOP/s |\n" in filled
+    assert "Measured on made up at abc: [2026-11-21.md](2026-11-21.md)." in filled
+    assert "| ranking, against no sharing | 6x | 9x |  |  |\n" in filled
+    both = log.begin(filled, log.section("second", "def", "2026-11-22", {}))
+    assert both.index("## second") < both.index("## first")
+    assert both.count("512 TFLOP/s") == 1
+    with pytest.raises(ValueError, match="begin another"):
+        log.end(filled, result, "x.md")
+    with pytest.raises(ValueError, match="no outcomes"):
+        log.end(first, result | {"trial": True}, "x.md")
+    with pytest.raises(ValueError, match="does not begin"):
+        log.begin("words", "")
+
+
+def test_the_committed_log_has_no_outcome_without_its_run():
+    """Of every section that is measured the run lies beside the log, and of others all is empty."""
+    text = log.LOG.read_text(encoding="utf-8")
+    for part in text.split("\n## ")[1:]:
+        if log.NOT_RUN in part:
+            rows = [line for line in part.splitlines() if line.startswith("| ")][1:]
+            assert rows
+            assert all(line.endswith("|  |") for line in rows)
+        else:
+            page = part.partition("](")[2].partition(")")[0]
+            run_of_it = json.loads((log.RESULTS / page).with_suffix(".json").read_text())
+            assert not run_of_it["trial"]
+
+
+def test_the_random_model_answers(lab):
+    """In the engine, with as many tokens as were asked for, the same at every call."""
+    model = random_decoder(TINY.config(), torch.float32, "cpu")
+    again = random_decoder(TINY.config(), torch.float32, "cpu")
+    assert torch.equal(model.weights.tokens, again.weights.tokens)
+    engine = lab.engine(torch.float32, 2, 12)
+    answer(engine, texts(lab.prompts([4, 8]), 4))
+    with pytest.raises(MeasuringError, match="a request failed"):
+        answer(engine, texts([[TINY.vocab_size + 5]], 4))
+
+
+def test_steps_that_noise_hides_are_no_figure(lab, monkeypatch):
+    monkeypatch.setattr(Lab, "wall_s", lambda self, run: 1.0)
+    with pytest.raises(MeasuringError, match="lost in noise"):
+        _step(lab.engine(torch.float32, 1, 96), lab, lab.prompts([8]))
+
+
+def test_what_is_shared_is_measured_once(lab):
+    made = []
+    for _ in range(2):
+        assert lab.kept("key", lambda: made.append(1) or 7) == 7
+    assert made == [1]
+    assert lab.batch(256) == max(TINY.batches)
+
+
+def test_an_error_and_what_is_not_built_are_told(lab, monkeypatch):
+    def broken(lab):
+        raise ZeroDivisionError("by nothing")
+
+    def missing(lab):
+        raise NotBuiltError("no tier")
+
+    for name, measure in (("ranking", broken), ("prefill", missing)):
+        monkeypatch.setitem(BY_NAME, name, type(BY_NAME[name])(name, 1, measure, ()))
+    failed, not_built = measured(lab, "ranking"), measured(lab, "prefill")
+    assert failed["status"] == "failed"
+    assert "ZeroDivisionError: by nothing" in failed["reason"]
+    assert (not_built["status"], not_built["reason"]) == ("not built", "no tier")
+
+
+def test_what_the_engine_complains_of_stands_beside_its_figure(lab, monkeypatch, result):
+    """It goes on without graphs where they fail: a figure of that is not what it says."""
+
+    def slower(lab):
+        logging.getLogger("nightjar.gpu_worker.engine.loop").warning("going on %s", "slowly")
+        return {"points": {}}
+
+    monkeypatch.setitem(BY_NAME, "prefill", type(BY_NAME["prefill"])("prefill", 1, slower, ()))
+    found = measured(lab, "prefill")
+    assert found["said"] == ["going on slowly"]
+    assert "said" not in measured(lab, "kv_cache")
+    page = report.table(result | {"figures": {"prefill": found}})
+    assert "prefill, the engine: going on slowly" in page
+
+
+def test_decode_attention_computes_what_is_timed(lab, monkeypatch):
+    """The figure's call, run on the CUDA host: right shapes, and no length 0."""
+    require_tools()
+    seen = []
+    compute = cuda_ops.decode_attention
+
+    def watched(q, keys, values, tables, lengths, scale):
+        seen.append((q.shape[0], int(lengths[0]), keys.shape[1]))
+        return compute(q, keys, values, tables, lengths, scale)
+
+    monkeypatch.setattr(cuda_ops, "decode_attention", watched)
+    with backend(lab):
+        found = decode_attention(lab)
+    assert set(seen) == {(batch, context, TINY.heads) for batch, context in TINY.attention}
+    assert found["points"]["attention_share"] == min(
+        one["share"] for one in found["details"].values()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_whole_command_at_tiny_size(tmp_path):
+    """Every figure is measured but those that are not built; transformers' part among them."""
+    given = ["--device", "cpu", "--scale", "tiny", "--out", str(tmp_path), "--limit-s", "1500"]
+    assert command.main(given) == 0
+    (path,) = tmp_path.glob("*.json")
+    found = json.loads(path.read_text())
+    assert found["trial"]
+    status = {name: one["status"] for name, one in found["figures"].items()}
+    assert status == dict.fromkeys(BY_NAME, "measured") | {"kv_cache": "not built"}
+    assert report.TRIAL in path.with_suffix(".md").read_text()
+
+
+def test_some_figures_of_the_command_at_tiny_size(tmp_path):
+    names = "machine,decode_1,prefill,ranking"
+    given = ["--device", "cpu", "--scale", "tiny", "--out", str(tmp_path), "--only", names]
+    assert command.main(given) == 0
+    (path,) = tmp_path.glob("*.json")
+    found = json.loads(path.read_text())
+    assert list(found["figures"]) == names.split(",")
+    assert all(one["status"] == "measured" for one in found["figures"].values())
+    assert found["figures"]["prefill"]["points"]["prefill_tflop_s"] > 0
