@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 
 import torch
@@ -25,7 +26,14 @@ from nightjar.gpu_worker.models import Decoder, KVTensors
 
 logger = logging.getLogger(__name__)
 
-PRECISIONS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16"}
+RESCUE_CACHE_BYTES = 4 << 30
+
+PRECISIONS = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+}
 
 
 class Engine:
@@ -56,7 +64,7 @@ class Engine:
         self._cache = KVTensors.allocate(
             model_config, self._pool.total, config.block_size, model.cache_dtype, model.device
         )
-        self._vectors = PromptVectorStore(model_config.hidden_size, model.dtype)
+        self._vectors = PromptVectorStore(model_config.hidden_size, model.dtype, model.device)
         self._admission = Admission(model_config, config, self._pool, self._vectors)
         self._scheduler = Scheduler(config, self._pool)
         self._progress = Progress(self._scheduler, token_bytes)
@@ -67,7 +75,7 @@ class Engine:
         self._arrivals = count()
         self._rescue: Rescue | None = None
         if more_precise is not None:
-            self._rescue = Rescue(lambda: Engine(more_precise(), token_bytes, config))
+            self._rescue = Rescue(lambda: Engine(more_precise(), token_bytes, _of_rescue(config)))
         self.precision = PRECISIONS[model.dtype]
 
     def register_prompt_vectors(self, key: str, vectors: Tensor) -> None:
@@ -224,6 +232,12 @@ class Engine:
         """Free what a request holds."""
         self._scheduler.remove(job)
         del self._live[job.request_id]
+
+
+def _of_rescue(config: EngineConfig) -> EngineConfig:
+    """The settings of the second engine: few requests come to it, and a cache of a GPU's size is
+    more than the host has."""
+    return replace(config, kv_cache_bytes=min(config.kv_cache_bytes, RESCUE_CACHE_BYTES))
 
 
 def _cache_blocks(model: Decoder, config: EngineConfig) -> int:

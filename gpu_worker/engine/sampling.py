@@ -73,16 +73,21 @@ def _draw(logits: Tensor, sequences: Sequence[GenerateSequence]) -> Tensor:
     """Sampled rows: each draw depends on the request's seed, the sample and the step alone."""
     params = [seq.sampling for seq in sequences]
     seeds = np.array([p.seed & _MASK_64 for p in params], dtype=np.uint64).view(np.int64)
-    samples = torch.tensor([seq.sample for seq in sequences])
-    steps = torch.tensor([len(seq.generated) for seq in sequences])
-    return kernels.sample(
-        logits,
+    counters = (
+        torch.from_numpy(seeds),
+        torch.tensor([seq.sample for seq in sequences]),
+        torch.tensor([len(seq.generated) for seq in sequences]),
+    )
+    seeds_, samples, steps = (x.to(logits.device) for x in counters)
+    filters = (
         torch.tensor([p.temperature for p in params], dtype=torch.float32),
         torch.tensor([min(p.top_k, logits.shape[1]) for p in params]),
         torch.tensor([p.top_p for p in params], dtype=torch.float32),
         torch.tensor([p.min_p for p in params], dtype=torch.float32),
-        kernels.uniform(torch.from_numpy(seeds), samples, steps),
     )
+    temperature, top_k, top_p, min_p = (x.to(logits.device) for x in filters)
+    draws = kernels.uniform(seeds_, samples, steps)
+    return kernels.sample(logits, temperature, top_k, top_p, min_p, draws)
 
 
 def _logprobs(log_probs: Tensor, tokens: Tensor, counts: list[int]) -> list[TokenLogprobs]:
