@@ -33,7 +33,7 @@ def in_windows(model, texts, requests, **config):
 def mixed_requests():
     """Greedy and drawn, short and long, with and without penalties, several samples."""
     return [
-        generate(1, prompt(3, 1), max_tokens=9),
+        generate(1, prompt(27, 1), max_tokens=9),  # into a cache block of a later window
         generate(2, prompt(34, 2), max_tokens=5, temperature=0.9, seed=4, top_k=30),
         generate(3, prompt(9, 3), max_tokens=7, temperature=1.1, seed=-5, top_p=0.9, min_p=0.01),
         generate(4, prompt(30, 4), max_tokens=8, repetition_penalty=1.4, frequency_penalty=0.3),
@@ -55,15 +55,17 @@ def test_texts_end_where_the_cpu_ends_them(on_device, by_cpu, texts):
     texts that end at different steps of a window."""
     free = by_cpu([generate(1, prompt(12, 7), max_tokens=14)])[1]
     pieces = [texts[token] for token in free.token_ids]
-    assert all(pieces[1:9])
+    assert all(pieces[:9])
     inside = pieces[3][:1]
     across = pieces[5][-1:] + pieces[6][:1]
+    begun = pieces[0][-1:] + pieces[1][:1]  # before the text comes to the device
     requests = [
         generate(1, prompt(12, 7), max_tokens=14, stop=(inside,)),
         generate(2, prompt(12, 7), max_tokens=14, stop=(across, b"\xff\xff")),
         generate(3, prompt(12, 7), max_tokens=14, stop_token_ids=(free.token_ids[4],)),
         generate(4, prompt(12, 7), max_tokens=14, stop=(inside,), min_tokens=2),
         generate(5, prompt(12, 7), max_tokens=14),
+        generate(6, prompt(12, 7), max_tokens=14, stop=(begun,)),
     ]
     wanted = by_cpu(requests)
     assert {r.finish_reason for r in wanted.values()} == {"stop", "length"}
