@@ -11,6 +11,7 @@ import logging
 import signal
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,10 +27,12 @@ from nightjar.gpu_worker.engine import (
     EngineConfig,
     Result,
 )
+from nightjar.gpu_worker.engine.gpu_memory import GPU_MEMORY_SHARE, cache_budget
 from nightjar.gpu_worker.fake_engine import FakeEngine
 from nightjar.gpu_worker.models import load_model
 from nightjar.gpu_worker.models.precision import MORE_PRECISE, PRECISIONS, fastest_dtype
 from nightjar.gpu_worker.translation import Translator
+from nightjar.kernels.cuda.device import DeviceError, use_device
 from nightjar.kernels.native.build import NativeBuildError, library
 
 logger = logging.getLogger(__name__)
@@ -38,17 +41,40 @@ logger = logging.getLogger(__name__)
 _LIFE_SIGN_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
+GPU_RUNNING = 256
+"""Texts that decode together: a step reads the weights once for all of them."""
 
-def build_engine(directory: ModelDirectory, tokenizer: Tokenizer, dtype: str) -> Engine:
+GPU_STEP_TOKENS = 8192
+"""Rows of a step: enough for the products of a prompt to be bound by arithmetic."""
+
+
+def build_engine(
+    directory: ModelDirectory,
+    tokenizer: Tokenizer,
+    dtype: str,
+    device: str = "cpu",
+    gpu_memory_share: float = GPU_MEMORY_SHARE,
+) -> Engine:
     """Load the model and build its engine.
 
+    A higher precision is computed in on the CPU: the GPU's memory is spoken for.
+
     Raises:
-        CheckpointError: The weights do not fit the configuration.
+        CheckpointError: The weights do not fit the configuration, or the GPU has no kernels for
+            them.
+        ValueError: The device does not compute in that dtype.
     """
     prompt_id = tokenizer.token_id(PROMPT_TOKEN)
     banned = () if prompt_id is None else (prompt_id,)
-    model = load_model(directory, dtype)
+    model = load_model(directory, dtype, device)
     config = EngineConfig(banned_token_ids=banned)
+    if device != "cpu":
+        config = replace(
+            config,
+            max_running=GPU_RUNNING,
+            max_step_tokens=GPU_STEP_TOKENS,
+            kv_cache_bytes=cache_budget(device, gpu_memory_share),
+        )
     higher = MORE_PRECISE.get(dtype)
     more_precise = None if higher is None else partial(load_model, directory, higher)
     return Engine(model, tokenizer.token_bytes, config, more_precise)
@@ -130,6 +156,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--dtype", choices=("auto", *PRECISIONS), default="auto")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:<number>")
+    parser.add_argument("--gpu-memory-share", type=float, default=GPU_MEMORY_SHARE)
     parser.add_argument("--engine", choices=("model", "fake"), default="model")
     parser.add_argument("--fake-step-s", type=float, default=0.0, help="seconds of a fake step")
     parser.add_argument("--pipe", type=int, required=True, help="file descriptor of the pipe")
@@ -149,7 +177,7 @@ def main() -> int:
         directory = ModelDirectory.open(args.model)
         tokenizer = directory.tokenizer()
         engine, dtype = _choose_engine(args, directory, tokenizer)
-    except (CheckpointError, NativeBuildError) as error:
+    except (CheckpointError, DeviceError, NativeBuildError, ValueError) as error:
         pipe.send_bytes(messages.encode([messages.LoadFailed(message=str(error))]))
         return 1
     load_s = time.monotonic() - started
@@ -175,8 +203,13 @@ def _choose_engine(
     if args.engine == "fake":
         logger.warning("fake engine: answers are made up, no model is loaded")
         return FakeEngine(tokenizer.token_bytes, step_s=args.fake_step_s), "fake"
-    dtype = fastest_dtype() if args.dtype == "auto" else args.dtype
-    return build_engine(directory, tokenizer, dtype), dtype
+    device = use_device(args.device)
+    dtype = args.dtype
+    if dtype == "auto":
+        # Both 16-bit formats are as fast on a GPU; bf16 has the range of FP32.
+        dtype = fastest_dtype() if device == "cpu" else "bf16"
+    engine = build_engine(directory, tokenizer, dtype, device, args.gpu_memory_share)
+    return engine, dtype
 
 
 if __name__ == "__main__":

@@ -52,6 +52,8 @@ class ComputeConfig:
 
     model: Path
     dtype: str = "auto"
+    device: str = "cpu"
+    gpu_memory_share: float = 0.85
     threads: int | None = None
     stalled_after_s: float = 600.0
     load_timeout_s: float = 1800.0
@@ -62,6 +64,7 @@ class ComputeConfig:
         """The command line of a process that speaks over file descriptor `pipe`."""
         command = [sys.executable, "-m", "nightjar.gpu_worker.compute", f"--model={self.model}"]
         command += [f"--dtype={self.dtype}", f"--pipe={pipe}", f"--engine={self.engine}"]
+        command += [f"--device={self.device}", f"--gpu-memory-share={self.gpu_memory_share}"]
         command.append(f"--fake-step-s={self.fake_step_s}")
         return command if self.threads is None else [*command, f"--threads={self.threads}"]
 

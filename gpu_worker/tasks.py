@@ -50,6 +50,8 @@ class _Parts:
         config = ComputeConfig(
             model=model.path,
             dtype=settings.dtype,
+            device=settings.device,
+            gpu_memory_share=settings.gpu_memory_share,
             threads=settings.compute_threads,
             stalled_after_s=settings.compute_stalled_after_s,
             engine=settings.engine,

@@ -3,10 +3,40 @@
 The cache may be narrower than the rows: an FP16 cache beside FP32 rows, say.
 """
 
+import torch
 from torch import Tensor
 
-from nightjar.kernels import native, reference
-from nightjar.kernels.layout import BranchLayout, ChunkLayout, PagedLayout
+from nightjar.kernels import cuda_ops, native, reference
+from nightjar.kernels.cuda.launch import serves
+from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
+from nightjar.kernels.layout import BranchLayout, ChunkLayout, PagedLayout, PagedTensors
+from nightjar.kernels.norm import rms_norm
+
+
+def qkv_post(
+    qkv: Tensor,
+    query_heads: int,
+    norms: HeadNorms | None = None,
+    rotation: Rotation | None = None,
+    cache: CacheWrite | None = None,
+) -> None:
+    """Normalise and turn queries and keys, in place, and write keys and values into the cache.
+
+    qkv: [T, Hq + 2 Hkv, D], packed as query, key, value heads.  On a GPU one launch.
+    """
+    if serves(qkv):
+        cuda_ops.qkv_post(qkv, query_heads, None, norms, rotation, cache)
+        return
+    kv_heads = (qkv.shape[1] - query_heads) // 2
+    q, k, v = torch.split(qkv, [query_heads, kv_heads, kv_heads], dim=1)
+    if norms is not None:
+        for part, weight in ((q, norms.query), (k, norms.key)):
+            part.copy_(rms_norm(part, None, weight, norms.epsilon, qkv.dtype))
+    if rotation is not None:
+        reference.rotary.rotary(qkv[:, : query_heads + kv_heads], *rotation.angles)
+    if cache is not None:
+        rows = cache.blocks.shape[0]
+        kv_write(cache.keys, cache.values, k[:rows], v[:rows], cache.blocks, cache.offsets)
 
 
 def prefill_attention(
@@ -17,18 +47,25 @@ def prefill_attention(
     q: [T, H, D]; keys, values: [blocks, Hkv, S, D], one layer of the cache, which holds the rows'
     own keys and values already; scale multiplies the scores.  Returns [T, H, D] in q's dtype.
     """
+    if serves(q):
+        return cuda_ops.prefill_attention(q, keys, values, layout, scale)
     if native.attention.serves(q, keys):
         return native.attention.prefill_attention(q, keys, values, layout, scale)
     return reference.prefill.prefill_attention(q, keys, values, layout, scale)
 
 
 def decode_attention(
-    q: Tensor, keys: Tensor, values: Tensor, layout: PagedLayout, scale: float
+    q: Tensor, keys: Tensor, values: Tensor, layout: PagedLayout | PagedTensors, scale: float
 ) -> Tensor:
     """One decode step's attention; the lengths in the layout are the mask.
 
     q: [B, H, D]; keys, values: [blocks, Hkv, S, D].  Returns [B, H, D] in q's dtype.
     """
+    if serves(q):
+        found = layout.on(q.device)
+        return cuda_ops.decode_attention(q, keys, values, found.tables, found.lengths, scale)
+    if isinstance(layout, PagedTensors):
+        raise TypeError("a layout on the device serves the CUDA kernels only: give a PagedLayout")
     if native.attention.serves(q, keys):
         return native.attention.decode_attention(q, keys, values, layout, scale)
     return reference.decode.decode_attention(q, keys, values, layout, scale)
@@ -49,9 +86,22 @@ def branch_attention(
     cache that holds the prefixes' keys and values (computed once, read by every document).
     Returns [T, H, D] in q's dtype.
     """
+    if serves(q):
+        return cuda_ops.branch_attention(q, k, v, keys, values, layout, scale)
     if native.attention.serves(q, keys):
         return native.attention.branch_attention(q, k, v, keys, values, layout, scale)
     return reference.branch.branch_attention(q, k, v, keys, values, layout, scale)
+
+
+def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Tensor:
+    """Attention over the union of two key sets, from the results over each.
+
+    out_a, out_b: [T, H, D], softmax-weighted values over each set; lse_a, lse_b: float32[T, H],
+    the log-sum-exp of each set's scores.  Returns [T, H, D] in out_a's dtype.
+    """
+    if serves(out_a):
+        return cuda_ops.merge_attention(out_a, lse_a, out_b, lse_b)
+    return reference.merge.merge_attention(out_a, lse_a, out_b, lse_b)
 
 
 def kv_write(

@@ -1,7 +1,9 @@
-"""The op list in CUDA: what `kernels.ops` will call where tensors are on a GPU.
+"""The GPU's side of the op list: what the modules of `kernels.ops` call where tensors are on a GPU.
 
-Names that are also in `kernels.ops` take the same arguments and mean the same; the others exist
-only here, because on a GPU several ops are one launch or a step's state never leaves the device.
+`launch.serves` says where that is.  Names mean what they mean in `kernels.ops`; what differs in
+arguments (attention takes block tables on the device, `token_nll` takes scores) is brought together
+by the module that chooses.  Those of a step's end are on the list as they are here: a step's state
+never leaves the device, and no other backend has them.
 """
 
 from nightjar.kernels.cuda.activation import activation
@@ -13,7 +15,8 @@ from nightjar.kernels.cuda.merge import merge_attention
 from nightjar.kernels.cuda.norm import layer_norm, rms_norm
 from nightjar.kernels.cuda.penalties import penalize
 from nightjar.kernels.cuda.philox import uniform
-from nightjar.kernels.cuda.qkv_post import CacheWrite, HeadNorms, Rotation, qkv_post
+from nightjar.kernels.cuda.prompt_attention import branch_attention, prefill_attention
+from nightjar.kernels.cuda.qkv_post import qkv_post
 from nightjar.kernels.cuda.sample import sample
 from nightjar.kernels.cuda.step_update import (
     Column,
@@ -24,6 +27,7 @@ from nightjar.kernels.cuda.step_update import (
     step_update,
 )
 from nightjar.kernels.cuda.token_nll import token_nll
+from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
 
 __all__ = [
     "CacheWrite",
@@ -36,6 +40,7 @@ __all__ = [
     "TokenTexts",
     "activation",
     "argmax",
+    "branch_attention",
     "decode_attention",
     "embed",
     "kv_pack",
@@ -43,6 +48,7 @@ __all__ = [
     "layer_norm",
     "merge_attention",
     "penalize",
+    "prefill_attention",
     "qkv_post",
     "rms_norm",
     "sample",

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
 from typing import Any, Self, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 Plan = TypeVar("Plan")
 
@@ -118,6 +121,44 @@ class PagedLayout(Layout):
         """Layout of sequences of these lengths."""
         length = np.array(lengths, dtype=np.int64)
         return PagedLayout(Tables.build(block_tables), length, block_size)
+
+    def on(self, device: torch.device) -> PagedTensors:
+        """The same for kernels that read it on the device."""
+        return self.plan(_paged_on(device))
+
+
+@dataclass(frozen=True, slots=True)
+class PagedTensors:
+    """A PagedLayout on the device: tables int32[B, W], the blocks of each sequence, as many as its
+    length needs; lengths int32[B], 0 for a place without a sequence."""
+
+    tables: Tensor
+    lengths: Tensor
+
+    def on(self, device: torch.device) -> PagedTensors:
+        """Itself, where it is on that device.
+
+        Raises:
+            ValueError: It is on another.
+        """
+        if self.lengths.device != device:
+            raise ValueError(f"the layout is on {self.lengths.device}, the rows on {device}")
+        return self
+
+
+@cache
+def _paged_on(device: torch.device) -> Callable[[PagedLayout], PagedTensors]:
+    """What brings a layout there: one function for each device, as Layout.plan needs it."""
+
+    def derive(layout: PagedLayout) -> PagedTensors:
+        counts = -(-layout.lengths // layout.block_size)
+        tables = np.zeros((counts.size, int(counts.max())), dtype=np.int32)
+        for row, count in enumerate(counts.tolist()):
+            tables[row, :count] = layout.tables.table(row, count)
+        lengths = layout.lengths.astype(np.int32)
+        return PagedTensors(*(torch.from_numpy(x).to(device) for x in (tables, lengths)))
+
+    return derive
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from torch import Tensor, dtype
+from torch.nn import functional as F
 
-from nightjar.kernels import native
+from nightjar.kernels import cuda_ops, native, reference
+from nightjar.kernels.cuda.launch import serves
 from nightjar.kernels.native.int8_linear import PanelWeight
 from nightjar.kernels.norm import Norm, normalize
 from nightjar.kernels.reference.int8_linear import Int8Weight, int8_linear, pack_int8
@@ -41,7 +43,9 @@ def pack_linear(
         ValueError: int8 is asked for where there is none.
     """
     if precision == "float":
-        return pack_float(weight, bias)
+        return pack_float(weight, bias, blocked=not serves(weight))
+    if serves(weight):
+        raise ValueError("int8: there are no CUDA kernels for products in bytes; use bf16 or fp16")
     if weight.device.type == "cpu" and native.int8_linear.serves():
         return native.int8_linear.pack(weight, bias)
     return pack_int8(weight, bias)
@@ -58,6 +62,8 @@ def gated_linear(x: Tensor, weight: GatedWeight, activation: str) -> Tensor:
     """activation(x @ gate) * (x @ up) (GLU variants, arXiv 2002.05202): [T, in] -> [T, out]."""
     if weight.gate is None:
         return linear(x, weight.up, activation)
+    if serves(x):
+        return cuda_ops.activation(linear(x, weight.gate), activation, up=linear(x, weight.up))
     return linear(x, weight.gate, activation).mul_(linear(x, weight.up))
 
 
@@ -70,7 +76,17 @@ def linear(x: Tensor, weight: LinearWeight, activation: str | None = None) -> Te
         return native.int8_linear.int8_linear(x, weight, activation)
     if isinstance(weight, Int8Weight):
         return int8_linear(x, weight, activation)
+    if serves(x):
+        y = F.linear(x, weight.data, weight.bias)
+        return y if activation is None else cuda_ops.activation(y, activation)
     return float_linear(x, weight, activation)
+
+
+def activation(x: Tensor, kind: str) -> Tensor:
+    """gelu_tanh, gelu, relu or silu of every element: [T, I] in x's dtype, computed in FP32."""
+    if serves(x):
+        return cuda_ops.activation(x, kind)
+    return reference.activation.activation(x, kind)
 
 
 def normed_linear(

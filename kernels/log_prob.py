@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from nightjar.kernels import native, reference
+from nightjar.kernels import cuda_ops, native, reference
+from nightjar.kernels.cuda.launch import serves
 from nightjar.kernels.linear import LinearWeight, linear
 
 CHUNK_BYTES = 8 << 20
@@ -24,9 +25,15 @@ def token_nll(hidden: Tensor, head: LinearWeight, rows: Tensor, targets: Tensor)
         end = int(torch.searchsorted(rows, start + step))
         if end > begin:
             logits = linear(hidden[start : start + step], head)
-            backend = native if native.log_prob.serves(logits) else reference
-            nll[begin:end] = backend.log_prob.target_nll(
-                logits, rows[begin:end] - start, targets[begin:end]
-            )
+            nll[begin:end] = _target_nll(logits, rows[begin:end] - start, targets[begin:end])
         begin = end
     return nll
+
+
+def _target_nll(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
+    """Of one chunk of scores [N, V], by whichever backend serves it: float[M]."""
+    if serves(logits):
+        return cuda_ops.token_nll(logits, rows, targets)
+    if native.log_prob.serves(logits):
+        return native.log_prob.target_nll(logits, rows, targets)
+    return reference.log_prob.target_nll(logits, rows, targets)

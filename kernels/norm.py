@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, dtype
 
-from nightjar.kernels import native, reference
+from nightjar.kernels import cuda_ops, native, reference
+from nightjar.kernels.cuda.launch import serves
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ def layer_norm(
     The stream stays in FP32 whatever the storage dtype, so that rounding does not pile up over
     the layers.
     """
+    if serves(residual):
+        return cuda_ops.layer_norm(residual, delta, weight, bias, epsilon, out_dtype)
     if native.norm.serves(residual, delta, out_dtype):
         return native.norm.layer_norm(residual, delta, weight, bias, epsilon)
     return reference.norm.layer_norm(residual, delta, weight, bias, epsilon, out_dtype)
@@ -51,6 +54,8 @@ def rms_norm(
     residual: [..., H]; delta: [..., H], added to it in place first (residual must be float32
     then), or None; weight: float32[H].  Returns out_dtype[..., H], computed in FP32.
     """
+    if serves(residual):
+        return cuda_ops.rms_norm(residual, delta, weight, epsilon, out_dtype)
     if native.norm.serves(residual, delta, out_dtype):
         return native.norm.rms_norm(residual, delta, weight, epsilon)
     return reference.norm.rms_norm(residual, delta, weight, epsilon, out_dtype)

@@ -1,20 +1,36 @@
 """The op list: every name the models and the engine may call.
 
-Where an op has several backends (`reference/` in torch, `native/` in C++), the module of its name
-here chooses one by the device and dtype of the arguments; nothing outside this folder knows which
-one ran.
+Where an op has several backends (`reference/` in torch, `native/` in C++, `cuda/` on a GPU), the
+module of its name here chooses one by the device and dtype of the arguments; nothing outside this
+folder knows which one ran.  `penalize` and `step_update` end a step whose state never leaves the
+device; they are there where `on_gpu` says so.
 """
 
 from nightjar.kernels.attention import (
     branch_attention,
     decode_attention,
     kv_write,
+    merge_attention,
     prefill_attention,
+    qkv_post,
 )
+from nightjar.kernels.cuda.launch import serves as on_gpu
+from nightjar.kernels.cuda_ops import (
+    Column,
+    Reason,
+    StepState,
+    StopTables,
+    TokenTexts,
+    penalize,
+    step_update,
+)
+from nightjar.kernels.embedding import embed
+from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
 from nightjar.kernels.linear import (
     GatedWeight,
     LinearWeight,
     WeightPrecision,
+    activation,
     feed_forward,
     gated_linear,
     linear,
@@ -24,24 +40,28 @@ from nightjar.kernels.linear import (
 )
 from nightjar.kernels.log_prob import token_nll
 from nightjar.kernels.norm import Norm, layer_norm, normalize, rms_norm
-from nightjar.kernels.reference.activation import activation
-from nightjar.kernels.reference.embedding import embed
 from nightjar.kernels.reference.logits import (
     bias_tokens,
     block_tokens,
     penalize_tokens,
     top_log_probs,
 )
-from nightjar.kernels.reference.merge import merge_attention
-from nightjar.kernels.reference.philox import uniform
 from nightjar.kernels.reference.rotary import rotary
-from nightjar.kernels.reference.sampling import argmax, sample
 from nightjar.kernels.reference.widened import widened
+from nightjar.kernels.sampling import argmax, sample, uniform
 
 __all__ = [
+    "CacheWrite",
+    "Column",
     "GatedWeight",
+    "HeadNorms",
     "LinearWeight",
     "Norm",
+    "Reason",
+    "Rotation",
+    "StepState",
+    "StopTables",
+    "TokenTexts",
     "WeightPrecision",
     "activation",
     "argmax",
@@ -58,13 +78,17 @@ __all__ = [
     "merge_attention",
     "normalize",
     "normed_linear",
+    "on_gpu",
     "pack_gated",
     "pack_linear",
+    "penalize",
     "penalize_tokens",
     "prefill_attention",
+    "qkv_post",
     "rms_norm",
     "rotary",
     "sample",
+    "step_update",
     "token_nll",
     "top_log_probs",
     "uniform",

@@ -94,8 +94,11 @@ def run(  # noqa: PLR0913, PLR0917 - the options of a command
         Path, typer.Option(metavar="OUT.jsonl", help="Successes; failures go to OUT.errors.jsonl.")
     ],
     dtype: Annotated[
-        str, typer.Option(help="auto (the faster of fp32 and bf16), fp32, bf16 or int8.")
+        str, typer.Option(help="auto (the fastest that is safe), fp32, bf16, fp16 or int8.")
     ] = "auto",
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:<number> [NIGHTJAR_DEVICE, else cpu].")
+    ] = None,
     workdir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="State of the run [OUT.jsonl.work].")
     ] = None,
@@ -124,8 +127,10 @@ def run(  # noqa: PLR0913, PLR0917 - the options of a command
     from nightjar.pipeline.embedded.workdir import UsageError
     from nightjar.pipeline.progress import ProgressView, print_summary
 
-    if dtype not in ("auto", "fp64", "fp32", "bf16", "int8"):
-        _fail(f"--dtype {dtype!r}: use auto, fp64, fp32, bf16 or int8", EXIT_USAGE)
+    if dtype not in ("auto", "fp64", "fp32", "bf16", "fp16", "int8"):
+        _fail(f"--dtype {dtype!r}: use auto, fp64, fp32, bf16, fp16 or int8", EXIT_USAGE)
+    if device is not None:
+        os.environ["NIGHTJAR_DEVICE"] = device
     arguments = RunArguments(
         source=source,
         model=model,
@@ -165,10 +170,15 @@ def worker(
         str | None,
         typer.Option(help="model; fake makes answers up without a model, to test what is around."),
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:<number> [NIGHTJAR_DEVICE, else cpu].")
+    ] = None,
 ) -> None:
     """Start a Celery worker; settings come from NIGHTJAR_* variables."""
     if engine is not None:
         os.environ["NIGHTJAR_ENGINE"] = engine
+    if device is not None:
+        os.environ["NIGHTJAR_DEVICE"] = device
     settings = _settings()
     _check_model(settings)
     _become(worker_command(role, settings))

@@ -28,7 +28,13 @@ class Settings(BaseSettings):
     model_name: str | None = Field(
         None, description="name that requests and answers carry; the directory's unless given"
     )
-    dtype: str = Field("auto", pattern="^(auto|fp64|fp32|bf16|int8)$")
+    dtype: str = Field("auto", pattern="^(auto|fp64|fp32|bf16|fp16|int8)$")
+    device: str = Field(
+        "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:<number>"
+    )
+    gpu_memory_share: float = Field(
+        0.85, gt=0, lt=1, description="share of the GPU's memory, left by the model, for its cache"
+    )
     engine: str = Field(
         "model",
         pattern="^(model|fake)$",

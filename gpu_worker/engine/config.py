@@ -13,6 +13,8 @@ class EngineConfig:
     other documents.
     block_size: tokens of one cache block; also the grain in which attention is summed, so two
     engines agree to the last bit only when it is equal.
+    window_steps: decode steps that a GPU takes before the host looks; 1: the host looks every time.
+    cuda_graphs: launch those steps as CUDA graphs.
     kv_cache_bytes: memory for keys and values; never exceeded.
     banned_token_ids: ids that are never sampled.
     eos_token_ids: ids that end a text; None takes the model's own.
@@ -24,6 +26,8 @@ class EngineConfig:
     kv_cache_bytes: int = 1 << 30
     banned_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] | None = None
+    window_steps: int = 8
+    cuda_graphs: bool = True
 
     @property
     def places(self) -> int:

@@ -47,7 +47,8 @@ class Executor:
         self._model = model
         self._cache = cache
         self._vectors = vectors
-        self._banned = torch.tensor(sorted(set(banned_token_ids)), dtype=torch.int64)
+        banned = sorted(set(banned_token_ids))
+        self._banned = torch.tensor(banned, dtype=torch.int64, device=model.device)
         self._block_size = cache.keys.shape[3]
 
     @torch.inference_mode()
@@ -69,10 +70,11 @@ class Executor:
         that something is predicted from now."""
         chunks = list(plan.chunks)
         fed = any(branch.depth > 1 for branch in plan.branches)
-        hidden = torch.empty(0, self._model.config.hidden_size, dtype=self._model.dtype)
+        model = self._model
+        hidden = torch.empty(0, model.config.hidden_size, dtype=model.dtype, device=model.device)
         if chunks or plan.decodes or fed:
             batch = pack(plan, self._vectors.rows, self._block_size)
-            hidden = self._model.forward(batch, self._cache)
+            hidden = model.forward(batch.to(model.device), self._cache)
         rows = Rows(hidden, {}, [], 0, 0)
         place = 0
         for chunk in chunks:
@@ -153,13 +155,11 @@ class Executor:
             return [np.empty(0) for _ in targets]
         order = np.argsort(rows, kind="stable")
         used, compact = np.unique(rows[order], return_inverse=True)
-        found = self._model.token_nll(
-            hidden[torch.from_numpy(used)],
-            torch.from_numpy(compact),
-            torch.from_numpy(wanted[order]),
-        )
+        arrays = (used, compact, wanted[order])
+        read, places, tokens = (torch.from_numpy(array).to(hidden.device) for array in arrays)
+        found = self._model.token_nll(hidden[read], places, tokens)
         nll = np.empty(rows.size, dtype=np.float64)
-        nll[order] = found.numpy()
+        nll[order] = found.cpu().numpy()
         sizes = np.cumsum([int(mask.sum()) for mask in real])
         return np.split(nll, sizes[:-1])
 

@@ -122,12 +122,12 @@ def process_logits(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, li
         if (tokens := processors.blocked(generated))
     }
     if blocked:
-        kernels.block_tokens(logits, *_places(blocked))
+        kernels.block_tokens(logits, *_places(blocked, logits.device))
     biased = {row: processors.bias for row, (processors, _) in rows.items()}
     values = np.concatenate([values for _, values in biased.values()])
     if len(values):
-        places = _places({row: ids for row, (ids, _) in biased.items()})
-        kernels.bias_tokens(logits, *places, torch.from_numpy(values))
+        places = _places({row: ids for row, (ids, _) in biased.items()}, logits.device)
+        kernels.bias_tokens(logits, *places, torch.from_numpy(values).to(logits.device))
     _penalize(logits, rows)
 
 
@@ -143,13 +143,14 @@ def _penalize(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, list[in
         of_places = torch.from_numpy(np.concatenate(penalties).astype(np.float32))
         kernels.penalize_tokens(
             logits,
-            *_places(ids),
-            torch.from_numpy(np.concatenate(counts)),
-            *of_places.unbind(1),
+            *_places(ids, logits.device),
+            torch.from_numpy(np.concatenate(counts)).to(logits.device),
+            *of_places.to(logits.device).unbind(1),
         )
 
 
-def _places(ids: Mapping[int, np.ndarray]) -> tuple[Tensor, Tensor]:
+def _places(ids: Mapping[int, np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
     """The ids of each row as pairs: rows int64[M], ids int64[M]."""
     rows = np.repeat(list(ids), [len(row) for row in ids.values()])
-    return torch.from_numpy(rows), torch.from_numpy(np.concatenate(list(ids.values())))
+    columns = np.concatenate(list(ids.values()))
+    return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 
 import torch
 from torch import Tensor
 
+from nightjar import kernels
 from nightjar.gpu_worker.engine.admission import Admission
 from nightjar.gpu_worker.engine.config import EngineConfig
 from nightjar.gpu_worker.engine.errors import RefusedError
@@ -21,11 +23,19 @@ from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
 from nightjar.gpu_worker.engine.requests import Request, RequestFailed, Result
 from nightjar.gpu_worker.engine.rescue import NOT_FINITE, Rescue
 from nightjar.gpu_worker.engine.scheduler import Scheduler
+from nightjar.gpu_worker.engine.windows import DecodeWindows
 from nightjar.gpu_worker.models import Decoder, KVTensors
 
 logger = logging.getLogger(__name__)
 
-PRECISIONS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16"}
+RESCUE_CACHE_BYTES = 4 << 30
+
+PRECISIONS = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+}
 
 
 class Engine:
@@ -56,18 +66,22 @@ class Engine:
         self._cache = KVTensors.allocate(
             model_config, self._pool.total, config.block_size, model.cache_dtype, model.device
         )
-        self._vectors = PromptVectorStore(model_config.hidden_size, model.dtype)
+        self._vectors = PromptVectorStore(model_config.hidden_size, model.dtype, model.device)
         self._admission = Admission(model_config, config, self._pool, self._vectors)
         self._scheduler = Scheduler(config, self._pool)
         self._progress = Progress(self._scheduler, token_bytes)
         self._executor = Executor(model, self._cache, self._vectors, config.banned_token_ids)
+        self._windows: DecodeWindows | None = None
+        if kernels.on_gpu(self._cache.keys):
+            self._windows = DecodeWindows(model, self._cache, self._pool, token_bytes, config)
+        self._disturbed = False  # since the last plan: a request came or was taken out
         self._inbox: deque[Request] = deque()
         self._cancelled: set[int] = set()
         self._live: dict[int, Job] = {}
         self._arrivals = count()
         self._rescue: Rescue | None = None
         if more_precise is not None:
-            self._rescue = Rescue(lambda: Engine(more_precise(), token_bytes, config))
+            self._rescue = Rescue(lambda: Engine(more_precise(), token_bytes, _of_rescue(config)))
         self.precision = PRECISIONS[model.dtype]
 
     def register_prompt_vectors(self, key: str, vectors: Tensor) -> None:
@@ -97,9 +111,13 @@ class Engine:
     def step(self) -> list[Result]:
         """One round of the loop; returns the requests that ended in it."""
         results = self._receive()
-        plan = self._schedule()
-        if plan:
-            results.extend(self._process(self._forward(plan)))
+        if self._windows is not None and self._windows.in_flight:
+            results.extend(self._land(self._windows))
+        elif plan := self._schedule():
+            if self._windows is not None and self._windows.serves(plan):
+                results.extend(self._launch(self._windows, plan))
+            else:
+                results.extend(self._process(self._forward(plan)))
         if self._rescue is not None and self._rescue.has_work:
             results.extend(self._rescue.step())
         return results
@@ -129,8 +147,33 @@ class Engine:
         self._cancelled.clear()
         return results
 
+    def _launch(self, windows: DecodeWindows, plan: StepPlan) -> list[Result]:
+        """Let the plan's texts run on the device by themselves; if that raises, as everywhere
+        else, from now on."""
+        try:
+            windows.start(plan.decodes, crowded=self._scheduler.has_waiting)
+        except Exception:
+            logger.exception("windows of steps cannot be launched; going on step by step")
+            self._windows = None
+            return self._process(self._forward(plan))
+        return []
+
+    def _land(self, windows: DecodeWindows) -> list[Result]:
+        """Launch the next window behind the one under way, and take that one in."""
+        if not self._disturbed:
+            try:
+                windows.follow(crowded=self._scheduler.has_waiting)
+            except Exception:
+                logger.exception("a window of steps cannot be launched; going on step by step")
+                self._windows = None
+        results: list[Result] = []
+        for moved in windows.land():
+            results += self._process(StepOutput(tokens=moved))
+        return results
+
     def _schedule(self) -> StepPlan:
         """Who runs now, in cache blocks made ready for it."""
+        self._disturbed = False
         plan = self._scheduler.schedule()
         self._cache.clear(self._pool.take_dirty())  # first: a copy may go to a cleared block
         self._cache.copy(self._scheduler.take_copies())
@@ -191,6 +234,7 @@ class Engine:
         job = self._admission.admit(request, next(self._arrivals))
         self._live[request.request_id] = job
         self._scheduler.add(job)
+        self._disturbed = True
 
     def _is_live(self, job: Job) -> bool:
         """Whether the request has not ended yet."""
@@ -204,6 +248,7 @@ class Engine:
         logger.warning(
             "request %d: %s in %s; computing it again", job.request_id, NOT_FINITE, self.precision
         )
+        self._disturbed = True
         self._spoil(job)
         self._drop(job)
         failure = self._rescue.submit(job.request)
@@ -211,6 +256,7 @@ class Engine:
 
     def _fail(self, job: Job, code: str, message: str) -> RequestFailed:
         """End a request without an answer."""
+        self._disturbed = True
         self._spoil(job)
         self._drop(job)
         return RequestFailed(job.request_id, code, message)
@@ -224,6 +270,12 @@ class Engine:
         """Free what a request holds."""
         self._scheduler.remove(job)
         del self._live[job.request_id]
+
+
+def _of_rescue(config: EngineConfig) -> EngineConfig:
+    """The settings of the second engine: few requests come to it, and a cache of a GPU's size is
+    more than the host has."""
+    return replace(config, kv_cache_bytes=min(config.kv_cache_bytes, RESCUE_CACHE_BYTES))
 
 
 def _cache_blocks(model: Decoder, config: EngineConfig) -> int:

@@ -9,12 +9,13 @@ from torch import Tensor
 class PromptVectorStore:
     """All registered vectors in one table, each set under its key.
 
-    rows: [R, H] of the model's dtype, or None while nothing is registered.
+    rows: [R, H] of the model's dtype on its device, or None while nothing is registered.
     """
 
-    def __init__(self, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, hidden_size: int, dtype: torch.dtype, device: str = "cpu") -> None:
         self._hidden_size = hidden_size
         self._dtype = dtype
+        self._device = device
         self._spans: dict[str, tuple[int, int]] = {}
         self._refused: dict[str, str] = {}
         self.rows: Tensor | None = None
@@ -33,7 +34,7 @@ class PromptVectorStore:
             self._spans.pop(key, None)
             self._refused[key] = f"prompt vectors {key!r}: {reason}"
             return
-        new = vectors.detach().to(self._dtype)
+        new = vectors.detach().to(self._device, self._dtype)
         if known is not None and torch.equal(known, new):
             return
         start = 0 if self.rows is None else self.rows.shape[0]

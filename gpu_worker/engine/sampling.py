@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,6 +17,53 @@ from nightjar.gpu_worker.engine.requests import TokenLogprobs
 from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence
 
 _MASK_64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DrawParameters:
+    """How each of B rows is drawn: seeds, samples int64[B], temperature float32[B], top_k int64[B],
+    top_p, min_p float32[B] (see kernels.uniform and kernels.sample)."""
+
+    seeds: Tensor
+    samples: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+    @staticmethod
+    def of(sequences: Sequence[GenerateSequence], vocab_size: int) -> DrawParameters:
+        """Those that the texts' requests ask for, in the host's memory."""
+        params = [seq.sampling for seq in sequences]
+        seeds = np.array([p.seed & _MASK_64 for p in params], dtype=np.uint64).view(np.int64)
+        return DrawParameters(
+            torch.from_numpy(seeds),
+            torch.tensor([seq.sample for seq in sequences], dtype=torch.int64),
+            torch.tensor([p.temperature for p in params], dtype=torch.float32),
+            torch.tensor([min(p.top_k, vocab_size) for p in params], dtype=torch.int64),
+            torch.tensor([p.top_p for p in params], dtype=torch.float32),
+            torch.tensor([p.min_p for p in params], dtype=torch.float32),
+        )
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them, in the order of the fields."""
+        return (
+            self.seeds,
+            self.samples,
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+        )
+
+    def to(self, device: torch.device) -> DrawParameters:
+        """The same on a device."""
+        return DrawParameters(*(tensor.to(device) for tensor in self.tensors()))
+
+    def draw(self, logits: Tensor, steps: Tensor) -> Tensor:
+        """One token a row: float32[B, V]; steps: int64[B], tokens drawn before -> int64[B]."""
+        draws = kernels.uniform(self.seeds, self.samples, steps)
+        return kernels.sample(logits, self.temperature, self.top_k, self.top_p, self.min_p, draws)
 
 
 def next_tokens(
@@ -71,18 +118,8 @@ def _change(logits: Tensor, sequences: Sequence[GenerateSequence], banned: Tenso
 
 def _draw(logits: Tensor, sequences: Sequence[GenerateSequence]) -> Tensor:
     """Sampled rows: each draw depends on the request's seed, the sample and the step alone."""
-    params = [seq.sampling for seq in sequences]
-    seeds = np.array([p.seed & _MASK_64 for p in params], dtype=np.uint64).view(np.int64)
-    samples = torch.tensor([seq.sample for seq in sequences])
-    steps = torch.tensor([len(seq.generated) for seq in sequences])
-    return kernels.sample(
-        logits,
-        torch.tensor([p.temperature for p in params], dtype=torch.float32),
-        torch.tensor([min(p.top_k, logits.shape[1]) for p in params]),
-        torch.tensor([p.top_p for p in params], dtype=torch.float32),
-        torch.tensor([p.min_p for p in params], dtype=torch.float32),
-        kernels.uniform(torch.from_numpy(seeds), samples, steps),
-    )
+    steps = torch.tensor([len(seq.generated) for seq in sequences], device=logits.device)
+    return DrawParameters.of(sequences, logits.shape[1]).to(logits.device).draw(logits, steps)
 
 
 def _logprobs(log_probs: Tensor, tokens: Tensor, counts: list[int]) -> list[TokenLogprobs]:

@@ -77,6 +77,11 @@ class Scheduler:
             job.prefix.drop()
             self._open.pop(job, None)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a request could start or go on, if there were room."""
+        return bool(self._texts or self._rankings or self._open)
+
     def take_copies(self) -> list[tuple[int, int]]:
         """Blocks (source, copy) to copy, all at once, before the next forward pass."""
         return self._forks.take_copies()

@@ -143,6 +143,16 @@ class StopMatcher:
         return start + begin if length else None
 
     @property
+    def state(self) -> int:
+        """The automaton's state after what was read."""
+        return self._state
+
+    @property
+    def length(self) -> int:
+        """Bytes read."""
+        return self._length
+
+    @property
     def releasable(self) -> int:
         """How many bytes of the text no stop can take back, in whole characters.
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nightjar.checkpoints import ModelConfig
-from nightjar.kernels import BranchLayout, ChunkLayout, PagedLayout
+from nightjar.kernels import BranchLayout, ChunkLayout, PagedLayout, PagedTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,8 @@ class TokenBatch:
     float32[R, H] or None when no row needs any.
     write_blocks, write_offsets: int64[C], where the keys and values of the first C rows (prefill
     and decode; documents are not cached) go.
-    output_rows: int64[N], the rows whose last hidden state is wanted.
+    output_rows: int64[N], the rows whose last hidden state is wanted; None for all of them.
+    decode: on the device, where a step follows another without the host.
     """
 
     token_ids: Tensor
@@ -31,9 +33,9 @@ class TokenBatch:
     write_blocks: Tensor
     write_offsets: Tensor
     prefill: ChunkLayout | None
-    decode: PagedLayout | None
+    decode: PagedLayout | PagedTensors | None
     branch: BranchLayout | None
-    output_rows: Tensor
+    output_rows: Tensor | None
 
     @property
     def prefill_rows(self) -> int:
@@ -44,6 +46,15 @@ class TokenBatch:
     def cached_rows(self) -> int:
         """C, the rows whose keys and values are kept."""
         return self.write_blocks.shape[0]
+
+    def to(self, device: str) -> TokenBatch:
+        """The same rows on a device; layouts go there as a backend needs them."""
+        moved: dict[str, Any] = {
+            field.name: value.to(device)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), Tensor)
+        }
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from nightjar import kernels
 from nightjar.checkpoints import ModelConfig
 from nightjar.gpu_worker.models.batch import KVTensors, TokenBatch
 from nightjar.gpu_worker.models.rope import RopeTable
-from nightjar.kernels import GatedWeight, LinearWeight, Norm
+from nightjar.kernels import CacheWrite, GatedWeight, HeadNorms, LinearWeight, Norm, Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,14 @@ class Decoder:
             batch.vector_bases,
             self.config.embedding_multiplier,
         )
-        angles = None if weights.rope is None else weights.rope.rows(batch.positions)
+        rotation = None if weights.rope is None else weights.rope.at(batch.positions)
         delta: Tensor | None = None
         for index, layer in enumerate(weights.layers):
             qkv = kernels.normed_linear(
                 residual, delta, layer.attention_norm, layer.qkv, self.dtype
             )
-            x = self._attend(index, qkv, angles, batch, cache)
-            if index == len(weights.layers) - 1:
+            x = self._attend(index, qkv, rotation, batch, cache)
+            if index == len(weights.layers) - 1 and batch.output_rows is not None:
                 # Past the last attention no row looks at another: go on with the wanted ones.
                 residual, x = residual[batch.output_rows], x[batch.output_rows]
             attended = self._output(
@@ -127,31 +127,26 @@ class Decoder:
         self,
         index: int,
         qkv: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
+        rotation: Rotation | None,
         batch: TokenBatch,
         cache: KVTensors,
     ) -> Tensor:
-        """Attention of one layer: qkv [T, (Hq + 2 Hkv) * D] -> [T, Hq * D].
-
-        angles: each row's cosines and sines, where positions are rotations.
-        """
+        """Attention of one layer: qkv [T, (Hq + 2 Hkv) * D] -> [T, Hq * D]."""
         config = self.config
         heads = qkv.view(qkv.shape[0], -1, config.head_size)
+        keys, values = cache.keys[index], cache.values[index]
+        write = CacheWrite(keys, values, batch.write_blocks, batch.write_offsets)
+        kernels.qkv_post(
+            heads,
+            config.n_heads,
+            self._head_norms(index),
+            rotation,
+            write if batch.cached_rows else None,
+        )
         sizes = [config.n_heads, config.n_kv_heads, config.n_kv_heads]
         q, k, v = torch.split(heads, sizes, dim=1)
-        layer = self.weights.layers[index]
-        if layer.query_norm is not None and layer.key_norm is not None:
-            for part, norm in ((q, layer.query_norm), (k, layer.key_norm)):
-                part.copy_(kernels.normalize(part, None, norm, self.dtype))
-        if angles is not None:
-            kernels.rotary(heads[:, : config.n_heads + config.n_kv_heads], *angles)
-        keys, values = cache.keys[index], cache.values[index]
         scale = config.attention_scales[index]
         prefill, cached = batch.prefill_rows, batch.cached_rows
-        if cached:
-            kernels.kv_write(
-                keys, values, k[:cached], v[:cached], batch.write_blocks, batch.write_offsets
-            )
         parts = []
         if batch.prefill is not None:
             parts.append(kernels.prefill_attention(q[:prefill], keys, values, batch.prefill, scale))
@@ -164,3 +159,11 @@ class Decoder:
             parts.append(kernels.branch_attention(*own, keys, values, batch.branch, scale))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out.flatten(1)
+
+    def _head_norms(self, index: int) -> HeadNorms | None:
+        """The norms of one layer's queries and keys, where the family has them."""
+        layer = self.weights.layers[index]
+        if layer.query_norm is None or layer.key_norm is None:
+            return None
+        epsilon = self.config.norm_epsilon
+        return HeadNorms(layer.query_norm.weight, layer.key_norm.weight, epsilon)

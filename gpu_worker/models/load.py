@@ -9,31 +9,52 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nightjar.checkpoints import ModelConfig, ModelDirectory
+from nightjar.checkpoints import CheckpointError, ModelConfig, ModelDirectory
 from nightjar.checkpoints.weights import TENSOR_NAMES
 from nightjar.gpu_worker.models.decoder import (
     Decoder,
     DecoderWeights,
     LayerWeights,
 )
-from nightjar.gpu_worker.models.precision import PRECISIONS, Precision
+from nightjar.gpu_worker.models.precision import GPU_PRECISIONS, PRECISIONS, Precision
 from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.gpu_worker.models.weight_reader import WeightReader
 from nightjar.kernels import GatedWeight, LinearWeight, Norm
+from nightjar.kernels.cuda.qkv_post import HEAD_SIZES
 
 
 def load_model(directory: ModelDirectory, dtype: str, device: str = "cpu") -> Decoder:
     """Load the weights of a model directory, which has checked that they are those of its config.
 
-    dtype: "fp64", "fp32" or "bf16", the storage of weights, activations and cache; or "int8",
-    which multiplies in bytes (see kernels.pack_linear), caches in FP16 and keeps the rest in FP32.
+    dtype: "fp64", "fp32", "bf16" or "fp16", the storage of weights, activations and cache; or
+    "int8", which multiplies in bytes (see kernels.pack_linear), caches in FP16 and keeps the rest
+    in FP32.  A GPU computes in fp32, bf16 and fp16.
+
+    Raises:
+        CheckpointError: The GPU has no kernels for the model's heads.
+        ValueError: An unknown dtype, or not one of the device's.
     """
     if dtype not in PRECISIONS:
         raise ValueError(f"dtype {dtype!r}: one of {', '.join(PRECISIONS)}")
     precision = PRECISIONS[dtype]
+    if device != "cpu":
+        _check_gpu(directory.config, dtype, device)
     with torch.inference_mode(), WeightReader(directory) as reader:
         weights = _Loader(directory.config, reader, precision, device).weights()
     return Decoder(directory.config, weights, precision.dtype, precision.cache, device)
+
+
+def _check_gpu(config: ModelConfig, dtype: str, device: str) -> None:
+    """Refuse what the CUDA kernels do not compute, before anything is read."""
+    if dtype not in GPU_PRECISIONS:
+        known = ", ".join(GPU_PRECISIONS)
+        raise ValueError(f"dtype {dtype!r} is not computed on {device}: use one of {known}")
+    if config.head_size not in HEAD_SIZES:
+        sizes = ", ".join(map(str, HEAD_SIZES))
+        raise CheckpointError(
+            f"the model's heads have {config.head_size} channels, and on {device} there are "
+            f"kernels for {sizes}: compute it on the CPU"
+        )
 
 
 class _Loader:

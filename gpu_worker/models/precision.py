@@ -43,11 +43,15 @@ PRECISIONS = {
     "fp64": Precision(torch.float64, cache=torch.float64),
     "fp32": Precision(torch.float32, cache=torch.float32),
     "bf16": Precision(torch.bfloat16, cache=torch.bfloat16),
+    "fp16": Precision(torch.float16, cache=torch.float16),
     # FP16 rounds more finely than the products do, and decode is bound by reading the cache.
     "int8": Precision(torch.float32, cache=torch.float16, weights="int8"),
 }
 
-MORE_PRECISE = {"int8": "fp32", "bf16": "fp32", "fp32": "fp64"}
+GPU_PRECISIONS = ("fp32", "bf16", "fp16")
+"""Those that the CUDA kernels compute in."""
+
+MORE_PRECISE = {"int8": "fp32", "bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
 """In which precision a request is computed again whose scores were not finite."""
 
 ADVANTAGE = 1.25

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nightjar.checkpoints.rope import Llama3Scaling, RopeConfig, YarnScaling
+from nightjar.kernels import Rotation
 
 SLICE_POSITIONS = 4096
 
@@ -38,9 +39,9 @@ class RopeTable:
             sines[start:end] = angles.double().sin()
         return RopeTable(cosines.mul_(scale).to(device), sines.mul_(scale).to(device))
 
-    def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines at positions int64[T]: two of float32[T, dims / 2]."""
-        return self.cosines.index_select(0, positions), self.sines.index_select(0, positions)
+    def at(self, positions: Tensor) -> Rotation:
+        """The rotations of rows at positions int64[T]."""
+        return Rotation(self.cosines, self.sines, positions)
 
 
 def inverse_frequencies(rope: RopeConfig) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from torch import Tensor
 
-from nightjar.kernels.cuda.kernel import Kernel
+from nightjar.kernels.cuda.kernel import STORAGE, Kernel
 
 Argument: TypeAlias = Tensor | np.generic | None
 """A pointer, a number of the size that the kernel takes, or the null pointer."""
@@ -31,6 +31,13 @@ class Backend(Protocol):
 
 
 _backend: ContextVar[Backend | None] = ContextVar("backend", default=None)
+
+
+def serves(tensor: Tensor) -> bool:
+    """Whether these kernels take the tensor: on a GPU, in one of their dtypes; and with another
+    backend in CuPy's place, anywhere."""
+    there = tensor.is_cuda or _backend.get() is not None
+    return there and (tensor.dtype in STORAGE or not tensor.is_floating_point())
 
 
 def launch(kernel: Kernel, grid: Size, block: Size, *args: Argument) -> None:

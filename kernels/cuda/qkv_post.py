@@ -8,7 +8,6 @@ memory.  One launch in the place of five (bias, two norms, rotation, write).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,41 +16,13 @@ from torch import Tensor
 from nightjar.kernels.cuda.checks import ceil_div, check, check_storage
 from nightjar.kernels.cuda.kernel import STORAGE, Kernel
 from nightjar.kernels.cuda.launch import Argument, launch
+from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
 
 HEAD_SIZES = (64, 80, 96, 128)
 """Channels of a head in the families that the engine knows."""
 
 HEADS_PER_BLOCK = 4
 """A warp each: 128 threads, so that a row of decode with 48 heads is 12 blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """RMS norms of query and key heads: float32[D] each."""
-
-    query: Tensor
-    key: Tensor
-    epsilon: float
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """cosines, sines: float32[P, n], n <= D / 2; positions: int64[T]."""
-
-    cosines: Tensor
-    sines: Tensor
-    positions: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class CacheWrite:
-    """keys, values: [blocks, Hkv, S, D], one layer; blocks, offsets: int64[C], where the first C
-    rows go; a block of -1: nowhere."""
-
-    keys: Tensor
-    values: Tensor
-    blocks: Tensor
-    offsets: Tensor
 
 
 def qkv_post(

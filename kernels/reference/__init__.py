@@ -1,5 +1,31 @@
 """The op list in torch: every device and dtype, and the oracle of the other backends."""
 
-from nightjar.kernels.reference import branch, decode, log_prob, norm, paged_cache, prefill
+from nightjar.kernels.reference import (
+    activation,
+    branch,
+    decode,
+    embedding,
+    log_prob,
+    merge,
+    norm,
+    paged_cache,
+    philox,
+    prefill,
+    rotary,
+    sampling,
+)
 
-__all__ = ["branch", "decode", "log_prob", "norm", "paged_cache", "prefill"]
+__all__ = [
+    "activation",
+    "branch",
+    "decode",
+    "embedding",
+    "log_prob",
+    "merge",
+    "norm",
+    "paged_cache",
+    "philox",
+    "prefill",
+    "rotary",
+    "sampling",
+]

@@ -32,11 +32,14 @@ class FloatWeight:
     packed: bool
 
 
-def pack_float(weight: Tensor, bias: Tensor | None) -> FloatWeight:
-    """Reorder weight [out, in] for the device it is on; the original may be dropped after."""
+def pack_float(weight: Tensor, bias: Tensor | None, blocked: bool = True) -> FloatWeight:
+    """Reorder weight [out, in] for the device it is on; the original may be dropped after.
+
+    blocked: for oneDNN where that serves it; else the rows stay as they are."""
     weight = weight.contiguous()
     packed = (
-        weight.device.type == "cpu"
+        blocked
+        and weight.device.type == "cpu"
         and torch._C._has_mkldnn
         and weight.dtype in (torch.float32, torch.bfloat16)
     )

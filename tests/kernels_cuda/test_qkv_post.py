@@ -1,3 +1,5 @@
+from dataclasses import fields
+
 import pytest
 import torch
 
@@ -24,7 +26,7 @@ def cache_for(heads, head_size, dtype, rows):
 def moved(record, device):
     if record is None:
         return None
-    values = [getattr(record, name) for name in record.__slots__]
+    values = [getattr(record, field.name) for field in fields(record)]
     return type(record)(*(x.to(device) if isinstance(x, torch.Tensor) else x for x in values))
 
 

@@ -98,7 +98,7 @@ def test_int8_quantises_the_products_and_nothing_else(directory):
 
 
 def test_an_unknown_dtype_is_refused_with_the_known_ones(directory):
-    with pytest.raises(ValueError, match="dtype 'int4': one of fp64, fp32, bf16, int8"):
+    with pytest.raises(ValueError, match="dtype 'int4': one of fp64, fp32, bf16, fp16, int8"):
         load_model(directory, "int4")
 
 

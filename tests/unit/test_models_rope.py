@@ -51,6 +51,6 @@ def test_a_row_is_the_same_in_a_table_of_any_size(both):
         short = RopeTable.build(config.rope, positions, "cpu")
         assert torch.equal(short.cosines, long.cosines[:positions])
     chosen = torch.tensor([4999, 0, 17, 17])
-    cosines, sines = long.rows(chosen)
+    cosines, sines = long.at(chosen).angles
     assert torch.equal(cosines, long.cosines[chosen])
     assert torch.equal(sines, long.sines[chosen])

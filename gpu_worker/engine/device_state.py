@@ -1,0 +1,277 @@
+"""What the device knows of the running texts, and how it gets there.
+
+The host's own state of a text (tokens, stop matcher) is the one that counts: what stands here is
+made from it, and moves on by the same rules for as long as the host does not interfere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nightjar.gpu_worker.engine.sampling import DrawParameters
+from nightjar.gpu_worker.engine.sequence import GenerateSequence
+from nightjar.gpu_worker.engine.stopping import StopAutomaton, automaton
+from nightjar.kernels import Column, Reason, StepState, StopTables, TokenTexts
+
+WORD_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a batch's tensors, each rounded up, so that few graphs serve all batches.
+
+    places: texts; width: blocks of a table; ends: tokens that end a text; states: of all stop
+    automata together.
+    """
+
+    places: int
+    width: int
+    ends: int
+    states: int
+
+    @staticmethod
+    def of(sequences: Sequence[GenerateSequence], block_size: int) -> Shape:
+        """The least shape that holds these texts up to their ends."""
+        width = max(-(-sequence.text.max_length // block_size) for sequence in sequences)
+        ends = max(len(sequence.ends) for sequence in sequences)
+        states = 1 + sum(len(one.trans) for one in _automata(sequences).values())
+        return Shape(
+            places_for(len(sequences)),
+            _bucket(width, 4),
+            _bucket(ends, 4),
+            _bucket(states, 64),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Of each place, 1, 0, 0 for off: float32[places] each (see kernels.penalize)."""
+
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTokens:
+    """Which tokens each place has seen, and how often it wrote them: see kernels.penalize.
+
+    Shared by the batches of all shapes, of which one runs at a time.
+    """
+
+    seen: Tensor
+    counts: Tensor
+
+    @staticmethod
+    def allocate(places: int, vocab_size: int, device: str) -> SeenTokens:
+        """Of that many places: seen int32[places, words], counts int32[places, V]."""
+        words = -(-vocab_size // WORD_BITS)
+        zeros = (
+            torch.zeros(places, size, dtype=torch.int32, device=device)
+            for size in (words, vocab_size)
+        )
+        return SeenTokens(*zeros)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """The tensors of the texts of one shape, at addresses that stay.
+
+    tokens: int64[steps, places], what the steps of a window chose (-1: scores not finite);
+    step: int64[1], the row that the next step writes.
+    """
+
+    shape: Shape
+    state: StepState
+    stops: StopTables
+    draws: DrawParameters
+    penalties: Penalties
+    tokens: Tensor
+    step: Tensor
+
+    @staticmethod
+    def allocate(shape: Shape, seen: SeenTokens, steps: int, block_size: int) -> DeviceBatch:
+        """A batch in which every place is free: a step computes nothing and changes nothing."""
+        device, places = seen.counts.device, shape.places
+
+        def zeros(*size: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(size, dtype=dtype, device=device)
+
+        def floats() -> Tensor:
+            return zeros(places, dtype=torch.float32)
+
+        state = StepState(
+            rows=zeros(places, len(Column), dtype=torch.int32),
+            history=zeros(places, shape.width * block_size, dtype=torch.int32),
+            seen=seen.seen[:places],
+            counts=seen.counts[:places],
+            ends=zeros(places, shape.ends),
+            block_tables=zeros(places, shape.width, dtype=torch.int32),
+            inputs=zeros(4, places),
+            attention_lengths=zeros(places, dtype=torch.int32),
+            finished=zeros(1, dtype=torch.int32),
+        )
+        batch = DeviceBatch(
+            shape,
+            state,
+            StopTables(
+                torch.empty(shape.states, 256, dtype=torch.uint16, device=device),
+                torch.empty(shape.states, dtype=torch.uint16, device=device),
+            ),
+            DrawParameters(
+                zeros(places), zeros(places), floats(), zeros(places), floats(), floats()
+            ),
+            Penalties(floats(), floats(), floats()),
+            zeros(steps, places),
+            zeros(1),
+        )
+        batch.load((), block_size)
+        return batch
+
+    def load(self, sequences: Sequence[GenerateSequence], block_size: int) -> None:
+        """Bring texts to the device, each to the place of its number; the other places are free."""
+        found = _automata(sequences)
+        begins, trans, longest = _stop_tables(found, self.shape.states)
+        _put(self.stops.trans, trans)
+        _put(self.stops.longest, longest)
+        _put(self.state.rows, _columns(sequences, begins, self.shape.places))
+        _put(self.state.ends, _ends(sequences, self.shape))
+        self.load_tables(sequences)
+        inputs, lengths = _inputs(sequences, self.shape.places, block_size)
+        _put(self.state.inputs, inputs)
+        _put(self.state.attention_lengths, lengths)
+        self.state.finished.zero_()
+        self._load_sampling(sequences)
+
+    def load_tables(self, sequences: Sequence[GenerateSequence]) -> None:
+        """Bring the cache blocks of the texts that run (again) to the device."""
+        tables = np.zeros((self.shape.places, self.shape.width), dtype=np.int32)
+        for place, sequence in enumerate(sequences):
+            if sequence.table is not None:
+                blocks = sequence.table.blocks
+                tables[place, : len(blocks)] = blocks
+        _put(self.state.block_tables, tables)
+
+    def _load_sampling(self, sequences: Sequence[GenerateSequence]) -> None:
+        """How tokens are chosen."""
+        count, vocab_size = len(sequences), self.state.counts.shape[1]
+        draws = DrawParameters.of(sequences, vocab_size)
+        for target, source in zip(self.draws.tensors(), draws.tensors(), strict=True):
+            _put(target[:count], source.numpy())
+        off = np.tile(np.array([[1], [0], [0]], dtype=np.float32), (1, self.shape.places))
+        for place, sequence in enumerate(sequences):
+            if sequence.processors is not None and sequence.processors.counts is not None:
+                off[:, place] = sequence.processors.penalties
+                self._load_seen(place, sequence)
+        names = (self.penalties.repetition, self.penalties.presence, self.penalties.frequency)
+        for target, values in zip(names, off, strict=True):
+            _put(target, values)
+
+    def _load_seen(self, place: int, sequence: GenerateSequence) -> None:
+        """The tokens of a text with penalties; prompt vectors are no tokens."""
+        words, vocab_size = self.state.seen.shape[1], self.state.counts.shape[1]
+        prompt = np.asarray(sequence.text.prefix.tokens, dtype=np.int64)
+        generated = np.asarray(sequence.generated, dtype=np.int64)
+        bits = np.zeros(words * WORD_BITS, dtype=np.uint8)
+        bits[prompt[prompt < vocab_size]] = 1
+        bits[generated] = 1
+        packed = np.packbits(bits, bitorder="little").view(np.int32)
+        counts = np.bincount(generated, minlength=vocab_size).astype(np.int32)
+        _put(self.state.seen[place], packed)
+        _put(self.state.counts[place], counts)
+
+
+def token_texts(token_bytes: Sequence[bytes], device: str) -> TokenTexts:
+    """The raw bytes of every token on the device."""
+    data = np.frombuffer(b"".join(token_bytes) or b"\0", dtype=np.uint8).copy()
+    starts = np.cumsum([0, *map(len, token_bytes)]).astype(np.int32)
+    return TokenTexts(torch.from_numpy(data).to(device), torch.from_numpy(starts).to(device))
+
+
+def places_for(texts: int) -> int:
+    """Places of the smallest batch that holds so many texts."""
+    return _bucket(texts, 8)
+
+
+def _bucket(count: int, least: int) -> int:
+    """The next power of two, `least` at least."""
+    return max(least, 1 << (count - 1).bit_length() if count > 1 else 1)
+
+
+def _put(target: Tensor, values: np.ndarray) -> None:
+    """Copy to the device without waiting for it."""
+    source = torch.from_numpy(np.ascontiguousarray(values))
+    if target.is_cuda:
+        # torch keeps pinned memory until the copy has read it.
+        target.copy_(source.pin_memory(), non_blocking=True)
+    else:
+        target.copy_(source)
+
+
+def _automata(sequences: Sequence[GenerateSequence]) -> dict[tuple[bytes, ...], StopAutomaton]:
+    """One automaton for each set of stops; most texts of a job share one."""
+    sets = dict.fromkeys(sequence.sampling.stop for sequence in sequences)
+    return {stops: automaton(stops) for stops in sets if stops}
+
+
+def _stop_tables(
+    automata: dict[tuple[bytes, ...], StopAutomaton], states: int
+) -> tuple[dict[tuple[bytes, ...], int], np.ndarray, np.ndarray]:
+    """Where each automaton begins, and all of them: uint16[states, 256], uint16[states]."""
+    trans = np.zeros((states, 256), dtype=np.uint16)
+    longest = np.zeros(states, dtype=np.uint16)
+    begins, place = {}, 0
+    for stops, one in automata.items():
+        end = place + len(one.trans)
+        trans[place:end] = one.trans
+        longest[place:end] = one.longest
+        begins[stops], place = place, end
+    return begins, trans, longest
+
+
+def _columns(
+    sequences: Sequence[GenerateSequence], begins: dict[tuple[bytes, ...], int], places: int
+) -> np.ndarray:
+    """StepState.rows: int32[places, len(Column)]; free places have ended."""
+    rows = np.zeros((places, len(Column)), dtype=np.int32)
+    rows[:, Column.REASON] = Reason.MAX_LENGTH
+    rows[:, [Column.AUTOMATON, Column.STOP_BEGIN]] = -1
+    for place, sequence in enumerate(sequences):
+        params, row = sequence.sampling, rows[place]
+        row[Column.LENGTH] = sequence.length
+        row[Column.GENERATED] = len(sequence.generated)
+        row[Column.MAX_TOKENS] = params.max_tokens
+        row[Column.MIN_TOKENS] = params.min_tokens
+        row[Column.AUTOMATON] = begins.get(params.stop, -1)
+        row[Column.STATE] = sequence.matcher.state
+        row[Column.TEXT_BYTES] = sequence.matcher.length
+        row[Column.REASON] = Reason.RUNNING
+    return rows
+
+
+def _ends(sequences: Sequence[GenerateSequence], shape: Shape) -> np.ndarray:
+    """StepState.ends: int64[places, ends]."""
+    ends = np.full((shape.places, shape.ends), -1, dtype=np.int64)
+    for place, sequence in enumerate(sequences):
+        ends[place, : len(sequence.ends)] = list(sequence.ends)
+    return ends
+
+
+def _inputs(
+    sequences: Sequence[GenerateSequence], places: int, block_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """StepState.inputs int64[4, places] and attention_lengths int32[places]: the newest tokens."""
+    inputs = np.zeros((4, places), dtype=np.int64)
+    inputs[2] = -1
+    lengths = np.zeros(places, dtype=np.int32)
+    for place, sequence in enumerate(sequences):
+        position = sequence.length - 1
+        block = sequence.held.blocks[position // block_size]
+        inputs[:, place] = sequence.generated[-1], position, block, position % block_size
+        lengths[place] = sequence.length
+    return inputs, lengths

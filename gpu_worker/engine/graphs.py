@@ -1,0 +1,50 @@
+"""A step that is launched again and again: as it is, or as a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+Step = Callable[[], None]
+"""Launches work that reads and writes the same tensors every time, and waits for nothing."""
+
+WARM_UPS = 2
+"""Steps before one is recorded: kernels are compiled and loaded, libraries take their memory."""
+
+
+class Recorder(Protocol):
+    """Makes a step cheaper to launch."""
+
+    def __call__(self, step: Step) -> Step:
+        """What does the same as `step`.  It may run the step up to WARM_UPS times."""
+
+
+def eager(step: Step) -> Step:
+    """The step itself."""
+    return step
+
+
+class CudaGraphs:
+    """Records steps as CUDA graphs: one launch in the place of several hundred.
+
+    The graphs share their memory, so only one may run at a time.
+    """
+
+    def __init__(self) -> None:
+        self._pool: Any = None  # torch names the type privately
+
+    def __call__(self, step: Step) -> Step:
+        """Record the step on the current device."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            step()
+        self._pool = graph.pool()
+        return graph.replay

@@ -1,0 +1,254 @@
+"""Decode steps that follow each other on the device, several before the host looks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nightjar import kernels
+from nightjar.gpu_worker.engine.config import EngineConfig
+from nightjar.gpu_worker.engine.device_state import (
+    DeviceBatch,
+    SeenTokens,
+    Shape,
+    places_for,
+    token_texts,
+)
+from nightjar.gpu_worker.engine.graphs import WARM_UPS, CudaGraphs, Recorder, Step, eager
+from nightjar.gpu_worker.engine.kv_cache import BlockPool
+from nightjar.gpu_worker.engine.plan import StepPlan
+from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence
+from nightjar.gpu_worker.models import Decoder, KVTensors, TokenBatch
+from nightjar.kernels import Column, PagedTensors
+
+Moved = list[tuple[GenerateSequence, Choice | None]]
+"""What one step chose for each text; None where its scores were not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Steps under way.
+
+    tokens: int64[steps, places]; rows: int32[places, columns], StepState.rows after them; both in
+    the host's memory, written when `landed` says so (None: already).
+    """
+
+    steps: int
+    tokens: Tensor
+    rows: Tensor
+    landed: torch.cuda.Event | None
+
+
+class DecodeWindows:
+    """Runs texts on the device, in windows of steps.
+
+    Within a window the device knows all that a step needs, and finds out itself which texts end.
+    While one window computes, the host takes in the one before it, so that a text that ends by a
+    stop is found out one window late; its place computes nothing until then.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: KVTensors,
+        pool: BlockPool,
+        token_bytes: Sequence[bytes],
+        config: EngineConfig,
+        *,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._pool = pool
+        self._config = config
+        self._block_size = config.block_size
+        if recorder is None:
+            recorded = config.cuda_graphs and cache.keys.is_cuda
+            recorder = CudaGraphs() if recorded else eager
+        self._record = recorder
+        banned = sorted(set(config.banned_token_ids))
+        self._banned = torch.tensor(banned, dtype=torch.int64, device=model.device)
+        self._texts = token_texts(token_bytes, model.device)
+        self._seen: SeenTokens | None = None
+        self._steps: dict[Shape, tuple[DeviceBatch, Step]] = {}
+        self._sequences: list[GenerateSequence] = []
+        self._shape: Shape | None = None
+        self._flying: deque[Window] = deque()
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a window is under way that has not been taken in."""
+        return bool(self._flying)
+
+    def serves(self, plan: StepPlan) -> bool:
+        """Whether a plan can be the first step of a window: nothing but running texts, and none of
+        them with a wish that only the host can fulfil."""
+        alone = plan.decodes and not plan.texts and not plan.ranks
+        return self._config.window_steps > 1 and bool(alone) and all(map(_serves, plan.decodes))
+
+    @torch.inference_mode()
+    def start(self, sequences: Sequence[GenerateSequence], *, crowded: bool) -> None:
+        """Bring running texts to the device, and launch their first window.
+
+        crowded: requests wait for a place, so that one must not stay free for long.
+        """
+        shape = Shape.of(sequences, self._block_size)
+        batch, _ = self._step_of(shape)
+        self._sequences, self._shape = list(sequences), shape
+        self._grow(steps := self._length(crowded))
+        batch.load(self._sequences, self._block_size)
+        self._launch(steps)
+
+    @torch.inference_mode()
+    def follow(self, *, crowded: bool) -> bool:
+        """Launch the next window behind the one under way, if that makes sense; whether it did.
+
+        The host must not have interfered: no request came or was cancelled since the first window.
+        """
+        running = [sequence for sequence in self._sequences if sequence.table is not None]
+        if self._shape is None or not running:
+            return False
+        if crowded and len(running) < len(self._sequences):
+            return False  # a place is free
+        if places_for(len(running)) < self._shape.places:
+            return False  # fewer places would do
+        steps = self._length(crowded)
+        if steps < 1:
+            return False
+        self._grow(steps)
+        batch, _ = self._step_of(self._shape)
+        batch.load_tables(self._sequences)
+        self._launch(steps)
+        return True
+
+    def land(self) -> Iterator[Moved]:
+        """Wait for the oldest window; what each of its steps chose.
+
+        The caller moves the texts on between steps; one that has ended is not given again.
+
+        Raises:
+            RuntimeError: The device ended a text elsewhere than the host.
+        """
+        window = self._flying.popleft()
+        if window.landed is not None:
+            window.landed.synchronize()
+        for tokens in window.tokens.tolist():
+            yield [
+                (sequence, None if token < 0 else Choice(token))
+                for sequence, token in zip(self._sequences, tokens, strict=False)
+                if sequence.table is not None
+            ]
+        written = window.rows[:, Column.GENERATED].tolist()
+        for sequence, count in zip(self._sequences, written, strict=False):
+            if sequence.table is not None and len(sequence.generated) != count:
+                raise RuntimeError(
+                    f"request {sequence.request_id}: the device ended it after {count} tokens, the "
+                    f"host has {len(sequence.generated)}"
+                )
+
+    def _length(self, crowded: bool) -> int:
+        """Steps of the next window; 0 where every text ends by its length before it."""
+        under_way = sum(window.steps for window in self._flying)
+        left = [
+            sequence.sampling.max_tokens - len(sequence.generated) - under_way
+            for sequence in self._sequences
+            if sequence.table is not None
+        ]
+        return max(0, min(self._config.window_steps, min(left) if crowded else max(left)))
+
+    def _grow(self, steps: int) -> None:
+        """Hold the blocks that the next steps write, and the next one's after them."""
+        ahead = steps + sum(window.steps for window in self._flying)
+        for sequence in self._sequences:
+            if sequence.table is not None:
+                sequence.table.grow(min(sequence.length + ahead, sequence.text.max_length))
+        self._cache.clear(self._pool.take_dirty())
+
+    def _launch(self, steps: int) -> None:
+        """Queue the steps and the way back of what they choose."""
+        if self._shape is None:
+            raise RuntimeError("a window without texts")
+        batch, step = self._step_of(self._shape)
+        batch.step.zero_()
+        for _ in range(steps):
+            step()
+        found = batch.tokens[:steps], batch.state.rows
+        tokens, rows = (_read_back(x) for x in found)
+        landed = None
+        if batch.tokens.is_cuda:
+            landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            landed.record()
+        self._flying.append(Window(steps, tokens, rows, landed))
+
+    def _step_of(self, shape: Shape) -> tuple[DeviceBatch, Step]:
+        """The tensors of a shape, and the step over them; recorded when first needed."""
+        if shape not in self._steps:
+            vocab_size, device = self._model.config.vocab_size, self._model.device
+            places = shape.places
+            if self._seen is None or self._seen.counts.shape[0] < places:
+                self._seen = SeenTokens.allocate(places, vocab_size, device)
+            steps = max(self._config.window_steps, WARM_UPS + 1)
+            batch = DeviceBatch.allocate(shape, self._seen, steps, self._block_size)
+            self._steps[shape] = batch, self._record(lambda: self._step(batch))
+        return self._steps[shape]
+
+    def _step(self, batch: DeviceBatch) -> None:
+        """One decode step.  Nothing here may look at a number on the device."""
+        state, draws, penalties = batch.state, batch.draws, batch.penalties
+        ids, positions, blocks, offsets = state.inputs.unbind(0)
+        rows = TokenBatch(
+            token_ids=ids,
+            positions=positions,
+            vector_bases=positions,  # not read: there are no prompt vectors
+            prompt_vectors=None,
+            write_blocks=blocks,
+            write_offsets=offsets,
+            prefill=None,
+            decode=PagedTensors(state.block_tables, state.attention_lengths),
+            branch=None,
+            output_rows=None,
+        )
+        logits = self._model.logits(self._model.forward(rows, self._cache))
+        if self._banned.numel():
+            logits.index_fill_(1, self._banned, float("-inf"))
+        kernels.penalize(
+            logits,
+            state.seen,
+            state.counts,
+            penalties.repetition,
+            penalties.presence,
+            penalties.frequency,
+        )
+        steps = state.rows[:, Column.GENERATED].to(torch.int64)
+        tokens = draws.draw(logits, steps)
+        batch.tokens.index_copy_(0, batch.step, tokens.unsqueeze(0))
+        batch.step.add_(1)
+        kernels.step_update(tokens, state, self._texts, batch.stops, self._block_size)
+
+
+def _serves(sequence: GenerateSequence) -> bool:
+    """Whether the device can continue a text by itself.
+
+    The host is needed for log-probabilities, beams, bias and bad words, and as long as end tokens
+    are blocked because the text is too short.
+    """
+    params = sequence.sampling
+    return (
+        params.logprobs is None
+        and params.beams is None
+        and not params.logit_bias
+        and not params.bad_words
+        and len(sequence.generated) >= params.min_tokens
+    )
+
+
+def _read_back(found: Tensor) -> Tensor:
+    """A copy in the host's memory; on a GPU it is there when the stream has come so far."""
+    if not found.is_cuda:
+        return found.clone()
+    copy = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+    return copy.copy_(found, non_blocking=True)

@@ -1,0 +1,50 @@
+"""Is there a GPU that the kernels can run on, and if not, why."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+
+import torch
+
+OLDEST = (8, 0)
+"""Compute capability: bfloat16, and what the compile gate looks at."""
+
+
+class DeviceError(Exception):
+    """A device that cannot be used: which, why, and what mends it."""
+
+
+def use_device(name: str) -> str:
+    """Make "cuda" or "cuda:i" the device that kernels start on; "cpu" needs nothing.
+
+    Returns its whole name, "cuda:0" for "cuda".
+
+    Raises:
+        DeviceError: See there.
+    """
+    if name == "cpu":
+        return name
+    found = re.fullmatch(r"cuda(?::(\d+))?", name)
+    if found is None:
+        raise DeviceError(f"device {name!r}: use cpu, cuda or cuda:<number>")
+    if torch.version.cuda is None:
+        raise DeviceError(
+            f"device {name}: torch {torch.__version__} is built without CUDA; install a CUDA build "
+            "of torch"
+        )
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise DeviceError(f"device {name}: torch sees no GPU; nvidia-smi says what the driver sees")
+    index = int(found[1] or 0)
+    if index >= count:
+        raise DeviceError(f"device {name}: torch sees {count} GPUs, cuda:0 to cuda:{count - 1}")
+    major, minor = torch.cuda.get_device_capability(index)
+    if (major, minor) < OLDEST:
+        raise DeviceError(
+            f"device {name}: compute capability {major}.{minor}, the kernels need 8.0 or later"
+        )
+    if find_spec("cupy") is None:
+        raise DeviceError(f"device {name}: CuPy is not installed; install nightjar[gpu]")
+    torch.cuda.set_device(index)
+    return f"cuda:{index}"

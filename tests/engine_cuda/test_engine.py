@@ -1,0 +1,104 @@
+"""Whole requests through the engine on the CUDA kernels, against the CPU's and transformers."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from nightjar.gpu_worker.engine import BeamSearch, Engine, EngineConfig, RankRequest
+from nightjar.gpu_worker.models import load_model
+from tests.engines import assert_nothing_held, generate, random_ids, run
+from tests.engines import drain as drained
+
+CACHE = {"kv_cache_bytes": 1 << 23}
+
+
+def prompt(length, seed=0):
+    return random_ids(np.random.default_rng(seed), length, 320)
+
+
+def tokens(results):
+    return {number: [output.token_ids for output in r.outputs] for number, r in results.items()}
+
+
+def greedy_by_transformers(path, ids, count):
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        out = model.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return out[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize("name", ["gpt", "family"])
+def test_greedy_texts_are_those_of_transformers(device, name, request):
+    """Prompts shorter than a cache block, longer, and of several: all in one batch."""
+    directory = request.getfixturevalue(name)
+    model = load_model(directory, "fp32", device)
+    prompts = [prompt(3, 1), prompt(33, 2), prompt(70, 3)]
+    requests = [generate(i, ids, max_tokens=5) for i, ids in enumerate(prompts)]
+    found = tokens(run(model, directory.tokenizer().token_bytes, requests, **CACHE))
+    wanted = {i: [greedy_by_transformers(directory.path, p, 5)] for i, p in enumerate(prompts)}
+    assert found == wanted
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_16_bits_stay_near_32(device, gpt, by_cpu, dtype):
+    """The log-probability of what FP32 writes: the same to the precision of the storage."""
+    text_bytes = gpt.tokenizer().token_bytes
+    model = load_model(gpt, dtype, device)
+    asked = RankRequest(1, prompt(40), [prompt(5, seed) for seed in range(3)])
+    (got,) = run(model, text_bytes, [asked], **CACHE).values()
+    (wanted,) = by_cpu([asked]).values()
+    np.testing.assert_allclose(got.mean_nll, wanted.mean_nll, rtol=0.03)
+
+
+def test_rankings_have_the_scores_of_the_cpu(on_device, by_cpu, texts):
+    """Documents of several lengths, beginnings that they share, two queries in one step."""
+    shared = prompt(20, 9)
+    requests = [
+        RankRequest(1, prompt(40, 1), [prompt(n, n) for n in (1, 2, 7, 31)]),
+        RankRequest(2, prompt(5, 2), [shared + prompt(4, n) for n in range(4)]),
+        RankRequest(3, prompt(40, 1), [prompt(6, n) for n in range(9)], top_n=2),
+    ]
+    got = run(on_device, texts, requests, **CACHE)
+    wanted = by_cpu(requests)
+    for number, result in wanted.items():
+        missing = [score is None for score in result.mean_nll]
+        assert [score is None for score in got[number].mean_nll] == missing
+        numbers = [[s for s in r.mean_nll if s is not None] for r in (got[number], result)]
+        np.testing.assert_allclose(*numbers, rtol=1e-5)
+
+
+def test_requests_that_the_host_has_a_part_in(on_device, by_cpu, texts):
+    """Log-probabilities, beams, bias, bad words, several samples, prompt vectors."""
+    requests = [
+        generate(1, prompt(9, 1), max_tokens=4, logprobs=3),
+        generate(2, prompt(9, 2), max_tokens=4, beams=BeamSearch(2)),
+        generate(3, prompt(9, 3), max_tokens=4, logit_bias={7: 9.0}, bad_words=((7,),)),
+        generate(4, prompt(9, 4), max_tokens=4, n=3, temperature=1.0, seed=5),
+        generate(5, [320, 321, 5], max_tokens=4, vectors="task"),
+        generate(6, prompt(9, 6), max_tokens=4, min_tokens=3, ignore_eos=False),
+    ]
+    vectors = {"task": torch.randn(2, 128, generator=torch.Generator().manual_seed(1))}
+    got = run(on_device, texts, requests, vectors, **CACHE)
+    wanted = by_cpu(requests, vectors)
+    assert tokens(got) == tokens(wanted)
+    for mine, other in zip(got[1].outputs[0].logprobs, wanted[1].outputs[0].logprobs, strict=True):
+        assert [token for token, _ in mine.top] == [token for token, _ in other.top]
+        assert mine.chosen == pytest.approx(other.chosen, abs=1e-5)
+
+
+def test_a_prefix_that_is_known_is_read_and_not_computed(on_device, texts):
+    engine = Engine(on_device, texts, EngineConfig(**CACHE))
+    ids = prompt(70, 5)
+    first = drained(engine, generate(1, ids, max_tokens=3))[1]
+    assert len(engine._pool._keys) == 2
+    again = drained(engine, generate(2, ids, max_tokens=3))[2]
+    assert again.token_ids == first.token_ids
+    assert_nothing_held(engine)

@@ -1,0 +1,102 @@
+"""From --device to the engine: what is refused, and with which words."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nightjar.checkpoints import CheckpointError
+from nightjar.gpu_worker.engine.gpu_memory import cache_budget
+from nightjar.gpu_worker.launcher import ComputeConfig
+from nightjar.gpu_worker.models import load_model
+from nightjar.kernels.cuda import device as devices
+from nightjar.kernels.cuda.device import DeviceError, use_device
+from nightjar.pipeline.settings import Settings, SettingsError
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine with two GPUs and CuPy; a test takes away what it is about."""
+    chosen = []
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(devices, "find_spec", lambda _: object())
+    return chosen
+
+
+def test_the_cpu_needs_nothing():
+    assert use_device("cpu") == "cpu"
+
+
+@pytest.mark.parametrize(("name", "index"), [("cuda", 0), ("cuda:1", 1)])
+def test_a_gpu_becomes_the_current_device(machine, name, index):
+    assert use_device(name) == f"cuda:{index}"
+    assert machine == [index]
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cuda:-1", ""])
+def test_other_names_are_refused(machine, name):
+    with pytest.raises(DeviceError, match="use cpu, cuda or cuda:<number>"):
+        use_device(name)
+
+
+def test_what_a_machine_lacks_is_named(machine, monkeypatch):
+    with pytest.raises(DeviceError, match="torch sees 2 GPUs, cuda:0 to cuda:1"):
+        use_device("cuda:2")
+    with monkeypatch.context() as patch:
+        patch.setattr(devices, "find_spec", lambda _: None)
+        with pytest.raises(DeviceError, match=r"CuPy is not installed; install nightjar\[gpu\]"):
+            use_device("cuda")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+        with pytest.raises(DeviceError, match=r"capability 7\.5, the kernels need 8\.0"):
+            use_device("cuda")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "device_count", lambda: 0)
+        with pytest.raises(DeviceError, match="torch sees no GPU"):
+            use_device("cuda")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(DeviceError, match="built without CUDA"):
+        use_device("cuda")
+    assert machine == []
+
+
+def test_the_device_comes_from_the_environment_to_the_compute_process(monkeypatch, tmp_path):
+    monkeypatch.setenv("NIGHTJAR_DEVICE", "cuda:3")
+    monkeypatch.setenv("NIGHTJAR_GPU_MEMORY_SHARE", "0.5")
+    settings = Settings.read()
+    share = settings.gpu_memory_share
+    config = ComputeConfig(tmp_path, device=settings.device, gpu_memory_share=share)
+    assert {"--device=cuda:3", "--gpu-memory-share=0.5"} <= set(config.command(9))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("DEVICE", "gpu"), ("GPU_MEMORY_SHARE", "0"), ("GPU_MEMORY_SHARE", "1.0")],
+)
+def test_settings_that_cannot_be_used_are_named(monkeypatch, variable, value):
+    monkeypatch.setenv(f"NIGHTJAR_{variable}", value)
+    with pytest.raises(SettingsError, match=f"NIGHTJAR_{variable}"):
+        Settings.read()
+
+
+def test_the_cache_takes_a_share_of_what_is_free(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 4000))
+    assert cache_budget("cuda:0", 0.85) == 850
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        cache_budget("cuda:0", 1.0)
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "int8"])
+def test_a_dtype_without_cuda_kernels_is_refused_before_anything_is_read(dtype):
+    unread = SimpleNamespace(config=SimpleNamespace(head_size=64))
+    with pytest.raises(ValueError, match=f"{dtype!r} is not computed on cuda:0: use one of fp32"):
+        load_model(unread, dtype, "cuda:0")
+
+
+def test_heads_without_cuda_kernels_are_refused(directory):
+    with pytest.raises(CheckpointError, match="heads have 8 channels, and on cuda:0"):
+        load_model(directory, "fp16", "cuda:0")
