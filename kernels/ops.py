@@ -20,7 +20,7 @@ from nightjar.kernels.linear import (
     pack_gated,
     pack_linear,
 )
-from nightjar.kernels.log_prob import token_nll
+from nightjar.kernels.log_prob import token_log_sums, token_nll
 from nightjar.kernels.norm import layer_norm, rms_norm
 from nightjar.kernels.reference.activation import activation
 from nightjar.kernels.reference.embedding import embed
@@ -59,6 +59,7 @@ __all__ = [
     "rms_norm",
     "rotary",
     "sample",
+    "token_log_sums",
     "token_nll",
     "top_log_probs",
     "uniform",

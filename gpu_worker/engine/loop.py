@@ -53,9 +53,7 @@ class Engine:
                 f"token_bytes has {len(token_bytes)} entries, the model {model_config.vocab_size}"
             )
         self._pool = BlockPool(_cache_blocks(model, config), config.block_size)
-        self._cache = KVTensors.allocate(
-            model_config, self._pool.total, config.block_size, model.cache_dtype, model.device
-        )
+        self._cache = model.allocate_cache(self._pool.total, config.block_size)
         self._vectors = PromptVectorStore(model_config.hidden_size, model.dtype)
         self._admission = Admission(model_config, config, self._pool, self._vectors)
         self._scheduler = Scheduler(config, self._pool)

@@ -79,15 +79,7 @@ class Decoder:
         Returns the normalised last hidden states of batch.output_rows: dtype[N, H].
         """
         weights, parallel = self.weights, self.config.parallel_residual
-        residual = kernels.embed(
-            batch.token_ids,
-            batch.positions,
-            weights.tokens,
-            weights.positions,
-            batch.prompt_vectors,
-            batch.vector_bases,
-            self.config.embedding_multiplier,
-        )
+        residual = self._embed(batch)
         angles = None if weights.rope is None else weights.rope.rows(batch.positions)
         delta: Tensor | None = None
         for index, layer in enumerate(weights.layers):
@@ -111,6 +103,22 @@ class Decoder:
         """Negative log-likelihood of targets[i] after hidden[rows[i]]: see kernels.token_nll."""
         return kernels.token_nll(hidden, self.weights.head, rows, targets)
 
+    def allocate_cache(self, blocks: int, block_size: int) -> KVTensors:
+        """An empty cache for `forward`."""
+        return KVTensors.allocate(self.config, blocks, block_size, self.cache_dtype, self.device)
+
+    def _embed(self, batch: TokenBatch) -> Tensor:
+        """The residual stream at its beginning: float32[T, H]."""
+        return kernels.embed(
+            batch.token_ids,
+            batch.positions,
+            self.weights.tokens,
+            self.weights.positions,
+            batch.prompt_vectors,
+            batch.vector_bases,
+            self.config.embedding_multiplier,
+        )
+
     def _norm(self, residual: Tensor, delta: Tensor | None, norm: NormWeights) -> Tensor:
         """Add the last block's output to the residual stream and normalise: dtype[T, H]."""
         epsilon = self.config.norm_epsilon
@@ -126,13 +134,17 @@ class Decoder:
 
     def _output(self, x: Tensor, weight: LinearWeight, post_norm: NormWeights | None) -> Tensor:
         """What half a block adds to the residual stream: [T, H]."""
-        delta = kernels.linear(x, weight)
+        delta = self._join(x, weight)
         if post_norm is not None:
             epsilon = self.config.norm_epsilon
             wide = torch.promote_types(self.dtype, torch.float32)
             delta = kernels.rms_norm(delta, None, post_norm.weight, epsilon, wide)
         scale = self.config.residual_multiplier
         return delta if scale == 1.0 else kernels.widened(delta) * scale
+
+    def _join(self, x: Tensor, weight: LinearWeight) -> Tensor:
+        """The projection of all heads, or of the widened rows, back to the stream: [T, H]."""
+        return kernels.linear(x, weight)
 
     def _attend(
         self,
