@@ -5,12 +5,11 @@ reaches it.
 """
 
 import argparse
-import ctypes
 import gc
 import logging
-import signal
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,8 +26,18 @@ from nightjar.gpu_worker.engine import (
     Result,
 )
 from nightjar.gpu_worker.fake_engine import FakeEngine
-from nightjar.gpu_worker.models import load_model
+from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.gpu_worker.models.precision import MORE_PRECISE, PRECISIONS, fastest_dtype
+from nightjar.gpu_worker.models.split import ShardError
+from nightjar.gpu_worker.shards.collective import TorchCollective, require_device
+from nightjar.gpu_worker.shards.leader import Leader
+from nightjar.gpu_worker.shards.process import (
+    add_place_arguments,
+    give_signs_of_life,
+    leaving_when_lost,
+    live_no_longer_than_the_worker,
+    place_of,
+)
 from nightjar.gpu_worker.translation import Translator
 from nightjar.kernels.native.build import NativeBuildError, library
 
@@ -36,21 +45,25 @@ logger = logging.getLogger(__name__)
 
 # How often a working engine says that it is alive.
 _LIFE_SIGN_S = 1.0
-_PR_SET_PDEATHSIG = 1
 
 
-def build_engine(directory: ModelDirectory, tokenizer: Tokenizer, dtype: str) -> Engine:
+Load = Callable[[str], Decoder]
+"""Loads the model in a precision."""
+
+
+def build_engine(directory: ModelDirectory, tokenizer: Tokenizer, dtype: str, load: Load) -> Engine:
     """Load the model and build its engine.
 
     Raises:
         CheckpointError: The weights do not fit the configuration.
+        ShardError: The model cannot be split as it was asked for.
     """
     prompt_id = tokenizer.token_id(PROMPT_TOKEN)
     banned = () if prompt_id is None else (prompt_id,)
-    model = load_model(directory, dtype)
+    model = load(dtype)
     config = EngineConfig(banned_token_ids=banned)
     higher = MORE_PRECISE.get(dtype)
-    more_precise = None if higher is None else partial(load_model, directory, higher)
+    more_precise = None if higher is None else partial(load, higher)
     return Engine(model, tokenizer.token_bytes, config, more_precise)
 
 
@@ -134,22 +147,26 @@ def main() -> int:
     parser.add_argument("--fake-step-s", type=float, default=0.0, help="seconds of a fake step")
     parser.add_argument("--pipe", type=int, required=True, help="file descriptor of the pipe")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch")
+    parser.add_argument("--followers", default="", help="file descriptors to ranks 1, 2, ...")
+    add_place_arguments(parser)
     args = parser.parse_args()
-    # Ctrl-C in a terminal reaches the whole group: the worker drains, and needs its engine for it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    live_no_longer_than_the_worker()
     logs.configure("compute")
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    pipe = Connection(args.pipe)
+    with leaving_when_lost():
+        return _serve(args, Connection(args.pipe))
+
+
+def _serve(args: argparse.Namespace, pipe: Connection) -> int:
+    """Load the model and compute until the worker closes the pipe; returns the exit status."""
     started = time.monotonic()
     try:
         library()  # compiled now, not in the first step
         directory = ModelDirectory.open(args.model)
         tokenizer = directory.tokenizer()
         engine, dtype = _choose_engine(args, directory, tokenizer)
-    except (CheckpointError, NativeBuildError) as error:
+    except (CheckpointError, NativeBuildError, ShardError) as error:
         pipe.send_bytes(messages.encode([messages.LoadFailed(message=str(error))]))
         return 1
     load_s = time.monotonic() - started
@@ -176,7 +193,20 @@ def _choose_engine(
         logger.warning("fake engine: answers are made up, no model is loaded")
         return FakeEngine(tokenizer.token_bytes, step_s=args.fake_step_s), "fake"
     dtype = fastest_dtype() if args.dtype == "auto" else args.dtype
-    return build_engine(directory, tokenizer, dtype), dtype
+    return build_engine(directory, tokenizer, dtype, _loader(args, directory)), dtype
+
+
+def _loader(args: argparse.Namespace, directory: ModelDirectory) -> Load:
+    """What loads the model: here alone, or as rank 0 of several."""
+    place = place_of(args)
+    require_device(args.device, place.rank)
+    if place.ranks == 1:
+        return partial(load_model, directory, device=args.device)
+    give_signs_of_life(place.life)
+    followers = [Connection(int(number)) for number in args.followers.split(",")]
+    return Leader(
+        directory, followers, args.device, partial(TorchCollective, place, args.device)
+    ).load
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from functools import partial
 from celery.signals import worker_init, worker_shutdown
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
-from nightjar.gpu_worker.launcher import ComputeConfig, Launcher, LauncherError
+from nightjar.gpu_worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.launcher import Launcher, LauncherError
 from nightjar.gpu_worker.ticker import Ticker
 from nightjar.gpu_worker.worker import GpuWorker, Heartbeat
 from nightjar.jobs.store import Store
@@ -47,6 +48,9 @@ class _Parts:
             stalled_after_s=settings.compute_stalled_after_s,
             engine=settings.engine,
             fake_step_s=settings.fake_step_s,
+            shards=settings.shard_count,
+            devices=settings.device_list,
+            rank_late_after_s=settings.rank_late_after_s,
         )
         launcher = Launcher(config, on_failure=_leave)
         launcher.wait_ready()

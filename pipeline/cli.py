@@ -87,7 +87,7 @@ def _vector_options(values: list[str]) -> dict[str, Path]:
 
 
 @app.command()
-def run(
+def run(  # noqa: PLR0913, PLR0917 - one for each option
     source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="OpenAI batch lines.")],
     model: Annotated[Path, typer.Option(metavar="DIR", help="A Hugging Face model directory.")],
     out: Annotated[
@@ -102,6 +102,13 @@ def run(
     prompt_vector: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=FILE", help="Prompt vectors that requests may name."),
+    ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that the model is split among [one a device]."),
+    ] = None,
+    devices: Annotated[
+        str | None, typer.Option(metavar="0,1,...", help="CUDA devices, one a shard [the CPU].")
     ] = None,
     retry: Annotated[
         bool,
@@ -128,6 +135,8 @@ def run(
         workdir=workdir,
         prompt_vectors=_vector_options(prompt_vector or []),
         retry=retry,
+        shards=shards,
+        devices=devices,
     )
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -158,10 +167,18 @@ def worker(
         str | None,
         typer.Option(help="model; fake makes answers up without a model, to test what is around."),
     ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(help="Processes that this worker's model is split among [one a device]."),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(metavar="0,1,...", help="This worker's CUDA devices, one a shard [the CPU]."),
+    ] = None,
 ) -> None:
     """Start a Celery worker; settings come from NIGHTJAR_* variables."""
-    if engine is not None:
-        os.environ["NIGHTJAR_ENGINE"] = engine
+    given = {"ENGINE": engine, "SHARDS": shards, "DEVICES": devices}
+    os.environ.update({f"NIGHTJAR_{k}": str(v) for k, v in given.items() if v is not None})
     settings = _settings()
     _check_model(settings)
     _become(worker_command(role, settings))

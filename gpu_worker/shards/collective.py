@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from nightjar.gpu_worker.models.split import ShardError
 from nightjar.gpu_worker.shards.process import GroupLostError, Place
 
 
@@ -82,6 +84,21 @@ class TorchCollective:
             total = total.add_(part)
         dist.all_gather(list(padded.view(self._ranks, piece)), total.to(x.dtype))
         return padded[: x.numel()].view(x.shape)
+
+
+def require_device(device: str, rank: int) -> None:
+    """Raises ShardError where a rank's CUDA device is not there."""
+    if device != "cpu" and not torch.cuda.is_available():
+        number = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        why = (
+            "has no device"
+            if torch.version.cuda
+            else "is a build without CUDA, so it has no device"
+        )
+        raise ShardError(
+            f"rank {rank}: torch {torch.__version__} {why} {number}; name devices that are there "
+            "(--devices, NIGHTJAR_DEVICES), or none to compute on the CPU"
+        )
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models import Decoder, KVTensors, load_model
 from nightjar.gpu_worker.models.shard import Collective, ShardDecoder
 from nightjar.gpu_worker.models.split import Part
-from nightjar.gpu_worker.shards.collective import TorchCollective
+from nightjar.gpu_worker.shards.collective import TorchCollective, require_device
 from nightjar.gpu_worker.shards.commands import (
     Allocate,
     Clear,
@@ -123,6 +123,7 @@ class Follower:
         """Load this rank's part; returns why that cannot be done."""
         self._loaded = None
         try:
+            require_device(self._device, self._rank)
             library()  # compiled now, not in the first step
             directory = ModelDirectory.open(self._model)
             part = Part.of(directory.config, self._rank, self._ranks)

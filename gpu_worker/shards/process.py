@@ -16,10 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
+from nightjar.gpu_worker.shards.exits import EXIT_GROUP_LOST
 
-EXIT_GROUP_LOST = 70
-"""Exit status of a rank that leaves because of another: it is not to blame."""
+logger = logging.getLogger(__name__)
 
 _BEAT_EVERY_S = 1.0
 _PR_SET_PDEATHSIG = 1

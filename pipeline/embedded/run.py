@@ -50,6 +50,8 @@ class RunArguments:
     workdir: Path | None = None
     prompt_vectors: Mapping[str, Path] = field(default_factory=dict)
     retry: bool = False  # rows that an earlier run failed through no fault of theirs
+    shards: int | None = None  # here and in `devices`: as the environment says
+    devices: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class _Run:
         self._model = model
         self._workdir = workdir
         self._listener = listener
+        placed = {"shards": arguments.shards, "devices": arguments.devices}
         self._settings = Settings.read(
             database_url=SecretStr(sqlite_url(workdir.resolve() / "nightjar.db")),
             model=model.path.resolve(),
@@ -131,6 +134,7 @@ class _Run:
             heartbeat_s=1.0,
             worker_dead_after_s=5.0,
             sweep_every_s=1.0,
+            **{name: value for name, value in placed.items() if value is not None},
         )
         self._store = Store(self._settings.database_url.get_secret_value())
 
