@@ -49,7 +49,7 @@ class ComputeConfig:
     fake_step_s: float = 0.0
     shards: int = 1
     devices: tuple[str, ...] = ()
-    rank_late_after_s: float = 6.0
+    rank_late_after_s: float = 8.0
 
     @property
     def ranks(self) -> int:
