@@ -20,13 +20,14 @@ from nightjar.gpu_worker.shards.exits import EXIT_GROUP_LOST
 _EXIT_GRACE_S = 5.0
 _REAP_S = 1.0  # between the last file descriptor of a process and its exit status
 _LONGEST_LOOK_S = 1.0
+_LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _ENVIRONMENT = {
     # OpenMP threads that spin while they wait take the cores from the workers beside them: on two
     # busy cores decode ran eight times slower.
     "OMP_WAIT_POLICY": "PASSIVE",
     # The ranks of a group are on one machine; nobody else can reach what they say to each other.
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_IFNAME": "lo",
+    "GLOO_SOCKET_IFNAME": _LOOPBACK,
+    "NCCL_SOCKET_IFNAME": _LOOPBACK,
 }
 
 
@@ -61,7 +62,7 @@ class ComputeConfig:
         """Each rank's share of the threads, or None for what torch takes by itself."""
         if self.ranks == 1:
             return self.threads
-        return max(1, (self.threads or len(os.sched_getaffinity(0))) // self.ranks)
+        return max(1, (self.threads or _cores()) // self.ranks)
 
     def command(self, rank: int, pipe: int) -> list[str]:
         """The command line of a rank that speaks over file descriptor `pipe`."""
@@ -214,6 +215,13 @@ class ComputeGroup:
             if member.life is not None:
                 os.close(member.life)
                 member.life = None
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _how(status: int) -> str:

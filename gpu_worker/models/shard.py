@@ -66,7 +66,7 @@ class ShardDecoder(Decoder):
         parts = kernels.token_log_sums(
             hidden, self.weights.head, rows, torch.where(own, targets - start, 0)
         )
-        parts[1].mul_(own)
+        parts[1].masked_fill_(~own, 0.0)
         gathered = self.collective.gather(parts)
         if not gathered:
             return parts[0]

@@ -106,5 +106,5 @@ def _or_lost() -> Iterator[None]:
     """A call that fails has met a rank that is gone, or that did not come in time."""
     try:
         yield
-    except (RuntimeError, dist.DistError) as error:
+    except RuntimeError as error:
         raise GroupLostError(f"another rank is gone or late: {error}") from error

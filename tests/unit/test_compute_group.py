@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nightjar.gpu_worker import compute_group
 from nightjar.gpu_worker.compute_group import ComputeConfig, ComputeGroup
 from nightjar.gpu_worker.shards.exits import EXIT_GROUP_LOST
 from tests.processes import wait_until
@@ -104,7 +105,7 @@ def test_threads_are_divided_among_the_ranks(monkeypatch: pytest.MonkeyPatch) ->
     assert ComputeConfig(Path(), threads=2, shards=4).threads_per_rank == 1
     assert ComputeConfig(Path(), threads=3).threads_per_rank == 3
     assert ComputeConfig(Path()).threads_per_rank is None
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.setattr(compute_group, "_cores", lambda: 6)
     assert ComputeConfig(Path(), shards=2).threads_per_rank == 3
 
 
