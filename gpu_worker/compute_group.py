@@ -219,7 +219,7 @@ class ComputeGroup:
 
 def _cores() -> int:
     """Cores that this process may use."""
-    if sys.platform == "linux":
+    if hasattr(os, "sched_getaffinity"):  # where a container may have fewer than the machine
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
