@@ -28,7 +28,6 @@ from nightjar.gpu_worker.engine import (
 from nightjar.gpu_worker.fake_engine import FakeEngine
 from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.gpu_worker.models.precision import MORE_PRECISE, PRECISIONS, fastest_dtype
-from nightjar.gpu_worker.models.split import ShardError
 from nightjar.gpu_worker.shards.collective import TorchCollective, require_device
 from nightjar.gpu_worker.shards.leader import Leader
 from nightjar.gpu_worker.shards.process import (
@@ -55,8 +54,7 @@ def build_engine(directory: ModelDirectory, tokenizer: Tokenizer, dtype: str, lo
     """Load the model and build its engine.
 
     Raises:
-        CheckpointError: The weights do not fit the configuration.
-        ShardError: The model cannot be split as it was asked for.
+        CheckpointError: The weights do not fit the configuration, or cannot be split as asked.
     """
     prompt_id = tokenizer.token_id(PROMPT_TOKEN)
     banned = () if prompt_id is None else (prompt_id,)
@@ -166,7 +164,7 @@ def _serve(args: argparse.Namespace, pipe: Connection) -> int:
         directory = ModelDirectory.open(args.model)
         tokenizer = directory.tokenizer()
         engine, dtype = _choose_engine(args, directory, tokenizer)
-    except (CheckpointError, NativeBuildError, ShardError) as error:
+    except (CheckpointError, NativeBuildError) as error:
         pipe.send_bytes(messages.encode([messages.LoadFailed(message=str(error))]))
         return 1
     load_s = time.monotonic() - started

@@ -340,12 +340,12 @@ def _settings() -> Settings:
 
 
 def _check_model(settings: Settings) -> Path:
-    from nightjar.checkpoints import CheckpointError, ModelDirectory
+    from nightjar.checkpoints import CheckpointError, ModelDirectory, check_shards
 
     if settings.model is None:
         _fail("set NIGHTJAR_MODEL to the directory of the served model", EXIT_USAGE)
     try:
-        ModelDirectory.open(settings.model)
+        check_shards(ModelDirectory.open(settings.model).config, settings.shard_count)
     except CheckpointError as error:
         _fail(f"NIGHTJAR_MODEL {settings.model}: {error}", EXIT_USAGE)
     return settings.model

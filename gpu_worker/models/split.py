@@ -9,11 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nightjar.checkpoints import ModelConfig
-
-
-class ShardError(Exception):
-    """A model cannot be split as it was asked for."""
+from nightjar.checkpoints import ModelConfig, check_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +35,7 @@ class Part:
         Raises:
             ShardError: The heads do not divide among so many ranks.
         """
-        _check(config, ranks)
+        check_shards(config, ranks)
         kv_heads = _share(config.n_kv_heads, rank, ranks)
         if ranks > config.n_kv_heads:
             only = rank * config.n_kv_heads // ranks
@@ -83,28 +79,6 @@ def channels(heads: slice, size: int) -> slice:
     return slice(heads.start * size, heads.stop * size)
 
 
-def shard_counts(config: ModelConfig) -> list[int]:
-    """The numbers of ranks that a model can be split among."""
-    return [ranks for ranks in range(1, config.n_heads + 1) if _divides(config, ranks)]
-
-
 def _share(total: int, rank: int, ranks: int) -> slice:
     """One of `ranks` ranges that differ by one at most."""
     return slice(total * rank // ranks, total * (rank + 1) // ranks)
-
-
-def _divides(config: ModelConfig, ranks: int) -> bool:
-    """Whether every rank gets as many query heads, and whole groups or parts of one group."""
-    kv_heads = config.n_kv_heads
-    return config.n_heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
-
-
-def _check(config: ModelConfig, ranks: int) -> None:
-    smallest = min(config.vocab_size, config.intermediate_size)
-    if not 1 <= ranks <= smallest or not _divides(config, ranks):
-        possible = ", ".join(str(count) for count in shard_counts(config))
-        raise ShardError(
-            f"{ranks} shards: the model's {config.n_heads} attention heads "
-            f"({config.n_kv_heads} of keys and values) do not divide among them; "
-            f"possible are {possible}"
-        )

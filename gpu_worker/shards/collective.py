@@ -12,7 +12,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from nightjar.gpu_worker.models.split import ShardError
+from nightjar.checkpoints import ShardError
 from nightjar.gpu_worker.shards.process import GroupLostError, Place
 
 

@@ -9,10 +9,10 @@ from multiprocessing.connection import Connection
 
 from torch import Tensor
 
-from nightjar.checkpoints import ModelDirectory
+from nightjar.checkpoints import ModelDirectory, ShardError
 from nightjar.gpu_worker.models import Decoder, KVTensors, TokenBatch, load_model
 from nightjar.gpu_worker.models.shard import Collective, ShardDecoder
-from nightjar.gpu_worker.models.split import Part, ShardError
+from nightjar.gpu_worker.models.split import Part
 from nightjar.gpu_worker.shards.commands import (
     Allocate,
     Clear,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from nightjar.checkpoints import CheckpointError, ModelDirectory
+from nightjar.checkpoints import CheckpointError, ModelDirectory, ShardError, check_shards
 from nightjar.jobs.errors import EmptyJobError, JobError
 from nightjar.jobs.records import Job, NewJob
 from nightjar.jobs.store import Store
@@ -100,7 +100,7 @@ def run(arguments: RunArguments, listener: Listener) -> RunSummary:
     with locked_workdir(workdir):
         try:
             return _Run(arguments, model, workdir, listener).execute(started)
-        except SettingsError as error:
+        except (SettingsError, ShardError) as error:
             raise UsageError(str(error)) from error
         except EmptyJobError as error:
             raise UsageError(f"the input {arguments.source} has no lines") from error
@@ -136,6 +136,7 @@ class _Run:
             sweep_every_s=1.0,
             **{name: value for name, value in placed.items() if value is not None},
         )
+        check_shards(model.config, self._settings.shard_count)
         self._store = Store(self._settings.database_url.get_secret_value())
 
     def execute(self, started: float) -> RunSummary:

@@ -68,5 +68,5 @@ def test_shards_that_do_not_divide_end_the_run_with_the_reason(
     assert told.returncode == 2
     assert "3 devices for 2 shards" in told.stderr
     told = nightjar("run", source, *arguments, "--shards", "3")
-    assert told.returncode == 1
+    assert told.returncode == 2
     assert "possible are 1, 2, 4" in told.stderr

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from nightjar.checkpoints import ShardError
 from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateResult, RequestFailed
 from nightjar.gpu_worker.models import load_model
-from nightjar.gpu_worker.models.split import ShardError
 from nightjar.gpu_worker.shards import follower as follower_module
 from nightjar.gpu_worker.shards.process import GroupLostError, OutOfStepError
 from tests.engines import VOCAB, assert_nothing_held, drain, generate, ids, one

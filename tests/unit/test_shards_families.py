@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from nightjar.checkpoints import ModelDirectory
+from nightjar.checkpoints import ModelDirectory, shard_counts
 from nightjar.gpu_worker.models import load_model
-from nightjar.gpu_worker.models.split import shard_counts
 from tests.families import CASES, save_family
 from tests.models import SENTENCES, Gpt2Shape, save_gpt2
 from tests.shards import answers, assert_same, every_kind, first_logits, thread_leader

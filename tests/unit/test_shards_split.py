@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nightjar.checkpoints import ModelConfig, ModelDirectory
-from nightjar.gpu_worker.models.split import Part, ShardError, channels, shard_counts, width
+from nightjar.checkpoints import ModelConfig, ModelDirectory, ShardError, shard_counts
+from nightjar.gpu_worker.models.split import Part, channels, width
 
 
 def shaped(config: ModelConfig, heads: int, kv_heads: int, **sizes: int) -> ModelConfig:
