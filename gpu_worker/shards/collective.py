@@ -89,15 +89,11 @@ class TorchCollective:
 def require_device(device: str, rank: int) -> None:
     """Raises ShardError where a rank's CUDA device is not there."""
     if device != "cpu" and not torch.cuda.is_available():
-        number = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        why = (
-            "has no device"
-            if torch.version.cuda
-            else "is a build without CUDA, so it has no device"
-        )
+        number = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+        build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
         raise ShardError(
-            f"rank {rank}: torch {torch.__version__} {why} {number}; name devices that are there "
-            "(--devices, NIGHTJAR_DEVICES), or none to compute on the CPU"
+            f"rank {rank}: CUDA device {number} is not there (torch {torch.__version__}, {build}); "
+            "name devices that are (--devices, NIGHTJAR_DEVICES), or none to compute on the CPU"
         )
 
 
