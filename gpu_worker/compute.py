@@ -5,12 +5,11 @@ reaches it.
 """
 
 import argparse
-import ctypes
 import gc
 import logging
-import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -29,8 +28,17 @@ from nightjar.gpu_worker.engine import (
 )
 from nightjar.gpu_worker.engine.gpu_memory import GPU_MEMORY_SHARE, cache_budget
 from nightjar.gpu_worker.fake_engine import FakeEngine
-from nightjar.gpu_worker.models import load_model
+from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.gpu_worker.models.precision import MORE_PRECISE, PRECISIONS, fastest_dtype
+from nightjar.gpu_worker.shards.collective import TorchCollective, require_device
+from nightjar.gpu_worker.shards.leader import Leader
+from nightjar.gpu_worker.shards.process import (
+    add_place_arguments,
+    give_signs_of_life,
+    leaving_when_lost,
+    live_no_longer_than_the_worker,
+    place_of,
+)
 from nightjar.gpu_worker.translation import Translator
 from nightjar.kernels.cuda.device import DeviceError, use_device
 from nightjar.kernels.native.build import NativeBuildError, library
@@ -39,7 +47,6 @@ logger = logging.getLogger(__name__)
 
 # How often a working engine says that it is alive.
 _LIFE_SIGN_S = 1.0
-_PR_SET_PDEATHSIG = 1
 
 GPU_RUNNING = 256
 """Texts that decode together: a step reads the weights once for all of them."""
@@ -47,11 +54,16 @@ GPU_RUNNING = 256
 GPU_STEP_TOKENS = 8192
 """Rows of a step: enough for the products of a prompt to be bound by arithmetic."""
 
+Load = Callable[[str], Decoder]
+"""Loads the model in a precision."""
+
 
 def build_engine(
     directory: ModelDirectory,
     tokenizer: Tokenizer,
     dtype: str,
+    load: Load,
+    *,
     device: str = "cpu",
     gpu_memory_share: float = GPU_MEMORY_SHARE,
 ) -> Engine:
@@ -60,13 +72,13 @@ def build_engine(
     A higher precision is computed in on the CPU: the GPU's memory is spoken for.
 
     Raises:
-        CheckpointError: The weights do not fit the configuration, or the GPU has no kernels for
-            them.
+        CheckpointError: The weights do not fit the configuration, cannot be split as asked, or the
+            GPU has no kernels for them.
         ValueError: The device does not compute in that dtype.
     """
     prompt_id = tokenizer.token_id(PROMPT_TOKEN)
     banned = () if prompt_id is None else (prompt_id,)
-    model = load_model(directory, dtype, device)
+    model = load(dtype)
     config = EngineConfig(banned_token_ids=banned)
     if device != "cpu":
         config = replace(
@@ -76,7 +88,10 @@ def build_engine(
             kv_cache_bytes=cache_budget(device, gpu_memory_share),
         )
     higher = MORE_PRECISE.get(dtype)
-    more_precise = None if higher is None else partial(load_model, directory, higher)
+    more_precise = None
+    if higher is not None:
+        again = load if device == "cpu" else partial(load_model, directory)
+        more_precise = partial(again, higher)
     return Engine(model, tokenizer.token_bytes, config, more_precise)
 
 
@@ -156,21 +171,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--dtype", choices=("auto", *PRECISIONS), default="auto")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:<number>")
     parser.add_argument("--gpu-memory-share", type=float, default=GPU_MEMORY_SHARE)
     parser.add_argument("--engine", choices=("model", "fake"), default="model")
     parser.add_argument("--fake-step-s", type=float, default=0.0, help="seconds of a fake step")
     parser.add_argument("--pipe", type=int, required=True, help="file descriptor of the pipe")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch")
+    parser.add_argument("--followers", default="", help="file descriptors to ranks 1, 2, ...")
+    add_place_arguments(parser)
     args = parser.parse_args()
-    # Ctrl-C in a terminal reaches the whole group: the worker drains, and needs its engine for it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    live_no_longer_than_the_worker()
     logs.configure("compute")
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    pipe = Connection(args.pipe)
+    with leaving_when_lost():
+        return _serve(args, Connection(args.pipe))
+
+
+def _serve(args: argparse.Namespace, pipe: Connection) -> int:
+    """Load the model and compute until the worker closes the pipe; returns the exit status."""
     started = time.monotonic()
     try:
         library()  # compiled now, not in the first step
@@ -208,8 +226,21 @@ def _choose_engine(
     if dtype == "auto":
         # Both 16-bit formats are as fast on a GPU; bf16 has the range of FP32.
         dtype = fastest_dtype() if device == "cpu" else "bf16"
-    engine = build_engine(directory, tokenizer, dtype, device, args.gpu_memory_share)
+    load = _loader(args, directory, device)
+    share = args.gpu_memory_share
+    engine = build_engine(directory, tokenizer, dtype, load, device=device, gpu_memory_share=share)
     return engine, dtype
+
+
+def _loader(args: argparse.Namespace, directory: ModelDirectory, device: str) -> Load:
+    """What loads the model: here alone, or as rank 0 of several."""
+    place = place_of(args)
+    if place.ranks == 1:
+        return partial(load_model, directory, device=device)
+    require_device(device, place.rank)
+    give_signs_of_life(place.life)
+    followers = [Connection(int(number)) for number in args.followers.split(",")]
+    return Leader(directory, followers, device, partial(TorchCollective, place, device)).load
 
 
 if __name__ == "__main__":

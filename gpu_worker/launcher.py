@@ -7,19 +7,14 @@ process starts; what becomes of the requests is the caller's decision.
 
 import itertools
 import logging
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from pathlib import Path
+from dataclasses import replace
+from multiprocessing.connection import wait
 
 from nightjar.gpu_worker import messages
+from nightjar.gpu_worker.compute_group import ComputeConfig, ComputeGroup
 from nightjar.jobs.records import ComputeSeconds
 
 logger = logging.getLogger(__name__)
@@ -27,11 +22,7 @@ logger = logging.getLogger(__name__)
 MakeMessage = Callable[[int], messages.Generate | messages.Rank]
 
 _WATCH_EVERY_S = 1.0
-_EXIT_GRACE_S = 5.0
 _MOST_FAILED_LOADS = 3
-# OpenMP threads that spin while they wait take the cores from the workers beside them: on two
-# busy cores decode ran eight times slower.
-_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 class LauncherError(Exception):
@@ -44,29 +35,6 @@ class ComputeLostError(LauncherError):
 
 class ComputeNotReadyError(LauncherError):
     """This request will not be computed here, through no fault of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class ComputeConfig:
-    """How to start a compute process."""
-
-    model: Path
-    dtype: str = "auto"
-    device: str = "cpu"
-    gpu_memory_share: float = 0.85
-    threads: int | None = None
-    stalled_after_s: float = 600.0
-    load_timeout_s: float = 1800.0
-    engine: str = "model"  # or "fake", whose steps take fake_step_s
-    fake_step_s: float = 0.0
-
-    def command(self, pipe: int) -> list[str]:
-        """The command line of a process that speaks over file descriptor `pipe`."""
-        command = [sys.executable, "-m", "nightjar.gpu_worker.compute", f"--model={self.model}"]
-        command += [f"--dtype={self.dtype}", f"--pipe={pipe}", f"--engine={self.engine}"]
-        command += [f"--device={self.device}", f"--gpu-memory-share={self.gpu_memory_share}"]
-        command.append(f"--fake-step-s={self.fake_step_s}")
-        return command if self.threads is None else [*command, f"--threads={self.threads}"]
 
 
 class InFlight:
@@ -98,7 +66,7 @@ class InFlight:
 
 
 class Launcher:
-    """Owns one compute process at a time.
+    """Owns one compute process at a time, or one group of them, a process a shard.
 
     The kernel ends the process with the thread that started it: the first belongs to the thread
     that makes the launcher.
@@ -125,17 +93,21 @@ class Launcher:
         self._failed_loads = 0
         self._seconds = ComputeSeconds()
         self._earlier_engine_s = 0.0  # of the processes before the one that runs now
-        self._stalled = False  # we have ended the process ourselves
         self._closing = False
         self._alive_at = time.monotonic()
-        self._process, self._pipe = self._spawn()
+        self._group = self._spawn()
         self._reader = threading.Thread(target=self._read_forever, name="compute-reader")
         self._reader.start()
 
     @property
     def pid(self) -> int:
-        """Process id of the compute process that runs now."""
-        return self._process.pid
+        """Process id of the compute process that runs now; with shards, of rank 0."""
+        return self._group.pid
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of all ranks."""
+        return self._group.pids
 
     @property
     def precision(self) -> str:
@@ -202,30 +174,22 @@ class Launcher:
         """End the process: it leaves when the pipe closes, else it is killed."""
         self._closing = True
         with self._send_lock:
-            self._process.terminate()
+            self._group.terminate()
         self._reader.join()
 
     def _check(self) -> None:
         if self._error is not None:
             raise LauncherError(self._error)
 
-    def _spawn(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        ours, theirs = Pipe()
-        command = self._config.command(theirs.fileno())
-        process = subprocess.Popen(
-            command,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env={**_ENVIRONMENT, **os.environ},
-        )
-        theirs.close()
+    def _spawn(self) -> ComputeGroup:
+        group = ComputeGroup(self._config)
         self._alive_at = time.monotonic()
-        return process, ours
+        return group
 
     def _send(self, frame: Sequence[messages.ToCompute]) -> None:
         """Write one frame; a process that is gone is the reader's to notice."""
         try:
-            self._pipe.send_bytes(messages.encode(frame))
+            self._group.pipe.send_bytes(messages.encode(frame))
         except OSError as error:
             logger.warning("compute process does not listen: %s", error)
 
@@ -237,17 +201,22 @@ class Launcher:
             # Without this thread no answer ever comes: whoever waits must hear of it.
             logger.exception("the reader of the compute process failed")
             self._fail(f"the compute process cannot be read: {type(error).__name__}: {error}")
-        self._end(self._process)
+        self._group.wait()
 
     def _read(self) -> None:
+        group = self._group
         try:
-            if self._pipe.poll(_WATCH_EVERY_S):
-                for message in messages.decode_from_compute(self._pipe.recv_bytes()):
+            ready = wait([group.pipe, *group.watched], _WATCH_EVERY_S)
+            fault = group.fault(ready, silence_counts=self._ready.is_set())
+            if fault is not None and not self._closing:
+                logger.error("compute process %s", fault, extra={"action": "rank_lost"})
+                group.kill(fault)
+            if group.pipe in ready:
+                for message in messages.decode_from_compute(group.pipe.recv_bytes()):
                     self._handle(message)
             elif self._is_stalled():
                 logger.error("compute process stalled: ended", extra={"action": "stalled"})
-                self._stalled = True
-                self._process.kill()
+                group.kill(self._stalled())
         except (EOFError, ConnectionError):
             self._replace()
 
@@ -279,10 +248,10 @@ class Launcher:
 
     def _replace(self) -> None:
         """The process is gone: fail what it had in flight and start another."""
-        self._end(self._process)
+        self._group.wait()
         if self._closing:
             return
-        ending = f"the compute process {self._ending()}"
+        ending = f"the compute process {self._group.ending()}"
         if self._ready.is_set():
             lost: LauncherError = ComputeLostError(ending)
         else:
@@ -294,31 +263,23 @@ class Launcher:
         logger.error("%s", lost, extra={"action": "lost"})
         with self._send_lock:
             self._ready.clear()
-            self._stalled = False
             self._fail_pending(lost)
-            self._pipe.close()
+            self._group.pipe.close()
             self._earlier_engine_s = self._seconds.engine_s
-            self._process, self._pipe = self._spawn()
+            self._group = self._spawn()
             vectors = [messages.RegisterVectors(key=k, data=d) for k, d in self._vectors.items()]
             self._send(vectors)
 
-    def _ending(self) -> str:
-        """How the process ended, as a verb."""
-        if self._stalled:
-            limit = self._config.stalled_after_s if self._ready.is_set() else None
-            return "stalled" if limit is None else f"stalled: no step in {limit:g} s"
-        status = self._process.returncode
-        if status >= 0:
-            return f"ended with status {status}"
-        try:
-            return f"was ended by {signal.Signals(-status).name}"
-        except ValueError:
-            return f"was ended by signal {-status}"
+    def _stalled(self) -> str:
+        """How a process ends that makes no step."""
+        limit = self._config.stalled_after_s if self._ready.is_set() else None
+        return "stalled" if limit is None else f"stalled: no step in {limit:g} s"
 
     def _fail(self, error: str) -> None:
         """No compute process can be had: say so to everyone, now and later."""
         logger.error("no compute process: %s", error, extra={"action": "compute_failed"})
-        self._process.kill()  # a sender that waits for it to read goes on, and frees the lock
+        # A sender that waits for it to read goes on, and frees the lock.
+        self._group.kill(error)
         with self._send_lock:
             self._error = error
             self._fail_pending(LauncherError(error))
@@ -331,10 +292,3 @@ class Launcher:
             for ticket, flight in lost.items():
                 flight.lost = error
                 flight.end(ticket, None)
-
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        try:
-            process.wait(_EXIT_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

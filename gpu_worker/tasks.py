@@ -13,7 +13,8 @@ from functools import partial
 from celery.signals import worker_init, worker_shutdown, worker_shutting_down
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
-from nightjar.gpu_worker.launcher import ComputeConfig, Launcher, LauncherError
+from nightjar.gpu_worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.launcher import Launcher, LauncherError
 from nightjar.gpu_worker.ticker import Ticker
 from nightjar.gpu_worker.worker import GpuWorker, Heartbeat
 from nightjar.jobs.store import Store
@@ -56,6 +57,9 @@ class _Parts:
             stalled_after_s=settings.compute_stalled_after_s,
             engine=settings.engine,
             fake_step_s=settings.fake_step_s,
+            shards=settings.shard_count,
+            devices=settings.device_list,
+            rank_late_after_s=settings.rank_late_after_s,
         )
         # Before the model is loaded: files that change meanwhile are another model.
         cache = open_cache(settings, store, model)

@@ -1,5 +1,7 @@
 """Negative log-likelihood of given tokens, never with the logits of all rows at once."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -19,15 +21,40 @@ def token_nll(hidden: Tensor, head: LinearWeight, rows: Tensor, targets: Tensor)
     Returns float32[M].
     """
     nll = torch.empty(rows.shape[0], dtype=torch.float32, device=hidden.device)
+    for logits, own, pairs in _chunks(hidden, head, rows):
+        nll[pairs] = _target_nll(logits, own, targets[pairs])
+    return nll
+
+
+def token_log_sums(hidden: Tensor, head: LinearWeight, rows: Tensor, targets: Tensor) -> Tensor:
+    """For a head that holds a part of the vocabulary: what `token_nll` is put together from.
+
+    Arguments as token_nll's; targets count from the part's first token.
+    Returns float32[2, M]: log sum exp of the scores that hidden[rows[i]] has in this part, and the
+    score of targets[i].
+    """
+    found = torch.empty(2, rows.shape[0], dtype=torch.float32, device=hidden.device)
+    for logits, own, pairs in _chunks(hidden, head, rows):
+        found[1, pairs] = logits[own, targets[pairs]].float()
+        found[0, pairs] = _target_nll(logits, own, targets[pairs]).float() + found[1, pairs]
+    return found
+
+
+def _chunks(
+    hidden: Tensor, head: LinearWeight, rows: Tensor
+) -> Iterator[tuple[Tensor, Tensor, slice]]:
+    """Logits of a few rows at a time, the row of each of their pairs, and which pairs these are."""
     step = max(64, CHUNK_BYTES // (4 * head.out_features))
     begin = 0
     for start in range(0, hidden.shape[0], step):
         end = int(torch.searchsorted(rows, start + step))
         if end > begin:
-            logits = linear(hidden[start : start + step], head)
-            nll[begin:end] = _target_nll(logits, rows[begin:end] - start, targets[begin:end])
+            yield (
+                linear(hidden[start : start + step], head),
+                rows[begin:end] - start,
+                slice(begin, end),
+            )
         begin = end
-    return nll
 
 
 def _target_nll(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:

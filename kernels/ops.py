@@ -38,7 +38,7 @@ from nightjar.kernels.linear import (
     pack_gated,
     pack_linear,
 )
-from nightjar.kernels.log_prob import token_nll
+from nightjar.kernels.log_prob import token_log_sums, token_nll
 from nightjar.kernels.norm import Norm, layer_norm, normalize, rms_norm
 from nightjar.kernels.reference.logits import (
     bias_tokens,
@@ -89,6 +89,7 @@ __all__ = [
     "rotary",
     "sample",
     "step_update",
+    "token_log_sums",
     "token_nll",
     "top_log_probs",
     "uniform",

@@ -87,7 +87,7 @@ def _vector_options(values: list[str]) -> dict[str, Path]:
 
 
 @app.command()
-def run(  # noqa: PLR0913, PLR0917 - the options of a command
+def run(  # noqa: PLR0913, PLR0917 - one for each option
     source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="OpenAI batch lines.")],
     model: Annotated[Path, typer.Option(metavar="DIR", help="A Hugging Face model directory.")],
     out: Annotated[
@@ -105,6 +105,13 @@ def run(  # noqa: PLR0913, PLR0917 - the options of a command
     prompt_vector: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=FILE", help="Prompt vectors that requests may name."),
+    ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that the model is split among [one a device]."),
+    ] = None,
+    devices: Annotated[
+        str | None, typer.Option(metavar="0,1,...", help="CUDA devices, one a shard [the CPU].")
     ] = None,
     retry: Annotated[
         bool,
@@ -140,6 +147,8 @@ def run(  # noqa: PLR0913, PLR0917 - the options of a command
         prompt_vectors=_vector_options(prompt_vector or []),
         retry=retry,
         reuse_results=reuse_results,
+        shards=shards,
+        devices=devices,
     )
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -173,12 +182,18 @@ def worker(
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda or cuda:<number> [NIGHTJAR_DEVICE, else cpu].")
     ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(help="Processes that this worker's model is split among [one a device]."),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(metavar="0,1,...", help="This worker's CUDA devices, one a shard [the CPU]."),
+    ] = None,
 ) -> None:
     """Start a Celery worker; settings come from NIGHTJAR_* variables."""
-    if engine is not None:
-        os.environ["NIGHTJAR_ENGINE"] = engine
-    if device is not None:
-        os.environ["NIGHTJAR_DEVICE"] = device
+    given = {"ENGINE": engine, "DEVICE": device, "SHARDS": shards, "DEVICES": devices}
+    os.environ.update({f"NIGHTJAR_{k}": str(v) for k, v in given.items() if v is not None})
     settings = _settings()
     _check_model(settings)
     _become(worker_command(role, settings))
@@ -340,12 +355,12 @@ def _settings() -> Settings:
 
 
 def _check_model(settings: Settings) -> Path:
-    from nightjar.checkpoints import CheckpointError, ModelDirectory
+    from nightjar.checkpoints import CheckpointError, ModelDirectory, check_shards
 
     if settings.model is None:
         _fail("set NIGHTJAR_MODEL to the directory of the served model", EXIT_USAGE)
     try:
-        ModelDirectory.open(settings.model)
+        check_shards(ModelDirectory.open(settings.model).config, settings.shard_count)
     except CheckpointError as error:
         _fail(f"NIGHTJAR_MODEL {settings.model}: {error}", EXIT_USAGE)
     return settings.model

@@ -4,7 +4,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -71,7 +71,23 @@ class Settings(BaseSettings):
     compute_stalled_after_s: float = Field(
         120.0, gt=0, description="a compute process without a step for so long is ended"
     )
-    compute_threads: int | None = Field(None, ge=1, description="CPU threads of the engine")
+    compute_threads: int | None = Field(
+        None, ge=1, description="CPU threads of the engine, all its shards together"
+    )
+    shards: int | None = Field(
+        None, ge=1, description="processes that the model is split among; one a device by default"
+    )
+    devices: str = Field(
+        "",
+        pattern="^([0-9]+(,[0-9]+)*)?$",
+        validate_default=True,
+        description="CUDA devices of this worker, one a shard, such as 0,1; empty for the CPU",
+    )
+    rank_late_after_s: float = Field(
+        8.0,
+        gt=0,
+        description="a shard that keeps the others waiting for so long is ended with them",
+    )
 
     reuse_results: bool = Field(
         False, description="answer requests that an earlier job has asked from what was kept of it"
@@ -83,6 +99,29 @@ class Settings(BaseSettings):
     result_cache_days: float = Field(30.0, gt=0, description="answers older than this are dropped")
 
     max_upload_bytes: int = Field(1 << 30, ge=1)
+
+    @field_validator("devices")
+    @classmethod
+    def _one_device_a_shard(cls, devices: str, info: ValidationInfo) -> str:
+        named = devices.split(",") if devices else []
+        if len(set(named)) < len(named):
+            raise ValueError(f"{devices} names a device twice; give each shard its own")
+        shards = info.data.get("shards")
+        if named and shards is not None and shards != len(named):
+            raise ValueError(f"{devices} names {len(named)} devices for {shards} shards")
+        if not named and (shards or 1) > 1 and info.data.get("device", "cpu") != "cpu":
+            raise ValueError(f"none for {shards} shards on a GPU; name one for each")
+        return devices
+
+    @property
+    def device_list(self) -> tuple[str, ...]:
+        """The CUDA devices by rank; none for the CPU."""
+        return tuple(self.devices.split(",")) if self.devices else ()
+
+    @property
+    def shard_count(self) -> int:
+        """How many processes compute the model."""
+        return self.shards or len(self.device_list) or 1
 
     @classmethod
     def read(cls, **given: Any) -> Self:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from nightjar.checkpoints import ModelConfig
 from nightjar.gpu_worker.models import Decoder
-from nightjar.gpu_worker.models.decoder import DecoderWeights, LayerWeights, NormWeights
-from nightjar.kernels import LinearWeight, pack_linear
+from nightjar.gpu_worker.models.decoder import DecoderWeights, LayerWeights
+from nightjar.kernels import LinearWeight, Norm, pack_linear
 
 STD = 0.02
 """GPT-2's own; the residual stream stays small enough for FP16 over 24 layers."""
@@ -25,12 +25,12 @@ def random_decoder(config: ModelConfig, dtype: torch.dtype, device: str) -> Deco
         made = torch.empty(*size, dtype=dtype, device=device)
         return made.normal_(0.0, STD, generator=generator)
 
-    def norm() -> NormWeights:
+    def norm() -> Norm:
         weight, bias = (
             make(config.hidden_size, dtype=torch.float32, device=device)
             for make in (torch.ones, torch.zeros)
         )
-        return NormWeights(weight, bias)
+        return Norm(weight, bias, config.norm_epsilon)
 
     def linear(inputs: int, outputs: int) -> LinearWeight:
         return pack_linear(normal(outputs, inputs), normal(outputs))

@@ -63,16 +63,14 @@ class Engine:
                 f"token_bytes has {len(token_bytes)} entries, the model {model_config.vocab_size}"
             )
         self._pool = BlockPool(_cache_blocks(model, config), config.block_size)
-        self._cache = KVTensors.allocate(
-            model_config, self._pool.total, config.block_size, model.cache_dtype, model.device
-        )
+        self._cache = model.allocate_cache(self._pool.total, config.block_size)
         self._vectors = PromptVectorStore(model_config.hidden_size, model.dtype, model.device)
         self._admission = Admission(model_config, config, self._pool, self._vectors)
         self._scheduler = Scheduler(config, self._pool)
         self._progress = Progress(self._scheduler, token_bytes)
         self._executor = Executor(model, self._cache, self._vectors, config.banned_token_ids)
         self._windows: DecodeWindows | None = None
-        if kernels.on_gpu(self._cache.keys):
+        if kernels.on_gpu(self._cache.keys) and not model.in_lockstep:
             self._windows = DecodeWindows(model, self._cache, self._pool, token_bytes, config)
         self._disturbed = False  # since the last plan: a request came or was taken out
         self._inbox: deque[Request] = deque()

@@ -48,7 +48,12 @@ class DecoderWeights:
 
 
 class Decoder:
-    """Packed tokens in, hidden states of the wanted rows out; logits and scores from those."""
+    """Packed tokens in, hidden states of the wanted rows out; logits and scores from those.
+
+    in_lockstep: whether other processes make every step with this one, and must be told of it.
+    """
+
+    in_lockstep = False
 
     def __init__(
         self,
@@ -71,15 +76,7 @@ class Decoder:
         Returns the normalised last hidden states of batch.output_rows: dtype[N, H].
         """
         weights, parallel = self.weights, self.config.parallel_residual
-        residual = kernels.embed(
-            batch.token_ids,
-            batch.positions,
-            weights.tokens,
-            weights.positions,
-            batch.prompt_vectors,
-            batch.vector_bases,
-            self.config.embedding_multiplier,
-        )
+        residual = self._embed(batch)
         rotation = None if weights.rope is None else weights.rope.at(batch.positions)
         delta: Tensor | None = None
         for index, layer in enumerate(weights.layers):
@@ -91,7 +88,7 @@ class Decoder:
                 # Past the last attention no row looks at another: go on with the wanted ones.
                 residual, x = residual[batch.output_rows], x[batch.output_rows]
             attended = self._output(
-                kernels.linear(x, layer.attention_out), layer.attention_post_norm
+                self._joined(kernels.linear(x, layer.attention_out)), layer.attention_post_norm
             )
             widened = kernels.feed_forward(
                 residual,
@@ -104,7 +101,7 @@ class Decoder:
             )
             if parallel:
                 residual.add_(attended)
-            delta = self._output(widened, layer.mlp_post_norm)
+            delta = self._output(self._joined(widened), layer.mlp_post_norm)
         return kernels.normalize(residual, delta, weights.last_norm, self.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -114,6 +111,27 @@ class Decoder:
     def token_nll(self, hidden: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
         """Negative log-likelihood of targets[i] after hidden[rows[i]]: see kernels.token_nll."""
         return kernels.token_nll(hidden, self.weights.head, rows, targets)
+
+    def allocate_cache(self, blocks: int, block_size: int) -> KVTensors:
+        """An empty cache for `forward`."""
+        return KVTensors.allocate(self.config, blocks, block_size, self.cache_dtype, self.device)
+
+    def _embed(self, batch: TokenBatch) -> Tensor:
+        """The residual stream at its beginning: float32[T, H]."""
+        return kernels.embed(
+            batch.token_ids,
+            batch.positions,
+            self.weights.tokens,
+            self.weights.positions,
+            batch.prompt_vectors,
+            batch.vector_bases,
+            self.config.embedding_multiplier,
+        )
+
+    def _joined(self, part: Tensor) -> Tensor:
+        """A projection back to the residual stream, of all heads or all widened channels, given
+        what this decoder's weights make of it: [T, H]."""
+        return part
 
     def _output(self, delta: Tensor, post_norm: Norm | None) -> Tensor:
         """What half a block adds to the residual stream, given its last projection: [T, H]."""

@@ -18,17 +18,23 @@ from nightjar.gpu_worker.models.decoder import (
 )
 from nightjar.gpu_worker.models.precision import GPU_PRECISIONS, PRECISIONS, Precision
 from nightjar.gpu_worker.models.rope import RopeTable
+from nightjar.gpu_worker.models.split import Part, channels
 from nightjar.gpu_worker.models.weight_reader import WeightReader
 from nightjar.kernels import GatedWeight, LinearWeight, Norm
 from nightjar.kernels.cuda.qkv_post import HEAD_SIZES
 
+_ALL = slice(None)
 
-def load_model(directory: ModelDirectory, dtype: str, device: str = "cpu") -> Decoder:
+
+def load_model(
+    directory: ModelDirectory, dtype: str, device: str = "cpu", part: Part | None = None
+) -> Decoder:
     """Load the weights of a model directory, which has checked that they are those of its config.
 
     dtype: "fp64", "fp32", "bf16" or "fp16", the storage of weights, activations and cache; or
     "int8", which multiplies in bytes (see kernels.pack_linear), caches in FP16 and keeps the rest
     in FP32.  A GPU computes in fp32, bf16 and fp16.
+    part: what to load, for a ShardDecoder; nothing else is read.
 
     Raises:
         CheckpointError: The GPU has no kernels for the model's heads.
@@ -39,9 +45,11 @@ def load_model(directory: ModelDirectory, dtype: str, device: str = "cpu") -> De
     precision = PRECISIONS[dtype]
     if device != "cpu":
         _check_gpu(directory.config, dtype, device)
+    part = part or Part.of(directory.config)
+    config = part.config(directory.config)
     with torch.inference_mode(), WeightReader(directory) as reader:
-        weights = _Loader(directory.config, reader, precision, device).weights()
-    return Decoder(directory.config, weights, precision.dtype, precision.cache, device)
+        weights = _Loader(config, reader, precision, device, part).weights()
+    return Decoder(config, weights, precision.dtype, precision.cache, device)
 
 
 def _check_gpu(config: ModelConfig, dtype: str, device: str) -> None:
@@ -58,33 +66,44 @@ def _check_gpu(config: ModelConfig, dtype: str, device: str) -> None:
 
 
 class _Loader:
-    """Reads and packs the weights of one model; norms are in FP32 at least."""
+    """Reads and packs the weights of one model, or of one part; norms are in FP32 at least."""
 
     def __init__(
-        self, config: ModelConfig, reader: WeightReader, precision: Precision, device: str
+        self,
+        config: ModelConfig,
+        reader: WeightReader,
+        precision: Precision,
+        device: str,
+        part: Part,
     ) -> None:
+        """config: that of the part."""
         self._config = config
         self._names = TENSOR_NAMES[config.family]
         self._reader = reader
         self._precision = precision
         self._device = device
+        self._part = part
 
     def weights(self) -> DecoderWeights:
         """All weights of the decoder."""
-        config, names = self._config, self._names
-        tokens = self._tensor(f"{names.tokens}.weight")
+        config, names, part = self._config, self._names, self._part
+        table = self._vocabulary(names.tokens)
+        tokens = table
+        if part.ranks > 1:  # a row of zeros for the tokens of other ranks
+            tokens = torch.cat((table, table.new_zeros(1, config.hidden_size)))
+            table = tokens[:-1]
         positions, rope = None, None
-        if config.rope is None:
-            positions = self._tensor(f"{names.positions}.weight")
-        else:
+        if config.rope is not None:
             rope = RopeTable.build(config.rope, config.context_length, self._device)
+        elif part.is_first:
+            positions = self._tensor(f"{names.positions}.weight")
         layers = tuple(self._layer(f"{names.layer}.{i}.") for i in range(config.n_layers))
         last_norm = self._norm(names.last_norm)
         # The scores are linear in what the last norm gives: its weights take their multiplier.
-        for part in (last_norm.weight, last_norm.bias):
-            if part is not None:
-                part.mul_(config.logits_multiplier)
-        head = tokens if config.tied_embeddings else self._tensor(f"{names.head}.weight")
+        for weight in (last_norm.weight, last_norm.bias):
+            if weight is not None:
+                weight.mul_(config.logits_multiplier)
+        head = table if config.tied_embeddings else self._vocabulary(names.head)
         return DecoderWeights(
             tokens=tokens,
             positions=positions,
@@ -93,6 +112,10 @@ class _Loader:
             last_norm=last_norm,
             head=self._pack(head, None),
         )
+
+    def _vocabulary(self, name: str) -> Tensor:
+        """The part's rows of the embedding table or of the LM head."""
+        return self._tensor(f"{name}.weight", self._part.tokens)
 
     def _layer(self, root: str) -> LayerWeights:
         """One block; root: what its tensors' names begin with."""
@@ -109,16 +132,20 @@ class _Loader:
             qkv=self._query_key_value(root),
             query_norm=query_norm,
             key_norm=key_norm,
-            attention_out=self._projection(root + names.attention_out, config.attention_out_bias),
+            attention_out=self._joining(
+                root + names.attention_out,
+                config.attention_out_bias,
+                channels(self._part.heads, config.head_size),
+            ),
             attention_post_norm=attention_post_norm,
             mlp_norm=self._norm(root + names.mlp_norm),
             up=self._widening(root),
-            down=self._projection(root + names.mlp_out, config.mlp_bias),
+            down=self._joining(root + names.mlp_out, config.mlp_bias, self._part.inner),
             mlp_post_norm=mlp_post_norm,
         )
 
-    def _tensor(self, name: str) -> Tensor:
-        return self._reader.tensor(name, self._precision.dtype, self._device)
+    def _tensor(self, name: str, *ranges: slice) -> Tensor:
+        return self._reader.tensor(name, self._precision.dtype, self._device, *ranges)
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
         return self._precision.pack(weight, bias)
@@ -132,19 +159,27 @@ class _Loader:
             bias = self._reader.tensor(f"{name}.bias", dtype, self._device)
         return Norm(weight, bias, self._config.norm_epsilon)
 
-    def _parts(self, name: str, bias: bool) -> tuple[Tensor, Tensor | None]:
-        """A projection's weight [out, in] and bias [out]."""
-        weight = self._tensor(f"{name}.weight")
+    def _parts(
+        self, name: str, bias: bool, *, outputs: slice = _ALL, inputs: slice = _ALL
+    ) -> tuple[Tensor, Tensor | None]:
+        """A projection's weight [out, in] and bias [out], both in the ranges."""
         if self._names.input_major:
-            weight = weight.t()
-        return weight, self._tensor(f"{name}.bias") if bias else None
+            weight = self._tensor(f"{name}.weight", inputs, outputs).t()
+        else:
+            weight = self._tensor(f"{name}.weight", outputs, inputs)
+        return weight, self._tensor(f"{name}.bias", outputs) if bias else None
 
-    def _projection(self, name: str, bias: bool) -> LinearWeight:
-        return self._pack(*self._parts(name, bias))
+    def _joining(self, name: str, bias: bool, inputs: slice) -> LinearWeight:
+        """A projection back to the residual stream, from the part's inputs; the ranks' outputs are
+        summed, so the bias is the first one's."""
+        return self._pack(*self._parts(name, bias and self._part.is_first, inputs=inputs))
 
     def _widening(self, root: str) -> LinearWeight | GatedWeight:
         """The feed-forward block's first projection, with its gate where the family has one."""
-        parts = [self._parts(root + name, self._config.mlp_bias) for name in self._names.mlp_in]
+        parts = [
+            self._parts(root + name, self._config.mlp_bias, outputs=self._part.inner)
+            for name in self._names.mlp_in
+        ]
         if self._config.gated:
             gate, up = parts
             return self._precision.pack_gated(gate, up)
@@ -152,15 +187,30 @@ class _Loader:
 
     def _query_key_value(self, root: str) -> LinearWeight:
         """The three projections as one: all queries' rows, then keys', then values'."""
-        config, names = self._config, self._names
-        parts = [self._parts(root + name, config.qkv_bias) for name in names.query_key_value]
+        parts = [
+            self._parts(root + name, self._config.qkv_bias, outputs=outputs)
+            for name, outputs in self._query_key_value_ranges()
+        ]
         weight = torch.cat([weight for weight, _ in parts])
         biases = [bias for _, bias in parts if bias is not None]
         bias = torch.cat(biases) if biases else None
-        if names.interleaved:
+        if self._names.interleaved:
             weight = self._deinterleaved(weight)
             bias = None if bias is None else self._deinterleaved(bias)
         return self._pack(weight, bias)
+
+    def _query_key_value_ranges(self) -> list[tuple[str, slice]]:
+        """Which outputs of which tensors, in the order of the packed projection."""
+        names, part, size = self._names.query_key_value, self._part, self._config.head_size
+        queries, keys = channels(part.heads, size), channels(part.kv_heads, size)
+        if len(names) == 3:
+            return list(zip(names, (queries, keys, keys), strict=True))
+        if self._names.interleaved:
+            return [(names[0], channels(part.heads, 3 * size))]
+        # Fused families have as many heads of keys and values as of queries.
+        all_heads = self._config.n_heads * part.ranks * size
+        starts = [queries.start + third * all_heads for third in range(3)]
+        return [(names[0], slice(start, start + queries.stop - queries.start)) for start in starts]
 
     def _deinterleaved(self, fused: Tensor) -> Tensor:
         """From each head's query, key and value together to all queries, keys, values."""

@@ -36,12 +36,19 @@ class WeightReader:
     ) -> None:
         self._stack.close()
 
-    def tensor(self, name: str, dtype: torch.dtype, device: str) -> Tensor:
-        """One tensor, converted; the directory has checked that it is there."""
+    def tensor(self, name: str, dtype: torch.dtype, device: str, *ranges: slice) -> Tensor:
+        """One tensor, or its part in the ranges of its dimensions, converted; the directory has
+        checked that it is there.  Nothing beside the part is kept."""
         found = self._tensors[name]
         if found.path not in self._files:
             opened = safe_open(str(found.path), framework="pt")
             self._files[found.path] = self._stack.enter_context(opened)
-        tensor: Tensor = self._files[found.path].get_tensor(found.stored_name)
+        file = self._files[found.path]
+        whole = tuple(slice(0, size) for size in found.shape)
+        ranges = tuple(whole[i] if part == slice(None) else part for i, part in enumerate(ranges))
+        if ranges == whole[: len(ranges)]:
+            tensor: Tensor = file.get_tensor(found.stored_name)
+        else:
+            tensor = file.get_slice(found.stored_name)[ranges]
         # A copy in any case: the mapped file may be replaced while the model is in use.
         return tensor.to(device=device, dtype=dtype, copy=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from nightjar.checkpoints import CheckpointError, ModelDirectory
+from nightjar.checkpoints import CheckpointError, ModelDirectory, ShardError, check_shards
 from nightjar.jobs.errors import EmptyJobError, JobError, StoreError
 from nightjar.jobs.records import Job, NewJob
 from nightjar.jobs.store import Store
@@ -52,6 +52,8 @@ class RunArguments:
     prompt_vectors: Mapping[str, Path] = field(default_factory=dict)
     retry: bool = False  # rows that an earlier run failed through no fault of theirs
     reuse_results: Path | None = None  # a file of answers that runs share
+    shards: int | None = None  # here and in `devices`: as the environment says
+    devices: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def run(arguments: RunArguments, listener: Listener) -> RunSummary:
     with locked_workdir(workdir):
         try:
             return _Run(arguments, model, workdir, listener).execute(started)
-        except SettingsError as error:
+        except (SettingsError, ShardError) as error:
             raise UsageError(str(error)) from error
         except EmptyJobError as error:
             raise UsageError(f"the input {arguments.source} has no lines") from error
@@ -124,6 +126,7 @@ class _Run:
         self._model = model
         self._workdir = workdir
         self._listener = listener
+        placed = {"shards": arguments.shards, "devices": arguments.devices}
         self._settings = Settings.read(
             database_url=SecretStr(sqlite_url(workdir.resolve() / "nightjar.db")),
             model=model.path.resolve(),
@@ -132,7 +135,9 @@ class _Run:
             accept_any_model=True,
             drain_s=DRAIN_S,
             **_cache_settings(arguments.reuse_results),
+            **{name: value for name, value in placed.items() if value is not None},
         )
+        check_shards(model.config, self._settings.shard_count)
         self._store = Store(self._settings.database_url.get_secret_value())
 
     def execute(self, started: float) -> RunSummary:

@@ -15,10 +15,10 @@ from safetensors.numpy import save
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker import messages
+from nightjar.gpu_worker.compute_group import ComputeConfig
 from nightjar.gpu_worker.engine import GenerateRequest, GenerateResult, SamplingParams
 from nightjar.gpu_worker.fake_engine import FakeEngine
 from nightjar.gpu_worker.launcher import (
-    ComputeConfig,
     ComputeLostError,
     InFlight,
     Launcher,

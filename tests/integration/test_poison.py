@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.gpu_worker.launcher import ComputeConfig, Launcher
+from nightjar.gpu_worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.launcher import Launcher
 from nightjar.gpu_worker.worker import GpuWorker, Outcome
 from nightjar.jobs.records import JobState, MicroBatchRef, MicroBatchState, ResultRecord
 from nightjar.jobs.store import Store
@@ -167,7 +168,8 @@ def test_an_exception_costs_no_process(place: Place) -> None:
 WORKER = """
 import os, signal, sys
 from pathlib import Path
-from nightjar.gpu_worker.launcher import ComputeConfig, Launcher
+from nightjar.gpu_worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.launcher import Launcher
 from nightjar.gpu_worker.worker import GpuWorker, Heartbeat
 from nightjar.jobs.store import Store
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from nightjar.gpu_worker import answers
-from nightjar.gpu_worker.launcher import ComputeConfig, Launcher
+from nightjar.gpu_worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.launcher import Launcher
 from nightjar.gpu_worker.worker import GpuWorker, Heartbeat
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import (

@@ -20,8 +20,15 @@ RULES: list[tuple[str, set[str]]] = [
     ("gpu_worker/models/", ENGINE),
     (
         "gpu_worker/compute.py",
-        ENGINE | {"gpu_worker.fake_engine", "gpu_worker.messages", "gpu_worker.translation"},
+        ENGINE
+        | {
+            "gpu_worker.fake_engine",
+            "gpu_worker.messages",
+            "gpu_worker.shards",
+            "gpu_worker.translation",
+        },
     ),
+    ("gpu_worker/shards/", ENGINE | {"gpu_worker.shards"}),
     ("gpu_worker/fake_engine.py", ENGINE),
     ("gpu_worker/translation.py", ENGINE | {"gpu_worker.messages"}),
     ("gpu_worker/", {"jobs", "pipeline", "checkpoints", "gpu_worker"}),

@@ -1,0 +1,237 @@
+"""The processes that compute one model: how they are started, whether they live, how they ended.
+
+There is one, or one a shard: rank 0, which the worker speaks to, and those that follow it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Container
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from nightjar.gpu_worker.shards.exits import EXIT_GROUP_LOST
+
+_EXIT_GRACE_S = 5.0
+_REAP_S = 1.0  # between the last file descriptor of a process and its exit status
+_LONGEST_LOOK_S = 1.0
+_LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+_ENVIRONMENT = {
+    # OpenMP threads that spin while they wait take the cores from the workers beside them: on two
+    # busy cores decode ran eight times slower.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # The ranks of a group are on one machine; nobody else can reach what they say to each other.
+    "GLOO_SOCKET_IFNAME": _LOOPBACK,
+    "NCCL_SOCKET_IFNAME": _LOOPBACK,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeConfig:
+    """How to start the processes of one model.
+
+    threads: CPU threads of all ranks together.
+    shards: ranks that the model is split among; devices: the CUDA device of each, or none where all
+    compute on `device`.
+    rank_late_after_s: a rank that keeps the others waiting or is silent for so long is lost.
+    """
+
+    model: Path
+    dtype: str = "auto"
+    device: str = "cpu"
+    gpu_memory_share: float = 0.85
+    threads: int | None = None
+    stalled_after_s: float = 600.0
+    load_timeout_s: float = 1800.0
+    engine: str = "model"  # or "fake", whose steps take fake_step_s
+    fake_step_s: float = 0.0
+    shards: int = 1
+    devices: tuple[str, ...] = ()
+    rank_late_after_s: float = 8.0
+
+    @property
+    def ranks(self) -> int:
+        """How many processes; a made-up engine needs one."""
+        return 1 if self.engine == "fake" else self.shards
+
+    @property
+    def threads_per_rank(self) -> int | None:
+        """Each rank's share of the threads, or None for what torch takes by itself."""
+        if self.ranks == 1:
+            return self.threads
+        return max(1, (self.threads or _cores()) // self.ranks)
+
+    def command(self, rank: int, pipe: int) -> list[str]:
+        """The command line of a rank that speaks over file descriptor `pipe`."""
+        module = "compute" if rank == 0 else "shards.follower"
+        command = [sys.executable, "-m", f"nightjar.gpu_worker.{module}", f"--model={self.model}"]
+        command += [f"--pipe={pipe}", f"--device={'cuda' if self.devices else self.device}"]
+        if rank == 0:
+            command += [f"--dtype={self.dtype}", f"--engine={self.engine}"]
+            command.append(f"--gpu-memory-share={self.gpu_memory_share}")
+            command.append(f"--fake-step-s={self.fake_step_s}")
+        threads = self.threads_per_rank
+        return command if threads is None else [*command, f"--threads={threads}"]
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """The environment of a rank, which sees its own device alone."""
+        own = {"CUDA_VISIBLE_DEVICES": self.devices[rank]} if self.devices else {}
+        return _ENVIRONMENT | os.environ | own
+
+
+@dataclass(slots=True)
+class _Member:
+    """One rank's process; life: where its signs of life come from, until it ends."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    life: int | None
+    silent_s: float = 0.0
+
+
+class ComputeGroup:
+    """The processes of one model, started together and ended together."""
+
+    def __init__(self, config: ComputeConfig) -> None:
+        self._config = config
+        self._meeting = tempfile.TemporaryDirectory(prefix="nightjar-ranks-")
+        self._reason: str | None = None
+        self._looked_at = time.monotonic()
+        self.pipe, theirs = Pipe()
+        pairs = [Pipe() for _ in range(config.ranks - 1)]
+        pipes = [theirs, *(follower for _, follower in pairs)]
+        ends = [leader for leader, _ in pairs]
+        self._members = [self._start(rank, pipe, ends) for rank, pipe in enumerate(pipes)]
+        for pipe in [*pipes, *ends]:
+            pipe.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id of rank 0."""
+        return self._members[0].process.pid
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids by rank."""
+        return [member.process.pid for member in self._members]
+
+    @property
+    def watched(self) -> list[int]:
+        """File descriptors that signs of life come from; none of a process that is alone."""
+        return [member.life for member in self._members if member.life is not None]
+
+    def fault(self, ready: Container[object], *, silence_counts: bool) -> str | None:
+        """Read the signs of life that are `ready`; what is wrong with a rank, or None.
+
+        Only so much of the time between two looks counts as there can be between two signs: where
+        nobody looked, because this process was stopped as well, silence says nothing.
+        """
+        now = time.monotonic()
+        passed, self._looked_at = min(now - self._looked_at, _LONGEST_LOOK_S), now
+        for member in self._members:
+            if member.life in ready and not os.read(member.life or 0, 4096):
+                return self._blame(member)
+            heard = member.life in ready or not silence_counts
+            member.silent_s = 0.0 if heard else member.silent_s + passed
+            limit = self._config.rank_late_after_s
+            if member.life is not None and member.silent_s > limit:
+                return f"of rank {member.rank} stalled: no sign of life in {limit:g} s"
+        return None
+
+    def kill(self, reason: str) -> None:
+        """End every process at once, for this reason."""
+        self._reason = reason
+        for member in self._members:
+            member.process.kill()
+        self._close_lives()
+
+    def terminate(self) -> None:
+        """Ask every process to end."""
+        for member in self._members:
+            member.process.terminate()
+
+    def wait(self) -> None:
+        """Return when all have ended: rank 0 in its own time, if that is short."""
+        if self._reason is None and len(self._members) > 1:
+            self._reason = self._blame(self._members[0])
+        first, *others = self._members
+        try:
+            first.process.wait(_EXIT_GRACE_S)
+        except subprocess.TimeoutExpired:
+            first.process.kill()
+            first.process.wait()
+        for member in others:
+            member.process.kill()
+            member.process.wait()
+        self._close_lives()
+        self._meeting.cleanup()
+
+    def ending(self) -> str:
+        """How it came to the end, as a verb."""
+        return self._reason or _how(self._members[0].process.returncode)
+
+    def _start(self, rank: int, pipe: Connection, ends: list[Connection]) -> _Member:
+        command, descriptors = self._config.command(rank, pipe.fileno()), [pipe.fileno()]
+        life, theirs = None, None
+        if self._config.ranks > 1:
+            life, theirs = os.pipe()
+            descriptors.append(theirs)
+            command += [f"--rank={rank}", f"--ranks={self._config.ranks}", f"--life={theirs}"]
+            command.append(f"--meeting={Path(self._meeting.name) / 'store'}")
+            command.append(f"--patience-s={self._config.rank_late_after_s}")
+            if rank == 0:
+                numbers = [end.fileno() for end in ends]
+                descriptors += numbers
+                command.append(f"--followers={','.join(map(str, numbers))}")
+        process = subprocess.Popen(
+            command,
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            env=self._config.environment(rank),
+        )
+        if theirs is not None:
+            os.close(theirs)
+        return _Member(rank, process, life)
+
+    def _blame(self, ended: _Member) -> str:
+        """Which rank ended by itself, and how; the others left because of it."""
+        try:
+            ended.process.wait(_REAP_S)
+        except subprocess.TimeoutExpired:
+            return f"of rank {ended.rank} closed its pipes"
+        statuses = {member.rank: member.process.poll() for member in self._members}
+        for rank, status in statuses.items():
+            if status not in (None, EXIT_GROUP_LOST):
+                return f"of rank {rank} {_how(status)}"
+        late = [f"{rank}" for rank, status in statuses.items() if status is None]
+        limit = self._config.rank_late_after_s
+        who = f"of rank {' or '.join(late)}" if late else "of every rank"
+        return f"{who} stalled: the others waited {limit:g} s"
+
+    def _close_lives(self) -> None:
+        for member in self._members:
+            if member.life is not None:
+                os.close(member.life)
+                member.life = None
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # where a container may have fewer than the machine
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _how(status: int) -> str:
+    """How a process with this status ended, as a verb."""
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"

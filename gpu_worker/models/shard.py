@@ -1,0 +1,98 @@
+"""A decoder of which every rank computes a part, in lockstep with the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nightjar import kernels
+from nightjar.gpu_worker.models.batch import TokenBatch
+from nightjar.gpu_worker.models.decoder import Decoder
+from nightjar.gpu_worker.models.split import Part, width
+
+
+class Collective(Protocol):
+    """What the ranks of one model do together; each call is made by all of them, in one order."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of every rank's x [T, H], the same bits on all of them; x may be overwritten.
+
+        On the CPU no row's bits depend on the other rows.
+        """
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """Every rank's x, all of one shape, in the order of the ranks; empty but on rank 0."""
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Rank 0's x; on the others x says its shape and dtype, and is overwritten."""
+
+
+class ShardDecoder(Decoder):
+    """One rank's part of a decoder.
+
+    `forward` gives every rank the same hidden states, those of the whole model; `logits` and
+    `token_nll` give rank 0 the whole model's, and the others nothing to be used.
+    """
+
+    in_lockstep = True
+
+    def __init__(self, own: Decoder, part: Part, collective: Collective) -> None:
+        """own: a decoder with the weights of the part, as `load_model` makes it."""
+        super().__init__(own.config, own.weights, own.dtype, own.cache_dtype, own.device)
+        self.part = part
+        self.collective = collective
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores over the whole vocabulary: [N, H] -> float32[N, V]; on other ranks [N, 0]."""
+        scores = super().logits(hidden)
+        counts = self.part.token_counts(self.config.vocab_size)
+        gathered = self.collective.gather(F.pad(scores, (0, max(counts) - scores.shape[1])))
+        if not gathered:
+            return scores[:, :0]
+        return torch.cat([x[:, :n] for x, n in zip(gathered, counts, strict=True)], 1)
+
+    def token_nll(self, hidden: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
+        """As Decoder.token_nll; on other ranks of no use.
+
+        Each rank sends the log-sum-exp of its own scores, and the target's score if it is its own:
+        log sum exp over the vocabulary is that over the ranks' log-sum-exps.
+        """
+        start, stop = self.part.tokens.start, self.part.tokens.stop
+        own = (targets >= start) & (targets < stop)
+        parts = kernels.token_log_sums(
+            hidden, self.weights.head, rows, torch.where(own, targets - start, 0)
+        )
+        parts[1].masked_fill_(~own, 0.0)
+        gathered = self.collective.gather(parts)
+        if not gathered:
+            return parts[0]
+        sums, scores = torch.stack(gathered).double().cpu().unbind(1)
+        # NumPy's logaddexp is a scalar loop: no pair's bits depend on the others.
+        total = np.logaddexp.reduce(sums.numpy(), axis=0)
+        nll = torch.from_numpy(total) - scores.sum(0)
+        return nll.float().to(hidden.device)
+
+    def _embed(self, batch: TokenBatch) -> Tensor:
+        """Every row from the one rank that holds it: zeros elsewhere, so that the sum is exact."""
+        return self.collective.sum(
+            super()._embed(replace(batch, token_ids=self._own_ids(batch.token_ids)))
+        )
+
+    def _own_ids(self, ids: Tensor) -> Tensor:
+        """Ids as this rank's table counts them: what is not its own reads the row of zeros that
+        stands at the end; ids past the vocabulary, prompt vectors, are the first rank's."""
+        rows = width(self.part.tokens)
+        local = ids - self.part.tokens.start
+        own = torch.where((local >= 0) & (local < rows), local, rows)
+        if not self.part.is_first:
+            return own
+        vocab_size = self.config.vocab_size
+        return torch.where(ids >= vocab_size, ids - vocab_size + rows + 1, own)
+
+    def _joined(self, part: Tensor) -> Tensor:
+        return self.collective.sum(part)

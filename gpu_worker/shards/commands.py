@@ -1,0 +1,249 @@
+"""What rank 0 tells the ranks that follow it, and what they say to that.
+
+One command a frame, MessagePack, over the pipe from rank 0 to each of them. Every command but
+`Load` and `Keep` names one of the models that were loaded, in the order of their loading. Hidden
+states and sums do not come this way: they go through the collective.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from nightjar.gpu_worker.models import TokenBatch
+from nightjar.kernels import Branch, BranchLayout, ChunkLayout, PagedLayout, PagedTensors
+from nightjar.kernels.layout import Tables
+
+Ids = bytearray
+"""int64 numbers; in a type that decodes to memory that torch may write to."""
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """Load this rank's part of the model in a precision; answered by Loaded."""
+
+    dtype: str
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """error: why this rank cannot load its part, or None."""
+
+    error: str | None
+
+
+class Keep(msgspec.Struct, frozen=True, tag=True):
+    """Every rank has its part of what was loaded last: it becomes the next model.  The first time,
+    the ranks meet."""
+
+
+class Allocate(msgspec.Struct, frozen=True, tag=True):
+    """Make the model's cache."""
+
+    model: int
+    blocks: int
+    block_size: int
+
+
+class Clear(msgspec.Struct, frozen=True, tag=True):
+    """Zero these blocks of the cache."""
+
+    model: int
+    blocks: list[int]
+
+
+class Copy(msgspec.Struct, frozen=True, tag=True):
+    """Copy blocks of the cache: (source, copy)."""
+
+    model: int
+    pairs: list[tuple[int, int]]
+
+
+class PackedTables(msgspec.Struct, frozen=True, array_like=True):
+    """Block tables laid end to end: see kernels.layout.Tables."""
+
+    blocks: Ids
+    starts: Ids
+
+
+class Chunks(msgspec.Struct, frozen=True, array_like=True):
+    """A ChunkLayout."""
+
+    tables: PackedTables
+    starts: Ids
+    ends: Ids
+    block_size: int
+
+
+class Running(msgspec.Struct, frozen=True, array_like=True):
+    """A PagedLayout."""
+
+    tables: PackedTables
+    lengths: Ids
+    block_size: int
+
+
+class Branches(msgspec.Struct, frozen=True, array_like=True):
+    """A BranchLayout; branches: (length, padded, prefix) of each document."""
+
+    tables: PackedTables
+    prefix_lengths: Ids
+    branches: list[tuple[int, int, int]]
+
+
+class Forward(msgspec.Struct, frozen=True, tag=True):
+    """One step's TokenBatch; its prompt vectors are rank 0's."""
+
+    model: int
+    token_ids: Ids
+    positions: Ids
+    write_blocks: Ids
+    write_offsets: Ids
+    output_rows: Ids
+    prefill: Chunks | None
+    decode: Running | None
+    branch: Branches | None
+
+
+class Logits(msgspec.Struct, frozen=True, tag=True):
+    """Scores of so many hidden states, which rank 0 broadcasts."""
+
+    model: int
+    rows: int
+
+
+class TokenNll(msgspec.Struct, frozen=True, tag=True):
+    """Scores of targets after hidden states, which rank 0 broadcasts; see Decoder.token_nll."""
+
+    model: int
+    count: int
+    rows: Ids
+    targets: Ids
+
+
+Command = Load | Keep | Allocate | Clear | Copy | Forward | Logits | TokenNll
+
+_encoder = msgspec.msgpack.Encoder()
+_command: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_loaded = msgspec.msgpack.Decoder(Loaded)
+
+
+def encode(message: Command | Loaded) -> bytes:
+    """One frame."""
+    return _encoder.encode(message)
+
+
+def decode_command(frame: bytes) -> Command:
+    """The command of a frame."""
+    return _command.decode(frame)
+
+
+def decode_loaded(frame: bytes) -> Loaded:
+    """The answer to Load."""
+    return _loaded.decode(frame)
+
+
+def forward_of(model: int, batch: TokenBatch) -> Forward:
+    """The command that makes another rank run this batch.
+
+    Raises:
+        ValueError: The batch is one that follows another without the host, see Decoder.in_lockstep.
+    """
+    if batch.output_rows is None or isinstance(batch.decode, PagedTensors):
+        raise ValueError("a step whose rows are on the device only cannot be told to other ranks")
+    return Forward(
+        model=model,
+        token_ids=ids_of(batch.token_ids),
+        positions=ids_of(batch.positions),
+        write_blocks=ids_of(batch.write_blocks),
+        write_offsets=ids_of(batch.write_offsets),
+        output_rows=ids_of(batch.output_rows),
+        prefill=_chunks(batch.prefill),
+        decode=_running(batch.decode),
+        branch=_branches(batch.branch),
+    )
+
+
+def batch_of(command: Forward, device: str) -> TokenBatch:
+    """The batch of a command, without prompt vectors."""
+    token_ids = tensor_of(command.token_ids, device)
+    return TokenBatch(
+        token_ids=token_ids,
+        positions=tensor_of(command.positions, device),
+        vector_bases=torch.zeros_like(token_ids),
+        prompt_vectors=None,
+        write_blocks=tensor_of(command.write_blocks, device),
+        write_offsets=tensor_of(command.write_offsets, device),
+        prefill=_chunk_layout(command.prefill),
+        decode=_paged_layout(command.decode),
+        branch=_branch_layout(command.branch),
+        output_rows=tensor_of(command.output_rows, device),
+    )
+
+
+def ids_of(tensor: Tensor) -> Ids:
+    """A tensor int64[n] as it is sent."""
+    return _raw(tensor.cpu().numpy())
+
+
+def tensor_of(ids: Ids, device: str) -> Tensor:
+    """A tensor int64[n] as it was sent."""
+    return torch.from_numpy(_array(ids)).to(device)
+
+
+def _raw(array: np.ndarray) -> Ids:
+    if array.dtype != np.int64:
+        raise TypeError(f"{array.dtype} numbers in a step's layout, which are int64")
+    return bytearray(array.tobytes())
+
+
+def _array(ids: Ids) -> np.ndarray:
+    return np.frombuffer(ids, dtype=np.int64)
+
+
+def _packed(tables: Tables) -> PackedTables:
+    return PackedTables(_raw(tables.blocks), _raw(tables.starts))
+
+
+def _tables(packed: PackedTables) -> Tables:
+    return Tables(_array(packed.blocks), _array(packed.starts))
+
+
+def _chunks(layout: ChunkLayout | None) -> Chunks | None:
+    if layout is None:
+        return None
+    return Chunks(_packed(layout.tables), _raw(layout.starts), _raw(layout.ends), layout.block_size)
+
+
+def _running(layout: PagedLayout | None) -> Running | None:
+    if layout is None:
+        return None
+    return Running(_packed(layout.tables), _raw(layout.lengths), layout.block_size)
+
+
+def _branches(layout: BranchLayout | None) -> Branches | None:
+    if layout is None:
+        return None
+    branches = [(one.length, one.padded, one.prefix) for one in layout.branches]
+    return Branches(_packed(layout.tables), _raw(layout.prefix_lengths), branches)
+
+
+def _chunk_layout(sent: Chunks | None) -> ChunkLayout | None:
+    if sent is None:
+        return None
+    return ChunkLayout(
+        _tables(sent.tables), _array(sent.starts), _array(sent.ends), sent.block_size
+    )
+
+
+def _paged_layout(sent: Running | None) -> PagedLayout | None:
+    if sent is None:
+        return None
+    return PagedLayout(_tables(sent.tables), _array(sent.lengths), sent.block_size)
+
+
+def _branch_layout(sent: Branches | None) -> BranchLayout | None:
+    if sent is None:
+        return None
+    branches = tuple(Branch(length, padded, prefix) for length, padded, prefix in sent.branches)
+    return BranchLayout(_tables(sent.tables), _array(sent.prefix_lengths), branches)

@@ -1,0 +1,153 @@
+"""Rank 0's side: the engine computes with it as with any decoder, and every rank does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from torch import Tensor
+
+from nightjar.checkpoints import ModelDirectory, ShardError
+from nightjar.gpu_worker.models import Decoder, KVTensors, TokenBatch, load_model
+from nightjar.gpu_worker.models.shard import Collective, ShardDecoder
+from nightjar.gpu_worker.models.split import Part
+from nightjar.gpu_worker.shards.commands import (
+    Allocate,
+    Clear,
+    Command,
+    Copy,
+    Keep,
+    Load,
+    Logits,
+    TokenNll,
+    decode_loaded,
+    encode,
+    forward_of,
+    ids_of,
+)
+from nightjar.gpu_worker.shards.process import GroupLostError, OutOfStepError
+
+
+class Leader:
+    """Speaks to the ranks that follow.
+
+    Args:
+        directory: The model.
+        followers: A pipe to each of ranks 1, 2, ...
+        device: Where this rank computes.
+        join: Meets the others, when all have loaded; called once.
+    """
+
+    def __init__(
+        self,
+        directory: ModelDirectory,
+        followers: Sequence[Connection],
+        device: str,
+        join: Callable[[], Collective],
+    ) -> None:
+        self._directory = directory
+        self._followers = list(followers)
+        self._device = device
+        self._join = join
+        self._collective: Collective | None = None
+        self._models = 0
+
+    def load(self, dtype: str) -> ShardDecoder:
+        """Load the model in a precision on every rank: rank 0's part, which takes the others along.
+
+        Raises:
+            ShardError: The model cannot be split so, or another rank cannot load its part.
+            CheckpointError: Rank 0 cannot load its own.
+        """
+        part = Part.of(self._directory.config, 0, len(self._followers) + 1)
+        self.tell(Load(dtype))
+        try:
+            own = load_model(self._directory, dtype, self._device, part)
+        finally:
+            errors = self._answers()
+        for rank, error in enumerate(errors, 1):
+            if error is not None:
+                raise ShardError(f"rank {rank} cannot load its part: {error}")
+        self.tell(Keep())
+        if self._collective is None:
+            self._collective = self._join()
+        self._models += 1
+        return _LeadingDecoder(own, part, self._collective, self, self._models - 1)
+
+    @contextmanager
+    def together(self, command: Command) -> Iterator[None]:
+        """Have the other ranks carry out a command while this one does the same.
+
+        Raises:
+            OutOfStepError: This rank failed in it; the others may wait for it for ever.
+        """
+        self.tell(command)
+        try:
+            yield
+        except Exception as error:
+            raise OutOfStepError(f"rank 0 failed in {type(command).__name__}") from error
+
+    def tell(self, command: Command) -> None:
+        """Send a command to every other rank."""
+        frame = encode(command)
+        try:
+            for pipe in self._followers:
+                pipe.send_bytes(frame)
+        except OSError as error:
+            raise GroupLostError(f"another rank does not listen: {error}") from error
+
+    def _answers(self) -> list[str | None]:
+        """What keeps each other rank from loading."""
+        try:
+            return [decode_loaded(pipe.recv_bytes()).error for pipe in self._followers]
+        except (EOFError, OSError) as error:
+            raise GroupLostError("another rank ended while it loaded its part") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _LeadingCache(KVTensors):
+    """Rank 0's part of a cache; what happens to its blocks happens on every rank."""
+
+    leader: Leader
+    model: int
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        if pairs:
+            with self.leader.together(Copy(self.model, pairs)):
+                KVTensors.copy(self, pairs)
+
+    def clear(self, blocks: list[int]) -> None:
+        if blocks:
+            with self.leader.together(Clear(self.model, blocks)):
+                KVTensors.clear(self, blocks)
+
+
+class _LeadingDecoder(ShardDecoder):
+    """Rank 0's part of a model; what it is asked, it asks of every rank."""
+
+    def __init__(
+        self, own: Decoder, part: Part, collective: Collective, leader: Leader, model: int
+    ) -> None:
+        super().__init__(own, part, collective)
+        self._leader = leader
+        self._model = model
+
+    def allocate_cache(self, blocks: int, block_size: int) -> KVTensors:
+        with self._leader.together(Allocate(self._model, blocks, block_size)):
+            own = super().allocate_cache(blocks, block_size)
+        return _LeadingCache(own.keys, own.values, self._leader, self._model)
+
+    def forward(self, batch: TokenBatch, cache: KVTensors) -> Tensor:
+        with self._leader.together(forward_of(self._model, batch)):
+            return super().forward(batch, cache)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        with self._leader.together(Logits(self._model, hidden.shape[0])):
+            return super().logits(self.collective.broadcast(hidden))
+
+    def token_nll(self, hidden: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
+        command = TokenNll(self._model, hidden.shape[0], ids_of(rows), ids_of(targets))
+        with self._leader.together(command):
+            return super().token_nll(self.collective.broadcast(hidden), rows, targets)

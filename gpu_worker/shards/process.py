@@ -1,0 +1,113 @@
+"""One process among the ranks of a model: its place, its signs of life, its end."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from nightjar.gpu_worker.shards.exits import EXIT_GROUP_LOST
+
+logger = logging.getLogger(__name__)
+
+_BEAT_EVERY_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+class GroupLostError(BaseException):
+    """Another rank is gone or late.
+
+    Not an Exception: nothing may go on after it, since the ranks are no longer in step. The process
+    has to leave, and the launcher starts the group again.
+    """
+
+
+class OutOfStepError(BaseException):
+    """This rank failed where the others did not stop; see GroupLostError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank among the others.
+
+    meeting: a file that does not exist yet, where the ranks find each other; None for a rank that
+    is alone.
+    patience_s: how long a rank waits for the others in one exchange.
+    life: file descriptor towards the launcher for signs of life.
+    """
+
+    rank: int
+    ranks: int
+    meeting: Path | None
+    patience_s: float
+    life: int
+
+
+def add_place_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments from which `place_of` reads a process's place; without them it is alone."""
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:<number>")
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--meeting", type=Path, help="file where the ranks find each other")
+    parser.add_argument("--patience-s", type=float, default=0.0, help="longest wait for a rank")
+    parser.add_argument("--life", type=int, default=-1, help="file descriptor for signs of life")
+
+
+def place_of(args: argparse.Namespace) -> Place:
+    """The place that was given on the command line."""
+    return Place(args.rank, args.ranks, args.meeting, args.patience_s, args.life)
+
+
+def live_no_longer_than_the_worker() -> None:
+    """The kernel ends this process with the worker's thread that started it, even where it hangs.
+
+    Ctrl-C in a terminal reaches the whole group: the worker drains, and needs its engine for it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def give_signs_of_life(life: int) -> None:
+    """Write a byte a second to a file descriptor, from a thread: a process that is stopped, or
+    holds Python's lock for good, falls silent."""
+
+    def beat() -> None:
+        try:
+            while True:
+                os.write(life, b".")
+                time.sleep(_BEAT_EVERY_S)
+        except OSError:
+            return  # the launcher is gone, and this process about to be
+
+    threading.Thread(target=beat, name="signs-of-life", daemon=True).start()
+
+
+@contextmanager
+def leaving_when_lost() -> Iterator[None]:
+    """End the process at once where the group is lost: its collective may hang on to threads."""
+    try:
+        yield
+    except GroupLostError as error:
+        logger.error("%s", error, extra={"action": "group_lost"})  # noqa: TRY400 - no fault here
+        _exit(EXIT_GROUP_LOST)
+    except OutOfStepError:
+        traceback.print_exc()
+        _exit(1)
+
+
+def _exit(status: int) -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

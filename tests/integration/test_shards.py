@@ -1,0 +1,151 @@
+"""Shards in processes of their own: the same answers, and what happens when a rank fails."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from safetensors.numpy import save
+
+from nightjar.checkpoints import ModelDirectory
+from nightjar.gpu_worker import messages
+from nightjar.gpu_worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.launcher import ComputeLostError, InFlight, Launcher, LauncherError
+from nightjar.gpu_worker.models import load_model
+from tests.families import CASES, save_family
+from tests.processes import wait_until
+from tests.shards import answers, assert_same, every_kind, first_logits, process_leader
+
+PATIENCE_S = 120
+NOTICED_S = 10.0
+
+
+@pytest.mark.parametrize(("family", "ranks"), [("gpt2", 2), ("llama", 4)])
+def test_processes_answer_as_the_whole_model(tiny_model, tmp_path, family, ranks, one_thread):
+    """Llama's two key-value heads are held twice by four ranks."""
+    path = tiny_model if family == "gpt2" else save_family(tmp_path / "m", CASES[family])
+    directory = ModelDirectory.open(path)
+    token_bytes = directory.tokenizer().token_bytes
+    requests = every_kind(directory.config.vocab_size, 70)
+    prompts = [list(request.token_ids) for request in requests[:4]]
+    whole = load_model(directory, "fp32")
+    with process_leader(directory, ranks) as leader:
+        model = leader.load("fp32")
+        found = answers(model, token_bytes, requests)
+        logits = first_logits(leader.load("fp32"), token_bytes, prompts)
+        alone = answers(model, token_bytes, [requests[2]])
+    assert_same(found, answers(whole, token_bytes, requests), 2e-5)
+    expected = first_logits(whole, token_bytes, prompts)
+    largest = float(expected.abs().max())
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * largest)
+    # To the last bit: alone, and in company.
+    assert alone[2] == found[2]
+
+
+@pytest.fixture(scope="module")
+def launcher(tiny_model: Path) -> Iterator[Launcher]:
+    config = ComputeConfig(tiny_model, dtype="fp32", threads=2, shards=2)
+    started = Launcher(config, on_failure=print)
+    started.wait_ready()
+    yield started
+    pids = started.pids
+    started.close()
+    assert not any(map(psutil.pid_exists, pids))
+
+
+def generate(
+    ticket: int, ids: list[int], max_tokens: int, vectors: str | None = None
+) -> messages.Generate:
+    sampling = messages.Sampling(max_tokens=max_tokens, ignore_eos=True)
+    return messages.Generate(ticket, ids, sampling, prompt_vectors=vectors)
+
+
+def ask(launcher: Launcher, count: int = 1, max_tokens: int = 8) -> InFlight:
+    """Prompts that begin with prompt vectors, which the next group must know as well."""
+    ids = [[512, 513, 9 + n] for n in range(count)]
+    return launcher.submit(
+        [partial(generate, ids=one, max_tokens=max_tokens, vectors="v@1") for one in ids]
+    )
+
+
+def text(flight: InFlight) -> bytes:
+    (answer,) = told(flight)
+    assert isinstance(answer, messages.Generated), answer
+    return answer.outputs[0].text
+
+
+def told(flight: InFlight) -> list[messages.Answer]:
+    """All of them, in order."""
+    assert flight.done.wait(PATIENCE_S)
+    assert flight.lost is None
+    return [flight.answers[ticket] for ticket in flight.tickets]
+
+
+@pytest.mark.parametrize(
+    ("sent", "rank", "ending"),
+    [
+        (signal.SIGKILL, 1, "rank 1 was ended by SIGKILL"),
+        (signal.SIGKILL, 0, "rank 0 was ended by SIGKILL"),
+        (signal.SIGSTOP, 1, "rank 1 stalled"),
+        (signal.SIGSTOP, 0, "rank 0 stalled"),
+    ],
+)
+def test_a_rank_that_dies_or_hangs_is_noticed_and_the_group_starts_again(
+    launcher: Launcher, sent: signal.Signals, rank: int, ending: str
+) -> None:
+    launcher.register_vectors("v@1", save({"v": np.ones((2, 32), np.float32)}))
+    launcher.wait_ready()
+    before = text(ask(launcher))
+    pids = launcher.pids
+    flight = ask(launcher, count=200, max_tokens=110)
+    os.kill(pids[rank], sent)
+    began = time.monotonic()
+    assert flight.done.wait(PATIENCE_S)
+    assert time.monotonic() - began < NOTICED_S
+    assert type(flight.lost) is ComputeLostError
+    assert ending in str(flight.lost)
+    wait_until("the next group", lambda: launcher.pids != pids)
+    assert not any(map(psutil.pid_exists, pids))
+    launcher.wait_ready()
+    assert text(ask(launcher)) == before
+
+
+def test_a_second_group_works_beside_the_first(launcher: Launcher, tiny_model: Path) -> None:
+    launcher.wait_ready()
+    config = ComputeConfig(tiny_model, dtype="fp32", threads=2, shards=2)
+    other = Launcher(config, on_failure=print)
+    try:
+        other.wait_ready()
+        for one in (launcher, other):
+            one.register_vectors("v@1", save({"v": np.ones((2, 32), np.float32)}))
+        flights = [ask(one, count=8, max_tokens=40) for one in (launcher, other)]
+        first, second = map(told, flights)
+        assert [one.outputs for one in first] == [one.outputs for one in second]
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "fault"),
+    [
+        ({"shards": 3}, r"3 shards.*4 attention heads.*possible are 1, 2, 4"),
+        ({"shards": 2, "devices": ("0", "1")}, r"CUDA device 0 is not there.*NIGHTJAR_DEVICES"),
+    ],
+)
+def test_what_cannot_be_split_or_placed_is_told_once(
+    tiny_model: Path, config: dict[str, object], fault: str
+) -> None:
+    if "devices" in config and torch.cuda.is_available():
+        pytest.skip("the devices are there")
+    failures: list[str] = []
+    launcher = Launcher(ComputeConfig(tiny_model, **config), on_failure=failures.append)
+    with pytest.raises(LauncherError, match=fault):
+        launcher.wait_ready()
+    launcher.close()
+    assert len(failures) == 1

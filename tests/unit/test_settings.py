@@ -1,0 +1,34 @@
+"""Settings of shards: what belongs together is checked, and a fault names its variable."""
+
+import pytest
+
+from nightjar.pipeline.settings import Settings, SettingsError
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "devices"),
+    [
+        ({}, 1, ()),
+        ({"shards": 4}, 4, ()),
+        ({"devices": "0,1"}, 2, ("0", "1")),
+        ({"devices": "3", "shards": 1}, 1, ("3",)),
+    ],
+)
+def test_a_shard_a_device(given, count, devices):
+    settings = Settings.read(**given)
+    assert settings.shard_count == count
+    assert settings.device_list == devices
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"devices": "0,1", "shards": 3}, "NIGHTJAR_DEVICES.*2 devices for 3 shards"),
+        ({"devices": "1,1"}, "NIGHTJAR_DEVICES.*twice"),
+        ({"devices": "cuda:0"}, "NIGHTJAR_DEVICES"),
+        ({"shards": 0}, "NIGHTJAR_SHARDS"),
+    ],
+)
+def test_what_does_not_fit_is_named(given, fault):
+    with pytest.raises(SettingsError, match=fault):
+        Settings.read(**given)

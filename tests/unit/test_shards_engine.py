@@ -1,0 +1,109 @@
+"""An engine over ranks in threads: second precisions, requests that leave, ranks that fail."""
+
+import pytest
+import torch
+
+from nightjar.checkpoints import ShardError
+from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateResult, RequestFailed
+from nightjar.gpu_worker.models import load_model
+from nightjar.gpu_worker.shards import follower as follower_module
+from nightjar.gpu_worker.shards.process import GroupLostError, OutOfStepError
+from tests.engines import VOCAB, assert_nothing_held, drain, generate, ids, one
+from tests.shards import first_logits, thread_leader
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+HUGE = torch.full((1, 32), 3e38) * torch.tensor([1.0, -1.0] * 16)
+"""A prompt vector whose norm overflows in FP32 and not in FP64."""
+
+
+def spoiled():
+    return generate(9, [VOCAB, *ids(40)], vectors="huge")
+
+
+def engine_of(leader, token_bytes):
+    engine = Engine(leader.load("fp32"), token_bytes, EngineConfig(), lambda: leader.load("fp64"))
+    engine.register_prompt_vectors("huge", HUGE)
+    return engine
+
+
+def test_scores_that_are_not_finite_are_computed_again_on_every_rank(directory, model, token_bytes):
+    """What the first computation wrote is cleared on every rank: its blocks serve others."""
+    with thread_leader(directory, 2) as leader:
+        engine = engine_of(leader, token_bytes)
+        result = drain(engine, spoiled(), generate(1, ids(9)))
+        after = drain(engine, generate(2, ids(60), n=2, temperature=1.0))[2]
+        assert_nothing_held(engine)
+    assert isinstance(result[9], GenerateResult)
+    assert result[9].recomputed_in == "fp64"
+    assert result[1].token_ids == one(model, token_bytes, generate(1, ids(9))).token_ids
+    assert after == one(model, token_bytes, generate(2, ids(60), n=2, temperature=1.0))
+
+
+def test_a_rank_that_cannot_load_a_higher_precision_costs_that_request_alone(
+    directory, token_bytes, monkeypatch
+):
+    def only_fp32(directory, dtype, *others):
+        if dtype != "fp32":
+            raise MemoryError("no room")
+        return load_model(directory, dtype, *others)
+
+    monkeypatch.setattr(follower_module, "load_model", only_fp32)
+    with thread_leader(directory, 2) as leader:
+        engine = engine_of(leader, token_bytes)
+        results = drain(engine, spoiled(), generate(1, ids(9)))
+        with pytest.raises(ShardError, match=r"rank 1 cannot load its part: MemoryError: no room"):
+            leader.load("fp64")
+        assert isinstance(drain(engine, generate(2, ids(9)))[2], GenerateResult)
+    assert isinstance(results[9], RequestFailed)
+    assert "rank 1 cannot load" in results[9].message
+    assert isinstance(results[1], GenerateResult)
+
+
+def test_a_cancelled_request_leaves_every_rank(directory, token_bytes):
+    with thread_leader(directory, 2) as leader:
+        engine = engine_of(leader, token_bytes)
+        engine.submit(generate(1, ids(9), 50))
+        assert engine.step() == []
+        engine.cancel(1)
+        (result,) = engine.step()
+        assert isinstance(result, RequestFailed)
+        assert isinstance(drain(engine, generate(2, ids(9)))[2], GenerateResult)
+        assert_nothing_held(engine)
+
+
+def test_rank_0_that_fails_in_a_step_ends_the_process_and_not_one_request(
+    directory, token_bytes, monkeypatch
+):
+    """The engine runs a step that raises again, request by request; out of step it must not."""
+    with thread_leader(directory, 1) as leader:
+        engine = engine_of(leader, token_bytes)
+        engine.submit(generate(1, ids(9)))
+
+        def fails(*_):
+            raise ValueError("no such row")
+
+        monkeypatch.setattr("nightjar.kernels.embed", fails)
+        with pytest.raises(OutOfStepError, match="Forward"):
+            engine.step()
+
+
+def test_a_rank_that_does_not_listen_any_more_is_a_lost_group(directory, token_bytes):
+    with thread_leader(directory, 2) as leader:
+        engine = engine_of(leader, token_bytes)
+        for pipe in leader._followers:
+            pipe.close()
+        engine.submit(generate(1, ids(9)))
+        with pytest.raises(GroupLostError, match="does not listen"):
+            engine.step()
+
+
+def test_followers_start_from_the_same_scores_for_both_models(directory, token_bytes):
+    """The second model's numbers come from the second model, not from the first."""
+    prompts = [ids(7, 1), ids(19, 2)]
+    with thread_leader(directory, 2) as leader:
+        rough, fine = leader.load("bf16"), leader.load("fp64")
+        found = [first_logits(m, token_bytes, prompts) for m in (rough, fine)]
+    exact = first_logits(load_model(directory, "fp64"), token_bytes, prompts)
+    torch.testing.assert_close(found[1], exact, rtol=0, atol=1e-6)
+    assert float((found[0] - exact).abs().max()) > 1e-4
