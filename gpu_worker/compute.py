@@ -33,6 +33,7 @@ from nightjar.gpu_worker.models.precision import MORE_PRECISE, PRECISIONS, faste
 from nightjar.gpu_worker.shards.collective import TorchCollective, require_device
 from nightjar.gpu_worker.shards.leader import Leader
 from nightjar.gpu_worker.shards.process import (
+    Place,
     add_place_arguments,
     give_signs_of_life,
     leaving_when_lost,
@@ -221,23 +222,24 @@ def _choose_engine(
     if args.engine == "fake":
         logger.warning("fake engine: answers are made up, no model is loaded")
         return FakeEngine(tokenizer.token_bytes, step_s=args.fake_step_s), "fake"
+    place = place_of(args)
+    if place.ranks > 1:
+        require_device(args.device, place.rank)
     device = use_device(args.device)
     dtype = args.dtype
     if dtype == "auto":
         # Both 16-bit formats are as fast on a GPU; bf16 has the range of FP32.
         dtype = fastest_dtype() if device == "cpu" else "bf16"
-    load = _loader(args, directory, device)
+    load = _loader(args, place, directory, device)
     share = args.gpu_memory_share
     engine = build_engine(directory, tokenizer, dtype, load, device=device, gpu_memory_share=share)
     return engine, dtype
 
 
-def _loader(args: argparse.Namespace, directory: ModelDirectory, device: str) -> Load:
+def _loader(args: argparse.Namespace, place: Place, directory: ModelDirectory, device: str) -> Load:
     """What loads the model: here alone, or as rank 0 of several."""
-    place = place_of(args)
     if place.ranks == 1:
         return partial(load_model, directory, device=device)
-    require_device(device, place.rank)
     give_signs_of_life(place.life)
     followers = [Connection(int(number)) for number in args.followers.split(",")]
     return Leader(directory, followers, device, partial(TorchCollective, place, device)).load

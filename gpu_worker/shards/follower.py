@@ -46,6 +46,7 @@ from nightjar.gpu_worker.shards.process import (
     live_no_longer_than_the_worker,
     place_of,
 )
+from nightjar.kernels.cuda.device import use_device
 from nightjar.kernels.native.build import library
 
 logger = logging.getLogger(__name__)
@@ -124,6 +125,7 @@ class Follower:
         self._loaded = None
         try:
             require_device(self._device, self._rank)
+            use_device(self._device)
             library()  # compiled now, not in the first step
             directory = ModelDirectory.open(self._model)
             part = Part.of(directory.config, self._rank, self._ranks)
