@@ -148,7 +148,7 @@ class Tile {
     Vector peaks = before;
     for (int32_t j = 0; j < n; ++j) {
       const Vector score = load(scores_ + j * kTileRows + first);
-      peaks = (j < seen) & (score > peaks) ? score : peaks;
+      peaks = larger(j < seen ? score : peaks, peaks);
     }
     // A row that has seen nothing yet keeps its zeros: -inf less -inf is no number.
     const Vector correction = seen > 0 ? power_of_two(before - peaks) : splat(1.0f);

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <limits>
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
 #endif
 
@@ -63,11 +63,19 @@ inline void store(Half* to, Vector vector) {
 
 inline Vector splat(float x) { return x - Vector{}; }
 
-// a * b + c, rounded once.
+// a * b + c, rounded once.  By instruction: GCC takes a loop over the lanes apart where it pleases.
 inline Vector fused(Vector a, Vector b, Vector c) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vector>(_mm512_fmadd_ps(
+      reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+#elif defined(__FMA__)
+  return reinterpret_cast<Vector>(_mm256_fmadd_ps(
+      reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
+#else
   Vector sum;
   for (int lane = 0; lane < kLanes; ++lane) sum[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
   return sum;
+#endif
 }
 
 inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
@@ -82,6 +90,16 @@ inline Vector at_least(Vector x, float least) {
       _mm512_max_ps(_mm512_set1_ps(least), reinterpret_cast<__m512>(x)));
 #else
   return x < least ? splat(least) : x;
+#endif
+}
+
+// The larger lanes; where x is NaN those of y.
+inline Vector larger(Vector x, Vector y) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vector>(
+      _mm512_max_ps(reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(y)));
+#else
+  return x > y ? x : y;
 #endif
 }
 
@@ -108,17 +126,23 @@ inline Vector scaled_by_power(Vector x, Vector n) {
   return reinterpret_cast<Vector>(bits);
 }
 
+typedef int32_t Places __attribute__((vector_size(kLanes * sizeof(int32_t))));
+
+// Where the lanes of two vectors go that swap blocks of `width` lanes.  Lane l of the first result is
+// l itself, or comes from the second vector where bit `width` of l is set.
+inline void swap_places(int width, Places* first, Places* second) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    (*first)[lane] = lane & width ? lane - width + kLanes : lane;
+    (*second)[lane] = lane & width ? lane + kLanes : lane + width;
+  }
+}
+
 // The lanes of each vector become the vectors of each lane, by swapping ever smaller blocks.
 inline void transpose(Vector (&rows)[kLanes]) {
-  typedef int32_t Places __attribute__((vector_size(kLanes * sizeof(int32_t))));
 #pragma GCC unroll 4
   for (int width = kLanes / 2; width > 0; width /= 2) {
-    // Lane l of the first result: l itself, or from the second vector where bit `width` is set.
     Places first, second;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      first[lane] = lane & width ? lane - width + kLanes : lane;
-      second[lane] = lane & width ? lane + kLanes : lane + width;
-    }
+    swap_places(width, &first, &second);
 #pragma GCC unroll 16
     for (int r = 0; r < kLanes; ++r) {
       if (r & width) continue;
@@ -127,6 +151,21 @@ inline void transpose(Vector (&rows)[kLanes]) {
       rows[r] = low;
     }
   }
+}
+
+// Lane l of the result is the sum of rows[l]'s lanes: a transposition whose halves are added at once.
+inline Vector lane_sums(Vector (&rows)[kLanes]) {
+#pragma GCC unroll 4
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    Places first, second;
+    swap_places(width, &first, &second);
+#pragma GCC unroll 8
+    for (int r = 0; r < width; ++r) {
+      rows[r] = __builtin_shuffle(rows[r], rows[r + width], first) +
+                __builtin_shuffle(rows[r], rows[r + width], second);
+    }
+  }
+  return rows[0];
 }
 
 template <typename V>

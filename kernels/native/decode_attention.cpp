@@ -20,27 +20,58 @@ inline void prefetch(const S* row, int64_t head_size, int64_t ahead) {
   for (int64_t d = 0; d < head_size; d += line) __builtin_prefetch(row + ahead + d);
 }
 
+// Products of kLanes keys, or of `n` and zeros for the others, with a query of W registers, added up
+// over the registers.
+template <int W, typename S>
+inline void multiply_keys(const float* q, const S* keys, int64_t head_size, int64_t n, int64_t ahead,
+                          Vector (&products)[kLanes]) {
+  Vector parts[W];
+#pragma GCC unroll 8
+  for (int i = 0; i < W; ++i) parts[i] = load(q + i * kLanes);
+#pragma GCC unroll 4
+  for (int64_t j = 0; j < kLanes; ++j) {
+    const S* key = keys + j * head_size;
+    Vector product{};
+    if (j < n) {
+      prefetch(key, head_size, ahead);
+#pragma GCC unroll 8
+      for (int i = 0; i < W; ++i) product = fused(parts[i], load(key + i * kLanes), product);
+    }
+    products[j] = product;
+  }
+}
+
+// The same for a head of any number of registers.
+template <typename S>
+inline void multiply_any(const float* q, const S* keys, int64_t head_size, int64_t n, int64_t ahead,
+                         Vector (&products)[kLanes]) {
+  for (int64_t j = 0; j < kLanes; ++j) {
+    const S* key = keys + j * head_size;
+    Vector product{};
+    if (j < n) {
+      prefetch(key, head_size, ahead);
+      for (int64_t d = 0; d < head_size; d += kLanes) {
+        product = fused(load(q + d), load(key + d), product);
+      }
+    }
+    products[j] = product;
+  }
+}
+
 // Scores of n keys, and zeros up to whole registers: lanes of products, of as many keys as there are
-// lanes, turned over so that they are added up as vectors.
+// lanes, added up together.
 template <typename S>
 inline void score(const float* q, const S* keys, int64_t head_size, int64_t n, int64_t ahead,
                   float* scores) {
   for (int64_t first = 0; first < n; first += kLanes) {
     Vector products[kLanes];
-    for (int64_t j = 0; j < kLanes; ++j) {
-      products[j] = Vector{};
-      if (first + j >= n) continue;
-      const S* key = keys + (first + j) * head_size;
-      prefetch(key, head_size, ahead);
-      for (int64_t d = 0; d < head_size; d += kLanes) {
-        products[j] = fused(load(q + d), load(key + d), products[j]);
-      }
+    const S* block = keys + first * head_size;
+    switch (head_size / kLanes) {
+      case 4: multiply_keys<4>(q, block, head_size, n - first, ahead, products); break;
+      case 8: multiply_keys<8>(q, block, head_size, n - first, ahead, products); break;
+      default: multiply_any(q, block, head_size, n - first, ahead, products);
     }
-    transpose(products);
-    for (int width = kLanes / 2; width > 0; width /= 2) {
-      for (int j = 0; j < width; ++j) products[j] += products[j + width];
-    }
-    store(scores + first, products[0]);
+    store(scores + first, lane_sums(products));
   }
 }
 
@@ -50,8 +81,7 @@ inline void weigh(Head& head, float* scores, int64_t n, float* out, int64_t head
   for (int64_t j = n; j < kPieceKeys; ++j) scores[j] = -std::numeric_limits<float>::infinity();
   Vector peaks = splat(head.peak);
   for (int64_t j = 0; j < kPieceKeys; j += kLanes) {
-    const Vector score = load(scores + j);
-    peaks = score > peaks ? score : peaks;
+    peaks = larger(load(scores + j), peaks);
   }
   const float peak = largest_of(peaks);
   const Vector correction = power_of_two(splat(head.peak) - splat(peak));
@@ -68,22 +98,32 @@ inline void weigh(Head& head, float* scores, int64_t n, float* out, int64_t head
   for (int64_t d = 0; d < head_size; d += kLanes) store(out + d, load(out + d) * correction);
 }
 
-// out += weights x values, R registers of channels at a time.
+// out += weights x values, R registers of channels at a time; every other key has sums of its own,
+// so that one addition need not wait for another.
 template <int R, typename S>
 inline void add_channels(const float* weights, const S* values, int64_t head_size, int64_t n,
                          float* out) {
-  Vector sums[R];
+  Vector even[R], odd[R];
 #pragma GCC unroll 4
-  for (int i = 0; i < R; ++i) sums[i] = load(out + i * kLanes);
-  for (int64_t j = 0; j < n; ++j) {
+  for (int i = 0; i < R; ++i) {
+    even[i] = load(out + i * kLanes);
+    odd[i] = Vector{};
+  }
+  const auto add = [&](Vector (&sums)[R], int64_t j) {
     const Vector weight = splat(weights[j]);
 #pragma GCC unroll 4
     for (int i = 0; i < R; ++i) {
       sums[i] = fused(weight, load(values + j * head_size + i * kLanes), sums[i]);
     }
+  };
+  int64_t j = 0;
+  for (; j + 2 <= n; j += 2) {
+    add(even, j);
+    add(odd, j + 1);
   }
+  if (j < n) add(even, j);
 #pragma GCC unroll 4
-  for (int i = 0; i < R; ++i) store(out + i * kLanes, sums[i]);
+  for (int i = 0; i < R; ++i) store(out + i * kLanes, even[i] + odd[i]);
 }
 
 template <typename S>
