@@ -132,11 +132,11 @@ def generate(words: Words, rng: random.Random, sizes: Sizes, reference: Referenc
 
 
 def short_answers(words: Words, rng: random.Random, sizes: Sizes, reference: Reference) -> Workload:
-    """120 tokens asked, the answer ends after 12."""
-    lengths = [rng.randint(32, 96) for _ in range(sizes.short_answers)]
-    requests = [Generation(words.draw(rng, length), 120) for length in lengths]
-    asked = [replace(request, max_tokens=24) for request in requests]
-    stopped = with_stops(requests, reference(asked), [11] * len(requests))
+    """240 tokens asked, the answer ends after 24; short prompts, whose prefill is in both times."""
+    lengths = [rng.randint(8, 32) for _ in range(sizes.short_answers)]
+    requests = [Generation(words.draw(rng, length), 240) for length in lengths]
+    asked = [replace(request, max_tokens=48) for request in requests]
+    stopped = with_stops(requests, reference(asked), [23] * len(requests))
     return Workload("short_answers", "generate", stopped)
 
 

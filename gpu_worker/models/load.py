@@ -6,6 +6,8 @@ they are brought into the one layout that the decoder computes with.
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
@@ -49,7 +51,16 @@ def load_model(
     config = part.config(directory.config)
     with torch.inference_mode(), WeightReader(directory) as reader:
         weights = _Loader(config, reader, precision, device, part).weights()
+    _give_memory_back()
     return Decoder(config, weights, precision.dtype, precision.cache, device)
+
+
+def _give_memory_back() -> None:
+    """Return to the system what reading and packing have freed: up to two copies of the largest
+    weights, which glibc would keep for as long as the process runs."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _check_gpu(config: ModelConfig, dtype: str, device: str) -> None:
