@@ -21,14 +21,7 @@ def sample(
     min_p: Tensor,
     draws: Tensor,
 ) -> Tensor:
-    """Draw one token a row.
-
-    logits: float32[B, V]; temperature: float32[B], > 0; top_k: int64[B], 0 = off; top_p:
-    float32[B], 1 = off; min_p: float32[B], 0 = off; draws: float64[B] in [0, 1).  Returns int64[B].
-    The temperature comes first, then top-k, then top-p over what top-k left, then min-p, the
-    order of transformers.  All three are thresholds on the score, so equal scores stay or go
-    together and no sort order can matter.  The draw walks the distribution in vocabulary order.
-    """
+    """As kernels.sampling.sample: int64[B]."""
     # From the best score down, a temperature next to 0 leaves the best token and no NaN.
     scores = logits - logits.amax(-1, keepdim=True)
     scores /= temperature.clamp(min=1e-30).unsqueeze(1)
