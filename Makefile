@@ -25,7 +25,7 @@ demo: $(VENV)/installed ## Generate and rank with the demo model, through the wh
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/installed-dev lint ## Lint, types and every test but the long ones, two files at a time
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-faults: $(VENV)/installed-dev ## Kill, stop and starve every process; writes docs/faults.md
 	$(BIN)/python -m tests.faults

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from nightjar import kernels
-from nightjar.kernels import cuda_ops
+from nightjar.kernels import cuda_ops, reference
 from nightjar.kernels.cuda.merge import SPLIT, merge_splits
 from tests.kernels_cuda.devices import assert_near, poisoned, random, storages
 
@@ -12,7 +11,9 @@ from tests.kernels_cuda.devices import assert_near, poisoned, random, storages
 def test_two_sets_as_the_reference(device, storage, head_size):
     out_a, out_b = (random((5, 3, head_size), storages[storage], seed=i) for i in (1, 2))
     lse_a, lse_b = (random((5, 3), seed=i, scale=5.0) for i in (3, 4))
-    wanted = kernels.merge_attention(out_a.double(), lse_a.double(), out_b.double(), lse_b.double())
+    wanted = reference.merge.merge_attention(
+        out_a.double(), lse_a.double(), out_b.double(), lse_b.double()
+    )
     got = cuda_ops.merge_attention(*(x.to(device) for x in (out_a, lse_a, out_b, lse_b)))
     assert_near(got, wanted)
 

@@ -69,7 +69,7 @@ def test_the_device_comes_from_the_environment_to_the_compute_process(monkeypatc
     settings = Settings.read()
     share = settings.gpu_memory_share
     config = ComputeConfig(tmp_path, device=settings.device, gpu_memory_share=share)
-    assert {"--device=cuda:3", "--gpu-memory-share=0.5"} <= set(config.command(9))
+    assert {"--device=cuda:3", "--gpu-memory-share=0.5"} <= set(config.command(0, 9))
 
 
 @pytest.mark.parametrize(
