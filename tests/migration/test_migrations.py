@@ -165,7 +165,12 @@ def test_others_go_on_while_a_migration_waits_for_a_long_transaction(postgres_ur
             worker.commit()
             uploading.execute(JOB, {"id": "long"})  # an upload of millions that lands
             migrating = pool.submit(migrate, url)
-            wait_until("the migration", lambda: worker.scalar(waits) or migrating.done())
+
+            def waiting() -> bool:
+                worker.rollback()  # a transaction sees the activity that it saw first
+                return bool(worker.scalar(waits)) or migrating.done()
+
+            wait_until("the migration", waiting)
             worker.rollback()
             assert not migrating.done()
             worker.execute(sa.text("SET lock_timeout = '60s'"))
