@@ -27,6 +27,7 @@ def test_a_shard_a_device(given, count, devices):
         ({"devices": "1,1"}, "NIGHTJAR_DEVICES.*twice"),
         ({"devices": "cuda:0"}, "NIGHTJAR_DEVICES"),
         ({"shards": 0}, "NIGHTJAR_SHARDS"),
+        ({"shards": 2, "device": "cuda"}, "NIGHTJAR_DEVICES.*none for 2 shards on a GPU"),
     ],
 )
 def test_what_does_not_fit_is_named(given, fault):

@@ -94,3 +94,10 @@ def test_numbers_that_are_not_int64_are_refused() -> None:
     with pytest.raises(TypeError, match="int32"):
         ids_of(torch.zeros(2, dtype=torch.int32))
     assert tensor_of(ids_of(torch.tensor([5, -1])), "cpu").tolist() == [5, -1]
+
+
+def test_a_step_that_follows_another_without_the_host_cannot_be_told() -> None:
+    rows = torch.zeros(2, dtype=torch.int64)
+    batch = TokenBatch(rows, rows, rows, None, rows, rows, None, None, None, output_rows=None)
+    with pytest.raises(ValueError, match="on the device only"):
+        forward_of(0, batch)
