@@ -19,11 +19,14 @@ from nightjar.kernels.reference.int8_linear import quantize_weight
 if TYPE_CHECKING:
     from nightjar.kernels.norm import Norm
 
-COLUMNS = 32
-"""Output channels of a panel; int8_linear.cpp holds their sums in two registers."""
+COLUMNS = 64
+"""Output channels of a panel; int8_product.h holds their sums in four registers."""
 
 WORD = 4
 """Neighbouring inputs that one instruction multiplies and adds."""
+
+SEGMENT = 16
+"""Neighbouring inputs of a quantised row that lie together; inputs are filled up to whole ones."""
 
 ZERO = 128
 """What is added to a quantised activation, so that it is stored unsigned."""
@@ -39,8 +42,9 @@ ACTIVATIONS = {None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "silu": 4}
 class PanelWeight:
     """A weight ready for `int8_linear`, in panels of COLUMNS output channels.
 
-    panels: int8[n, in / WORD, COLUMNS, WORD]; offsets: int32[n * COLUMNS], ZERO times the sum of
-    each channel's weights; scales, bias: float32[n * COLUMNS]; all filled up with zeros.
+    panels: int8[n, in / WORD, COLUMNS, WORD], with `in` rounded up to SEGMENT; offsets:
+    int32[n * COLUMNS], ZERO times the sum of each channel's weights; scales, bias:
+    float32[n * COLUMNS]; all filled up with zeros.
     gated: a panel holds the gates of half as many channels, then what they gate.
     """
 
@@ -185,7 +189,7 @@ class _RowsArgument(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Room for quantised rows: uint8[T, stride], float32[T]."""
+    """Room for quantised rows: uint8[T * stride], float32[T]."""
 
     values: Tensor
     scales: Tensor
@@ -195,7 +199,7 @@ class _Rows:
     def for_products(n_rows: int, *weights: PanelWeight) -> _Rows:
         """Room for the rows of each product in turn."""
         width = max(weight.panels.shape[1] * WORD for weight in weights)
-        values = torch.empty(n_rows, width, dtype=torch.uint8)
+        values = torch.empty(n_rows * width, dtype=torch.uint8)
         scales = torch.empty(n_rows)
         return _Rows(values, scales, _RowsArgument(values.data_ptr(), scales.data_ptr()))
 
@@ -203,7 +207,7 @@ class _Rows:
 def _in_panels(parts: list[tuple[Tensor, Tensor | None]]) -> PanelWeight:
     """Weights of one shape side by side in every panel."""
     out_features, in_features = parts[0][0].shape
-    width, words = COLUMNS // len(parts), -(-in_features // WORD)
+    width, words = COLUMNS // len(parts), -(-in_features // SEGMENT) * SEGMENT // WORD
     n = -(-out_features // width)
     data, scales, biases = [], [], []
     for weight, bias in parts:

@@ -5,6 +5,8 @@
 // int32, so a row's result does not depend on the other rows.  See reference/int8_linear.py.
 #pragma once
 
+#include <omp.h>
+
 #include <vector>
 
 #include "activation.h"
@@ -14,14 +16,18 @@
 
 namespace nightjar {
 
-constexpr int kColumns = 32;      // of a panel: two registers of int32
-constexpr int kTileRows = 12;     // 12 x 2 accumulators leave room in 32 registers for the operands
+constexpr int kRegisters = 4;     // of int32 sums, side by side in a panel
+constexpr int kColumns = kRegisters * kLanes;  // of a panel
+constexpr int kTileRows = 6;      // 6 x 4 accumulators leave room in 32 registers for the operands
 constexpr int kBytes = 4;         // products that one instruction adds up in a lane
+constexpr int kSegment = 16;      // neighbouring values of a row that lie together in a tile
 constexpr int kZero = 128;        // activations are stored unsigned: value + kZero
 constexpr float kLimit = 127.0f;  // largest absolute value of a quantised activation
 constexpr float kLeastPeak = 1e-30f;      // a row of zeros needs some scale
 constexpr int64_t kBlockBytes = 1 << 18;  // activations that stay in a core's cache
+constexpr int64_t kShares = 16;           // of a product's work, at least, for each thread
 constexpr int64_t kAheadBytes = 1024;     // of a panel, on the way into the nearest cache
+constexpr int kLine = 64;                 // bytes that a cache fetches at once
 
 // What is kept in half precision between two products is divided by this, a power of two: the
 // largest number that fits is then 1.6e7, and what is lost below 0.015 is less than a hundredth of
@@ -30,9 +36,9 @@ constexpr float kHalfScale = 256.0f;
 
 // A weight, as Python hands it over: see int8_linear.py.
 //
-// panels: int8[n, stride / 4, 32, 4]; offsets: int32, 128 times the sum of the weight's row, scales
-// and bias: float, each [n * 32].  inputs, stride: numbers of a row, and those rounded up to 4.
-// gated: each panel holds 16 columns, their gates first.
+// panels: int8[n, stride / 4, 64, 4]; offsets: int32, 128 times the sum of the weight's row, scales
+// and bias: float, each [n * 64].  inputs, stride: numbers of a row, and those rounded up to 16.
+// gated: each panel holds 32 columns, their gates first.
 struct Weight {
   const int8_t* panels;
   const int32_t* offsets;
@@ -44,10 +50,23 @@ struct Weight {
   int64_t gated;
 };
 
-// Quantised rows: values [rows, stride], and what one step of each is worth.
+// Quantised rows, and what one step of each is worth.
+//
+// The rows of a tile lie interleaved, [stride / 16, rows of the tile, 16]: one pointer finds the
+// operands of a step, and they come from memory in one stream.
 struct Rows {
   uint8_t* values;
   float* scales;
+};
+
+// How rows are cut into tiles of nearly equal height.
+struct Tiles {
+  int64_t n_rows;
+  int64_t count;
+
+  explicit Tiles(int64_t n_rows) : n_rows(n_rows), count((n_rows + kTileRows - 1) / kTileRows) {}
+  int64_t first_row(int64_t tile) const { return n_rows * tile / count; }
+  int64_t height(int64_t tile) const { return first_row(tile + 1) - first_row(tile); }
 };
 
 // The lanes of a row from i on, zeros past its k numbers.
@@ -65,12 +84,13 @@ inline __m512 lanes_at(const Half* x, int64_t i, int64_t k) {
   return _mm512_cvtph_ps(bits);
 }
 
-// Scales a row by its largest absolute value onto -kLimit..kLimit.
+// Scales a row by its largest absolute value onto -kLimit..kLimit, into a tile of `height` rows.
 //
 // The peak is taken over the numbers' bits, where NaN is larger than infinity: a row that is not
 // finite gets a scale, and so a result, that is not finite.
 template <typename X>
-inline void quantize_row(const X* x, int64_t k, int64_t stride, uint8_t* out, float* scale) {
+inline void quantize_row(const X* x, int64_t k, int64_t stride, int64_t height, uint8_t* out,
+                         float* scale) {
   __m512i top = _mm512_setzero_si512();
   for (int64_t i = 0; i < k; i += kLanes) {
     const __m512i bits = _mm512_castps_si512(_mm512_abs_ps(lanes_at(x, i, k)));
@@ -83,11 +103,11 @@ inline void quantize_row(const X* x, int64_t k, int64_t stride, uint8_t* out, fl
   *scale = peak / kLimit * (sizeof(X) < sizeof(float) ? kHalfScale : 1.0f);
   const __m512 inverse = _mm512_set1_ps(kLimit / peak);
   const __m512i zero = _mm512_set1_epi32(kZero);
-  for (int64_t i = 0; i < stride; i += kLanes) {
+  for (int64_t i = 0; i < stride; i += kSegment, out += height * kSegment) {
     // Rounded to nearest even.
     const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(lanes_at(x, i, k), inverse));
-    const __mmask16 kept = stride - i >= kLanes ? 0xffff : (1 << (stride - i)) - 1;
-    _mm512_mask_cvtepi32_storeu_epi8(out + i, kept, _mm512_add_epi32(rounded, zero));
+    const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(rounded, zero));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
   }
 }
 
@@ -97,35 +117,45 @@ struct Ahead {
   int64_t step;
 };
 
-// The int32 sums of R rows and the columns of one panel: [R, kColumns].
+// The int32 sums of a tile of R rows and the columns of one panel: [kRegisters, R, kLanes].
+//
+// A call of its own: inlined into what stores its sums, GCC 12 keeps them in memory all the time.
 template <int R>
-inline void multiply(const uint8_t* values, int64_t stride, const int8_t* panel, Ahead ahead,
-                     int32_t* sums) {
-  __m512i low[R], high[R];
-#pragma GCC unroll 12
-  for (int r = 0; r < R; ++r) low[r] = high[r] = _mm512_setzero_si512();
-  for (int64_t k = 0; k < stride; k += kBytes) {
-    const __m512i first = _mm512_loadu_si512(panel + k * kColumns);
-    const __m512i second = _mm512_loadu_si512(panel + k * kColumns + 64);
-    _mm_prefetch(reinterpret_cast<const char*>(panel + k * kColumns + kAheadBytes), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(panel + k * kColumns + kAheadBytes + 64),
-                 _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(ahead.from), _MM_HINT_T1);
-    ahead.from += ahead.step;
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      int32_t word;
-      std::memcpy(&word, values + r * stride + k, sizeof(word));
-      const __m512i pair = _mm512_set1_epi32(word);
-      // Written out, as GCC 12 keeps the accumulators of the intrinsic in memory.
-      asm("vpdpbusd %2, %1, %0" : "+v"(low[r]) : "v"(pair), "v"(first));
-      asm("vpdpbusd %2, %1, %0" : "+v"(high[r]) : "v"(pair), "v"(second));
+[[gnu::noinline]] void multiply(const uint8_t* values, int64_t stride, const int8_t* panel,
+                                Ahead ahead, int32_t* sums) {
+  __m512i a[R], b[R], c[R], d[R];
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) a[r] = b[r] = c[r] = d[r] = _mm512_setzero_si512();
+  for (int64_t k = 0; k < stride; k += kSegment, values += R * kSegment) {
+#pragma GCC unroll 4
+    for (int word = 0; word < kSegment / kBytes; ++word, panel += kColumns * kBytes) {
+      __m512i w[kRegisters];
+#pragma GCC unroll 4
+      for (int i = 0; i < kRegisters; ++i) {
+        w[i] = _mm512_loadu_si512(panel + i * kLine);
+        _mm_prefetch(reinterpret_cast<const char*>(panel + kAheadBytes + i * kLine), _MM_HINT_T0);
+      }
+      _mm_prefetch(reinterpret_cast<const char*>(ahead.from), _MM_HINT_T1);
+      ahead.from += ahead.step;
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        int32_t bytes;
+        std::memcpy(&bytes, values + r * kSegment + word * kBytes, sizeof(bytes));
+        const __m512i x = _mm512_set1_epi32(bytes);
+        // Written out, as GCC 12 keeps the accumulators of the intrinsic in memory.
+        asm("vpdpbusd %2, %1, %0" : "+v"(a[r]) : "v"(x), "v"(w[0]));
+        asm("vpdpbusd %2, %1, %0" : "+v"(b[r]) : "v"(x), "v"(w[1]));
+        asm("vpdpbusd %2, %1, %0" : "+v"(c[r]) : "v"(x), "v"(w[2]));
+        asm("vpdpbusd %2, %1, %0" : "+v"(d[r]) : "v"(x), "v"(w[3]));
+      }
     }
   }
-#pragma GCC unroll 12
+#pragma GCC unroll 6
   for (int r = 0; r < R; ++r) {
-    _mm512_store_si512(sums + r * kColumns, low[r]);
-    _mm512_store_si512(sums + r * kColumns + kLanes, high[r]);
+    _mm512_store_si512(sums + r * kLanes, a[r]);
+    _mm512_store_si512(sums + (R + r) * kLanes, b[r]);
+    _mm512_store_si512(sums + (2 * R + r) * kLanes, c[r]);
+    _mm512_store_si512(sums + (3 * R + r) * kLanes, d[r]);
   }
 }
 
@@ -150,32 +180,43 @@ struct Channels {
 inline Vector kept(Vector x, const float*) { return x; }
 inline Vector kept(Vector x, const Half*) { return x * splat(1.0f / kHalfScale); }
 
+// Stores the first `width` lanes, at most all of them.
+template <typename Out>
+inline void store_lanes(Out* to, Vector lanes, int64_t width) {
+  if (width >= kLanes) {
+    store(to, kept(lanes, to));
+  } else if (width > 0) {
+    alignas(64) Out part[kLanes];
+    store(part, kept(lanes, part));
+    std::memcpy(to, part, width * sizeof(Out));
+  }
+}
+
 // One tile of the result, of R rows and the columns of one panel.
 template <int A, bool kGated, typename Out, int R>
 void tile(const Weight& weight, const Rows& rows, Out* result, int64_t row, int64_t panel,
           Ahead ahead) {
-  constexpr int kWidth = kGated ? kColumns / 2 : kColumns;
+  constexpr int kResults = kGated ? kRegisters / 2 : kRegisters, kWidth = kResults * kLanes;
   const int64_t column = panel * kColumns, columns = weight.columns;
-  alignas(64) int32_t sums[R * kColumns];
+  Out* to = result + row * columns + panel * kWidth;
+  // The result's lines are asked for now and are there when the sums are.
+  for (int r = 0; r < R; ++r) {
+    for (int i = 0; i < kWidth; i += kLine / sizeof(Out)) __builtin_prefetch(to + r * columns + i, 1);
+  }
+  alignas(64) int32_t sums[kRegisters * R * kLanes];
   multiply<R>(rows.values + row * weight.stride, weight.stride,
               weight.panels + column * weight.stride, ahead, sums);
-  const Channels low(weight, column), high(weight, column + kLanes);
-  const int64_t width = std::min<int64_t>(kWidth, columns - panel * kWidth);
-  Out* to = result + row * columns + panel * kWidth;
-  for (int r = 0; r < R; ++r, to += columns) {
-    const int32_t* place = sums + r * kColumns;
-    const Vector scale = splat(rows.scales[row + r]);
-    const Vector first = activated<A>(low.finished(place, scale));
-    const Vector second = high.finished(place + kLanes, scale);
-    alignas(64) Out part[kColumns];
-    Out* whole = width == kWidth ? to : part;
-    if constexpr (kGated) {
-      store(whole, kept(first * second, whole));
-    } else {
-      store(whole, kept(first, whole));
-      store(whole + kLanes, kept(activated<A>(second), whole));
+  for (int i = 0; i < kResults; ++i) {
+    const int64_t width = columns - panel * kWidth - i * kLanes;
+    const int32_t* place = sums + i * R * kLanes;
+    const Channels channels(weight, column + i * kLanes);
+    const Channels gated(weight, column + (kGated ? kWidth : 0) + i * kLanes);
+    for (int r = 0; r < R; ++r, place += kLanes) {
+      const Vector scale = splat(rows.scales[row + r]);
+      Vector x = activated<A>(channels.finished(place, scale));
+      if constexpr (kGated) x = x * gated.finished(place + kResults * R * kLanes, scale);
+      store_lanes(to + r * columns + i * kLanes, x, width);
     }
-    if (whole != to) std::memcpy(to, part, width * sizeof(Out));
   }
 }
 
@@ -185,12 +226,9 @@ using TileOf = void (*)(const Weight&, const Rows&, Out*, int64_t, int64_t, Ahea
 // By the number of rows.
 template <int A, bool kGated, typename Out>
 constexpr TileOf<Out> kTiles[] = {nullptr,
-                                  tile<A, kGated, Out, 1>,  tile<A, kGated, Out, 2>,
-                                  tile<A, kGated, Out, 3>,  tile<A, kGated, Out, 4>,
-                                  tile<A, kGated, Out, 5>,  tile<A, kGated, Out, 6>,
-                                  tile<A, kGated, Out, 7>,  tile<A, kGated, Out, 8>,
-                                  tile<A, kGated, Out, 9>,  tile<A, kGated, Out, 10>,
-                                  tile<A, kGated, Out, 11>, tile<A, kGated, Out, 12>};
+                                  tile<A, kGated, Out, 1>, tile<A, kGated, Out, 2>,
+                                  tile<A, kGated, Out, 3>, tile<A, kGated, Out, 4>,
+                                  tile<A, kGated, Out, 5>, tile<A, kGated, Out, 6>};
 
 template <bool kGated, typename Out>
 const TileOf<Out>* tiles_of(int64_t activation) {
@@ -212,22 +250,39 @@ void multiply_all(const Weight& weight, const Rows& rows, int64_t n_rows, int64_
       weight.gated ? tiles_of<true, Out>(activation) : tiles_of<false, Out>(activation);
   const int64_t width = weight.gated ? kColumns / 2 : kColumns, stride = weight.stride;
   const int64_t n_panels = (weight.columns + width - 1) / width;
-  // Tiles of nearly equal height; blocks of tiles that stay in the cache over all panels.
-  const int64_t n_tiles = (n_rows + kTileRows - 1) / kTileRows;
-  const int64_t in_block = std::max<int64_t>(1, kBlockBytes / (stride * kTileRows));
-  const int64_t n_blocks = (n_tiles + in_block - 1) / in_block;
+  const Tiles cut(n_rows);
+  // Blocks of tiles that stay in the cache over all panels; enough of them for all threads.
+  const int64_t that_stay = std::max<int64_t>(1, kBlockBytes / (stride * kTileRows));
+  const int64_t least_blocks = (kShares * omp_get_num_threads() + n_panels - 1) / n_panels;
+  const int64_t shared = std::max<int64_t>(1, (cut.count + least_blocks - 1) / least_blocks);
+  const int64_t in_block = std::min(that_stay, shared);
+  const int64_t n_blocks = (cut.count + in_block - 1) / in_block;
   // Neighbouring panels in one hand: the next one is on its way when it is needed.
 #pragma omp for collapse(2) schedule(dynamic, 2)
   for (int64_t block = 0; block < n_blocks; ++block) {
     for (int64_t panel = 0; panel < n_panels; ++panel) {
-      const int64_t begin = block * in_block, end = std::min(n_tiles, begin + in_block);
+      const int64_t begin = block * in_block, end = std::min(cut.count, begin + in_block);
       const int8_t* next = weight.panels + (panel + 1) % n_panels * kColumns * stride;
       const int64_t step = kColumns * kBytes / (end - begin);
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t first = n_rows * i / n_tiles, last = n_rows * (i + 1) / n_tiles;
         const Ahead ahead{next + (i - begin) * step * stride / kBytes, step};
-        tiles[last - first](weight, rows, out, first, panel, ahead);
+        tiles[cut.height(i)](weight, rows, out, cut.first_row(i), panel, ahead);
       }
+    }
+  }
+}
+
+// Quantises the rows that `row_at` finds, tile by tile.  Called by all threads of a team.
+template <typename RowAt>
+void quantize_tiles(int64_t n_rows, const Weight& weight, const Rows& rows, RowAt row_at) {
+  const Tiles cut(n_rows);
+#pragma omp for schedule(static)
+  for (int64_t tile = 0; tile < cut.count; ++tile) {
+    const int64_t first = cut.first_row(tile), height = cut.height(tile);
+    for (int64_t r = 0; r < height; ++r) {
+      uint8_t* place = rows.values + first * weight.stride + r * kSegment;
+      quantize_row(row_at(first + r), weight.inputs, weight.stride, height, place,
+                   rows.scales + first + r);
     }
   }
 }
@@ -236,24 +291,18 @@ void multiply_all(const Weight& weight, const Rows& rows, int64_t n_rows, int64_
 template <typename X>
 void quantize_rows(const X* x, int64_t x_stride, int64_t n_rows, const Weight& weight,
                    const Rows& rows) {
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < n_rows; ++row) {
-    quantize_row(x + row * x_stride, weight.inputs, weight.stride,
-                 rows.values + row * weight.stride, rows.scales + row);
-  }
+  quantize_tiles(n_rows, weight, rows, [=](int64_t row) { return x + row * x_stride; });
 }
 
 // The same of the normalised residual stream, which takes in delta first.
 inline void quantize_normalized(const Norm& norm, float* residual, const float* delta,
                                 int64_t n_rows, const Weight& weight, const Rows& rows) {
   std::vector<float> normal(norm.size);
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < n_rows; ++row) {
+  quantize_tiles(n_rows, weight, rows, [&](int64_t row) {
     const int64_t place = row * norm.size;
     normalize(norm, residual + place, delta == nullptr ? nullptr : delta + place, normal.data());
-    quantize_row(normal.data(), norm.size, weight.stride, rows.values + row * weight.stride,
-                 rows.scales + row);
-  }
+    return normal.data();
+  });
 }
 
 }  // namespace nightjar
