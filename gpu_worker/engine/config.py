@@ -20,7 +20,7 @@ class EngineConfig:
     eos_token_ids: ids that end a text; None takes the model's own.
     """
 
-    max_running: int = 64
+    max_running: int = 128
     max_step_tokens: int = 2048
     block_size: int = 32
     kv_cache_bytes: int = 1 << 30
