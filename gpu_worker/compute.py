@@ -5,7 +5,6 @@ reaches it.
 """
 
 import argparse
-import gc
 import logging
 import sys
 import time
@@ -43,6 +42,7 @@ from nightjar.gpu_worker.shards.process import (
 from nightjar.gpu_worker.translation import Translator
 from nightjar.kernels.cuda.device import DeviceError, use_device
 from nightjar.kernels.native.build import NativeBuildError, library
+from nightjar.process import spare_what_stays
 
 logger = logging.getLogger(__name__)
 
@@ -209,8 +209,7 @@ def _serve(args: argparse.Namespace, pipe: Connection) -> int:
     )
     ready = messages.Ready(model=directory.name, dtype=dtype, load_s=load_s)
     pipe.send_bytes(messages.encode([ready]))
-    gc.collect()
-    gc.freeze()  # what is loaded now stays, and need not be looked through at every collection
+    spare_what_stays()
     ComputeLoop(engine, Translator(tokenizer), pipe).run()
     return 0
 

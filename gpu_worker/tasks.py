@@ -24,9 +24,9 @@ from nightjar.pipeline.celery_app import (
     TICK_TASK,
     create_celery_app,
 )
-from nightjar.pipeline.collector import spare_what_stays
 from nightjar.pipeline.reuse import open_cache
 from nightjar.pipeline.settings import Settings
+from nightjar.process import spare_what_stays, step_back
 
 settings = Settings.read()
 app = create_celery_app(settings)
@@ -95,6 +95,7 @@ def _leave(_: str) -> None:
 @worker_init.connect
 def _open(**_: object) -> None:
     """Load the model before the first message is taken; a fault ends the worker here."""
+    step_back(settings.worker_niceness)  # before the compute process starts: it inherits this
     try:
         _parts.append(_Parts.open())
     except (CheckpointError, LauncherError) as error:

@@ -9,8 +9,8 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.api import create_app
 from nightjar.jobs.store import Store
 from nightjar.pipeline.celery_app import PLAN_TASK, create_celery_app
-from nightjar.pipeline.collector import spare_what_stays
 from nightjar.pipeline.settings import Settings
+from nightjar.process import spare_what_stays
 
 # A thread that parses an upload keeps the interpreter for so long at a time. A status poll takes it
 # up a dozen times on its way through event loop, thread and database, so that Python's own 5 ms a

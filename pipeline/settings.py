@@ -54,6 +54,9 @@ class Settings(BaseSettings):
         16, ge=1, description="most micro-batches in the broker or in flight; the rest wait in SQL"
     )
 
+    worker_niceness: int = Field(
+        5, ge=0, le=19, description="priority of planners and GPU workers, given up to the API"
+    )
     worker_threads: int = Field(4, ge=1, description="micro-batches in one engine at a time")
     heartbeat_s: float = Field(1.0, gt=0)
     worker_dead_after_s: float = Field(8.0, gt=0)

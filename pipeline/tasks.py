@@ -25,12 +25,12 @@ from nightjar.pipeline.celery_app import (
     TICK_TASK,
     create_celery_app,
 )
-from nightjar.pipeline.collector import spare_what_stays
 from nightjar.pipeline.dispatcher import dispatch
 from nightjar.pipeline.leadership import Leadership
 from nightjar.pipeline.planner import Planner
 from nightjar.pipeline.settings import Settings, SettingsError
 from nightjar.pipeline.sweeper import Sweeper
+from nightjar.process import spare_what_stays, step_back
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,7 @@ def _leadership() -> Leadership:
 @worker_init.connect
 def _open(**_: object) -> None:
     """Build everything before the pool's threads ask for it; a fault ends the worker here."""
+    step_back(settings.worker_niceness)
     try:
         _planner()
     except (SettingsError, CheckpointError) as error:

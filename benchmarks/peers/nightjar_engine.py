@@ -21,6 +21,7 @@ from nightjar.gpu_worker.engine import (
     SamplingParams,
 )
 from nightjar.gpu_worker.models import load_model
+from nightjar.process import spare_what_stays
 
 from .protocol import Generated, Generation, Ranking, UnsupportedError, serve
 
@@ -45,6 +46,7 @@ class NightjarEngine:
         banned = () if prompt_id is None else (prompt_id,)
         self._decoder, self._token_bytes = decoder, tokenizer.token_bytes
         self.start_engine(EngineConfig(banned_token_ids=banned))
+        spare_what_stays()  # as the product's workers do
 
     def start_engine(self, config: EngineConfig) -> None:
         """Another engine over the same weights; the old one's cache is gone."""

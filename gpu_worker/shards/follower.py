@@ -7,7 +7,6 @@ launcher sees it and starts the group again.
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import sys
 from collections.abc import Callable
@@ -48,6 +47,7 @@ from nightjar.gpu_worker.shards.process import (
 )
 from nightjar.kernels.cuda.device import use_device
 from nightjar.kernels.native.build import library
+from nightjar.process import spare_what_stays
 
 logger = logging.getLogger(__name__)
 
@@ -142,8 +142,7 @@ class Follower:
             self._collective = self._join()
         self._models.append(ShardDecoder(*self._loaded, self._collective))
         self._loaded = None
-        gc.collect()
-        gc.freeze()
+        spare_what_stays()
 
     @staticmethod
     def _hidden(model: ShardDecoder, rows: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 from celery import Celery
 
@@ -22,6 +23,7 @@ from tests.processes import wait_until
 from tests.services import end_abruptly
 
 GRACE_S = 10
+NICENESS = 7
 
 
 class Planners:
@@ -61,6 +63,7 @@ def planners(store: Store, database_url: str, tiny_model: Path) -> Iterator[Plan
             "NIGHTJAR_ACCEPT_ANY_MODEL": "true",
             "NIGHTJAR_SWEEP_EVERY_S": "0.5",
             "NIGHTJAR_WORKER_DEAD_AFTER_S": "4",
+            "NIGHTJAR_WORKER_NICENESS": str(NICENESS),
             "PYTHONPATH": os.environ.get("PYTHONPATH", str(Path.cwd())),
         }
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("NIGHTJAR_")}
@@ -88,6 +91,8 @@ def test_one_leads_and_the_other_takes_over_when_it_is_killed(
 ) -> None:
     wait_until("a leader", lambda: leader(store)[0])
     first, epoch = leader(store)
+    of_planners = [psutil.Process(s.process.pid) for s in planners.planners if s.process]
+    wait_until("both are nice", lambda: {p.nice() for p in of_planners} == {NICENESS})
     jobs = [submit(store, [{"prompt": f"p {n}"}]) for n in range(3)]
     for job_id in jobs:
         planners.app.send_task(PLAN_TASK, [job_id])

@@ -1,0 +1,52 @@
+"""What a long-running process asks of Python and of the system; each in a process of its own."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import gc
+from nightjar.process import YOUNG_OBJECTS, spare_what_stays
+kept = [[] for _ in range(10_000)]
+spare_what_stays()
+assert gc.get_freeze_count() > 10_000
+assert gc.get_threshold()[0] == YOUNG_OBJECTS
+
+class Node:
+    ended = 0
+    def __init__(self):
+        self.ring = self
+    def __del__(self):
+        Node.ended += 1
+
+for _ in range(3 * YOUNG_OBJECTS):
+    Node()
+assert Node.ended > YOUNG_OBJECTS, Node.ended
+print("spared")
+"""
+
+
+NICER = """
+import os, subprocess, sys
+from nightjar.process import step_back
+before = os.nice(0)
+for niceness in (before + 3, before + 1):  # the second asks for less than there is
+    step_back(niceness)
+child = subprocess.run([sys.executable, "-c", "import os; print(os.nice(0))"],
+                       capture_output=True, text=True, check=True)
+print(os.nice(0) - before, int(child.stdout) - before)
+"""
+
+
+def ran(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    return done.stdout or done.stderr
+
+
+def test_what_is_loaded_is_spared_and_later_rings_are_still_found() -> None:
+    assert ran(PROGRAM) == "spared\n"
+
+
+def test_a_process_steps_back_with_what_it_starts_and_never_forward() -> None:
+    assert ran(NICER) == "3 3\n"
