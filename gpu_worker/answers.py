@@ -63,8 +63,10 @@ def _sampling(request: ClaimedRequest) -> messages.Sampling:
     )
 
 
-def make_result(request: ClaimedRequest, answer: messages.Answer, model: str) -> NewResult:
-    """The result row of an answer."""
+def make_result(
+    request: ClaimedRequest, answer: messages.Answer, model: str, reused_documents: int = 0
+) -> NewResult:
+    """The result row of an answer; `reused_documents` of a ranking were scored for earlier jobs."""
     match answer:
         case messages.Failed():
             status = 400 if answer.code in _CALLERS_FAULTS else 500
@@ -72,7 +74,7 @@ def make_result(request: ClaimedRequest, answer: messages.Answer, model: str) ->
         case messages.Generated():
             return _generated(request, answer, model)
         case messages.Ranked():
-            return _ranked(request, answer, model)
+            return _ranked(request, answer, model, reused_documents)
 
 
 def _generated(request: ClaimedRequest, answer: messages.Generated, model: str) -> NewResult:
@@ -179,7 +181,9 @@ def _shown(token: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
-def _ranked(request: ClaimedRequest, answer: messages.Ranked, model: str) -> NewResult:
+def _ranked(
+    request: ClaimedRequest, answer: messages.Ranked, model: str, reused_documents: int
+) -> NewResult:
     documents = request.body["documents"]
     results = [
         _scored(index, nll, count, documents[index] if _returns_documents(request) else None)
@@ -199,6 +203,8 @@ def _ranked(request: ClaimedRequest, answer: messages.Ranked, model: str) -> New
     }
     if answer.recomputed_in is not None:
         body["recomputed_in"] = answer.recomputed_in
+    if reused_documents:
+        body["reused_documents"] = reused_documents
     return NewResult(request_id=request.id, status_code=200, body=body, prompt_tokens=prompt)
 
 

@@ -4,9 +4,9 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.answers import make_message, make_result
 from nightjar.gpu_worker.gate import Gate, GateClosedError
+from nightjar.gpu_worker.known_scores import Ranking, rankings
 from nightjar.gpu_worker.launcher import (
     ComputeLostError,
     ComputeNotReadyError,
@@ -23,11 +24,13 @@ from nightjar.gpu_worker.launcher import (
 )
 from nightjar.jobs.errors import StoreError, StoreUnavailableError
 from nightjar.jobs.records import (
+    CachedScore,
     ClaimedMicroBatch,
     ClaimedRequest,
     Crash,
     NewResult,
     RequestError,
+    Reuse,
 )
 from nightjar.jobs.store import Store
 from nightjar.pipeline.liveness import owner_name
@@ -56,10 +59,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """The outcomes that came; `lost` says why the others will not come, if they will not."""
+    """The outcomes that came; `lost` says why the others will not come, if they will not.
+
+    scores: what was computed of rankings and is to be kept.
+    """
 
     results: list[NewResult]
     precision: str
+    scores: list[CachedScore]
     lost: ComputeLostError | None = None
 
 
@@ -180,20 +187,49 @@ class GpuWorker:
             self._register_vectors(str(key))
         results, asked = _messages(batch.requests)
         precision = self._launcher.precision
+        known = {} if self._cache is None else rankings(asked, self._cache, precision)
+        answered, asked = self._shortened(asked, known)
+        results += answered
         flight = self._launcher.submit([partial(_with_ticket, message) for _, message in asked])
         self._wait(batch, flight)
+        scores: list[CachedScore] = []
         if flight.lost is not None and not isinstance(flight.lost, ComputeLostError):
             raise flight.lost
         for (request, _), ticket in zip(asked, flight.tickets, strict=True):
             answer = flight.answers.get(ticket)
             # Where there is none and none was lost, the store writes that it was cancelled.
             if answer is not None:
-                results.append(self._result(request, answer))
-        return _Computed(results, precision, flight.lost)
+                results.append(self._result(request, answer, known.get(request.id)))
+                if request.id in known and isinstance(answer, messages.Ranked):
+                    scores += known[request.id].computed(answer)
+        return _Computed(results, precision, scores, flight.lost)
 
-    def _result(self, request: ClaimedRequest, answer: messages.Answer) -> NewResult:
+    def _shortened(
+        self, asked: Sequence[tuple[ClaimedRequest, Message]], known: Mapping[int, Ranking]
+    ) -> tuple[list[NewResult], list[tuple[ClaimedRequest, Message]]]:
+        """The results of rankings of which all is known, and what is left to ask."""
+        results: list[NewResult] = []
+        left: list[tuple[ClaimedRequest, Message]] = []
+        for request, message in asked:
+            ranking = known.get(request.id)
+            rest = message if ranking is None else ranking.rest
+            if rest is not None:
+                left.append((request, rest))
+            elif ranking is not None:
+                result = self._result(request, ranking.whole(None), None)
+                reused = None if result.error else Reuse.CACHE
+                results.append(replace(result, reused=reused))
+        return results, left
+
+    def _result(
+        self, request: ClaimedRequest, answer: messages.Answer, known: Ranking | None
+    ) -> NewResult:
+        """The result of an answer, to what was not known if something was."""
         try:
-            return make_result(request, answer, self._model)
+            reused = 0
+            if known is not None and isinstance(answer, messages.Ranked):
+                answer, reused = known.whole(answer), known.reused_documents
+            return make_result(request, answer, self._model, reused)
         except Exception as error:  # its neighbours have their answers
             logger.exception(
                 "the answer of request %d cannot be read",
@@ -249,6 +285,7 @@ class GpuWorker:
         )
         if landed and self._cache is not None:
             self._cache.keep(batch.requests, results, computed.precision)
+            self._cache.keep_scores(computed.scores)
         return Outcome(
             outcome="done" if landed else LEASE_LOST,
             requests=len(batch.requests),

@@ -287,6 +287,15 @@ class CachedAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class CachedScore:
+    """How likely a document is after a query, kept for rankings to come."""
+
+    key: str  # 64 hexadecimal digits: of the model, the precision, the query and the document
+    mean_nll: float  # nats a token
+    token_count: int  # tokens that were scored
+
+
+@dataclass(frozen=True, slots=True)
 class ResultRecord:
     """One landed outcome, as read back."""
 

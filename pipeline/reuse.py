@@ -17,6 +17,7 @@ from nightjar.jobs.equality import derived_seed, draws
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import (
     CachedAnswer,
+    CachedScore,
     ClaimedRequest,
     EncodedRequest,
     JsonObject,
@@ -52,6 +53,7 @@ class ResultCache:
         url = settings.result_cache_url
         self._answers = store if url is None else Store(url.get_secret_value())
         self._most_rows = settings.result_cache_rows
+        self._most_scores = settings.result_cache_scores
         self._oldest_s = settings.result_cache_days * _DAY_S
         name = settings.model_name or model.name
         self._scope = f"{nightjar.__version__}\n{model.fingerprint}\n{name}"
@@ -90,9 +92,30 @@ class ResultCache:
                 ]
             )
             if self._is_time_to_look():
-                self._answers.drop_old(self._most_rows, self._oldest_s)
+                self._answers.drop_old(self._most_rows, self._most_scores, self._oldest_s)
         except StoreError as error:
             logger.warning("answers are not kept: %s", error, extra={"action": "cache_unwritten"})
+
+    def score_keys(self, ranking: ClaimedRequest, precision: str) -> list[str]:
+        """What the score of each of the ranking's documents is kept under."""
+        query, *documents = ranking.segments
+        asked = pair_digests(query, documents, self._vectors_of(ranking.prompt_vector))
+        return [self._key(digest, precision) for digest in asked]
+
+    def find_scores(self, keys: Sequence[str]) -> dict[str, CachedScore]:
+        """The scores that are known, by their keys."""
+        try:
+            return self._answers.cached_scores(keys, self._oldest_s)
+        except StoreError as error:
+            logger.warning("no score is reused: %s", error, extra={"action": "cache_unread"})
+            return {}
+
+    def keep_scores(self, scores: Sequence[CachedScore]) -> None:
+        """Keep scores that have been computed."""
+        try:
+            self._answers.keep_scores(scores)
+        except StoreError as error:
+            logger.warning("scores are not kept: %s", error, extra={"action": "cache_unwritten"})
 
     def _answer(
         self, request: ClaimedRequest, item: NewResult, body: JsonObject, precision: str
@@ -100,7 +123,8 @@ class ResultCache:
         digest = self._digest(request, request.segments, request.prompt_vector)
         return CachedAnswer(
             key=self._key(digest, precision),
-            body=body,
+            # Of its own making: where it is found again, the whole of it is reused.
+            body={name: value for name, value in body.items() if name != "reused_documents"},
             prompt_tokens=item.prompt_tokens,
             completion_tokens=item.completion_tokens,
             requested_tokens=item.requested_tokens,
@@ -114,8 +138,11 @@ class ResultCache:
         segments: Sequence[Sequence[int]],
         prompt_vector: str | None,
     ) -> bytes:
-        vectors = None if prompt_vector is None else self._vectors_sha256(prompt_vector)
+        vectors = self._vectors_of(prompt_vector)
         return answer_digest(request.body, request.custom_id, segments, vectors)
+
+    def _vectors_of(self, prompt_vector: str | None) -> str | None:
+        return None if prompt_vector is None else self._vectors_sha256(prompt_vector)
 
     def _key(self, digest: bytes, precision: str) -> str:
         scope = f"{self._scope}\n{precision}\n".encode()
@@ -186,6 +213,18 @@ def answer_digest(
         asked["documents"] = body["documents"]  # they are part of the answer
     parts = [json.dumps(asked, sort_keys=True).encode(), (vectors_sha256 or "").encode()]
     parts.append(pack_segments(segments))
+    return _digest_of(parts)
+
+
+def pair_digests(
+    query: Sequence[int], documents: Iterable[Sequence[int]], vectors_sha256: str | None
+) -> list[bytes]:
+    """For each document the same wherever it is scored after this query; 32 bytes each."""
+    asked = _digest_of([(vectors_sha256 or "").encode(), pack_segments([query])])
+    return [_digest_of([b"pair", asked, pack_segments([document])]) for document in documents]
+
+
+def _digest_of(parts: Iterable[bytes]) -> bytes:
     whole = hashlib.sha256()
     for part in parts:
         whole.update(len(part).to_bytes(8, "big") + part)

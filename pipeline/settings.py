@@ -99,6 +99,9 @@ class Settings(BaseSettings):
         None, description="database of the answers that are kept; the jobs' own unless given"
     )
     result_cache_rows: int = Field(1_000_000, ge=1, description="most answers that are kept")
+    result_cache_scores: int = Field(
+        10_000_000, ge=1, description="most scores of documents that are kept"
+    )
     result_cache_days: float = Field(30.0, gt=0, description="answers older than this are dropped")
 
     max_upload_bytes: int = Field(1 << 30, ge=1)

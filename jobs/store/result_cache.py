@@ -1,4 +1,4 @@
-"""Answers that are kept, so that equal requests of later jobs need not be computed.
+"""Answers and scores that are kept, so that later jobs need not compute them again.
 
 They may stand in a database of their own. Losing any of them costs computing, nothing else.
 """
@@ -6,24 +6,25 @@ They may stand in a database of their own. Losing any of them costs computing, n
 import json
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.records import CachedAnswer
+from nightjar.jobs.records import CachedAnswer, CachedScore
 from nightjar.jobs.store.base import StorePart, dump_json, load_json, now
 from nightjar.jobs.store.bulk import BulkInsert, driver_value
 from nightjar.jobs.store.database import Database
-from nightjar.jobs.store.tables import cached_result
+from nightjar.jobs.store.tables import cached_result, cached_score
 
 # One that is larger would push many others out; computing it again is the smaller evil.
 MOST_BODY_CHARACTERS = 1 << 20
 ROWS_PER_STEP = 1_000
 
-_row = cached_result.c
 _COUNTS = ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
 _COLUMNS = ("key", "body", *_COUNTS, "finish_reason", "created_at")
-_ANSWER = [_row[name] for name in CachedAnswer.__slots__]
+_ANSWER = [cached_result.c[name] for name in CachedAnswer.__slots__]
+_SCORE = [cached_score.c[name] for name in CachedScore.__slots__]
 
 
 class CacheStore(StorePart):
@@ -32,52 +33,85 @@ class CacheStore(StorePart):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._insert_answers = BulkInsert(database, cached_result, _COLUMNS)
-        self._is_asked = _is_listed(database)
+        names = (*CachedScore.__slots__, "created_at")
+        self._insert_scores = BulkInsert(database, cached_score, names)
 
     def cached(self, keys: Sequence[str], youngest_s: float) -> dict[str, CachedAnswer]:
         """The answers of these keys that are at most so old, by the wall clock."""
-        listed = json.dumps(keys) if self._database.is_sqlite else keys
-        since = now() - timedelta(seconds=youngest_s)
-        statement = sa.select(*_ANSWER).where(self._is_asked, _row.created_at > since)
-        with self._database.reading() as connection:
-            rows = connection.execute(statement, {"keys": listed}).all()
+        rows = self._found(cached_result, _ANSWER, keys, youngest_s)
         return {key: CachedAnswer(key, load_json(body), *rest) for key, body, *rest in rows}
+
+    def cached_scores(self, keys: Sequence[str], youngest_s: float) -> dict[str, CachedScore]:
+        """The same of scores."""
+        rows = self._found(cached_score, _SCORE, keys, youngest_s)
+        return {row[0]: CachedScore(*row) for row in rows}
 
     def keep(self, answers: Sequence[CachedAnswer]) -> int:
         """Keep answers; of a key that is there the older one stays. Returns how many were new."""
-        moment = driver_value(self._database, _row.created_at, now())
-        rows = list(_rows(answers, moment))
+        moment = driver_value(self._database, cached_result.c.created_at, now())
+        return self._keep(self._insert_answers, list(_rows(answers, moment)))
+
+    def keep_scores(self, scores: Sequence[CachedScore]) -> int:
+        """The same of scores."""
+        moment = driver_value(self._database, cached_score.c.created_at, now())
+        rows = [(item.key, item.mean_nll, item.token_count, moment) for item in scores]
+        return self._keep(self._insert_scores, rows)
+
+    def drop_old(self, most_answers: int, most_scores: int, oldest_s: float) -> int:
+        """Let the oldest go until no more than so many are there, none older than `oldest_s`.
+
+        Returns how many went.
+        """
+        bounds = ((cached_result, most_answers), (cached_score, most_scores))
+        return sum(
+            self._drop(table, which)
+            for table, most in bounds
+            for which in _too_many(table, most, oldest_s)
+        )
+
+    def _found(
+        self,
+        table: sa.Table,
+        columns: Sequence[sa.Column[Any]],
+        keys: Sequence[str],
+        youngest_s: float,
+    ) -> list[tuple[Any, ...]]:
+        is_sqlite = self._database.is_sqlite
+        listed = json.dumps(keys) if is_sqlite else keys
+        since = now() - timedelta(seconds=youngest_s)
+        statement = sa.select(*columns).where(
+            _is_listed(table, is_sqlite=is_sqlite), table.c.created_at > since
+        )
+        with self._database.reading() as connection:
+            return [tuple(row) for row in connection.execute(statement, {"keys": listed})]
+
+    def _keep(self, insert: BulkInsert, rows: list[tuple[Any, ...]]) -> int:
         # In one order, so that two workers that keep the same never wait in a circle.
         rows.sort(key=lambda row: str(row[0]))
 
         def work(connection: Connection) -> int:
-            return self._insert_answers.run(connection, rows)
+            return insert.run(connection, rows)
 
         # Not durable: what a power cut takes is computed again.
         return self._database.write(work, durable=False) if rows else 0
 
-    def drop_old(self, most_rows: int, oldest_s: float) -> int:
-        """Let the oldest go until no more than `most_rows` are there, none older than `oldest_s`.
-
-        Returns how many went.
-        """
-        before = now() - timedelta(seconds=oldest_s)
-        oldest = (
-            sa.select(_row.id, _row.created_at).order_by(_row.id).limit(ROWS_PER_STEP).subquery()
-        )
-        outdated = sa.select(oldest.c.id).where(oldest.c.created_at <= before)
-        last_over = sa.select(_row.id).order_by(_row.id.desc()).offset(most_rows).limit(1)
-        surplus = sa.select(oldest.c.id).where(oldest.c.id <= last_over.scalar_subquery())
-        return sum(self._drop(which) for which in (outdated, surplus))
-
-    def _drop(self, which: sa.Select[int]) -> int:
-        statement = sa.delete(cached_result).where(_row.id.in_(which))
+    def _drop(self, table: sa.Table, which: sa.Select[int]) -> int:
+        statement = sa.delete(table).where(table.c.id.in_(which))
         dropped = 0
         while step := self._database.write(
             lambda connection: connection.execute(statement).rowcount, durable=False
         ):
             dropped += step
         return dropped
+
+
+def _too_many(table: sa.Table, most_rows: int, oldest_s: float) -> Iterator[sa.Select[int]]:
+    """The next rows that are too old, and the next that are too many: their ids."""
+    row, before = table.c, now() - timedelta(seconds=oldest_s)
+    oldest = sa.select(row.id, row.created_at).order_by(row.id).limit(ROWS_PER_STEP).subquery()
+    yield sa.select(oldest.c.id).where(oldest.c.created_at <= before)
+    last_over = sa.select(row.id).order_by(row.id.desc()).offset(most_rows).limit(1)
+    yield sa.select(oldest.c.id).where(oldest.c.id <= last_over.scalar_subquery())
 
 
 def _rows(answers: Sequence[CachedAnswer], moment: object) -> Iterator[tuple[object, ...]]:
@@ -88,9 +122,9 @@ def _rows(answers: Sequence[CachedAnswer], moment: object) -> Iterator[tuple[obj
             yield (item.key, body, *counts, item.finish_reason, moment)
 
 
-def _is_listed(database: Database) -> sa.ColumnElement[bool]:
+def _is_listed(table: sa.Table, *, is_sqlite: bool) -> sa.ColumnElement[bool]:
     """Whether the key is in the array `keys`, on SQLite one in JSON."""
-    if database.is_sqlite:
+    if is_sqlite:
         listed = sa.func.json_each(sa.bindparam("keys", type_=sa.Text)).table_valued("value")
-        return _row.key.in_(sa.select(listed.c.value))
-    return _row.key == sa.any_(sa.bindparam("keys", type_=sa.ARRAY(sa.Text)))
+        return table.c.key.in_(sa.select(listed.c.value))
+    return table.c.key == sa.any_(sa.bindparam("keys", type_=sa.ARRAY(sa.Text)))

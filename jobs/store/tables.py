@@ -203,6 +203,17 @@ cached_result = sa.Table(
     sa.Column("created_at", UtcDateTime, nullable=False),
 )
 
+# How likely documents are after queries, kept for rankings to come.
+cached_score = sa.Table(
+    "cached_score",
+    metadata,
+    sa.Column("id", BigId, primary_key=True),
+    sa.Column("key", sa.String(64), nullable=False, unique=True),
+    sa.Column("mean_nll", sa.Double, nullable=False),
+    sa.Column("token_count", sa.BigInteger, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+)
+
 # The row of a worker that has ended stays: its seconds count.
 worker = sa.Table(
     "worker",

@@ -79,6 +79,44 @@ def test_tonight_pays_for_what_has_changed(tiny_model: Path, tmp_path: Path) -> 
     assert "24 answers were shared with equal requests" in said
 
 
+def ranked(number: int, *documents: int, **more: Any) -> Any:
+    texts = [f" d {document} of some length" for document in documents]
+    return rerank_line(f"rank-{number}", query=f"q {number % 3}", documents=texts, **more)
+
+
+@pytest.mark.parametrize("engine", ["fake", "model"])
+def test_tonight_pays_for_the_pairs_that_have_changed(
+    engine: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NIGHTJAR_ENGINE", engine)
+    cache = tmp_path / "answers.db"
+    first, second, plain = (tmp_path / f"{name}.jsonl" for name in ("first", "second", "plain"))
+    yesterday = [ranked(n, *range(n, n + 6)) for n in range(3)]
+    tonight = [
+        ranked(0, 0, 1, 9, 2),  # one is new
+        ranked(1, 9, 3, 6, top_n=1),  # only the best is asked for, one is new
+        ranked(2, 4, 5, top_n=2),  # all are known, as parts of another ranking
+        ranked(3, 8, 9),  # none is known
+        ranked(6, 7, 7, 0),  # twice the same, and new; the third is known
+    ]
+    write_lines(tmp_path / "yesterday", yesterday)
+    write_lines(tmp_path / "tonight", tonight)
+    run(tmp_path / "yesterday", tiny_model, first, "--reuse-results", cache)
+    run(tmp_path / "tonight", tiny_model, second, "--reuse-results", cache)
+    run(tmp_path / "tonight", tiny_model, plain)
+    assert told(second) == told(plain)
+    assert reused(second) == {"rank-2": "cache"}
+    bodies = {line["custom_id"]: line["response"]["body"] for line in read_lines(second)}
+    shares = {name: body.get("reused_documents", 0) for name, body in bodies.items()}
+    assert shares == {"rank-0": 3, "rank-1": 2, "rank-2": 0, "rank-3": 0, "rank-6": 1}
+    # And what was found in parts is found as a whole the next night.
+    third = tmp_path / "third.jsonl"
+    run(tmp_path / "tonight", tiny_model, third, "--reuse-results", cache)
+    assert told(third) == told(plain)
+    assert set(reused(third)) == set(bodies)
+    assert not any("reused_documents" in line["response"]["body"] for line in read_lines(third))
+
+
 def test_a_file_that_holds_no_answers_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", lines(0, 1))
     out = tmp_path / "out.jsonl"

@@ -4,6 +4,7 @@ import time
 
 from nightjar.jobs.records import (
     CachedAnswer,
+    CachedScore,
     EncodedRequest,
     JobState,
     NewMicroBatch,
@@ -44,9 +45,9 @@ def test_the_oldest_leave(store: Store) -> None:
     names = [f"k{n}" for n in range(5)]
     for name in names:
         store.keep([answer(name)])
-    assert store.drop_old(most_rows=3, oldest_s=LONG_S) == 2
+    assert store.drop_old(most_answers=3, most_scores=1, oldest_s=LONG_S) == 2
     assert keys(store, *names) == ["k2", "k3", "k4"]
-    assert store.drop_old(most_rows=3, oldest_s=LONG_S) == 0
+    assert store.drop_old(most_answers=3, most_scores=1, oldest_s=LONG_S) == 0
 
 
 def test_what_is_too_old_is_neither_found_nor_kept(store: Store) -> None:
@@ -54,19 +55,45 @@ def test_what_is_too_old_is_neither_found_nor_kept(store: Store) -> None:
     time.sleep(0.05)
     assert store.cached(["old"], youngest_s=0.05) == {}
     store.keep([answer("new")])
-    assert store.drop_old(most_rows=9, oldest_s=0.05) == 1
+    assert store.drop_old(most_answers=9, most_scores=9, oldest_s=0.05) == 1
     assert keys(store, "old", "new") == ["new"]
 
 
 def test_many_leave_in_steps(store: Store) -> None:
     store.keep([answer(f"{n:04}") for n in range(2_500)])
-    assert store.drop_old(most_rows=10, oldest_s=LONG_S) == 2_490
+    assert store.drop_old(most_answers=10, most_scores=1, oldest_s=LONG_S) == 2_490
     assert len(store.cached([f"{n:04}" for n in range(2_500)], LONG_S)) == 10
 
 
 def test_an_answer_that_would_push_out_many_is_not_kept(store: Store) -> None:
     assert store.keep([answer("huge", "x" * MOST_BODY_CHARACTERS), answer("small")]) == 1
     assert keys(store, "huge", "small") == ["small"]
+
+
+def score(key: str, mean_nll: float = 1.25) -> CachedScore:
+    return CachedScore(key, mean_nll, 3)
+
+
+def test_scores_are_kept_beside_the_answers_with_their_bits(store: Store) -> None:
+    exact = 1.0 / 3.0
+    store.keep([answer("k")])
+    assert store.keep_scores([score("k", exact), score("l")]) == 2
+    assert store.keep_scores([score("k", 9.0)]) == 0
+    found = store.cached_scores(["k", "l", "m"], LONG_S)
+    assert found == {"k": score("k", exact), "l": score("l")}
+    assert store.cached_scores([], LONG_S) == {}
+
+
+def test_the_oldest_scores_leave_and_the_answers_stay(store: Store) -> None:
+    store.keep([answer("k")])
+    names = [f"k{n}" for n in range(5)]
+    for name in names:
+        store.keep_scores([score(name)])
+    assert store.drop_old(most_answers=1, most_scores=2, oldest_s=LONG_S) == 3
+    assert sorted(store.cached_scores(names, LONG_S)) == ["k3", "k4"]
+    assert keys(store, "k") == ["k"]
+    time.sleep(0.05)
+    assert store.cached_scores(names, youngest_s=0.05) == {}
 
 
 def known(request_id: int) -> NewResult:

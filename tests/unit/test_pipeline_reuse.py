@@ -4,7 +4,7 @@ import pytest
 
 from nightjar.jobs.records import RequestKind
 from nightjar.jobs.schemas import validate_body
-from nightjar.pipeline.reuse import answer_digest
+from nightjar.pipeline.reuse import answer_digest, pair_digests
 
 GREEDY = {"prompt": "a", "max_tokens": 4, "temperature": 0}
 RANKING = {"query": "q", "documents": ["d", "e"]}
@@ -80,3 +80,22 @@ def test_documents_that_are_returned_count_by_their_text() -> None:
     assert digest(RANKING) == digest(other)
     returned = {"return_documents": True}
     assert digest(RANKING | returned) != digest(other | returned)
+
+
+def test_a_pair_is_known_by_query_document_and_vectors_whatever_stands_beside_it() -> None:
+    alone = pair_digests([1, 2], [[3]], None)
+    among = pair_digests([1, 2], [[4], [3], [3]], None)
+    assert among[1:] == alone * 2
+    assert among[0] != alone[0]
+    others = [
+        pair_digests([1], [[2, 3]], None),
+        pair_digests([1, 2, 3], [[]], None),
+        pair_digests([1, 2], [[3]], "aa"),
+        pair_digests([3], [[1, 2]], None),
+    ]
+    assert len({alone[0], *(digests[0] for digests in others)}) == 5
+
+
+def test_a_pair_is_no_whole_request() -> None:
+    whole = digest(RANKING | {"documents": ["d"]}, segments=[[1, 2], [3]])
+    assert pair_digests([1, 2], [[3]], None) != [whole]
