@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 # The instructions that decide which kernels the systems choose.
 TELLING_FLAGS = [
@@ -36,8 +35,19 @@ def has_bf16() -> bool:
     return not {"avx512_bf16", "amx_bf16"}.isdisjoint(_cpuinfo("flags").split())
 
 
-def describe(threads: int) -> dict[str, Any]:
-    """Processor, memory, versions; `load_before` is the load average when this is called."""
+def describe(threads: int, *, with_torch: bool = True) -> dict[str, Any]:
+    """Processor, memory, versions; `load_before` is the load average when this is called.
+
+    with_torch: import it and say what it makes of the processor; it takes 200 MiB.
+    """
+    of_torch = {}
+    if with_torch:
+        import torch  # noqa: PLC0415
+
+        of_torch = {
+            "torch_capability": torch.backends.cpu.get_cpu_capability(),
+            "torch": torch.__version__,
+        }
     flags = set(_cpuinfo("flags").split())
     return {
         "cpu": _cpuinfo("model name"),
@@ -45,8 +55,6 @@ def describe(threads: int) -> dict[str, Any]:
         "flags": [flag for flag in TELLING_FLAGS if flag in flags],
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "threads": threads,
-        "torch_capability": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
         "load_before": round(os.getloadavg()[0], 2),
-    }
+    } | of_torch

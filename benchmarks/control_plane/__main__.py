@@ -90,7 +90,7 @@ def main() -> None:
     figures: dict[str, Any] = {
         "date": date,
         "command": "python -m benchmarks.control_plane",
-        "machine": describe(2),
+        "machine": describe(2, with_torch=False),
         "prompt_tokens": PROMPT_TOKENS,
         "max_tokens": MAX_TOKENS,
     }

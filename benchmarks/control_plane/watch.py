@@ -16,7 +16,7 @@ EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Resident MiB by process name, at one moment; broker_mib is what the broker says it holds."""
+    """MiB in memory by process name, at one moment; broker_mib is what the broker says it holds."""
 
     second: float
     resident_mib: dict[str, float]
@@ -68,7 +68,7 @@ class Watch:
     def _look(self) -> None:
         while not self._stop.wait(EVERY_S):
             resident = {
-                name: sum(process.memory_info().rss for process in family) / 2**20
+                name: sum(map(resident_bytes, family)) / 2**20
                 for name, family in self._families().items()
             }
             second = time.monotonic() - self._started
@@ -94,6 +94,12 @@ class Watch:
             for process in families[name]:  # grows while it is walked
                 families[name] += below[process.pid]
         return families
+
+
+def resident_bytes(process: psutil.Process) -> int:
+    """Bytes in memory; of what it shares its part: PostgreSQL's processes share their buffers."""
+    found = process.memory_full_info()
+    return int(getattr(found, "pss", found.rss))
 
 
 def growth(values: list[float]) -> dict[str, float]:
