@@ -103,7 +103,7 @@ def print_summary(console: Console, summary: RunSummary) -> None:
         )
     if job.requested_tokens:
         say(
-            f"generated {job.completion_tokens} of {job.requested_tokens} requested tokens: "
+            f"the answers hold {job.completion_tokens} of {job.requested_tokens} requested tokens: "
             f"{job.saved_tokens} saved by early stop"
         )
     say(f"results: {summary.out}")
