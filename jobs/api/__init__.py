@@ -82,8 +82,8 @@ def _jobs_router(store: Store, uploads: Uploads) -> APIRouter:
     @router.get("/{job_id}")
     def show_job(job_id: str) -> JsonObject:
         """A job with its micro-batches by state."""
-        payload = job_payload(store.job(job_id))
-        counts = store.count_micro_batches(job_id)
+        job, counts = store.job_in_detail(job_id)
+        payload = job_payload(job)
         payload["micro_batches"] = {state.value: count for state, count in counts.items()}
         return payload
 

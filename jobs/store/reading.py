@@ -61,18 +61,13 @@ class ReadingStore(StorePart):
             yield from page
             after_index = page[-1].index
 
-    def count_micro_batches(self, job_id: str) -> dict[MicroBatchState, int]:
-        """How many micro-batches of the job are in each state; every state is there."""
-        row = micro_batch.c
-        statement = (
-            sa.select(row.state, sa.func.count())
-            # All states by name, so that the index on (state, job_id) serves the question.
-            .where(row.job_id == job_id, row.state.in_(list(MicroBatchState)))
-            .group_by(row.state)
-        )
+    def job_in_detail(self, job_id: str) -> tuple[Job, dict[MicroBatchState, int]]:
+        """The job, and how many of its micro-batches are in each state; every state is there.
+
+        What people poll: on one connection.  Raises UnknownJobError.
+        """
         with self._database.reading() as connection:
-            counted: dict[MicroBatchState, int] = dict(connection.execute(statement).all())
-        return {state: counted.get(state, 0) for state in MicroBatchState}
+            return find_job(connection, job_id), _micro_batches(connection, job_id)
 
     def ping(self) -> None:
         """Raise StoreError unless the database answers and has Nightjar's tables."""
@@ -86,6 +81,18 @@ def find_job(connection: Connection, job_id: str) -> Job:
     if row is None:
         raise UnknownJobError(job_id)
     return _job(row)
+
+
+def _micro_batches(connection: Connection, job_id: str) -> dict[MicroBatchState, int]:
+    row = micro_batch.c
+    statement = (
+        sa.select(row.state, sa.func.count())
+        # All states by name, so that the index on (state, job_id) serves the question.
+        .where(row.job_id == job_id, row.state.in_(list(MicroBatchState)))
+        .group_by(row.state)
+    )
+    counted: dict[MicroBatchState, int] = dict(connection.execute(statement).all())
+    return {state: counted.get(state, 0) for state in MicroBatchState}
 
 
 def _job(row: Row[Any]) -> Job:

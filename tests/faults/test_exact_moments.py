@@ -43,7 +43,7 @@ def pop_is_lost(system: System) -> bool:
     system.freeze(WORKER)
     job = system.submit(ROWS)
     sent = MicroBatchState.DISPATCHED
-    system.wait_until("a message", lambda: system.store.count_micro_batches(job)[sent])
+    system.wait_until("a message", lambda: system.store.job_in_detail(job)[1][sent])
     taken = take_messages(system)
     system.thaw(WORKER)
     time.sleep(WAITS_AGAIN_S)

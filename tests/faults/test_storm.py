@@ -141,7 +141,7 @@ def judge_storm(system: System, undisturbed: Answers, cancelled: set[str]) -> Ve
         wrong += sum(found[name] != undisturbed[name] for name in found.keys() - stopped)
         check_end(job, len(stopped), was_cancelled=job_id in cancelled)
         open_states = set(MicroBatchState) - {MicroBatchState.DONE, MicroBatchState.CANCELLED}
-        counts = system.store.count_micro_batches(job_id)
+        counts = system.store.job_in_detail(job_id)[1]
         assert not any(counts[state] for state in open_states), counts
     return Verdict(len(system.jobs) * ROWS, lost, twice, wrong, recomputed(system))
 

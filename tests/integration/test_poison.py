@@ -51,7 +51,7 @@ class Place:
         with ThreadPoolExecutor(THREADS) as pool:
             running: list[Future[Outcome]] = []
             while not self.store.job(job_id).is_over:
-                assert time.monotonic() < deadline, self.store.count_micro_batches(job_id)
+                assert time.monotonic() < deadline, self.store.job_in_detail(job_id)[1]
                 ready = self.store.dispatchable(100)
                 self.store.mark_dispatched(ready)
                 running += [pool.submit(self._run, ref) for ref in ready]
@@ -161,7 +161,7 @@ def test_an_exception_costs_no_process(place: Place) -> None:
     job_id = place.plan([*innocent(3), "<poison:raise>"], each=4)
     place.work(job_id)
     assert place.launcher.pid == pid
-    assert place.store.count_micro_batches(job_id)[MicroBatchState.SPLIT] == 0
+    assert place.store.job_in_detail(job_id)[1][MicroBatchState.SPLIT] == 0
     assert place.store.job(job_id).completed == 3
 
 

@@ -48,7 +48,7 @@ def test_finishing_lands_results_and_counts(store: Store) -> None:
     results = store.results(job_id)
     assert [item.body for item in results] == [{"text": f"answer to row-{i}"} for i in range(4)]
     assert results[0].finish_reason == "stop"
-    assert store.count_micro_batches(job_id)[MicroBatchState.DONE] == 2
+    assert store.job_in_detail(job_id)[1][MicroBatchState.DONE] == 2
 
 
 def test_finishing_twice_lands_once(store: Store) -> None:

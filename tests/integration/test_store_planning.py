@@ -53,7 +53,7 @@ def test_a_plan(store: Store, job_id: str, ids: list[int]) -> None:
     assert store.jobs_to_plan() == []
     assert store.dispatchable(10) == refs
     assert store.job(job_id).state is JobState.QUEUED
-    assert store.count_micro_batches(job_id)[MicroBatchState.READY] == 2
+    assert store.job_in_detail(job_id)[1][MicroBatchState.READY] == 2
 
 
 def test_token_ids_come_back_at_the_claim(store: Store) -> None:

@@ -62,7 +62,7 @@ def test_pages_of_a_running_job_hold_what_has_landed(store: Store) -> None:
     job_id, refs = planned(store, 3)
     compute(store, refs[1])
     assert [item.index for item in store.iter_results(job_id)] == [1]
-    counts = store.count_micro_batches(job_id)
+    counts = store.job_in_detail(job_id)[1]
     assert counts[MicroBatchState.DONE] == 1
     assert counts[MicroBatchState.READY] == 2
     assert set(counts) == set(MicroBatchState)

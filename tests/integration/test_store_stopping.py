@@ -39,7 +39,7 @@ def test_ready_and_dispatched_micro_batches_are_cancelled(store: Store) -> None:
     assert store.cancel(job_id).state is JobState.CANCELLED
     assert store.claim(refs[0].id, 0, "worker") is None
     assert store.dispatchable(9) == []
-    assert store.count_micro_batches(job_id)[MicroBatchState.CANCELLED] == 2
+    assert store.job_in_detail(job_id)[1][MicroBatchState.CANCELLED] == 2
 
 
 def test_what_is_leased_keeps_its_output(store: Store) -> None:

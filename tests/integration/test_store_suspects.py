@@ -46,7 +46,7 @@ def test_a_crash_splits_the_micro_batch_into_halves_that_are_computed_alone(stor
         (2, 0, True),
     ]
     assert [half.tokens for half in halves] == [21, 14]
-    assert store.count_micro_batches(job_id)[MicroBatchState.SPLIT] == 1
+    assert store.job_in_detail(job_id)[1][MicroBatchState.SPLIT] == 1
     assert store.claim(ref.id, 1, "worker") is None
     claimed = [claim(store, half) for half in halves]
     assert all(half.isolated for half in claimed)

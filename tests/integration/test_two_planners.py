@@ -83,7 +83,7 @@ def leader(store: Store) -> tuple[str | None, int]:
 
 
 def is_dispatched(store: Store, job_id: str) -> bool:
-    return store.count_micro_batches(job_id)[MicroBatchState.DISPATCHED] > 0
+    return store.job_in_detail(job_id)[1][MicroBatchState.DISPATCHED] > 0
 
 
 def test_one_leads_and_the_other_takes_over_when_it_is_killed(
