@@ -25,7 +25,8 @@ constexpr int kZero = 128;        // activations are stored unsigned: value + kZ
 constexpr float kLimit = 127.0f;  // largest absolute value of a quantised activation
 constexpr float kLeastPeak = 1e-30f;      // a row of zeros needs some scale
 constexpr int64_t kBlockBytes = 1 << 18;  // activations that stay in a core's cache
-constexpr int64_t kShares = 16;           // of a product's work, at least, for each thread
+constexpr int64_t kShares = 16;           // of a product's work for each thread, if it is enough
+constexpr int64_t kLeastTiles = 8;        // of a block: each block reads all weights again
 constexpr int64_t kAheadBytes = 1024;     // of a panel, on the way into the nearest cache
 constexpr int kLine = 64;                 // bytes that a cache fetches at once
 
@@ -251,14 +252,16 @@ void multiply_all(const Weight& weight, const Rows& rows, int64_t n_rows, int64_
   const int64_t width = weight.gated ? kColumns / 2 : kColumns, stride = weight.stride;
   const int64_t n_panels = (weight.columns + width - 1) / width;
   const Tiles cut(n_rows);
-  // Blocks of tiles that stay in the cache over all panels; enough of them for all threads.
+  // Blocks of tiles that stay in the cache over all panels.
   const int64_t that_stay = std::max<int64_t>(1, kBlockBytes / (stride * kTileRows));
-  const int64_t least_blocks = (kShares * omp_get_num_threads() + n_panels - 1) / n_panels;
-  const int64_t shared = std::max<int64_t>(1, (cut.count + least_blocks - 1) / least_blocks);
+  const int64_t shares = kShares * omp_get_num_threads();
+  const int64_t shared = std::max(kLeastTiles, cut.count * n_panels / shares);
   const int64_t in_block = std::min(that_stay, shared);
   const int64_t n_blocks = (cut.count + in_block - 1) / in_block;
-  // Neighbouring panels in one hand: the next one is on its way when it is needed.
-#pragma omp for collapse(2) schedule(dynamic, 2)
+  // Neighbouring panels in one hand, where there are many: the next one is on its way when it is
+  // needed.
+  const int64_t in_hand = n_blocks * n_panels < shares ? 1 : 2;
+#pragma omp for collapse(2) schedule(dynamic, in_hand)
   for (int64_t block = 0; block < n_blocks; ++block) {
     for (int64_t panel = 0; panel < n_panels; ++panel) {
       const int64_t begin = block * in_block, end = std::min(cut.count, begin + in_block);
