@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightjar.gpu_worker.engine import Engine, EngineConfig, RankRequest
+from nightjar.gpu_worker.engine.host_tier import HostTier
 from nightjar.gpu_worker.engine.kv_cache import prefix_keys
 from nightjar.gpu_worker.engine.load_costs import LoadCosts
 from nightjar.gpu_worker.models import Decoder
@@ -266,3 +267,147 @@ def test_every_layer_is_waited_for_before_it_is_read(model, token_bytes):
     engine._tier._transfers.load = poisoned
     assert drain(engine, generate(2, ids(100)))[2].outputs == wanted.outputs
     assert seen == [0]
+
+
+class Recorded:
+    """Transfers that only say what was asked of them."""
+
+    def __init__(self):
+        self.saved, self.loaded, self.awaited = [], [], []
+
+    def save(self, pairs):
+        self.saved.append(list(pairs))
+
+    def load(self, pairs):
+        self.loaded.append(list(pairs))
+
+    def await_saved(self, blocks):
+        self.awaited.append(list(blocks))
+
+    def finish_load(self):
+        pass
+
+
+def tier_of(slots):
+    return HostTier(Recorded(), slots, 100, 4, LoadCosts(1.0, 1e-12, 0.0))
+
+
+def evict(tier, *pairs):
+    """Blocks and keys, in one step."""
+    for block, key in pairs:
+        tier.evicted(block, key)
+    tier.before_writes()
+    tier.start_loads()
+
+
+def test_the_least_recently_used_prefix_goes_first():
+    tier = tier_of(2)
+    evict(tier, (0, b"a"))
+    evict(tier, (1, b"b"))
+    tier.claim([b"a"])
+    tier.start_loads()
+    evict(tier, (2, b"c"))
+    assert list(tier._by_key) == [b"a", b"c"]
+
+
+def test_the_end_of_a_prefix_goes_before_its_beginning():
+    tier = tier_of(3)
+    evict(tier, (0, b"1"), (1, b"2"), (2, b"3"))
+    tier.claim([b"1", b"2", b"3"])
+    tier.start_loads()
+    evict(tier, (3, b"x"))
+    assert [key in tier for key in (b"1", b"2", b"3")] == [True, True, False]
+
+
+def test_what_is_there_already_is_not_saved_again():
+    tier = tier_of(8)
+    evict(tier, (0, b"a"))
+    evict(tier, (5, b"a"))
+    assert tier._transfers.saved == [[(0, 7)]]
+    assert tier._transfers.awaited[-1] == [5]  # it may still be leaving
+
+
+def test_slots_that_a_planned_step_reads_or_writes_are_not_given_away():
+    tier = tier_of(2)
+    evict(tier, (0, b"a"), (1, b"b"))
+    slots = tier.claim([b"a", b"b"])
+    tier.evicted(2, b"c")
+    tier.load([7, 8], slots)
+    tier.before_writes()
+    tier.start_loads()
+    tier.save_ahead([(3, b"d")])
+    assert b"c" not in tier
+    assert tier._transfers.loaded == [[(7, slots[0]), (8, slots[1])]]
+    evict(tier, (4, b"e"))  # the load is over when the next step begins to write
+    evict(tier, (4, b"f"))
+    assert b"f" in tier
+
+
+def test_two_blocks_never_leave_for_one_slot_in_one_step():
+    tier = tier_of(1)
+    evict(tier, (0, b"a"), (1, b"b"))
+    assert tier._transfers.saved == [[(0, 0)]]
+    tier.evicted(2, b"c")
+    tier.spoiled(b"c")
+    tier.evicted(3, b"d")
+    tier.before_writes()
+    assert len({slot for _, slot in tier._transfers.saved[-1]}) == len(tier._transfers.saved[-1])
+
+
+def test_only_a_beginning_without_a_gap_is_loaded():
+    tier = tier_of(8)
+    evict(tier, (0, b"1"), (1, b"3"))
+    assert tier.worth_loading([b"1", b"2", b"3"]) == [b"1"]
+    assert tier.worth_loading([b"2", b"3"]) == ()
+
+
+def test_a_miss_looks_once_and_asks_for_no_price(monkeypatch):
+    tier = tier_of(8)
+    monkeypatch.setattr(LoadCosts, "loading_pays", lambda *_: pytest.fail("asked"))
+    looked = []
+
+    class Counted(dict):
+        def __contains__(self, key):
+            looked.append(key)
+            return super().__contains__(key)
+
+    tier._by_key = Counted()
+    assert not tier.worth_loading([b"1", b"2", b"3"])
+    assert looked == [b"1"]
+
+
+def test_what_is_queued_before_counts_in_the_price():
+    tier = tier_of(8)
+    tier.costs = LoadCosts(1.0, 1.5 / 100, 0.0)  # 1.5 s for a block, 4 s to compute one
+    evict(tier, (0, b"a"), (1, b"b"), (2, b"c"))
+    for key, block in ((b"a", 5), (b"b", 6)):
+        assert tier.worth_loading([key])
+        tier.load([block], tier.claim([key]))
+    assert not tier.worth_loading([b"c"])
+
+
+def test_saving_ahead_takes_a_quarter_and_comes_to_rest():
+    tier = tier_of(8)
+    blocks = [(block, bytes([block])) for block in range(6)]
+    for _ in range(3):
+        tier.before_writes()
+        tier.start_loads()
+        tier.save_ahead(blocks)
+    assert tier._transfers.saved == [[(0, 7), (1, 6)]]
+
+
+def test_blocks_are_saved_before_their_turn_has_come(model, token_bytes):
+    """In the step before the one that needs their room."""
+    engine = engine_of(model, token_bytes, 6, 100)
+    drain(engine, generate(0, ids(100)))
+    assert len(engine._tier) == 0
+    drain(engine, generate(1, ids(40, 1), max_tokens=1))
+    assert len(engine._tier) == 3
+    assert engine._pool.find(prefix_keys(ids(100), 32, salt=0))
+
+
+def test_a_model_in_several_processes_has_none(model, token_bytes, monkeypatch, caplog):
+    monkeypatch.setattr(Decoder, "in_lockstep", True)
+    engine = Engine(model, token_bytes, EngineConfig(host_cache_bytes=1 << 20))
+    assert engine._tier is None
+    assert "host_cache_bytes has no effect" in caplog.text
