@@ -90,7 +90,7 @@ class HostTier:
         self._transfers.finish_load()
         self._reading.clear()
         if self._leaving:
-            self._transfers.save(list(self._leaving.items()))
+            self._transfers.save(list(self._leaving.items()), rested=False)
         self._transfers.await_saved([*self._overwritten, *self._leaving])
         self._leaving.clear()
         self._overwritten.clear()
@@ -104,8 +104,8 @@ class HostTier:
         return arrivals
 
     def save_ahead(self, blocks: Iterable[tuple[int, bytes]]) -> None:
-        """Save blocks that soon make room for others, beside the step: it does not wait for it, and
-        on a GPU the one that needs the room hardly ever has to.
+        """Save blocks that soon make room for others, beside a step that was launched: it does not
+        wait for it, and on a GPU the one that needs the room hardly ever has to.
 
         They take no more than a quarter of the slots, so that the others are not lost for it.
         """
@@ -114,7 +114,7 @@ class HostTier:
             if key not in self._by_key and (slot := self._take(key)) is not None:
                 found.append((block, slot))
         if found:
-            self._transfers.save(found)
+            self._transfers.save(found, rested=True)
         self._claimed.clear()
 
     def _take(self, key: bytes) -> int | None:

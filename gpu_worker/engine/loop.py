@@ -73,7 +73,13 @@ class Engine:
         self._admission = Admission(model_config, config, self._pool, self._vectors)
         self._scheduler = Scheduler(config, self._pool, self._tier)
         self._progress = Progress(self._scheduler, token_bytes)
-        self._executor = Executor(model, self._cache, self._vectors, config.banned_token_ids)
+        self._executor = Executor(
+            model,
+            self._cache,
+            self._vectors,
+            config.banned_token_ids,
+            self._upkeep.beside_compute,
+        )
         self._windows: DecodeWindows | None = None
         if kernels.on_gpu(self._cache.keys) and not model.in_lockstep:
             self._windows = DecodeWindows(model, self._cache, self._upkeep, token_bytes, config)

@@ -24,8 +24,9 @@ Observer = Callable[[int, float], None]
 class Transfers(Protocol):
     """Moves blocks.  What is asked for happens in the order of the calls."""
 
-    def save(self, pairs: Pairs) -> None:
-        """Copy blocks to their slots, as they are now."""
+    def save(self, pairs: Pairs, *, rested: bool) -> None:
+        """Copy blocks to their slots, as they are now; rested: as they were at the last
+        `finish_load`."""
 
     def await_saved(self, blocks: Iterable[int]) -> None:
         """Let what is computed from now on overwrite these blocks."""
@@ -50,7 +51,7 @@ class DirectTransfers:
         self._observe = observe
         self._loading: _LayerByLayer | None = None
 
-    def save(self, pairs: Pairs) -> None:
+    def save(self, pairs: Pairs, *, rested: bool) -> None:
         """At once."""
         started = time.perf_counter()
         self._memory.save(*self._memory.indices(pairs))
@@ -109,11 +110,13 @@ class StreamTransfers:
         self._leaving: dict[int, torch.cuda.Event] = {}
         self._last_use: dict[int, torch.cuda.Event] = {}  # of a slot, on either stream
         self._loading: _Events | None = None
+        self._rested: torch.cuda.Event | None = None
         self._timed: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
 
-    def save(self, pairs: Pairs) -> None:
-        """Behind what is computed now, and beside what comes after it."""
-        begin, end = self._begin(self._out, pairs), _timing_event()
+    def save(self, pairs: Pairs, *, rested: bool) -> None:
+        """Behind what is computed now, and beside what comes after it; rested: beside that, too."""
+        begin = self._begin(self._out, pairs, self._rested if rested else None)
+        end = _timing_event()
         with torch.cuda.stream(self._out):
             self._memory.save(*self._memory.indices(pairs))
             end.record()
@@ -146,13 +149,21 @@ class StreamTransfers:
         if self._loading is not None:
             self._loading.wait(-1)
         self._loading = None
+        self._rested = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._rested.record()
         while self._timed and self._timed[0][1].query():  # type: ignore[no-untyped-call]
             begin, end, bytes_ = self._timed.popleft()
             self._observe(bytes_, begin.elapsed_time(end) / 1e3)
 
-    def _begin(self, stream: torch.cuda.Stream, pairs: Pairs) -> torch.cuda.Event:
-        """Let a transfer on the stream wait for what is computed now, and for the slots."""
-        stream.wait_stream(torch.cuda.current_stream())
+    def _begin(
+        self, stream: torch.cuda.Stream, pairs: Pairs, after: torch.cuda.Event | None = None
+    ) -> torch.cuda.Event:
+        """Let a transfer on the stream wait for an event, or for all that is computed now; and for
+        the slots."""
+        if after is None:
+            stream.wait_stream(torch.cuda.current_stream())
+        else:
+            stream.wait_event(after)
         for event in dict.fromkeys(self._last_use.get(slot) for _, slot in pairs):
             if event is not None:
                 stream.wait_event(event)

@@ -39,9 +39,12 @@ class CacheUpkeep:
         self._cache.copy(list(copies))
         if tier is None:
             return None
-        arrivals = tier.start_loads()
-        tier.save_ahead(self._pool.next_evicted(self._step_blocks))
-        return arrivals
+        return tier.start_loads()
+
+    def beside_compute(self) -> None:
+        """What has time until the step's results are there; called when the step is launched."""
+        if self._tier is not None:
+            self._tier.save_ahead(self._pool.next_evicted(self._step_blocks))
 
 
 def host_tier(model: Decoder, cache: KVTensors, config: EngineConfig) -> HostTier | None:

@@ -176,6 +176,7 @@ class DecodeWindows:
         batch.step.zero_()
         for _ in range(steps):
             step()
+        self._upkeep.beside_compute()
         found = batch.tokens[:steps], batch.state.rows
         tokens, rows = (_read_back(x) for x in found)
         landed = None

@@ -62,7 +62,7 @@ def test_the_bits_of_a_block_come_back(llama_model, engine_device):
     before = [x.clone() for x in (cache.keys, cache.values)]
     kind = StreamTransfers if engine_device == "cuda" else DirectTransfers
     moved = kind(cache, 4, lambda *_: None)
-    moved.save([(5, 3), (2, 0)])
+    moved.save([(5, 3), (2, 0)], rested=False)
     moved.await_saved([5, 2])
     cache.clear([5, 2])
     arrivals = moved.load([(0, 3), (7, 0)])

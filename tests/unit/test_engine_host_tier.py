@@ -275,7 +275,7 @@ class Recorded:
     def __init__(self):
         self.saved, self.loaded, self.awaited = [], [], []
 
-    def save(self, pairs):
+    def save(self, pairs, *, rested):
         self.saved.append(list(pairs))
 
     def load(self, pairs):

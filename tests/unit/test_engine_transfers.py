@@ -56,7 +56,7 @@ def test_blocks_are_copied_before_they_are_overwritten(monkeypatch):
     lazily(monkeypatch)
     cache, before = caches(), caches()
     moved = StreamTransfers(cache, 4, lambda *_: None)
-    moved.save([(2, 0), (5, 3)])
+    moved.save([(2, 0), (5, 3)], rested=False)
     assert not moved._memory._packed[0].equal(before.keys[:, 2])
     moved.await_saved([2, 5])
     cache.clear([2, 5])
@@ -69,7 +69,7 @@ def test_a_layer_comes_when_it_is_waited_for_and_not_the_next(monkeypatch):
     lazily(monkeypatch)
     cache, before = caches(), caches()
     moved = StreamTransfers(cache, 1, lambda *_: None)
-    moved.save([(0, 0)])
+    moved.save([(0, 0)], rested=False)
     arrivals = moved.load([(4, 0)])
     for layer in range(3):
         assert torch.equal(cache.keys[layer:, 4], before.keys[layer:, 4])
@@ -81,7 +81,7 @@ def test_a_load_that_was_not_waited_for_is_over_when_it_is_finished(monkeypatch)
     lazily(monkeypatch)
     cache, before = caches(), caches()
     moved = StreamTransfers(cache, 1, lambda *_: None)
-    moved.save([(0, 0)])
+    moved.save([(0, 0)], rested=False)
     moved.load([(4, 0)])
     moved.finish_load()
     assert torch.equal(cache.keys[:, 4], before.keys[:, 0])
@@ -92,9 +92,9 @@ def test_a_slot_is_read_before_it_is_written_again(monkeypatch):
     lazily(monkeypatch)
     cache, before = caches(), caches()
     moved = StreamTransfers(cache, 1, lambda *_: None)
-    moved.save([(0, 0)])
+    moved.save([(0, 0)], rested=False)
     moved.load([(4, 0)])
-    moved.save([(1, 0)])
+    moved.save([(1, 0)], rested=False)
     moved.await_saved([1])
     moved.finish_load()
     assert torch.equal(cache.keys[:, 4], before.keys[:, 0])
@@ -106,7 +106,7 @@ def test_both_directions_are_timed(monkeypatch):
     seen = []
     cache = caches()
     moved = StreamTransfers(cache, 2, lambda bytes_, seconds: seen.append((bytes_, seconds)))
-    moved.save([(0, 0), (1, 1)])
+    moved.save([(0, 0), (1, 1)], rested=False)
     moved.load([(4, 0)])
     moved.finish_load()
     block = 2 * 3 * 2 * 4 * 8 * 4
@@ -116,7 +116,7 @@ def test_both_directions_are_timed(monkeypatch):
 def test_transfers_without_streams_are_timed_as_well():
     seen = []
     direct = DirectTransfers(caches(), 2, lambda *found: seen.append(found))
-    direct.save([(0, 0), (1, 1)])
+    direct.save([(0, 0), (1, 1)], rested=False)
     direct.load([(4, 0)])
     direct.finish_load()
     block = 2 * 3 * 2 * 4 * 8 * 4
@@ -175,3 +175,15 @@ def test_the_stand_in_runs_work_late_and_in_order():
     assert seen == []
     Stream.wait_event(streams.main, event)
     assert seen == [1, 2]
+
+
+def test_what_rested_is_saved_beside_the_step_and_not_after_it(monkeypatch):
+    streams = lazily(monkeypatch)
+    waited = []
+    monkeypatch.setattr(Stream, "wait_stream", lambda stream, other: waited.append(other))
+    moved = StreamTransfers(caches(), 2, lambda *_: None)
+    moved.finish_load()
+    moved.save([(0, 0)], rested=True)
+    assert waited == []
+    moved.save([(1, 1)], rested=False)
+    assert waited == [streams.main]
