@@ -119,20 +119,23 @@ class HostTier:
 
     def _take(self, key: bytes) -> int | None:
         """A slot for a prefix that is not here; None where all of them are in use."""
-        busy = self._claimed | self._reading
-        slot = self._unused(busy)
+        slot = self._unused()
         if slot is not None:
             self._by_key[key] = slot
             self._claimed.add(slot)
         return slot
 
-    def _unused(self, busy: set[int]) -> int | None:
+    def _unused(self) -> int | None:
         """A free slot, or that of the least recently used prefix."""
         for place in reversed(range(len(self._free))):
-            if self._free[place] not in busy:
+            if not self._is_busy(self._free[place]):
                 return self._free.pop(place)
         for key, slot in self._by_key.items():
-            if slot not in busy:
+            if not self._is_busy(slot):
                 del self._by_key[key]
                 return slot
         return None
+
+    def _is_busy(self, slot: int) -> bool:
+        """Whether what is planned or under way needs the slot as it is."""
+        return slot in self._claimed or slot in self._reading

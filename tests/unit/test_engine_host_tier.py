@@ -7,11 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nightjar.gpu_worker.compute import build_engine
 from nightjar.gpu_worker.engine import Engine, EngineConfig, RankRequest
 from nightjar.gpu_worker.engine.host_tier import HostTier
 from nightjar.gpu_worker.engine.kv_cache import prefix_keys
 from nightjar.gpu_worker.engine.load_costs import LoadCosts
-from nightjar.gpu_worker.models import Decoder
+from nightjar.gpu_worker.models import Decoder, load_model
 from tests.engines import assert_nothing_held, block_bytes, drain, generate, ids
 from tests.unit.test_engine_prefix_cache import rows, traffic  # noqa: F401
 
@@ -411,3 +412,12 @@ def test_a_model_in_several_processes_has_none(model, token_bytes, monkeypatch, 
     engine = Engine(model, token_bytes, EngineConfig(host_cache_bytes=1 << 20))
     assert engine._tier is None
     assert "host_cache_bytes has no effect" in caplog.text
+
+
+def test_the_compute_process_gives_its_engine_the_memory(directory):
+    def load(dtype):
+        return load_model(directory, dtype)
+
+    bytes_ = 5 * block_bytes(load("fp32"))
+    engine = build_engine(directory, directory.tokenizer(), "fp32", load, host_cache_bytes=bytes_)
+    assert engine._tier.slots == 5
