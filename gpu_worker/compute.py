@@ -67,6 +67,7 @@ def build_engine(
     *,
     device: str = "cpu",
     gpu_memory_share: float = GPU_MEMORY_SHARE,
+    host_cache_bytes: int = 0,
 ) -> Engine:
     """Load the model and build its engine.
 
@@ -75,12 +76,12 @@ def build_engine(
     Raises:
         CheckpointError: The weights do not fit the configuration, cannot be split as asked, or the
             GPU has no kernels for them.
-        ValueError: The device does not compute in that dtype.
+        ValueError: The device does not compute in that dtype, or host_cache_bytes hold no block.
     """
     prompt_id = tokenizer.token_id(PROMPT_TOKEN)
     banned = () if prompt_id is None else (prompt_id,)
     model = load(dtype)
-    config = EngineConfig(banned_token_ids=banned)
+    config = EngineConfig(banned_token_ids=banned, host_cache_bytes=host_cache_bytes)
     if device != "cpu":
         config = replace(
             config,
@@ -173,6 +174,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--dtype", choices=("auto", *PRECISIONS), default="auto")
     parser.add_argument("--gpu-memory-share", type=float, default=GPU_MEMORY_SHARE)
+    parser.add_argument("--host-cache-bytes", type=int, default=0)
     parser.add_argument("--engine", choices=("model", "fake"), default="model")
     parser.add_argument("--fake-step-s", type=float, default=0.0, help="seconds of a fake step")
     parser.add_argument("--pipe", type=int, required=True, help="file descriptor of the pipe")
@@ -196,7 +198,7 @@ def _serve(args: argparse.Namespace, pipe: Connection) -> int:
         directory = ModelDirectory.open(args.model)
         tokenizer = directory.tokenizer()
         engine, dtype = _choose_engine(args, directory, tokenizer)
-    except (CheckpointError, DeviceError, NativeBuildError, ValueError) as error:
+    except (CheckpointError, DeviceError, NativeBuildError, MemoryError, ValueError) as error:
         pipe.send_bytes(messages.encode([messages.LoadFailed(message=str(error))]))
         return 1
     load_s = time.monotonic() - started
@@ -230,8 +232,15 @@ def _choose_engine(
         # Both 16-bit formats are as fast on a GPU; bf16 has the range of FP32.
         dtype = fastest_dtype() if device == "cpu" else "bf16"
     load = _loader(args, place, directory, device)
-    share = args.gpu_memory_share
-    engine = build_engine(directory, tokenizer, dtype, load, device=device, gpu_memory_share=share)
+    engine = build_engine(
+        directory,
+        tokenizer,
+        dtype,
+        load,
+        device=device,
+        gpu_memory_share=args.gpu_memory_share,
+        host_cache_bytes=args.host_cache_bytes,
+    )
     return engine, dtype
 
 

@@ -45,6 +45,7 @@ class ComputeConfig:
     dtype: str = "auto"
     device: str = "cpu"
     gpu_memory_share: float = 0.85
+    host_cache_bytes: int = 0
     threads: int | None = None
     stalled_after_s: float = 600.0
     load_timeout_s: float = 1800.0
@@ -74,6 +75,7 @@ class ComputeConfig:
         if rank == 0:
             command += [f"--dtype={self.dtype}", f"--engine={self.engine}"]
             command.append(f"--gpu-memory-share={self.gpu_memory_share}")
+            command.append(f"--host-cache-bytes={self.host_cache_bytes}")
             command.append(f"--fake-step-s={self.fake_step_s}")
         threads = self.threads_per_rank
         return command if threads is None else [*command, f"--threads={threads}"]

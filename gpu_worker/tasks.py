@@ -53,6 +53,7 @@ class _Parts:
             dtype=settings.dtype,
             device=settings.device,
             gpu_memory_share=settings.gpu_memory_share,
+            host_cache_bytes=settings.host_cache_bytes,
             threads=settings.compute_threads,
             stalled_after_s=settings.compute_stalled_after_s,
             engine=settings.engine,

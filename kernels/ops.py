@@ -26,6 +26,7 @@ from nightjar.kernels.cuda_ops import (
 )
 from nightjar.kernels.embedding import embed
 from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
+from nightjar.kernels.kv_transfer import kv_pack, kv_unpack
 from nightjar.kernels.linear import (
     GatedWeight,
     LinearWeight,
@@ -72,6 +73,8 @@ __all__ = [
     "embed",
     "feed_forward",
     "gated_linear",
+    "kv_pack",
+    "kv_unpack",
     "kv_write",
     "layer_norm",
     "linear",

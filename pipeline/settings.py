@@ -35,6 +35,11 @@ class Settings(BaseSettings):
     gpu_memory_share: float = Field(
         0.85, gt=0, lt=1, description="share of the GPU's memory, left by the model, for its cache"
     )
+    host_cache_bytes: int = Field(
+        0,
+        ge=0,
+        description="host memory for keys and values that the cache has no room for; 0 for none",
+    )
     engine: str = Field(
         "model",
         pattern="^(model|fake)$",

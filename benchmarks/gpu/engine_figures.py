@@ -11,14 +11,15 @@ import torch
 from nightjar.gpu_worker.engine import Engine
 
 from .kernel_figures import copy_bandwidth
-from .lab import Lab, MeasuringError, Timing, answer, rankings, texts
-from .work import decode_floor_bytes, prefill_operations
+from .lab import BLOCK_SIZE, Lab, MeasuringError, Timing, answer, rankings, texts
+from .work import decode_floor_bytes, kv_bytes, prefill_operations
 
 Points = dict[str, Any]
 
+WARM = 2
+"""Rounds of `kv_cache` that do not count: kernels are compiled, both caches fill."""
 
-class NotBuiltError(Exception):
-    """The engine lacks what a figure measures."""
+KINDS = ("hit", "miss")
 
 
 def _step(engine: Engine, lab: Lab, prompts: Sequence[Sequence[int]]) -> Timing:
@@ -220,6 +221,42 @@ def _busy_s(lab: Lab, run: Callable[[], object]) -> float:
 
 
 def kv_cache(lab: Lab) -> Points:
-    """Time to first token of a later turn whose beginning lies in pinned memory, and of one that is
-    looked for there in vain."""
-    raise NotBuiltError("the engine keeps no keys and values in pinned host memory yet")
+    """Time to first token of a later turn whose beginning lies in pinned memory, over computing it
+    all; and of a prompt that is looked for there in vain, over an engine without such memory.
+
+    Both engines have full caches, so that every prompt makes others leave.  Where computing is the
+    faster, nothing is loaded, and a hit is worth nothing.
+    """
+    config, cached = lab.scale.config(), lab.scale.cached_tokens
+    length = cached + lab.scale.turn_tokens
+    blocks = lab.blocks(2, length + 1)
+    crowd = blocks // (cached // BLOCK_SIZE) + 1  # prompts that fill the cache
+    host_bytes = kv_bytes(config, (2 * crowd + 6) * length, lab.half.itemsize)  # more than a round
+    engines = {
+        name: lab.engine(lab.half, 2, length + 1, host_cache_bytes=size)
+        for name, size in (("tier", host_bytes), ("none", 0))
+    }
+    (known,) = lab.prompts([cached])
+    fresh = iter(lab.prompts([length] * (lab.scale.rounds + WARM) * 4 * (crowd + 1), seed=1))
+    found: dict[str, list[float]] = {f"{kind}, {name}": [] for kind in KINDS for name in engines}
+    for engine in engines.values():
+        answer(engine, texts([known], 1))
+    for _ in range(WARM + lab.scale.rounds):
+        for name, engine in engines.items():
+            for kind in KINDS:
+                answer(engine, texts([next(fresh) for _ in range(crowd)], 1))
+                prompt = next(fresh)
+                if kind == "hit":
+                    prompt[:cached] = known
+                asked = texts([prompt], 1)
+                seconds = lab.wall_s(lambda e=engine, a=asked: answer(e, a))  # type: ignore[misc]
+                found[f"{kind}, {name}"].append(seconds)
+    timings = {name: Timing(tuple(seconds[WARM:])) for name, seconds in found.items()}
+    return {
+        "points": {
+            f"kv_{kind}": timings[f"{kind}, tier"].median / timings[f"{kind}, none"].median - 1
+            for kind in KINDS
+        },
+        "details": {name: timing.figures() for name, timing in timings.items()}
+        | {"tokens": length, "cached": cached, "host_bytes": host_bytes},
+    }

@@ -152,13 +152,16 @@ class Lab:
         self._kept = {key: value for key, value in self._kept.items() if key[0] != "model"}
         self.collect()
 
+    def blocks(self, texts: int, tokens: int) -> int:
+        """Cache blocks of an engine with room for so much, and a few more."""
+        return texts * (-(-tokens // BLOCK_SIZE) + 1) + 8
+
     def engine(self, dtype: torch.dtype, texts: int, tokens: int, **settings: Any) -> Engine:
         """An engine with room for `texts` texts of `tokens` tokens at once."""
         model = self.model(dtype)
         block_bytes = KVTensors.block_bytes(model.config, BLOCK_SIZE, model.cache_dtype)
-        blocks = texts * (-(-tokens // BLOCK_SIZE) + 1) + 8
         limits = {"max_running": texts, "max_step_tokens": max(8192, 2 * texts)} | settings
-        config = EngineConfig(kv_cache_bytes=blocks * block_bytes, **limits)
+        config = EngineConfig(kv_cache_bytes=self.blocks(texts, tokens) * block_bytes, **limits)
         return Engine(model, token_texts(model.config), config)
 
     def prompts(self, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:

@@ -16,7 +16,8 @@ class Scale:
     in a row, so that no cache holds them.  prefill_prompts prompts of prefill_length tokens are one
     step.  A ranking has a query and `documents` of document_length.  mixed: lengths of the prompts
     of a batch, and the tokens that each generates.  job: texts, their prompts' length and tokens
-    of the comparisons of formats and with transformers.  rounds: how often each is timed.
+    of the comparisons of formats and with transformers.  cached_tokens: of a conversation's earlier
+    turns, turn_tokens: of its next one.  rounds: how often each is timed.
     copy_bytes, matmul: for the machine's own speed.
     """
 
@@ -42,6 +43,7 @@ class Scale:
     mixed_tokens: int
     job: tuple[int, int, int]
     cached_tokens: int
+    turn_tokens: int
     rounds: int
     copy_bytes: int
     matmul: int
@@ -96,6 +98,7 @@ FULL = Scale(
     mixed_tokens=64,
     job=(32, 512, 128),
     cached_tokens=1024,
+    turn_tokens=64,
     rounds=5,
     copy_bytes=4 << 30,
     matmul=8192,
@@ -124,6 +127,7 @@ TINY = Scale(
     mixed_tokens=3,
     job=(2, 16, 4),
     cached_tokens=64,
+    turn_tokens=4,
     rounds=2,
     copy_bytes=1 << 20,
     matmul=64,

@@ -47,7 +47,6 @@ def serve(pipe: Connection, device: str, scale: str) -> None:
 
 def measured(lab: Any, name: str) -> dict[str, Any]:  # noqa: ANN401
     """One figure's part of the result."""
-    from .engine_figures import NotBuiltError  # noqa: PLC0415
     from .targets import BY_NAME  # noqa: PLC0415
 
     started, said = time.perf_counter(), Said()
@@ -56,8 +55,6 @@ def measured(lab: Any, name: str) -> dict[str, Any]:  # noqa: ANN401
         lab.collect()  # what the last figure left
         found = BY_NAME[name].measure(lab)
         status = {"status": "measured", **found}
-    except NotBuiltError as error:
-        status = {"status": "not built", "reason": str(error)}
     except Exception as error:  # noqa: BLE001 (told, not swallowed)
         status = {"status": "failed", "reason": _words(error)}
     finally:

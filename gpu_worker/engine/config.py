@@ -16,6 +16,8 @@ class EngineConfig:
     window_steps: decode steps that a GPU takes before the host looks; 1: the host looks every time.
     cuda_graphs: launch those steps as CUDA graphs.
     kv_cache_bytes: memory for keys and values; never exceeded.
+    host_cache_bytes: memory of the host for keys and values that the cache had no room for, pinned
+    beside a GPU; never exceeded, 0 for none.
     banned_token_ids: ids that are never sampled.
     eos_token_ids: ids that end a text; None takes the model's own.
     """
@@ -24,6 +26,7 @@ class EngineConfig:
     max_step_tokens: int = 2048
     block_size: int = 32
     kv_cache_bytes: int = 1 << 30
+    host_cache_bytes: int = 0
     banned_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] | None = None
     window_steps: int = 8

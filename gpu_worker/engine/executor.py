@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,18 +43,23 @@ class Executor:
         cache: KVTensors,
         vectors: PromptVectorStore,
         banned_token_ids: Sequence[int],
+        beside_compute: Callable[[], None],
     ) -> None:
+        """beside_compute: called in every step when its forward pass was launched, before the host
+        waits for it."""
         self._model = model
         self._cache = cache
         self._vectors = vectors
         banned = sorted(set(banned_token_ids))
         self._banned = torch.tensor(banned, dtype=torch.int64, device=model.device)
         self._block_size = cache.keys.shape[3]
+        self._beside_compute = beside_compute
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
         """Compute one step: plan must not be empty."""
         rows = self._forward(plan)
+        self._beside_compute()
         output = StepOutput(done=[*plan.texts, *plan.ranks])
         output.hidden.extend(  # clones: a view would keep the whole step's rows
             (chunk.prefix, rows.hidden[rows.ends[id(chunk.prefix)]].clone())

@@ -7,6 +7,21 @@ import heapq
 from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import islice
+from typing import Protocol
+
+
+class NextTier(Protocol):
+    """Where prefixes go that the pool has no room for."""
+
+    def evicted(self, block: int, key: bytes) -> None:
+        """The block is about to be used for something else."""
+
+    def spoiled(self, key: bytes) -> None:
+        """What is known under the key may not be finite."""
+
+    def forget(self) -> None:
+        """Every prefix is unknown from now on."""
 
 
 class BlockPool:
@@ -19,7 +34,8 @@ class BlockPool:
     is never thrown out.
     """
 
-    def __init__(self, blocks: int, block_size: int) -> None:
+    def __init__(self, blocks: int, block_size: int, next_tier: NextTier | None = None) -> None:
+        self._next_tier = next_tier
         self.total = blocks
         self.block_size = block_size
         self._free = list(range(blocks))  # a heap: low blocks first keeps the used ones together
@@ -107,6 +123,8 @@ class BlockPool:
             key = self._keys.pop(block, None)
             if key is not None:
                 del self._by_key[key]
+                if self._next_tier is not None:
+                    self._next_tier.spoiled(key)
             if block in self._resting:
                 del self._resting[block]
                 heapq.heappush(self._free, block)
@@ -118,6 +136,13 @@ class BlockPool:
         self._resting.clear()
         self._by_key.clear()
         self._keys.clear()
+        if self._next_tier is not None:
+            self._next_tier.forget()
+
+    def next_evicted(self, draws: int) -> list[tuple[int, bytes]]:
+        """The blocks that so many draws would take back, with the keys of their prefixes."""
+        count = max(0, draws - len(self._free))
+        return [(block, self._keys[block]) for block in islice(self._resting, count)]
 
     def take_dirty(self) -> list[int]:
         """Tainted blocks drawn since the last call."""
@@ -128,7 +153,10 @@ class BlockPool:
         """Forget the prefix that rested longest."""
         block = next(iter(self._resting))
         del self._resting[block]
-        del self._by_key[self._keys.pop(block)]
+        key = self._keys.pop(block)
+        del self._by_key[key]
+        if self._next_tier is not None:
+            self._next_tier.evicted(block, key)
         return block
 
 

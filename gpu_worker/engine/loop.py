@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
 from nightjar.gpu_worker.engine.requests import Request, RequestFailed, Result
 from nightjar.gpu_worker.engine.rescue import NOT_FINITE, Rescue
 from nightjar.gpu_worker.engine.scheduler import Scheduler
+from nightjar.gpu_worker.engine.upkeep import CacheUpkeep, host_tier
 from nightjar.gpu_worker.engine.windows import DecodeWindows
 from nightjar.gpu_worker.models import Decoder, KVTensors
 
@@ -62,16 +64,25 @@ class Engine:
             raise ValueError(
                 f"token_bytes has {len(token_bytes)} entries, the model {model_config.vocab_size}"
             )
-        self._pool = BlockPool(_cache_blocks(model, config), config.block_size)
-        self._cache = model.allocate_cache(self._pool.total, config.block_size)
+        self._cache = model.allocate_cache(_cache_blocks(model, config), config.block_size)
+        self._tier = host_tier(model, self._cache, config)
+        self._pool = BlockPool(self._cache.keys.shape[1], config.block_size, self._tier)
+        step_blocks = config.max_step_tokens // config.block_size
+        self._upkeep = CacheUpkeep(self._cache, self._pool, self._tier, step_blocks)
         self._vectors = PromptVectorStore(model_config.hidden_size, model.dtype, model.device)
         self._admission = Admission(model_config, config, self._pool, self._vectors)
-        self._scheduler = Scheduler(config, self._pool)
+        self._scheduler = Scheduler(config, self._pool, self._tier)
         self._progress = Progress(self._scheduler, token_bytes)
-        self._executor = Executor(model, self._cache, self._vectors, config.banned_token_ids)
+        self._executor = Executor(
+            model,
+            self._cache,
+            self._vectors,
+            config.banned_token_ids,
+            self._upkeep.beside_compute,
+        )
         self._windows: DecodeWindows | None = None
         if kernels.on_gpu(self._cache.keys) and not model.in_lockstep:
-            self._windows = DecodeWindows(model, self._cache, self._pool, token_bytes, config)
+            self._windows = DecodeWindows(model, self._cache, self._upkeep, token_bytes, config)
         self._disturbed = False  # since the last plan: a request came or was taken out
         self._inbox: deque[Request] = deque()
         self._cancelled: set[int] = set()
@@ -97,7 +108,8 @@ class Engine:
         self._cancelled.add(request_id)
 
     def reset_prefix_cache(self) -> None:
-        """Forget the prefixes that earlier requests left in the cache; its memory is kept."""
+        """Forget the prefixes that earlier requests left in the cache and in the host's memory;
+        the memory is kept."""
         self._pool.forget()
 
     @property
@@ -173,16 +185,20 @@ class Engine:
         """Who runs now, in cache blocks made ready for it."""
         self._disturbed = False
         plan = self._scheduler.schedule()
-        self._cache.clear(self._pool.take_dirty())  # first: a copy may go to a cleared block
-        self._cache.copy(self._scheduler.take_copies())
+        plan.arrivals = self._upkeep.prepare(self._scheduler.take_copies())
         return plan
 
     def _forward(self, plan: StepPlan) -> StepOutput:
         """Compute the plan; if that raises, each request alone, so that only the culprit fails."""
+        started = time.perf_counter()
         try:
-            return self._executor.run(plan)
+            output = self._executor.run(plan)
         except Exception:
             logger.exception("a step failed; running its requests one by one")
+        else:
+            if self._tier is not None:
+                self._tier.costs.stepped(plan, time.perf_counter() - started)
+            return output
         whole = StepOutput()
         for job, single in plan.singles():
             try:
@@ -273,7 +289,8 @@ class Engine:
 def _of_rescue(config: EngineConfig) -> EngineConfig:
     """The settings of the second engine: few requests come to it, and a cache of a GPU's size is
     more than the host has."""
-    return replace(config, kv_cache_bytes=min(config.kv_cache_bytes, RESCUE_CACHE_BYTES))
+    cache = min(config.kv_cache_bytes, RESCUE_CACHE_BYTES)
+    return replace(config, kv_cache_bytes=cache, host_cache_bytes=0)
 
 
 def _cache_blocks(model: Decoder, config: EngineConfig) -> int:

@@ -58,6 +58,7 @@ def pack(plan: StepPlan, prompt_vectors: Tensor | None, block_size: int) -> Toke
         decode=_paged_layout(running, block_size) if running else None,
         branch=_branch_layout(plan) if documents else None,
         output_rows=torch.from_numpy(_last_rows(ends, wanted)),
+        arrivals=plan.arrivals,
     )
 
 

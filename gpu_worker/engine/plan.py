@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nightjar.gpu_worker.engine.ranking import Branch, RankJob, RankPart
 from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence, Prefix, TextJob
+from nightjar.gpu_worker.models import Arrivals
 
 Job = TextJob | RankJob
 """A request that was admitted."""
@@ -55,11 +56,13 @@ class RankWork:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What one step computes: prompts and new texts, running texts, rankings."""
+    """What one step computes: prompts and new texts, running texts, rankings; and what it reads
+    that is still being loaded."""
 
     texts: list[TextWork] = field(default_factory=list)
     decodes: list[GenerateSequence] = field(default_factory=list)
     ranks: list[RankWork] = field(default_factory=list)
+    arrivals: Arrivals | None = None
 
     def __bool__(self) -> bool:
         return bool(self.texts or self.decodes or self.ranks)
@@ -92,11 +95,11 @@ class StepPlan:
     def singles(self) -> Iterator[tuple[Job, StepPlan]]:
         """The same work, one request at a time."""
         for text in self.texts:
-            yield text.job, StepPlan(texts=[text])
+            yield text.job, StepPlan(texts=[text], arrivals=self.arrivals)
         for sequence in self.decodes:
-            yield sequence.text, StepPlan(decodes=[sequence])
+            yield sequence.text, StepPlan(decodes=[sequence], arrivals=self.arrivals)
         for rank in self.ranks:
-            yield rank.job, StepPlan(ranks=[rank])
+            yield rank.job, StepPlan(ranks=[rank], arrivals=self.arrivals)
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from nightjar.gpu_worker.engine.host_tier import HostTier
 from nightjar.gpu_worker.engine.kv_cache import BlockPool, BlockTable
 from nightjar.gpu_worker.engine.plan import PrefixChunk
 from nightjar.gpu_worker.engine.sequence import Prefix
@@ -25,8 +26,9 @@ class Prefill:
     would take, one by one, the blocks it waits for.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, tier: HostTier | None = None) -> None:
         self._pool = pool
+        self._tier = tier
         self._under_way: set[bytes] = set()
         self._blocks_lack = False
 
@@ -48,7 +50,25 @@ class Prefill:
             return Opening.NO_BLOCKS
         prefix.table = BlockTable(self._pool, own, known)
         prefix.computed = len(known) * self._pool.block_size
+        if self._tier is not None:
+            self._load(self._tier, prefix, usable[len(known) :])
         return Opening.OPENED
+
+    def _load(self, tier: HostTier, prefix: Prefix, keys: list[bytes]) -> None:
+        """Take from the host's memory what of the next keys is there and cheaper than computing.
+
+        Others may find these blocks at once: their steps are not before this one.
+        """
+        wanted = tier.worth_loading(keys)
+        if not wanted:
+            return
+        slots = tier.claim(wanted)  # first: drawing may move other blocks there
+        prefix.computed += len(wanted) * self._pool.block_size
+        prefix.held.grow(prefix.computed)
+        blocks = prefix.held.blocks[-len(wanted) :]
+        tier.load(blocks, slots)
+        for block, key in zip(blocks, wanted, strict=True):
+            self._pool.publish(block, key)
 
     def cut(self, prefix: Prefix, rows: int, alone: bool) -> PrefixChunk | None:
         """As much of an open prefix as the rows allow, or None; cut short, it ends with a block.

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from nightjar.gpu_worker.engine.beam_search import Child
 from nightjar.gpu_worker.engine.config import EngineConfig
 from nightjar.gpu_worker.engine.forks import Forks
+from nightjar.gpu_worker.engine.host_tier import HostTier
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
 from nightjar.gpu_worker.engine.plan import Job, PrefixChunk, RankWork, StepPlan, TextWork
 from nightjar.gpu_worker.engine.prefill import Opening, Prefill
@@ -26,13 +27,13 @@ class Scheduler:
     beam search waits only for texts that run already.
     """
 
-    def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
+    def __init__(self, config: EngineConfig, pool: BlockPool, tier: HostTier | None = None) -> None:
         self._config = config
         self._texts: dict[TextJob, None] = {}
         self._rankings: dict[RankJob, None] = {}
         self._open: dict[Job, None] = {}
         self._running: dict[GenerateSequence, None] = {}
-        self._prefill = Prefill(pool)
+        self._prefill = Prefill(pool, tier)
         self._forks = Forks(pool)
         # Of the step being planned.
         self._rows = 0

@@ -19,9 +19,9 @@ from nightjar.gpu_worker.engine.device_state import (
     token_texts,
 )
 from nightjar.gpu_worker.engine.graphs import WARM_UPS, CudaGraphs, Recorder, Step, eager
-from nightjar.gpu_worker.engine.kv_cache import BlockPool
 from nightjar.gpu_worker.engine.plan import StepPlan
 from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence
+from nightjar.gpu_worker.engine.upkeep import CacheUpkeep
 from nightjar.gpu_worker.models import Decoder, KVTensors, TokenBatch
 from nightjar.kernels import Column, PagedTensors
 
@@ -55,7 +55,7 @@ class DecodeWindows:
         self,
         model: Decoder,
         cache: KVTensors,
-        pool: BlockPool,
+        upkeep: CacheUpkeep,
         token_bytes: Sequence[bytes],
         config: EngineConfig,
         *,
@@ -63,7 +63,7 @@ class DecodeWindows:
     ) -> None:
         self._model = model
         self._cache = cache
-        self._pool = pool
+        self._upkeep = upkeep
         self._config = config
         self._block_size = config.block_size
         if recorder is None:
@@ -166,7 +166,7 @@ class DecodeWindows:
         for sequence in self._sequences:
             if sequence.table is not None:
                 sequence.table.grow(min(sequence.length + ahead, sequence.text.max_length))
-        self._cache.clear(self._pool.take_dirty())
+        self._upkeep.prepare()
 
     def _launch(self, steps: int) -> None:
         """Queue the steps and the way back of what they choose."""
@@ -176,6 +176,7 @@ class DecodeWindows:
         batch.step.zero_()
         for _ in range(steps):
             step()
+        self._upkeep.beside_compute()
         found = batch.tokens[:steps], batch.state.rows
         tokens, rows = (_read_back(x) for x in found)
         landed = None

@@ -1,7 +1,7 @@
 """Decoders described by a ModelConfig, computed through the op list of the kernels."""
 
-from nightjar.gpu_worker.models.batch import KVTensors, TokenBatch
+from nightjar.gpu_worker.models.batch import Arrivals, KVTensors, TokenBatch
 from nightjar.gpu_worker.models.decoder import Decoder
 from nightjar.gpu_worker.models.load import load_model
 
-__all__ = ["Decoder", "KVTensors", "TokenBatch", "load_model"]
+__all__ = ["Arrivals", "Decoder", "KVTensors", "TokenBatch", "load_model"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,6 +12,13 @@ from torch import Tensor
 
 from nightjar.checkpoints import ModelConfig
 from nightjar.kernels import BranchLayout, ChunkLayout, PagedLayout, PagedTensors
+
+
+class Arrivals(Protocol):
+    """Blocks that are on their way into the cache, a layer after the other."""
+
+    def wait(self, layer: int) -> None:
+        """Let what is computed from now on find the keys and values of this layer (-1: of all)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,7 @@ class TokenBatch:
     and decode; documents are not cached) go.
     output_rows: int64[N], the rows whose last hidden state is wanted; None for all of them.
     decode: on the device, where a step follows another without the host.
+    arrivals: blocks that are read but not there yet.
     """
 
     token_ids: Tensor
@@ -36,6 +44,7 @@ class TokenBatch:
     decode: PagedLayout | PagedTensors | None
     branch: BranchLayout | None
     output_rows: Tensor | None
+    arrivals: Arrivals | None = None
 
     @property
     def prefill_rows(self) -> int:

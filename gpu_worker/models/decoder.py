@@ -165,6 +165,8 @@ class Decoder:
         q, k, v = torch.split(heads, sizes, dim=1)
         scale = config.attention_scales[index]
         prefill, cached = batch.prefill_rows, batch.cached_rows
+        if batch.arrivals is not None:
+            batch.arrivals.wait(index)
         parts = []
         if batch.prefill is not None:
             parts.append(kernels.prefill_attention(q[:prefill], keys, values, batch.prefill, scale))

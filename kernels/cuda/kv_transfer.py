@@ -23,18 +23,23 @@ THREADS = 256
 WORD_BYTES = 16
 
 
-def kv_pack(keys: Tensor, values: Tensor, blocks: Tensor, packed: Tensor) -> None:
-    """Copy cache blocks out: packed[i] = (keys, values)[:, blocks[i]].
+def kv_pack(
+    keys: Tensor, values: Tensor, blocks: Tensor, packed: Tensor, slots: Tensor | None = None
+) -> None:
+    """Copy cache blocks out: packed[slots[i]] = (keys, values)[:, blocks[i]]; slots None: 0, 1, ..
 
-    keys, values: [layers, n_blocks, Hkv, S, D]; blocks: int64[n];
-    packed: [n, layers, 2, Hkv, S, D], contiguous, on the device or in pinned host memory.
+    keys, values: [layers, n_blocks, Hkv, S, D]; blocks, slots: int64[n], no slot twice;
+    packed: [n_slots, layers, 2, Hkv, S, D], contiguous or some layers of what is, on the device or
+    in pinned host memory.
     """
-    _transfer(keys, values, blocks, packed, pack=True)
+    _transfer(keys, values, blocks, packed, slots, pack=True)
 
 
-def kv_unpack(keys: Tensor, values: Tensor, blocks: Tensor, packed: Tensor) -> None:
+def kv_unpack(
+    keys: Tensor, values: Tensor, blocks: Tensor, packed: Tensor, slots: Tensor | None = None
+) -> None:
     """Copy cache blocks back in: the inverse of kv_pack."""
-    _transfer(keys, values, blocks, packed, pack=False)
+    _transfer(keys, values, blocks, packed, slots, pack=False)
 
 
 def specialisations() -> Iterator[Kernel]:
@@ -43,7 +48,15 @@ def specialisations() -> Iterator[Kernel]:
         yield Kernel.of("kv_transfer", "kv_transfer", pack)
 
 
-def _transfer(keys: Tensor, values: Tensor, blocks: Tensor, packed: Tensor, *, pack: bool) -> None:
+def _transfer(
+    keys: Tensor,
+    values: Tensor,
+    blocks: Tensor,
+    packed: Tensor,
+    slots: Tensor | None,
+    *,
+    pack: bool,
+) -> None:
     """Check and start."""
     check_storage("keys", keys)
     check("keys", keys, keys.dtype, (None,) * 5)
@@ -51,7 +64,13 @@ def _transfer(keys: Tensor, values: Tensor, blocks: Tensor, packed: Tensor, *, p
     check("blocks", blocks, torch.int64, (None,), like=keys)
     layers, n_blocks, kv_heads, block_size, head_size = keys.shape
     block = (kv_heads, block_size, head_size)
-    check("packed", packed, keys.dtype, (blocks.shape[0], layers, 2, *block))
+    count = blocks.shape[0]
+    if slots is not None:
+        check("slots", slots, torch.int64, (count,), like=keys)
+    n_slots = count if slots is None else None
+    check("packed", packed, keys.dtype, (n_slots, layers, 2, *block), strided=True)
+    if packed.numel() and not packed[0].is_contiguous():
+        raise ValueError("packed: the layers of a slot must lie one after another")
     block_bytes = kv_heads * block_size * head_size * keys.element_size()
     if block_bytes % WORD_BYTES or any(x.data_ptr() % WORD_BYTES for x in (keys, values, packed)):
         raise ValueError(f"cache blocks of {block_bytes} bytes must be whole words of {WORD_BYTES}")
@@ -62,7 +81,9 @@ def _transfer(keys: Tensor, values: Tensor, blocks: Tensor, packed: Tensor, *, p
         (THREADS,),
         *(x.view(torch.int32) for x in (keys, values)),
         blocks,
+        slots,
         packed.view(torch.int32),
         np.int64(n_blocks),
+        np.int64(packed.stride(0) * keys.element_size() // WORD_BYTES),
         np.int32(words),
     )

@@ -5,7 +5,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from nightjar.kernels import cuda_ops
+from nightjar.kernels import cuda_ops, reference
 from nightjar.kernels.cuda.kernel import Kernel
 from tests.kernels_cuda.devices import poisoned, random, storages
 
@@ -52,6 +52,36 @@ def test_blocks_go_to_the_hosts_pinned_memory_and_back(device):
     assert torch.equal(keys[:, blocks], wanted)
 
 
+def test_some_layers_of_some_slots(device):
+    """Layer by layer, to slots and back: the other slots and layers stay as they are."""
+    keys, values = (x.to(device) for x in caches(torch.bfloat16))
+    packed = torch.zeros(5, 3, 2, 2, 4, 80, dtype=torch.bfloat16, device=device)
+    blocks, slots = (torch.tensor(x, device=device) for x in ([5, 0], [3, 1]))
+    one = slice(1, 2)
+    cuda_ops.kv_pack(keys[one], values[one], blocks, packed[:, one], slots)
+    wanted = torch.zeros_like(packed)
+    wanted[slots, 1, 0], wanted[slots, 1, 1] = keys[1, blocks], values[1, blocks]
+    assert torch.equal(packed, wanted)
+    to, before = torch.tensor([2, 6], device=device), keys.clone()
+    cuda_ops.kv_unpack(keys[one], values[one], to, packed[:, one], slots)
+    before[1, to] = before[1, blocks]
+    assert torch.equal(keys, before)
+    assert torch.equal(values[1, to], values[1, blocks])
+
+
+def test_the_reference_moves_the_same(device):
+    keys, values = (x.to(device) for x in caches(torch.float32))
+    blocks, slots = (torch.tensor(x, device=device) for x in ([4, 1, 3], [0, 4, 2]))
+    packed = [torch.zeros(5, 3, 2, 2, 4, 80, device=device) for _ in range(2)]
+    copies = [(keys.clone(), values.clone()) for _ in range(2)]
+    to = torch.tensor([6, 0, 2], device=device)
+    for ops, place, copy in zip((cuda_ops, reference.kv_transfer), packed, copies, strict=True):
+        ops.kv_pack(keys, values, blocks, place, slots)
+        ops.kv_unpack(*copy, to, place, slots)
+    assert torch.equal(*packed)
+    assert all(torch.equal(*pair) for pair in zip(*copies, strict=True))
+
+
 def test_memory_of_the_host_that_is_not_pinned_is_refused(monkeypatch):
     """Without CuPy: what the backend does with a tensor before it starts anything."""
     monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
@@ -85,5 +115,10 @@ def test_bad_arguments_are_named():
         cuda_ops.kv_pack(keys, values, torch.tensor([0]), packed)
     with pytest.raises(ValueError, match="packed has shape"):
         cuda_ops.kv_pack(keys, values, torch.tensor([0, 1]), packed)
+    with pytest.raises(ValueError, match="slots has shape"):
+        cuda_ops.kv_pack(keys, values, torch.tensor([0]), packed, torch.tensor([0, 1]))
+    apart = torch.empty(1, 6, 2, 1, 1, 3, dtype=torch.float16)[:, ::2]
+    with pytest.raises(ValueError, match="layers of a slot must lie one after another"):
+        cuda_ops.kv_pack(keys, values, torch.tensor([0]), apart)
     with pytest.raises(ValueError, match="blocks is int32"):
         cuda_ops.kv_pack(keys, values, torch.tensor([0], dtype=torch.int32), packed)

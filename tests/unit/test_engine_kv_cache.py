@@ -75,6 +75,46 @@ def test_forgotten_prefixes_are_not_found_and_their_blocks_are_free():
     assert sorted(table.blocks) == [0, 1, 2, 3]
 
 
+class NextTier:
+    """Notes what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def evicted(self, block, key):
+        self.told.append((block, key))
+
+    def spoiled(self, key):
+        self.told.append(key)
+
+    def forget(self):
+        self.told.append("all")
+
+
+def test_the_next_tier_hears_of_every_prefix_that_a_draw_takes_back():
+    tier = NextTier()
+    pool = BlockPool(3, 2, tier)
+    rested, keys = published(pool, [1, 2, 3, 4])
+    blocks = list(rested.blocks)
+    rested.free()
+    wanted = [(blocks[1], keys[1]), (blocks[0], keys[0])]  # the end of a prefix first
+    assert [pool.next_evicted(draws) for draws in (1, 2, 3)] == [[], wanted[:1], wanted]
+    table = reserved(pool, 6)
+    table.grow(2)
+    assert tier.told == []
+    table.grow(6)
+    assert tier.told == wanted
+
+
+def test_the_next_tier_hears_of_what_is_spoiled_and_of_a_reset():
+    tier = NextTier()
+    pool = BlockPool(3, 2, tier)
+    table, keys = published(pool, [1, 2, 3, 4, 5])
+    pool.taint(table.blocks)
+    pool.forget()
+    assert tier.told == [*keys, "all"]
+
+
 def test_keys_tell_all_tokens_before_the_end_of_a_block():
     keys = prefix_keys(list(range(10)), 4, salt=0)
     assert len(keys) == 2

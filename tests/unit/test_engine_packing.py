@@ -119,7 +119,9 @@ def test_scores_pair_each_token_with_the_row_before_it(tiny_model, monkeypatch):
     monkeypatch.setattr(type(model), "forward", lambda *_: rows)
     cache = KVTensors.allocate(model.config, 40, 4, model.dtype, "cpu")
     vectors = PromptVectorStore(32, torch.float32)
-    output = Executor(model, cache, vectors, ()).run(StepPlan(ranks=[first, second, earlier]))
+    output = Executor(model, cache, vectors, (), lambda: None).run(
+        StepPlan(ranks=[first, second, earlier])
+    )
     with torch.inference_mode():
         every = -model.logits(torch.cat((rows, kept[None]))).double().log_softmax(-1).numpy()
     looks = [nll for _, nll in output.looks]

@@ -66,15 +66,26 @@ def test_what_a_machine_lacks_is_named(machine, monkeypatch):
 def test_the_device_comes_from_the_environment_to_the_compute_process(monkeypatch, tmp_path):
     monkeypatch.setenv("NIGHTJAR_DEVICE", "cuda:3")
     monkeypatch.setenv("NIGHTJAR_GPU_MEMORY_SHARE", "0.5")
+    monkeypatch.setenv("NIGHTJAR_HOST_CACHE_BYTES", "4096")
     settings = Settings.read()
-    share = settings.gpu_memory_share
-    config = ComputeConfig(tmp_path, device=settings.device, gpu_memory_share=share)
-    assert {"--device=cuda:3", "--gpu-memory-share=0.5"} <= set(config.command(0, 9))
+    config = ComputeConfig(
+        tmp_path,
+        device=settings.device,
+        gpu_memory_share=settings.gpu_memory_share,
+        host_cache_bytes=settings.host_cache_bytes,
+    )
+    given = {"--device=cuda:3", "--gpu-memory-share=0.5", "--host-cache-bytes=4096"}
+    assert given <= set(config.command(0, 9))
 
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("DEVICE", "gpu"), ("GPU_MEMORY_SHARE", "0"), ("GPU_MEMORY_SHARE", "1.0")],
+    [
+        ("DEVICE", "gpu"),
+        ("GPU_MEMORY_SHARE", "0"),
+        ("GPU_MEMORY_SHARE", "1.0"),
+        ("HOST_CACHE_BYTES", "-1"),
+    ],
 )
 def test_settings_that_cannot_be_used_are_named(monkeypatch, variable, value):
     monkeypatch.setenv(f"NIGHTJAR_{variable}", value)
