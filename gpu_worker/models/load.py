@@ -49,8 +49,8 @@ def load_model(
         _check_gpu(directory.config, dtype, device)
     part = part or Part.of(directory.config)
     config = part.config(directory.config)
-    with torch.inference_mode(), WeightReader(directory) as reader:
-        weights = _Loader(config, reader, precision, device, part).weights()
+    with torch.inference_mode():
+        weights = _Loader(config, WeightReader(directory), precision, device, part).weights()
     _give_memory_back()
     return Decoder(config, weights, precision.dtype, precision.cache, device)
 

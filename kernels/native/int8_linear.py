@@ -28,6 +28,9 @@ WORD = 4
 SEGMENT = 16
 """Neighbouring inputs of a quantised row that lie together; inputs are filled up to whole ones."""
 
+CHANNELS_AT_ONCE = 4096
+"""Output channels that are quantised together: packing takes little memory beside the weight."""
+
 ZERO = 128
 """What is added to a quantised activation, so that it is stored unsigned."""
 
@@ -207,6 +210,20 @@ class _Rows:
 def _in_panels(parts: list[tuple[Tensor, Tensor | None]]) -> PanelWeight:
     """Weights of one shape side by side in every panel."""
     out_features, in_features = parts[0][0].shape
+    pieces = []
+    for first in range(0, out_features, CHANNELS_AT_ONCE):
+        rows = slice(first, first + CHANNELS_AT_ONCE)
+        piece = [(weight[rows], None if bias is None else bias[rows]) for weight, bias in parts]
+        pieces.append(_panels(piece))
+    panels, offsets, scales, biases = (torch.cat(tensors) for tensors in zip(*pieces, strict=True))
+    return PanelWeight(
+        panels, offsets, scales, biases, in_features, out_features, gated=len(parts) == 2
+    )
+
+
+def _panels(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The panels of some channels, and their offsets, scales and biases, as in PanelWeight."""
+    out_features, in_features = parts[0][0].shape
     width, words = COLUMNS // len(parts), -(-in_features // SEGMENT) * SEGMENT // WORD
     n = -(-out_features // width)
     data, scales, biases = [], [], []
@@ -218,14 +235,11 @@ def _in_panels(parts: list[tuple[Tensor, Tensor | None]]) -> PanelWeight:
         scales.append(_filled(steps, n, width))
         biases.append(_filled(steps * 0.0 if bias is None else bias.float(), n, width))
     panels = torch.cat(data, 1)
-    return PanelWeight(
+    return (
         panels.transpose(1, 2).contiguous(),
         panels.flatten(2).sum(2, dtype=torch.int32).flatten() * ZERO,
         torch.cat(scales, 1).flatten(),
         torch.cat(biases, 1).flatten(),
-        in_features,
-        out_features,
-        len(parts) == 2,
     )
 
 

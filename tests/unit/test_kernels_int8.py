@@ -126,6 +126,19 @@ def test_a_gated_pair_equals_its_two_products(features, outputs, biased):
         assert torch.equal(kernels.gated_linear(x[:rows], whole, "silu"), found[:rows])
 
 
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_weight_is_packed_in_pieces_as_it_is_at_once(biased, monkeypatch):
+    x, gate, bias = case(5, 50, 300)
+    _, up, _ = case(5, 50, 300, seed=1)
+    parts = [(gate, bias if biased else None), (up, None)]
+    at_once = kernels.pack_linear(*parts[0], "int8"), kernels.pack_gated(*parts, "int8")
+    monkeypatch.setattr(native.int8_linear, "CHANNELS_AT_ONCE", 64)
+    pieces = kernels.pack_linear(*parts[0], "int8"), kernels.pack_gated(*parts, "int8")
+    assert torch.equal(kernels.linear(x, pieces[0]), kernels.linear(x, at_once[0]))
+    gated = [kernels.gated_linear(x, pair[1], "silu") for pair in (pieces, at_once)]
+    assert torch.equal(*gated)
+
+
 def test_a_row_of_zeros_gives_the_bias_and_so_does_a_channel_of_zeros():
     x, weight, bias = case(6, 40, 20)
     x[2] = 0.0

@@ -125,3 +125,14 @@ def test_a_rank_of_four_keeps_a_quarter_of_the_memory(tmp_path: Path) -> None:
         return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
     assert kilobytes(4) < 0.3 * kilobytes(1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_file_stays_mapped_between_two_tensors(tmp_path):
+    """Its pages would count as the process's, beside the weights made of them."""
+    directory = ModelDirectory.open(save_gpt2(tmp_path / "model", Gpt2Shape()))
+    reader = weight_reader.WeightReader(directory)
+    for name in directory.tensors:
+        found = reader.tensor(name, torch.float32, "cpu")
+        assert found.numel() > 0
+        assert str(tmp_path) not in Path("/proc/self/maps").read_text(encoding="utf-8")
