@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import secrets
 import shutil
@@ -10,9 +11,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -169,21 +171,54 @@ class _Poller:
             self.failed += job["counts"]["failed"]
 
 
+@contextmanager
+def _submitter(api_url: str, files: list[Path]) -> Iterator[Callable[[], Iterator[str]]]:
+    """A process that sends the files when the function is called, which gives the jobs' ids.
+
+    Not a thread of this one: polls would wait for it, in Python, and not for the API.
+    """
+    here, there = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=_send_files, args=(there, api_url, files)
+    )
+    process.start()
+    here.recv()  # it is ready
+
+    def submit() -> Iterator[str]:
+        here.send(None)
+        for _ in files:
+            yield here.recv()
+
+    try:
+        yield submit
+    finally:
+        process.join(_GRACE_S)
+        process.terminate()
+
+
+def _send_files(pipe: Connection, api_url: str, files: list[Path]) -> None:
+    with Client(api_url) as client:
+        pipe.send(None)
+        pipe.recv()
+        for path in files:
+            pipe.send(client.submit(path)["id"])
+
+
 def measure(
     running: Deployment, servers: dict[str, psutil.Process], files: list[Path], requests: int
 ) -> dict[str, Any]:
     """Send the files, a job each, and follow the jobs to their ends."""
     broker_before = running.broker_bytes()
-    watched = running.processes() | servers
-    with Watch(watched, running.broker_bytes) as watch:
-        started = time.monotonic()
-        poller = _Poller(running.api_url)
-        with Client(running.api_url) as client:
-            for path in files:
-                poller.add(client.submit(path)["id"])
-        submitted = time.monotonic()
-        poller.wait()
-        ended = poller.ended_at
+    with _submitter(running.api_url, files) as submit:
+        watched = running.processes() | servers
+        with Watch(watched, running.broker_bytes) as watch:
+            started = time.monotonic()
+            poller = _Poller(running.api_url)
+            for job_id in submit():
+                poller.add(job_id)
+            submitted = time.monotonic()
+            poller.wait()
+            ended = poller.ended_at
     if poller.failed:
         raise ClientError(f"{poller.failed} requests failed")
     return {

@@ -98,7 +98,10 @@ class Watch:
 
 def resident_bytes(process: psutil.Process) -> int:
     """Bytes in memory; of what it shares its part: PostgreSQL's processes share their buffers."""
-    found = process.memory_full_info()
+    try:
+        found = process.memory_full_info()
+    except psutil.NoSuchProcess:  # a short-lived one, such as a worker of PostgreSQL's autovacuum
+        return 0
     return int(getattr(found, "pss", found.rss))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.control_plane import __main__ as command
 from benchmarks.control_plane.requests import MAX_TOKENS, PROMPT_TOKENS, prompts, write_jobs
-from benchmarks.control_plane.watch import Watch, growth, percentile
+from benchmarks.control_plane.watch import Watch, growth, percentile, resident_bytes
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.batch_lines import BatchReader
 from nightjar.jobs.records import NewRequest
@@ -57,6 +57,13 @@ def test_a_percentile_is_one_of_the_values() -> None:
     assert percentile(values, 0.5) == 51.0
     assert percentile(values, 0.99) == 100.0
     assert percentile([7.0], 0.99) == 7.0
+
+
+def test_a_process_that_has_ended_takes_no_memory() -> None:
+    with psutil.Popen(["sleep", "30"]) as process:
+        assert resident_bytes(process) > 0
+        process.kill()
+    assert resident_bytes(process) == 0
 
 
 def test_a_watch_tells_processes_apart() -> None:
