@@ -1,10 +1,13 @@
 """The short selection of `make test`: each kind of end once, to one busy system."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from nightjar.pipeline.settings import Settings
 from tests.faults.load import wait_until_working
 from tests.faults.oracle import answers, judge, most_in_flight
 from tests.faults.system import BROKER, PLANNER, System, running_system
@@ -29,6 +32,14 @@ def drop_connections(system: System) -> None:
     system.broker.client_kill_filter(_type="normal", skipme=True)
 
 
+def niceness_of_workers(system: System) -> set[int]:
+    """Of planner, GPU worker and compute process."""
+    worker = psutil.Process(system.pid(WORKER))
+    parts = [psutil.Process(system.pid(PLANNER)), worker, *worker.children(recursive=True)]
+    assert len(parts) > 2
+    return {process.nice() for process in parts}
+
+
 STRIKES: list[Callable[[System], object]] = [
     put_garbage,
     lambda system: system.restart(WORKER),
@@ -49,6 +60,7 @@ def test_nothing_is_lost_or_done_twice_whatever_ends(
         system.wait_done()
         undisturbed = answers(system.store, undisturbed_job)
         assert len(undisturbed) == ROWS
+        assert niceness_of_workers(system) == {max(os.nice(0), Settings().worker_niceness)}
         system.submit(ROWS)
         for strike in STRIKES:
             wait_until_working(system, WORKER, rows=ROWS)
