@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ import msgspec
 from nightjar.gpu_worker import messages
 from nightjar.jobs.records import CachedScore, ClaimedRequest
 from nightjar.pipeline.reuse import ResultCache
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,28 @@ def rankings(
     cache: ResultCache,
     precision: str,
 ) -> dict[int, Ranking]:
-    """What is known of each ranking among the requests, by the request's id."""
-    ranked = [(r, message) for r, message in asked if isinstance(message, messages.Rank)]
-    keys = {request.id: cache.score_keys(request, precision) for request, _ in ranked}
+    """What is known of each ranking among the requests, by the request's id.
+
+    One whose documents cannot be looked up is left out.
+    """
+    ranked = {r.id: (r, message) for r, message in asked if isinstance(message, messages.Rank)}
+    keys = {id_: _keys(request, cache, precision) for id_, (request, _) in ranked.items()}
     found = cache.find_scores([key for of_one in keys.values() for key in of_one])
     return {
-        request.id: Ranking(message, keys[request.id], [found.get(k) for k in keys[request.id]])
-        for request, message in ranked
+        id_: Ranking(ranked[id_][1], of_one, [found.get(key) for key in of_one])
+        for id_, of_one in keys.items()
+        if of_one
     }
+
+
+def _keys(request: ClaimedRequest, cache: ResultCache, precision: str) -> list[str]:
+    """One for each document; none if they cannot be told, then all of them are computed."""
+    try:
+        return cache.score_keys(request, precision)
+    except Exception:  # reuse is worth no request, and none of its neighbours
+        logger.exception(
+            "the scores of request %d are not looked up",
+            request.id,
+            extra={"action": "scores_not_looked_up", "request": request.id},
+        )
+        return []

@@ -1,10 +1,14 @@
 """What is left to ask of a ranking, and its whole answer."""
 
+from collections.abc import Sequence
+from typing import cast
+
 import pytest
 
-from nightjar.gpu_worker.known_scores import Ranking
+from nightjar.gpu_worker.known_scores import Ranking, rankings
 from nightjar.gpu_worker.messages import Rank, Ranked
-from nightjar.jobs.records import CachedScore
+from nightjar.jobs.records import CachedScore, ClaimedRequest, RequestKind
+from nightjar.pipeline.reuse import ResultCache
 
 DOCUMENTS = [[1], [2, 2], [3], [4]]
 KEYS = ["a", "b", "c", "d"]
@@ -52,3 +56,24 @@ def test_scores_of_a_higher_precision_are_not_kept() -> None:
     answer = Ranked(5, [1.0, 2.0, 3.0, 4.0], [1, 2, 1, 1], recomputed_in="fp64")
     assert ranking({}).computed(answer) == []
     assert ranking({"a": 1.0}).whole(Ranked(5, [2.0] * 3, [1] * 3, "fp64")).recomputed_in == "fp64"
+
+
+class OddCache:
+    """Knows document "b" of every ranking; cannot look up those of request 2."""
+
+    def score_keys(self, request: ClaimedRequest, precision: str) -> list[str]:
+        if request.id == 2:
+            raise ValueError("not to be looked up")
+        return [f"{request.id}{key}" for key in KEYS]
+
+    def find_scores(self, keys: Sequence[str]) -> dict[str, CachedScore]:
+        return {key: CachedScore(key, 0.5, 7) for key in keys if key.endswith("b")}
+
+
+def test_a_ranking_that_cannot_be_looked_up_is_computed_whole_and_its_neighbours_are_not() -> None:
+    def claimed(id_: int) -> tuple[ClaimedRequest, Rank]:
+        asked = Rank(id_, [9], DOCUMENTS, None, None)
+        return ClaimedRequest(id_, id_, "", RequestKind.RANK, {}, [[9], *DOCUMENTS]), asked
+
+    known = rankings([claimed(1), claimed(2), claimed(3)], cast("ResultCache", OddCache()), "fp32")
+    assert {id_: ranking.reused_documents for id_, ranking in known.items()} == {1: 1, 3: 1}
