@@ -8,100 +8,38 @@ import argparse
 import logging
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-
-import torch
-from safetensors.torch import load as load_safetensors
+from typing import TYPE_CHECKING
 
 from nightjar import logs
-from nightjar.checkpoints import PROMPT_TOKEN, CheckpointError, ModelDirectory, Tokenizer
+from nightjar.checkpoints import CheckpointError, ModelDirectory, Tokenizer
 from nightjar.gpu_worker import messages
-from nightjar.gpu_worker.engine import (
-    Engine,
-    EngineConfig,
-    Result,
-)
-from nightjar.gpu_worker.engine.gpu_memory import GPU_MEMORY_SHARE, cache_budget
+from nightjar.gpu_worker.engine import GPU_MEMORY_SHARE, Result
+from nightjar.gpu_worker.engine.errors import CannotComputeError
 from nightjar.gpu_worker.fake_engine import FakeEngine
-from nightjar.gpu_worker.models import Decoder, load_model
-from nightjar.gpu_worker.models.precision import MORE_PRECISE, PRECISIONS, fastest_dtype
-from nightjar.gpu_worker.shards.collective import TorchCollective, require_device
-from nightjar.gpu_worker.shards.leader import Leader
 from nightjar.gpu_worker.shards.process import (
-    Place,
     add_place_arguments,
-    give_signs_of_life,
     leaving_when_lost,
     live_no_longer_than_the_worker,
-    place_of,
 )
 from nightjar.gpu_worker.translation import Translator
-from nightjar.kernels.cuda.device import DeviceError, use_device
-from nightjar.kernels.native.build import NativeBuildError, library
 from nightjar.process import spare_what_stays
+
+if TYPE_CHECKING:
+    from nightjar.gpu_worker.engine import Engine
 
 logger = logging.getLogger(__name__)
 
 # How often a working engine says that it is alive.
 _LIFE_SIGN_S = 1.0
 
-GPU_RUNNING = 256
-"""Texts that decode together: a step reads the weights once for all of them."""
-
-GPU_STEP_TOKENS = 8192
-"""Rows of a step: enough for the products of a prompt to be bound by arithmetic."""
-
-Load = Callable[[str], Decoder]
-"""Loads the model in a precision."""
-
-
-def build_engine(
-    directory: ModelDirectory,
-    tokenizer: Tokenizer,
-    dtype: str,
-    load: Load,
-    *,
-    device: str = "cpu",
-    gpu_memory_share: float = GPU_MEMORY_SHARE,
-    host_cache_bytes: int = 0,
-) -> Engine:
-    """Load the model and build its engine.
-
-    A higher precision is computed in on the CPU: the GPU's memory is spoken for.
-
-    Raises:
-        CheckpointError: The weights do not fit the configuration, cannot be split as asked, or the
-            GPU has no kernels for them.
-        ValueError: The device does not compute in that dtype, or host_cache_bytes hold no block.
-    """
-    prompt_id = tokenizer.token_id(PROMPT_TOKEN)
-    banned = () if prompt_id is None else (prompt_id,)
-    model = load(dtype)
-    config = EngineConfig(banned_token_ids=banned, host_cache_bytes=host_cache_bytes)
-    if device != "cpu":
-        config = replace(
-            config,
-            max_running=GPU_RUNNING,
-            max_step_tokens=GPU_STEP_TOKENS,
-            kv_cache_bytes=cache_budget(device, gpu_memory_share),
-        )
-    higher = MORE_PRECISE.get(dtype)
-    more_precise = None
-    if higher is not None:
-        again = load if device == "cpu" else partial(load_model, directory)
-        more_precise = partial(again, higher)
-    return Engine(model, tokenizer.token_bytes, config, more_precise)
-
 
 class ComputeLoop:
     """Moves messages between the pipe and the engine, a step at a time."""
 
     def __init__(
-        self, engine: Engine | FakeEngine, translator: Translator, pipe: Connection
+        self, engine: "Engine | FakeEngine", translator: Translator, pipe: Connection
     ) -> None:
         self._engine = engine
         self._translator = translator
@@ -134,7 +72,9 @@ class ComputeLoop:
             case messages.Generate() | messages.Rank():
                 self._submit(message)
             case messages.RegisterVectors():
-                (vectors,) = load_safetensors(message.data).values()
+                from safetensors.torch import load  # not above: see _choose_engine
+
+                (vectors,) = load(message.data).values()
                 self._engine.register_prompt_vectors(message.key, vectors)
             case messages.Cancel():
                 for ticket in message.tickets:
@@ -172,7 +112,7 @@ def main() -> int:
     """Entry point: load, report, serve."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--dtype", choices=("auto", *PRECISIONS), default="auto")
+    parser.add_argument("--dtype", default="auto", help="what `load_model` knows, or auto")
     parser.add_argument("--gpu-memory-share", type=float, default=GPU_MEMORY_SHARE)
     parser.add_argument("--host-cache-bytes", type=int, default=0)
     parser.add_argument("--engine", choices=("model", "fake"), default="model")
@@ -184,8 +124,6 @@ def main() -> int:
     args = parser.parse_args()
     live_no_longer_than_the_worker()
     logs.configure("compute")
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     with leaving_when_lost():
         return _serve(args, Connection(args.pipe))
 
@@ -194,11 +132,10 @@ def _serve(args: argparse.Namespace, pipe: Connection) -> int:
     """Load the model and compute until the worker closes the pipe; returns the exit status."""
     started = time.monotonic()
     try:
-        library()  # compiled now, not in the first step
         directory = ModelDirectory.open(args.model)
         tokenizer = directory.tokenizer()
         engine, dtype = _choose_engine(args, directory, tokenizer)
-    except (CheckpointError, DeviceError, NativeBuildError, MemoryError, ValueError) as error:
+    except (CheckpointError, CannotComputeError, MemoryError, ValueError) as error:
         pipe.send_bytes(messages.encode([messages.LoadFailed(message=str(error))]))
         return 1
     load_s = time.monotonic() - started
@@ -218,39 +155,15 @@ def _serve(args: argparse.Namespace, pipe: Connection) -> int:
 
 def _choose_engine(
     args: argparse.Namespace, directory: ModelDirectory, tokenizer: Tokenizer
-) -> tuple[Engine | FakeEngine, str]:
+) -> tuple["Engine | FakeEngine", str]:
     """The engine that was asked for, and what it computes in."""
     if args.engine == "fake":
         logger.warning("fake engine: answers are made up, no model is loaded")
         return FakeEngine(tokenizer.token_bytes, step_s=args.fake_step_s), "fake"
-    place = place_of(args)
-    if place.ranks > 1:
-        require_device(args.device, place.rank)
-    device = use_device(args.device)
-    dtype = args.dtype
-    if dtype == "auto":
-        # Both 16-bit formats are as fast on a GPU; bf16 has the range of FP32.
-        dtype = fastest_dtype() if device == "cpu" else "bf16"
-    load = _loader(args, place, directory, device)
-    engine = build_engine(
-        directory,
-        tokenizer,
-        dtype,
-        load,
-        device=device,
-        gpu_memory_share=args.gpu_memory_share,
-        host_cache_bytes=args.host_cache_bytes,
-    )
-    return engine, dtype
+    # Here and not above: it takes torch, two seconds and 150 MiB that a fake engine does without.
+    from nightjar.gpu_worker.model_engine import open_engine
 
-
-def _loader(args: argparse.Namespace, place: Place, directory: ModelDirectory, device: str) -> Load:
-    """What loads the model: here alone, or as rank 0 of several."""
-    if place.ranks == 1:
-        return partial(load_model, directory, device=device)
-    give_signs_of_life(place.life)
-    followers = [Connection(int(number)) for number in args.followers.split(",")]
-    return Leader(directory, followers, device, partial(TorchCollective, place, device)).load
+    return open_engine(args, directory, tokenizer)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import shake_128
 from itertools import islice
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from nightjar.gpu_worker.engine import (
     GenerateOutput,
@@ -34,6 +33,9 @@ from nightjar.gpu_worker.engine import (
     Result,
     TokenLogprobs,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POISON = b"<poison:"
 MEMORY_BYTES = 512 << 20
@@ -71,7 +73,7 @@ class FakeEngine:
         self._cancelled: set[int] = set()
         self._vectors: set[str] = set()
 
-    def register_prompt_vectors(self, key: str, vectors: Tensor) -> None:
+    def register_prompt_vectors(self, key: str, vectors: "Tensor") -> None:
         """Make a key known to requests; the vectors [n, H] themselves change no answer."""
         self._vectors.add(key)
 

@@ -54,7 +54,8 @@ def worker_command(role: WorkerRole, settings: Settings) -> list[str]:
 
 def beat_command() -> list[str]:
     """Start the clock that ticks the planner and the sweeper; one a deployment."""
-    return [*_celery(CLOCK_APP), "beat", "--scheduler", _MEMORY_SCHEDULER, "--loglevel=INFO"]
+    options = ["--scheduler", _MEMORY_SCHEDULER, "--loglevel=INFO"]
+    return [*_celery(CLOCK_APP, "beat"), *options]
 
 
 def flower_command(address: str, port: int) -> list[str]:
@@ -63,18 +64,26 @@ def flower_command(address: str, port: int) -> list[str]:
     Who may look stands in its own variable FLOWER_BASIC_AUTH: every user of a machine can read
     command lines.
     """
-    command = [*_celery(CLOCK_APP), "flower", f"--address={address}", f"--port={port}"]
+    command = [
+        sys.executable,
+        "-m",
+        "celery",
+        "-A",
+        CLOCK_APP,
+        "flower",
+        f"--address={address}",
+        f"--port={port}",
+    ]
     return [*command, "--read_only"]
 
 
-def _celery(app: str) -> list[str]:
-    return [sys.executable, "-m", "celery", "-A", app]
+def _celery(app: str, command: str) -> list[str]:
+    return [sys.executable, "-m", "nightjar.pipeline.celery_command", app, command]
 
 
 def _worker(app: str, name: str, queues: list[str], threads: int) -> list[str]:
     return [
-        *_celery(app),
-        "worker",
+        *_celery(app, "worker"),
         "--pool=threads",
         f"--concurrency={threads}",
         f"--queues={','.join(queues)}",

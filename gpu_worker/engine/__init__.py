@@ -1,7 +1,8 @@
 """The engine: generation and ranking requests in, results out, one step at a time."""
 
-from nightjar.gpu_worker.engine.config import EngineConfig
-from nightjar.gpu_worker.engine.loop import Engine
+from typing import TYPE_CHECKING, Any
+
+from nightjar.gpu_worker.engine.config import GPU_MEMORY_SHARE, EngineConfig
 from nightjar.gpu_worker.engine.requests import (
     BeamSearch,
     GenerateOutput,
@@ -16,7 +17,11 @@ from nightjar.gpu_worker.engine.requests import (
     TokenLogprobs,
 )
 
+if TYPE_CHECKING:
+    from nightjar.gpu_worker.engine.loop import Engine
+
 __all__ = [
+    "GPU_MEMORY_SHARE",
     "BeamSearch",
     "Engine",
     "EngineConfig",
@@ -31,3 +36,12 @@ __all__ = [
     "SamplingParams",
     "TokenLogprobs",
 ]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    """The engine brings torch with it: loaded when it is asked for, not with what is said to it."""
+    if name != "Engine":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from nightjar.gpu_worker.engine.loop import Engine
+
+    return Engine

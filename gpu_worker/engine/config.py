@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+GPU_MEMORY_SHARE = 0.85
+"""Of what the model leaves free on a GPU, for keys and values: the rest is for the rows of a step,
+scores and CUDA graphs."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:

@@ -1,4 +1,4 @@
-"""How a request is refused."""
+"""How a request is refused, and the engine itself."""
 
 
 class RefusedError(Exception):
@@ -7,3 +7,7 @@ class RefusedError(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class CannotComputeError(Exception):
+    """There can be no engine here; the message says why and what mends it."""

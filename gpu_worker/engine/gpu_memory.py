@@ -2,9 +2,6 @@
 
 import torch
 
-GPU_MEMORY_SHARE = 0.85
-"""Of what the model leaves free: the rest is for the rows of a step, scores and CUDA graphs."""
-
 
 def cache_budget(device: str, share: float) -> int:
     """Bytes for keys and values: a share of what is free now, with the model loaded.

@@ -13,7 +13,6 @@ from nightjar.jobs.store.planning import PlanningStore
 from nightjar.jobs.store.reading import ReadingStore
 from nightjar.jobs.store.result_cache import CacheStore
 from nightjar.jobs.store.retrying import RetryStore
-from nightjar.jobs.store.schema import migrate
 from nightjar.jobs.store.stopping import StoppingStore
 from nightjar.jobs.store.submission import SubmissionStore
 from nightjar.jobs.store.suspects import SuspectStore
@@ -46,6 +45,8 @@ class Store(
 
     def migrate(self) -> None:
         """Bring the tables to the newest revision; several processes may do so at once."""
+        from nightjar.jobs.store.schema import migrate  # Alembic: few processes need it
+
         migrate(self._database.url)
 
     def close(self) -> None:

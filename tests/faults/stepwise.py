@@ -1,8 +1,8 @@
 """The planner worker, which is killed right before, in and right after each of its steps.
 
-    celery -A tests.faults.stepwise worker ...
+    python -m nightjar.pipeline.celery_command tests.faults.stepwise worker ...
 
-in the place of `celery -A nightjar.pipeline.tasks`. NIGHTJAR_TEST_STEPS names a directory: each
+in the place of `nightjar.pipeline.tasks`. NIGHTJAR_TEST_STEPS names a directory: each
 step leaves a file there before it kills its process, so that it does so once.
 """
 

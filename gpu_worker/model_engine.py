@@ -1,0 +1,113 @@
+"""Builds the engine that computes with the model: here alone, or as rank 0 of several."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
+
+import torch
+
+from nightjar.checkpoints import PROMPT_TOKEN, ModelDirectory, Tokenizer
+from nightjar.gpu_worker.engine import GPU_MEMORY_SHARE, EngineConfig
+from nightjar.gpu_worker.engine.errors import CannotComputeError
+from nightjar.gpu_worker.engine.gpu_memory import cache_budget
+from nightjar.gpu_worker.engine.loop import Engine
+from nightjar.gpu_worker.models import Decoder, load_model
+from nightjar.gpu_worker.models.precision import MORE_PRECISE, fastest_dtype
+from nightjar.gpu_worker.shards.collective import TorchCollective, require_device
+from nightjar.gpu_worker.shards.leader import Leader
+from nightjar.gpu_worker.shards.process import Place, give_signs_of_life, place_of
+from nightjar.kernels.cuda.device import DeviceError, use_device
+from nightjar.kernels.native.build import NativeBuildError, library
+
+GPU_RUNNING = 256
+"""Texts that decode together: a step reads the weights once for all of them."""
+
+GPU_STEP_TOKENS = 8192
+"""Rows of a step: enough for the products of a prompt to be bound by arithmetic."""
+
+Load = Callable[[str], Decoder]
+"""Loads the model in a precision."""
+
+
+def open_engine(
+    args: argparse.Namespace, directory: ModelDirectory, tokenizer: Tokenizer
+) -> tuple[Engine, str]:
+    """The engine that the compute process's arguments ask for, and what it computes in.
+
+    Raises:
+        CannotComputeError: The device cannot be used, or the kernels cannot be compiled.
+        CheckpointError, ValueError: See `build_engine`.
+    """
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    place = place_of(args)
+    if place.ranks > 1:
+        require_device(args.device, place.rank)
+    try:
+        library()  # compiled now, not in the first step
+        device = use_device(args.device)
+    except (DeviceError, NativeBuildError) as error:
+        raise CannotComputeError(str(error)) from error
+    dtype = args.dtype
+    if dtype == "auto":
+        # Both 16-bit formats are as fast on a GPU; bf16 has the range of FP32.
+        dtype = fastest_dtype() if device == "cpu" else "bf16"
+    engine = build_engine(
+        directory,
+        tokenizer,
+        dtype,
+        _loader(args, place, directory, device),
+        device=device,
+        gpu_memory_share=args.gpu_memory_share,
+        host_cache_bytes=args.host_cache_bytes,
+    )
+    return engine, dtype
+
+
+def build_engine(
+    directory: ModelDirectory,
+    tokenizer: Tokenizer,
+    dtype: str,
+    load: Load,
+    *,
+    device: str = "cpu",
+    gpu_memory_share: float = GPU_MEMORY_SHARE,
+    host_cache_bytes: int = 0,
+) -> Engine:
+    """Load the model and build its engine.
+
+    A higher precision is computed in on the CPU: the GPU's memory is spoken for.
+
+    Raises:
+        CheckpointError: The weights do not fit the configuration, cannot be split as asked, or the
+            GPU has no kernels for them.
+        ValueError: The device does not compute in that dtype, or host_cache_bytes hold no block.
+    """
+    prompt_id = tokenizer.token_id(PROMPT_TOKEN)
+    banned = () if prompt_id is None else (prompt_id,)
+    model = load(dtype)
+    config = EngineConfig(banned_token_ids=banned, host_cache_bytes=host_cache_bytes)
+    if device != "cpu":
+        config = replace(
+            config,
+            max_running=GPU_RUNNING,
+            max_step_tokens=GPU_STEP_TOKENS,
+            kv_cache_bytes=cache_budget(device, gpu_memory_share),
+        )
+    higher = MORE_PRECISE.get(dtype)
+    more_precise = None
+    if higher is not None:
+        again = load if device == "cpu" else partial(load_model, directory)
+        more_precise = partial(again, higher)
+    return Engine(model, tokenizer.token_bytes, config, more_precise)
+
+
+def _loader(args: argparse.Namespace, place: Place, directory: ModelDirectory, device: str) -> Load:
+    """What loads the model: here alone, or as rank 0 of several."""
+    if place.ranks == 1:
+        return partial(load_model, directory, device=device)
+    give_signs_of_life(place.life)
+    followers = [Connection(int(number)) for number in args.followers.split(",")]
+    return Leader(directory, followers, device, partial(TorchCollective, place, device)).load
