@@ -1,27 +1,110 @@
-"""Serves the HTTP API of jobs/ and gives it the call that wakes the planner."""
+"""Serves the HTTP API of jobs/ and gives it the call that wakes the planner.
 
+Uploads are taken by a second process, `python -m nightjar.pipeline.api_server SOCKET`, so that a
+status poll waits neither for Python's lock nor for a core behind the reading of a million rows.
+"""
+
+import logging
+import shutil
+import subprocess
 import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
 
 import uvicorn
+from fastapi import FastAPI
 
 from nightjar import logs
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.api import create_app
 from nightjar.jobs.store import Store
 from nightjar.pipeline.celery_app import PLAN_TASK, create_celery_app
+from nightjar.pipeline.embedded.processes import private_directory
 from nightjar.pipeline.settings import Settings
-from nightjar.process import spare_what_stays
+from nightjar.process import die_with_parent, spare_what_stays, step_back
 
-# A thread that parses an upload keeps the interpreter for so long at a time. A status poll takes it
-# up a dozen times on its way through event loop, thread and database, so that Python's own 5 ms a
-# time would be most of what its caller waits for.
+logger = logging.getLogger(__name__)
+
+# A thread that writes a page of results keeps the interpreter for so long at a time. A status poll
+# takes it up a dozen times on its way through event loop, thread and database, so that Python's own
+# 5 ms a time would be most of what its caller waits for.
 SWITCH_EVERY_S = 0.0005
+_RESTART_S = 1.0
 
 
 def serve(settings: Settings, host: str, port: int) -> None:
     """Answer HTTP until the process is told to end."""
     logs.configure()
-    store = Store(settings.database_url.get_secret_value())
+    sys.setswitchinterval(SWITCH_EVERY_S)
+    with UploadProcess() as uploads, _store(settings) as store:
+        app = _application(settings, store, uploads.socket)
+        spare_what_stays()
+        uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
+
+
+def serve_uploads(settings: Settings, socket: Path) -> None:
+    """Take uploads through a unix socket until the process is told to end."""
+    logs.configure()
+    step_back(settings.worker_niceness)
+    with _store(settings) as store:
+        app = _application(settings, store, None)
+        spare_what_stays()
+        uvicorn.run(app, uds=str(socket), log_level="warning", access_log=False)
+
+
+class UploadProcess:
+    """Takes uploads at `socket` while the block lasts; started again when it ends before."""
+
+    def __init__(self) -> None:
+        self._directory = private_directory()
+        self.socket = self._directory / "uploads.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._keep_running, name="uploads", daemon=True)
+
+    def __enter__(self) -> "UploadProcess":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._lock:
+            self._stopping.set()
+            if self._process is not None:
+                self._process.terminate()
+        self._thread.join()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _keep_running(self) -> None:
+        command = [sys.executable, "-m", "nightjar.pipeline.api_server", str(self.socket)]
+        while True:
+            with self._lock:
+                if self._stopping.is_set():
+                    return
+                # A session of its own: Ctrl-C is for the API, which answers uploads to their end.
+                self._process = subprocess.Popen(command, start_new_session=True)
+            status = self._process.wait()
+            if not self._stopping.is_set():
+                logger.error(
+                    "the process that takes uploads ended with status %d and is started again",
+                    status,
+                    extra={"action": "uploads_restarted"},
+                )
+                self._stopping.wait(_RESTART_S)
+
+
+def _store(settings: Settings) -> closing[Store]:
+    return closing(Store(settings.database_url.get_secret_value()))
+
+
+def _application(settings: Settings, store: Store, uploads_at: Path | None) -> FastAPI:
     celery = create_celery_app(settings)
     # A broker that is down costs the caller little: the job is in SQL, beat finds it. Without
     # `max_retries` kombu goes on trying to connect for seconds, whatever `retry` says.
@@ -33,10 +116,15 @@ def serve(settings: Settings, host: str, port: int) -> None:
     served = settings.model_name
     if served is None and settings.model is not None:
         served = ModelDirectory.open(settings.model).name
-    app = create_app(store, wake, served_model=served, max_upload_bytes=settings.max_upload_bytes)
-    spare_what_stays()
-    sys.setswitchinterval(SWITCH_EVERY_S)
-    try:
-        uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
-    finally:
-        store.close()
+    return create_app(
+        store,
+        wake,
+        served_model=served,
+        max_upload_bytes=settings.max_upload_bytes,
+        uploads_at=uploads_at,
+    )
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    serve_uploads(Settings.read(), Path(sys.argv[1]))

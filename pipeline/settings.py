@@ -60,7 +60,7 @@ class Settings(BaseSettings):
     )
 
     worker_niceness: int = Field(
-        5, ge=0, le=19, description="priority of planners and GPU workers, given up to the API"
+        5, ge=0, le=19, description="priority of planners, workers and uploads, given up to polls"
     )
     worker_threads: int = Field(4, ge=1, description="micro-batches in one engine at a time")
     heartbeat_s: float = Field(1.0, gt=0)

@@ -34,6 +34,8 @@ from nightjar.pipeline.settings import Settings
 POLL_EVERY_S = 0.1
 _START_S = 60.0
 _GRACE_S = 20.0
+# What services start: by name, whose child it is and its module.
+_CHILDREN = {"compute": ("gpu-worker", "gpu_worker.compute"), "uploads": ("api", "api_server")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +47,15 @@ class Deployment:
     broker: redis.Redis
 
     def processes(self) -> dict[str, psutil.Process]:
-        """The processes by name, the compute process and the client among them."""
+        """The processes by name, what they started and the client among them."""
         found = {"client": psutil.Process()}
         for name, service in self.services.items():
             assert service.process is not None
             found[name] = psutil.Process(service.process.pid)
-        for child in found["gpu-worker"].children(recursive=True):
-            if any("gpu_worker.compute" in word for word in child.cmdline()):
-                found["compute"] = child
+        for name, (parent, module) in _CHILDREN.items():
+            for child in found[parent].children(recursive=True):
+                if any(module in word for word in child.cmdline()):
+                    found[name] = child
         return found
 
     def broker_bytes(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
 import os
 import signal
@@ -17,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nightjar.gpu_worker.shards.exits import EXIT_GROUP_LOST
+from nightjar.process import die_with_parent
 
 logger = logging.getLogger(__name__)
 
 _BEAT_EVERY_S = 1.0
-_PR_SET_PDEATHSIG = 1
 
 
 class GroupLostError(BaseException):
@@ -69,13 +68,12 @@ def place_of(args: argparse.Namespace) -> Place:
 
 
 def live_no_longer_than_the_worker() -> None:
-    """The kernel ends this process with the worker's thread that started it, even where it hangs.
+    """End with the worker's thread that started this process, and no sooner.
 
     Ctrl-C in a terminal reaches the whole group: the worker drains, and needs its engine for it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
 
 
 def give_signs_of_life(life: int) -> None:

@@ -6,6 +6,7 @@ so that a slow database never stops the event loop.
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
@@ -13,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 
 import nightjar
+from nightjar.jobs.api.forwarding import UploadForwarder
 from nightjar.jobs.api.payloads import error_payload, job_payload, results_page
 from nightjar.jobs.api.upload import RefusedRequestError, Uploads
 from nightjar.jobs.batch_lines import json_lines
@@ -40,28 +42,35 @@ def create_app(
     *,
     served_model: str | None = None,
     max_upload_bytes: int = MAX_UPLOAD_BYTES,
+    uploads_at: Path | None = None,
 ) -> FastAPI:
     """The application over a store whose tables exist.
 
     `wake` tells the planner of a new job's id; it may fail, then the job waits
     for the planner's own rounds. `served_model` is the model of jobs that name
     none in `?model=`, and the only one that may be named; None accepts any.
+    `uploads_at` is a unix socket where another process with this application
+    takes the uploads; None takes them here.
     """
     app = FastAPI(title="Nightjar", version=nightjar.__version__)
     uploads = Uploads(store, wake, served_model, max_upload_bytes)
-    for router in (_jobs_router(store, uploads), _results_router(store), _health_router(store)):
+    forwarder = None if uploads_at is None else UploadForwarder(uploads_at, max_upload_bytes)
+    jobs = _jobs_router(store, uploads, forwarder)
+    for router in (jobs, _results_router(store), _health_router(store)):
         app.include_router(router)
     app.add_exception_handler(JobError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_bad_parameter)
     return app
 
 
-def _jobs_router(store: Store, uploads: Uploads) -> APIRouter:
+def _jobs_router(store: Store, uploads: Uploads, forwarder: UploadForwarder | None) -> APIRouter:
     router = APIRouter(prefix="/v1/jobs")
 
     @router.post("", status_code=201)
-    async def submit(request: Request) -> JSONResponse:
+    async def submit(request: Request) -> Response:
         """Batch lines in, one job out."""
+        if forwarder is not None:
+            return await forwarder.forward(request)
         status, payload = await uploads.receive(request)
         return JSONResponse(payload, status_code=status)
 

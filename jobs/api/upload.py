@@ -89,29 +89,13 @@ class Uploads:
         await run_in_threadpool(lambda: submission.add(reader.last_rows()))
 
     async def _pieces(self, request: Request) -> AsyncIterator[bytes]:
-        """The body in pieces worth a trip to a thread; refused when it is too long or stalls."""
-        received = 0
+        """The body in pieces worth a trip to a thread."""
         piece = bytearray()
-        stream = aiter(request.stream())
-        try:
-            while True:
-                async with asyncio.timeout(CHUNK_TIMEOUT_S):
-                    chunk = await anext(stream, None)
-                if chunk is None:
-                    break
-                received += len(chunk)
-                if received > self._max_bytes:
-                    raise self._too_large()
-                piece += chunk
-                if len(piece) >= PARSE_BYTES:
-                    yield bytes(piece)
-                    piece.clear()
-        except TimeoutError as error:
-            raise RefusedRequestError(
-                408, "upload_stalled", "the upload stalled; send it again"
-            ) from error
-        except ClientDisconnect as error:
-            raise RefusedRequestError(400, "upload_broken_off", "the upload broke off") from error
+        async for chunk in read_body(request, self._max_bytes):
+            piece += chunk
+            if len(piece) >= PARSE_BYTES:
+                yield bytes(piece)
+                piece.clear()
         yield bytes(piece)
 
     def _check_headers(self, request: Request) -> None:
@@ -125,11 +109,7 @@ class Uploads:
             )
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._max_bytes:
-            raise self._too_large()
-
-    def _too_large(self) -> RefusedRequestError:
-        message = f"the upload is longer than {self._max_bytes} bytes; split it into several jobs"
-        return RefusedRequestError(413, "upload_too_large", message)
+            raise _too_large(self._max_bytes)
 
     def _new_job(self, request: Request) -> NewJob:
         query = request.query_params
@@ -172,6 +152,33 @@ class Uploads:
             )
             return "the job is stored, but the broker cannot be reached: it starts when it is back"
         return None
+
+
+async def read_body(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
+    """The body as it arrives; raises RefusedRequestError when it is too long, stalls or breaks."""
+    received = 0
+    stream = aiter(request.stream())
+    try:
+        while True:
+            async with asyncio.timeout(CHUNK_TIMEOUT_S):
+                chunk = await anext(stream, None)
+            if chunk is None:
+                return
+            received += len(chunk)
+            if received > max_bytes:
+                raise _too_large(max_bytes)
+            yield chunk
+    except TimeoutError as error:
+        raise RefusedRequestError(
+            408, "upload_stalled", "the upload stalled; send it again"
+        ) from error
+    except ClientDisconnect as error:
+        raise RefusedRequestError(400, "upload_broken_off", "the upload broke off") from error
+
+
+def _too_large(max_bytes: int) -> RefusedRequestError:
+    message = f"the upload is longer than {max_bytes} bytes; split it into several jobs"
+    return RefusedRequestError(413, "upload_too_large", message)
 
 
 def _parse_and_add(submission: Submission, reader: BatchReader, piece: bytes) -> None:

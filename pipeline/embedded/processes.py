@@ -1,20 +1,19 @@
 """Child processes that live and die with this one, and are restarted when they die alone."""
 
-import ctypes
 import os
-import signal
 import subprocess
-import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+from nightjar.process import die_with_parent
 
 # A service that ends so often while no result lands will not get better by being started again.
 _MOST_ENDS = 5
 _LOG_TAIL_BYTES = 2_000
+# A socket's path has at most 107 bytes; its name takes some of them.
+_LONGEST_SOCKET_DIRECTORY = 90
 
 
 class ServiceError(Exception):
@@ -44,7 +43,7 @@ class Service:
                 env=dict(self.environment),
                 cwd=self.directory,  # a redis.py where the user stands is not ours to import
                 start_new_session=True,  # Ctrl-C is for this process, which ends them in order
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - no thread holds a lock we need
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread holds a lock we need
             )
 
     def keep_running(self) -> bool:
@@ -83,6 +82,10 @@ class Service:
             return log.read().decode("utf-8", "replace")
 
 
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def private_directory() -> Path:
+    """A new directory of mode 0700 whose path is short enough for a unix socket in it."""
+    directory = tempfile.mkdtemp(prefix="nightjar-")
+    if len(os.fsencode(directory)) > _LONGEST_SOCKET_DIRECTORY:
+        Path(directory).rmdir()
+        directory = tempfile.mkdtemp(prefix="nightjar-", dir="/tmp")
+    return Path(directory)

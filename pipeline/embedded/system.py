@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -12,13 +11,11 @@ from nightjar.jobs.records import Crash
 from nightjar.jobs.store import Store
 from nightjar.pipeline.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
-from nightjar.pipeline.embedded.processes import Service
+from nightjar.pipeline.embedded.processes import Service, private_directory
 from nightjar.pipeline.settings import Settings
 
 _STOP_GRACE_S = 10.0
 DRAIN_S = 5.0  # of it; the worker gives back the rest and ends
-# A socket's path has at most 107 bytes; its name takes some of them.
-_LONGEST_SOCKET_DIRECTORY = 90
 
 
 class EmbeddedSystem:
@@ -38,7 +35,7 @@ class EmbeddedSystem:
         self._report = report
         self._crashes_allowed = settings.request_crashes
         logs.mkdir(exist_ok=True)
-        self._directory = _private_directory()
+        self._directory = private_directory()
         environment = os.environ | _environment(settings, broker_url(self._directory))
 
         def service(name: str, command: list[str]) -> Service:
@@ -127,12 +124,3 @@ def _environment(settings: Settings, broker: str) -> dict[str, str]:
     # The services stand in a directory of their own: a checkout that is not installed is told.
     paths = [str(Path(nightjar.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     return variables | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
-def _private_directory() -> Path:
-    """A directory of mode 0700 whose path is short enough for a unix socket in it."""
-    directory = tempfile.mkdtemp(prefix="nightjar-")
-    if len(os.fsencode(directory)) > _LONGEST_SOCKET_DIRECTORY:
-        Path(directory).rmdir()
-        directory = tempfile.mkdtemp(prefix="nightjar-", dir="/tmp")
-    return Path(directory)

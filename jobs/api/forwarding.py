@@ -1,0 +1,65 @@
+"""Uploads handed on to another process, which takes them with the same application.
+
+Reading rows keeps Python's lock; in a process of its own it keeps no status poll waiting.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+
+import httpx
+from fastapi import Request, Response
+
+from nightjar.jobs.api.upload import RefusedRequestError, read_body
+
+START_S = 30.0  # so long the other process may take to start, or to start again
+_RETRY_S = 0.1
+_HEADERS = ("content-type", "content-length", "idempotency-key")
+
+
+class UploadForwarder:
+    """Sends the bodies of `POST /v1/jobs` through a unix socket, as they arrive."""
+
+    def __init__(self, socket: Path, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._client = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(
+                uds=str(socket),
+                # A connection each: one that was kept may be that of a process that has ended.
+                limits=httpx.Limits(max_keepalive_connections=0),
+            ),
+            timeout=httpx.Timeout(None),  # a job may wait for its place, and for the database
+            trust_env=False,
+        )
+
+    async def forward(self, request: Request) -> Response:
+        """The other process's answer.
+
+        Raises:
+            RefusedRequestError: The body is too long or stalls, or the other process is gone.
+        """
+        try:
+            answer = await self._send(request)
+        except httpx.TransportError as error:
+            raise RefusedRequestError(
+                503,
+                "upload_lost",
+                "the process that takes uploads has ended; send it again, best with an "
+                "Idempotency-Key",
+            ) from error
+        return Response(answer.content, answer.status_code, media_type="application/json")
+
+    async def _send(self, request: Request) -> httpx.Response:
+        url = httpx.URL("http://uploads/v1/jobs", query=request.url.query.encode())
+        given = {name: request.headers.get(name) for name in _HEADERS}
+        headers = {name: value for name, value in given.items() if value is not None}
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                # Nothing of the body has been read when there is no connection.
+                body = read_body(request, self._max_bytes)
+                return await self._client.post(url, content=body, headers=headers)
+            except httpx.ConnectError:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,107 @@
+"""`nightjar api`: uploads are taken by a second process, and nobody but the polls can tell."""
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from nightjar.jobs.api import create_app
+from nightjar.jobs.store import Store
+from tests.api_process import Api, running_api
+from tests.processes import all_ended, wait_until
+
+MAX_BYTES = 2_000_000
+JSONL = {"content-type": "application/jsonl"}
+
+
+def row(custom_id: str) -> bytes:
+    line = {"custom_id": custom_id, "method": "POST", "url": "/v1/completions"}
+    return json.dumps({**line, "body": {"prompt": "p"}}).encode() + b"\n"
+
+
+@pytest.fixture
+def api(store: Store, database_url: str, tiny_model: Path, tmp_path: Path) -> Iterator[Api]:
+    named = {"NIGHTJAR_MODEL_NAME": "tiny", "NIGHTJAR_MAX_UPLOAD_BYTES": str(MAX_BYTES)}
+    with running_api(database_url, tiny_model, tmp_path, **named) as running:
+        yield running
+
+
+def test_an_upload_is_answered_as_if_there_was_one_process(api: Api, store: Store) -> None:
+    many = b"".join(row(f"row-{n}") for n in range(5_000))
+    keyed = {**JSONL, "Idempotency-Key": "night"}
+    asked: list[tuple[str, dict[str, str], bytes]] = [
+        ("", JSONL, row("a") + b"{broken\n" + row("a")),
+        ("?model=tiny&metadata=%7B%22a%22%3A%22%EA%B0%80%22%7D&priority=3", JSONL, many),
+        ("", keyed, row("a")),
+        ("", keyed, row("a")),
+        ("?model=other", JSONL, row("a")),
+        ("", {"content-type": "image/png"}, row("a")),
+        ("?completion_window=soon", JSONL, row("a")),
+        ("", JSONL, b"\n"),
+        ("", JSONL, b"x" * (MAX_BYTES + 1)),
+    ]
+    with (
+        TestClient(
+            create_app(store, no_broker, served_model="tiny", max_upload_bytes=MAX_BYTES)
+        ) as here,
+        httpx.Client(base_url=api.url, timeout=60) as there,
+    ):
+        for turn in (0, 1):  # a known length, and in chunks
+            for query, headers, body in asked:
+                if "Idempotency-Key" in headers:
+                    headers = {**headers, "Idempotency-Key": f"night-{turn}"}  # noqa: PLW2901
+                alone = here.post(f"/v1/jobs{query}", headers=headers, content=sent(body, turn))
+                if "Idempotency-Key" in headers:
+                    headers["Idempotency-Key"] += "-two"
+                two = there.post(f"/v1/jobs{query}", headers=headers, content=sent(body, turn))
+                assert (two.status_code, plain(two)) == (alone.status_code, plain(alone)), query
+
+
+def no_broker(_: str) -> None:
+    raise ConnectionError
+
+
+def sent(body: bytes, turn: int) -> bytes | Iterator[bytes]:
+    return iter([body[:7], body[7:]]) if turn else body
+
+
+def plain(answer: httpx.Response) -> object:
+    """What two jobs of one content have in common."""
+    told = answer.json()
+    return {k: v for k, v in told.items() if k not in {"id", "created_at", "idempotency_key"}}
+
+
+def test_an_upload_whose_process_is_killed_is_refused_and_the_next_one_taken(
+    api: Api, store: Store
+) -> None:
+    killed = api.upload_process()
+
+    def broken_off() -> Iterator[bytes]:
+        for n in range(1_000):
+            yield row(f"row-{n}")
+        killed.send_signal(signal.SIGKILL)
+        time.sleep(0.2)
+        for n in range(1_000, 10_000):
+            yield row(f"row-{n}")
+
+    with httpx.Client(base_url=api.url, timeout=60) as client:
+        assert client.post("/v1/jobs", headers=JSONL, content=row("first")).status_code == 201
+        refused = client.post("/v1/jobs", headers=JSONL, content=broken_off())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "upload_lost")
+        answer = client.post("/v1/jobs", headers=JSONL, content=row("next"))
+        assert (answer.status_code, answer.json()["accepted"]) == (201, 1)
+    assert [job.total for job in store.jobs(9)] == [1, 1]
+    assert api.upload_process().pid != killed.pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_is_left_behind(api: Api, number: signal.Signals) -> None:
+    child = api.upload_process()
+    api.process.send_signal(number)
+    api.process.wait(30)
+    wait_until("its end", lambda: all_ended([child]))
