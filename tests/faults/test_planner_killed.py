@@ -52,7 +52,7 @@ def test_the_planner_killed_at_every_step(
         expiring = submit_with_deadline(system, 1.0)
         system.wait_until("its end", lambda: system.store.job(expiring).is_over)
         system.wait_until("every step", lambda: not missing(*STEPS))
-        # The last of them may kill a planner when all work is done: it is started again all the same.
+        # The last of them may kill a planner when all work is done; it is started again.
         system.wait_until("its start", lambda: system.restarted[PLANNER] == len(STEPS))
         system.wait_done()
         verdict = judge(system, undisturbed)
