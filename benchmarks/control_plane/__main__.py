@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,7 +91,7 @@ def main() -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     figures: dict[str, Any] = {
         "date": date,
-        "command": "python -m benchmarks.control_plane",
+        "command": shlex.join(["python", "-m", "benchmarks.control_plane", *sys.argv[1:]]),
         "machine": describe(2, with_torch=False),
         "prompt_tokens": PROMPT_TOKENS,
         "max_tokens": MAX_TOKENS,
