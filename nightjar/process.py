@@ -10,7 +10,8 @@ import sys
 YOUNG_OBJECTS = 20_000
 
 _PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)  # not after a fork
+if sys.platform == "linux":
+    _libc = ctypes.CDLL(None)  # not after a fork
 
 
 def spare_what_stays() -> None:

@@ -1,6 +1,7 @@
 """`nightjar api`: uploads are taken by a second process, and nobody but the polls can tell."""
 
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from fastapi.testclient import TestClient
 
 from nightjar.jobs.api import create_app
 from nightjar.jobs.store import Store
+from nightjar.pipeline.settings import Settings
 from tests.api_process import Api, running_api
 from tests.processes import all_ended, wait_until
 
@@ -100,8 +102,11 @@ def test_an_upload_whose_process_is_killed_is_refused_and_the_next_one_taken(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_no_process_is_left_behind(api: Api, number: signal.Signals) -> None:
+def test_the_second_process_yields_to_the_first_and_ends_with_it(
+    api: Api, number: signal.Signals
+) -> None:
     child = api.upload_process()
+    assert child.nice() == max(os.nice(0), Settings().worker_niceness)  # polls go first
     api.process.send_signal(number)
     api.process.wait(30)
     wait_until("its end", lambda: all_ended([child]))
