@@ -37,6 +37,7 @@ _RESTART_S = 1.0
 def serve(settings: Settings, host: str, port: int) -> None:
     """Answer HTTP until the process is told to end."""
     logs.configure()
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses, with jobs' metadata
     sys.setswitchinterval(SWITCH_EVERY_S)
     with UploadProcess() as uploads, _store(settings) as store:
         app = _application(settings, store, uploads.socket)

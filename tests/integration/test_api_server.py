@@ -33,7 +33,9 @@ def api(store: Store, database_url: str, tiny_model: Path, tmp_path: Path) -> It
         yield running
 
 
-def test_an_upload_is_answered_as_if_there_was_one_process(api: Api, store: Store) -> None:
+def test_an_upload_is_answered_as_if_there_was_one_process(
+    api: Api, store: Store, tmp_path: Path
+) -> None:
     many = b"".join(row(f"row-{n}") for n in range(5_000))
     keyed = {**JSONL, "Idempotency-Key": "night"}
     asked: list[tuple[str, dict[str, str], bytes]] = [
@@ -62,6 +64,7 @@ def test_an_upload_is_answered_as_if_there_was_one_process(api: Api, store: Stor
                     headers["Idempotency-Key"] += "-two"
                 two = there.post(f"/v1/jobs{query}", headers=headers, content=sent(body, turn))
                 assert (two.status_code, plain(two)) == (alone.status_code, plain(alone)), query
+    assert "metadata=" not in (tmp_path / "api.log").read_text(encoding="utf-8")
 
 
 def no_broker(_: str) -> None:
