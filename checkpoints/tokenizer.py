@@ -64,7 +64,7 @@ class Tokenizer:
         self.token_bytes = token_bytes
         self.special_ids = special_ids
         self.prefix_ids = _prefix_ids(backend)
-        self._words = WordCache(self._encode_whole) if by_words else None
+        self._words = WordCache(self.encode, self._encode_whole) if by_words else None
 
     @staticmethod
     def read(path: Path, vocab_size: int) -> Tokenizer:

@@ -8,9 +8,10 @@ and the ids of a text are the ids of its first word and of each later word with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+Encode = Callable[[str], list[int]]
 EncodeBatch = Callable[[Sequence[str]], list[list[int]]]
 
 MOST_WORDS = 1 << 15
@@ -67,60 +68,69 @@ def _may_reach_across(token: dict[str, Any]) -> bool:
 class WordCache:
     """Encodes texts by their words.
 
+    Words that begin a text and words after a blank are kept apart, half of them each; a half that
+    is full begins anew. So words that never come again, such as a number that each text begins
+    with, do not take the others with them.
+
     Args:
-        encode_batch: The tokenizer itself; `cuts_at_blanks` of its description.
-        most_words: So many words are kept; then it begins anew.
+        encode: The tokenizer itself, for one word: for so little, threads cost more than they save.
+        encode_batch: The same for whole texts; `cuts_at_blanks` of its description.
+        most_words: So many words are kept.
     """
 
-    def __init__(self, encode_batch: EncodeBatch, most_words: int = MOST_WORDS) -> None:
+    def __init__(
+        self, encode: Encode, encode_batch: EncodeBatch, most_words: int = MOST_WORDS
+    ) -> None:
+        self._encode = encode
         self._encode_batch = encode_batch
-        self._most_words = most_words
+        self._most_of_each = most_words // 2
         self._first: dict[str, list[int]] = {}
         self._later: dict[str, list[int]] = {}  # words without the blank before them
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, the same as those of the tokenizer itself."""
-        found = [self._join(text) for text in texts]
-        self._learn(text for text, ids in zip(texts, found, strict=True) if ids is None)
-        found = [
-            self._join(text) if ids is None else ids for text, ids in zip(texts, found, strict=True)
-        ]
+        # Not while texts are encoded: of those that repeat no word, the most are taken whole.
+        if len(self._first) >= self._most_of_each:
+            self._first = {}
+        if len(self._later) >= self._most_of_each:
+            self._later = {}
+        found = [self._by_words(text) for text in texts]
         whole = iter(
             self._encode_batch([t for t, ids in zip(texts, found, strict=True) if ids is None])
         )
         return [next(whole) if ids is None else ids for ids in found]
 
-    def _join(self, text: str) -> list[int] | None:
-        """The text's ids, if all its words are known."""
+    def _by_words(self, text: str) -> list[int] | None:
+        """The text's ids, if all its words are known or can be taken up."""
         first, *later = text.split(" ")
-        known = self._later
         try:
-            ids = self._first[first].copy()
-            for word in later:
-                ids += known[word]
+            return self._join(first, later)
+        except KeyError:
+            self._learn(first, later)
+        try:
+            return self._join(first, later)
         except KeyError:
             return None
+
+    def _join(self, first: str, later: Sequence[str]) -> list[int]:
+        ids = self._first[first].copy()
+        for known in map(self._later.__getitem__, later):
+            ids += known
         return ids
 
-    def _learn(self, texts: Iterable[str]) -> None:
-        """Take up the words of texts, those of each text or none, while there is room."""
-        if len(self._first) + len(self._later) >= self._most_words:
-            self._first, self._later = {}, {}
+    def _learn(self, first: str, later: Sequence[str]) -> None:
+        """Take up the words of a text, all or none, if there is room."""
         known_first, known_later = self._first, self._later
-        room = self._most_words - len(known_first) - len(known_later)
-        firsts: set[str] = set()
-        laters: set[str] = set()
-        for text in texts:
-            first, *later = text.split(" ")
-            new = [word for word in later if word not in known_later]
-            if len(firsts) + len(laters) + len(new) >= room:
-                break
-            if all(map(_can_be_kept, (first, *new))):
-                firsts.add(first)
-                laters.update(new)
-        ids = self._encode_batch([*firsts, *(f" {word}" for word in laters)])
-        known_first.update(zip(firsts, ids, strict=False))
-        known_later.update(zip(laters, ids[len(firsts) :], strict=True))
+        new = set(later) - known_later.keys()
+        if (
+            len(known_first) < self._most_of_each
+            and len(known_later) + len(new) <= self._most_of_each
+            and all(map(_can_be_kept, (first, *new)))
+        ):
+            if first not in known_first:
+                known_first[first] = self._encode(first)
+            for word in new:
+                known_later[word] = self._encode(f" {word}")
 
 
 def _can_be_kept(word: str) -> bool:

@@ -26,7 +26,8 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture(scope="module")
 def cache(tokenizer):
     """One for all examples, so that what one of them leaves is met by the others."""
-    return WordCache(lambda given: [tokenizer.encode(text) for text in given], most_words=500)
+    encode = tokenizer.encode
+    return WordCache(encode, lambda given: [encode(text) for text in given], most_words=500)
 
 
 @given(st.lists(texts, max_size=6))
@@ -42,41 +43,50 @@ def test_ids_are_those_of_other_byte_level_tokenizers(style, given):
     backend = STYLES[style]()
     assert cuts_at_blanks(json.loads(backend.to_str()))
 
-    def whole(several):
-        return [list(backend.encode(text, add_special_tokens=False).ids) for text in several]
+    def encode(text):
+        return list(backend.encode(text, add_special_tokens=False).ids)
 
-    assert WordCache(whole).encode_batch(given) == whole(given)
+    whole = [encode(text) for text in given]
+    cache = WordCache(encode, lambda several: [encode(text) for text in several])
+    assert cache.encode_batch(given) == whole
 
 
 class Counting:
-    """Gives each text the id of its length, and notes what it was asked."""
+    """Gives each text the id of its length, and notes what it was asked: words, or whole texts."""
 
     def __init__(self):
-        self.asked = []
+        self.words = []
+        self.texts = []
 
-    def __call__(self, texts):
-        self.asked += texts
+    def cache(self, **options):
+        return WordCache(self._word, self._whole, **options)
+
+    def _word(self, text):
+        self.words.append(text)
+        return [len(text)]
+
+    def _whole(self, texts):
+        self.texts += texts
         return [[len(text)] for text in texts]
 
 
-def test_known_words_are_not_tokenized_again():
-    encode = Counting()
-    cache = WordCache(encode)
-    cache.encode_batch(["one two"])
-    encode.asked.clear()
-    assert cache.encode_batch(["one two two"]) == [[3, 4, 4]]
-    assert encode.asked == []
+def test_each_word_is_tokenized_once():
+    asked = Counting()
+    cache = asked.cache()
+    assert cache.encode_batch(["one two two", "one two"]) == [[3, 4, 4], [3, 4]]
+    assert cache.encode_batch(["one two"]) == [[3, 4]]
+    assert asked.words == ["one", " two"]
+    assert asked.texts == []
 
 
 def test_a_words_ids_are_not_shared_with_whoever_asked():
-    cache = WordCache(Counting())
+    cache = Counting().cache()
     cache.encode_batch(["one two"])[0].append(99)
     assert cache.encode_batch(["one two", "one"]) == [[3, 4], [3]]
 
 
 def test_no_more_words_are_kept_than_there_is_room_for():
-    encode = Counting()
-    cache = WordCache(encode, most_words=10)
+    cache = Counting().cache(most_words=10)
     given = [f"w{number} v{number}" for number in range(50)]
     assert cache.encode_batch(given) == [
         [len(first), 1 + len(second)] if number < 5 else [len(first) + 1 + len(second)]
@@ -85,10 +95,26 @@ def test_no_more_words_are_kept_than_there_is_room_for():
     assert cache.encode_batch(["new one"]) == [[3, 4]]  # it has begun anew
 
 
+def test_words_that_begin_texts_and_never_come_again_leave_the_others_known():
+    asked = Counting()
+    cache = asked.cache(most_words=10)
+    for number in range(50):
+        assert cache.encode_batch([f"{number:03d} two three"]) == [[3, 4, 6]]
+    assert asked.words.count(" two") == asked.words.count(" three") == 1
+
+
+def test_a_text_with_more_words_than_there_is_room_for_is_taken_whole():
+    asked = Counting()
+    text = " ".join(map(str, range(100, 120)))
+    assert asked.cache(most_words=10).encode_batch([text]) == [[len(text)]]
+    assert asked.words == []
+
+
 def test_long_words_are_not_kept():
-    encode = Counting()
+    asked = Counting()
     word = "x" * (MOST_CHARACTERS + 1)
-    assert WordCache(encode).encode_batch([f"a {word}"]) == [[2 + len(word)]]
+    assert asked.cache().encode_batch([f"a {word}"]) == [[2 + len(word)]]
+    assert asked.words == []
 
 
 def described(**changes):
