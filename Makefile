@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-gpu lint format bench-peers bench-scaling \
+.PHONY: help demo test test-faults test-gpu cpu-kernels lint format bench-peers bench-scaling \
 	bench-control-plane bench-gpu report clean
 
 help: ## Show the targets
@@ -24,11 +24,16 @@ $(VENV)/installed-dev: $(VENV)/installed
 demo: $(VENV)/installed ## Generate and rank with the demo model, through the whole system
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/installed-dev lint ## Lint, types and every test but the long ones, two files at a time
+test: $(VENV)/installed-dev ## Lint, types and every test but the long ones, two files at a time
+	$(MAKE) --jobs=2 lint cpu-kernels
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-faults: $(VENV)/installed-dev ## Kill, stop and starve every process; writes docs/faults.md
 	$(BIN)/python -m tests.faults
+
+# One core compiles what all tests use while the other one lints.
+cpu-kernels: $(VENV)/installed-dev
+	$(BIN)/python -m tests.backends
 
 lint: $(VENV)/installed-dev ## Linter, formatter, types
 	$(BIN)/ruff check .

@@ -15,8 +15,8 @@ A request whose text holds one of the poison markers does what the marker says w
 
 import os
 import signal
+import struct
 import time
-from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import shake_128
 from itertools import islice
@@ -64,6 +64,8 @@ class FakeEngine:
     ) -> None:
         self._token_bytes = token_bytes
         self._bytes_of = dict(enumerate(token_bytes))
+        # A marker's first byte is in one of them: most requests need no closer look.
+        self._may_be_poison = {token for token, raw in enumerate(token_bytes) if POISON[:1] in raw}
         self._words = [token for token, raw in enumerate(token_bytes) if _is_text(raw)]
         if not self._words:
             raise ValueError("no token of the vocabulary is a text by itself")
@@ -110,7 +112,7 @@ class FakeEngine:
             return self._rank(request)
         except PoisonError as error:
             return RequestFailed(request.request_id, "internal_error", f"PoisonError: {error}")
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, struct.error) as error:
             message = f"{type(error).__name__}: {error}"
             return RequestFailed(request.request_id, "invalid_request", message)
 
@@ -162,6 +164,8 @@ class FakeEngine:
 
     def _swallow(self, ids: Sequence[int]) -> None:
         """Do what a poison marker in the text says."""
+        if self._may_be_poison.isdisjoint(ids):
+            return
         text = b"".join([self._bytes_of.get(token, b"") for token in ids])
         if POISON not in text:
             return
@@ -194,7 +198,7 @@ def _draw(
     digest.update((vectors or "").encode())
     for ids in segments:
         digest.update(len(ids).to_bytes(8, "little"))
-        digest.update(array("i", ids).tobytes())
+        digest.update(struct.pack(f"={len(ids)}i", *ids))
     return memoryview(digest.digest(4 * count)).cast("I")
 
 

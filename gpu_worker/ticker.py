@@ -8,7 +8,7 @@ from kombu.exceptions import OperationalError
 
 logger = logging.getLogger(__name__)
 
-TICK_EVERY_S = 0.05
+TICK_EVERY_S = 0.1
 _CLOSE_S = 5.0  # a broker that is away may hold a sender longer; its thread ends with the process
 
 

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -99,6 +99,7 @@ class GpuWorker:
         self._gate = Gate()
         self._lock = threading.Lock()
         self._held: Counter[int] = Counter()
+        self._drained = threading.Event()
 
     def run(self, micro_batch: int, epoch: int, *, alone: bool = False) -> Outcome:
         """Claim a micro-batch, compute it, land its results.
@@ -123,11 +124,13 @@ class GpuWorker:
         """Begin nothing more; after `grace_s` seconds, give back what is still being computed.
 
         Returns then. What waits for its turn, suspects above all, is left to other workers at
-        once: it may take longer than anybody gives a process to end.
+        once: it may take longer than anybody gives a process to end. Results that the database has
+        not taken by then are given up.
         """
         self._gate.close()
         time.sleep(grace_s)
         self._launcher.release()
+        self._drained.set()
 
     def beat(self) -> None:
         """Write a sign of life, and what the compute processes have spent."""
@@ -218,7 +221,7 @@ class GpuWorker:
             elif ranking is not None:
                 result = self._result(request, ranking.whole(None), None)
                 reused = None if result.error else Reuse.CACHE
-                results.append(replace(result, reused=reused))
+                results.append(msgspec.structs.replace(result, reused=reused))
         return results, left
 
     def _result(
@@ -298,18 +301,24 @@ class GpuWorker:
     def _until_the_database_answers(
         self, batch: ClaimedMicroBatch, write: Callable[[], bool]
     ) -> bool:
-        """A database that is away or full is waited for: the results are not given up."""
+        """A database that is away or full is waited for, for as long as the worker may live.
+
+        Raises:
+            StoreUnavailableError: The worker is to end, and its grace period is over.
+        """
         while True:
             try:
                 return write()
             except StoreUnavailableError as error:
+                if self._drained.is_set():
+                    raise
                 logger.warning(
                     "results of micro-batch %d wait for the database: %s",
                     batch.id,
                     error,
                     extra={"action": "finish_waits", "micro_batch": batch.id},
                 )
-                time.sleep(_STORE_RETRY_S)
+                self._drained.wait(_STORE_RETRY_S)
 
 
 def _messages(

@@ -7,6 +7,8 @@ from typing import Any
 from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow, ResultRecord
 from nightjar.jobs.schemas import MAX_LINE_BYTES, UTF8_MARK, parse_batch_line
 
+PIECE_BYTES = 64 * 1024
+
 
 class LineCutter:
     """Cuts chunks of bytes into lines, and keeps no more than one line in memory.
@@ -24,22 +26,24 @@ class LineCutter:
         """(line number from 1, line) of each line that this chunk completes; no blank ones."""
         *complete, last = chunk.split(b"\n")
         for piece in complete:
-            self._keep(piece)
-            yield from self._take()
+            yield from self._take(piece)
         self._keep(last)
 
     def end(self) -> Iterator[tuple[int, bytes]]:
         """The last line, if it lacks a newline."""
-        yield from self._take()
+        yield from self._take(b"")
 
     def _keep(self, piece: bytes) -> None:
         room = self._max_bytes + 1 - len(self._rest)
         self._rest += piece[: max(room, 0)]
 
-    def _take(self) -> Iterator[tuple[int, bytes]]:
+    def _take(self, line: bytes) -> Iterator[tuple[int, bytes]]:
+        """The line that ends with this piece; most of them are the whole line."""
         self._line += 1
-        line = bytes(self._rest)
-        self._rest.clear()
+        if self._rest or len(line) > self._max_bytes:
+            self._keep(line)
+            line = bytes(self._rest)
+            self._rest.clear()
         text = line.removeprefix(UTF8_MARK) if self._line == 1 else line
         if text.strip():
             yield self._line, line.rstrip(b"\r")
@@ -97,3 +101,15 @@ def json_lines(records: Iterable[ResultRecord]) -> Iterator[bytes]:
     """Output lines as UTF-8, one at a time."""
     for record in records:
         yield json.dumps(output_line(record), ensure_ascii=False).encode() + b"\n"
+
+
+def json_pieces(records: Iterable[ResultRecord]) -> Iterator[bytes]:
+    """The same lines, as many at a time as are worth a trip to a thread and a write."""
+    piece = bytearray()
+    for line in json_lines(records):
+        piece += line
+        if len(piece) >= PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    if piece:
+        yield bytes(piece)

@@ -5,6 +5,7 @@ know are refused; those that change nothing are accepted and dropped.
 """
 
 import difflib
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
@@ -25,6 +26,7 @@ MAX_SAMPLES = 128
 MAX_BEAMS = 128
 MAX_MESSAGES = 10_000
 MAX_ROLE = 64  # characters
+MAX_VARIABLE_DEPTH = 32
 MAX_TOKEN_ID = 2**31 - 1  # token ids are stored as int32
 
 # What a chat template is given beside the request's own variables.
@@ -256,7 +258,27 @@ def _check_variables(value: object) -> object:
     taken = TEMPLATE_NAMES & value.keys()
     if taken:
         raise _refuse("invalid_value", f"{min(taken)!r} is not for the request to set; take it out")
+    _check_storable(value, MAX_VARIABLE_DEPTH)
     return value
+
+
+def _check_storable(value: object, depth: int) -> None:
+    """Refuse what a template's variable cannot be stored with, at any depth."""
+    if depth < 0:
+        raise _refuse(
+            "invalid_value", f"is nested deeper than {MAX_VARIABLE_DEPTH} levels; flatten it"
+        )
+    if isinstance(value, str):
+        _check_text(value)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise _refuse("invalid_value", "holds a number that is too large; give a finite number")
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            _check_text(name)
+            _check_storable(inner, depth - 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_storable(inner, depth - 1)
 
 
 Name = Annotated[str, BeforeValidator(_checked_name)]

@@ -1,7 +1,8 @@
 """The typed records that pass between the store and its callers.
 
 `New...` records are filled by whoever creates the thing; the others are filled
-by the store alone, from its rows.
+by the store alone, from its rows. Those of which there is one a request are
+msgspec's structs, which are made in a fifth of the time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 # A validated and normalised request body, or the body of an answer: plain JSON values.
 JsonObject = dict[str, Any]
@@ -134,8 +137,7 @@ class Job:
         return self.finished_at is not None
 
 
-@dataclass(frozen=True, slots=True)
-class NewRequest:
+class NewRequest(msgspec.Struct, frozen=True):
     """An accepted batch line; filled by jobs/schemas.py."""
 
     index: int  # order among the job's rows, from 0
@@ -145,8 +147,7 @@ class NewRequest:
     body: JsonObject
 
 
-@dataclass(frozen=True, slots=True)
-class RejectedRow:
+class RejectedRow(msgspec.Struct, frozen=True):
     """A batch line that never becomes a request; filled by jobs/schemas.py."""
 
     index: int
@@ -157,8 +158,7 @@ class RejectedRow:
     param: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedRequest:
+class QueuedRequest(msgspec.Struct, frozen=True):
     """A request that waits to be planned."""
 
     id: int
@@ -169,8 +169,7 @@ class QueuedRequest:
     body: JsonObject
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedRequest:
+class EncodedRequest(msgspec.Struct, frozen=True):
     """A request's token ids: [prompt], or [query, document, document...]; filled by the planner."""
 
     id: int
@@ -203,8 +202,7 @@ class MicroBatchRef:
     urgent: bool = False  # its job has a priority; `dispatchable` alone says so
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedRequest:
+class ClaimedRequest(msgspec.Struct, frozen=True):
     """A request of a claimed micro-batch, with the token ids of its planning."""
 
     id: int
@@ -237,15 +235,17 @@ class ClaimedMicroBatch:
 class Crash:
     """The death of a compute process, or of a whole worker, held against what was in flight.
 
-    `allowed`: so many crashes of a request that was computed alone make it fail.
+    `allowed`: so many of its kind, of a request that was computed alone, make it fail.
+    `of_worker`: the worker went too, and nobody saw why. Who is killed from outside while it
+    computes a lone suspect is no witness against it, so these are counted apart, and more allowed.
     """
 
     reason: str  # a clause with a verb, such as "the compute process was ended by SIGSEGV"
     allowed: int
+    of_worker: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NewResult:
+class NewResult(msgspec.Struct, frozen=True):
     """One request's outcome; filled by the worker. Exactly one of body and error is set."""
 
     request_id: int

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
+import msgspec
 from pydantic import BaseModel, ValidationError
 
 from nightjar.jobs.bodies import ChatBody, CompletionBody, RerankBody
@@ -120,8 +121,16 @@ def validate_body(kind: RequestKind, body: object, *, chat: bool = False) -> Jso
 
 def _plain(body: BaseModel) -> JsonObject:
     """What `model_dump` gives, at a tenth of its price: the fields are plain JSON already."""
-    fields = type(body).__pydantic_fields__
-    return {name: value for name, value in body.__dict__.items() if not fields[name].exclude}
+    values = body.__dict__.copy()
+    for name in _EXCLUDED[type(body)]:
+        del values[name]
+    return values
+
+
+_EXCLUDED: dict[type[BaseModel], list[str]] = {
+    kind: [name for name, field in kind.__pydantic_fields__.items() if field.exclude]
+    for kind in (ChatBody, CompletionBody, RerankBody)
+}
 
 
 def _fail(code: str, param: str | None, message: str) -> NoReturn:
@@ -142,7 +151,21 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 def _decode_json(raw: bytes, known: _Line) -> JsonObject:
     """The object on the line; BodyError with the column where it is broken."""
     try:
-        data = _DECODER.decode(raw.decode())
+        data = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        data = _decode_slowly(raw, known)
+    if not isinstance(data, dict):
+        _fail("invalid_json", None, "is not a JSON object; write {...} with custom_id and body")
+    return data
+
+
+def _decode_slowly(raw: bytes, known: _Line) -> object:
+    """What Python's own decoder reads: more than msgspec does, and it says where a line is broken.
+
+    What both read, they read alike.
+    """
+    try:
+        return _DECODER.decode(raw.decode())
     except _NoJsonNumberError as error:
         with suppress(ValueError, RecursionError):
             lenient = json.loads(raw)
@@ -162,9 +185,6 @@ def _decode_json(raw: bytes, known: _Line) -> JsonObject:
     except ValueError:
         # Python refuses to read integers of thousands of digits.
         _fail("invalid_json", None, "holds a number with too many digits; shorten it")
-    if not isinstance(data, dict):
-        _fail("invalid_json", None, "is not a JSON object; write {...} with custom_id and body")
-    return data
 
 
 def _readable_custom_id(value: object) -> str | None:

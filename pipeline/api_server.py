@@ -5,10 +5,14 @@ status poll waits neither for Python's lock nor for a core behind the reading of
 """
 
 import logging
+import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +23,8 @@ from fastapi import FastAPI
 from nightjar import logs
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.api import create_app
+from nightjar.jobs.api.forwarding import START_S, UploadTaker
+from nightjar.jobs.api.upload import UploadLimits
 from nightjar.jobs.store import Store
 from nightjar.pipeline.celery_app import PLAN_TASK, create_celery_app
 from nightjar.pipeline.embedded.processes import private_directory
@@ -32,6 +38,7 @@ logger = logging.getLogger(__name__)
 # 5 ms a time would be most of what its caller waits for.
 SWITCH_EVERY_S = 0.0005
 _RESTART_S = 1.0
+_SHORT_LIVES = 2  # so many in a row, and it is said not to start
 
 
 def serve(settings: Settings, host: str, port: int) -> None:
@@ -39,8 +46,10 @@ def serve(settings: Settings, host: str, port: int) -> None:
     logs.configure()
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses, with jobs' metadata
     sys.setswitchinterval(SWITCH_EVERY_S)
+    # Uvicorn ends in order and then raises the signal again, for whoever was there before it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with UploadProcess() as uploads, _store(settings) as store:
-        app = _application(settings, store, uploads.socket)
+        app = _application(settings, store, uploads)
         spare_what_stays()
         uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
 
@@ -61,7 +70,11 @@ class UploadProcess:
     def __init__(self) -> None:
         self._directory = private_directory()
         self.socket = self._directory / "uploads.sock"
+        self.ends = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = time.monotonic()
+        self._short_lives = 0  # in a row
+        self._last_end = ""
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._keep_running, name="uploads", daemon=True)
@@ -83,29 +96,72 @@ class UploadProcess:
         self._thread.join()
         shutil.rmtree(self._directory, ignore_errors=True)
 
+    def trouble(self) -> str | None:
+        """Why no upload is taken; None while one is, or may be in a moment."""
+        if _listens(self.socket):
+            return None
+        if self._short_lives >= _SHORT_LIVES:
+            return (
+                f"uploads are not taken: their process ended {self._short_lives} times in a row "
+                f"within {START_S:.0f} s of its start, the last time {self._last_end}; the API's "
+                "log says why"
+            )
+        silent_s = time.monotonic() - self._started_at
+        if silent_s > START_S:
+            return (
+                f"uploads are not taken: their process does not listen {silent_s:.0f} s after "
+                "its start"
+            )
+        return None
+
     def _keep_running(self) -> None:
-        command = [sys.executable, "-m", "nightjar.pipeline.api_server", str(self.socket)]
-        while True:
-            with self._lock:
-                if self._stopping.is_set():
-                    return
-                # A session of its own: Ctrl-C is for the API, which answers uploads to their end.
-                self._process = subprocess.Popen(command, start_new_session=True)
-            status = self._process.wait()
+        while not self._stopping.is_set():
+            self._last_end = self._live_once()
+            self.ends += 1
+            short = time.monotonic() - self._started_at < START_S
+            self._short_lives = self._short_lives + 1 if short else 0
             if not self._stopping.is_set():
                 logger.error(
-                    "the process that takes uploads ended with status %d and is started again",
-                    status,
+                    "the process that takes uploads ended %s and is started again",
+                    self._last_end,
                     extra={"action": "uploads_restarted"},
                 )
                 self._stopping.wait(_RESTART_S)
+
+    def _live_once(self) -> str:
+        """Start the process and wait for its end; returns how it ended."""
+        module = "nightjar.pipeline.api_server"
+        command = [sys.executable, "-m", module, str(self.socket), str(os.getpid())]
+        self._started_at = time.monotonic()
+        try:
+            with self._lock:
+                if self._stopping.is_set():
+                    return "before its start"
+                # A session of its own: Ctrl-C is for the API, which answers uploads to their end.
+                self._process = subprocess.Popen(command, start_new_session=True)
+        except OSError as error:  # no memory, no more processes: that may pass
+            return f"before its start ({error})"
+        return f"with status {self._process.wait()}"
+
+
+def _listens(path: Path) -> bool:
+    """Whether a process takes connections there."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except TimeoutError:
+            return True  # more wait there than it has taken yet
+        except OSError:
+            return False
+    return True
 
 
 def _store(settings: Settings) -> closing[Store]:
     return closing(Store(settings.database_url.get_secret_value()))
 
 
-def _application(settings: Settings, store: Store, uploads_at: Path | None) -> FastAPI:
+def _application(settings: Settings, store: Store, taker: UploadTaker | None) -> FastAPI:
     celery = create_celery_app(settings)
     # A broker that is down costs the caller little: the job is in SQL, beat finds it. Without
     # `max_retries` kombu goes on trying to connect for seconds, whatever `retry` says.
@@ -121,11 +177,11 @@ def _application(settings: Settings, store: Store, uploads_at: Path | None) -> F
         store,
         wake,
         served_model=served,
-        max_upload_bytes=settings.max_upload_bytes,
-        uploads_at=uploads_at,
+        limits=UploadLimits(settings.max_upload_bytes, settings.upload_stalled_after_s),
+        taker=taker,
     )
 
 
 if __name__ == "__main__":
-    die_with_parent()
+    die_with_parent(int(sys.argv[2]))
     serve_uploads(Settings.read(), Path(sys.argv[1]))

@@ -46,6 +46,7 @@ def create_celery_app(settings: Settings) -> Celery:
         worker_prefetch_multiplier=1,
         worker_cancel_long_running_tasks_on_connection_loss=False,
         worker_send_task_events=True,
+        worker_consumer="nightjar.pipeline.events:Consumer",
         # The event of sending carries the bare task name and may come after the worker's own, whose
         # readable name it would then replace in Flower.
         task_send_sent_event=False,

@@ -59,6 +59,7 @@ class Encoder:
         self._served_name = served_name
         self._chat_template = chat_template
         self._prompt_id = tokenizer.token_id(PROMPT_TOKEN)
+        self._prefix = list(tokenizer.prefix_ids)
 
     def encode(
         self, requests: Sequence[QueuedRequest]
@@ -114,12 +115,13 @@ class Encoder:
         if split:
             # Where the tokenizer knows the prompt token, splitting on it gives the same pieces.
             segments = [_join(pieces) for pieces in split]
+            placeholders = sum(map(len, split)) - len(split)
             if not _is_chat(request):  # a chat template writes out what it begins with
                 segments[0] = self._with_prefix(segments[0])
         else:
             segments = [self._check_ids(request.body["prompt"])]
+            placeholders = segments[0].count(_PLACEHOLDER)
         vectors = self._vectors(request.body, find)
-        placeholders = sum(ids.count(_PLACEHOLDER) for ids in segments)
         if vectors is None:
             if placeholders:
                 raise EncodeError(
@@ -140,7 +142,7 @@ class Encoder:
     def _with_prefix(self, ids: list[int]) -> list[int]:
         """Put before a text what the model expects there (Llama's begin-of-text token), unless the
         text has written it out.  Prompts given as token ids are taken as they are."""
-        prefix = list(self._tokenizer.prefix_ids)
+        prefix = self._prefix
         return ids if not ids or ids[: len(prefix)] == prefix else prefix + ids
 
     def _check_model(self, body: dict[str, Any]) -> None:
@@ -216,17 +218,16 @@ class Encoder:
         return placed
 
     def _check_lengths(self, request: QueuedRequest, segments: list[list[int]]) -> None:
-        fields = [_first_field(request)]
-        fields += [f"body.documents[{place}]" for place in range(len(segments) - 1)]
-        for field, ids in zip(fields, segments, strict=True):
-            if not ids:
-                raise EncodeError("invalid_value", f"{field} gives no token; it is empty", field)
+        if not all(segments):
+            field = _field(request, segments.index([]))
+            raise EncodeError("invalid_value", f"{field} gives no token; it is empty", field)
         if request.kind is RequestKind.GENERATE:
-            self._check_generation(len(segments[0]), int(request.body["max_tokens"]), fields[0])
+            self._check_generation(request, len(segments[0]), int(request.body["max_tokens"]))
             return
         query, *documents = map(len, segments)
-        for field, length in zip(fields[1:], documents, strict=True):
+        for place, length in enumerate(documents, start=1):
             if query + length > self._config.context_length:
+                field = _field(request, place)
                 raise EncodeError(
                     "context_length_exceeded",
                     f"the query has {query} tokens and {field} {length}: together "
@@ -235,14 +236,14 @@ class Encoder:
                     field,
                 )
 
-    def _check_generation(self, prompt: int, max_tokens: int, field: str) -> None:
+    def _check_generation(self, request: QueuedRequest, prompt: int, max_tokens: int) -> None:
         context = self._config.context_length
         if prompt >= context:
             raise EncodeError(
                 "context_length_exceeded",
                 f"the prompt has {prompt} tokens; the model's context of {context} leaves no "
                 "place for an answer; shorten the prompt",
-                field,
+                _field(request, 0),
             )
         if prompt + max_tokens > context:
             raise EncodeError(
@@ -259,8 +260,8 @@ _PLACEHOLDER = -1
 
 
 def _join(pieces: list[list[int]]) -> list[int]:
-    ids = list(pieces[0])
-    for piece in pieces[1:]:
+    ids, *others = pieces
+    for piece in others:
         ids.append(_PLACEHOLDER)
         ids.extend(piece)
     return ids
@@ -271,8 +272,10 @@ def _is_chat(request: QueuedRequest) -> bool:
     return "messages" in request.body
 
 
-def _first_field(request: QueuedRequest) -> str:
-    """The field that the first segment comes from."""
+def _field(request: QueuedRequest, segment: int) -> str:
+    """The field that a segment comes from."""
+    if segment:
+        return f"body.documents[{segment - 1}]"
     if request.kind is RequestKind.RANK:
         return "body.query"
     return "body.messages" if _is_chat(request) else "body.prompt"

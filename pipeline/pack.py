@@ -67,16 +67,16 @@ _Row = tuple[tuple[int, ...], int, int, int]
 
 def _with_buckets(requests: Sequence[Packable]) -> Iterator[tuple[RequestKind, int, _Row]]:
     """Each request with its bucket; kin take the bucket of their longest."""
-    longest: dict[tuple[RequestKind, tuple[int, ...]], int] = defaultdict(int)
+    longest: dict[tuple[RequestKind, tuple[int, ...]], int] = {}
     rows: list[tuple[RequestKind, _Row]] = []
     for request in requests:
         prefix, length = tuple(request.request.segments[0][:PREFIX_TOKENS]), request.length
-        longest[request.kind, prefix] = max(longest[request.kind, prefix], length)
+        if len(prefix) == PREFIX_TOKENS and length > longest.get((request.kind, prefix), 0):
+            longest[request.kind, prefix] = length
         rows.append((request.kind, (prefix, length, request.request.id, request.cost)))
     for kind, row in rows:
         prefix, length, *_ = row
-        kin = len(prefix) == PREFIX_TOKENS
-        yield kind, bucket_for(longest[kind, prefix] if kin else length), row
+        yield kind, bucket_for(longest.get((kind, prefix), length)), row
 
 
 def _cut(

@@ -60,7 +60,7 @@ class Settings(BaseSettings):
     )
 
     worker_niceness: int = Field(
-        5, ge=0, le=19, description="priority of planners, workers and uploads, given up to polls"
+        10, ge=0, le=19, description="priority of planners, workers and uploads, given up to polls"
     )
     worker_threads: int = Field(4, ge=1, description="micro-batches in one engine at a time")
     heartbeat_s: float = Field(1.0, gt=0)
@@ -75,6 +75,12 @@ class Settings(BaseSettings):
     sweep_every_s: float = Field(1.0, gt=0)
     request_crashes: int = Field(
         3, ge=1, description="crashes of a request that is computed alone which make it fail"
+    )
+    request_worker_deaths: int = Field(
+        10,
+        ge=1,
+        description="deaths of a worker, for whatever reason, beside a request that is computed "
+        "alone which make it fail",
     )
     compute_stalled_after_s: float = Field(
         120.0, gt=0, description="a compute process without a step for so long is ended"
@@ -110,6 +116,9 @@ class Settings(BaseSettings):
     result_cache_days: float = Field(30.0, gt=0, description="answers older than this are dropped")
 
     max_upload_bytes: int = Field(1 << 30, ge=1)
+    upload_stalled_after_s: float = Field(
+        60.0, gt=0, description="an upload that sends nothing for so long is refused"
+    )
 
     @field_validator("devices")
     @classmethod

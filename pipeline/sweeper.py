@@ -39,7 +39,8 @@ class Sweeper:
             held is suspected of having killed it.
         redispatch_after_s: A message nobody claimed for so long is published again.
         longest_gap_s: The time between two looks counts at most so much.
-        crashes_allowed: So many crashes of a request that was computed alone make it fail.
+        deaths_allowed: So many deaths of the worker of a request that was computed alone make
+            it fail.
         clock: Monotonic seconds.
     """
 
@@ -50,14 +51,14 @@ class Sweeper:
         dead_after_s: float,
         redispatch_after_s: float,
         longest_gap_s: float,
-        crashes_allowed: int,
+        deaths_allowed: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._dead_after_s = dead_after_s
         self._redispatch_after_s = redispatch_after_s
         self._longest_gap_s = longest_gap_s
-        self._crashes_allowed = crashes_allowed
+        self._deaths_allowed = deaths_allowed
         self._clock = clock
         self._looked_at = clock()
         self._watched_s = 0.0  # how long this sweeper has been looking
@@ -110,7 +111,8 @@ class Sweeper:
         released = 0
         for beat in beats:
             if silent[beat.owner, beat.counter] >= self._dead_after_s or is_gone(beat.owner):
-                crash = Crash(f"the worker {beat.owner} died", self._crashes_allowed)
+                reason = f"the worker {beat.owner} died"
+                crash = Crash(reason, self._deaths_allowed, of_worker=True)
                 count = self._store.suspect_owner(beat.owner, crash, beat.counter)
                 released += count
                 logger.warning(

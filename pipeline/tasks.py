@@ -57,7 +57,7 @@ def _sweeper() -> Sweeper:
         dead_after_s=settings.worker_dead_after_s,
         redispatch_after_s=settings.redispatch_after_s,
         longest_gap_s=2 * settings.sweep_every_s,
-        crashes_allowed=settings.request_crashes,
+        deaths_allowed=settings.request_worker_deaths,
     )
 
 

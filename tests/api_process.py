@@ -28,15 +28,29 @@ class Api:
 
         def listens() -> bool:
             found[:] = find_children(self.process.pid, "nightjar.pipeline.api_server")
-            return bool(found and found[0].net_connections("unix"))
+            return bool(found and upload_sockets(found[0]))
 
         wait_until("the process that takes uploads", listens)
         return found[0]
 
 
+def upload_sockets(process: psutil.Process) -> int:
+    """How many sockets the process that takes uploads has: one listens, the others are uploads."""
+    connections = process.net_connections("unix")
+    return sum(str(found.laddr).endswith("uploads.sock") for found in connections)
+
+
 @contextmanager
 def running_api(database_url: str, model: Path, folder: Path, **settings: str) -> Iterator[Api]:
-    """The API over tables that exist; it has ended when the block has."""
+    """The API over tables that exist, once it answers; it has ended when the block has."""
+    with starting_api(database_url, model, folder, **settings) as api:
+        wait_until("the API", lambda: _answers(api.url))
+        yield api
+
+
+@contextmanager
+def starting_api(database_url: str, model: Path, folder: Path, **settings: str) -> Iterator[Api]:
+    """The same, as soon as its process exists."""
     port = free_port()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("NIGHTJAR_")} | {
         "NIGHTJAR_DATABASE_URL": database_url,
@@ -48,11 +62,9 @@ def running_api(database_url: str, model: Path, folder: Path, **settings: str) -
     command = [*NIGHTJAR, "api", f"--port={port}"]
     service = Service("api", command, folder / "api.log", environment, folder)
     service.start()
-    url = f"http://127.0.0.1:{port}"
     try:
-        wait_until("the API", lambda: _answers(url))
         assert service.process is not None
-        yield Api(url, service.process)
+        yield Api(f"http://127.0.0.1:{port}", service.process)
     finally:
         service.stop(10)
 

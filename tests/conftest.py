@@ -10,8 +10,11 @@ import torch
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models import Decoder, load_model
+from tests.backends import choose_compiler
 from tests.bare_machine import GPU_FOLDERS, asks_for_gpu_alone
 from tests.models import save_gpt2
+
+choose_compiler()
 
 HAS_DATABASES = find_spec("sqlalchemy") is not None
 HAS_TIMEOUTS = find_spec("pytest_timeout") is not None

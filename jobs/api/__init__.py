@@ -6,7 +6,6 @@ so that a slow database never stops the event loop.
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
@@ -14,10 +13,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 
 import nightjar
-from nightjar.jobs.api.forwarding import UploadForwarder
+from nightjar.jobs.api.forwarding import UploadForwarder, UploadTaker
 from nightjar.jobs.api.payloads import error_payload, job_payload, results_page
-from nightjar.jobs.api.upload import RefusedRequestError, Uploads
-from nightjar.jobs.batch_lines import json_lines
+from nightjar.jobs.api.upload import RefusedRequestError, UploadLimits, Uploads
+from nightjar.jobs.batch_lines import json_pieces
 from nightjar.jobs.errors import (
     EmptyJobError,
     JobError,
@@ -32,7 +31,6 @@ from nightjar.jobs.store.reading import Outcome
 
 logger = logging.getLogger(__name__)
 
-MAX_UPLOAD_BYTES = 1024**3
 MAX_PAGE = 10_000
 
 
@@ -41,22 +39,23 @@ def create_app(
     wake: Callable[[str], None],
     *,
     served_model: str | None = None,
-    max_upload_bytes: int = MAX_UPLOAD_BYTES,
-    uploads_at: Path | None = None,
+    limits: UploadLimits | None = None,
+    taker: UploadTaker | None = None,
 ) -> FastAPI:
     """The application over a store whose tables exist.
 
     `wake` tells the planner of a new job's id; it may fail, then the job waits
     for the planner's own rounds. `served_model` is the model of jobs that name
     none in `?model=`, and the only one that may be named; None accepts any.
-    `uploads_at` is a unix socket where another process with this application
-    takes the uploads; None takes them here.
+    `taker` is another process with this application that takes the uploads; None
+    takes them here.
     """
     app = FastAPI(title="Nightjar", version=nightjar.__version__)
-    uploads = Uploads(store, wake, served_model, max_upload_bytes)
-    forwarder = None if uploads_at is None else UploadForwarder(uploads_at, max_upload_bytes)
+    limits = limits or UploadLimits()
+    uploads = Uploads(store, wake, served_model, limits)
+    forwarder = None if taker is None else UploadForwarder(taker, limits)
     jobs = _jobs_router(store, uploads, forwarder)
-    for router in (jobs, _results_router(store), _health_router(store)):
+    for router in (jobs, _results_router(store), _health_router(store, taker)):
         app.include_router(router)
     app.add_exception_handler(JobError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_bad_parameter)
@@ -151,19 +150,28 @@ def _results_router(store: Store) -> APIRouter:
     return router
 
 
-def _health_router(store: Store) -> APIRouter:
+def _health_router(store: Store, taker: UploadTaker | None) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health")
     def health() -> JSONResponse:
-        """200 while the database answers, 503 while it does not."""
+        """200 while the database answers and uploads are taken; else 503, and why in `message`.
+
+        An upload process that ended once is started again, and no reason for a 503.
+        """
         body: JsonObject = {"status": "ok", "version": nightjar.__version__}
+        troubles = []
         try:
             store.ping()
         except StoreError as error:
             logger.warning("database unreachable", extra={"action": "health_failed"})
-            body |= {"status": "unavailable", "message": str(error)}
-        return JSONResponse(body, status_code=200 if body["status"] == "ok" else 503)
+            troubles.append(str(error))
+        if taker is not None and (trouble := taker.trouble()):
+            logger.warning("uploads are not taken", extra={"action": "health_failed"})
+            troubles.append(trouble)
+        if troubles:
+            body |= {"status": "unavailable", "message": "; ".join(troubles)}
+        return JSONResponse(body, status_code=503 if troubles else 200)
 
     return router
 
@@ -171,7 +179,7 @@ def _health_router(store: Store) -> APIRouter:
 def _download(store: Store, job_id: str, outcome: Outcome) -> Response:
     store.job(job_id)  # before the answer begins: an unknown job is a 404
     records = store.iter_results(job_id, outcome=outcome)
-    return StreamingResponse(json_lines(records), media_type="application/jsonl")
+    return StreamingResponse(json_pieces(records), media_type="application/jsonl")
 
 
 def _answer_error(request: Request, error: Exception) -> JSONResponse:

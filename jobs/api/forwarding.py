@@ -6,25 +6,44 @@ Reading rows keeps Python's lock; in a process of its own it keeps no status pol
 import asyncio
 import time
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 from fastapi import Request, Response
 
-from nightjar.jobs.api.upload import RefusedRequestError, read_body
+from nightjar.jobs.api.upload import RefusedRequestError, UploadLimits, read_body
 
 START_S = 30.0  # so long the other process may take to start, or to start again
 _RETRY_S = 0.1
+_GONE_S = 2.0  # so long a process that was killed may take to be gone
+_LOOK_S = 0.02
 _HEADERS = ("content-type", "content-length", "idempotency-key")
+
+
+class UploadTaker(Protocol):
+    """The other process, as the API sees it."""
+
+    @property
+    def socket(self) -> Path:
+        """The unix socket where it takes uploads."""
+
+    @property
+    def ends(self) -> int:
+        """How often it has ended and been started again."""
+
+    def trouble(self) -> str | None:
+        """Why it takes none, in words for an operator; None while it does, or soon will."""
 
 
 class UploadForwarder:
     """Sends the bodies of `POST /v1/jobs` through a unix socket, as they arrive."""
 
-    def __init__(self, socket: Path, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self, taker: UploadTaker, limits: UploadLimits) -> None:
+        self._taker = taker
+        self._limits = limits
         self._client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(
-                uds=str(socket),
+                uds=str(taker.socket),
                 # A connection each: one that was kept may be that of a process that has ended.
                 limits=httpx.Limits(max_keepalive_connections=0),
             ),
@@ -38,9 +57,18 @@ class UploadForwarder:
         Raises:
             RefusedRequestError: The body is too long or stalls, or the other process is gone.
         """
+        ends = self._taker.ends
         try:
             answer = await self._send(request)
+        except httpx.ConnectError as error:
+            raise RefusedRequestError(
+                503,
+                "uploads_unavailable",
+                f"the process that takes uploads did not start in {START_S:.0f} s; GET /health "
+                "and the API's log say more",
+            ) from error
         except httpx.TransportError as error:
+            await self._until_gone(ends)
             raise RefusedRequestError(
                 503,
                 "upload_lost",
@@ -48,6 +76,12 @@ class UploadForwarder:
                 "Idempotency-Key",
             ) from error
         return Response(answer.content, answer.status_code, media_type="application/json")
+
+    async def _until_gone(self, ends: int) -> None:
+        """Whoever sends again at once must not meet the socket of the process that is ending."""
+        deadline = time.monotonic() + _GONE_S
+        while self._taker.ends == ends and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_S)
 
     async def _send(self, request: Request) -> httpx.Response:
         url = httpx.URL("http://uploads/v1/jobs", query=request.url.query.encode())
@@ -57,7 +91,7 @@ class UploadForwarder:
         while True:
             try:
                 # Nothing of the body has been read when there is no connection.
-                body = read_body(request, self._max_bytes)
+                body = read_body(request, self._limits)
                 return await self._client.post(url, content=body, headers=headers)
             except httpx.ConnectError:
                 if time.monotonic() > deadline:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from fastapi import Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
@@ -19,7 +20,6 @@ from nightjar.jobs.store.submission import Submission
 logger = logging.getLogger(__name__)
 
 UPLOADS_AT_ONCE = 4  # each of them holds a database connection
-CHUNK_TIMEOUT_S = 60.0  # a client that sends nothing for so long loses its place
 PARSE_BYTES = 256 * 1024  # a trip to a thread is worth so many bytes
 CONTENT_TYPES = frozenset(
     {
@@ -49,6 +49,14 @@ class RefusedRequestError(JobError):
         self.param = param
 
 
+@dataclass(frozen=True, slots=True)
+class UploadLimits:
+    """How long a body may be, and for how long it may send nothing before it loses its place."""
+
+    max_bytes: int = 1024**3
+    stalled_after_s: float = 60.0
+
+
 class Uploads:
     """Receives jobs; `wake` tells the planner of them."""
 
@@ -57,12 +65,12 @@ class Uploads:
         store: Store,
         wake: Callable[[str], None],
         served_model: str | None,
-        max_bytes: int,
+        limits: UploadLimits,
     ) -> None:
         self._store = store
         self._wake = wake
         self._served_model = served_model
-        self._max_bytes = max_bytes
+        self._limits = limits
         self._places = asyncio.Semaphore(UPLOADS_AT_ONCE)
 
     async def receive(self, request: Request) -> tuple[int, JsonObject]:
@@ -91,7 +99,7 @@ class Uploads:
     async def _pieces(self, request: Request) -> AsyncIterator[bytes]:
         """The body in pieces worth a trip to a thread."""
         piece = bytearray()
-        async for chunk in read_body(request, self._max_bytes):
+        async for chunk in read_body(request, self._limits):
             piece += chunk
             if len(piece) >= PARSE_BYTES:
                 yield bytes(piece)
@@ -108,8 +116,8 @@ class Uploads:
                 "Content-Type",
             )
         length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self._max_bytes:
-            raise _too_large(self._max_bytes)
+        if length.isdecimal() and int(length) > self._limits.max_bytes:
+            raise _too_large(self._limits)
 
     def _new_job(self, request: Request) -> NewJob:
         query = request.query_params
@@ -154,19 +162,19 @@ class Uploads:
         return None
 
 
-async def read_body(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
+async def read_body(request: Request, limits: UploadLimits) -> AsyncIterator[bytes]:
     """The body as it arrives; raises RefusedRequestError when it is too long, stalls or breaks."""
     received = 0
     stream = aiter(request.stream())
     try:
         while True:
-            async with asyncio.timeout(CHUNK_TIMEOUT_S):
+            async with asyncio.timeout(limits.stalled_after_s):
                 chunk = await anext(stream, None)
             if chunk is None:
                 return
             received += len(chunk)
-            if received > max_bytes:
-                raise _too_large(max_bytes)
+            if received > limits.max_bytes:
+                raise _too_large(limits)
             yield chunk
     except TimeoutError as error:
         raise RefusedRequestError(
@@ -176,8 +184,8 @@ async def read_body(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
         raise RefusedRequestError(400, "upload_broken_off", "the upload broke off") from error
 
 
-def _too_large(max_bytes: int) -> RefusedRequestError:
-    message = f"the upload is longer than {max_bytes} bytes; split it into several jobs"
+def _too_large(limits: UploadLimits) -> RefusedRequestError:
+    message = f"the upload is longer than {limits.max_bytes} bytes; split it into several jobs"
     return RefusedRequestError(413, "upload_too_large", message)
 
 

@@ -36,19 +36,20 @@ _GENERATE: Mapping[str, Any] = {
     "logprobs": None,
 }
 _RANK: Mapping[str, Any] = {**_ALL, "top_n": None, "return_documents": False}
+_NONE = object()  # the default of a field that has none
 
 
 def dump_body(body: JsonObject) -> str:
     """The text that stands for a validated body; StoreError for what JSON cannot say."""
     usual = _usual(body)
-    return dump_json(
-        {
-            name: value
-            for name, value in body.items()
-            # 1, 1.0 and True are equal, and not the same in JSON.
-            if name not in usual or usual[name] != value or type(usual[name]) is not type(value)
-        }
-    )
+    told = {}
+    for name, value in body.items():
+        default = usual.get(name, _NONE)
+        # 1, 1.0 and True are equal, and not the same in JSON.
+        is_usual = default is value or (default == value and type(default) is type(value))
+        if not is_usual:
+            told[name] = value
+    return dump_json(told)
 
 
 def load_body(text: str) -> JsonObject:

@@ -67,6 +67,9 @@ def open_engine(
         options |= {"pool_size": 8, "max_overflow": 32, "pool_timeout": 30}
     # Statements carry prompts: keep them out of error messages.
     if url.get_backend_name() == "postgresql":
+        # A prepared statement keeps the plan of the day when the tables were small, until they are
+        # analysed: a million new rows were read through every second.
+        options["connect_args"] = {"prepare_threshold": None}
         return sa.create_engine(url, hide_parameters=True, pool_pre_ping=True, **options)
     options["connect_args"] = {"timeout": BUSY_TIMEOUT_MS / 1000}
     engine = sa.create_engine(url, hide_parameters=True, **options)

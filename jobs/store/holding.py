@@ -46,24 +46,20 @@ _STOP = sa.select(job.c.cancel_requested, job.c.expired).where(job.c.id == sa.bi
 class HoldingPart(StorePart):
     """Base of the parts that end leases."""
 
-    def _release(self, connection: Connection, leased: AnyRow, *, crashed: bool = False) -> None:
-        """Make a held micro-batch ready again, under the next epoch."""
+    def _release(
+        self, connection: Connection, leased: AnyRow, counted: sa.Column[int] | None = None
+    ) -> None:
+        """Make a held micro-batch ready again, under the next epoch; one more is `counted`."""
         if find_stop(connection, leased.job_id):
             self._end(connection, leased, (), MicroBatchState.CANCELLED)
             return
         lifecycle.check_step(
             lifecycle.MICRO_BATCH_TRANSITIONS, MicroBatchState.LEASED, MicroBatchState.READY
         )
-        connection.execute(
-            sa.update(micro_batch)
-            .where(_mb.id == leased.id)
-            .values(
-                state=MicroBatchState.READY,
-                epoch=_mb.epoch + 1,
-                owner=None,
-                crashes=_mb.crashes + int(crashed),
-            )
-        )
+        values = {"state": MicroBatchState.READY, "epoch": _mb.epoch + 1, "owner": None}
+        if counted is not None:
+            values[counted.name] = counted + 1
+        connection.execute(sa.update(micro_batch).where(_mb.id == leased.id).values(values))
 
     def _end(
         self,

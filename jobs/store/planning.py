@@ -33,6 +33,33 @@ _mb = micro_batch.c
 # Who goes first: by creation, less what the priority is worth.
 _RANK = (sa.func.coalesce(job.c.rank_at, job.c.created_at), job.c.id)
 _MEMBERSHIP = ("state", "micro_batch_id", "segments", "prompt_vector")
+# The statements of every tick and of every plan are built once: building costs more than running.
+_TO_PLAN = (
+    sa.select(job.c.id)
+    .where(
+        job.c.state.in_(lifecycle.RUNNABLE),
+        sa.exists().where(request.c.job_id == job.c.id, _is_queued),
+    )
+    .order_by(*_RANK)
+)
+_IN_FLIGHT = sa.select(sa.func.count()).where(
+    _mb.state.in_([MicroBatchState.DISPATCHED, MicroBatchState.LEASED])
+)
+_RUNNABLE = (
+    sa.select(job.c.id, job.c.priority)
+    .where(
+        job.c.state.in_(lifecycle.RUNNABLE),
+        sa.exists().where(_mb.job_id == job.c.id, _mb.state == MicroBatchState.READY),
+    )
+    .order_by(*_RANK)
+    .limit(sa.bindparam("most"))
+)
+_REFS = sa.select(*REF_COLUMNS).order_by(_mb.job_id, _mb.id)
+_READY = _REFS.where(
+    _mb.state == MicroBatchState.READY, _mb.job_id == sa.bindparam("of_job")
+).limit(sa.bindparam("most"))
+_DISPATCHED = _REFS.where(_mb.state == MicroBatchState.DISPATCHED)
+_INSERT_MICRO_BATCHES = sa.insert(micro_batch).returning(_mb.id, sort_by_parameter_order=True)
 
 
 class PlanningStore(StorePart):
@@ -45,12 +72,8 @@ class PlanningStore(StorePart):
 
     def jobs_to_plan(self) -> list[str]:
         """Jobs that have queued requests, in the order of their rank."""
-        waiting = sa.exists().where(request.c.job_id == job.c.id, _is_queued)
-        statement = (
-            sa.select(job.c.id).where(job.c.state.in_(lifecycle.RUNNABLE), waiting).order_by(*_RANK)
-        )
         with self._database.reading() as connection:
-            return list(connection.scalars(statement))
+            return list(connection.scalars(_TO_PLAN))
 
     def queued_requests(self, job_id: str, limit: int) -> list[QueuedRequest]:
         """The first `limit` requests of the job that are in no micro-batch yet, in row order."""
@@ -104,7 +127,7 @@ class PlanningStore(StorePart):
         def work(connection: Connection) -> list[MicroBatchRef]:
             indexes = _lock_queued(connection, job_id, ids)
             stored = [item for item in micro_batches if indexes.keys() >= set(item.request_ids)]
-            refs = [_insert_micro_batch(connection, job_id, item) for item in stored]
+            refs = _insert_micro_batches(connection, job_id, stored)
             self._join_requests.run(connection, _members(refs, stored, packed))
             if answered:
                 set_running(connection, job_id)
@@ -126,10 +149,8 @@ class PlanningStore(StorePart):
 
         `window` bounds the micro-batches that are dispatched or leased at once.
         """
-        in_flight = [MicroBatchState.DISPATCHED, MicroBatchState.LEASED]
-        count = sa.select(sa.func.count()).where(micro_batch.c.state.in_(in_flight))
         with self._database.reading() as connection:
-            room = window - (connection.scalar(count) or 0)
+            room = window - (connection.scalar(_IN_FLIGHT) or 0)
             if room <= 0:
                 return []
             return _ready(connection, room)
@@ -137,7 +158,7 @@ class PlanningStore(StorePart):
     def dispatched(self) -> list[MicroBatchRef]:
         """Micro-batches whose message was published and that nobody has claimed yet."""
         with self._database.reading() as connection:
-            return _refs(connection, _mb.state == MicroBatchState.DISPATCHED)
+            return _refs(connection, _DISPATCHED)
 
     def mark_dispatched(self, refs: Collection[MicroBatchRef]) -> None:
         """Note that the messages were published; one that was claimed meanwhile stays claimed."""
@@ -180,29 +201,19 @@ def _by_id(ref: MicroBatchRef) -> int:
 
 def _ready(connection: Connection, room: int) -> list[MicroBatchRef]:
     """The first ready micro-batches; job by job, so that no backlog has to be sorted."""
-    is_ready = _mb.state == MicroBatchState.READY
-    runnable = (
-        sa.select(job.c.id, job.c.priority)
-        .where(
-            job.c.state.in_(lifecycle.RUNNABLE), sa.exists().where(_mb.job_id == job.c.id, is_ready)
-        )
-        .order_by(*_RANK)
-        .limit(room)
-    )
     found: list[MicroBatchRef] = []
-    for job_id, priority in connection.execute(runnable).all():
+    for job_id, priority in connection.execute(_RUNNABLE, {"most": room}).all():
         if len(found) == room:
             break
-        refs = _refs(connection, is_ready, _mb.job_id == job_id, limit=room - len(found))
+        refs = _refs(connection, _READY, of_job=job_id, most=room - len(found))
         found += [replace(ref, urgent=True) for ref in refs] if priority > 0 else refs
     return found
 
 
 def _refs(
-    connection: Connection, *where: sa.ColumnElement[bool], limit: int | None = None
+    connection: Connection, statement: sa.Select[Any], **values: object
 ) -> list[MicroBatchRef]:
-    statement = sa.select(*REF_COLUMNS).where(*where).order_by(_mb.job_id, _mb.id).limit(limit)
-    return [MicroBatchRef(*row) for row in connection.execute(statement)]
+    return [MicroBatchRef(*row) for row in connection.execute(statement, values)]
 
 
 def _lock_queued(connection: Connection, job_id: str, ids: Sequence[int]) -> dict[int, int]:
@@ -223,21 +234,30 @@ def _lock_queued(connection: Connection, job_id: str, ids: Sequence[int]) -> dic
     return {id_: index for id_, index in connection.execute(statement).all() if id_ in wanted}
 
 
-def _insert_micro_batch(connection: Connection, job_id: str, item: NewMicroBatch) -> MicroBatchRef:
-    size = len(item.request_ids)
-    statement = sa.insert(micro_batch).values(
-        job_id=job_id,
-        kind=item.kind,
-        bucket=item.bucket,
-        size=size,
-        tokens=item.tokens,
-        state=MicroBatchState.READY,
-        epoch=0,
-        attempts=0,
-        crashes=0,
-    )
-    id_ = connection.execute(statement.returning(micro_batch.c.id)).scalar_one()
-    return MicroBatchRef(id_, 0, job_id, item.kind, item.bucket, size, item.tokens)
+def _insert_micro_batches(
+    connection: Connection, job_id: str, items: Sequence[NewMicroBatch]
+) -> list[MicroBatchRef]:
+    if not items:
+        return []
+    rows = [
+        {
+            "job_id": job_id,
+            "kind": item.kind,
+            "bucket": item.bucket,
+            "size": len(item.request_ids),
+            "tokens": item.tokens,
+            "state": MicroBatchState.READY,
+            "epoch": 0,
+            "attempts": 0,
+            "crashes": 0,
+        }
+        for item in items
+    ]
+    ids = connection.scalars(_INSERT_MICRO_BATCHES, rows).all()
+    return [
+        MicroBatchRef(id_, 0, job_id, item.kind, item.bucket, len(item.request_ids), item.tokens)
+        for id_, item in zip(ids, items, strict=True)
+    ]
 
 
 def _members(

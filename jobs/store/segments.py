@@ -4,45 +4,35 @@ They are stored with the request when it is planned, so that workers do not
 tokenize again.
 """
 
-import sys
-from array import array
+import struct
 from collections.abc import Sequence
-
-import numpy as np
+from itertools import accumulate, chain, pairwise
 
 from nightjar.jobs.errors import StoreError
-
-_INT32 = np.dtype("<i4")
 
 
 def pack_segments(segments: Sequence[Sequence[int]]) -> bytes:
     """The bytes of one or more token-id lists; ids lie in [0, 2**31)."""
-    flat = [len(segments), *map(len, segments)]
-    for segment in segments:
-        flat += segment
+    lengths = [len(segment) for segment in segments]
+    count = 1 + len(lengths) + sum(lengths)
     try:
-        values = array("i", flat)
-    except (OverflowError, TypeError) as error:
+        data = struct.pack(f"<{count}i", len(lengths), *lengths, *chain.from_iterable(segments))
+    except struct.error as error:
         raise StoreError("token ids must be integers below 2**31") from error
-    if min(flat) < 0:
+    if not data[3::4].isascii():  # the last byte of each number, whose top bit is the sign
         raise StoreError("token ids must not be negative")
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tobytes()
+    return data
 
 
 def unpack_segments(data: bytes) -> list[list[int]]:
     """The token-id lists behind `pack_segments`; StoreError if the bytes are damaged."""
     if len(data) < 4 or len(data) % 4:
         raise StoreError(f"{len(data)} bytes are not packed token ids")
-    values: list[int] = np.frombuffer(data, dtype=_INT32).tolist()
+    values: tuple[int, ...] = struct.unpack(f"<{len(data) // 4}i", data)
     count = values[0]
     start = 1 + count
     lengths = values[1:start]
     if count < 0 or len(lengths) != count or start + sum(lengths) != len(values):
         raise StoreError("the lengths of packed token ids do not add up")
-    segments = []
-    for length in lengths:
-        segments.append(values[start : start + length])
-        start += length
-    return segments
+    bounds = accumulate(lengths, initial=start)
+    return [list(values[begin:end]) for begin, end in pairwise(bounds)]

@@ -97,10 +97,12 @@ class SuspectStore(HoldingPart):
     def _count_crash(
         self, connection: Connection, leased: AnyRow, crash: Crash, request_id: int
     ) -> None:
-        crashes = leased.crashes + 1
-        if crashes < crash.allowed:
-            self._release(connection, leased, crashed=True)
+        columns = micro_batch.c
+        counted = columns.worker_deaths if crash.of_worker else columns.crashes
+        if getattr(leased, counted.name) + 1 < crash.allowed:
+            self._release(connection, leased, counted)
             return
+        crashes = leased.crashes + leased.worker_deaths + 1
         times = "once" if crashes == 1 else f"{crashes} times"
         message = f"computed alone {times} and never answered; the last time {crash.reason}"
         failure = NewResult.failure(request_id, CRASHED_CODE, message, status=FAULT_STATUS)

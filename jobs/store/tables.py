@@ -97,6 +97,7 @@ micro_batch = sa.Table(
     sa.Column("owner", sa.String(255)),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("crashes", sa.Integer, nullable=False),
+    sa.Column("worker_deaths", sa.Integer, nullable=False, server_default="0"),
     # A default of the database: a planner of the version before may still write its plans.
     sa.Column("isolated", sa.Boolean, nullable=False, server_default=sa.false()),
     # Dispatching: the ready ones, oldest job first; counting: the states of one job.

@@ -33,7 +33,10 @@ class EmbeddedSystem:
     ) -> None:
         self._store = store
         self._report = report
-        self._crashes_allowed = settings.request_crashes
+        # Nobody restarts a worker of ours but a crash: as few deaths tell as crashes do.
+        deaths = min(settings.request_crashes, settings.request_worker_deaths)
+        settings = settings.model_copy(update={"request_worker_deaths": deaths})
+        self._deaths_allowed = deaths
         logs.mkdir(exist_ok=True)
         self._directory = private_directory()
         environment = os.environ | _environment(settings, broker_url(self._directory))
@@ -84,7 +87,7 @@ class EmbeddedSystem:
             if worker.keep_running():
                 self._report(f"the {worker.name} ended and was started again")
                 if worker is self._gpu_worker:
-                    crash = Crash("the GPU worker ended", self._crashes_allowed)
+                    crash = Crash("the GPU worker ended", self._deaths_allowed, of_worker=True)
                     self._take_back(crash)
 
     def progressed(self) -> None:

@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from fastapi.testclient import TestClient
 
 from nightjar.jobs.api import create_app
+from nightjar.jobs.api.upload import UploadLimits
 from nightjar.jobs.store import Store
 from nightjar.pipeline.settings import Settings
-from tests.api_process import Api, running_api
-from tests.processes import all_ended, wait_until
+from tests.api_process import Api, running_api, starting_api, upload_sockets
+from tests.processes import all_ended, find_children, wait_until
 
 MAX_BYTES = 2_000_000
 JSONL = {"content-type": "application/jsonl"}
@@ -51,7 +53,7 @@ def test_an_upload_is_answered_as_if_there_was_one_process(
     ]
     with (
         TestClient(
-            create_app(store, no_broker, served_model="tiny", max_upload_bytes=MAX_BYTES)
+            create_app(store, no_broker, served_model="tiny", limits=UploadLimits(MAX_BYTES))
         ) as here,
         httpx.Client(base_url=api.url, timeout=60) as there,
     ):
@@ -113,3 +115,56 @@ def test_the_second_process_yields_to_the_first_and_ends_with_it(
     api.process.send_signal(number)
     api.process.wait(30)
     wait_until("its end", lambda: all_ended([child]))
+
+
+def test_an_api_told_to_end_in_mid_upload_takes_it_first(api: Api, store: Store) -> None:
+    child = api.upload_process()
+    socket = child.cmdline()[-2]
+
+    def told_to_end() -> Iterator[bytes]:
+        for n in range(2_000):
+            yield row(f"row-{n}")
+            if n == 1_000:
+                api.process.send_signal(signal.SIGTERM)
+                time.sleep(0.5)
+
+    answer = httpx.post(f"{api.url}/v1/jobs", headers=JSONL, content=told_to_end(), timeout=60)
+    assert (answer.status_code, answer.json()["accepted"]) == (201, 2_000)
+    assert api.process.wait(30) == 0
+    assert all_ended([child])
+    assert not Path(socket).parent.exists()
+    assert [job.total for job in store.jobs(9)] == [2_000]
+
+
+def test_an_api_killed_in_mid_upload_leaves_neither_process_nor_job(api: Api, store: Store) -> None:
+    child = api.upload_process()
+
+    def broken_off() -> Iterator[bytes]:
+        for n in range(2_000):
+            yield row(f"row-{n}")
+            if n == 1_000:
+                wait_until("it to arrive", lambda: upload_sockets(child) > 1)
+                api.process.kill()
+                api.process.wait(30)
+
+    with pytest.raises(httpx.TransportError):
+        httpx.post(f"{api.url}/v1/jobs", headers=JSONL, content=broken_off(), timeout=60)
+    wait_until("the second process's end", lambda: all_ended([child]))
+    assert store.jobs(9) == []
+
+
+def test_an_api_killed_while_its_second_process_starts_leaves_none(
+    sqlite_url: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    with starting_api(sqlite_url, tiny_model, tmp_path) as api:
+        children: list[psutil.Process] = []
+
+        def has_child() -> bool:
+            children[:] = find_children(api.process.pid, "nightjar.pipeline.api_server")
+            return bool(children)
+
+        wait_until("the second process", has_child)
+        api.process.kill()
+        api.process.wait(30)
+        assert not upload_sockets(children[0])
+        wait_until("its end", lambda: all_ended(children))

@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from nightjar.jobs.api import create_app
+from nightjar.jobs.api.upload import UploadLimits
 from nightjar.jobs.store import Store
 from tests.outcomes import codes
 
@@ -36,7 +37,7 @@ def planner() -> Planner:
 
 @pytest.fixture
 def client(store: Store, planner: Planner) -> Iterator[TestClient]:
-    app = create_app(store, planner.wake, served_model="tiny", max_upload_bytes=2_000_000)
+    app = create_app(store, planner.wake, served_model="tiny", limits=UploadLimits(2_000_000))
     with TestClient(app) as opened:
         yield opened
 
@@ -207,7 +208,8 @@ def test_a_job_needs_a_model(store: Store) -> None:
 
 def upload(store: Store, *messages: dict[str, Any]) -> int:
     """The status of an upload whose client sends these messages and then nothing more."""
-    app = create_app(store, lambda job_id: None, served_model="tiny")
+    limits = UploadLimits(stalled_after_s=0.1)
+    app = create_app(store, lambda job_id: None, served_model="tiny", limits=limits)
     waiting, sent = list(messages), list[dict[str, Any]]()
 
     async def receive() -> dict[str, Any]:
@@ -223,8 +225,7 @@ def upload(store: Store, *messages: dict[str, Any]) -> int:
     return sent[0]["status"]
 
 
-def test_an_upload_that_stalls_leaves_no_job(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nightjar.jobs.api.upload.CHUNK_TIMEOUT_S", 0.1)
+def test_an_upload_that_stalls_leaves_no_job(store: Store) -> None:
     first = {"type": "http.request", "body": row("a"), "more_body": True}
     assert upload(store, first) == 408
     assert store.jobs() == []

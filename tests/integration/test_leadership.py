@@ -137,7 +137,7 @@ def sweeper(store: Store, clock: Clock) -> Sweeper:
         dead_after_s=10,
         redispatch_after_s=60,
         longest_gap_s=4,
-        crashes_allowed=3,
+        deaths_allowed=3,
         clock=clock,
     )
 

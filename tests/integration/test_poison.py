@@ -207,7 +207,7 @@ def test_poison_that_takes_the_worker_with_it_is_found_too(
         dead_after_s=1.0,
         redispatch_after_s=60.0,
         longest_gap_s=0.5,
-        crashes_allowed=2,
+        deaths_allowed=2,
     )
     command = [sys.executable, "-c", WORKER, database_url, str(tiny_model)]
     process = subprocess.Popen(command, cwd=ROOT)

@@ -56,6 +56,16 @@ def test_a_plan(store: Store, job_id: str, ids: list[int]) -> None:
     assert store.job_in_detail(job_id)[1][MicroBatchState.READY] == 2
 
 
+def test_each_of_many_micro_batches_has_its_own_requests(store: Store) -> None:
+    job_id = submit(store, [{"prompt": "a"}] * 60)
+    ids = [item.id for item in store.queued_requests(job_id, 60)]
+    groups = [ids[begin : begin + 1 + begin % 4] for begin in range(0, 60, 5)]
+    used = [id_ for group in groups for id_ in group]
+    refs = store.save_plan(job_id, encoded(*used), [batch(*group) for group in groups], [])
+    assert [ref.size for ref in refs] == [len(group) for group in groups]
+    assert [[item.id for item in claim(store, ref).requests] for ref in refs] == groups
+
+
 def test_token_ids_come_back_at_the_claim(store: Store) -> None:
     job_id = submit(store, [{"query": "q", "documents": ["d", "e"]}])
     (request,) = store.queued_requests(job_id, 1)

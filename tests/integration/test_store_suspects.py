@@ -94,6 +94,23 @@ def test_only_crashes_alone_are_counted(store: Store) -> None:
     assert store.job(job_id).state is JobState.FAILED
 
 
+def test_deaths_of_workers_are_counted_apart(store: Store) -> None:
+    job_id, (ref,) = planned(store, 1)
+    crash(store, ref)
+    death = Crash("the worker died", CRASH.allowed + 1, of_worker=True)
+    kinds = [death] * CRASH.allowed + [CRASH] * (CRASH.allowed - 1)
+    for kind in [*kinds, death]:
+        (lone,) = ready(store)
+        claim(store, lone)
+        assert store.suspect(lone.id, lone.epoch, "worker", kind)
+    assert ready(store) == []
+    (result,) = store.results(job_id)
+    assert result.error is not None
+    assert result.error.message == (
+        f"computed alone {len(kinds) + 1} times and never answered; the last time the worker died"
+    )
+
+
 def test_one_guilty_request_of_many_is_found_and_the_others_are_answered(store: Store) -> None:
     job_id, _ = planned(store, 24, each=8)
     # 8, 4, 2 in company, then three times alone.

@@ -119,3 +119,13 @@ def test_an_unreachable_server() -> None:
     with pytest.raises(StoreUnavailableError, match="not available"):
         store.jobs()
     store.close()
+
+
+def test_no_plan_of_an_empty_table_is_kept(postgres_store: Store) -> None:
+    for _ in range(20):  # the driver would prepare what it has seen five times
+        postgres_store.jobs_to_plan()
+        postgres_store.land_orphans()
+        postgres_store.beat("worker", ComputeSeconds())
+    with postgres_store._database.reading() as connection:
+        prepared = connection.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements")
+        assert prepared.scalar() == 0

@@ -43,7 +43,7 @@ def sweeper(store: Store, clock: Clock) -> Sweeper:
         dead_after_s=10,
         redispatch_after_s=60,
         longest_gap_s=4,
-        crashes_allowed=3,
+        deaths_allowed=3,
         clock=clock,
     )
 
@@ -151,7 +151,7 @@ def test_time_in_which_the_database_took_no_writes_is_no_silence(
         dead_after_s=10,
         redispatch_after_s=60,
         longest_gap_s=4,
-        crashes_allowed=3,
+        deaths_allowed=3,
         clock=clock,
     )
     _, (ref,) = planned(store, 1)

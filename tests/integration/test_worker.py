@@ -244,6 +244,29 @@ def test_a_draining_worker_gives_back_what_takes_too_long(
     assert (again.id, again.epoch, again.isolated) == (ref.id, 1, False)
 
 
+def test_a_drained_worker_gives_up_results_that_no_database_takes(
+    store: Store,
+    worker: GpuWorker,
+    thread: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It would wait on, past its grace period, until it is killed."""
+    job_id, (ref,) = planned(store, 2, each=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "finish", raiser(StoreUnavailableError("the disk is full")))
+        running = thread.submit(worker.run, ref.id, 0)
+        wait_until("the landing to wait", lambda: "wait for the database" in caplog.text)
+        assert not running.done()
+        worker.drain(grace_s=0)
+        with pytest.raises(StoreUnavailableError):
+            running.result(timeout=30)
+    assert store.results(job_id) == []
+    worker.leave()
+    (again,) = store.dispatchable(9)
+    assert (again.id, again.epoch) == (ref.id, 1)
+
+
 def test_a_draining_worker_finishes_what_it_has_begun(
     store: Store, worker: GpuWorker, thread: ThreadPoolExecutor
 ) -> None:

@@ -2,10 +2,11 @@
 
 import json
 import math
+from unittest.mock import Mock
 
 import pytest
 
-from benchmarks import report
+from benchmarks import report, scaling
 from benchmarks.figures import (
     Measured,
     SystemRecord,
@@ -196,6 +197,25 @@ def test_a_run_cut_short_says_so(peers):
     assert "cut short after 1 of 3 rounds" in report.block("about", peers, None)
 
 
+def test_decode_is_timed_with_its_prompts_in_the_prefix_cache(monkeypatch):
+    """Else two long times are subtracted, and what is left is their noise."""
+    many, one = (Workload("scaling", "generate", [Generation([1], n)]) for n in (33, 1))
+    engine = Mock(spec=["config", "reset", "start_engine"])
+    timed = []
+
+    def seconds(_, workload):
+        assert engine.reset.call_count == 1
+        timed.append(workload)
+        if workload is many:
+            return 0.75
+        return 5.0 if len(timed) == 1 else 0.25
+
+    monkeypatch.setattr(scaling, "_seconds", seconds)
+    point = scaling.Point(64, 32, many, one)
+    assert scaling.measure_point(engine, point) == 64.0
+    assert timed == [one, one, many]
+
+
 def test_plots_of_scaling():
     curve = {
         "x_label": "texts",
@@ -203,14 +223,14 @@ def test_plots_of_scaling():
         "explained": "It rises.",
         "points": [{"x": 1, "median": 12.5}, {"x": 64, "median": 1500.0}],
     }
-    scaling = {
+    measured = {
         "file": "scaling-2026-11-21.json",
         "command": "c",
         "date": "d",
         "machine": {"cpu": "C", "threads": 2},
         "curves": {"batch": {"fp32": curve}},
     }
-    text = report.block("plots", None, scaling)
+    text = report.block("plots", None, measured)
     assert "(../benchmarks/results/scaling-2026-11-21-batch.svg)" in text
     assert "It rises." in text
     assert "| tokens/s, fp32 | 12.5 | 1,500 |" in text

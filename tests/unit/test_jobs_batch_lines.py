@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightjar.jobs.batch_lines import BatchReader, LineCutter, output_line
+from nightjar.jobs.batch_lines import (
+    PIECE_BYTES,
+    BatchReader,
+    LineCutter,
+    json_lines,
+    json_pieces,
+    output_line,
+)
 from nightjar.jobs.records import NewRequest, RejectedRow, RequestError, ResultRecord
 
 GOOD = json.dumps(
@@ -43,6 +50,12 @@ def test_it_does_not_matter_where_the_chunks_end(chunks: list[bytes]) -> None:
 
 def test_a_long_line_is_cut_off_and_the_next_one_is_whole() -> None:
     assert cut([b"x" * 30] * 10 + [b"\nnext"], max_bytes=20) == [(1, b"x" * 21), (2, b"next")]
+
+
+def test_a_long_line_within_a_chunk_is_cut_off_too() -> None:
+    chunk = b"a\n" + b"x" * 21 + b"\n" + b"y" * 300 + b"\nnext\n"
+    lines = [(1, b"a"), (2, b"x" * 21), (3, b"y" * 21), (4, b"next")]
+    assert cut([chunk], max_bytes=20) == lines
 
 
 def test_rows_are_numbered_through_the_upload() -> None:
@@ -90,3 +103,13 @@ def test_the_line_of_a_failure() -> None:
         "param": "body.stop",
         "line": 3,
     }
+
+
+@pytest.mark.parametrize("count", [0, 1, 5_000])
+def test_pieces_are_whole_lines_of_a_bounded_size(count: int) -> None:
+    records = [record(None)] * count
+    lines, pieces = list(json_lines(records)), list(json_pieces(records))
+    assert b"".join(pieces) == b"".join(lines)
+    assert all(piece.endswith(b"\n") for piece in pieces)
+    assert all(len(piece) >= PIECE_BYTES for piece in pieces[:-1])
+    assert all(len(piece) < PIECE_BYTES + len(lines[0]) for piece in pieces)

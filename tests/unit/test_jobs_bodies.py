@@ -1,5 +1,6 @@
 """What the bodies of requests may hold, and what is said of those that may not."""
 
+import math
 from typing import Any
 
 import pytest
@@ -40,6 +41,11 @@ def completion(**fields: Any) -> dict[str, Any]:
 
 def rerank(**fields: Any) -> dict[str, Any]:
     return validate_body(RequestKind.RANK, {"query": "q", "documents": ["d"], **fields})
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """Objects in one another."""
+    return {"inner": nested(levels - 1)} if levels else {}
 
 
 def test_defaults_are_filled_in() -> None:
@@ -353,6 +359,26 @@ def test_the_chat_apis_name_of_max_tokens():
             {"chat_template_kwargs": {"messages": []}},
             "body.chat_template_kwargs",
             "'messages' is not for the request to set",
+        ),
+        (
+            {"chat_template_kwargs": {"mood": [{"level": math.inf}]}},
+            "body.chat_template_kwargs",
+            "give a finite number",
+        ),
+        (
+            {"chat_template_kwargs": {"mood": ["\ud83d"]}},
+            "body.chat_template_kwargs",
+            "half of a surrogate pair",
+        ),
+        (
+            {"chat_template_kwargs": {"mood": {"\ud83d": 1}}},
+            "body.chat_template_kwargs",
+            "half of a surrogate pair",
+        ),
+        (
+            {"chat_template_kwargs": nested(34)},
+            "body.chat_template_kwargs",
+            "nested deeper than 32 levels",
         ),
     ],
 )

@@ -4,13 +4,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from nightjar.jobs.bodies import ChatBody, CompletionBody, RerankBody
 from nightjar.jobs.records import NewRequest, RejectedRow, RequestKind
-from nightjar.jobs.schemas import parse_batch_line, validate_body
+from nightjar.jobs.schemas import _decode_json, _Line, parse_batch_line, validate_body
 
 
 def line(**changes: Any) -> bytes:
@@ -148,11 +148,30 @@ def test_no_bytes_make_it_raise(raw: bytes) -> None:
     assert isinstance(parse_batch_line(raw, 17, 16), RejectedRow)
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=8,
+def json_of(floats: st.SearchStrategy[float]) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        st.none() | st.booleans() | st.integers() | floats | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+        max_leaves=8,
+    )
+
+
+json_values = json_of(st.floats())
+finite_values = json_of(st.floats(allow_nan=False, allow_infinity=False))
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=5), finite_values | st.integers(-(10**30), 10**30), max_size=4
+    ),
+    st.booleans(),
 )
+@example({"a": 1e308, "b": -0.0, "c": 2**64, "d": "\ud800"}, True)
+def test_lines_read_as_pythons_own_decoder_reads_them(value: dict[str, Any], plain: bool) -> None:
+    raw = json.dumps(value, ensure_ascii=plain).encode(errors="replace")
+    assert repr(_decode_json(raw, _Line(0, 1))) == repr(json.loads(raw))
+
+
 body_fields = st.sampled_from(["prompt", "max_tokens", "stop", "top_k", "query", "documents", "n"])
 
 

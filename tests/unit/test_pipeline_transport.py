@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from pydantic import SecretStr
+from redis import ConnectionPool, Redis
 
 from nightjar.pipeline.celery_app import create_celery_app
 from nightjar.pipeline.settings import Settings
@@ -31,6 +32,36 @@ def test_a_closed_connection_is_a_connection_error(connection: object) -> None:
     channel.connection = connection
     with pytest.raises(Transport.connection_errors, match="closed"):
         channel._connparams()
+
+
+def channel_with_pool() -> Channel:
+    channel = Channel.__new__(Channel)
+    channel.Client = Redis
+    channel._pool = ConnectionPool()
+    channel._async_pool = ConnectionPool()
+    return channel
+
+
+def test_a_channel_keeps_its_client() -> None:
+    channel = channel_with_pool()
+    with channel.conn_or_acquire() as first, channel.conn_or_acquire() as second:
+        assert first is second
+        assert first.connection_pool is channel.pool
+
+
+def test_a_pool_made_after_a_lost_connection_has_a_client_of_its_own() -> None:
+    channel = channel_with_pool()
+    before = channel._create_client()
+    channel._pool = ConnectionPool()
+    assert channel._create_client() is not before
+    assert channel._create_client().connection_pool is channel.pool
+
+
+def test_waiting_for_messages_has_a_client_of_its_own() -> None:
+    channel = channel_with_pool()
+    sending = channel._create_client()
+    assert channel._create_client(asynchronous=True).connection_pool is channel._async_pool
+    assert channel._create_client() is sending
 
 
 @pytest.mark.parametrize(

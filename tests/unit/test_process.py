@@ -36,10 +36,52 @@ child = subprocess.run([sys.executable, "-c", "import os; print(os.nice(0))"],
 print(os.nice(0) - before, int(child.stdout) - before)
 """
 
+SESSION = """
+import time
+from pathlib import Path
+from nightjar.process import step_back
 
-def ran(program: str) -> str:
+shown = Path("/proc/self/autogroup")
+
+def nice():
+    return int(shown.read_text().split()[-1])
+
+try:
+    nice()
+    while True:  # the system takes one in a tenth of a second from all users
+        try:
+            shown.write_text("1")
+            break
+        except BlockingIOError:
+            time.sleep(0.1)
+except (OSError, IndexError):  # no such file, nothing in it, or not to be written
+    print("not weighed")
+else:
+    print(nice(), end=" ")
+    step_back(7)
+    print(nice(), end=" ")
+    step_back(3)
+    print(nice())
+"""
+
+SHARED = """
+from pathlib import Path
+from nightjar.process import step_back
+shown = Path("/proc/self/autogroup")
+before = shown.read_text() if shown.exists() else ""
+step_back(7)
+print((shown.read_text() if shown.exists() else "") == before)
+"""
+
+
+def ran(program: str, *, session: bool = False) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        start_new_session=session,
     )
     return done.stdout or done.stderr
 
@@ -50,3 +92,11 @@ def test_what_is_loaded_is_spared_and_later_rings_are_still_found() -> None:
 
 def test_a_process_steps_back_with_what_it_starts_and_never_forward() -> None:
     assert ran(NICER) == "3 3\n"
+
+
+def test_a_session_of_its_own_steps_back_too() -> None:
+    assert ran(SESSION, session=True) in ("1 7 7\n", "not weighed\n")
+
+
+def test_a_session_that_others_share_stays_as_it_is() -> None:
+    assert ran(SHARED) == "True\n"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightjar.jobs.records import RequestKind
-from nightjar.jobs.schemas import validate_body
+from nightjar.jobs.schemas import BodyError, validate_body
 from nightjar.jobs.store.bodies import _GENERATE, _RANK, dump_body, load_body
 
 GENERATE, RANK = RequestKind.GENERATE, RequestKind.RANK
@@ -44,6 +44,28 @@ def test_a_validated_body_comes_back(given_body: dict[str, Any]) -> None:
     assert {name: type(value) for name, value in found.items()} == {
         name: type(value) for name, value in body.items()
     }
+
+
+any_text = st.text(st.characters(), max_size=4)
+variables = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | any_text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(any_text, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(any_text, variables, max_size=3))
+def test_a_templates_variables_are_refused_or_come_back(given: dict[str, Any]) -> None:
+    """Whatever JSON can hold: what could not be stored would take its whole job with it."""
+    chat = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": given}
+    try:
+        body = validate_body(GENERATE, chat, chat=True)
+    except BodyError as refusal:
+        blamed = refusal.param
+    else:
+        blamed = None
+        assert load_body(dump_body(body))["chat_template_kwargs"] == given
+    assert blamed in (None, "body.chat_template_kwargs")
 
 
 @pytest.mark.parametrize(("kind", "chat", "given_body"), SHORTEST)
