@@ -13,7 +13,8 @@ from tests.faults.report import Report
 
 def main() -> int:
     given = sys.argv[1:]
-    if not any(Path(argument.partition("::")[0]).exists() for argument in given):
+    files = [argument.partition("::")[0] for argument in given]
+    if not any(file and Path(file).exists() for file in files):  # "" would be this directory
         given.append(str(Path(__file__).parent))
     return int(pytest.main(["--timeout=3600", *given], plugins=[Report()]))
 

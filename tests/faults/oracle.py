@@ -71,11 +71,13 @@ def recomputed(system: System) -> int:
     row = micro_batch.c
     ours = row.job_id.in_(system.jobs)
     claimed = sa.select(sa.func.coalesce(sa.func.sum(row.attempts * row.size), 0)).where(ours)
-    # A rejected row never was in a micro-batch; one that waits has not been claimed yet.
+    # A rejected row never was in a micro-batch; one that waits, or was cancelled in time, has never
+    # been claimed. Who is isolated has been, before.
+    ended = request.join(result, result.c.request_id == request.c.id)
     once = (
         sa.select(sa.func.count())
-        .select_from(request.join(result, result.c.request_id == request.c.id))
-        .where(request.c.job_id.in_(system.jobs), request.c.micro_batch_id.is_not(None))
+        .select_from(ended.join(micro_batch, row.id == request.c.micro_batch_id))
+        .where(request.c.job_id.in_(system.jobs), sa.or_(row.attempts > 0, row.isolated))
     )
     with system.store._database.reading() as connection:
         return int(connection.scalar(claimed)) - int(connection.scalar(once) or 0)

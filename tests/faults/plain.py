@@ -1,12 +1,14 @@
 """Plain Celery as real processes, to do the same faults to it."""
 
+import math
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,20 +27,23 @@ THREADS = 4
 QUEUE = "celery"
 QUIET_S = 2.0 * BACK_AFTER_S + 10.0  # no message comes back after so long
 PATIENCE_S = 600.0
+STILL_S = 60.0  # longer than a message takes to come back
 _GRACE_S = 20.0
 
 
 class PlainSystem:
-    """A broker, one worker with four threads, and this process as the client."""
+    """A broker, a worker with four threads (or several), and this process as the client."""
 
     def __init__(self, folder: Path, database_url: str) -> None:
         self.private = Path(tempfile.mkdtemp(prefix="plain-"))
         self.journal = folder / "journal"
         self.journal.touch()
+        self.url = database_url
         self._database = usable_url(database_url)
         backend = self._database.render_as_string(hide_password=False)
         self.ids: list[str] = []
         self.ended: Counter[str] = Counter()  # processes that ended by themselves
+        self.stood_still = 0  # times that the worker had to be killed to go on
         self.broker = redis.Redis(unix_socket_path=str(self.private / "broker.sock"))
         root = str(Path(nightjar.__file__).parents[1])
         environment = os.environ | {
@@ -47,24 +52,24 @@ class PlainSystem:
             "PLAIN_JOURNAL": str(self.journal),
             "PYTHONPATH": root,
         }
-        worker = [sys.executable, "-m", "celery", "-A", "tests.faults.plain_app", "worker"]
-        worker += ["--pool=threads", f"--concurrency={THREADS}", "--loglevel=INFO"]
-        worker += ["--without-gossip", "--without-mingle"]
-        self.services = {
-            "broker": Service(
-                "broker",
-                broker_command(self.private),
-                folder / "plain-broker.log",
-                environment,
-                self.private,
-            ),
-            "worker": Service("worker", worker, folder / "plain.log", environment, self.private),
-        }
+        log = folder / "plain-broker.log"
+        command = broker_command(self.private)
+        self.services = {"broker": Service("broker", command, log, environment, self.private)}
+        self._folder, self._environment = folder, environment
+        self.add_worker("worker")
         self._client = Celery("client", broker=broker_url(self.private))
         self._held_down: set[str] = set()
 
+    def add_worker(self, name: str, environment: Mapping[str, str] | None = None) -> None:
+        """One more worker, which `start` will start; it finds `environment` beside the rest."""
+        command = [sys.executable, "-m", "celery", "-A", "tests.faults.plain_app", "worker"]
+        command += ["--pool=threads", f"--concurrency={THREADS}", "--loglevel=INFO"]
+        command += ["--without-gossip", "--without-mingle", f"--hostname={name}@here"]
+        log, whole = self._folder / f"plain-{name}.log", self._environment | (environment or {})
+        self.services[name] = Service(name, command, log, whole, self.private)
+
     def start(self, *names: str) -> None:
-        """Start services, both when none is named."""
+        """Start services, all when none is named."""
         for name in names or self.services:
             self._held_down.discard(name)
             self.services[name].start()
@@ -79,6 +84,12 @@ class PlainSystem:
         process.kill()
         process.wait()
 
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a service."""
+        process = self.services[name].process
+        assert process is not None
+        process.send_signal(number)
+
     def restart(self, name: str) -> None:
         """Kill and start again."""
         self.kill(name)
@@ -87,8 +98,11 @@ class PlainSystem:
     def submit(self, count: int, seconds: float = STEP_S) -> None:
         """A task for each request."""
         for _ in range(count):
-            text = f"row number {len(self.ids)}"
-            self.ids.append(self._client.send_task(TASK, (text, seconds)).id)
+            self.submit_text(f"row number {len(self.ids)}", seconds)
+
+    def submit_text(self, text: str, seconds: float) -> None:
+        """A task for this request."""
+        self.ids.append(self._client.send_task(TASK, (text, seconds)).id)
 
     def wait_until_working(self) -> None:
         """Until tasks run; more are sent when few are left."""
@@ -96,8 +110,13 @@ class PlainSystem:
             self.submit(20 * THREADS)
         began = self._journal("began").total()
         deadline = time.monotonic() + PATIENCE_S
+        still_at = time.monotonic() + STILL_S
         while self._journal("began").total() == began:
             assert time.monotonic() < deadline, self.services["worker"].log_tail()
+            if time.monotonic() > still_at:  # alive, but it takes up nothing: somebody must see it
+                self.stood_still += 1
+                self.restart("worker")
+                still_at = time.monotonic() + STILL_S
             self.supervise()
             time.sleep(0.05)
 
@@ -116,10 +135,11 @@ class PlainSystem:
             self.ended[name] += 1
             self.start(name)
 
-    def wait_done(self) -> None:
+    def wait_done(self, at_most_s: float = math.inf) -> None:
         """Until all tasks have landed, or the broker has none left and nothing happens any more."""
         seen, since = (-1, 0), time.monotonic()
-        while self.landed() < len(self.ids):
+        over = since + at_most_s
+        while self.landed() < len(self.ids) and time.monotonic() < over:
             self.supervise()
             lines = self._journal("began").total() + self._journal("ended").total()
             # What the broker still has is not lost, however long the worker takes for it.
@@ -132,12 +152,14 @@ class PlainSystem:
         self.let_pass(1.0)
 
     def landed(self) -> int:
-        """How many tasks have a result in SQL."""
+        """How many tasks have their outcome in SQL: an answer, or the error that they asked for."""
         engine = sa.create_engine(self._database, poolclass=sa.NullPool)
+        count = (
+            "SELECT count(*) FROM celery_taskmeta WHERE status = 'SUCCESS' OR traceback LIKE :as"
+        )
         try:
             with engine.connect() as connection:
-                count = sa.text("SELECT count(*) FROM celery_taskmeta WHERE status = 'SUCCESS'")
-                return int(connection.scalar(count) or 0)
+                return int(connection.scalar(sa.text(count), {"as": "%PoisonError%"}) or 0)
         except sa.exc.DBAPIError:  # no table before the worker has made it
             return 0
 
@@ -152,9 +174,9 @@ class PlainSystem:
         }
 
     def close(self) -> None:
-        """End both processes."""
-        self.services["worker"].stop(_GRACE_S)
-        self.services["broker"].stop(_GRACE_S)
+        """End all processes, the broker last."""
+        for service in reversed(self.services.values()):
+            service.stop(_GRACE_S)
         self._client.close()
         self.broker.close()
         shutil.rmtree(self.private, ignore_errors=True)

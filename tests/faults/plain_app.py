@@ -6,6 +6,7 @@ not after an hour.
 """
 
 import os
+import signal
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -34,10 +35,22 @@ app.conf.update(
 )
 
 
+class PoisonError(Exception):
+    """Raised for `<poison:raise>`."""
+
+
 @app.task(name=TASK)
 def compute(text: str, seconds: float) -> str:
-    """An answer that is a function of the request, after some time."""
+    """An answer that is a function of the request, after some time; the fake engine's poisons."""
     time.sleep(seconds)
+    if "<poison:raise>" in text:
+        raise PoisonError(text)
+    if "<poison:crash>" in text:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if "<poison:memory>" in text:  # what the kernel does in the end
+        os.kill(os.getpid(), signal.SIGKILL)
+    while "<poison:hang>" in text:
+        time.sleep(1)
     return sha256(text.encode()).hexdigest()
 
 

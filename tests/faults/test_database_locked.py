@@ -1,7 +1,7 @@
 """Somebody holds the database's write lock for longer than a transaction waits for it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,18 +18,18 @@ ROWS = 600
 
 
 @contextmanager
-def locked(url: str) -> Iterator[None]:
-    """Nobody else writes within the block; readers go on."""
+def locked(url: str, tables: Iterable[str] = tuple(metadata.tables)) -> Iterator[None]:
+    """Nobody else writes into these tables within the block; readers go on."""
     parsed = usable_url(url)
     is_sqlite = parsed.get_backend_name() == "sqlite"
     options = {"connect_args": {"timeout": 60}} if is_sqlite else {}
     engine = sa.create_engine(parsed, poolclass=sa.NullPool, **options)
-    tables = ", ".join(sorted(metadata.tables))
     with engine.connect() as connection:
         if is_sqlite:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         else:
-            connection.exec_driver_sql(f"LOCK TABLE {tables} IN EXCLUSIVE MODE")
+            names = ", ".join(sorted(tables))
+            connection.exec_driver_sql(f"LOCK TABLE {names} IN EXCLUSIVE MODE")
         yield
         connection.rollback()
 
