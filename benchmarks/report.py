@@ -60,7 +60,9 @@ def about(model: Record) -> str:
     machine, options = model["machine"], model["options"]
     flags = ", ".join(machine["flags"])
     done, asked = model["rounds_done"], options["rounds"]
-    rounds = f"{done} rounds" if done == asked else f"cut short after {done} of {asked} rounds"
+    rounds = f"{done} round{'s' * (done != 1)}"
+    if done != asked:
+        rounds = f"cut short after {done} of {asked} rounds"
     file = f"peers-{model['date']}.json"
     return (
         f"`{model['command']}`, {model['date']}, {model['minutes']} minutes; "

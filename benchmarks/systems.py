@@ -150,10 +150,12 @@ class Runner:
         return answer
 
     def _last_words(self) -> str:
-        self._process.wait()
+        status = self._process.wait()
+        if status == -signal.SIGKILL:
+            return "the runner was killed, as the system does where memory runs out"
         lines = self._log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         said = f": {lines[-1][:300]}" if lines else ""
-        return f"the runner ended with {self._process.returncode}{said}"
+        return f"the runner ended with {status}{said}"
 
     def _signal(self, number: signal.Signals) -> None:
         try:
