@@ -23,7 +23,7 @@ from nightjar.jobs.records import (
 from nightjar.jobs.store.bulk import BulkInsert, driver_value
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.following import COUNTED_STATES, Followers
-from nightjar.jobs.store.tables import job, micro_batch, request, result
+from nightjar.jobs.store.tables import UNPLANNED, job, micro_batch, request, result
 
 AnyRow = Row[*tuple[Any, ...]]
 
@@ -34,6 +34,8 @@ _STOPPED = {
 _STOPPED_CODES = frozenset(reason.value for reason in StopReason)
 FAULT_STATUS = 500  # ours, not the request's
 
+# With the partial index's own condition, so that the planner of SQL sees that it fits.
+AWAITS_PLAN = sa.and_(request.c.state == RequestState.QUEUED, UNPLANNED)
 REF_COLUMNS = [micro_batch.c[name] for name in MicroBatchRef.__slots__ if name != "urgent"]
 OPEN_JOBS = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, JobState.CANCELLING)
 TOKEN_COUNTS = ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
@@ -96,6 +98,16 @@ def _is_finite(values: Iterable[object]) -> bool:
             if inner and not _is_finite(inner):  # type: ignore[arg-type]
                 return False
     return True
+
+
+def has_rows(order: sa.Column[int], *where: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    """Whether any row meets the conditions, to be looked up by the index that has `order` in it.
+
+    Not EXISTS: PostgreSQL makes a join of it, and where it thinks that many rows meet them it reads
+    the table from the start until one does. In a big job those that are over come first.
+    """
+    first = sa.select(sa.literal_column("1", sa.Integer)).where(*where).order_by(order).limit(1)
+    return first.scalar_subquery().is_not(None)
 
 
 def load_json(text: str) -> JsonObject:

@@ -9,23 +9,23 @@ from functools import partial
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.records import JobState, MicroBatchState, RequestState
-from nightjar.jobs.store.base import OPEN_JOBS, StorePart
+from nightjar.jobs.records import JobState, MicroBatchState
+from nightjar.jobs.store.base import AWAITS_PLAN, OPEN_JOBS, StorePart, has_rows
 from nightjar.jobs.store.following import IS_FOLLOWING
 from nightjar.jobs.store.tables import job, micro_batch, request
 
 LEADERS_PER_STEP = 100
 
 _UNDER_WAY = [MicroBatchState.READY, MicroBatchState.DISPATCHED, MicroBatchState.LEASED]
-_is_queued = request.c.state == sa.literal(
-    RequestState.QUEUED, request.c.state.type, literal_execute=True
-)
 _of_job = request.c.job_id == job.c.id
 _WAITING_FOR_NOTHING = sa.select(job.c.id).where(
     job.c.state.in_([*OPEN_JOBS, JobState.CANCELLING]),
-    sa.exists().where(_of_job, IS_FOLLOWING),
-    ~sa.exists().where(_of_job, _is_queued),
-    ~sa.exists().where(micro_batch.c.job_id == job.c.id, micro_batch.c.state.in_(_UNDER_WAY)),
+    has_rows(request.c.leader_id, _of_job, IS_FOLLOWING),
+    ~has_rows(request.c.row_index, _of_job, AWAITS_PLAN),
+    *(
+        ~has_rows(micro_batch.c.id, micro_batch.c.job_id == job.c.id, micro_batch.c.state == state)
+        for state in _UNDER_WAY
+    ),
 )
 _LEADERS = (
     sa.select(request.c.leader_id)

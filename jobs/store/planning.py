@@ -19,15 +19,20 @@ from nightjar.jobs.records import (
     RequestError,
     RequestState,
 )
-from nightjar.jobs.store.base import FAULT_STATUS, REF_COLUMNS, StorePart, set_running
+from nightjar.jobs.store.base import (
+    AWAITS_PLAN,
+    FAULT_STATUS,
+    REF_COLUMNS,
+    StorePart,
+    has_rows,
+    set_running,
+)
 from nightjar.jobs.store.bodies import load_body
 from nightjar.jobs.store.bulk import BulkUpdate
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.segments import pack_segments
-from nightjar.jobs.store.tables import NO_TOKENS, UNPLANNED, job, micro_batch, request
+from nightjar.jobs.store.tables import NO_TOKENS, job, micro_batch, request
 
-# The partial index's own condition, so that the planner of SQL sees that it fits.
-_is_queued = sa.and_(request.c.state == RequestState.QUEUED, UNPLANNED)
 REJECTED_STATUS = 400
 _mb = micro_batch.c
 # Who goes first: by creation, less what the priority is worth.
@@ -38,7 +43,7 @@ _TO_PLAN = (
     sa.select(job.c.id)
     .where(
         job.c.state.in_(lifecycle.RUNNABLE),
-        sa.exists().where(request.c.job_id == job.c.id, _is_queued),
+        has_rows(request.c.row_index, request.c.job_id == job.c.id, AWAITS_PLAN),
     )
     .order_by(*_RANK)
 )
@@ -49,7 +54,7 @@ _RUNNABLE = (
     sa.select(job.c.id, job.c.priority)
     .where(
         job.c.state.in_(lifecycle.RUNNABLE),
-        sa.exists().where(_mb.job_id == job.c.id, _mb.state == MicroBatchState.READY),
+        has_rows(_mb.id, _mb.job_id == job.c.id, _mb.state == MicroBatchState.READY),
     )
     .order_by(*_RANK)
     .limit(sa.bindparam("most"))
@@ -80,7 +85,7 @@ class PlanningStore(StorePart):
         row = request.c
         statement = (
             sa.select(row.id, row.job_id, row.row_index, row.custom_id, row.kind, row.body)
-            .where(row.job_id == job_id, _is_queued)
+            .where(row.job_id == job_id, AWAITS_PLAN)
             .order_by(row.row_index)
             .limit(limit)
         )
@@ -222,7 +227,8 @@ def _lock_queued(connection: Connection, job_id: str, ids: Sequence[int]) -> dic
     statement = (
         sa.select(request.c.id, request.c.row_index)
         .where(
-            request.c.job_id == job_id,
+            # By ids alone: PostgreSQL without statistics reads the whole job by its index.
+            sa.func.coalesce(request.c.job_id, "") == job_id,
             request.c.id.between(min(ids), max(ids)),
             request.c.state == RequestState.QUEUED,
             open_job,
