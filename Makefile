@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# What is imported compiles itself; all of torch and transformers would take half a minute.
+INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-faults test-gpu cpu-kernels lint format bench-peers bench-scaling \
@@ -11,22 +12,26 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Nightjar needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/made
 	$(INSTALL) -e .
 	touch $@
 
-$(VENV)/installed-dev: $(VENV)/installed
+$(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/made
 	$(INSTALL) -e '.[dev]'
-	touch $@
+	touch $(VENV)/installed $@
 
 demo: $(VENV)/installed ## Generate and rank with the demo model, through the whole system
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/installed-dev ## Lint, types and every test but the long ones, two files at a time
+# More files at a time than the two cores of CI: much of many tests is waiting for processes.
+test: $(VENV)/installed-dev ## Lint, types and every test but the long ones, three files at a time
 	$(MAKE) --jobs=2 lint cpu-kernels
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist loadfile --no-loadscope-reorder
 
 test-faults: $(VENV)/installed-dev ## Kill, stop and starve every process; writes docs/faults.md
 	$(BIN)/python -m tests.faults

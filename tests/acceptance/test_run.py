@@ -10,7 +10,9 @@ import subprocess
 import sys
 import termios
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,9 +67,9 @@ def landed(out: Path) -> int:
         return 0
 
 
-def written_seconds(out: Path) -> tuple[float, float]:
-    """The engine's seconds and those of loading that the run's database holds."""
-    with sqlite3.connect(out.with_name(f"{out.name}.work") / "nightjar.db") as connection:
+def written_seconds(workdir: Path) -> tuple[float, float]:
+    """The engine's seconds and those of loading that a run's database holds."""
+    with sqlite3.connect(workdir / "nightjar.db") as connection:
         query = "select coalesce(sum(engine_s), 0), coalesce(sum(load_s), 0) from worker"
         engine_s, load_s = connection.execute(query).fetchone()
     return engine_s, load_s
@@ -85,16 +87,49 @@ def told_seconds(summary: str) -> tuple[float, float, float, float]:
     return float(wall[1]), engine, load, rest
 
 
-def test_generation_and_ranking_are_those_of_transformers(tiny_model: Path, tmp_path: Path) -> None:
-    documents = ["하늘", " blue sky", " z"]
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended, and what it said."""
+
+    source: Path
+    out: Path
+    workdir: Path
+    said: str
+
+    def again(self, model: Path, out: Path | None = None, **other: Path) -> Any:
+        """Run it again with some arguments changed."""
+        arguments = run_arguments(other.get("source", self.source), model, out or self.out)
+        return nightjar(*arguments, "--workdir", self.workdir, "--dtype", "fp32")
+
+    def files(self) -> dict[Path, tuple[int, bytes]]:
+        """What lies beside the results, and since when."""
+        found = self.out.parent.glob("out*.jsonl")
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
+
+
+RANKED = [" 하늘", " blue sky", " z"]
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("finished")
     lines = [completion_line(f"g{n}", prompt=text) for n, text in enumerate(PROMPTS)]
-    lines.append(rerank_line("r", query="hello world", documents=documents))
-    source, out = write_lines(tmp_path / "in.jsonl", [*lines]), tmp_path / "out.jsonl"
-    done = nightjar(*run_arguments(source, tiny_model, out), "--dtype", "fp32")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out.errors.jsonl").read_text() == ""
-    answers = {line["custom_id"]: line["response"]["body"] for line in read_lines(out)}
-    assert len(answers) == len(lines)
+    lines.append(rerank_line("r", query="hello world", documents=RANKED))
+    source = write_lines(folder / "in.jsonl", [*lines, *many_lines(80)])
+    out, workdir = folder / "out.jsonl", folder / "work"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NIGHTJAR_MICRO_BATCH_REQUESTS", "16")
+        run = Finished(source, out, workdir, "").again(tiny_model)
+    assert run.returncode == 0, run.stderr
+    return Finished(source, out, workdir, run.stderr)
+
+
+def test_generation_and_ranking_are_those_of_transformers(
+    tiny_model: Path, finished: Finished
+) -> None:
+    assert finished.out.with_suffix(".errors.jsonl").read_text() == ""
+    answers = {line["custom_id"]: line["response"]["body"] for line in read_lines(finished.out)}
+    assert len(answers) == len(PROMPTS) + 1 + 80
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     model.requires_grad_(False)
@@ -118,7 +153,7 @@ def test_generation_and_ranking_are_those_of_transformers(tiny_model: Path, tmp_
     results = answers["r"]["results"]
     query = tokenizer("hello world", add_special_tokens=False).input_ids
     expected = {}
-    for index, document in enumerate(documents):
+    for index, document in enumerate(RANKED):
         ids = tokenizer(document, add_special_tokens=False).input_ids
         log_probs = model(torch.tensor([query + ids])).logits[0].double().log_softmax(-1)
         scores = [log_probs[len(query) + k - 1, token] for k, token in enumerate(ids)]
@@ -128,35 +163,42 @@ def test_generation_and_ranking_are_those_of_transformers(tiny_model: Path, tmp_
         assert result["mean_nll"] == pytest.approx(expected[result["index"]], rel=1e-4, abs=1e-4)
 
 
-def test_a_finished_run_says_so_and_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [*many_lines(6, max_tokens=3)])
-    out = tmp_path / "out.jsonl"
-    assert nightjar(*run_arguments(source, tiny_model, out)).returncode == 0
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out*.jsonl")}
-    again = nightjar(*run_arguments(source, tiny_model, out))
+def test_a_finished_run_says_so_and_changes_nothing(
+    tiny_model: Path, finished: Finished, tmp_path: Path
+) -> None:
+    before = finished.files()
+    assert len(before) == 2
+    again = finished.again(tiny_model)
     assert again.returncode == 0
     assert "already finished" in again.stderr
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("out*.jsonl")} == before
-    write_lines(source, [*many_lines(7, max_tokens=3)])
-    other = nightjar(*run_arguments(source, tiny_model, out))
+    assert finished.files() == before
+    changed = write_lines(tmp_path / "in.jsonl", [*read_lines(finished.source)[1:]])
+    other = finished.again(tiny_model, source=changed)
     assert other.returncode == 2
     assert "belongs to another run" in other.stderr
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("out*.jsonl")} == before
+    assert finished.files() == before
 
 
-def test_the_summary_tells_the_engines_seconds_from_the_rest(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [*many_lines(160)])
-    out = tmp_path / "out.jsonl"
-    done = nightjar(*run_arguments(source, tiny_model, out))
-    assert done.returncode == 0, done.stderr
-    wall_s, engine_s, load_s, rest_s = told_seconds(done.stderr)
+def test_the_summary_tells_the_engines_seconds_from_the_rest(finished: Finished) -> None:
+    wall_s, engine_s, load_s, rest_s = told_seconds(finished.said)
     assert 0 < engine_s <= wall_s
     assert 0 < load_s <= wall_s
     assert rest_s > 0
     assert engine_s + load_s + rest_s == pytest.approx(wall_s, abs=0.1)
-    assert (engine_s, load_s) == pytest.approx(written_seconds(out), abs=0.006)
+    assert (engine_s, load_s) == pytest.approx(written_seconds(finished.workdir), abs=0.006)
+
+
+def test_other_peoples_files_are_not_taken_for_the_results(
+    tiny_model: Path, finished: Finished
+) -> None:
+    right = finished.out.read_text()
+    assert len(right.splitlines()) == len(PROMPTS) + 1 + 80
+    for stale in (finished.out, finished.out.with_name("other.jsonl")):
+        stale.write_text("stale")
+        stale.with_suffix(".errors.jsonl").write_text("stale")
+        assert finished.again(tiny_model, stale).returncode == 0
+        assert stale.read_text() == right
+        assert stale.with_suffix(".errors.jsonl").read_text() == ""
 
 
 def test_a_killed_worker_costs_nothing(tiny_model: Path, tmp_path: Path) -> None:
@@ -214,13 +256,16 @@ def test_a_killed_run_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> 
     with sqlite3.connect(database) as connection:
         before = connection.execute(query).fetchall()
     assert 0 < len(before) < count
-    spent_before = written_seconds(out)
+    spent_before = written_seconds(database.parent)
     again = nightjar(*run_arguments(source, tiny_model, out), timeout_s=180)
     assert again.returncode == 0, again.stderr
     assert f"{len(before)} of {count} requests have landed before" in again.stderr
     wall_s, engine_s, load_s, _ = told_seconds(again.stderr)
     assert engine_s + load_s <= wall_s
-    since = [after - then for after, then in zip(written_seconds(out), spent_before, strict=True)]
+    since = [
+        after - then
+        for after, then in zip(written_seconds(database.parent), spent_before, strict=True)
+    ]
     assert [engine_s, load_s] == pytest.approx(since, abs=0.006)
     with sqlite3.connect(database) as connection:
         after = dict(connection.execute(query).fetchall())
@@ -244,22 +289,6 @@ def test_term_ends_a_run_in_order(tiny_model: Path, tmp_path: Path) -> None:
         raise
     assert "run the same command again" in (tmp_path / "log").read_text()
     wait_until("every child to end", lambda: all_ended(children))
-
-
-def test_other_peoples_files_are_not_taken_for_the_results(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [*many_lines(3, max_tokens=3)])
-    out, work = tmp_path / "out.jsonl", tmp_path / "work"
-    arguments = run_arguments(source, tiny_model, out)
-    assert nightjar(*arguments, "--workdir", work).returncode == 0
-    right = out.read_text()
-    for stale in (out, tmp_path / "other.jsonl"):
-        stale.write_text("stale")
-        stale.with_suffix(".errors.jsonl").write_text("stale")
-        again = nightjar(*run_arguments(source, tiny_model, stale), "--workdir", work)
-        assert again.returncode == 0
-        assert stale.read_text() == right
 
 
 def test_a_hostile_environment_does_no_harm(
