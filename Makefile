@@ -28,10 +28,9 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/made
 demo: $(VENV)/installed ## Generate and rank with the demo model, through the whole system
 	$(BIN)/python examples/demo.py
 
-# More files at a time than the two cores of CI: much of many tests is waiting for processes.
-test: $(VENV)/installed-dev ## Lint, types and every test but the long ones, three files at a time
+test: $(VENV)/installed-dev ## Lint, types and every test but the long ones, two files at a time
 	$(MAKE) --jobs=2 lint cpu-kernels
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-faults: $(VENV)/installed-dev ## Kill, stop and starve every process; writes docs/faults.md
 	$(BIN)/python -m tests.faults
