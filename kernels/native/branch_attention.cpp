@@ -1,6 +1,7 @@
 // Attention of documents to their own rows and to the cached keys of the prefix before them.
 
 #include "attention.h"
+#include "team.h"
 
 namespace nightjar {
 namespace {
@@ -47,23 +48,20 @@ template <typename S>
 void branch(const Rows& rows, const Cache<S>& cache, const int64_t* tables, const Tiles& tiles,
             float scale, float* out) {
   const int64_t size = cache.head_size, heads_per_kv = rows.heads / cache.kv_heads;
-#pragma omp parallel
-  {
+  parallel([&](Member& member) {
     Tile tile(size);
-#pragma omp for collapse(2) schedule(dynamic)
-    for (int64_t i = 0; i < tiles.count; ++i) {
-      for (int64_t head = 0; head < rows.heads; ++head) {
-        const int64_t kv_head = head / heads_per_kv, first = tiles.first_rows[i];
-        const int64_t prefix = tiles.prefix_lengths[i];
-        alignas(64) int32_t limits[kTileRows];
-        std::fill(limits, limits + kTileRows, static_cast<int32_t>(prefix));
-        tile.begin(rows.q + first * rows.step + head * size, rows.step, tiles.counts[i], scale);
-        attend_paged(tile, cache, tables + tiles.table_starts[i], kv_head, prefix, limits);
-        attend_documents(tile, rows, first, first + tiles.counts[i], kv_head * size);
-        tile.finish(out + (first * rows.heads + head) * size, rows.heads * size);
-      }
-    }
-  }
+    member.take(tiles.count * rows.heads, 1, [&](int64_t place) {
+      const int64_t i = place / rows.heads, head = place % rows.heads;
+      const int64_t kv_head = head / heads_per_kv, first = tiles.first_rows[i];
+      const int64_t prefix = tiles.prefix_lengths[i];
+      alignas(64) int32_t limits[kTileRows];
+      std::fill(limits, limits + kTileRows, static_cast<int32_t>(prefix));
+      tile.begin(rows.q + first * rows.step + head * size, rows.step, tiles.counts[i], scale);
+      attend_paged(tile, cache, tables + tiles.table_starts[i], kv_head, prefix, limits);
+      attend_documents(tile, rows, first, first + tiles.counts[i], kv_head * size);
+      tile.finish(out + (first * rows.heads + head) * size, rows.heads * size);
+    });
+  });
 }
 
 }  // namespace

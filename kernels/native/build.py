@@ -28,7 +28,7 @@ they cannot be had; unset or "auto" takes them where they can."""
 FLAGS = (
     "-O3",
     "-march=native",
-    "-std=c++17",
+    "-std=c++20",
     "-fopenmp",
     "-ffp-contract=off",
     "-fno-math-errno",

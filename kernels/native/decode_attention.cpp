@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "team.h"
 
 namespace nightjar {
 namespace {
@@ -201,18 +202,16 @@ void decode(const float* q, int64_t q_step, int64_t batch, int64_t heads, const 
             float scale, float* out) {
   const int64_t in_group = heads / cache.kv_heads;
   const int64_t at_once = batch >= kEnoughRows ? cache.kv_heads : 1;
-#pragma omp parallel
-  {
+  const int64_t groups = cache.kv_heads / at_once;
+  parallel([&](Member& member) {
     Group<S> group(cache, in_group);
-#pragma omp for collapse(2) schedule(dynamic)
-    for (int64_t i = 0; i < batch; ++i) {
-      for (int64_t kv_head = 0; kv_head < cache.kv_heads; kv_head += at_once) {
-        const int64_t first = kv_head * in_group * cache.head_size;
-        group.run(q + i * q_step + first, scale, tables + table_starts[i], kv_head,
-                  kv_head + at_once, lengths[i], out + i * heads * cache.head_size + first);
-      }
-    }
-  }
+    member.take(batch * groups, 1, [&](int64_t place) {
+      const int64_t i = place / groups, kv_head = place % groups * at_once;
+      const int64_t first = kv_head * in_group * cache.head_size;
+      group.run(q + i * q_step + first, scale, tables + table_starts[i], kv_head,
+                kv_head + at_once, lengths[i], out + i * heads * cache.head_size + first);
+    });
+  });
 }
 
 }  // namespace

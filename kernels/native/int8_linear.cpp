@@ -21,21 +21,21 @@ using namespace nightjar;
 // floats apart.
 extern "C" void int8_linear(const float* x, int64_t x_stride, int64_t n_rows, const Weight* weight,
                             int64_t activation, Rows rows, float* out) {
-#pragma omp parallel
-  {
-    quantize_rows(x, x_stride, n_rows, *weight, rows);
-    multiply_all(*weight, rows, n_rows, activation, out);
-  }
+  expect_regions();
+  parallel([&](Member& member) {
+    quantize_rows(member, x, x_stride, n_rows, *weight, rows);
+    multiply_all(member, *weight, rows, n_rows, activation, out);
+  });
 }
 
 // The same of norm(residual), to which delta is added first, in place; delta: null for nothing.
 extern "C" void int8_normed_linear(float* residual, const float* delta, int64_t n_rows,
                                    const Norm* norm, const Weight* weight, Rows rows, float* out) {
-#pragma omp parallel
-  {
-    quantize_normalized(*norm, residual, delta, n_rows, *weight, rows);
-    multiply_all(*weight, rows, n_rows, kNone, out);
-  }
+  expect_regions();
+  parallel([&](Member& member) {
+    quantize_normalized(member, *norm, residual, delta, n_rows, *weight, rows);
+    multiply_all(member, *weight, rows, n_rows, kNone, out);
+  });
 }
 
 // And of a whole feed-forward block: out = activation(norm(residual) @ up) @ down.  inner: room for
@@ -43,13 +43,13 @@ extern "C" void int8_normed_linear(float* residual, const float* delta, int64_t 
 extern "C" void int8_feed_forward(float* residual, const float* delta, int64_t n_rows,
                                   const Norm* norm, const Weight* up, int64_t activation,
                                   const Weight* down, Rows rows, Half* inner, float* out) {
-#pragma omp parallel
-  {
-    quantize_normalized(*norm, residual, delta, n_rows, *up, rows);
-    multiply_all(*up, rows, n_rows, activation, inner);
-    quantize_rows(inner, up->columns, n_rows, *down, rows);
-    multiply_all(*down, rows, n_rows, kNone, out);
-  }
+  expect_regions();
+  parallel([&](Member& member) {
+    quantize_normalized(member, *norm, residual, delta, n_rows, *up, rows);
+    multiply_all(member, *up, rows, n_rows, activation, inner);
+    quantize_rows(member, inner, up->columns, n_rows, *down, rows);
+    multiply_all(member, *down, rows, n_rows, kNone, out);
+  });
 }
 
 #endif

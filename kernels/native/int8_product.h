@@ -5,12 +5,11 @@
 // int32, so a row's result does not depend on the other rows.  See reference/int8_linear.py.
 #pragma once
 
-#include <omp.h>
-
 #include <vector>
 
 #include "activation.h"
 #include "norm.h"
+#include "team.h"
 
 #if defined(__AVX512VNNI__)
 
@@ -243,10 +242,10 @@ const TileOf<Out>* tiles_of(int64_t activation) {
 }
 
 // out[n_rows, columns] = activation(rows x weight + bias); with a gated weight,
-// activation(gates) * the product with the other halves.  Called by all threads of a team.
+// activation(gates) * the product with the other halves.  Called by all members of a region.
 template <typename Out>
-void multiply_all(const Weight& weight, const Rows& rows, int64_t n_rows, int64_t activation,
-                   Out* out) {
+void multiply_all(Member& member, const Weight& weight, const Rows& rows, int64_t n_rows,
+                  int64_t activation, Out* out) {
   const TileOf<Out>* tiles =
       weight.gated ? tiles_of<true, Out>(activation) : tiles_of<false, Out>(activation);
   const int64_t width = weight.gated ? kColumns / 2 : kColumns, stride = weight.stride;
@@ -254,54 +253,54 @@ void multiply_all(const Weight& weight, const Rows& rows, int64_t n_rows, int64_
   const Tiles cut(n_rows);
   // Blocks of tiles that stay in the cache over all panels.
   const int64_t that_stay = std::max<int64_t>(1, kBlockBytes / (stride * kTileRows));
-  const int64_t shares = kShares * omp_get_num_threads();
+  const int64_t shares = kShares * member.size();
   const int64_t shared = std::max(kLeastTiles, cut.count * n_panels / shares);
   const int64_t in_block = std::min(that_stay, shared);
   const int64_t n_blocks = (cut.count + in_block - 1) / in_block;
   // Neighbouring panels in one hand, where there are many: the next one is on its way when it is
   // needed.
   const int64_t in_hand = n_blocks * n_panels < shares ? 1 : 2;
-#pragma omp for collapse(2) schedule(dynamic, in_hand)
-  for (int64_t block = 0; block < n_blocks; ++block) {
-    for (int64_t panel = 0; panel < n_panels; ++panel) {
-      const int64_t begin = block * in_block, end = std::min(cut.count, begin + in_block);
-      const int8_t* next = weight.panels + (panel + 1) % n_panels * kColumns * stride;
-      const int64_t step = kColumns * kBytes / (end - begin);
-      for (int64_t i = begin; i < end; ++i) {
-        const Ahead ahead{next + (i - begin) * step * stride / kBytes, step};
-        tiles[cut.height(i)](weight, rows, out, cut.first_row(i), panel, ahead);
-      }
+  member.take(n_blocks * n_panels, in_hand, [&](int64_t place) {
+    const int64_t block = place / n_panels, panel = place % n_panels;
+    const int64_t begin = block * in_block, end = std::min(cut.count, begin + in_block);
+    const int8_t* next = weight.panels + (panel + 1) % n_panels * kColumns * stride;
+    const int64_t step = kColumns * kBytes / (end - begin);
+    for (int64_t i = begin; i < end; ++i) {
+      const Ahead ahead{next + (i - begin) * step * stride / kBytes, step};
+      tiles[cut.height(i)](weight, rows, out, cut.first_row(i), panel, ahead);
     }
-  }
+  });
 }
 
-// Quantises the rows that `row_at` finds, tile by tile.  Called by all threads of a team.
+// Quantises the rows that `row_at` finds, tile by tile.  Called by all members of a region.
 template <typename RowAt>
-void quantize_tiles(int64_t n_rows, const Weight& weight, const Rows& rows, RowAt row_at) {
+void quantize_tiles(Member& member, int64_t n_rows, const Weight& weight, const Rows& rows,
+                    RowAt row_at) {
   const Tiles cut(n_rows);
-#pragma omp for schedule(static)
-  for (int64_t tile = 0; tile < cut.count; ++tile) {
+  member.share(cut.count, [&](int64_t tile) {
     const int64_t first = cut.first_row(tile), height = cut.height(tile);
     for (int64_t r = 0; r < height; ++r) {
       uint8_t* place = rows.values + first * weight.stride + r * kSegment;
       quantize_row(row_at(first + r), weight.inputs, weight.stride, height, place,
                    rows.scales + first + r);
     }
-  }
+  });
 }
 
-// Quantises x [n_rows, weight.inputs], rows x_stride numbers apart.  Called by all threads of a team.
+// Quantises x [n_rows, weight.inputs], rows x_stride numbers apart.  Called by all members of a
+// region.
 template <typename X>
-void quantize_rows(const X* x, int64_t x_stride, int64_t n_rows, const Weight& weight,
-                   const Rows& rows) {
-  quantize_tiles(n_rows, weight, rows, [=](int64_t row) { return x + row * x_stride; });
+void quantize_rows(Member& member, const X* x, int64_t x_stride, int64_t n_rows,
+                   const Weight& weight, const Rows& rows) {
+  quantize_tiles(member, n_rows, weight, rows, [=](int64_t row) { return x + row * x_stride; });
 }
 
 // The same of the normalised residual stream, which takes in delta first.
-inline void quantize_normalized(const Norm& norm, float* residual, const float* delta,
-                                int64_t n_rows, const Weight& weight, const Rows& rows) {
+inline void quantize_normalized(Member& member, const Norm& norm, float* residual,
+                                const float* delta, int64_t n_rows, const Weight& weight,
+                                const Rows& rows) {
   std::vector<float> normal(norm.size);
-  quantize_tiles(n_rows, weight, rows, [&](int64_t row) {
+  quantize_tiles(member, n_rows, weight, rows, [&](int64_t row) {
     const int64_t place = row * norm.size;
     normalize(norm, residual + place, delta == nullptr ? nullptr : delta + place, normal.data());
     return normal.data();

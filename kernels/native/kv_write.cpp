@@ -1,6 +1,7 @@
 // Writing the keys and values of packed rows into the paged cache.
 
 #include "common.h"
+#include "team.h"
 
 namespace nightjar {
 namespace {
@@ -9,8 +10,7 @@ template <typename S>
 void write(S* keys, S* values, int64_t kv_heads, int64_t block_size, int64_t head_size,
            const float* k, const float* v, int64_t step, int64_t rows, const int64_t* blocks,
            const int64_t* offsets) {
-#pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < rows; ++row) {
+  const auto write_row = [=](int64_t row) {
     for (int64_t head = 0; head < kv_heads; ++head) {
       const int64_t from = row * step + head * head_size;
       const int64_t to = ((blocks[row] * kv_heads + head) * block_size + offsets[row]) * head_size;
@@ -19,7 +19,8 @@ void write(S* keys, S* values, int64_t kv_heads, int64_t block_size, int64_t hea
         store(values + to + d, load(v + from + d));
       }
     }
-  }
+  };
+  parallel([&](Member& member) { member.share(rows, write_row); });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Negative log-likelihoods out of rows of scores, in two passes over a row and no writes.
 
 #include "common.h"
+#include "team.h"
 
 using namespace nightjar;
 
@@ -10,8 +11,7 @@ using namespace nightjar;
 extern "C" void target_nll(const float* logits, int64_t vocabulary, const int64_t* sources,
                            const int64_t* targets, const int64_t* starts, int64_t runs,
                            float* nll) {
-#pragma omp parallel for schedule(dynamic)
-  for (int64_t run = 0; run < runs; ++run) {
+  const auto score_run = [=](int64_t run) {
     const float* row = logits + sources[starts[run]] * vocabulary;
     float peak = -std::numeric_limits<float>::infinity();
 #pragma omp simd reduction(max : peak)
@@ -30,5 +30,6 @@ extern "C" void target_nll(const float* logits, int64_t vocabulary, const int64_
     for (int64_t i = starts[run]; i < starts[run + 1]; ++i) {
       nll[i] = static_cast<float>(log_sum - row[targets[i]]);
     }
-  }
+  };
+  parallel([&](Member& member) { member.take(runs, 1, score_run); });
 }

@@ -1,6 +1,7 @@
 // Causal attention of prompt rows to their cached keys.
 
 #include "attention.h"
+#include "team.h"
 
 namespace nightjar {
 namespace {
@@ -17,25 +18,22 @@ template <typename S>
 void prefill(const float* q, int64_t q_step, int64_t heads, const Cache<S>& cache,
              const int64_t* tables, const Tiles& tiles, float scale, float* out) {
   const int64_t size = cache.head_size, heads_per_kv = heads / cache.kv_heads;
-#pragma omp parallel
-  {
+  parallel([&](Member& member) {
     Tile tile(size);
-#pragma omp for collapse(2) schedule(dynamic)
-    for (int64_t i = 0; i < tiles.count; ++i) {
-      for (int64_t head = 0; head < heads; ++head) {
-        const int64_t first = tiles.first_rows[i], count = tiles.counts[i];
-        const int64_t position = tiles.positions[i];
-        alignas(64) int32_t limits[kTileRows];
-        for (int r = 0; r < kTileRows; ++r) {
-          limits[r] = r < count ? static_cast<int32_t>(position + r + 1) : 0;
-        }
-        tile.begin(q + first * q_step + head * size, q_step, count, scale);
-        attend_paged(tile, cache, tables + tiles.table_starts[i], head / heads_per_kv,
-                     position + count, limits);
-        tile.finish(out + (first * heads + head) * size, heads * size);
+    member.take(tiles.count * heads, 1, [&](int64_t place) {
+      const int64_t i = place / heads, head = place % heads;
+      const int64_t first = tiles.first_rows[i], count = tiles.counts[i];
+      const int64_t position = tiles.positions[i];
+      alignas(64) int32_t limits[kTileRows];
+      for (int r = 0; r < kTileRows; ++r) {
+        limits[r] = r < count ? static_cast<int32_t>(position + r + 1) : 0;
       }
-    }
-  }
+      tile.begin(q + first * q_step + head * size, q_step, count, scale);
+      attend_paged(tile, cache, tables + tiles.table_starts[i], head / heads_per_kv,
+                   position + count, limits);
+      tile.finish(out + (first * heads + head) * size, heads * size);
+    });
+  });
 }
 
 }  // namespace

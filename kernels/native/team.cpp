@@ -1,0 +1,243 @@
+// The team of this process: made when it is first needed, kept to the end.
+
+#include "team.h"
+
+#include <omp.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace nightjar {
+namespace {
+
+constexpr int64_t kSpinNs = 100'000;  // what waking costs: spinning longer could not pay
+constexpr int kLooks = 32;            // at a gate for each look at the clock
+constexpr int64_t kFirstPauseNs = 5'000'000;   // about a turn of someone else's
+constexpr int64_t kLongestPauseNs = 640'000'000;
+
+int64_t nanoseconds() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// How often the system took the core from this thread while it had something to do; without such a
+// count it is as if it did all the time.
+int64_t interruptions() {
+#if defined(RUSAGE_THREAD)
+  rusage usage;
+  getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_nivcsw;
+#else
+  static thread_local int64_t calls = 0;
+  return ++calls;
+#endif
+}
+
+// When threads may spin.  One that finds that it was interrupted ends it for all of them: for a pause
+// that is twice as long as the last one, if that ended so recently that it changed nothing.
+class Spinning {
+ public:
+  bool allowed(int64_t now) {
+    static thread_local int64_t known = 0;
+    const int64_t count = interruptions();
+    const int64_t paused_until = paused_until_.load(std::memory_order_relaxed);
+    const bool interrupted = count != known;
+    known = count;
+    if (now < paused_until) return false;
+    if (!interrupted) return true;
+    const int64_t last = pause_.load(std::memory_order_relaxed);
+    const int64_t pause =
+        now - paused_until < last ? std::min(2 * last, kLongestPauseNs) : kFirstPauseNs;
+    pause_.store(pause, std::memory_order_relaxed);
+    paused_until_.store(now + pause, std::memory_order_relaxed);
+    return false;
+  }
+
+ private:
+  std::atomic<int64_t> paused_until_{0};
+  std::atomic<int64_t> pause_{kFirstPauseNs};
+};
+
+Spinning spinning;
+
+// Whether a region is nearly always followed by the next one.
+std::atomic<bool> regions_expected{false};
+
+// A number that threads wait to see change.
+class Gate {
+ public:
+  uint32_t number() const { return number_.load(std::memory_order_acquire); }
+
+  void open() {
+    number_.fetch_add(1);
+    if (sleepers_.load() > 0) wake();
+  }
+
+  // Returns when the number is no longer `seen`.
+  void pass(uint32_t seen, bool may_spin) {
+    if (number() != seen) return;
+    const int64_t start = nanoseconds();
+    if (may_spin && spinning.allowed(start)) {
+      do {
+        for (int look = 0; look < kLooks && number() == seen; ++look) relax();
+      } while (number() == seen && nanoseconds() - start < kSpinNs);
+    }
+    sleepers_.fetch_add(1);
+    while (number() == seen) sleep(seen);
+    sleepers_.fetch_sub(1);
+  }
+
+ private:
+  // C++'s own waiting gives up its turn a few times before it sleeps (GCC 12): where other programs
+  // want the core, that is milliseconds each time.
+#if defined(__linux__)
+  void sleep(uint32_t seen) {
+    syscall(SYS_futex, &number_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+  }
+  void wake() { syscall(SYS_futex, &number_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0); }
+#else
+  void sleep(uint32_t seen) { number_.wait(seen); }
+  void wake() { number_.notify_all(); }
+#endif
+
+  alignas(64) std::atomic<uint32_t> number_{0};
+  std::atomic<int> sleepers_{0};
+};
+
+}  // namespace
+
+// Rank 0 is whoever calls; the others wait for a region, compute it, and wait for the next.
+class Team {
+ public:
+  void run(RegionBody body, const void* context) {
+    const std::unique_lock<std::mutex> mine(busy_, std::try_to_lock);
+    const int threads = omp_get_max_threads();
+    if (threads < 2 || !mine.owns_lock()) {
+      // Another thread of the program has the team: its cores are busy anyway.
+      Member alone(nullptr, 0, 1);
+      body(context, alone);
+      return;
+    }
+    if (threads != size_) resize(threads);
+    const uint32_t unfinished = finished_.number();
+    begin(body, context);
+    Member first(this, 0, size_);
+    body(context, first);
+    if (left_.fetch_add(1, std::memory_order_acq_rel) + 1 < size_) {
+      finished_.pass(unfinished, true);
+    }
+  }
+
+  void barrier() {
+    const uint32_t seen = together_.number();
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+      arrived_.store(0, std::memory_order_relaxed);
+      next_.store(0, std::memory_order_relaxed);
+      together_.open();
+    } else {
+      together_.pass(seen, true);
+    }
+  }
+
+  int64_t taken(int64_t in_hand) { return next_.fetch_add(in_hand, std::memory_order_relaxed); }
+
+ private:
+  void begin(RegionBody body, const void* context) {
+    body_ = body;
+    context_ = context;
+    left_.store(0, std::memory_order_relaxed);
+    next_.store(0, std::memory_order_relaxed);
+    region_.open();
+  }
+
+  void resize(int threads) {
+    begin(nullptr, nullptr);
+    for (std::thread& thread : others_) thread.join();
+    others_.clear();
+    size_ = threads;
+    for (int rank = 1; rank < threads; ++rank) {
+      others_.emplace_back(&Team::serve, this, rank, region_.number());
+    }
+  }
+
+  // The life of a thread; seen: the last region that is none of its own.
+  void serve(int rank, uint32_t seen) {
+    for (;; ++seen) {
+      region_.pass(seen, regions_expected.load(std::memory_order_relaxed));
+      if (body_ == nullptr) return;
+      Member member(this, rank, size_);
+      body_(context_, member);
+      if (left_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) finished_.open();
+    }
+  }
+
+  std::mutex busy_;
+  int size_ = 1;
+  std::vector<std::thread> others_;
+  RegionBody body_ = nullptr;
+  const void* context_ = nullptr;
+  Gate region_;
+  Gate together_;
+  Gate finished_;
+  alignas(64) std::atomic<int64_t> next_{0};
+  alignas(64) std::atomic<int> arrived_{0};
+  std::atomic<int> left_{0};
+};
+
+namespace {
+
+// Never taken down: its threads wait until the process has ended.  A fork's child has none of them and
+// begins with a team of its own.
+Team* team = nullptr;
+
+Team& the_team() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    team = new Team;
+    pthread_atfork(nullptr, nullptr, [] { team = new Team; });
+  });
+  return *team;
+}
+
+}  // namespace
+
+void Member::begin_loop() {
+  if (loops_++ > 0 && size_ > 1) team_->barrier();
+  own_next_ = 0;
+}
+
+int64_t Member::taken(int64_t in_hand) {
+  if (size_ > 1) return team_->taken(in_hand);
+  const int64_t next = own_next_;
+  own_next_ += in_hand;
+  return next;
+}
+
+void run_region(RegionBody body, const void* context) { the_team().run(body, context); }
+
+void expect_regions() { regions_expected.store(true, std::memory_order_relaxed); }
+
+}  // namespace nightjar
