@@ -49,7 +49,7 @@ from nightjar.kernels.reference.logits import (
 )
 from nightjar.kernels.reference.rotary import rotary
 from nightjar.kernels.reference.widened import widened
-from nightjar.kernels.sampling import argmax, sample, uniform
+from nightjar.kernels.sampling import argmax, finite_rows, sample, uniform
 
 __all__ = [
     "CacheWrite",
@@ -72,6 +72,7 @@ __all__ = [
     "decode_attention",
     "embed",
     "feed_forward",
+    "finite_rows",
     "gated_linear",
     "kv_pack",
     "kv_unpack",

@@ -1,14 +1,22 @@
-"""Choosing the next token, by whichever backend serves the scores."""
+"""Choosing the next token, and whether there is one to choose, by whichever backend serves the
+scores."""
 
 from torch import Tensor
 
-from nightjar.kernels import cuda_ops, reference
+from nightjar.kernels import cuda_ops, native, reference
 from nightjar.kernels.cuda.launch import serves
 
 
 def argmax(logits: Tensor) -> Tensor:
     """The best token of each row, ties to the lowest id: float32[B, V] -> int64[B]."""
     return cuda_ops.argmax(logits) if serves(logits) else reference.sampling.argmax(logits)
+
+
+def finite_rows(logits: Tensor) -> Tensor:
+    """Whether a row holds neither NaN nor infinity: float32[B, V] -> bool[B]."""
+    if native.finite.serves(logits):
+        return native.finite.finite_rows(logits)
+    return reference.sampling.finite_rows(logits)
 
 
 def sample(

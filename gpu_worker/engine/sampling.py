@@ -73,8 +73,7 @@ def next_tokens(
 
     logits: float32[B, V], changed; banned: int64[n], ids that are never chosen.
     """
-    # Before anything is blocked.  Both carry a NaN, and an overflow is the one or the other.
-    finite = logits.amin(-1).isfinite() & logits.amax(-1).isfinite()
+    finite = kernels.finite_rows(logits)  # before anything is blocked
     reporting = [i for i, seq in enumerate(sequences) if seq.sampling.logprobs is not None]
     searching = [i for i, seq in enumerate(sequences) if seq.sampling.beams is not None]
     reported, searched = (

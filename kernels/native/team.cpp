@@ -27,7 +27,7 @@ namespace {
 
 constexpr int64_t kSpinNs = 100'000;  // what waking costs: spinning longer could not pay
 constexpr int kLooks = 32;            // at a gate for each look at the clock
-constexpr int64_t kFirstPauseNs = 5'000'000;   // about a turn of someone else's
+constexpr int64_t kTurnNs = 4'000'000;  // about what the system lets a program run for
 constexpr int64_t kLongestPauseNs = 640'000'000;
 
 int64_t nanoseconds() {
@@ -56,8 +56,8 @@ int64_t interruptions() {
 #endif
 }
 
-// When threads may spin.  One that finds that it was interrupted ends it for all of them: for a pause
-// that is twice as long as the last one, if that ended so recently that it changed nothing.
+// When threads may spin.  One that finds that it was interrupted ends it for all of them, for the
+// length of a turn; for twice the last pause if that ended less than a turn ago.
 class Spinning {
  public:
   bool allowed(int64_t now) {
@@ -68,9 +68,9 @@ class Spinning {
     known = count;
     if (now < paused_until) return false;
     if (!interrupted) return true;
-    const int64_t last = pause_.load(std::memory_order_relaxed);
-    const int64_t pause =
-        now - paused_until < last ? std::min(2 * last, kLongestPauseNs) : kFirstPauseNs;
+    const bool at_once = now - paused_until < kTurnNs;
+    const int64_t longer = std::min(2 * pause_.load(std::memory_order_relaxed), kLongestPauseNs);
+    const int64_t pause = at_once ? longer : kTurnNs;
     pause_.store(pause, std::memory_order_relaxed);
     paused_until_.store(now + pause, std::memory_order_relaxed);
     return false;
@@ -78,7 +78,7 @@ class Spinning {
 
  private:
   std::atomic<int64_t> paused_until_{0};
-  std::atomic<int64_t> pause_{kFirstPauseNs};
+  std::atomic<int64_t> pause_{kTurnNs};
 };
 
 Spinning spinning;

@@ -13,6 +13,12 @@ def argmax(logits: Tensor) -> Tensor:
     return torch.from_numpy(logits.numpy().argmax(-1))
 
 
+def finite_rows(logits: Tensor) -> Tensor:
+    """Whether a row holds neither NaN nor infinity: float32[B, V] -> bool[B]."""
+    # Both carry a NaN, and an overflow is the one or the other.
+    return logits.amin(-1).isfinite() & logits.amax(-1).isfinite()
+
+
 def sample(
     logits: Tensor,
     temperature: Tensor,

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from nightjar import kernels
 from nightjar.kernels.reference.philox import philox_4x32
+from tests.backends import BACKENDS, use_backend
 
 
 def draw(logits, draws, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
@@ -42,6 +43,22 @@ def test_argmax_takes_the_lowest_of_equals():
     logits = torch.zeros(3, 5000)
     logits[1, [70, 4000]] = 2.0
     assert kernels.argmax(logits).tolist() == [0, 70, 0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("width", [1, 5, 16, 1001])
+def test_a_row_is_finite_if_all_of_it_is(backend, width, monkeypatch):
+    use_backend(backend, monkeypatch)
+    most = torch.finfo(torch.float32).max
+    fine = torch.randn(3, width).masked_fill_(torch.rand(3, width) < 0.3, -most)
+    fine[2] = most  # whose sum is not
+    for spoilt in ("nan", "inf", "-inf"):
+        for place in {0, width // 2, width - 1}:
+            rows = fine.clone()
+            rows[1, place] = float(spoilt)
+            assert kernels.finite_rows(rows).tolist() == [True, False, True]
+    assert kernels.finite_rows(fine).tolist() == [True, True, True]
+    assert kernels.finite_rows(fine[:0]).tolist() == []
 
 
 def test_philox_equals_the_published_vectors():
