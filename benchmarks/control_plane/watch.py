@@ -30,10 +30,12 @@ class Watch:
     Args:
         processes: By name; a name stands for the process and all below it that have no name.
         broker_bytes: Bytes that the broker holds now.
+        shared: Whether each of the processes that share a page has its part of it, or all of it.
     """
 
     processes: Mapping[str, psutil.Process]
     broker_bytes: Callable[[], int]
+    shared: bool = True
     samples: list[Sample] = field(default_factory=list)
     cpu_s: dict[str, float] = field(default_factory=dict)
 
@@ -68,7 +70,7 @@ class Watch:
     def _look(self) -> None:
         while not self._stop.wait(EVERY_S):
             resident = {
-                name: sum(map(resident_bytes, family)) / 2**20
+                name: sum(resident_bytes(process, self.shared) for process in family) / 2**20
                 for name, family in self._families().items()
             }
             second = time.monotonic() - self._started
@@ -96,10 +98,14 @@ class Watch:
         return families
 
 
-def resident_bytes(process: psutil.Process) -> int:
-    """Bytes in memory; of what it shares its part: PostgreSQL's processes share their buffers."""
+def resident_bytes(process: psutil.Process, shared: bool = True) -> int:
+    """Bytes in memory; `shared`: of what it shares its part.
+
+    PostgreSQL's processes share their buffers.  But a process also shares its program with all who
+    run it, and its part of that grows when they end: not what a test of growth should see.
+    """
     try:
-        found = process.memory_full_info()
+        found = process.memory_full_info() if shared else process.memory_info()
     except psutil.NoSuchProcess:  # a short-lived one, such as a worker of PostgreSQL's autovacuum
         return 0
     return int(getattr(found, "pss", found.rss))

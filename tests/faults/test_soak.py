@@ -5,6 +5,7 @@ NIGHTJAR_TEST_SOAK_S says how long, an hour unless given.
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -32,7 +33,7 @@ def test_a_backlog_and_a_soak_lose_nothing_in_flat_memory(
     with running_system(tmp_path, database_url, tiny_model, environment=HASTE) as system:
         processes = {name: psutil.Process(system.pid(name)) for name in system.services}
         started = time.monotonic()
-        with Watch(processes, lambda: int(system.broker.info("memory")["used_memory"])) as watch:
+        with Watch(processes, partial(broker_bytes, system), shared=False) as watch:
             for _ in range(QUEUED // MOST_ROWS):
                 system.submit(MOST_ROWS)
             soak(system, started + SOAK_S)
@@ -47,6 +48,10 @@ def test_a_backlog_and_a_soak_lose_nothing_in_flat_memory(
         assert max(sample.broker_mib for sample in watch.samples) < MOST_BROKER_MIB
         growth = {name: told.get("last_over_second_quarter", 1.0) for name, told in memory.items()}
         assert max(growth.values()) < MOST_GROWTH, growth
+
+
+def broker_bytes(system: System) -> int:
+    return int(system.broker.info("memory")["used_memory"])
 
 
 def soak(system: System, until: float) -> None:
