@@ -25,8 +25,8 @@
 namespace nightjar {
 namespace {
 
-constexpr int64_t kSpinNs = 100'000;  // what waking costs: spinning longer could not pay
-constexpr int kLooks = 32;            // at a gate for each look at the clock
+constexpr int64_t kSpinNs = 100'000;    // what waking costs: spinning longer could not pay
+constexpr int kLooks = 32;              // at a gate for each look at the clock
 constexpr int64_t kTurnNs = 4'000'000;  // about what the system lets a program run for
 constexpr int64_t kLongestPauseNs = 640'000'000;
 
@@ -136,7 +136,7 @@ class Team {
     const std::unique_lock<std::mutex> mine(busy_, std::try_to_lock);
     const int threads = omp_get_max_threads();
     if (threads < 2 || !mine.owns_lock()) {
-      // Another thread of the program has the team: its cores are busy anyway.
+      // There is no other thread, or another caller has them: the cores are busy anyway.
       Member alone(nullptr, 0, 1);
       body(context, alone);
       return;
