@@ -9,16 +9,13 @@ from torch.nn import functional as F
 
 from nightjar.kernels import cuda_ops, native, reference
 from nightjar.kernels.cuda.launch import serves
-from nightjar.kernels.native.int8_linear import PanelWeight
+from nightjar.kernels.native.products import PanelWeight, Parts
 from nightjar.kernels.norm import Norm, normalize
 from nightjar.kernels.reference.int8_linear import Int8Weight, int8_linear, pack_int8
 from nightjar.kernels.reference.linear import FloatWeight, float_linear, pack_float
 
 LinearWeight: TypeAlias = FloatWeight | Int8Weight | PanelWeight
 """What `pack_linear` returns and `linear` takes."""
-
-Parts: TypeAlias = tuple[Tensor, Tensor | None]
-"""A weight [out, in] and its bias [out]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +40,8 @@ def pack_linear(
         ValueError: int8 is asked for where there is none.
     """
     if precision == "float":
+        if native.float_linear.serves(weight):
+            return native.float_linear.pack(weight, bias)
         return pack_float(weight, bias, blocked=not serves(weight))
     if serves(weight):
         raise ValueError("int8: there are no CUDA kernels for products in bytes; use bf16 or fp16")
@@ -55,6 +54,8 @@ def pack_gated(gate: Parts, up: Parts, precision: WeightPrecision = "float") -> 
     """Reorder two weights for `gated_linear`; raises as pack_linear does."""
     if precision == "int8" and gate[0].device.type == "cpu" and native.int8_linear.serves():
         return GatedWeight(None, native.int8_linear.pack_gated(gate, up))
+    if precision == "float" and native.float_linear.serves(gate[0]):
+        return GatedWeight(None, native.float_linear.pack_gated(gate, up))
     return GatedWeight(pack_linear(*gate, precision), pack_linear(*up, precision))
 
 
@@ -73,7 +74,7 @@ def linear(x: Tensor, weight: LinearWeight, activation: str | None = None) -> Te
     Returns [T, out] in x's dtype.  No row's bits depend on the other rows.
     """
     if isinstance(weight, PanelWeight):
-        return native.int8_linear.int8_linear(x, weight, activation)
+        return native.products.linear(x, weight, activation)
     if isinstance(weight, Int8Weight):
         return int8_linear(x, weight, activation)
     if serves(x):
@@ -96,8 +97,8 @@ def normed_linear(
 
     residual, delta: as `normalize` takes them.  Returns out_dtype[T, out].
     """
-    if isinstance(weight, PanelWeight) and native.int8_linear.serves_stream(residual, delta):
-        return native.int8_linear.normed_linear(residual, delta, norm, weight)
+    if isinstance(weight, PanelWeight) and native.products.serves_stream(residual, delta):
+        return native.products.normed_linear(residual, delta, norm, weight)
     return linear(normalize(residual, delta, norm, out_dtype), weight)
 
 
@@ -119,9 +120,9 @@ def feed_forward(
     if (
         isinstance(whole, PanelWeight)
         and isinstance(down, PanelWeight)
-        and native.int8_linear.serves_stream(residual, delta)
+        and native.products.serves_stream(residual, delta)
     ):
-        return native.int8_linear.feed_forward(residual, delta, norm, whole, down, activation)
+        return native.products.feed_forward(residual, delta, norm, whole, down, activation)
     x = normalize(residual, delta, norm, out_dtype)
     if isinstance(up, GatedWeight):
         return linear(gated_linear(x, up, activation), down)

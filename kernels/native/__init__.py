@@ -5,6 +5,24 @@ they are first needed.  Where a wrapper says that it does not serve (another dty
 the torch reference does, and is the oracle of these in the tests.
 """
 
-from nightjar.kernels.native import attention, finite, int8_linear, kv_write, log_prob, norm
+from nightjar.kernels.native import (
+    attention,
+    finite,
+    float_linear,
+    int8_linear,
+    kv_write,
+    log_prob,
+    norm,
+    products,
+)
 
-__all__ = ["attention", "finite", "int8_linear", "kv_write", "log_prob", "norm"]
+__all__ = [
+    "attention",
+    "finite",
+    "float_linear",
+    "int8_linear",
+    "kv_write",
+    "log_prob",
+    "norm",
+    "products",
+]

@@ -3,17 +3,19 @@
 
 #include "common.h"
 
-#if defined(__AVX512F__)
-
 namespace nightjar {
 
 enum Activation { kNone = 0, kGeluTanh = 1, kGelu = 2, kRelu = 3, kSilu = 4 };
 
-// 1 / x to about one unit in the last place: an estimate of 14 bits and a step of Newton's, at a
-// fraction of a division's cost.
+// 1 / x to about one unit in the last place: with AVX-512 an estimate of 14 bits and a step of
+// Newton's, at a fraction of a division's cost.
 inline Vector reciprocal(Vector x) {
+#if defined(__AVX512F__)
   const Vector estimate = reinterpret_cast<Vector>(_mm512_rcp14_ps(reinterpret_cast<__m512>(x)));
   return estimate * (splat(2.0f) - x * estimate);
+#else
+  return splat(1.0f) / x;
+#endif
 }
 
 // 1 / (1 + 2^t); from 2^126 on the sum's reciprocal would not be a normal number.
@@ -52,5 +54,3 @@ inline Vector activated(Vector x) {
 }
 
 }  // namespace nightjar
-
-#endif

@@ -50,7 +50,7 @@ void branch(const Rows& rows, const Cache<S>& cache, const int64_t* tables, cons
   const int64_t size = cache.head_size, heads_per_kv = rows.heads / cache.kv_heads;
   parallel([&](Member& member) {
     Tile tile(size);
-    member.take(tiles.count * rows.heads, 1, [&](int64_t place) {
+    member.take(tiles.count * rows.heads, [&](int64_t place) {
       const int64_t i = place / rows.heads, head = place % rows.heads;
       const int64_t kv_head = head / heads_per_kv, first = tiles.first_rows[i];
       const int64_t prefix = tiles.prefix_lengths[i];

@@ -205,7 +205,7 @@ void decode(const float* q, int64_t q_step, int64_t batch, int64_t heads, const 
   const int64_t groups = cache.kv_heads / at_once;
   parallel([&](Member& member) {
     Group<S> group(cache, in_group);
-    member.take(batch * groups, 1, [&](int64_t place) {
+    member.take(batch * groups, [&](int64_t place) {
       const int64_t i = place / groups, kv_head = place % groups * at_once;
       const int64_t first = kv_head * in_group * cache.head_size;
       group.run(q + i * q_step + first, scale, tables + table_starts[i], kv_head,

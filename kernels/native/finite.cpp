@@ -18,5 +18,5 @@ extern "C" void finite_rows(const float* scores, int64_t rows, int64_t width, ui
     }
     finite[row] = found == 0;
   };
-  parallel([&](Member& member) { member.take(rows, 1, look_at); });
+  parallel([&](Member& member) { member.take(rows, look_at); });
 }

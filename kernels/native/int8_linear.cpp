@@ -15,12 +15,13 @@ extern "C" int int8_linear_works() {
 
 using namespace nightjar;
 
-// In all of these, `rows` is room for the quantised rows of each product in turn.
+// In all of these, `room` is for the quantised rows of each product in turn: see Rows.
 
 // out[n_rows, columns] = activation(x @ weight.T + bias); x: float[n_rows, inputs], rows x_stride
 // floats apart.
 extern "C" void int8_linear(const float* x, int64_t x_stride, int64_t n_rows, const Weight* weight,
-                            int64_t activation, Rows rows, float* out) {
+                            int64_t activation, uint8_t* room, float* out) {
+  const Rows rows(room, n_rows, *weight);
   expect_regions();
   parallel([&](Member& member) {
     quantize_rows(member, x, x_stride, n_rows, *weight, rows);
@@ -30,7 +31,9 @@ extern "C" void int8_linear(const float* x, int64_t x_stride, int64_t n_rows, co
 
 // The same of norm(residual), to which delta is added first, in place; delta: null for nothing.
 extern "C" void int8_normed_linear(float* residual, const float* delta, int64_t n_rows,
-                                   const Norm* norm, const Weight* weight, Rows rows, float* out) {
+                                   const Norm* norm, const Weight* weight, uint8_t* room,
+                                   float* out) {
+  const Rows rows(room, n_rows, *weight);
   expect_regions();
   parallel([&](Member& member) {
     quantize_normalized(member, *norm, residual, delta, n_rows, *weight, rows);
@@ -42,13 +45,14 @@ extern "C" void int8_normed_linear(float* residual, const float* delta, int64_t 
 // Half[n_rows, up.columns].
 extern "C" void int8_feed_forward(float* residual, const float* delta, int64_t n_rows,
                                   const Norm* norm, const Weight* up, int64_t activation,
-                                  const Weight* down, Rows rows, Half* inner, float* out) {
+                                  const Weight* down, uint8_t* room, Half* inner, float* out) {
+  const Rows rows(room, n_rows, *up), inner_rows(room, n_rows, *down);
   expect_regions();
   parallel([&](Member& member) {
     quantize_normalized(member, *norm, residual, delta, n_rows, *up, rows);
     multiply_all(member, *up, rows, n_rows, activation, inner);
-    quantize_rows(member, inner, up->columns, n_rows, *down, rows);
-    multiply_all(member, *down, rows, n_rows, kNone, out);
+    quantize_rows(member, inner, up->columns, n_rows, *down, inner_rows);
+    multiply_all(member, *down, inner_rows, n_rows, kNone, out);
   });
 }
 

@@ -7,9 +7,7 @@
 
 #include <vector>
 
-#include "activation.h"
-#include "norm.h"
-#include "team.h"
+#include "product.h"
 
 #if defined(__AVX512VNNI__)
 
@@ -19,15 +17,10 @@ constexpr int kRegisters = 4;     // of int32 sums, side by side in a panel
 constexpr int kColumns = kRegisters * kLanes;  // of a panel
 constexpr int kTileRows = 6;      // 6 x 4 accumulators leave room in 32 registers for the operands
 constexpr int kBytes = 4;         // products that one instruction adds up in a lane
-constexpr int kSegment = 16;      // neighbouring values of a row that lie together in a tile
 constexpr int kZero = 128;        // activations are stored unsigned: value + kZero
 constexpr float kLimit = 127.0f;  // largest absolute value of a quantised activation
 constexpr float kLeastPeak = 1e-30f;      // a row of zeros needs some scale
 constexpr int64_t kBlockBytes = 1 << 18;  // activations that stay in a core's cache
-constexpr int64_t kShares = 16;           // of a product's work for each thread, if it is enough
-constexpr int64_t kLeastTiles = 8;        // of a block: each block reads all weights again
-constexpr int64_t kAheadBytes = 1024;     // of a panel, on the way into the nearest cache
-constexpr int kLine = 64;                 // bytes that a cache fetches at once
 
 // What is kept in half precision between two products is divided by this, a power of two: the
 // largest number that fits is then 1.6e7, and what is lost below 0.015 is less than a hundredth of
@@ -50,23 +43,14 @@ struct Weight {
   int64_t gated;
 };
 
-// Quantised rows, and what one step of each is worth.
-//
-// The rows of a tile lie interleaved, [stride / 16, rows of the tile, 16]: one pointer finds the
-// operands of a step, and they come from memory in one stream.
+// Quantised rows in tiles, and what one step of each is worth.
 struct Rows {
   uint8_t* values;
   float* scales;
-};
 
-// How rows are cut into tiles of nearly equal height.
-struct Tiles {
-  int64_t n_rows;
-  int64_t count;
-
-  explicit Tiles(int64_t n_rows) : n_rows(n_rows), count((n_rows + kTileRows - 1) / kTileRows) {}
-  int64_t first_row(int64_t tile) const { return n_rows * tile / count; }
-  int64_t height(int64_t tile) const { return first_row(tile + 1) - first_row(tile); }
+  // In room for n_rows of stride + 4 bytes.
+  Rows(uint8_t* room, int64_t n_rows, const Weight& weight)
+      : values(room), scales(reinterpret_cast<float*>(room + n_rows * weight.stride)) {}
 };
 
 // The lanes of a row from i on, zeros past its k numbers.
@@ -111,12 +95,6 @@ inline void quantize_row(const X* x, int64_t k, int64_t stride, int64_t height, 
   }
 }
 
-// What to fetch while a tile is computed: its share of the next panel, `step` bytes at a time.
-struct Ahead {
-  const int8_t* from;
-  int64_t step;
-};
-
 // The int32 sums of a tile of R rows and the columns of one panel: [kRegisters, R, kLanes].
 //
 // A call of its own: inlined into what stores its sums, GCC 12 keeps them in memory all the time.
@@ -135,8 +113,7 @@ template <int R>
         w[i] = _mm512_loadu_si512(panel + i * kLine);
         _mm_prefetch(reinterpret_cast<const char*>(panel + kAheadBytes + i * kLine), _MM_HINT_T0);
       }
-      _mm_prefetch(reinterpret_cast<const char*>(ahead.from), _MM_HINT_T1);
-      ahead.from += ahead.step;
+      ahead.fetch();
 #pragma GCC unroll 6
       for (int r = 0; r < R; ++r) {
         int32_t bytes;
@@ -180,18 +157,6 @@ struct Channels {
 inline Vector kept(Vector x, const float*) { return x; }
 inline Vector kept(Vector x, const Half*) { return x * splat(1.0f / kHalfScale); }
 
-// Stores the first `width` lanes, at most all of them.
-template <typename Out>
-inline void store_lanes(Out* to, Vector lanes, int64_t width) {
-  if (width >= kLanes) {
-    store(to, kept(lanes, to));
-  } else if (width > 0) {
-    alignas(64) Out part[kLanes];
-    store(part, kept(lanes, part));
-    std::memcpy(to, part, width * sizeof(Out));
-  }
-}
-
 // One tile of the result, of R rows and the columns of one panel.
 template <int A, bool kGated, typename Out, int R>
 void tile(const Weight& weight, const Rows& rows, Out* result, int64_t row, int64_t panel,
@@ -215,7 +180,7 @@ void tile(const Weight& weight, const Rows& rows, Out* result, int64_t row, int6
       const Vector scale = splat(rows.scales[row + r]);
       Vector x = activated<A>(channels.finished(place, scale));
       if constexpr (kGated) x = x * gated.finished(place + kResults * R * kLanes, scale);
-      store_lanes(to + r * columns + i * kLanes, x, width);
+      store_lanes(to + r * columns + i * kLanes, kept(x, to), width);
     }
   }
 }
@@ -249,41 +214,22 @@ void multiply_all(Member& member, const Weight& weight, const Rows& rows, int64_
   const TileOf<Out>* tiles =
       weight.gated ? tiles_of<true, Out>(activation) : tiles_of<false, Out>(activation);
   const int64_t width = weight.gated ? kColumns / 2 : kColumns, stride = weight.stride;
-  const int64_t n_panels = (weight.columns + width - 1) / width;
-  const Tiles cut(n_rows);
-  // Blocks of tiles that stay in the cache over all panels.
-  const int64_t that_stay = std::max<int64_t>(1, kBlockBytes / (stride * kTileRows));
-  const int64_t shares = kShares * member.size();
-  const int64_t shared = std::max(kLeastTiles, cut.count * n_panels / shares);
-  const int64_t in_block = std::min(that_stay, shared);
-  const int64_t n_blocks = (cut.count + in_block - 1) / in_block;
-  // Neighbouring panels in one hand, where there are many: the next one is on its way when it is
-  // needed.
-  const int64_t in_hand = n_blocks * n_panels < shares ? 1 : 2;
-  member.take(n_blocks * n_panels, in_hand, [&](int64_t place) {
-    const int64_t block = place / n_panels, panel = place % n_panels;
-    const int64_t begin = block * in_block, end = std::min(cut.count, begin + in_block);
-    const int8_t* next = weight.panels + (panel + 1) % n_panels * kColumns * stride;
-    const int64_t step = kColumns * kBytes / (end - begin);
-    for (int64_t i = begin; i < end; ++i) {
-      const Ahead ahead{next + (i - begin) * step * stride / kBytes, step};
-      tiles[cut.height(i)](weight, rows, out, cut.first_row(i), panel, ahead);
-    }
-  });
+  const Panels panels{weight.panels, (weight.columns + width - 1) / width, kColumns * stride,
+                      kColumns * kBytes};
+  const Tiles cut(n_rows, kTileRows);
+  take_tiles(member, cut, panels, kBlockBytes / (stride * kTileRows),
+             [&](int64_t i, int64_t panel, Ahead ahead) {
+               tiles[cut.height(i)](weight, rows, out, cut.first_row(i), panel, ahead);
+             });
 }
 
 // Quantises the rows that `row_at` finds, tile by tile.  Called by all members of a region.
 template <typename RowAt>
 void quantize_tiles(Member& member, int64_t n_rows, const Weight& weight, const Rows& rows,
                     RowAt row_at) {
-  const Tiles cut(n_rows);
-  member.share(cut.count, [&](int64_t tile) {
-    const int64_t first = cut.first_row(tile), height = cut.height(tile);
-    for (int64_t r = 0; r < height; ++r) {
-      uint8_t* place = rows.values + first * weight.stride + r * kSegment;
-      quantize_row(row_at(first + r), weight.inputs, weight.stride, height, place,
-                   rows.scales + first + r);
-    }
+  share_rows(member, Tiles(n_rows, kTileRows), [&](int64_t row, int64_t first, int64_t height) {
+    uint8_t* place = rows.values + first * weight.stride + (row - first) * kSegment;
+    quantize_row(row_at(row), weight.inputs, weight.stride, height, place, rows.scales + row);
   });
 }
 

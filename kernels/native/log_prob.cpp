@@ -31,5 +31,5 @@ extern "C" void target_nll(const float* logits, int64_t vocabulary, const int64_
       nll[i] = static_cast<float>(log_sum - row[targets[i]]);
     }
   };
-  parallel([&](Member& member) { member.take(runs, 1, score_run); });
+  parallel([&](Member& member) { member.take(runs, score_run); });
 }

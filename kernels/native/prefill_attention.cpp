@@ -20,7 +20,7 @@ void prefill(const float* q, int64_t q_step, int64_t heads, const Cache<S>& cach
   const int64_t size = cache.head_size, heads_per_kv = heads / cache.kv_heads;
   parallel([&](Member& member) {
     Tile tile(size);
-    member.take(tiles.count * heads, 1, [&](int64_t place) {
+    member.take(tiles.count * heads, [&](int64_t place) {
       const int64_t i = place / heads, head = place % heads;
       const int64_t first = tiles.first_rows[i], count = tiles.counts[i];
       const int64_t position = tiles.positions[i];

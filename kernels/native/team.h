@@ -29,29 +29,32 @@ class Member {
     for (int64_t i = count * rank_ / size_; i < end; ++i) body(i);
   }
 
-  // The same, `in_hand` at a time for whichever thread is free.
+  // The same, but whoever has ended its share helps the others with theirs.
   template <typename Body>
-  void take(int64_t count, int64_t in_hand, Body body) {
+  void take(int64_t count, Body body) {
     begin_loop();
-    for (int64_t i = taken(in_hand); i < count; i = taken(in_hand)) {
-      for (int64_t j = i; j < i + in_hand && j < count; ++j) body(j);
+    for (int other = 0; other < size_; ++other) {
+      const int owner = (rank_ + other) % size_;
+      const int64_t begin = count * owner / size_, end = count * (owner + 1) / size_;
+      for (int64_t i = begin + taken(owner); i < end; i = begin + taken(owner)) body(i);
     }
   }
 
  private:
   void begin_loop();
-  int64_t taken(int64_t in_hand);
+  int64_t taken(int owner);
 
   Team* team_;  // null for a thread that is alone
   int rank_;
   int size_;
   int64_t loops_ = 0;
-  int64_t own_next_ = 0;
+  int64_t own_taken_ = 0;
 };
 
 using RegionBody = void (*)(const void* context, Member& member);
 
-// Runs the body on as many threads as torch is set to use, and returns when all have ended.
+// Runs the body on as many threads as torch is set to use, and returns when all have ended.  In it,
+// numbers that are not normal are zeros (on x86).
 void run_region(RegionBody body, const void* context);
 
 template <typename Body>

@@ -81,10 +81,11 @@ def test_feed_forward_is_its_products_one_by_one(precision, kind, activation, ro
         assert off < 0.004
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", ["plain", "gated"])
-def test_rows_of_a_block_do_not_depend_on_their_company(kind):
+def test_rows_of_a_block_do_not_depend_on_their_company(precision, kind):
     residual, delta, norm = normal(120, 64), normal(120, 64, seed=9), a_norm(64, False)
-    up, down = pack_up(kind, 96, 64, "int8"), pack(64, 96, "int8", seed=7)
+    up, down = pack_up(kind, 96, 64, precision), pack(64, 96, precision, seed=7)
 
     def block(rows):
         stream = residual[rows].clone()
@@ -95,10 +96,11 @@ def test_rows_of_a_block_do_not_depend_on_their_company(kind):
         assert torch.equal(block(rows), whole[rows])
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_row_that_is_not_finite_stays_so_and_its_neighbours_do_not_feel_it(bad):
+def test_a_row_that_is_not_finite_stays_so_and_its_neighbours_do_not_feel_it(precision, bad):
     residual, norm = normal(20, 64), a_norm(64, True)
-    up, down = pack(96, 64, "int8"), pack(64, 96, "int8", seed=7)
+    up, down = pack(96, 64, precision), pack(64, 96, precision, seed=7)
     clean = kernels.feed_forward(residual.clone(), None, norm, up, down, "gelu", torch.float32)
     residual[4, 5] = bad
     found = kernels.feed_forward(residual, None, norm, up, down, "gelu", torch.float32)
@@ -136,8 +138,9 @@ def test_small_numbers_between_the_products_keep_their_digits():
 REFUSED = {"native": ValueError, "torch": RuntimeError}
 
 
-def test_other_shapes_and_dtypes_are_refused(backend):
-    norm, weight = a_norm(64, True), pack(32, 64, "int8")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_other_shapes_and_dtypes_are_refused(backend, precision):
+    norm, weight = a_norm(64, True), pack(32, 64, precision)
     with pytest.raises(REFUSED[backend]) as width:
         kernels.normed_linear(normal(3, 60), None, norm, weight, torch.float32)
     doubled = Norm(norm.weight.double(), norm.bias.double(), 1e-5)
@@ -145,7 +148,7 @@ def test_other_shapes_and_dtypes_are_refused(backend):
         kernels.normed_linear(normal(3, 64), None, doubled, weight, torch.float32)
     with pytest.raises(REFUSED[backend]) as inner:
         kernels.feed_forward(
-            normal(3, 64), None, norm, weight, pack(64, 96, "int8"), "relu", torch.float32
+            normal(3, 64), None, norm, weight, pack(64, 96, precision), "relu", torch.float32
         )
     if backend == "native":
         assert "rows of 60, a norm of 64, a weight of 64 inputs" in str(width.value)

@@ -42,11 +42,21 @@ def test_what_nobody_may_see_is_never_read(block_size):
         start += length
 
 
-def test_the_compiled_kernel_refuses_other_shapes():
-    if not native.int8_linear.serves():
+@pytest.mark.parametrize("precision", ["float", "int8"])
+def test_the_compiled_products_refuse_other_shapes(precision):
+    if precision == "int8" and not native.int8_linear.serves():
         pytest.skip("this processor has no VNNI")
-    packed = kernels.pack_linear(torch.ones(5, 8), None, "int8")
+    packed = kernels.pack_linear(torch.ones(5, 8), None, precision)
     with pytest.raises(ValueError, match=r"torch.float32\[2, 9\]: float32\[T, 8\]"):
         kernels.linear(torch.ones(2, 9), packed)
     with pytest.raises(ValueError, match=r"torch\.float64"):
         kernels.linear(torch.ones(2, 8, dtype=torch.float64), packed)
+
+
+def test_numbers_that_are_not_normal_are_zeros_in_a_kernel_and_nowhere_else():
+    least = torch.finfo(torch.float32).tiny
+    small = torch.full((90, 16), least / 4)
+    packed = kernels.pack_linear(torch.eye(16), None)
+    assert kernels.linear(small * 4, packed).eq(least).all()
+    assert kernels.linear(small, packed).eq(0).all()  # whichever thread computes a row
+    assert (small * 2).eq(least / 2).all()

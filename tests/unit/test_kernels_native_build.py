@@ -1,6 +1,7 @@
 """Compiling the CPU kernels: once, kept, and never in the way of who has no compiler."""
 
 import os
+import platform
 import stat
 import subprocess
 import sys
@@ -57,6 +58,25 @@ def test_the_real_kernels_compile_without_a_warning(monkeypatch):
     require_compiler()
     monkeypatch.setenv("CXX", STRICT_COMPILER)
     assert build.load(build.cache_folder()).attention_tile_rows() in (16, 32)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="another processor's registers")
+def test_the_kernels_of_a_processor_without_avx512():
+    """Half as wide registers, and half as many: the kernels' own tests, on what is compiled then."""
+    require_compiler()
+    environment = os.environ | {"CXX": f"{STRICT_COMPILER} -mno-avx512f", build.SWITCH: "native"}
+    tests = [f"tests/unit/test_kernels_{part}.py" for part in ("attention", "float", "team")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-k", "not torch", *tests],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "skipped" not in done.stdout
 
 
 def test_a_warning_of_the_strict_compiler_is_an_error(tmp_path, monkeypatch):

@@ -16,7 +16,8 @@ from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateRequest, Sa
 from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.gpu_worker.models.precision import ADVANTAGE, PRECISIONS, fastest_dtype
 from nightjar.kernels.native.build import SWITCH
-from nightjar.kernels.native.int8_linear import PanelWeight
+from nightjar.kernels.native.float_linear import FloatPanelWeight
+from nightjar.kernels.native.int8_linear import Int8PanelWeight
 from nightjar.kernels.reference.int8_linear import Int8Weight
 from nightjar.kernels.reference.linear import FloatWeight
 from nightjar.pipeline.settings import Settings
@@ -89,12 +90,12 @@ def test_int8_quantises_the_products_and_nothing_else(directory):
     model = load_model(directory, "int8")
     for layer in model.weights.layers:
         for weight in (layer.qkv, layer.attention_out, layer.up, layer.down):
-            assert isinstance(weight, Int8Weight | PanelWeight)
+            assert isinstance(weight, Int8Weight | Int8PanelWeight)
         assert layer.mlp_norm.weight.dtype == torch.float32
-    assert isinstance(model.weights.head, Int8Weight | PanelWeight)
+    assert isinstance(model.weights.head, Int8Weight | Int8PanelWeight)
     assert model.weights.tokens.dtype == model.dtype == torch.float32
     plain = load_model(directory, "fp32")
-    assert isinstance(plain.weights.head, FloatWeight)
+    assert isinstance(plain.weights.head, FloatWeight | FloatPanelWeight)
 
 
 def test_an_unknown_dtype_is_refused_with_the_known_ones(directory):

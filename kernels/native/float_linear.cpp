@@ -1,0 +1,62 @@
+// Blocks of the decoder in FP32.
+
+#include "float_product.h"
+
+// Whether this build has fused multiply-adds of vectors.
+extern "C" int float_linear_works() {
+#if defined(__AVX512F__) || defined(__FMA__)
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+// Output channels of a panel.
+extern "C" int64_t float_panel_columns() { return 3 * nightjar::kLanes; }
+
+#if defined(__AVX512F__) || defined(__FMA__)
+
+using namespace nightjar;
+
+// In all of these, `room` is for the rows as the product reads them: float[n_rows, weight.stride].
+
+// out[n_rows, columns] = activation(x @ weight.T + bias); x: float[n_rows, inputs], rows x_stride
+// floats apart.
+extern "C" void float_linear(const float* x, int64_t x_stride, int64_t n_rows,
+                             const FloatWeight* weight, int64_t activation, float* room,
+                             float* out) {
+  const TiledRows rows{room, weight->stride};
+  expect_regions();
+  parallel([&](Member& member) {
+    tile_rows(member, x, x_stride, n_rows, weight->inputs, rows);
+    multiply_all(member, *weight, rows, n_rows, activation, PlainRows{out, weight->columns});
+  });
+}
+
+// The same of norm(residual), to which delta is added first, in place; delta: null for nothing.
+extern "C" void float_normed_linear(float* residual, const float* delta, int64_t n_rows,
+                                    const Norm* norm, const FloatWeight* weight, float* room,
+                                    float* out) {
+  const TiledRows rows{room, weight->stride};
+  expect_regions();
+  parallel([&](Member& member) {
+    tile_normalized(member, *norm, residual, delta, n_rows, rows);
+    multiply_all(member, *weight, rows, n_rows, kNone, PlainRows{out, weight->columns});
+  });
+}
+
+// And of a whole feed-forward block: out = activation(norm(residual) @ up) @ down.  inner: room for
+// the rows of the second product, which the first one writes as the second reads them.
+extern "C" void float_feed_forward(float* residual, const float* delta, int64_t n_rows,
+                                   const Norm* norm, const FloatWeight* up, int64_t activation,
+                                   const FloatWeight* down, float* room, float* inner, float* out) {
+  const TiledRows rows{room, up->stride}, inner_rows{inner, down->stride};
+  expect_regions();
+  parallel([&](Member& member) {
+    tile_normalized(member, *norm, residual, delta, n_rows, rows);
+    multiply_all(member, *up, rows, n_rows, activation, inner_rows);
+    multiply_all(member, *down, inner_rows, n_rows, kNone, PlainRows{out, down->columns});
+  });
+}
+
+#endif

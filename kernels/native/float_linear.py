@@ -1,0 +1,98 @@
+"""FP32 weights for the compiled products."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from nightjar.kernels.native.build import library
+from nightjar.kernels.native.pointers import INT, POINTER
+from nightjar.kernels.native.products import PanelWeight, Parts, by_panel, filled_up
+
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class FloatPanelWeight(PanelWeight):
+    """A weight ready for `products.linear`.
+
+    panels: float32[n, stride, channels of a panel]; bias: float32[n, channels of a panel]; both
+    filled up with zeros.  Of a gated weight each panel of gates is followed by that of what they
+    gate.
+    """
+
+    panels: Tensor
+    bias: Tensor
+
+    kernels: ClassVar[str] = "float"
+
+    @property
+    def row_bytes(self) -> int:
+        """As PanelWeight says."""
+        return self.stride * _FLOAT_BYTES
+
+    @property
+    def inner_row_bytes(self) -> int:
+        """As PanelWeight says: the rows are written as this product reads them."""
+        return self.row_bytes
+
+    def structure(self) -> ctypes.Structure:
+        """As PanelWeight says."""
+        return _FloatWeightArgument(
+            self.panels.data_ptr(),
+            self.bias.data_ptr(),
+            self.in_features,
+            self.stride,
+            self.out_features,
+            self.gated,
+        )
+
+
+def serves(weight: Tensor) -> bool:
+    """Whether the kernels take this weight on this processor."""
+    kernels = library() if weight.device.type == "cpu" and weight.dtype == torch.float32 else None
+    return kernels is not None and bool(kernels.float_linear_works())
+
+
+def pack(weight: Tensor, bias: Tensor | None) -> FloatPanelWeight:
+    """Lay weight [out, in] out in panels."""
+    return _in_panels([(weight, bias)])
+
+
+def pack_gated(gate: Parts, up: Parts) -> FloatPanelWeight:
+    """Two weights [out, in] with their biases, to be computed together: activation(gate) * up."""
+    return _in_panels([gate, up])
+
+
+class _FloatWeightArgument(ctypes.Structure):
+    """A weight as float_product.h takes it."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("panels", "bias")),
+        *((name, INT) for name in ("inputs", "stride", "columns", "gated")),
+    )
+
+
+def _in_panels(parts: list[Parts]) -> FloatPanelWeight:
+    """Weights of one shape, a panel of each in turn."""
+    out_features, in_features = parts[0][0].shape
+    kernels = library()
+    if kernels is None:
+        raise RuntimeError("the compiled kernels are not there: ask `serves` first")
+    width = int(kernels.float_panel_columns())
+    n, whole = -(-out_features // width), out_features // width
+    panels = torch.zeros(n, len(parts), filled_up(in_features), width)
+    biases = torch.zeros(n, len(parts), width)
+    for place, (weight, bias) in enumerate(parts):
+        channels = weight[: whole * width].view(whole, width, in_features)
+        panels[:whole, place, :in_features] = channels.transpose(1, 2)
+        if whole < n:
+            rest = weight[whole * width :]
+            panels[whole, place, :in_features, : rest.shape[0]] = rest.t()
+        if bias is not None:
+            biases[:, place] = by_panel(bias, n, width)
+    return FloatPanelWeight(in_features, out_features, len(parts) == 2, panels, biases)

@@ -1,0 +1,95 @@
+// What products of rows with packed weights have in common, whatever their numbers: how the work is
+// cut into tiles, in which order they are computed, and what is fetched meanwhile.
+//
+// A weight lies in panels of neighbouring output channels, whole inputs of each; the rows of a tile
+// lie interleaved, kSegment numbers of each in turn: one pointer finds the operands of a step, and
+// both come from memory in one stream.
+#pragma once
+
+#include "activation.h"
+#include "norm.h"
+#include "team.h"
+
+namespace nightjar {
+
+constexpr int kSegment = 16;           // neighbouring numbers of a row that lie together in a tile
+constexpr int64_t kShares = 16;        // of a product's work for each thread, if it is enough
+constexpr int64_t kLeastTiles = 8;     // of a block: each block reads all weights again
+constexpr int64_t kAheadBytes = 1024;  // of a panel, on the way into the nearest cache
+constexpr int kLine = 64;              // bytes that a cache fetches at once
+
+// How rows are cut into tiles of nearly equal height, none above `tallest`.
+struct Tiles {
+  int64_t n_rows;
+  int64_t count;
+
+  Tiles(int64_t n_rows, int64_t tallest)
+      : n_rows(n_rows), count((n_rows + tallest - 1) / tallest) {}
+  int64_t first_row(int64_t tile) const { return n_rows * tile / count; }
+  int64_t height(int64_t tile) const { return first_row(tile + 1) - first_row(tile); }
+};
+
+// Where a weight's panels lie, one after another.  bytes: of a panel; step_bytes: of what a step of
+// the innermost loop reads of it.
+struct Panels {
+  const void* data;
+  int64_t count;
+  int64_t bytes;
+  int64_t step_bytes;
+};
+
+// What to fetch while a tile is computed: its share of the next panel, `step` bytes at a time.
+struct Ahead {
+  const char* from;
+  int64_t step;
+
+  void fetch() {
+    for (const char* line = from; line < from + step; line += kLine) __builtin_prefetch(line, 0, 2);
+    from += step;
+  }
+};
+
+// compute(tile, panel, ahead) for all of both.  that_stay: tiles whose rows stay in a core's cache
+// over all panels.  Called by all members of a region.
+template <typename Compute>
+void take_tiles(Member& member, const Tiles& cut, const Panels& panels, int64_t that_stay,
+                Compute compute) {
+  const int64_t shares = kShares * member.size();
+  const int64_t shared = std::max(kLeastTiles, cut.count * panels.count / shares);
+  const int64_t in_block = std::min(std::max<int64_t>(1, that_stay), shared);
+  const int64_t n_blocks = (cut.count + in_block - 1) / in_block;
+  member.take(n_blocks * panels.count, [&](int64_t place) {
+    const int64_t block = place / panels.count, panel = place % panels.count;
+    const int64_t begin = block * in_block, end = std::min(cut.count, begin + in_block);
+    const char* next = static_cast<const char*>(panels.data) +
+                       (panel + 1) % panels.count * panels.bytes;
+    const int64_t step = panels.step_bytes / (end - begin);
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t read = (tile - begin) * step * (panels.bytes / panels.step_bytes);
+      compute(tile, panel, Ahead{next + read, step});
+    }
+  });
+}
+
+// body(row, first, height) for every row; first: of its tile.  Called by all members of a region.
+template <typename Body>
+void share_rows(Member& member, const Tiles& cut, Body body) {
+  member.share(cut.count, [&](int64_t tile) {
+    const int64_t first = cut.first_row(tile), height = cut.height(tile);
+    for (int64_t row = first; row < first + height; ++row) body(row, first, height);
+  });
+}
+
+// Stores the first `width` lanes, at most all of them.
+template <typename Out>
+inline void store_lanes(Out* to, Vector lanes, int64_t width) {
+  if (width >= kLanes) {
+    store(to, lanes);
+  } else if (width > 0) {
+    alignas(64) Out part[kLanes];
+    store(part, lanes);
+    std::memcpy(to, part, width * sizeof(Out));
+  }
+}
+
+}  // namespace nightjar

@@ -1,0 +1,197 @@
+"""Products with weights that lie in panels, compiled: of FP32 rows, whatever the weights are."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nightjar.kernels.native import norm
+from nightjar.kernels.native.build import library
+from nightjar.kernels.native.norm import NormArgument
+from nightjar.kernels.native.pointers import INT, POINTER
+
+if TYPE_CHECKING:
+    from nightjar.kernels.norm import Norm
+
+SEGMENT = 16
+"""Neighbouring inputs of a row that lie together; inputs are filled up to whole ones."""
+
+ACTIVATIONS = {None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "silu": 4}
+
+Parts = tuple[Tensor, Tensor | None]
+"""A weight [out, in] and its bias [out]."""
+
+
+@dataclass(frozen=True)
+class PanelWeight(ABC):
+    """A weight in panels of neighbouring output channels; gated: with the gates of those.
+
+    kernels: what the names of its compiled functions begin with.
+    """
+
+    in_features: int
+    out_features: int
+    gated: bool
+
+    kernels: ClassVar[str]
+
+    @property
+    def stride(self) -> int:
+        """Inputs, filled up to whole segments."""
+        return filled_up(self.in_features)
+
+    @property
+    @abstractmethod
+    def row_bytes(self) -> int:
+        """Room that a row takes as the kernel reads it."""
+
+    @property
+    @abstractmethod
+    def inner_row_bytes(self) -> int:
+        """Room that a row takes as a feed-forward block's first product writes it for this one."""
+
+    @abstractmethod
+    def structure(self) -> ctypes.Structure:
+        """The weight as the kernels take it."""
+
+    @cached_property
+    def _structure(self) -> ctypes.Structure:
+        return self.structure()
+
+    @cached_property
+    def address(self) -> int:
+        """Where the kernels find it; whoever passes it on holds the weight."""
+        return ctypes.addressof(self._structure)
+
+
+def serves_stream(residual: Tensor, delta: Tensor | None) -> bool:
+    """Whether `normed_linear` and `feed_forward` take the residual stream [T, H]."""
+    return norm.serves(residual, delta, torch.float32)
+
+
+def linear(x: Tensor, weight: PanelWeight, activation: str | None) -> Tensor:
+    """x float32[T, in] times the weight, plus its bias, through the activation (of the gate, where
+    there is one): float32[T, out]."""
+    if x.shape[1] != weight.in_features or x.dtype != torch.float32:
+        raise ValueError(f"{x.dtype}{list(x.shape)}: float32[T, {weight.in_features}]")
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    n_rows = x.shape[0]
+    out = x.new_empty(n_rows, weight.out_features)
+    room = _room(n_rows * weight.row_bytes)
+    _functions(weight.kernels).linear(
+        x.data_ptr(),
+        x.stride(0),
+        n_rows,
+        weight.address,
+        ACTIVATIONS[activation],
+        room.data_ptr(),
+        out.data_ptr(),
+    )
+    return out
+
+
+def normed_linear(
+    residual: Tensor, delta: Tensor | None, norm: Norm, weight: PanelWeight
+) -> Tensor:
+    """As kernels.linear.normed_linear: float32[T, out]."""
+    _check_stream(residual, norm, weight)
+    n_rows = residual.shape[0]
+    out = residual.new_empty(n_rows, weight.out_features)
+    room = _room(n_rows * weight.row_bytes)
+    _functions(weight.kernels).normed_linear(
+        residual.data_ptr(),
+        None if delta is None else delta.data_ptr(),
+        n_rows,
+        NormArgument.of(norm.weight, norm.bias, norm.epsilon),
+        weight.address,
+        room.data_ptr(),
+        out.data_ptr(),
+    )
+    return out
+
+
+def feed_forward(
+    residual: Tensor,
+    delta: Tensor | None,
+    norm: Norm,
+    up: PanelWeight,
+    down: PanelWeight,
+    activation: str,
+) -> Tensor:
+    """As kernels.linear.feed_forward: float32[T, H]; both weights are of one kind."""
+    _check_stream(residual, norm, up)
+    if down.in_features != up.out_features:
+        raise ValueError(f"{up.out_features} channels go up, {down.in_features} come down")
+    n_rows = residual.shape[0]
+    room = _room(n_rows * max(up.row_bytes, down.row_bytes))
+    inner = _room(n_rows * down.inner_row_bytes)
+    out = residual.new_empty(n_rows, down.out_features)
+    _functions(up.kernels).feed_forward(
+        residual.data_ptr(),
+        None if delta is None else delta.data_ptr(),
+        n_rows,
+        NormArgument.of(norm.weight, norm.bias, norm.epsilon),
+        up.address,
+        ACTIVATIONS[activation],
+        down.address,
+        room.data_ptr(),
+        inner.data_ptr(),
+        out.data_ptr(),
+    )
+    return out
+
+
+def filled_up(inputs: int) -> int:
+    """Inputs up to whole segments."""
+    return -(-inputs // SEGMENT) * SEGMENT
+
+
+def by_panel(x: Tensor, panels: int, width: int) -> Tensor:
+    """x [out] with zeros up to whole panels: [panels, width]."""
+    padded = x.new_zeros(panels * width)
+    padded[: x.shape[0]] = x
+    return padded.view(panels, width)
+
+
+def _room(size: int) -> Tensor:
+    """Bytes for a kernel to work in."""
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def _check_stream(residual: Tensor, norm: Norm, weight: PanelWeight) -> None:
+    width = norm.weight.shape[0]
+    if not residual.shape[1] == width == weight.in_features:
+        raise ValueError(
+            f"rows of {residual.shape[1]}, a norm of {width}, "
+            f"a weight of {weight.in_features} inputs"
+        )
+
+
+class _Functions(NamedTuple):
+    """The compiled functions for weights of one kind."""
+
+    linear: ctypes._NamedFuncPointer
+    normed_linear: ctypes._NamedFuncPointer
+    feed_forward: ctypes._NamedFuncPointer
+
+
+@cache
+def _functions(kind: str) -> _Functions:
+    kernels = library()
+    if kernels is None:
+        raise RuntimeError("the compiled kernels are not there: ask `serves` first")
+    stream = (POINTER, POINTER, INT, ctypes.POINTER(NormArgument))
+    functions = _Functions(*(getattr(kernels, f"{kind}_{name}") for name in _Functions._fields))
+    functions.linear.argtypes = (POINTER, INT, INT, POINTER, INT, POINTER, POINTER)
+    functions.normed_linear.argtypes = (*stream, POINTER, POINTER, POINTER)
+    functions.feed_forward.argtypes = (*stream, POINTER, INT, POINTER, POINTER, POINTER, POINTER)
+    for function in functions:
+        function.restype = None
+    return functions
