@@ -1,16 +1,29 @@
 """Embedding lookup, by whichever backend serves the table."""
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
-from nightjar.kernels import cuda_ops, reference
+from nightjar.kernels import cuda_ops, native, reference
 from nightjar.kernels.cuda.launch import serves
+from nightjar.kernels.linear import LinearWeight
+from nightjar.kernels.native.float_linear import FloatPanelWeight
+
+TokenTable: TypeAlias = Tensor | FloatPanelWeight
+"""Rows of a vocabulary: [V, H], or an LM head that holds them already."""
+
+
+def tied_table(table: Tensor, head: LinearWeight) -> TokenTable:
+    """What to keep as the table [V, H] where `head` was packed from it: one copy, if that serves
+    both."""
+    return head if isinstance(head, FloatPanelWeight) else table
 
 
 def embed(
     ids: Tensor,
     positions: Tensor,
-    table: Tensor,
+    table: TokenTable,
     position_table: Tensor | None,
     prompt_vectors: Tensor | None = None,
     vector_bases: Tensor | None = None,
@@ -24,8 +37,17 @@ def embed(
     of the row's own vectors.  scale multiplies table rows and prompt vectors alike.
     Returns [T, H], in FP32 at least.
     """
+    if isinstance(table, FloatPanelWeight):
+        ids, table = _own_table(ids, table)
     tables = table, position_table
     if serves(table):
         vectors = None if prompt_vectors is None else prompt_vectors.to(torch.float32)
         return cuda_ops.embed(ids, positions, *tables, vectors, vector_bases, scale)
     return reference.embedding.embed(ids, positions, *tables, prompt_vectors, vector_bases, scale)
+
+
+def _own_table(ids: Tensor, head: FloatPanelWeight) -> tuple[Tensor, Tensor]:
+    """The rows that the ids name as a table of their own, one a row, and the ids in that."""
+    count, vocab_size = ids.shape[0], head.out_features
+    table = native.float_linear.rows(head, ids.clamp(max=vocab_size - 1))
+    return torch.where(ids < vocab_size, torch.arange(count), ids - vocab_size + count), table

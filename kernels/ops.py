@@ -24,7 +24,7 @@ from nightjar.kernels.cuda_ops import (
     penalize,
     step_update,
 )
-from nightjar.kernels.embedding import embed
+from nightjar.kernels.embedding import TokenTable, embed, tied_table
 from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
 from nightjar.kernels.kv_transfer import kv_pack, kv_unpack
 from nightjar.kernels.linear import (
@@ -62,6 +62,7 @@ __all__ = [
     "Rotation",
     "StepState",
     "StopTables",
+    "TokenTable",
     "TokenTexts",
     "WeightPrecision",
     "activation",
@@ -93,6 +94,7 @@ __all__ = [
     "rotary",
     "sample",
     "step_update",
+    "tied_table",
     "token_log_sums",
     "token_nll",
     "top_log_probs",

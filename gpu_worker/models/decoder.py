@@ -11,7 +11,15 @@ from nightjar import kernels
 from nightjar.checkpoints import ModelConfig
 from nightjar.gpu_worker.models.batch import KVTensors, TokenBatch
 from nightjar.gpu_worker.models.rope import RopeTable
-from nightjar.kernels import CacheWrite, GatedWeight, HeadNorms, LinearWeight, Norm, Rotation
+from nightjar.kernels import (
+    CacheWrite,
+    GatedWeight,
+    HeadNorms,
+    LinearWeight,
+    Norm,
+    Rotation,
+    TokenTable,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +45,9 @@ class LayerWeights:
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
     """All weights of a decoder: token table [V, H], positions as a learned table [P, H] or as
-    rotations, blocks, last norm, LM head [V, H]."""
+    rotations, blocks, last norm, LM head [V, H]; the head may be the table as well."""
 
-    tokens: Tensor
+    tokens: TokenTable
     positions: Tensor | None
     rope: RopeTable | None
     layers: tuple[LayerWeights, ...]

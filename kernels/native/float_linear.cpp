@@ -18,6 +18,9 @@ extern "C" int64_t float_panel_columns() { return 3 * nightjar::kLanes; }
 
 using namespace nightjar;
 
+// Rows of which a kernel needs room for at most so many, however many it is given.
+extern "C" int64_t product_rows_at_once() { return kRowsAtOnce; }
+
 // In all of these, `room` is for the rows as the product reads them: float[n_rows, weight.stride].
 
 // out[n_rows, columns] = activation(x @ weight.T + bias); x: float[n_rows, inputs], rows x_stride
@@ -28,8 +31,11 @@ extern "C" void float_linear(const float* x, int64_t x_stride, int64_t n_rows,
   const TiledRows rows{room, weight->stride};
   expect_regions();
   parallel([&](Member& member) {
-    tile_rows(member, x, x_stride, n_rows, weight->inputs, rows);
-    multiply_all(member, *weight, rows, n_rows, activation, PlainRows{out, weight->columns});
+    in_parts(n_rows, [&](int64_t first, int64_t n) {
+      const PlainRows to{out + first * weight->columns, weight->columns};
+      tile_rows(member, x + first * x_stride, x_stride, n, weight->inputs, rows);
+      multiply_all(member, *weight, rows, n, activation, to);
+    });
   });
 }
 
@@ -40,8 +46,11 @@ extern "C" void float_normed_linear(float* residual, const float* delta, int64_t
   const TiledRows rows{room, weight->stride};
   expect_regions();
   parallel([&](Member& member) {
-    tile_normalized(member, *norm, residual, delta, n_rows, rows);
-    multiply_all(member, *weight, rows, n_rows, kNone, PlainRows{out, weight->columns});
+    in_parts(n_rows, [&](int64_t first, int64_t n) {
+      const PlainRows to{out + first * weight->columns, weight->columns};
+      tile_normalized(member, Stream(*norm, residual, delta, first), n, rows);
+      multiply_all(member, *weight, rows, n, kNone, to);
+    });
   });
 }
 
@@ -53,10 +62,24 @@ extern "C" void float_feed_forward(float* residual, const float* delta, int64_t 
   const TiledRows rows{room, up->stride}, inner_rows{inner, down->stride};
   expect_regions();
   parallel([&](Member& member) {
-    tile_normalized(member, *norm, residual, delta, n_rows, rows);
-    multiply_all(member, *up, rows, n_rows, activation, inner_rows);
-    multiply_all(member, *down, inner_rows, n_rows, kNone, PlainRows{out, down->columns});
+    in_parts(n_rows, [&](int64_t first, int64_t n) {
+      const PlainRows to{out + first * down->columns, down->columns};
+      tile_normalized(member, Stream(*norm, residual, delta, first), n, rows);
+      multiply_all(member, *up, rows, n, activation, inner_rows);
+      multiply_all(member, *down, inner_rows, n, kNone, to);
+    });
   });
+}
+
+// out[i] = row ids[i] of the weight, whose outputs are a vocabulary: float[n, inputs].
+extern "C" void float_rows(const FloatWeight* weight, const int64_t* ids, int64_t n, float* out) {
+  const auto read_row = [=](int64_t i) {
+    const int64_t panel = ids[i] / kFloatColumns, column = ids[i] % kFloatColumns;
+    const float* from = weight->panels + panel * weight->stride * kFloatColumns + column;
+    float* to = out + i * weight->inputs;
+    for (int64_t k = 0; k < weight->inputs; ++k) to[k] = from[k * kFloatColumns];
+  };
+  parallel([&](Member& member) { member.share(n, read_row); });
 }
 
 #endif

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -68,6 +69,17 @@ def pack_gated(gate: Parts, up: Parts) -> FloatPanelWeight:
     return _in_panels([gate, up])
 
 
+def rows(weight: FloatPanelWeight, ids: Tensor) -> Tensor:
+    """The weight's rows of some outputs, as an embedding table's: int64[T] -> float32[T, in]."""
+    if weight.gated or ids.dtype != torch.int64:
+        raise ValueError(f"rows of {ids.dtype} ids; gated: {weight.gated}")
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < weight.out_features:
+        raise IndexError(f"ids are 0 to {weight.out_features - 1}")
+    ids, out = ids.contiguous(), torch.empty(ids.shape[0], weight.in_features)
+    _rows_function()(weight.address, ids.data_ptr(), ids.shape[0], out.data_ptr())
+    return out
+
+
 class _FloatWeightArgument(ctypes.Structure):
     """A weight as float_product.h takes it."""
 
@@ -96,3 +108,14 @@ def _in_panels(parts: list[Parts]) -> FloatPanelWeight:
         if bias is not None:
             biases[:, place] = by_panel(bias, n, width)
     return FloatPanelWeight(in_features, out_features, len(parts) == 2, panels, biases)
+
+
+@cache
+def _rows_function() -> ctypes._NamedFuncPointer:
+    kernels = library()
+    if kernels is None:
+        raise RuntimeError("the compiled kernels are not there: ask `serves` first")
+    function = kernels.float_rows
+    function.argtypes = [POINTER, POINTER, INT, POINTER]
+    function.restype = None
+    return function

@@ -199,14 +199,13 @@ inline void tile_rows(Member& member, const float* x, int64_t x_stride, int64_t 
   });
 }
 
-// The same of the normalised residual stream, which takes in delta first.
-inline void tile_normalized(Member& member, const Norm& norm, float* residual, const float* delta,
-                            int64_t n_rows, const TiledRows& rows) {
-  std::vector<float> normal(norm.size);
+// The same of the normalised residual stream.
+inline void tile_normalized(Member& member, const Stream& stream, int64_t n_rows,
+                            const TiledRows& rows) {
+  std::vector<float> normal(stream.norm.size);
   share_rows(member, float_tiles(n_rows), [&](int64_t row, int64_t first, int64_t height) {
-    const int64_t place = row * norm.size;
-    normalize(norm, residual + place, delta == nullptr ? nullptr : delta + place, normal.data());
-    tile_row(normal.data(), norm.size, rows, row, first, height);
+    stream.normalized(row, normal.data());
+    tile_row(normal.data(), stream.norm.size, rows, row, first, height);
   });
 }
 

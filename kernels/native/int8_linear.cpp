@@ -24,8 +24,10 @@ extern "C" void int8_linear(const float* x, int64_t x_stride, int64_t n_rows, co
   const Rows rows(room, n_rows, *weight);
   expect_regions();
   parallel([&](Member& member) {
-    quantize_rows(member, x, x_stride, n_rows, *weight, rows);
-    multiply_all(member, *weight, rows, n_rows, activation, out);
+    in_parts(n_rows, [&](int64_t first, int64_t n) {
+      quantize_rows(member, x + first * x_stride, x_stride, n, *weight, rows);
+      multiply_all(member, *weight, rows, n, activation, out + first * weight->columns);
+    });
   });
 }
 
@@ -36,8 +38,10 @@ extern "C" void int8_normed_linear(float* residual, const float* delta, int64_t 
   const Rows rows(room, n_rows, *weight);
   expect_regions();
   parallel([&](Member& member) {
-    quantize_normalized(member, *norm, residual, delta, n_rows, *weight, rows);
-    multiply_all(member, *weight, rows, n_rows, kNone, out);
+    in_parts(n_rows, [&](int64_t first, int64_t n) {
+      quantize_normalized(member, Stream(*norm, residual, delta, first), n, *weight, rows);
+      multiply_all(member, *weight, rows, n, kNone, out + first * weight->columns);
+    });
   });
 }
 
@@ -49,10 +53,12 @@ extern "C" void int8_feed_forward(float* residual, const float* delta, int64_t n
   const Rows rows(room, n_rows, *up), inner_rows(room, n_rows, *down);
   expect_regions();
   parallel([&](Member& member) {
-    quantize_normalized(member, *norm, residual, delta, n_rows, *up, rows);
-    multiply_all(member, *up, rows, n_rows, activation, inner);
-    quantize_rows(member, inner, up->columns, n_rows, *down, inner_rows);
-    multiply_all(member, *down, inner_rows, n_rows, kNone, out);
+    in_parts(n_rows, [&](int64_t first, int64_t n) {
+      quantize_normalized(member, Stream(*norm, residual, delta, first), n, *up, rows);
+      multiply_all(member, *up, rows, n, activation, inner);
+      quantize_rows(member, inner, up->columns, n, *down, inner_rows);
+      multiply_all(member, *down, inner_rows, n, kNone, out + first * down->columns);
+    });
   });
 }
 

@@ -48,9 +48,10 @@ struct Rows {
   uint8_t* values;
   float* scales;
 
-  // In room for n_rows of stride + 4 bytes.
+  // In room for as many rows as are computed at once, of stride + 4 bytes each.
   Rows(uint8_t* room, int64_t n_rows, const Weight& weight)
-      : values(room), scales(reinterpret_cast<float*>(room + n_rows * weight.stride)) {}
+      : values(room),
+        scales(reinterpret_cast<float*>(room + std::min(n_rows, kRowsAtOnce) * weight.stride)) {}
 };
 
 // The lanes of a row from i on, zeros past its k numbers.
@@ -241,14 +242,12 @@ void quantize_rows(Member& member, const X* x, int64_t x_stride, int64_t n_rows,
   quantize_tiles(member, n_rows, weight, rows, [=](int64_t row) { return x + row * x_stride; });
 }
 
-// The same of the normalised residual stream, which takes in delta first.
-inline void quantize_normalized(Member& member, const Norm& norm, float* residual,
-                                const float* delta, int64_t n_rows, const Weight& weight,
-                                const Rows& rows) {
-  std::vector<float> normal(norm.size);
+// The same of the normalised residual stream.
+inline void quantize_normalized(Member& member, const Stream& stream, int64_t n_rows,
+                                const Weight& weight, const Rows& rows) {
+  std::vector<float> normal(stream.norm.size);
   quantize_tiles(member, n_rows, weight, rows, [&](int64_t row) {
-    const int64_t place = row * norm.size;
-    normalize(norm, residual + place, delta == nullptr ? nullptr : delta + place, normal.data());
+    stream.normalized(row, normal.data());
     return normal.data();
   });
 }

@@ -60,4 +60,21 @@ inline void normalize(const Norm& norm, float* row, const float* delta, float* o
   }
 }
 
+// The residual stream from a row on: float[rows, norm.size], to which delta is added in place.
+struct Stream {
+  const Norm& norm;
+  float* residual;
+  const float* delta;  // null for nothing
+
+  Stream(const Norm& norm, float* residual, const float* delta, int64_t first)
+      : norm(norm),
+        residual(residual + first * norm.size),
+        delta(delta == nullptr ? nullptr : delta + first * norm.size) {}
+
+  void normalized(int64_t row, float* out) const {
+    const int64_t place = row * norm.size;
+    normalize(norm, residual + place, delta == nullptr ? nullptr : delta + place, out);
+  }
+};
+
 }  // namespace nightjar

@@ -16,6 +16,7 @@ constexpr int kSegment = 16;           // neighbouring numbers of a row that lie
 constexpr int64_t kShares = 16;        // of a product's work for each thread, if it is enough
 constexpr int64_t kLeastTiles = 8;     // of a block: each block reads all weights again
 constexpr int64_t kAheadBytes = 1024;  // of a panel, on the way into the nearest cache
+constexpr int64_t kRowsAtOnce = 512;   // more are computed in turn, in the same room
 constexpr int kLine = 64;              // bytes that a cache fetches at once
 
 // How rows are cut into tiles of nearly equal height, none above `tallest`.
@@ -69,6 +70,14 @@ void take_tiles(Member& member, const Tiles& cut, const Panels& panels, int64_t 
       compute(tile, panel, Ahead{next + read, step});
     }
   });
+}
+
+// body(first, n) for parts of at most kRowsAtOnce rows.
+template <typename Body>
+void in_parts(int64_t n_rows, Body body) {
+  for (int64_t first = 0; first < n_rows; first += kRowsAtOnce) {
+    body(first, std::min(kRowsAtOnce, n_rows - first));
+  }
 }
 
 // body(row, first, height) for every row; first: of its tile.  Called by all members of a region.

@@ -84,7 +84,7 @@ def linear(x: Tensor, weight: PanelWeight, activation: str | None) -> Tensor:
         x = x.contiguous()
     n_rows = x.shape[0]
     out = x.new_empty(n_rows, weight.out_features)
-    room = _room(n_rows * weight.row_bytes)
+    room = _room(n_rows, weight.row_bytes)
     _functions(weight.kernels).linear(
         x.data_ptr(),
         x.stride(0),
@@ -104,7 +104,7 @@ def normed_linear(
     _check_stream(residual, norm, weight)
     n_rows = residual.shape[0]
     out = residual.new_empty(n_rows, weight.out_features)
-    room = _room(n_rows * weight.row_bytes)
+    room = _room(n_rows, weight.row_bytes)
     _functions(weight.kernels).normed_linear(
         residual.data_ptr(),
         None if delta is None else delta.data_ptr(),
@@ -130,8 +130,8 @@ def feed_forward(
     if down.in_features != up.out_features:
         raise ValueError(f"{up.out_features} channels go up, {down.in_features} come down")
     n_rows = residual.shape[0]
-    room = _room(n_rows * max(up.row_bytes, down.row_bytes))
-    inner = _room(n_rows * down.inner_row_bytes)
+    room = _room(n_rows, max(up.row_bytes, down.row_bytes))
+    inner = _room(n_rows, down.inner_row_bytes)
     out = residual.new_empty(n_rows, down.out_features)
     _functions(up.kernels).feed_forward(
         residual.data_ptr(),
@@ -160,9 +160,17 @@ def by_panel(x: Tensor, panels: int, width: int) -> Tensor:
     return padded.view(panels, width)
 
 
-def _room(size: int) -> Tensor:
-    """Bytes for a kernel to work in."""
-    return torch.empty(size, dtype=torch.uint8)
+def _room(n_rows: int, row_bytes: int) -> Tensor:
+    """Bytes for a kernel to work in: of the rows that it computes at once."""
+    return torch.empty(min(n_rows, _rows_at_once()) * row_bytes, dtype=torch.uint8)
+
+
+@cache
+def _rows_at_once() -> int:
+    kernels = library()
+    if kernels is None:
+        raise RuntimeError("the compiled kernels are not there: ask `serves` first")
+    return int(kernels.product_rows_at_once())
 
 
 def _check_stream(residual: Tensor, norm: Norm, weight: PanelWeight) -> None:

@@ -42,7 +42,9 @@ def pack_up(kind, inner, size, precision):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("layer_norm", [True, False])
 @pytest.mark.parametrize("with_delta", [True, False])
-@pytest.mark.parametrize(("rows", "size", "out"), [(1, 64, 96), (29, 48, 50), (200, 260, 33)])
+@pytest.mark.parametrize(
+    ("rows", "size", "out"), [(1, 64, 96), (29, 48, 50), (200, 260, 33), (1100, 48, 50)]
+)
 def test_normed_linear_is_the_product_of_the_normalised_rows(
     precision, layer_norm, with_delta, rows, size, out
 ):
@@ -62,7 +64,9 @@ def test_normed_linear_is_the_product_of_the_normalised_rows(
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", ["plain", "gated"])
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "relu", "silu"])
-@pytest.mark.parametrize(("rows", "size", "inner"), [(1, 64, 96), (31, 48, 130), (90, 132, 272)])
+@pytest.mark.parametrize(
+    ("rows", "size", "inner"), [(1, 64, 96), (31, 48, 130), (90, 132, 272), (1100, 48, 96)]
+)
 def test_feed_forward_is_its_products_one_by_one(precision, kind, activation, rows, size, inner):
     residual, delta, norm = normal(rows, size), normal(rows, size, seed=9), a_norm(size, True)
     up, down = pack_up(kind, inner, size, precision), pack(size, inner, precision, seed=7)

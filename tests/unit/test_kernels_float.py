@@ -42,7 +42,7 @@ def error_in_roundings(found, x, weight, bias):
     return ((found.double() - x @ weight.T - bias).abs() / (size * 2.0**-24)).max()
 
 
-@pytest.mark.parametrize("rows", [1, 2, TILE - 1, TILE, TILE + 1, 3 * TILE - 5, 200])
+@pytest.mark.parametrize("rows", [1, 2, TILE - 1, TILE, TILE + 1, 3 * TILE - 5, 200, 1100])
 @pytest.mark.parametrize("features", [1, SEGMENT - 1, SEGMENT, SEGMENT + 1, 768])
 @pytest.mark.parametrize("outputs", [1, PANEL // 2, PANEL - 1, PANEL, PANEL + 1, 3 * PANEL + 17])
 def test_equals_the_product_in_float64(rows, features, outputs):

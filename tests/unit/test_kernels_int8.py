@@ -53,7 +53,7 @@ def case(rows, features, outputs, seed=0):
     return x, weight, torch.randn(outputs, generator=generator)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4, 19, TILE_ROWS, TILE_ROWS + 1, 3 * TILE_ROWS - 5])
+@pytest.mark.parametrize("rows", [1, 3, 4, 19, TILE_ROWS, TILE_ROWS + 1, 3 * TILE_ROWS - 5, 1100])
 @pytest.mark.parametrize(("features", "outputs"), [(33, 17), (768, 111), (3072, 64)])
 def test_equals_exact_arithmetic_on_the_quantised_numbers(rows, features, outputs, limit):
     x, weight, bias = case(rows, features, outputs)

@@ -60,3 +60,13 @@ def test_numbers_that_are_not_normal_are_zeros_in_a_kernel_and_nowhere_else():
     assert kernels.linear(small * 4, packed).eq(least).all()
     assert kernels.linear(small, packed).eq(0).all()  # whichever thread computes a row
     assert (small * 2).eq(least / 2).all()
+
+
+def test_rows_of_a_head_are_those_of_its_vocabulary():
+    packed = kernels.pack_linear(torch.randn(60, 8), None)
+    assert native.float_linear.rows(packed, torch.tensor([], dtype=torch.int64)).shape == (0, 8)
+    for ids in ([60], [-1, 3]):
+        with pytest.raises(IndexError, match="ids are 0 to 59"):
+            native.float_linear.rows(packed, torch.tensor(ids))
+    with pytest.raises(ValueError, match=r"torch\.int32"):
+        native.float_linear.rows(packed, torch.tensor([1], dtype=torch.int32))

@@ -62,7 +62,7 @@ def test_the_real_kernels_compile_without_a_warning(monkeypatch):
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="another processor's registers")
 def test_the_kernels_of_a_processor_without_avx512():
-    """Half as wide registers, and half as many: the kernels' own tests, on what is compiled then."""
+    """Registers half as wide, and half as many: the kernels' own tests, compiled for them."""
     require_compiler()
     environment = os.environ | {"CXX": f"{STRICT_COMPILER} -mno-avx512f", build.SWITCH: "native"}
     tests = [f"tests/unit/test_kernels_{part}.py" for part in ("attention", "float", "team")]

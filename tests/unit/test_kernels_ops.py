@@ -31,6 +31,28 @@ def test_embed_keeps_the_stream_in_fp32():
     assert torch.equal(x[0], table[1].float() + position_table[2].float())
 
 
+@pytest.mark.parametrize(("vocab_size", "hidden"), [(10, 6), (96, 17), (500, 64)])
+def test_embed_reads_an_lm_head_as_it_reads_the_table(vocab_size, hidden):
+    table, positions_table = torch.randn(vocab_size, hidden), torch.randn(40, hidden)
+    vectors, ids = torch.randn(4, hidden), torch.randint(0, vocab_size, (40,))
+    ids[3], ids[4], ids[9], ids[10] = vocab_size, vocab_size + 1, vocab_size - 1, vocab_size + 1
+    positions, bases = torch.arange(40).flip(0), torch.zeros(40, dtype=torch.int64)
+    bases[10] = 2
+    arguments = positions, positions_table, vectors, bases, 1.5
+    expected = kernels.embed(ids, arguments[0], table, *arguments[1:])
+    one = kernels.tied_table(table, kernels.pack_linear(table, None))
+    assert torch.equal(kernels.embed(ids, arguments[0], one, *arguments[1:]), expected)
+    plain = ids.clamp(max=vocab_size - 1)
+    assert torch.equal(kernels.embed(plain, positions, one, None), table[plain])
+
+
+def test_a_head_of_another_dtype_is_no_table():
+    table = torch.randn(10, 6)
+    assert kernels.tied_table(table, kernels.pack_linear(table, None, "int8")) is table
+    half = table.bfloat16()
+    assert kernels.tied_table(half, kernels.pack_linear(half, None)) is half
+
+
 @pytest.mark.parametrize("hidden", [1, 111, 500])
 def test_layer_norm_adds_then_normalises(hidden):
     residual, delta = torch.randn(7, hidden), torch.randn(7, hidden)
