@@ -64,6 +64,14 @@ inline void multiply_up_to(int64_t rows, const float* a, int64_t row_step, int64
   }
 }
 
+// Asks for `n` floats, to be read soon or to be written.
+inline void fetch_line(const float* from, int64_t n) {
+  for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(from + i);
+}
+inline void fetch_to_write(float* to, int64_t n) {
+  for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(to + i, 1);
+}
+
 // The state of a tile; one a thread, used again for tile after tile.
 class Tile {
  public:

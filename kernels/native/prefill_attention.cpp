@@ -28,7 +28,13 @@ void prefill(const float* q, int64_t q_step, int64_t heads, const Cache<S>& cach
       for (int r = 0; r < kTileRows; ++r) {
         limits[r] = r < count ? static_cast<int32_t>(position + r + 1) : 0;
       }
-      tile.begin(q + first * q_step + head * size, q_step, count, scale);
+      const float* queries = q + first * q_step + head * size;
+      tile.begin(queries, q_step, count, scale);
+      // The next head's queries are next to these, and so are its results.
+      for (int64_t r = 0; r < count; ++r) {
+        fetch_line(queries + r * q_step + size, size);
+        fetch_to_write(out + ((first + r) * heads + head) * size, size);
+      }
       attend_paged(tile, cache, tables + tiles.table_starts[i], head / heads_per_kv,
                    position + count, limits);
       tile.finish(out + (first * heads + head) * size, heads * size);
