@@ -2,8 +2,10 @@
 
     python -m benchmarks.bare_forward --model DIR [--threads N]
 
-The same packed products as the engine's, attention by torch on contiguous keys, the LM head at the
-rows that need it. No scheduler, cache, norms, embedding or sampling. Prints tokens/s as JSON.
+The same packed products as the engine's and the LM head at the rows that need it; attention on keys
+that lie one after another, by the engine's kernel where the products are compiled, too, else by
+torch: two sets of threads would keep each other from the cores. No scheduler, prefix cache, norms,
+embedding or sampling. Prints tokens/s as JSON.
 """
 
 from __future__ import annotations
@@ -23,13 +25,29 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.gpu_worker.models.decoder import LayerWeights
 from nightjar.gpu_worker.models.precision import PRECISIONS
-from nightjar.kernels import GatedWeight, gated_linear, linear
+from nightjar.kernels import (
+    Chunk,
+    ChunkLayout,
+    GatedWeight,
+    PagedLayout,
+    decode_attention,
+    gated_linear,
+    linear,
+    prefill_attention,
+)
+from nightjar.kernels.native.attention import serves
+from nightjar.kernels.native.products import PanelWeight
 
 PREFILL_ROWS = 512
 PREFILL_LENGTH = 128
 """Tokens of each of the prefill's sequences."""
 
 REPEATS = 7
+BLOCK_SIZE = 32
+
+Attend = Callable[[int, Tensor], Tensor]
+"""Attention of a layer: of a step's queries, keys and values, [T, (Hq + 2 Hkv) * D] to
+[T, Hq * D]."""
 
 
 def prefill_rate(model_directory: Path, dtype: str, threads: int) -> float:
@@ -40,21 +58,60 @@ def prefill_rate(model_directory: Path, dtype: str, threads: int) -> float:
     model = _model(model_directory, dtype)
     batch = PREFILL_ROWS // PREFILL_LENGTH
     last_rows = torch.arange(1, batch + 1) * PREFILL_LENGTH - 1
-
-    def attend(_: int, qkv: Tensor) -> Tensor:
-        q, k, v = (_by_head(part, batch) for part in _split(model, qkv))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return out.transpose(1, 2).reshape(PREFILL_ROWS, -1)
-
+    attend = (_prefill if _compiled(model) else _prefill_by_torch)(model, batch)
     return PREFILL_ROWS / _best_s(model, PREFILL_ROWS, attend, last_rows, threads)
 
 
 def decode_rate(model_directory: Path, dtype: str, threads: int, batch: int, context: int) -> float:
     """Generated tokens/s: one row for each of `batch` sequences that attend to `context` keys."""
     model = _model(model_directory, dtype)
+    attend = (_decode if _compiled(model) else _decode_by_torch)(model, batch, context)
+    return batch / _best_s(model, batch, attend, torch.arange(batch), threads)
+
+
+def _compiled(model: Decoder) -> bool:
+    """Whether products and attention of this model are the compiled kernels'."""
+    block = torch.empty(1, model.config.head_size, dtype=model.cache_dtype)
+    return isinstance(model.weights.head, PanelWeight) and serves(torch.empty(1, 1), block)
+
+
+def _prefill(model: Decoder, batch: int) -> Attend:
+    cached, tables = _cache(model, batch, PREFILL_LENGTH)
+    layout = ChunkLayout.build([Chunk(table, 0, PREFILL_LENGTH) for table in tables], BLOCK_SIZE)
+
+    def attend(layer: int, qkv: Tensor) -> Tensor:
+        q, scale = _split(model, qkv)[0], model.config.attention_scales[layer]
+        keys, values = cached[layer]
+        return prefill_attention(q, keys, values, layout, scale).flatten(1)
+
+    return attend
+
+
+def _prefill_by_torch(model: Decoder, batch: int) -> Attend:
+    def attend(_: int, qkv: Tensor) -> Tensor:
+        q, k, v = (_by_head(part, batch) for part in _split(model, qkv))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2).reshape(PREFILL_ROWS, -1)
+
+    return attend
+
+
+def _decode(model: Decoder, batch: int, context: int) -> Attend:
+    cached, tables = _cache(model, batch, context)
+    layout = PagedLayout.build(tables, [context] * batch, BLOCK_SIZE)
+
+    def attend(layer: int, qkv: Tensor) -> Tensor:
+        q, scale = _split(model, qkv)[0], model.config.attention_scales[layer]
+        keys, values = cached[layer]
+        return decode_attention(q, keys, values, layout, scale).flatten(1)
+
+    return attend
+
+
+def _decode_by_torch(model: Decoder, batch: int, context: int) -> Attend:
     config = model.config
     shape = (config.n_layers, 2, batch, config.n_kv_heads, context, config.head_size)
-    cached = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(model.dtype)
+    cached = _normal(model.dtype, shape)
 
     def attend(layer: int, qkv: Tensor) -> Tensor:
         q = _by_head(_split(model, qkv)[0], batch)
@@ -62,7 +119,20 @@ def decode_rate(model_directory: Path, dtype: str, threads: int, batch: int, con
         out = F.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
         return out.reshape(batch, -1)
 
-    return batch / _best_s(model, batch, attend, torch.arange(batch), threads)
+    return attend
+
+
+def _cache(model: Decoder, batch: int, context: int) -> tuple[Tensor, list[list[int]]]:
+    """Keys and values [layers, 2, blocks, Hkv, S, D], and each sequence's blocks in turn."""
+    each, config = -(-context // BLOCK_SIZE), model.config
+    tables = [list(range(i * each, (i + 1) * each)) for i in range(batch)]
+    shape = (config.n_layers, 2, batch * each, config.n_kv_heads, BLOCK_SIZE, config.head_size)
+    return _normal(model.cache_dtype, shape), tables
+
+
+def _normal(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """Random keys and values."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
 @lru_cache(maxsize=1)
@@ -93,7 +163,7 @@ def _widen(layer: LayerWeights, x: Tensor, activation: str) -> Tensor:
 def _best_s(
     model: Decoder,
     rows: int,
-    attend: Callable[[int, Tensor], Tensor],
+    attend: Attend,
     output_rows: Tensor,
     threads: int,
 ) -> float:

@@ -1,7 +1,8 @@
 """Put the committed figures into docs/performance.md: `python -m benchmarks.report [--check]`.
 
 The page has blocks between `<!-- figures: NAME -->` and `<!-- end of figures -->`; each is written
-from the newest `peers-*.json` or `scaling-*.json`, so that page and figures cannot differ.
+from the newest `peers-*.json` that has the model or the newest `scaling-*.json`, so that page and
+figures cannot differ.
 """
 
 from __future__ import annotations
@@ -34,13 +35,24 @@ UNITS = {
 Record = dict[str, Any]
 
 
-def newest(folder: Path, kind: str) -> Record | None:
-    """The newest result of a kind; dates in the names sort."""
+def results(folder: Path, kind: str) -> list[Record]:
+    """Results of a kind, oldest first; dates in the names sort."""
     files = sorted(folder.glob(f"{kind}-????-??-??.json"))
-    if not files:
-        return None
-    found: Record = json.loads(files[-1].read_text(encoding="utf-8"))
-    return found | {"file": files[-1].name}
+    return [json.loads(path.read_text(encoding="utf-8")) | {"file": path.name} for path in files]
+
+
+def newest_models(folder: Path) -> dict[str, Record]:
+    """By name, each model's newest run beside the peers."""
+    found: dict[str, Record] = {}
+    for record in results(folder, "peers"):
+        found |= record["models"]
+    return found
+
+
+def newest_scaling(folder: Path) -> Record | None:
+    """The newest curves."""
+    found = results(folder, "scaling")
+    return found[-1] if found else None
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -239,21 +251,21 @@ MODEL_BLOCKS: dict[str, Callable[[Record], str]] = {
 }
 
 
-def block(name: str, peers: Record | None, scaling: Record | None) -> str:
+def block(name: str, models: dict[str, Record], scaling: Record | None) -> str:
     """The text of a block: `NAME`, or `NAME-MODEL` for a model other than the first."""
     if name == "plots":
         return plots(scaling) if scaling else NOT_YET
     kind, _, model = name.partition("-")
     if kind not in MODEL_BLOCKS:
         raise ValueError(f"block {name!r}: known are plots, {', '.join(MODEL_BLOCKS)}")
-    found = (peers or {}).get("models", {}).get(model or FIRST_MODEL)
+    found = models.get(model or FIRST_MODEL)
     return MODEL_BLOCKS[kind](found) if found else NOT_YET
 
 
-def fill(page: str, peers: Record | None, scaling: Record | None) -> str:
+def fill(page: str, models: dict[str, Record], scaling: Record | None) -> str:
     """The page with every block written anew."""
     return BLOCK.sub(
-        lambda match: f"{match[1]}\n{block(match[2], peers, scaling)}\n{match[3]}", page
+        lambda match: f"{match[1]}\n{block(match[2], models, scaling)}\n{match[3]}", page
     )
 
 
@@ -262,7 +274,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only say whether the page is current")
     args = parser.parse_args()
     page = PAGE.read_text(encoding="utf-8")
-    filled = fill(page, newest(RESULTS, "peers"), newest(RESULTS, "scaling"))
+    filled = fill(page, newest_models(RESULTS), newest_scaling(RESULTS))
     if args.check:
         sys.exit(f"{PAGE.name} is not what the figures say: make report" if filled != page else 0)
     PAGE.write_text(filled, encoding="utf-8")

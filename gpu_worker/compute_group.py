@@ -101,7 +101,10 @@ class ComputeGroup:
 
     def __init__(self, config: ComputeConfig) -> None:
         self._config = config
-        self._meeting = tempfile.TemporaryDirectory(prefix="nightjar-ranks-")
+        # Only where ranks meet: a worker that is killed leaves the directory behind.
+        self._meeting = (
+            tempfile.TemporaryDirectory(prefix="nightjar-ranks-") if config.ranks > 1 else None
+        )
         self._reason: str | None = None
         self._looked_at = time.monotonic()
         self.pipe, theirs = Pipe()
@@ -171,7 +174,8 @@ class ComputeGroup:
             member.process.kill()
             member.process.wait()
         self._close_lives()
-        self._meeting.cleanup()
+        if self._meeting is not None:
+            self._meeting.cleanup()
 
     def ending(self) -> str:
         """How it came to the end, as a verb."""
@@ -180,7 +184,7 @@ class ComputeGroup:
     def _start(self, rank: int, pipe: Connection, ends: list[Connection]) -> _Member:
         command, descriptors = self._config.command(rank, pipe.fileno()), [pipe.fileno()]
         life, theirs = None, None
-        if self._config.ranks > 1:
+        if self._meeting is not None:
             life, theirs = os.pipe()
             descriptors.append(theirs)
             command += [f"--rank={rank}", f"--ranks={self._config.ranks}", f"--life={theirs}"]

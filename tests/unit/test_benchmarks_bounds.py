@@ -3,6 +3,7 @@ what it says."""
 
 import inspect
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -33,11 +34,13 @@ def products(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("heads", [2, 4])  # the compiled attention takes 16 channels a head, not 8
 def test_prefill_multiplies_all_rows_and_past_the_last_attention_the_wanted(
-    tmp_path, products, dtype
+    tmp_path, products, dtype, heads
 ):
     threads = torch.get_num_threads()
-    rate = bare_forward.prefill_rate(save_gpt2(tmp_path, SHAPE), dtype, threads=1)
+    shape = replace(SHAPE, n_head=heads)
+    rate = bare_forward.prefill_rate(save_gpt2(tmp_path, shape), dtype, threads=1)
     assert rate > 0
     assert torch.get_num_threads() == threads
     all_rows, wanted = 512, 4
@@ -50,8 +53,10 @@ def test_prefill_multiplies_all_rows_and_past_the_last_attention_the_wanted(
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-def test_decode_multiplies_one_row_a_sequence(tmp_path, products, batch):
-    rate = bare_forward.decode_rate(save_gpt2(tmp_path, SHAPE), "fp32", 1, batch, context=33)
+@pytest.mark.parametrize("heads", [2, 4])
+def test_decode_multiplies_one_row_a_sequence(tmp_path, products, batch, heads):
+    model = save_gpt2(tmp_path, replace(SHAPE, n_head=heads))
+    rate = bare_forward.decode_rate(model, "fp32", 1, batch, context=33)
     assert rate > 0
     expected = {(batch, *size): 3 * 2 for size in (QKV, OUT, UP, DOWN)} | {(batch, *HEAD): 2}
     assert products == Counter(expected)

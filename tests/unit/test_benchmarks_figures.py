@@ -162,7 +162,7 @@ def peers():
             }
         },
     }
-    return {"file": "peers-2026-11-21.json", "models": {"gpt2-small": model}}
+    return {"gpt2-small": model}
 
 
 def test_blocks_are_filled(peers):
@@ -193,7 +193,7 @@ def test_blocks_are_filled(peers):
 
 
 def test_a_run_cut_short_says_so(peers):
-    peers["models"]["gpt2-small"]["rounds_done"] = 1
+    peers["gpt2-small"]["rounds_done"] = 1
     assert "cut short after 1 of 3 rounds" in report.block("about", peers, None)
 
 
@@ -230,18 +230,21 @@ def test_plots_of_scaling():
         "machine": {"cpu": "C", "threads": 2},
         "curves": {"batch": {"fp32": curve}},
     }
-    text = report.block("plots", None, measured)
+    text = report.block("plots", {}, measured)
     assert "(../benchmarks/results/scaling-2026-11-21-batch.svg)" in text
     assert "It rises." in text
     assert "| tokens/s, fp32 | 12.5 | 1,500 |" in text
 
 
-def test_the_newest_figures_are_taken(tmp_path):
-    for date, value in (("2026-11-20", 1), ("2026-12-01", 2)):
-        (tmp_path / f"peers-{date}.json").write_text(json.dumps({"minutes": value}))
+def test_the_newest_figures_are_taken_of_each_model(tmp_path):
+    for date, models in (("2026-11-20", {"a": 1, "b": 1}), ("2026-12-01", {"a": 2})):
+        (tmp_path / f"peers-{date}.json").write_text(json.dumps({"models": models}))
+        (tmp_path / f"scaling-{date}.json").write_text(json.dumps({"date": date}))
     (tmp_path / "peers-trial.json").write_text("{}")
-    assert report.newest(tmp_path, "peers") == {"minutes": 2, "file": "peers-2026-12-01.json"}
-    assert report.newest(tmp_path, "scaling") is None
+    assert report.newest_models(tmp_path) == {"a": 2, "b": 1}
+    newest = {"date": "2026-12-01", "file": "scaling-2026-12-01.json"}
+    assert report.newest_scaling(tmp_path) == newest
+    assert report.newest_scaling(tmp_path / "elsewhere") is None
 
 
 def test_an_unknown_block_is_refused(peers):
@@ -251,6 +254,6 @@ def test_an_unknown_block_is_refused(peers):
 
 def test_the_page_is_what_the_committed_figures_say():
     page = report.PAGE.read_text(encoding="utf-8")
-    found = [report.newest(report.RESULTS, kind) for kind in ("peers", "scaling")]
+    found = report.newest_models(report.RESULTS), report.newest_scaling(report.RESULTS)
     assert report.fill(page, *found) == page
     assert len(report.BLOCK.findall(page)) == 11

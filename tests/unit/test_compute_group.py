@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -60,6 +61,19 @@ def test_a_rank_that_is_killed_is_to_blame_and_not_those_that_leave() -> None:
     group = group_of(LEAVES, LIVES, late_after_s=PATIENCE_S)
     os.kill(group.pids[1], signal.SIGKILL)
     assert first_fault(group) == "of rank 1 was ended by SIGKILL"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_only_ranks_that_meet_have_a_directory_for_it(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that is killed clears nothing up."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    group = group_of(*[LIVES] * ranks)
+    assert len(list(tmp_path.iterdir())) == (ranks > 1)
+    group.kill("the test is over")
+    group.wait()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_rank_that_stops_is_told_by_its_silence() -> None:
