@@ -20,6 +20,7 @@ from nightjar.gpu_worker.engine.errors import CannotComputeError
 from nightjar.gpu_worker.fake_engine import FakeEngine
 from nightjar.gpu_worker.shards.process import (
     add_place_arguments,
+    leave,
     leaving_when_lost,
     live_no_longer_than_the_worker,
 )
@@ -125,7 +126,10 @@ def main() -> int:
     live_no_longer_than_the_worker()
     logs.configure("compute")
     with leaving_when_lost():
-        return _serve(args, Connection(args.pipe))
+        status = _serve(args, Connection(args.pipe))
+    if args.ranks > 1:
+        leave(status)
+    return status
 
 
 def _serve(args: argparse.Namespace, pipe: Connection) -> int:

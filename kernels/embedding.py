@@ -1,5 +1,6 @@
 """Embedding lookup, by whichever backend serves the table."""
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -10,14 +11,23 @@ from nightjar.kernels.cuda.launch import serves
 from nightjar.kernels.linear import LinearWeight
 from nightjar.kernels.native.float_linear import FloatPanelWeight
 
-TokenTable: TypeAlias = Tensor | FloatPanelWeight
-"""Rows of a vocabulary: [V, H], or an LM head that holds them already."""
+
+@dataclass(frozen=True, slots=True)
+class HeadTable:
+    """An LM head that serves as the table [V, H]; rows past its own are zeros."""
+
+    head: FloatPanelWeight
+    vocab_size: int
+
+
+TokenTable: TypeAlias = Tensor | HeadTable
+"""Rows of a vocabulary: [V, H]."""
 
 
 def tied_table(table: Tensor, head: LinearWeight) -> TokenTable:
-    """What to keep as the table [V, H] where `head` was packed from it: one copy, if that serves
-    both."""
-    return head if isinstance(head, FloatPanelWeight) else table
+    """What to keep as the table [V, H] where `head` was packed from it, or from all of it but rows
+    of zeros at its end: one copy, if that serves both."""
+    return HeadTable(head, table.shape[0]) if isinstance(head, FloatPanelWeight) else table
 
 
 def embed(
@@ -37,7 +47,7 @@ def embed(
     of the row's own vectors.  scale multiplies table rows and prompt vectors alike.
     Returns [T, H], in FP32 at least.
     """
-    if isinstance(table, FloatPanelWeight):
+    if isinstance(table, HeadTable):
         ids, table = _own_table(ids, table)
     tables = table, position_table
     if serves(table):
@@ -46,8 +56,8 @@ def embed(
     return reference.embedding.embed(ids, positions, *tables, prompt_vectors, vector_bases, scale)
 
 
-def _own_table(ids: Tensor, head: FloatPanelWeight) -> tuple[Tensor, Tensor]:
+def _own_table(ids: Tensor, table: HeadTable) -> tuple[Tensor, Tensor]:
     """The rows that the ids name as a table of their own, one a row, and the ids in that."""
-    count, vocab_size = ids.shape[0], head.out_features
-    table = native.float_linear.rows(head, ids.clamp(max=vocab_size - 1))
-    return torch.where(ids < vocab_size, torch.arange(count), ids - vocab_size + count), table
+    count, vocab_size = ids.shape[0], table.vocab_size
+    rows = native.float_linear.rows(table.head, ids.clamp(max=vocab_size - 1))
+    return torch.where(ids < vocab_size, torch.arange(count), ids - vocab_size + count), rows

@@ -23,7 +23,7 @@ from nightjar.gpu_worker.models.precision import GPU_PRECISIONS, PRECISIONS, Pre
 from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.gpu_worker.models.split import Part, channels
 from nightjar.gpu_worker.models.weight_reader import WeightReader
-from nightjar.kernels import GatedWeight, LinearWeight, Norm, TokenTable
+from nightjar.kernels import GatedWeight, LinearWeight, Norm
 from nightjar.kernels.cuda.qkv_post import HEAD_SIZES
 
 _ALL = slice(None)
@@ -100,7 +100,7 @@ class _Loader:
         """All weights of the decoder."""
         config, names, part = self._config, self._names, self._part
         table = self._vocabulary(names.tokens)
-        tokens: TokenTable = table
+        tokens = table
         if part.ranks > 1:  # a row of zeros for the tokens of other ranks
             tokens = torch.cat((table, table.new_zeros(1, config.hidden_size)))
             table = tokens[:-1]
@@ -116,10 +116,8 @@ class _Loader:
             if weight is not None:
                 weight.mul_(config.logits_multiplier)
         head = self._pack(table if config.tied_embeddings else self._vocabulary(names.head), None)
-        if config.tied_embeddings and part.ranks == 1:
-            tokens = kernels.tied_table(table, head)
         return DecoderWeights(
-            tokens=tokens,
+            tokens=kernels.tied_table(tokens, head) if config.tied_embeddings else tokens,
             positions=positions,
             rope=rope,
             layers=layers,

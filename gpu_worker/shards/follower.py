@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Never
 
 import torch
 
@@ -41,6 +41,7 @@ from nightjar.gpu_worker.shards.commands import (
 from nightjar.gpu_worker.shards.process import (
     add_place_arguments,
     give_signs_of_life,
+    leave,
     leaving_when_lost,
     live_no_longer_than_the_worker,
     place_of,
@@ -153,7 +154,7 @@ class Follower:
         )
 
 
-def main() -> int:
+def main() -> Never:
     """Entry point: follow rank 0 until it ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
@@ -171,8 +172,8 @@ def main() -> int:
     with leaving_when_lost():
         pipe = Connection(args.pipe)
         Follower(args.model, place.rank, place.ranks, args.device, pipe, join).run()
-    return 0
+    leave(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Never
 
 from nightjar.gpu_worker.shards.exits import EXIT_GROUP_LOST
 from nightjar.process import die_with_parent
@@ -98,13 +99,15 @@ def leaving_when_lost() -> Iterator[None]:
         yield
     except GroupLostError as error:
         logger.error("%s", error, extra={"action": "group_lost"})  # noqa: TRY400 - no fault here
-        _exit(EXIT_GROUP_LOST)
+        leave(EXIT_GROUP_LOST)
     except OutOfStepError:
         traceback.print_exc()
-        _exit(1)
+        leave(1)
 
 
-def _exit(status: int) -> None:
+def leave(status: int) -> Never:
+    """End this process at once: a collective keeps threads, and one that still runs when the
+    interpreter takes itself down now and then aborts the process."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -71,12 +71,17 @@ extern "C" void float_feed_forward(float* residual, const float* delta, int64_t 
   });
 }
 
-// out[i] = row ids[i] of the weight, whose outputs are a vocabulary: float[n, inputs].
+// out[i] = row ids[i] of the weight, whose outputs are a vocabulary, or zeros past the last: float[n,
+// inputs].
 extern "C" void float_rows(const FloatWeight* weight, const int64_t* ids, int64_t n, float* out) {
   const auto read_row = [=](int64_t i) {
     const int64_t panel = ids[i] / kFloatColumns, column = ids[i] % kFloatColumns;
     const float* from = weight->panels + panel * weight->stride * kFloatColumns + column;
     float* to = out + i * weight->inputs;
+    if (ids[i] >= weight->columns) {
+      std::fill(to, to + weight->inputs, 0.0f);
+      return;
+    }
     for (int64_t k = 0; k < weight->inputs; ++k) to[k] = from[k * kFloatColumns];
   };
   parallel([&](Member& member) { member.share(n, read_row); });

@@ -62,11 +62,13 @@ def test_numbers_that_are_not_normal_are_zeros_in_a_kernel_and_nowhere_else():
     assert (small * 2).eq(least / 2).all()
 
 
-def test_rows_of_a_head_are_those_of_its_vocabulary():
-    packed = kernels.pack_linear(torch.randn(60, 8), None)
+def test_rows_of_a_head_are_those_of_its_vocabulary_and_then_zeros():
+    weight = torch.randn(60, 8)
+    packed = kernels.pack_linear(weight, None)
     assert native.float_linear.rows(packed, torch.tensor([], dtype=torch.int64)).shape == (0, 8)
-    for ids in ([60], [-1, 3]):
-        with pytest.raises(IndexError, match="ids are 0 to 59"):
-            native.float_linear.rows(packed, torch.tensor(ids))
+    found = native.float_linear.rows(packed, torch.tensor([59, 60, 0, 1000]))
+    assert torch.equal(found, torch.stack((weight[59], weight[0] * 0, weight[0], weight[0] * 0)))
+    with pytest.raises(IndexError, match="id -1: from 0 on"):
+        native.float_linear.rows(packed, torch.tensor([3, -1]))
     with pytest.raises(ValueError, match=r"torch\.int32"):
         native.float_linear.rows(packed, torch.tensor([1], dtype=torch.int32))
