@@ -119,7 +119,7 @@ def feed_forward(
     whole = up.up if isinstance(up, GatedWeight) and up.gate is None else up
     if (
         isinstance(whole, PanelWeight)
-        and isinstance(down, PanelWeight)
+        and type(down) is type(whole)
         and native.products.serves_stream(residual, delta)
     ):
         return native.products.feed_forward(residual, delta, norm, whole, down, activation)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels.layout import BranchLayout, ChunkLayout, PagedLayout
-from nightjar.kernels.native.build import library
+from nightjar.kernels.native.build import compiled, library
 from nightjar.kernels.native.pointers import FLOAT, INT, POINTER, address, by_row, is_plain
 
 HEAD_SIZE_STEP = 16
@@ -197,7 +197,5 @@ class _Functions:
 
 @cache
 def _functions() -> _Functions:
-    kernels = library()
-    if kernels is None:
-        raise RuntimeError("the compiled kernels are not there: ask `serves` first")
+    kernels = compiled()
     return _Functions(kernels)

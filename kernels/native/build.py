@@ -65,6 +65,18 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
+def compiled() -> ctypes.CDLL:
+    """The compiled kernels, for a wrapper whose `serves` has said that they are there.
+
+    Raises:
+        RuntimeError: They are not.
+    """
+    kernels = library()
+    if kernels is None:
+        raise RuntimeError("the compiled kernels are not there: ask `serves` first")
+    return kernels
+
+
 def cache_folder() -> Path:
     """Where compiled kernels are kept."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111

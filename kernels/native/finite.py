@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from nightjar.kernels.native.build import library
+from nightjar.kernels.native.build import compiled, library
 from nightjar.kernels.native.pointers import INT, POINTER, is_plain
 
 
@@ -26,9 +26,7 @@ def finite_rows(scores: Tensor) -> Tensor:
 
 @cache
 def _function() -> ctypes._NamedFuncPointer:
-    kernels = library()
-    if kernels is None:
-        raise RuntimeError("the compiled kernels are not there: ask `serves` first")
+    kernels = compiled()
     function = kernels.finite_rows
     function.argtypes = [POINTER, INT, INT, POINTER]
     function.restype = None

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from nightjar.kernels.native.build import library
+from nightjar.kernels.native.build import compiled, library
 from nightjar.kernels.native.pointers import INT, POINTER
 from nightjar.kernels.native.products import PanelWeight, Parts, by_panel, filled_up
 
@@ -93,9 +93,7 @@ class _FloatWeightArgument(ctypes.Structure):
 def _in_panels(parts: list[Parts]) -> FloatPanelWeight:
     """Weights of one shape, a panel of each in turn."""
     out_features, in_features = parts[0][0].shape
-    kernels = library()
-    if kernels is None:
-        raise RuntimeError("the compiled kernels are not there: ask `serves` first")
+    kernels = compiled()
     width = int(kernels.float_panel_columns())
     n, whole = -(-out_features // width), out_features // width
     panels = torch.zeros(n, len(parts), filled_up(in_features), width)
@@ -113,9 +111,7 @@ def _in_panels(parts: list[Parts]) -> FloatPanelWeight:
 
 @cache
 def _rows_function() -> ctypes._NamedFuncPointer:
-    kernels = library()
-    if kernels is None:
-        raise RuntimeError("the compiled kernels are not there: ask `serves` first")
+    kernels = compiled()
     function = kernels.float_rows
     function.argtypes = [POINTER, POINTER, INT, POINTER]
     function.restype = None

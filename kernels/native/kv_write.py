@@ -8,7 +8,7 @@ from functools import cache
 from torch import Tensor
 
 from nightjar.kernels.native.attention import cache_arguments
-from nightjar.kernels.native.build import library
+from nightjar.kernels.native.build import compiled
 from nightjar.kernels.native.pointers import INT, POINTER, by_row
 
 
@@ -32,9 +32,7 @@ def kv_write(
 
 @cache
 def _function() -> ctypes._NamedFuncPointer:
-    kernels = library()
-    if kernels is None:
-        raise RuntimeError("the compiled kernels are not there: ask `attention.serves` first")
+    kernels = compiled()
     function = kernels.kv_write
     function.argtypes = [POINTER] * 2 + [INT] * 4 + [POINTER] * 2 + [INT] * 2 + [POINTER] * 2
     function.restype = None

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nightjar.kernels.native.build import library
+from nightjar.kernels.native.build import compiled, library
 from nightjar.kernels.native.pointers import INT, POINTER, address, is_plain
 
 
@@ -37,9 +37,7 @@ def target_nll(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
 
 @cache
 def _function() -> ctypes._NamedFuncPointer:
-    kernels = library()
-    if kernels is None:
-        raise RuntimeError("the compiled kernels are not there: ask `serves` first")
+    kernels = compiled()
     function = kernels.target_nll
     function.argtypes = [POINTER] + [INT] + [POINTER] * 3 + [INT, POINTER]
     function.restype = None

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from nightjar.kernels.native.build import library
+from nightjar.kernels.native.build import compiled, library
 from nightjar.kernels.native.pointers import FLOAT, INT, POINTER, is_plain
 
 
@@ -65,9 +65,7 @@ def _normalized(residual: Tensor, delta: Tensor | None, norm: NormArgument) -> T
 
 @cache
 def _function() -> ctypes._NamedFuncPointer:
-    kernels = library()
-    if kernels is None:
-        raise RuntimeError("the compiled kernels are not there: ask `serves` first")
+    kernels = compiled()
     function = kernels.norm
     function.argtypes = [ctypes.POINTER(NormArgument), POINTER, POINTER, INT, POINTER]
     function.restype = None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels.native import norm
-from nightjar.kernels.native.build import library
+from nightjar.kernels.native.build import compiled
 from nightjar.kernels.native.norm import NormArgument
 from nightjar.kernels.native.pointers import INT, POINTER
 
@@ -167,9 +167,7 @@ def _room(n_rows: int, row_bytes: int) -> Tensor:
 
 @cache
 def _rows_at_once() -> int:
-    kernels = library()
-    if kernels is None:
-        raise RuntimeError("the compiled kernels are not there: ask `serves` first")
+    kernels = compiled()
     return int(kernels.product_rows_at_once())
 
 
@@ -192,9 +190,7 @@ class _Functions(NamedTuple):
 
 @cache
 def _functions(kind: str) -> _Functions:
-    kernels = library()
-    if kernels is None:
-        raise RuntimeError("the compiled kernels are not there: ask `serves` first")
+    kernels = compiled()
     stream = (POINTER, POINTER, INT, ctypes.POINTER(NormArgument))
     functions = _Functions(*(getattr(kernels, f"{kind}_{name}") for name in _Functions._fields))
     functions.linear.argtypes = (POINTER, INT, INT, POINTER, INT, POINTER, POINTER)

@@ -85,6 +85,16 @@ def test_feed_forward_is_its_products_one_by_one(precision, kind, activation, ro
         assert off < 0.004
 
 
+@pytest.mark.parametrize("kinds", [("float", "int8"), ("int8", "float")])
+def test_a_block_of_two_kinds_of_weights_is_its_products(kinds):
+    residual, norm = normal(9, 64), a_norm(64, True)
+    up, down = pack(96, 64, kinds[0]), pack(64, 96, kinds[1], seed=7)
+    x = kernels.normalize(residual.clone(), None, norm, torch.float32)
+    expected = kernels.linear(kernels.linear(x, up, "relu"), down)
+    found = kernels.feed_forward(residual, None, norm, up, down, "relu", torch.float32)
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", ["plain", "gated"])
 def test_rows_of_a_block_do_not_depend_on_their_company(precision, kind):
