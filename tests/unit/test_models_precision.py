@@ -15,12 +15,14 @@ from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateRequest, SamplingParams
 from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.gpu_worker.models.precision import ADVANTAGE, PRECISIONS, fastest_dtype
+from nightjar.kernels.embedding import HeadTable
 from nightjar.kernels.native.build import SWITCH
 from nightjar.kernels.native.float_linear import FloatPanelWeight
 from nightjar.kernels.native.int8_linear import Int8PanelWeight
 from nightjar.kernels.reference.int8_linear import Int8Weight
 from nightjar.kernels.reference.linear import FloatWeight
 from nightjar.pipeline.settings import Settings
+from tests.backends import require
 from tests.models import Gpt2Shape, save_gpt2
 
 FP32_S = 0.001
@@ -96,6 +98,14 @@ def test_int8_quantises_the_products_and_nothing_else(directory):
     assert model.weights.tokens.dtype == model.dtype == torch.float32
     plain = load_model(directory, "fp32")
     assert isinstance(plain.weights.head, FloatWeight | FloatPanelWeight)
+
+
+def test_tied_embeddings_are_kept_once_in_fp32(directory):
+    weights = load_model(directory, "fp32").weights
+    require(isinstance(weights.head, FloatPanelWeight))
+    tied = directory.config.tied_embeddings
+    assert isinstance(weights.tokens, HeadTable) == tied
+    assert not tied or weights.tokens.head is weights.head
 
 
 def test_an_unknown_dtype_is_refused_with_the_known_ones(directory):
