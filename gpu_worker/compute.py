@@ -25,7 +25,7 @@ from nightjar.gpu_worker.shards.process import (
     live_no_longer_than_the_worker,
 )
 from nightjar.gpu_worker.translation import Translator
-from nightjar.process import spare_what_stays
+from nightjar.process import keep_freed_memory, spare_what_stays
 
 if TYPE_CHECKING:
     from nightjar.gpu_worker.engine import Engine
@@ -114,6 +114,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--dtype", default="auto", help="what `load_model` knows, or auto")
+    parser.add_argument("--kv-cache-bytes", type=int, default=None)
     parser.add_argument("--gpu-memory-share", type=float, default=GPU_MEMORY_SHARE)
     parser.add_argument("--host-cache-bytes", type=int, default=0)
     parser.add_argument("--engine", choices=("model", "fake"), default="model")
@@ -135,6 +136,7 @@ def main() -> int:
 def _serve(args: argparse.Namespace, pipe: Connection) -> int:
     """Load the model and compute until the worker closes the pipe; returns the exit status."""
     started = time.monotonic()
+    keep_freed_memory()
     try:
         directory = ModelDirectory.open(args.model)
         tokenizer = directory.tokenizer()

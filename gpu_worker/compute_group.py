@@ -36,6 +36,7 @@ class ComputeConfig:
     """How to start the processes of one model.
 
     threads: CPU threads of all ranks together.
+    kv_cache_bytes: of each rank; None for what the device gets unless told.
     shards: ranks that the model is split among; devices: the CUDA device of each, or none where all
     compute on `device`.
     rank_late_after_s: a rank that keeps the others waiting or is silent for so long is lost.
@@ -44,6 +45,7 @@ class ComputeConfig:
     model: Path
     dtype: str = "auto"
     device: str = "cpu"
+    kv_cache_bytes: int | None = None
     gpu_memory_share: float = 0.85
     host_cache_bytes: int = 0
     threads: int | None = None
@@ -74,6 +76,8 @@ class ComputeConfig:
         command += [f"--pipe={pipe}", f"--device={'cuda' if self.devices else self.device}"]
         if rank == 0:
             command += [f"--dtype={self.dtype}", f"--engine={self.engine}"]
+            if self.kv_cache_bytes is not None:
+                command.append(f"--kv-cache-bytes={self.kv_cache_bytes}")
             command.append(f"--gpu-memory-share={self.gpu_memory_share}")
             command.append(f"--host-cache-bytes={self.host_cache_bytes}")
             command.append(f"--fake-step-s={self.fake_step_s}")

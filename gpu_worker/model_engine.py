@@ -1,6 +1,7 @@
 """Builds the engine that computes with the model: here alone, or as rank 0 of several."""
 
 import argparse
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -37,7 +38,8 @@ def open_engine(
     """The engine that the compute process's arguments ask for, and what it computes in.
 
     Raises:
-        CannotComputeError: The device cannot be used, or the kernels cannot be compiled.
+        CannotComputeError: The device cannot be used, the kernels cannot be compiled, or the cache
+            cannot fit into memory.
         CheckpointError, ValueError: See `build_engine`.
     """
     if args.threads is not None:
@@ -54,15 +56,19 @@ def open_engine(
     if dtype == "auto":
         # Both 16-bit formats are as fast on a GPU; bf16 has the range of FP32.
         dtype = fastest_dtype() if device == "cpu" else "bf16"
+    if device == "cpu" and args.kv_cache_bytes is not None:
+        _require_memory(args.kv_cache_bytes * place.ranks)
     engine = build_engine(
         directory,
         tokenizer,
         dtype,
         _loader(args, place, directory, device),
         device=device,
+        kv_cache_bytes=args.kv_cache_bytes,
         gpu_memory_share=args.gpu_memory_share,
         host_cache_bytes=args.host_cache_bytes,
     )
+    engine.take_memory()
     return engine, dtype
 
 
@@ -73,6 +79,7 @@ def build_engine(
     load: Load,
     *,
     device: str = "cpu",
+    kv_cache_bytes: int | None = None,
     gpu_memory_share: float = GPU_MEMORY_SHARE,
     host_cache_bytes: int = 0,
 ) -> Engine:
@@ -83,25 +90,35 @@ def build_engine(
     Raises:
         CheckpointError: The weights do not fit the configuration, cannot be split as asked, or the
             GPU has no kernels for them.
-        ValueError: The device does not compute in that dtype, or host_cache_bytes hold no block.
+        ValueError: The device does not compute in that dtype, or kv_cache_bytes or host_cache_bytes
+            hold no block.
     """
     prompt_id = tokenizer.token_id(PROMPT_TOKEN)
     banned = () if prompt_id is None else (prompt_id,)
     model = load(dtype)
     config = EngineConfig(banned_token_ids=banned, host_cache_bytes=host_cache_bytes)
     if device != "cpu":
-        config = replace(
-            config,
-            max_running=GPU_RUNNING,
-            max_step_tokens=GPU_STEP_TOKENS,
-            kv_cache_bytes=cache_budget(device, gpu_memory_share),
-        )
+        config = replace(config, max_running=GPU_RUNNING, max_step_tokens=GPU_STEP_TOKENS)
+        if kv_cache_bytes is None:
+            kv_cache_bytes = cache_budget(device, gpu_memory_share)
+    if kv_cache_bytes is not None:
+        config = replace(config, kv_cache_bytes=kv_cache_bytes)
     higher = MORE_PRECISE.get(dtype)
     more_precise = None
     if higher is not None:
         again = load if device == "cpu" else partial(load_model, directory)
         more_precise = partial(again, higher)
     return Engine(model, tokenizer.token_bytes, config, more_precise)
+
+
+def _require_memory(kv_cache_bytes: int) -> None:
+    """Refuse what cannot be there before the system has to kill somebody for it."""
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if kv_cache_bytes >= present:
+        raise CannotComputeError(
+            f"the KV cache is to take {kv_cache_bytes} bytes, and the machine has {present}: "
+            "lower NIGHTJAR_KV_CACHE_BYTES"
+        )
 
 
 def _loader(args: argparse.Namespace, place: Place, directory: ModelDirectory, device: str) -> Load:

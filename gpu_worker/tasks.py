@@ -52,6 +52,7 @@ class _Parts:
             model=model.path,
             dtype=settings.dtype,
             device=settings.device,
+            kv_cache_bytes=settings.kv_cache_bytes,
             gpu_memory_share=settings.gpu_memory_share,
             host_cache_bytes=settings.host_cache_bytes,
             threads=settings.compute_threads,

@@ -32,6 +32,12 @@ class Settings(BaseSettings):
     device: str = Field(
         "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:<number>"
     )
+    kv_cache_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="memory for keys and values, of each shard; 1 GiB on a CPU unless given, and "
+        "on a GPU gpu_memory_share",
+    )
     gpu_memory_share: float = Field(
         0.85, gt=0, lt=1, description="share of the GPU's memory, left by the model, for its cache"
     )

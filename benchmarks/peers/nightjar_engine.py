@@ -21,7 +21,7 @@ from nightjar.gpu_worker.engine import (
     SamplingParams,
 )
 from nightjar.gpu_worker.models import load_model
-from nightjar.process import spare_what_stays
+from nightjar.process import keep_freed_memory, spare_what_stays
 
 from .protocol import Generated, Generation, Ranking, UnsupportedError, serve
 
@@ -36,6 +36,7 @@ class NightjarEngine:
 
     def load(self, model: Path, precision: str, threads: int, converted: Path) -> None:
         torch.set_num_threads(threads)
+        keep_freed_memory()  # as the product's compute process does
         try:
             directory = ModelDirectory.open(model)
             decoder = load_model(directory, dtype=precision)
@@ -46,13 +47,14 @@ class NightjarEngine:
         banned = () if prompt_id is None else (prompt_id,)
         self._decoder, self._token_bytes = decoder, tokenizer.token_bytes
         self.start_engine(EngineConfig(banned_token_ids=banned))
-        spare_what_stays()  # as the product's workers do
+        spare_what_stays()  # the same
 
     def start_engine(self, config: EngineConfig) -> None:
         """Another engine over the same weights; the old one's cache is gone."""
         vars(self).pop("engine", None)
         self.config = config
         self.engine = Engine(self._decoder, self._token_bytes, config)
+        self.engine.take_memory()
 
     def reset(self) -> None:
         """As vLLM's reset_prefix_cache: the memory stays, what it held is forgotten."""

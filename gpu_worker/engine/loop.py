@@ -99,6 +99,11 @@ class Engine:
         if self._rescue is not None:
             self._rescue.register_prompt_vectors(key, vectors)
 
+    def take_memory(self) -> None:
+        """Touch the whole cache now: if the system cannot give that memory, the process ends before
+        it has begun anything, and no step waits for pages.  Before any request."""
+        self._cache.clear(list(range(self._pool.total)))
+
     def submit(self, request: Request) -> None:
         """Hand in a request; it joins the batch at the next step."""
         self._inbox.append(request)

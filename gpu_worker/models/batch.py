@@ -77,8 +77,8 @@ class KVTensors:
     def allocate(
         config: ModelConfig, blocks: int, block_size: int, dtype: torch.dtype, device: str
     ) -> KVTensors:
-        """Room for `blocks` blocks of zeros; on the CPU the memory is taken only as blocks come
-        into use."""
+        """Room for `blocks` blocks of zeros; on the CPU the system gives the memory of a block when
+        it is first written to."""
         shape = (config.n_layers, blocks, config.n_kv_heads, block_size, config.head_size)
         return KVTensors(_zeros(shape, dtype, device), _zeros(shape, dtype, device))
 

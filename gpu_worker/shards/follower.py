@@ -48,7 +48,7 @@ from nightjar.gpu_worker.shards.process import (
 )
 from nightjar.kernels.cuda.device import use_device
 from nightjar.kernels.native.build import library
-from nightjar.process import spare_what_stays
+from nightjar.process import keep_freed_memory, spare_what_stays
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +169,7 @@ def main() -> Never:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     join = partial(TorchCollective, place, args.device)
+    keep_freed_memory()
     with leaving_when_lost():
         pipe = Connection(args.pipe)
         Follower(args.model, place.rank, place.ranks, args.device, pipe, join).run()

@@ -207,6 +207,26 @@ def test_a_model_that_cannot_be_loaded_is_told(tiny_model: Path, tmp_path: Path)
     assert len(failures) == 1
 
 
+def test_a_cache_that_cannot_fit_into_memory_is_refused_with_the_numbers(tiny_model: Path) -> None:
+    launcher = Launcher(ComputeConfig(tiny_model, kv_cache_bytes=1 << 50), on_failure=print)
+    with pytest.raises(LauncherError, match=r"1125899906842624 bytes, .*lower NIGHTJAR_KV_CACHE_B"):
+        launcher.wait_ready()
+    launcher.close()
+
+
+def test_a_request_that_can_never_fit_names_the_setting(tiny_model: Path) -> None:
+    launcher = Launcher(
+        ComputeConfig(tiny_model, dtype="fp32", threads=1, kv_cache_bytes=16384), on_failure=print
+    )
+    launcher.wait_ready()
+    flight = ask(launcher, count=1, max_tokens=120)
+    assert flight.done.wait(PATIENCE_S)
+    (answer,) = flight.answers.values()
+    launcher.close()
+    assert isinstance(answer, messages.Failed)
+    assert (answer.code, "NIGHTJAR_KV_CACHE_BYTES" in answer.message) == ("cache_exceeded", True)
+
+
 def test_a_reader_that_fails_is_told_to_everybody(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

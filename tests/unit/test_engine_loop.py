@@ -1,6 +1,8 @@
 """The engine as its users see it: who finishes, how, and who is not touched."""
 
 import dataclasses
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -149,6 +151,21 @@ def test_a_small_cache_makes_requests_wait(model, token_bytes):
     assert tight == roomy
     refused = one(model, token_bytes, generate(max_tokens=60), kv_cache_bytes=block)
     assert (refused.code, "2 cache blocks" in refused.message) == ("cache_exceeded", True)
+
+
+def test_the_cache_takes_its_memory_before_the_first_request(model, token_bytes):
+    cache_bytes = 64 << 20
+    engine = Engine(model, token_bytes, EngineConfig(kv_cache_bytes=cache_bytes))
+    before = resident_bytes()
+    engine.take_memory()
+    assert resident_bytes() - before > 0.9 * cache_bytes
+    engine.submit(generate(0, max_tokens=9))
+    assert drain(engine)[0] == one(model, token_bytes, generate(max_tokens=9))
+
+
+def resident_bytes():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_cache_without_room_for_one_block(model, token_bytes):

@@ -65,16 +65,23 @@ def test_what_a_machine_lacks_is_named(machine, monkeypatch):
 
 def test_the_device_comes_from_the_environment_to_the_compute_process(monkeypatch, tmp_path):
     monkeypatch.setenv("NIGHTJAR_DEVICE", "cuda:3")
+    monkeypatch.setenv("NIGHTJAR_KV_CACHE_BYTES", "8192")
     monkeypatch.setenv("NIGHTJAR_GPU_MEMORY_SHARE", "0.5")
     monkeypatch.setenv("NIGHTJAR_HOST_CACHE_BYTES", "4096")
     settings = Settings.read()
     config = ComputeConfig(
         tmp_path,
         device=settings.device,
+        kv_cache_bytes=settings.kv_cache_bytes,
         gpu_memory_share=settings.gpu_memory_share,
         host_cache_bytes=settings.host_cache_bytes,
     )
-    given = {"--device=cuda:3", "--gpu-memory-share=0.5", "--host-cache-bytes=4096"}
+    given = {
+        "--device=cuda:3",
+        "--kv-cache-bytes=8192",
+        "--gpu-memory-share=0.5",
+        "--host-cache-bytes=4096",
+    }
     assert given <= set(config.command(0, 9))
 
 
@@ -82,6 +89,7 @@ def test_the_device_comes_from_the_environment_to_the_compute_process(monkeypatc
     ("variable", "value"),
     [
         ("DEVICE", "gpu"),
+        ("KV_CACHE_BYTES", "0"),
         ("GPU_MEMORY_SHARE", "0"),
         ("GPU_MEMORY_SHARE", "1.0"),
         ("HOST_CACHE_BYTES", "-1"),

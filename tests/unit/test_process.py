@@ -25,6 +25,31 @@ print("spared")
 """
 
 
+KEPT = """
+import ctypes, resource, sys
+from nightjar.process import keep_freed_memory
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+if not hasattr(libc, "mallopt"):
+    sys.exit("another malloc")
+keep_freed_memory()
+
+def use(mebibytes):
+    place = libc.malloc(mebibytes << 20)
+    ctypes.memset(place, 1, mebibytes << 20)
+    libc.free(place)
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+use(24)
+before = faults()
+for _ in range(8):
+    use(24)
+print(faults() - before < 1000)  # 6144 pages each time, where they are given back
+"""
+
 NICER = """
 import os, subprocess, sys
 from nightjar.process import step_back
@@ -88,6 +113,10 @@ def ran(program: str, *, session: bool = False) -> str:
 
 def test_what_is_loaded_is_spared_and_later_rings_are_still_found() -> None:
     assert ran(PROGRAM) == "spared\n"
+
+
+def test_memory_that_was_freed_is_used_again_without_the_system() -> None:
+    assert ran(KEPT) in ("True\n", "another malloc\n")
 
 
 def test_a_process_steps_back_with_what_it_starts_and_never_forward() -> None:
