@@ -3,7 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -30,6 +30,26 @@ GPU_STEP_TOKENS = 8192
 
 Load = Callable[[str], Decoder]
 """Loads the model in a precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMemory:
+    """Memory for keys and values.
+
+    kv_bytes: on the device; None for `gpu_share` of what the model leaves free on a GPU, and on a
+    CPU for what an engine takes unless told.
+    host_bytes: below that, in the host's memory.
+    """
+
+    kv_bytes: int | None = None
+    gpu_share: float = GPU_MEMORY_SHARE
+    host_bytes: int = 0
+
+    def kv_bytes_on(self, device: str) -> int | None:
+        """What is to be taken on a device that holds its model already; None: say nothing."""
+        if self.kv_bytes is None and device != "cpu":
+            return cache_budget(device, self.gpu_share)
+        return self.kv_bytes
 
 
 def open_engine(
@@ -64,9 +84,7 @@ def open_engine(
         dtype,
         _loader(args, place, directory, device),
         device=device,
-        kv_cache_bytes=args.kv_cache_bytes,
-        gpu_memory_share=args.gpu_memory_share,
-        host_cache_bytes=args.host_cache_bytes,
+        memory=CacheMemory(args.kv_cache_bytes, args.gpu_memory_share, args.host_cache_bytes),
     )
     engine.take_memory()
     return engine, dtype
@@ -79,9 +97,7 @@ def build_engine(
     load: Load,
     *,
     device: str = "cpu",
-    kv_cache_bytes: int | None = None,
-    gpu_memory_share: float = GPU_MEMORY_SHARE,
-    host_cache_bytes: int = 0,
+    memory: CacheMemory = CacheMemory(),
 ) -> Engine:
     """Load the model and build its engine.
 
@@ -90,19 +106,16 @@ def build_engine(
     Raises:
         CheckpointError: The weights do not fit the configuration, cannot be split as asked, or the
             GPU has no kernels for them.
-        ValueError: The device does not compute in that dtype, or kv_cache_bytes or host_cache_bytes
-            hold no block.
+        ValueError: The device does not compute in that dtype, or the memory holds no block.
     """
     prompt_id = tokenizer.token_id(PROMPT_TOKEN)
     banned = () if prompt_id is None else (prompt_id,)
     model = load(dtype)
-    config = EngineConfig(banned_token_ids=banned, host_cache_bytes=host_cache_bytes)
+    config = EngineConfig(banned_token_ids=banned, host_cache_bytes=memory.host_bytes)
     if device != "cpu":
         config = replace(config, max_running=GPU_RUNNING, max_step_tokens=GPU_STEP_TOKENS)
-        if kv_cache_bytes is None:
-            kv_cache_bytes = cache_budget(device, gpu_memory_share)
-    if kv_cache_bytes is not None:
-        config = replace(config, kv_cache_bytes=kv_cache_bytes)
+    if (kv_bytes := memory.kv_bytes_on(device)) is not None:
+        config = replace(config, kv_cache_bytes=kv_bytes)
     higher = MORE_PRECISE.get(dtype)
     more_precise = None
     if higher is not None:

@@ -105,7 +105,8 @@ class Validator:
             raise RefusedError(
                 "cache_exceeded",
                 f"{what}: needs {blocks} cache blocks of {self._pool.block_size} tokens, but the "
-                f"cache has {self._pool.total}; raise NIGHTJAR_KV_CACHE_BYTES or shorten the request",
+                f"cache has {self._pool.total}; raise NIGHTJAR_KV_CACHE_BYTES or shorten the "
+                "request",
             )
 
 

@@ -11,7 +11,7 @@ from nightjar.gpu_worker.engine import Engine, EngineConfig, RankRequest
 from nightjar.gpu_worker.engine.host_tier import HostTier
 from nightjar.gpu_worker.engine.kv_cache import prefix_keys
 from nightjar.gpu_worker.engine.load_costs import LoadCosts
-from nightjar.gpu_worker.model_engine import build_engine
+from nightjar.gpu_worker.model_engine import CacheMemory, build_engine
 from nightjar.gpu_worker.models import Decoder, load_model
 from tests.engines import assert_nothing_held, block_bytes, drain, generate, ids
 from tests.unit.test_engine_prefix_cache import rows, traffic  # noqa: F401
@@ -419,5 +419,7 @@ def test_the_compute_process_gives_its_engine_the_memory(directory):
         return load_model(directory, dtype)
 
     bytes_ = 5 * block_bytes(load("fp32"))
-    engine = build_engine(directory, directory.tokenizer(), "fp32", load, host_cache_bytes=bytes_)
+    engine = build_engine(
+        directory, directory.tokenizer(), "fp32", load, memory=CacheMemory(host_bytes=bytes_)
+    )
     assert engine._tier.slots == 5

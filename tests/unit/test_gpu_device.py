@@ -8,6 +8,7 @@ import torch
 from nightjar.checkpoints import CheckpointError
 from nightjar.gpu_worker.engine.gpu_memory import cache_budget
 from nightjar.gpu_worker.launcher import ComputeConfig
+from nightjar.gpu_worker.model_engine import CacheMemory
 from nightjar.gpu_worker.models import load_model
 from nightjar.kernels.cuda import device as devices
 from nightjar.kernels.cuda.device import DeviceError, use_device
@@ -105,6 +106,9 @@ def test_the_cache_takes_a_share_of_what_is_free(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 4000))
     assert cache_budget("cuda:0", 0.85) == 850
+    assert CacheMemory().kv_bytes_on("cuda:0") == 850
+    assert CacheMemory(kv_bytes=5).kv_bytes_on("cuda:0") == 5
+    assert CacheMemory().kv_bytes_on("cpu") is None
     with pytest.raises(ValueError, match="between 0 and 1"):
         cache_budget("cuda:0", 1.0)
 
