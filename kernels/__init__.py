@@ -11,6 +11,7 @@ from nightjar.kernels.layout import (
     ChunkLayout,
     PagedLayout,
     PagedTensors,
+    StepRows,
     padded_length,
 )
 from nightjar.kernels.ops import (
@@ -29,6 +30,7 @@ from nightjar.kernels.ops import (
     WeightPrecision,
     activation,
     argmax,
+    attend,
     bias_tokens,
     block_tokens,
     branch_attention,
@@ -79,6 +81,7 @@ __all__ = [
     "PagedTensors",
     "Reason",
     "Rotation",
+    "StepRows",
     "StepState",
     "StopTables",
     "TokenTable",
@@ -86,6 +89,7 @@ __all__ = [
     "WeightPrecision",
     "activation",
     "argmax",
+    "attend",
     "bias_tokens",
     "block_tokens",
     "branch_attention",

@@ -9,33 +9,70 @@ from torch import Tensor
 from nightjar.kernels import cuda_ops, native, reference
 from nightjar.kernels.cuda.launch import serves
 from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
-from nightjar.kernels.layout import BranchLayout, ChunkLayout, PagedLayout, PagedTensors
+from nightjar.kernels.layout import (
+    BranchLayout,
+    ChunkLayout,
+    PagedLayout,
+    PagedTensors,
+    StepRows,
+)
 from nightjar.kernels.norm import rms_norm
+from nightjar.kernels.reference.paged_cache import kv_write
+
+
+def attend(
+    qkv: Tensor,
+    norms: HeadNorms | None,
+    rotation: Rotation | None,
+    cache: CacheWrite,
+    rows: StepRows,
+    scale: float,
+) -> Tensor:
+    """The attention of a layer: `qkv_post`, then that of every row.
+
+    qkv: [T, Hq + 2 Hkv, D], contiguous, changed in place; cache: where the prompt rows and the
+    running texts go; scale multiplies the scores.  Returns [T, Hq, D] in qkv's dtype.
+    """
+    if native.attention.serves(qkv, cache.keys):
+        return native.attention.attend(qkv, norms, rotation, cache, rows, scale)
+    qkv_post(qkv, norms, rotation, cache)
+    keys, values, kv_heads = cache.keys, cache.values, cache.keys.shape[1]
+    q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    prefill, cached = rows.prefill_rows, cache.blocks.shape[0]
+    parts = []
+    if rows.prefill is not None:
+        parts.append(prefill_attention(q[:prefill], keys, values, rows.prefill, scale))
+    if rows.decode is not None:
+        parts.append(decode_attention(q[prefill:cached], keys, values, rows.decode, scale))
+    if rows.branch is not None:
+        own = q[cached:], k[cached:], v[cached:]
+        parts.append(branch_attention(*own, keys, values, rows.branch, scale))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def qkv_post(
-    qkv: Tensor,
-    query_heads: int,
-    norms: HeadNorms | None = None,
-    rotation: Rotation | None = None,
-    cache: CacheWrite | None = None,
+    qkv: Tensor, norms: HeadNorms | None, rotation: Rotation | None, cache: CacheWrite
 ) -> None:
     """Normalise and turn queries and keys, in place, and write keys and values into the cache.
 
-    qkv: [T, Hq + 2 Hkv, D], packed as query, key, value heads.  On a GPU one launch.
+    qkv: [T, Hq + 2 Hkv, D], packed as query, key, value heads, contiguous.  On a GPU one launch.
     """
+    kv_heads = cache.keys.shape[1]
+    query_heads = qkv.shape[1] - 2 * kv_heads
     if serves(qkv):
-        cuda_ops.qkv_post(qkv, query_heads, None, norms, rotation, cache)
+        written = cache if cache.blocks.shape[0] else None
+        cuda_ops.qkv_post(qkv, query_heads, None, norms, rotation, written)
         return
-    kv_heads = (qkv.shape[1] - query_heads) // 2
+    if native.attention.serves(qkv, cache.keys):
+        native.attention.qkv_post(qkv, norms, rotation, cache)
+        return
     q, k, v = torch.split(qkv, [query_heads, kv_heads, kv_heads], dim=1)
     if norms is not None:
         for part, weight in ((q, norms.query), (k, norms.key)):
             part.copy_(rms_norm(part, None, weight, norms.epsilon, qkv.dtype))
     if rotation is not None:
         reference.rotary.rotary(qkv[:, : query_heads + kv_heads], *rotation.angles)
-    if cache is not None:
-        rows = cache.blocks.shape[0]
+    if rows := cache.blocks.shape[0]:
         kv_write(cache.keys, cache.values, k[:rows], v[:rows], cache.blocks, cache.offsets)
 
 
@@ -102,17 +139,3 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
     if serves(out_a):
         return cuda_ops.merge_attention(out_a, lse_a, out_b, lse_b)
     return reference.merge.merge_attention(out_a, lse_a, out_b, lse_b)
-
-
-def kv_write(
-    keys: Tensor, values: Tensor, k: Tensor, v: Tensor, blocks: Tensor, offsets: Tensor
-) -> None:
-    """Store the keys and values of packed rows, in place.
-
-    keys, values: [blocks, Hkv, S, D], one layer of the cache; k, v: [T, Hkv, D];
-    blocks, offsets: int64[T], the cache block of each row and its place in the block.
-    """
-    if native.attention.serves(k, keys):
-        native.kv_write.kv_write(keys, values, k, v, blocks, offsets)
-    else:
-        reference.paged_cache.kv_write(keys, values, k, v, blocks, offsets)

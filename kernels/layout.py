@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from itertools import chain
 from typing import Any, Self, TypeVar
 
@@ -195,6 +195,21 @@ class BranchLayout(Layout):
         """Layout of documents; prefix i lies in block_tables[i]."""
         lengths = np.array(prefix_lengths, dtype=np.int64)
         return BranchLayout(Tables.build(block_tables), lengths, tuple(branches))
+
+
+@dataclass(frozen=True, eq=False)
+class StepRows:
+    """The rows of a step: prompt rows, then running texts, then documents; None where there are
+    none."""
+
+    prefill: ChunkLayout | None
+    decode: PagedLayout | PagedTensors | None
+    branch: BranchLayout | None
+
+    @cached_property
+    def prefill_rows(self) -> int:
+        """How many of the first rows are prompt rows."""
+        return self.prefill.rows if self.prefill is not None else 0
 
 
 def padded_length(length: int) -> int:

@@ -7,9 +7,9 @@ device; they are there where `on_gpu` says so.
 """
 
 from nightjar.kernels.attention import (
+    attend,
     branch_attention,
     decode_attention,
-    kv_write,
     merge_attention,
     prefill_attention,
     qkv_post,
@@ -47,6 +47,7 @@ from nightjar.kernels.reference.logits import (
     penalize_tokens,
     top_log_probs,
 )
+from nightjar.kernels.reference.paged_cache import kv_write
 from nightjar.kernels.reference.rotary import rotary
 from nightjar.kernels.reference.widened import widened
 from nightjar.kernels.sampling import argmax, finite_rows, sample, uniform
@@ -67,6 +68,7 @@ __all__ = [
     "WeightPrecision",
     "activation",
     "argmax",
+    "attend",
     "bias_tokens",
     "block_tokens",
     "branch_attention",

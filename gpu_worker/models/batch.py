@@ -46,16 +46,6 @@ class TokenBatch:
     output_rows: Tensor | None
     arrivals: Arrivals | None = None
 
-    @property
-    def prefill_rows(self) -> int:
-        """How many of the first rows are prefill rows."""
-        return self.prefill.rows if self.prefill is not None else 0
-
-    @property
-    def cached_rows(self) -> int:
-        """C, the rows whose keys and values are kept."""
-        return self.write_blocks.shape[0]
-
     def to(self, device: str) -> TokenBatch:
         """The same rows on a device; layouts go there as a backend needs them."""
         moved: dict[str, Any] = {

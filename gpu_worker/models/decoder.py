@@ -18,6 +18,7 @@ from nightjar.kernels import (
     LinearWeight,
     Norm,
     Rotation,
+    StepRows,
     TokenTable,
 )
 
@@ -86,12 +87,13 @@ class Decoder:
         weights, parallel = self.weights, self.config.parallel_residual
         residual = self._embed(batch)
         rotation = None if weights.rope is None else weights.rope.at(batch.positions)
+        rows = StepRows(batch.prefill, batch.decode, batch.branch)
         delta: Tensor | None = None
         for index, layer in enumerate(weights.layers):
             qkv = kernels.normed_linear(
                 residual, delta, layer.attention_norm, layer.qkv, self.dtype
             )
-            x = self._attend(index, qkv, rotation, batch, cache)
+            x = self._attend(index, qkv, rotation, batch, rows, cache)
             if index == len(weights.layers) - 1 and batch.output_rows is not None:
                 # Past the last attention no row looks at another: go on with the wanted ones.
                 residual, x = residual[batch.output_rows], x[batch.output_rows]
@@ -155,37 +157,18 @@ class Decoder:
         qkv: Tensor,
         rotation: Rotation | None,
         batch: TokenBatch,
+        rows: StepRows,
         cache: KVTensors,
     ) -> Tensor:
         """Attention of one layer: qkv [T, (Hq + 2 Hkv) * D] -> [T, Hq * D]."""
-        config = self.config
-        heads = qkv.view(qkv.shape[0], -1, config.head_size)
-        keys, values = cache.keys[index], cache.values[index]
-        write = CacheWrite(keys, values, batch.write_blocks, batch.write_offsets)
-        kernels.qkv_post(
-            heads,
-            config.n_heads,
-            self._head_norms(index),
-            rotation,
-            write if batch.cached_rows else None,
-        )
-        sizes = [config.n_heads, config.n_kv_heads, config.n_kv_heads]
-        q, k, v = torch.split(heads, sizes, dim=1)
-        scale = config.attention_scales[index]
-        prefill, cached = batch.prefill_rows, batch.cached_rows
         if batch.arrivals is not None:
             batch.arrivals.wait(index)
-        parts = []
-        if batch.prefill is not None:
-            parts.append(kernels.prefill_attention(q[:prefill], keys, values, batch.prefill, scale))
-        if batch.decode is not None:
-            parts.append(
-                kernels.decode_attention(q[prefill:cached], keys, values, batch.decode, scale)
-            )
-        if batch.branch is not None:
-            own = q[cached:], k[cached:], v[cached:]
-            parts.append(kernels.branch_attention(*own, keys, values, batch.branch, scale))
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        write = CacheWrite(
+            cache.keys[index], cache.values[index], batch.write_blocks, batch.write_offsets
+        )
+        heads = qkv.view(qkv.shape[0], -1, self.config.head_size)
+        scale = self.config.attention_scales[index]
+        out = kernels.attend(heads, self._head_norms(index), rotation, write, rows, scale)
         return out.flatten(1)
 
     def _head_norms(self, index: int) -> HeadNorms | None:

@@ -208,8 +208,8 @@ class Tile {
 // One layer of the paged cache: keys and values S[blocks, kv_heads, block_size, head_size].
 template <typename S>
 struct Cache {
-  const S* keys;
-  const S* values;
+  S* keys;
+  S* values;
   int64_t kv_heads;
   int64_t block_size;
   int64_t head_size;
@@ -218,19 +218,6 @@ struct Cache {
     return (block * kv_heads + kv_head) * block_size * head_size;
   }
 };
-
-// Calls use(cache) with the cache of the storage type.
-template <typename Use>
-void with_cache(const void* keys, const void* values, bool half, int64_t kv_heads,
-                int64_t block_size, int64_t head_size, Use use) {
-  if (half) {
-    use(Cache<Half>{static_cast<const Half*>(keys), static_cast<const Half*>(values), kv_heads,
-                    block_size, head_size});
-  } else {
-    use(Cache<float>{static_cast<const float*>(keys), static_cast<const float*>(values), kv_heads,
-                     block_size, head_size});
-  }
-}
 
 // Numbers from the cache in FP32: where they lie, or widened into `room`.
 inline const float* widened(const float* from, int64_t, float*) { return from; }

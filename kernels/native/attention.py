@@ -7,14 +7,15 @@ sequence.  So a row's bits depend on nothing else in the step.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nightjar.kernels.layout import BranchLayout, ChunkLayout, PagedLayout
+from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
+from nightjar.kernels.layout import BranchLayout, ChunkLayout, PagedLayout, StepRows
 from nightjar.kernels.native.build import compiled, library
 from nightjar.kernels.native.pointers import FLOAT, INT, POINTER, address, by_row, is_plain
 
@@ -33,26 +34,61 @@ def serves(q: Tensor, cache_keys: Tensor) -> bool:
     )
 
 
+def attend(
+    qkv: Tensor,
+    norms: HeadNorms | None,
+    rotation: Rotation | None,
+    write: CacheWrite,
+    rows: StepRows,
+    scale: float,
+) -> Tensor:
+    """As kernels.attention.attend: qkv float32[T, Hq + 2 Hkv, D], contiguous -> [T, Hq, D]."""
+    n_rows, n_heads, size = qkv.shape
+    heads = n_heads - 2 * write.keys.shape[1]
+    out = qkv.new_empty(n_rows, heads, size)
+    width, from_row = n_heads * size, 4 * n_heads * size
+    q, to_row, place = qkv.data_ptr(), 4 * heads * size, out.data_ptr()
+    projection = _projection(qkv, heads, norms, rotation, write)
+    prompts = running = documents = None
+    if rows.prefill is not None:
+        prompts = _Prompts(q, width, heads, place, *rows.prefill.plan(ChunkTiles.of).addresses)
+    if rows.decode is not None:
+        if not isinstance(rows.decode, PagedLayout):
+            raise TypeError("a layout on a device: give a PagedLayout")
+        first = rows.prefill_rows
+        running = _Running(
+            q + first * from_row, width, heads, place + first * to_row, *_paged(rows.decode)
+        )
+    if rows.branch is not None:
+        first = write.blocks.shape[0]
+        q += first * from_row
+        k, v = q + 4 * heads * size, q + 2 * (n_heads + heads) * size
+        tiles = rows.branch.plan(BranchTiles.of).addresses
+        documents = _Documents(q, k, v, width, heads, place + first * to_row, *tiles)
+    _attend(write.keys, write.values, projection, prompts, running, documents, scale)
+    return out
+
+
+def qkv_post(
+    qkv: Tensor,
+    norms: HeadNorms | None,
+    rotation: Rotation | None,
+    write: CacheWrite,
+) -> None:
+    """As kernels.attention.qkv_post; qkv float32[T, Hq + 2 Hkv, D], contiguous."""
+    heads = qkv.shape[1] - 2 * write.keys.shape[1]
+    projection = _projection(qkv, heads, norms, rotation, write)
+    _attend(write.keys, write.values, projection, None, None, None, 1.0)
+
+
 def prefill_attention(
     q: Tensor, keys: Tensor, values: Tensor, layout: ChunkLayout, scale: float
 ) -> Tensor:
     """As reference.prefill: q float32[T, H, D] -> float32[T, H, D]."""
     q, out = by_row(q), q.new_empty(q.shape)
     tiles = layout.plan(ChunkTiles.of)
-    _functions().prefill(
-        q.data_ptr(),
-        q.stride(0),
-        q.shape[1],
-        *cache_arguments(keys, values),
-        address(layout.tables.blocks),
-        tiles.first_rows.size,
-        address(tiles.first_rows),
-        address(tiles.counts),
-        address(tiles.positions),
-        address(tiles.table_starts),
-        scale,
-        out.data_ptr(),
-    )
+    prompts = _Prompts(q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), *tiles.addresses)
+    _attend(keys, values, None, prompts, None, None, scale)
     return out
 
 
@@ -61,17 +97,8 @@ def decode_attention(
 ) -> Tensor:
     """As reference.decode: q float32[B, H, D] -> float32[B, H, D]."""
     q, out = by_row(q), q.new_empty(q.shape)
-    _functions().decode(
-        q.data_ptr(),
-        q.stride(0),
-        *q.shape[:2],
-        *cache_arguments(keys, values),
-        address(layout.tables.blocks),
-        address(layout.tables.starts),
-        address(layout.lengths),
-        scale,
-        out.data_ptr(),
-    )
+    running = _Running(q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), *_paged(layout))
+    _attend(keys, values, None, None, running, None, scale)
     return out
 
 
@@ -88,35 +115,28 @@ def branch_attention(
     q, k, v, out = by_row(q), by_row(k), by_row(v), q.new_empty(q.shape)
     if not q.stride(0) == k.stride(0) == v.stride(0):
         raise ValueError(f"rows of q, k, v lie {q.stride(0)}, {k.stride(0)}, {v.stride(0)} apart")
+    pointers = (x.data_ptr() for x in (q, k, v))
     tiles = layout.plan(BranchTiles.of)
-    _functions().branch(
-        q.data_ptr(),
-        k.data_ptr(),
-        v.data_ptr(),
-        q.stride(0),
-        q.shape[1],
-        *cache_arguments(keys, values),
-        address(layout.tables.blocks),
-        tiles.first_rows.size,
-        address(tiles.first_rows),
-        address(tiles.counts),
-        address(tiles.table_starts),
-        address(tiles.prefix_lengths),
-        address(tiles.documents),
-        scale,
-        out.data_ptr(),
-    )
+    documents = _Documents(*pointers, q.stride(0), q.shape[1], out.data_ptr(), *tiles.addresses)
+    _attend(keys, values, None, None, None, documents, scale)
     return out
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChunkTiles:
-    """Prompt rows in tiles: int64[tiles] each, as prefill_attention.cpp takes them."""
+    """Prompt rows in tiles: int64[tiles] each, as prefill_attention.h takes them."""
 
+    tables: np.ndarray
     first_rows: np.ndarray
     counts: np.ndarray
     positions: np.ndarray
     table_starts: np.ndarray
+
+    @cached_property
+    def addresses(self) -> tuple[int, ...]:
+        """What stands at the end of `_Prompts`."""
+        tables, *tiles = (address(getattr(self, field.name)) for field in fields(self))
+        return tables, self.counts.size, *tiles
 
     @staticmethod
     def of(layout: ChunkLayout) -> ChunkTiles:
@@ -124,6 +144,7 @@ class ChunkTiles:
         lengths = layout.ends - layout.starts
         owners, offsets, counts = _tiles(lengths)
         return ChunkTiles(
+            layout.tables.blocks,
             layout.first_rows[owners] + offsets,
             counts,
             layout.starts[owners] + offsets,
@@ -131,16 +152,23 @@ class ChunkTiles:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BranchTiles:
-    """Document rows in tiles: int64[tiles] each, and documents int64[T], as branch_attention.cpp
-    takes them."""
+    """Document rows in tiles: int64[tiles] each, and first_of int64[T], as branch_attention.h takes
+    them."""
 
+    tables: np.ndarray
     first_rows: np.ndarray
     counts: np.ndarray
     table_starts: np.ndarray
     prefix_lengths: np.ndarray
-    documents: np.ndarray
+    first_of: np.ndarray
+
+    @cached_property
+    def addresses(self) -> tuple[int, ...]:
+        """What stands at the end of `_Documents`."""
+        tables, *tiles = (address(getattr(self, field.name)) for field in fields(self))
+        return tables, self.counts.size, *tiles
 
     @staticmethod
     def of(layout: BranchLayout) -> BranchTiles:
@@ -152,6 +180,7 @@ class BranchTiles:
         owners, offsets, counts = _tiles(np.add.reduceat(lengths, runs))
         run_prefixes = prefixes[runs][owners]
         return BranchTiles(
+            layout.tables.blocks,
             first_rows[runs][owners] + offsets,
             counts,
             layout.tables.starts[run_prefixes],
@@ -162,40 +191,158 @@ class BranchTiles:
 
 def _tiles(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cut runs of rows into tiles: the run of each, the row it begins at, and its rows."""
-    height = _functions().tile_rows
+    height = _tile_rows()
     n_tiles = -(-lengths // height)
     owners = np.repeat(np.arange(lengths.size), n_tiles)
     offsets = (np.arange(owners.size) - np.repeat(np.cumsum(n_tiles) - n_tiles, n_tiles)) * height
     return owners, offsets, np.minimum(height, lengths[owners] - offsets)
 
 
-def cache_arguments(keys: Tensor, values: Tensor) -> tuple[int, ...]:
-    """The arguments that say where one layer of the cache lies, and of what numbers it is."""
+def _paged(layout: PagedLayout) -> tuple[int, ...]:
+    """What stands at the end of `_Running`."""
+    return layout.plan(_paged_addresses)
+
+
+def _paged_addresses(layout: PagedLayout) -> tuple[int, ...]:
+    arrays = layout.tables.blocks, layout.tables.starts, layout.lengths
+    return *map(address, arrays), layout.lengths.size
+
+
+class _Layer(ctypes.Structure):
+    """One layer of the cache as attend.cpp takes it."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("keys", "values")),
+        *((name, INT) for name in ("half", "kv_heads", "block_size", "head_size")),
+    )
+
+
+class _Projection(ctypes.Structure):
+    """Packed heads as qkv_post.h takes them."""
+
+    _fields_ = (
+        ("qkv", POINTER),
+        ("rows", INT),
+        ("heads", INT),
+        ("query_norm", POINTER),
+        ("key_norm", POINTER),
+        ("epsilon", FLOAT),
+        *((name, POINTER) for name in ("cosines", "sines", "positions")),
+        ("pairs", INT),
+        ("blocks", POINTER),
+        ("offsets", POINTER),
+        ("written", INT),
+    )
+
+
+class _Prompts(ctypes.Structure):
+    """Prompt rows as prefill_attention.h takes them."""
+
+    _fields_ = (
+        ("q", POINTER),
+        ("step", INT),
+        ("heads", INT),
+        ("out", POINTER),
+        ("tables", POINTER),
+        ("tiles", INT),
+        *((name, POINTER) for name in ("first_rows", "counts", "positions", "table_starts")),
+    )
+
+
+class _Running(ctypes.Structure):
+    """Running texts as decode_attention.h takes them."""
+
+    _fields_ = (
+        ("q", POINTER),
+        ("step", INT),
+        ("heads", INT),
+        *((name, POINTER) for name in ("out", "tables", "table_starts", "lengths")),
+        ("batch", INT),
+    )
+
+
+class _Documents(ctypes.Structure):
+    """Document rows as branch_attention.h takes them."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("q", "k", "v")),
+        ("step", INT),
+        ("heads", INT),
+        ("out", POINTER),
+        ("tables", POINTER),
+        ("tiles", INT),
+        *((name, POINTER) for name in ("first_rows", "counts", "table_starts", "prefix_lengths")),
+        ("first_of", POINTER),
+    )
+
+
+def _projection(
+    qkv: Tensor,
+    heads: int,
+    norms: HeadNorms | None,
+    rotation: Rotation | None,
+    write: CacheWrite,
+) -> _Projection:
+    if not qkv.is_contiguous():
+        raise ValueError(f"qkv with strides {qkv.stride()}: contiguous")
+    query_norm = key_norm = cosines = sines = positions = None
+    epsilon, pairs = 0.0, 0
+    if norms is not None:
+        query_norm, key_norm = _numbers(norms.query), _numbers(norms.key)
+        epsilon = norms.epsilon
+    if rotation is not None:
+        cosines, sines = _numbers(rotation.cosines), _numbers(rotation.sines)
+        positions = rotation.positions.data_ptr()
+        pairs = rotation.cosines.shape[1]
+    return _Projection(
+        qkv.data_ptr(),
+        qkv.shape[0],
+        heads,
+        query_norm,
+        key_norm,
+        epsilon,
+        cosines,
+        sines,
+        positions,
+        pairs,
+        write.blocks.data_ptr(),
+        write.offsets.data_ptr(),
+        write.blocks.shape[0],
+    )
+
+
+def _numbers(x: Tensor) -> int:
+    """Where FP32 numbers lie that the kernels read one after another."""
+    if not (is_plain(x) and x.is_contiguous()):
+        raise ValueError(f"{x.dtype}{list(x.shape)} on {x.device}: contiguous float32 on the CPU")
+    return x.data_ptr()
+
+
+def _attend(
+    keys: Tensor,
+    values: Tensor,
+    projection: _Projection | None,
+    prompts: _Prompts | None,
+    running: _Running | None,
+    documents: _Documents | None,
+    scale: float,
+) -> None:
     half = keys.dtype == torch.float16
-    return keys.data_ptr(), values.data_ptr(), half, *keys.shape[1:]
-
-
-class _Functions:
-    """The compiled functions, with their arguments' types."""
-
-    def __init__(self, kernels: ctypes.CDLL) -> None:
-        paged = [POINTER] * 2 + [INT] * 4 + [POINTER]
-        self.prefill = kernels.prefill_attention
-        self.prefill.argtypes = (
-            [POINTER] + [INT] * 2 + paged + [INT] + [POINTER] * 4 + [FLOAT, POINTER]
-        )
-        self.decode = kernels.decode_attention
-        self.decode.argtypes = [POINTER] + [INT] * 3 + paged + [POINTER] * 2 + [FLOAT, POINTER]
-        self.branch = kernels.branch_attention
-        self.branch.argtypes = (
-            [POINTER] * 3 + [INT] * 2 + paged + [INT] + [POINTER] * 5 + [FLOAT, POINTER]
-        )
-        for function in (self.prefill, self.decode, self.branch):
-            function.restype = None
-        self.tile_rows = int(kernels.attention_tile_rows())
+    layer = _Layer(keys.data_ptr(), values.data_ptr(), half, *keys.shape[1:])
+    _function()(layer, projection, prompts, running, documents, scale)
 
 
 @cache
-def _functions() -> _Functions:
+def _tile_rows() -> int:
     kernels = compiled()
-    return _Functions(kernels)
+    return int(kernels.attention_tile_rows())
+
+
+@cache
+def _function() -> ctypes._NamedFuncPointer:
+    kernels = compiled()
+    function = kernels.attend
+    structures = (_Layer, _Projection, _Prompts, _Running, _Documents)
+    function.argtypes = [*map(ctypes.POINTER, structures), FLOAT]
+    function.restype = None
+    return function

@@ -38,7 +38,7 @@ _HALF_BYTES = 2
 class Int8PanelWeight(PanelWeight):
     """A weight ready for `products.linear`, in panels of COLUMNS output channels.
 
-    panels: int8[n, stride / WORD, COLUMNS, WORD]; offsets: int32[n * COLUMNS], ZERO times the sum
+    panels: int8[n, stride / WORD, COLUMNS, WORD]; offsets: int32[n * COLUMNS], -ZERO times the sum
     of each channel's weights; scales, bias: float32[n * COLUMNS]; all filled up with zeros.
     Of a gated weight a panel holds the gates of half as many channels, then what they gate.
     Between a feed-forward block's two products the rows are in half precision: INNER_RANGE.
@@ -128,7 +128,7 @@ def _panels(parts: list[Parts]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     panels = torch.cat(data, 1)
     return (
         panels.transpose(1, 2).contiguous(),
-        panels.flatten(2).sum(2, dtype=torch.int32).flatten() * ZERO,
+        panels.flatten(2).sum(2, dtype=torch.int32).flatten() * -ZERO,
         torch.cat(scales, 1).flatten(),
         torch.cat(biases, 1).flatten(),
     )

@@ -29,7 +29,7 @@ constexpr float kHalfScale = 256.0f;
 
 // A weight, as Python hands it over: see int8_linear.py.
 //
-// panels: int8[n, stride / 4, 64, 4]; offsets: int32, 128 times the sum of the weight's row, scales
+// panels: int8[n, stride / 4, 64, 4]; offsets: int32, -128 times the sum of the weight's row, scales
 // and bias: float, each [n * 64].  inputs, stride: numbers of a row, and those rounded up to 16.
 // gated: each panel holds 32 columns, their gates first.
 struct Weight {
@@ -96,15 +96,21 @@ inline void quantize_row(const X* x, int64_t k, int64_t stride, int64_t height, 
   }
 }
 
-// The int32 sums of a tile of R rows and the columns of one panel: [kRegisters, R, kLanes].
+// The int32 sums of a tile of R rows and the columns of one panel, without what the rows' zero adds
+// to them: [kRegisters, R, kLanes].
 //
 // A call of its own: inlined into what stores its sums, GCC 12 keeps them in memory all the time.
 template <int R>
 [[gnu::noinline]] void multiply(const uint8_t* values, int64_t stride, const int8_t* panel,
-                                Ahead ahead, int32_t* sums) {
+                                const int32_t* offsets, Ahead ahead, int32_t* sums) {
   __m512i a[R], b[R], c[R], d[R];
 #pragma GCC unroll 6
-  for (int r = 0; r < R; ++r) a[r] = b[r] = c[r] = d[r] = _mm512_setzero_si512();
+  for (int r = 0; r < R; ++r) {
+    a[r] = _mm512_loadu_si512(offsets);
+    b[r] = _mm512_loadu_si512(offsets + kLanes);
+    c[r] = _mm512_loadu_si512(offsets + 2 * kLanes);
+    d[r] = _mm512_loadu_si512(offsets + 3 * kLanes);
+  }
   for (int64_t k = 0; k < stride; k += kSegment, values += R * kSegment) {
 #pragma GCC unroll 4
     for (int word = 0; word < kSegment / kBytes; ++word, panel += kColumns * kBytes) {
@@ -139,19 +145,16 @@ template <int R>
 
 // What kLanes columns add to the sums of any row.
 struct Channels {
-  __m512i offsets;
   Vector scales;
   Vector bias;
 
   Channels(const Weight& weight, int64_t column)
-      : offsets(_mm512_loadu_si512(weight.offsets + column)),
-        scales(load(weight.scales + column)),
-        bias(load(weight.bias + column)) {}
+      : scales(load(weight.scales + column)), bias(load(weight.bias + column)) {}
 
   // Sums of one row, scaled back and with the bias.
   Vector finished(const int32_t* sums, Vector row_scale) const {
-    const __m512i exact = _mm512_sub_epi32(_mm512_load_si512(sums), offsets);
-    return reinterpret_cast<Vector>(_mm512_cvtepi32_ps(exact)) * scales * row_scale + bias;
+    const __m512 exact = _mm512_cvtepi32_ps(_mm512_load_si512(sums));
+    return reinterpret_cast<Vector>(exact) * scales * row_scale + bias;
   }
 };
 
@@ -171,7 +174,7 @@ void tile(const Weight& weight, const Rows& rows, Out* result, int64_t row, int6
   }
   alignas(64) int32_t sums[kRegisters * R * kLanes];
   multiply<R>(rows.values + row * weight.stride, weight.stride,
-              weight.panels + column * weight.stride, ahead, sums);
+              weight.panels + column * weight.stride, weight.offsets + column, ahead, sums);
   for (int i = 0; i < kResults; ++i) {
     const int64_t width = columns - panel * kWidth - i * kLanes;
     const int32_t* place = sums + i * R * kLanes;
@@ -179,7 +182,7 @@ void tile(const Weight& weight, const Rows& rows, Out* result, int64_t row, int6
     const Channels gated(weight, column + (kGated ? kWidth : 0) + i * kLanes);
     for (int r = 0; r < R; ++r, place += kLanes) {
       const Vector scale = splat(rows.scales[row + r]);
-      Vector x = activated<A>(channels.finished(place, scale));
+      Vector x = activated<A, sizeof(Out) < sizeof(float)>(channels.finished(place, scale));
       if constexpr (kGated) x = x * gated.finished(place + kResults * R * kLanes, scale);
       store_lanes(to + r * columns + i * kLanes, kept(x, to), width);
     }

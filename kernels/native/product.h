@@ -19,15 +19,19 @@ constexpr int64_t kAheadBytes = 1024;  // of a panel, on the way into the neares
 constexpr int64_t kRowsAtOnce = 512;   // more are computed in turn, in the same room
 constexpr int kLine = 64;              // bytes that a cache fetches at once
 
-// How rows are cut into tiles of nearly equal height, none above `tallest`.
+// How rows are cut into tiles of nearly equal height, none above `tallest`: the first `higher` ones
+// have a row more.
 struct Tiles {
-  int64_t n_rows;
   int64_t count;
+  int64_t least;
+  int64_t higher;
 
   Tiles(int64_t n_rows, int64_t tallest)
-      : n_rows(n_rows), count((n_rows + tallest - 1) / tallest) {}
-  int64_t first_row(int64_t tile) const { return n_rows * tile / count; }
-  int64_t height(int64_t tile) const { return first_row(tile + 1) - first_row(tile); }
+      : count((n_rows + tallest - 1) / tallest),
+        least(n_rows / count),
+        higher(n_rows % count) {}
+  int64_t first_row(int64_t tile) const { return tile * least + std::min(tile, higher); }
+  int64_t height(int64_t tile) const { return least + (tile < higher); }
 };
 
 // Where a weight's panels lie, one after another.  bytes: of a panel; step_bytes: of what a step of

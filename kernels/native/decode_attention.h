@@ -1,4 +1,5 @@
 // Attention of one row per sequence to its cached keys: bound by reading them.
+#pragma once
 
 #include <vector>
 
@@ -6,7 +7,6 @@
 #include "team.h"
 
 namespace nightjar {
-namespace {
 
 // A running softmax over the keys of one query head.
 struct Head {
@@ -196,38 +196,36 @@ class Group {
 
 constexpr int64_t kEnoughRows = 8;  // sequences from which every thread has whole ones to do
 
+// Running texts, as Python hands them over: see attention.py.
+//
+// q: float[batch, heads, head_size], rows `step` floats apart; row i attends to the first lengths[i]
+// positions of the block table that begins at tables[table_starts[i]].  out: float[batch, heads,
+// head_size].
+struct Running {
+  const float* q;
+  int64_t step;
+  int64_t heads;
+  float* out;
+  const int64_t* tables;
+  const int64_t* table_starts;
+  const int64_t* lengths;
+  int64_t batch;
+};
+
+// Called by all members of a region.
 template <typename S>
-void decode(const float* q, int64_t q_step, int64_t batch, int64_t heads, const Cache<S>& cache,
-            const int64_t* tables, const int64_t* table_starts, const int64_t* lengths,
-            float scale, float* out) {
-  const int64_t in_group = heads / cache.kv_heads;
-  const int64_t at_once = batch >= kEnoughRows ? cache.kv_heads : 1;
+void attend(Member& member, const Running& rows, const Cache<S>& cache, float scale) {
+  const int64_t in_group = rows.heads / cache.kv_heads;
+  const int64_t at_once = rows.batch >= kEnoughRows ? cache.kv_heads : 1;
   const int64_t groups = cache.kv_heads / at_once;
-  parallel([&](Member& member) {
-    Group<S> group(cache, in_group);
-    member.take(batch * groups, [&](int64_t place) {
-      const int64_t i = place / groups, kv_head = place % groups * at_once;
-      const int64_t first = kv_head * in_group * cache.head_size;
-      group.run(q + i * q_step + first, scale, tables + table_starts[i], kv_head,
-                kv_head + at_once, lengths[i], out + i * heads * cache.head_size + first);
-    });
+  Group<S> group(cache, in_group);
+  member.take(rows.batch * groups, [&](int64_t place) {
+    const int64_t i = place / groups, kv_head = place % groups * at_once;
+    const int64_t first = kv_head * in_group * cache.head_size;
+    group.run(rows.q + i * rows.step + first, scale, rows.tables + rows.table_starts[i], kv_head,
+              kv_head + at_once, rows.lengths[i],
+              rows.out + i * rows.heads * cache.head_size + first);
   });
 }
 
-}  // namespace
 }  // namespace nightjar
-
-using namespace nightjar;
-
-// q: float[batch, heads, head_size], rows q_step floats apart; row i attends to the first lengths[i]
-// positions of the block table that begins at tables[table_starts[i]].  keys, values: float, or
-// binary16 if `half`.  out: float[batch, heads, head_size], contiguous.
-extern "C" void decode_attention(const float* q, int64_t q_step, int64_t batch, int64_t heads,
-                                 const void* keys, const void* values, int64_t half,
-                                 int64_t kv_heads, int64_t block_size, int64_t head_size,
-                                 const int64_t* tables, const int64_t* table_starts,
-                                 const int64_t* lengths, float scale, float* out) {
-  with_cache(keys, values, half, kv_heads, block_size, head_size, [&](const auto& cache) {
-    decode(q, q_step, batch, heads, cache, tables, table_starts, lengths, scale, out);
-  });
-}

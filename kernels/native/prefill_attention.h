@@ -1,0 +1,54 @@
+// Causal attention of prompt rows to their cached keys.
+#pragma once
+
+#include "attention.h"
+#include "team.h"
+
+namespace nightjar {
+
+// Prompt rows in tiles, as Python hands them over: see attention.py.
+//
+// q: float[rows, heads, head_size], rows `step` floats apart.  Tile i is query rows [first_rows[i],
+// first_rows[i] + counts[i]) of one sequence, counts[i] <= kTileRows, at positions positions[i] and
+// up; its block table begins at tables[table_starts[i]].  out: float[rows, heads, head_size].
+struct Prompts {
+  const float* q;
+  int64_t step;
+  int64_t heads;
+  float* out;
+  const int64_t* tables;
+  int64_t tiles;
+  const int64_t* first_rows;
+  const int64_t* counts;
+  const int64_t* positions;
+  const int64_t* table_starts;
+};
+
+// Called by all members of a region.
+template <typename S>
+void attend(Member& member, const Prompts& rows, const Cache<S>& cache, float scale) {
+  const int64_t size = cache.head_size, heads = rows.heads, heads_per_kv = heads / cache.kv_heads;
+  Tile tile(size);
+  member.take(rows.tiles * heads, [&](int64_t place) {
+    const int64_t i = place / heads, head = place % heads;
+    const int64_t first = rows.first_rows[i], count = rows.counts[i];
+    const int64_t position = rows.positions[i];
+    alignas(64) int32_t limits[kTileRows];
+    for (int r = 0; r < kTileRows; ++r) {
+      limits[r] = r < count ? static_cast<int32_t>(position + r + 1) : 0;
+    }
+    const float* queries = rows.q + first * rows.step + head * size;
+    float* out = rows.out + (first * heads + head) * size;
+    tile.begin(queries, rows.step, count, scale);
+    // The next head's queries are next to these, and so are its results.
+    for (int64_t r = 0; r < count; ++r) {
+      fetch_line(queries + r * rows.step + size, size);
+      fetch_to_write(out + r * heads * size, size);
+    }
+    attend_paged(tile, cache, rows.tables + rows.table_starts[i], head / heads_per_kv,
+                 position + count, limits);
+    tile.finish(out, heads * size);
+  });
+}
+
+}  // namespace nightjar
