@@ -1,20 +1,27 @@
 """Normalisation over the residual stream, by whichever backend serves its dtype and layout."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor, dtype
 
 from nightjar.kernels import cuda_ops, native, reference
 from nightjar.kernels.cuda.launch import serves
+from nightjar.kernels.native.norm import NormArgument
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Norm:
     """A layer norm, or without a bias a root-mean-square norm: weight, bias float32[H]."""
 
     weight: Tensor
     bias: Tensor | None
     epsilon: float
+
+    @cached_property
+    def native(self) -> NormArgument:
+        """As the compiled kernels take it."""
+        return NormArgument.of(self.weight, self.bias, self.epsilon)
 
 
 def normalize(residual: Tensor, delta: Tensor | None, norm: Norm, out_dtype: dtype) -> Tensor:

@@ -18,17 +18,20 @@ extern "C" int64_t float_panel_columns() { return 3 * nightjar::kLanes; }
 
 using namespace nightjar;
 
-// Rows of which a kernel needs room for at most so many, however many it is given.
-extern "C" int64_t product_rows_at_once() { return kRowsAtOnce; }
+namespace {
 
-// In all of these, `room` is for the rows as the product reads them: float[n_rows, weight.stride].
+TiledRows tiled(RoomFor place, int64_t n_rows, const FloatWeight& weight) {
+  const int64_t bytes = std::min(n_rows, kRowsAtOnce) * weight.stride * sizeof(float);
+  return {static_cast<float*>(room_for(place, bytes)), weight.stride};
+}
+
+}  // namespace
 
 // out[n_rows, columns] = activation(x @ weight.T + bias); x: float[n_rows, inputs], rows x_stride
 // floats apart.
 extern "C" void float_linear(const float* x, int64_t x_stride, int64_t n_rows,
-                             const FloatWeight* weight, int64_t activation, float* room,
-                             float* out) {
-  const TiledRows rows{room, weight->stride};
+                             const FloatWeight* weight, int64_t activation, float* out) {
+  const TiledRows rows = tiled(kRows, n_rows, *weight);
   expect_regions();
   parallel([&](Member& member) {
     in_parts(n_rows, [&](int64_t first, int64_t n) {
@@ -41,9 +44,8 @@ extern "C" void float_linear(const float* x, int64_t x_stride, int64_t n_rows,
 
 // The same of norm(residual), to which delta is added first, in place; delta: null for nothing.
 extern "C" void float_normed_linear(float* residual, const float* delta, int64_t n_rows,
-                                    const Norm* norm, const FloatWeight* weight, float* room,
-                                    float* out) {
-  const TiledRows rows{room, weight->stride};
+                                    const Norm* norm, const FloatWeight* weight, float* out) {
+  const TiledRows rows = tiled(kRows, n_rows, *weight);
   expect_regions();
   parallel([&](Member& member) {
     in_parts(n_rows, [&](int64_t first, int64_t n) {
@@ -54,12 +56,12 @@ extern "C" void float_normed_linear(float* residual, const float* delta, int64_t
   });
 }
 
-// And of a whole feed-forward block: out = activation(norm(residual) @ up) @ down.  inner: room for
-// the rows of the second product, which the first one writes as the second reads them.
+// And of a whole feed-forward block: out = activation(norm(residual) @ up) @ down.  The first product
+// writes its rows as the second reads them.
 extern "C" void float_feed_forward(float* residual, const float* delta, int64_t n_rows,
                                    const Norm* norm, const FloatWeight* up, int64_t activation,
-                                   const FloatWeight* down, float* room, float* inner, float* out) {
-  const TiledRows rows{room, up->stride}, inner_rows{inner, down->stride};
+                                   const FloatWeight* down, float* out) {
+  const TiledRows rows = tiled(kRows, n_rows, *up), inner_rows = tiled(kInner, n_rows, *down);
   expect_regions();
   parallel([&](Member& member) {
     in_parts(n_rows, [&](int64_t first, int64_t n) {

@@ -14,8 +14,6 @@ from nightjar.kernels.native.build import compiled, library
 from nightjar.kernels.native.pointers import INT, POINTER
 from nightjar.kernels.native.products import PanelWeight, Parts, by_panel, filled_up
 
-_FLOAT_BYTES = 4
-
 
 @dataclass(frozen=True)
 class FloatPanelWeight(PanelWeight):
@@ -30,16 +28,6 @@ class FloatPanelWeight(PanelWeight):
     bias: Tensor
 
     kernels: ClassVar[str] = "float"
-
-    @property
-    def row_bytes(self) -> int:
-        """As PanelWeight says."""
-        return self.stride * _FLOAT_BYTES
-
-    @property
-    def inner_row_bytes(self) -> int:
-        """As PanelWeight says: the rows are written as this product reads them."""
-        return self.row_bytes
 
     def structure(self) -> ctypes.Structure:
         """As PanelWeight says."""

@@ -15,13 +15,11 @@ extern "C" int int8_linear_works() {
 
 using namespace nightjar;
 
-// In all of these, `room` is for the quantised rows of each product in turn: see Rows.
-
 // out[n_rows, columns] = activation(x @ weight.T + bias); x: float[n_rows, inputs], rows x_stride
 // floats apart.
 extern "C" void int8_linear(const float* x, int64_t x_stride, int64_t n_rows, const Weight* weight,
-                            int64_t activation, uint8_t* room, float* out) {
-  const Rows rows(room, n_rows, *weight);
+                            int64_t activation, float* out) {
+  const Rows rows(Rows::room(n_rows, weight->stride), n_rows, *weight);
   expect_regions();
   parallel([&](Member& member) {
     in_parts(n_rows, [&](int64_t first, int64_t n) {
@@ -33,9 +31,8 @@ extern "C" void int8_linear(const float* x, int64_t x_stride, int64_t n_rows, co
 
 // The same of norm(residual), to which delta is added first, in place; delta: null for nothing.
 extern "C" void int8_normed_linear(float* residual, const float* delta, int64_t n_rows,
-                                   const Norm* norm, const Weight* weight, uint8_t* room,
-                                   float* out) {
-  const Rows rows(room, n_rows, *weight);
+                                   const Norm* norm, const Weight* weight, float* out) {
+  const Rows rows(Rows::room(n_rows, weight->stride), n_rows, *weight);
   expect_regions();
   parallel([&](Member& member) {
     in_parts(n_rows, [&](int64_t first, int64_t n) {
@@ -45,11 +42,13 @@ extern "C" void int8_normed_linear(float* residual, const float* delta, int64_t 
   });
 }
 
-// And of a whole feed-forward block: out = activation(norm(residual) @ up) @ down.  inner: room for
-// Half[n_rows, up.columns].
+// And of a whole feed-forward block: out = activation(norm(residual) @ up) @ down.
 extern "C" void int8_feed_forward(float* residual, const float* delta, int64_t n_rows,
                                   const Norm* norm, const Weight* up, int64_t activation,
-                                  const Weight* down, uint8_t* room, Half* inner, float* out) {
+                                  const Weight* down, float* out) {
+  uint8_t* room = Rows::room(n_rows, std::max(up->stride, down->stride));
+  const int64_t inner_bytes = std::min(n_rows, kRowsAtOnce) * up->columns * sizeof(Half);
+  Half* inner = static_cast<Half*>(room_for(kInner, inner_bytes));
   const Rows rows(room, n_rows, *up), inner_rows(room, n_rows, *down);
   expect_regions();
   parallel([&](Member& member) {

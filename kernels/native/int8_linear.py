@@ -30,9 +30,6 @@ INNER_RANGE = 65_504 * 256
 """Largest number between a feed-forward block's products: half precision, scaled.  What is larger
 becomes infinite, which the engine finds out and computes again in a higher precision."""
 
-_SCALE_BYTES = 4
-_HALF_BYTES = 2
-
 
 @dataclass(frozen=True)
 class Int8PanelWeight(PanelWeight):
@@ -50,16 +47,6 @@ class Int8PanelWeight(PanelWeight):
     bias: Tensor
 
     kernels: ClassVar[str] = "int8"
-
-    @property
-    def row_bytes(self) -> int:
-        """As PanelWeight says: the quantised row and its scale."""
-        return self.stride + _SCALE_BYTES
-
-    @property
-    def inner_row_bytes(self) -> int:
-        """As PanelWeight says."""
-        return self.in_features * _HALF_BYTES
 
     def structure(self) -> ctypes.Structure:
         """As PanelWeight says."""

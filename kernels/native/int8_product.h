@@ -48,10 +48,15 @@ struct Rows {
   uint8_t* values;
   float* scales;
 
-  // In room for as many rows as are computed at once, of stride + 4 bytes each.
+  // In room for as many rows as are computed at once.
   Rows(uint8_t* room, int64_t n_rows, const Weight& weight)
       : values(room),
         scales(reinterpret_cast<float*>(room + std::min(n_rows, kRowsAtOnce) * weight.stride)) {}
+
+  static uint8_t* room(int64_t n_rows, int64_t stride) {
+    const int64_t bytes = std::min(n_rows, kRowsAtOnce) * (stride + sizeof(float));
+    return static_cast<uint8_t*>(room_for(kRows, bytes));
+  }
 };
 
 // The lanes of a row from i on, zeros past its k numbers.

@@ -15,14 +15,15 @@ from nightjar.kernels.native.pointers import FLOAT, INT, POINTER, is_plain
 def serves(residual: Tensor, delta: Tensor | None, out_dtype: torch.dtype) -> bool:
     """Whether these kernels take the rows residual, delta [T, H]."""
     return (
-        all(
-            x.dim() == 2 and is_plain(x) and x.is_contiguous()
-            for x in (residual, delta)
-            if x is not None
-        )
-        and out_dtype == torch.float32
+        out_dtype == torch.float32
+        and _are_rows(residual)
+        and (delta is None or _are_rows(delta))
         and library() is not None
     )
+
+
+def _are_rows(x: Tensor) -> bool:
+    return x.dim() == 2 and is_plain(x) and x.is_contiguous()
 
 
 def layer_norm(

@@ -6,6 +6,9 @@
 // both come from memory in one stream.
 #pragma once
 
+#include <cstdlib>
+#include <memory>
+
 #include "activation.h"
 #include "norm.h"
 #include "team.h"
@@ -74,6 +77,25 @@ void take_tiles(Member& member, const Tiles& cut, const Panels& panels, int64_t 
       compute(tile, panel, Ahead{next + read, step});
     }
   });
+}
+
+// Room that the calling thread keeps for its next product: one for rows as a product reads them, one
+// for those between two products.
+enum RoomFor { kRows, kInner };
+
+inline void* room_for(RoomFor place, int64_t bytes) {
+  struct Room {
+    std::unique_ptr<void, decltype(&std::free)> data{nullptr, std::free};
+    int64_t bytes = 0;
+  };
+  static thread_local Room rooms[2];
+  Room& room = rooms[place];
+  if (room.bytes < bytes) {
+    room.bytes = (bytes + kLine - 1) / kLine * kLine;
+    room.data.reset(std::aligned_alloc(kLine, room.bytes));
+    if (room.data == nullptr) std::abort();  // Linux says so at a touch, if at all
+  }
+  return room.data.get();
 }
 
 // body(first, n) for parts of at most kRowsAtOnce rows.

@@ -46,16 +46,6 @@ class PanelWeight(ABC):
         """Inputs, filled up to whole segments."""
         return filled_up(self.in_features)
 
-    @property
-    @abstractmethod
-    def row_bytes(self) -> int:
-        """Room that a row takes as the kernel reads it."""
-
-    @property
-    @abstractmethod
-    def inner_row_bytes(self) -> int:
-        """Room that a row takes as a feed-forward block's first product writes it for this one."""
-
     @abstractmethod
     def structure(self) -> ctypes.Structure:
         """The weight as the kernels take it."""
@@ -84,14 +74,12 @@ def linear(x: Tensor, weight: PanelWeight, activation: str | None) -> Tensor:
         x = x.contiguous()
     n_rows = x.shape[0]
     out = x.new_empty(n_rows, weight.out_features)
-    room = _room(n_rows, weight.row_bytes)
     _functions(weight.kernels).linear(
         x.data_ptr(),
         x.stride(0),
         n_rows,
         weight.address,
         ACTIVATIONS[activation],
-        room.data_ptr(),
         out.data_ptr(),
     )
     return out
@@ -104,14 +92,12 @@ def normed_linear(
     _check_stream(residual, norm, weight)
     n_rows = residual.shape[0]
     out = residual.new_empty(n_rows, weight.out_features)
-    room = _room(n_rows, weight.row_bytes)
     _functions(weight.kernels).normed_linear(
         residual.data_ptr(),
         None if delta is None else delta.data_ptr(),
         n_rows,
-        NormArgument.of(norm.weight, norm.bias, norm.epsilon),
+        norm.native,
         weight.address,
-        room.data_ptr(),
         out.data_ptr(),
     )
     return out
@@ -130,19 +116,15 @@ def feed_forward(
     if down.in_features != up.out_features:
         raise ValueError(f"{up.out_features} channels go up, {down.in_features} come down")
     n_rows = residual.shape[0]
-    room = _room(n_rows, max(up.row_bytes, down.row_bytes))
-    inner = _room(n_rows, down.inner_row_bytes)
     out = residual.new_empty(n_rows, down.out_features)
     _functions(up.kernels).feed_forward(
         residual.data_ptr(),
         None if delta is None else delta.data_ptr(),
         n_rows,
-        NormArgument.of(norm.weight, norm.bias, norm.epsilon),
+        norm.native,
         up.address,
         ACTIVATIONS[activation],
         down.address,
-        room.data_ptr(),
-        inner.data_ptr(),
         out.data_ptr(),
     )
     return out
@@ -158,17 +140,6 @@ def by_panel(x: Tensor, panels: int, width: int) -> Tensor:
     padded = x.new_zeros(panels * width)
     padded[: x.shape[0]] = x
     return padded.view(panels, width)
-
-
-def _room(n_rows: int, row_bytes: int) -> Tensor:
-    """Bytes for a kernel to work in: of the rows that it computes at once."""
-    return torch.empty(min(n_rows, _rows_at_once()) * row_bytes, dtype=torch.uint8)
-
-
-@cache
-def _rows_at_once() -> int:
-    kernels = compiled()
-    return int(kernels.product_rows_at_once())
 
 
 def _check_stream(residual: Tensor, norm: Norm, weight: PanelWeight) -> None:
@@ -193,9 +164,9 @@ def _functions(kind: str) -> _Functions:
     kernels = compiled()
     stream = (POINTER, POINTER, INT, ctypes.POINTER(NormArgument))
     functions = _Functions(*(getattr(kernels, f"{kind}_{name}") for name in _Functions._fields))
-    functions.linear.argtypes = (POINTER, INT, INT, POINTER, INT, POINTER, POINTER)
-    functions.normed_linear.argtypes = (*stream, POINTER, POINTER, POINTER)
-    functions.feed_forward.argtypes = (*stream, POINTER, INT, POINTER, POINTER, POINTER, POINTER)
+    functions.linear.argtypes = (POINTER, INT, INT, POINTER, INT, POINTER)
+    functions.normed_linear.argtypes = (*stream, POINTER, POINTER)
+    functions.feed_forward.argtypes = (*stream, POINTER, INT, POINTER, POINTER)
     for function in functions:
         function.restype = None
     return functions
