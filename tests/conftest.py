@@ -1,6 +1,7 @@
 """Fixtures for every test, and what lets `pytest -m gpu` run where only torch, CuPy, NumPy,
 tokenizers, safetensors, transformers and pytest are installed."""
 
+import os
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,8 @@ from tests.bare_machine import GPU_FOLDERS, asks_for_gpu_alone
 from tests.models import save_gpt2
 
 choose_compiler()
+# A worker takes its whole cache when it starts, a gigabyte unless told: tiny models need little.
+os.environ.setdefault("NIGHTJAR_KV_CACHE_BYTES", str(64 << 20))
 
 HAS_DATABASES = find_spec("sqlalchemy") is not None
 HAS_TIMEOUTS = find_spec("pytest_timeout") is not None
