@@ -13,11 +13,10 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models import Decoder, load_model
 from tests.backends import choose_compiler
 from tests.bare_machine import GPU_FOLDERS, asks_for_gpu_alone
-from tests.models import save_gpt2
+from tests.models import SMALL_CACHE, save_gpt2
 
 choose_compiler()
-# A worker takes its whole cache when it starts, a gigabyte unless told: tiny models need little.
-os.environ.setdefault("NIGHTJAR_KV_CACHE_BYTES", str(64 << 20))
+os.environ.setdefault("NIGHTJAR_KV_CACHE_BYTES", str(SMALL_CACHE))
 
 HAS_DATABASES = find_spec("sqlalchemy") is not None
 HAS_TIMEOUTS = find_spec("pytest_timeout") is not None

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
+from threading import Thread
 
 import torch
 from torch import Tensor
@@ -99,10 +100,13 @@ class Engine:
         if self._rescue is not None:
             self._rescue.register_prompt_vectors(key, vectors)
 
-    def take_memory(self) -> None:
-        """Touch the whole cache now: if the system cannot give that memory, the process ends before
-        it has begun anything, and no step waits for pages.  Before any request."""
-        self._cache.clear(list(range(self._pool.total)))
+    def take_memory(self) -> Thread | None:
+        """Have the system find the cache's memory, beside what is computed meanwhile: no later step
+        waits for pages, and where there is too little the process ends soon and not in the night.
+
+        Returns the thread that does it, where there is something to do.
+        """
+        return self._cache.take_memory()
 
     def submit(self, request: Request) -> None:
         """Hand in a request; it joins the batch at the next step."""
