@@ -33,7 +33,7 @@ def attend(
     qkv: [T, Hq + 2 Hkv, D], contiguous, changed in place; cache: where the prompt rows and the
     running texts go; scale multiplies the scores.  Returns [T, Hq, D] in qkv's dtype.
     """
-    if native.attention.serves(qkv, cache.keys):
+    if not serves(qkv) and native.attention.serves(qkv, cache.keys):
         return native.attention.attend(qkv, norms, rotation, cache, rows, scale)
     qkv_post(qkv, norms, rotation, cache)
     keys, values, kv_heads = cache.keys, cache.values, cache.keys.shape[1]

@@ -65,7 +65,7 @@ def test_rows_stand_in_order_with_their_positions_and_blocks():
     assert batch.write_blocks.tolist() == [0, 0, 0, 0, 1, 2, 2, 5]
     assert batch.write_offsets.tolist() == [0, 1, 2, 3, 0, 0, 1, 1]
     assert batch.output_rows.tolist() == [4, 6, 7, 8, 9, 10]
-    assert (batch.prefill_rows, batch.cached_rows) == (7, 8)
+    assert (batch.prefill.rows, batch.write_blocks.shape[0]) == (7, 8)
 
 
 def test_a_chunk_stands_at_its_positions_and_wants_what_is_scored():
@@ -91,7 +91,7 @@ def test_a_query_computed_before_is_not_computed_again():
     assert batch.token_ids.tolist() == [40, 41]
     assert batch.positions.tolist() == [3, 4]
     assert batch.prefill is None
-    assert batch.cached_rows == 0
+    assert batch.write_blocks.shape[0] == 0
     assert batch.branch.prefix_lengths.tolist() == [3]
 
 
