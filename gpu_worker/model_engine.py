@@ -86,7 +86,6 @@ def open_engine(
         device=device,
         memory=CacheMemory(args.kv_cache_bytes, args.gpu_memory_share, args.host_cache_bytes),
     )
-    engine.take_memory()
     return engine, dtype
 
 

@@ -63,9 +63,6 @@ def qkv_post(
         written = cache if cache.blocks.shape[0] else None
         cuda_ops.qkv_post(qkv, query_heads, None, norms, rotation, written)
         return
-    if native.attention.serves(qkv, cache.keys):
-        native.attention.qkv_post(qkv, norms, rotation, cache)
-        return
     q, k, v = torch.split(qkv, [query_heads, kv_heads, kv_heads], dim=1)
     if norms is not None:
         for part, weight in ((q, norms.query), (k, norms.key)):

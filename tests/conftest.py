@@ -1,7 +1,6 @@
 """Fixtures for every test, and what lets `pytest -m gpu` run where only torch, CuPy, NumPy,
 tokenizers, safetensors, transformers and pytest are installed."""
 
-import os
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,10 +12,9 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models import Decoder, load_model
 from tests.backends import choose_compiler
 from tests.bare_machine import GPU_FOLDERS, asks_for_gpu_alone
-from tests.models import SMALL_CACHE, save_gpt2
+from tests.models import save_gpt2
 
 choose_compiler()
-os.environ.setdefault("NIGHTJAR_KV_CACHE_BYTES", str(SMALL_CACHE))
 
 HAS_DATABASES = find_spec("sqlalchemy") is not None
 HAS_TIMEOUTS = find_spec("pytest_timeout") is not None

@@ -50,9 +50,6 @@ TINY = Gpt2Shape()
 SMALL = Gpt2Shape(n_layer=12, n_embd=768, n_head=12, n_positions=1024, vocab_size=2048)
 """GPT-2-small's blocks over a smaller vocabulary."""
 
-SMALL_CACHE = 64 << 20
-"""Bytes for keys and values of tiny models: a worker takes all of it, a gigabyte unless told."""
-
 
 def save_tokenizer(directory: Path, vocab_size: int) -> None:
     """Train a byte-level BPE tokenizer on SENTENCES and save it; at most vocab_size tokens."""

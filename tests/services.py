@@ -36,7 +36,6 @@ HASTE = {
     "NIGHTJAR_REDISPATCH_AFTER_S": "8",
     "NIGHTJAR_MICRO_BATCH_REQUESTS": "32",
     "NIGHTJAR_COMPUTE_THREADS": "1",  # tiny matrices
-    "NIGHTJAR_KV_CACHE_BYTES": "67108864",  # and few of them
 }
 DATABASE = "postgres"
 BROKER = "valkey"

@@ -54,8 +54,6 @@ class NightjarEngine:
         vars(self).pop("engine", None)
         self.config = config
         self.engine = Engine(self._decoder, self._token_bytes, config)
-        if (taking := self.engine.take_memory()) is not None:
-            taking.join()  # in a worker it ends in the first seconds
 
     def reset(self) -> None:
         """As vLLM's reset_prefix_cache: the memory stays, what it held is forgotten."""

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
-from threading import Thread
 
 import torch
 from torch import Tensor
@@ -99,14 +98,6 @@ class Engine:
         self._vectors.register(key, vectors)
         if self._rescue is not None:
             self._rescue.register_prompt_vectors(key, vectors)
-
-    def take_memory(self) -> Thread | None:
-        """Have the system find the cache's memory, beside what is computed meanwhile: no later step
-        waits for pages, and where there is too little the process ends soon and not in the night.
-
-        Returns the thread that does it, where there is something to do.
-        """
-        return self._cache.take_memory()
 
     def submit(self, request: Request) -> None:
         """Hand in a request; it joins the batch at the next step."""

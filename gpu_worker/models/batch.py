@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from threading import Thread
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 from nightjar.checkpoints import ModelConfig
-from nightjar.gpu_worker.models.host_memory import take_pages
 from nightjar.kernels import BranchLayout, ChunkLayout, PagedLayout, PagedTensors
 
 
@@ -69,15 +67,10 @@ class KVTensors:
     def allocate(
         config: ModelConfig, blocks: int, block_size: int, dtype: torch.dtype, device: str
     ) -> KVTensors:
-        """Room for `blocks` blocks of zeros; on the CPU the system finds the memory of a block when
-        it is first written to, or `take_memory` asks for all of it."""
+        """Room for `blocks` blocks of zeros; on the CPU the memory is taken only as blocks come
+        into use."""
         shape = (config.n_layers, blocks, config.n_kv_heads, block_size, config.head_size)
         return KVTensors(_zeros(shape, dtype, device), _zeros(shape, dtype, device))
-
-    def take_memory(self) -> Thread | None:
-        """Have the system find the memory of all blocks, in the thread that is returned; on a GPU
-        it is there already."""
-        return take_pages(self.keys, self.values) if self.keys.device.type == "cpu" else None
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks: (source, copy)."""

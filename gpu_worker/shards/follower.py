@@ -104,7 +104,6 @@ class Follower:
                 model = self._models[command.model]
                 cache = model.allocate_cache(command.blocks, command.block_size)
                 self._caches[command.model] = cache
-                cache.take_memory()  # as rank 0 does
             case Clear():
                 self._caches[command.model].clear(command.blocks)
             case Copy():

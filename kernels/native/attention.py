@@ -69,18 +69,6 @@ def attend(
     return out
 
 
-def qkv_post(
-    qkv: Tensor,
-    norms: HeadNorms | None,
-    rotation: Rotation | None,
-    write: CacheWrite,
-) -> None:
-    """As kernels.attention.qkv_post; qkv float32[T, Hq + 2 Hkv, D], contiguous."""
-    heads = qkv.shape[1] - 2 * write.keys.shape[1]
-    projection = _projection(qkv, heads, norms, rotation, write)
-    _attend(write.keys, write.values, projection, None, None, None, 1.0)
-
-
 def prefill_attention(
     q: Tensor, keys: Tensor, values: Tensor, layout: ChunkLayout, scale: float
 ) -> Tensor:

@@ -24,7 +24,6 @@ from nightjar.gpu_worker.launcher import (
     Launcher,
     LauncherError,
 )
-from tests.models import SMALL_CACHE
 from tests.processes import wait_until
 
 PATIENCE_S = 60
@@ -32,9 +31,7 @@ PATIENCE_S = 60
 
 @pytest.fixture
 def launcher(tiny_model: Path) -> Iterator[Launcher]:
-    config = ComputeConfig(
-        tiny_model, dtype="fp32", threads=1, stalled_after_s=2.0, kv_cache_bytes=SMALL_CACHE
-    )
+    config = ComputeConfig(tiny_model, dtype="fp32", threads=1, stalled_after_s=2.0)
     started = Launcher(config, on_failure=print)
     started.wait_ready()
     yield started

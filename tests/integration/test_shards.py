@@ -19,7 +19,6 @@ from nightjar.gpu_worker.compute_group import ComputeConfig
 from nightjar.gpu_worker.launcher import ComputeLostError, InFlight, Launcher, LauncherError
 from nightjar.gpu_worker.models import load_model
 from tests.families import CASES, save_family
-from tests.models import SMALL_CACHE
 from tests.processes import wait_until
 from tests.shards import answers, assert_same, every_kind, first_logits, process_leader
 
@@ -51,9 +50,7 @@ def test_processes_answer_as_the_whole_model(tiny_model, tmp_path, family, ranks
 
 @pytest.fixture(scope="module")
 def launcher(tiny_model: Path) -> Iterator[Launcher]:
-    config = ComputeConfig(
-        tiny_model, dtype="fp32", threads=2, shards=2, kv_cache_bytes=SMALL_CACHE
-    )
+    config = ComputeConfig(tiny_model, dtype="fp32", threads=2, shards=2)
     started = Launcher(config, on_failure=print)
     started.wait_ready()
     yield started
@@ -121,9 +118,7 @@ def test_a_rank_that_dies_or_hangs_is_noticed_and_the_group_starts_again(
 
 def test_a_second_group_works_beside_the_first(launcher: Launcher, tiny_model: Path) -> None:
     launcher.wait_ready()
-    config = ComputeConfig(
-        tiny_model, dtype="fp32", threads=2, shards=2, kv_cache_bytes=SMALL_CACHE
-    )
+    config = ComputeConfig(tiny_model, dtype="fp32", threads=2, shards=2)
     other = Launcher(config, on_failure=print)
     try:
         other.wait_ready()

@@ -24,17 +24,13 @@ from nightjar.jobs.records import (
 )
 from nightjar.jobs.store import Store
 from tests.jobs import planned, submit
-from tests.models import SMALL_CACHE
 from tests.outcomes import codes
 from tests.processes import wait_until
 
 
 @pytest.fixture(scope="module")
 def launcher(tiny_model: Path) -> Iterator[Launcher]:
-    started = Launcher(
-        ComputeConfig(tiny_model, dtype="fp32", threads=1, kv_cache_bytes=SMALL_CACHE),
-        on_failure=print,
-    )
+    started = Launcher(ComputeConfig(tiny_model, dtype="fp32", threads=1), on_failure=print)
     started.wait_ready()
     yield started
     started.close()
@@ -201,7 +197,7 @@ def test_a_lease_in_work_is_not_given_back(
 def test_a_worker_that_leaves_gives_back_its_leases_and_writes_its_last_seconds(
     store: Store, tiny_model: Path
 ) -> None:
-    config = ComputeConfig(tiny_model, dtype="fp32", threads=1, kv_cache_bytes=SMALL_CACHE)
+    config = ComputeConfig(tiny_model, dtype="fp32", threads=1)
     launcher = Launcher(config, on_failure=print)
     worker = GpuWorker(store, launcher, model="tiny", crashes_allowed=2)
     try:

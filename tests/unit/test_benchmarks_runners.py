@@ -235,6 +235,15 @@ def test_a_peer_runs_what_fits_the_budget_and_no_less_than_fills_its_batches(wor
     assert contest._units(peer, Clock(9.0), texts) == 48
 
 
+def test_what_the_goals_compare_is_run_once_before_it_counts(words):
+    contest, peer = contest_of(), SystemRecord("vllm", "fp32", ours=False)
+    for name, runs in (("rank", 2), ("rank_long", 1)):
+        clock = contest._runners[peer.label] = Clock(0.001)
+        contest._run(peer, replace(rank(words, random.Random(0), Sizes()), name=name))
+        assert clock.asked == [4, 4] + [192] * runs
+        assert peer.measured[name].seconds == [192 * 0.001]
+
+
 def test_ours_runs_workloads_whole(words):
     ours = SystemRecord("nightjar", "fp32", ours=True)
     for workload in build(words, Sizes(), lambda asked: [Generated("", 0)] * len(asked)).values():

@@ -1,8 +1,6 @@
 """The engine as its users see it: who finishes, how, and who is not touched."""
 
 import dataclasses
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -151,25 +149,6 @@ def test_a_small_cache_makes_requests_wait(model, token_bytes):
     assert tight == roomy
     refused = one(model, token_bytes, generate(max_tokens=60), kv_cache_bytes=block)
     assert (refused.code, "2 cache blocks" in refused.message) == ("cache_exceeded", True)
-
-
-def test_the_cache_takes_its_memory_beside_the_first_requests(model, token_bytes):
-    cache_bytes = 256 << 20  # more than malloc would take from what was freed before
-    engine = Engine(model, token_bytes, EngineConfig(kv_cache_bytes=cache_bytes))
-    before = resident_bytes()
-    taking = engine.take_memory()
-    engine.submit(generate(0, max_tokens=9))
-    alone = one(model, token_bytes, generate(max_tokens=9))
-    assert drain(engine)[0] == alone
-    taking.join()
-    assert resident_bytes() - before > 0.9 * cache_bytes
-    engine.submit(generate(0, max_tokens=9))  # what it finds in the cache is as it left it
-    assert drain(engine)[0].token_ids == alone.token_ids
-
-
-def resident_bytes():
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_cache_without_room_for_one_block(model, token_bytes):
