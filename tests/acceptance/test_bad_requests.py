@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 
 from nightjar.jobs.api import create_app
@@ -86,6 +87,22 @@ def test_bad_requests_in_a_file_leave_their_neighbours_untouched(
         assert error["param"] == param
         assert words in error["message"]
         assert len(error["message"]) < 400
+
+
+def test_a_request_that_the_cache_can_never_hold_names_the_setting(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NIGHTJAR_KV_CACHE_BYTES", "16384")  # one block
+    lines = [
+        completion_line("short", prompt="a", max_tokens=9),
+        completion_line("long", prompt="a", max_tokens=60),
+    ]
+    source, out = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    nightjar("run", source, "--model", tiny_model, "--out", out, "--dtype", "fp32")
+    assert answers(out).keys() == {"short"}
+    (refused,) = read_lines(tmp_path / "out.errors.jsonl")
+    assert (refused["custom_id"], refused["error"]["code"]) == ("long", "cache_exceeded")
+    assert "raise NIGHTJAR_KV_CACHE_BYTES" in refused["error"]["message"]
 
 
 def test_bad_requests_in_an_upload_leave_their_neighbours_untouched(store: Store) -> None:
