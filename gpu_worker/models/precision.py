@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,21 +61,25 @@ little to win fp32 is the more exact."""
 
 # The smallest product of a GPT-2-small block, at the rows of a half-filled decode step.
 _ROWS, _IN, _OUT = 32, 768, 768
-_ROUNDS = 8
+# On a busy host threads lose whole time slices: single products met calm ones in one dtype alone.
+_TURNS, _PER_TURN = 8, 16
 
 
 def fastest_dtype(product: Callable[[torch.dtype], float] | None = None) -> str:
     """ "bf16" where its products are clearly faster than fp32's on this processor, else "fp32".
 
     product: the seconds of one product in a dtype; by default one is run and timed. The two take
-    turns, so that a busy moment meets both, and the best times are compared.
+    turns of several products, so that a busy moment meets both and both find calm ones; the best
+    times are compared.
     """
     if product is None:
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return "fp32"
         product = _PackedProduct()
-    pairs = [(product(torch.float32), product(torch.bfloat16)) for _ in range(_ROUNDS)]
-    fp32_s, bf16_s = map(min, zip(*pairs, strict=True))
+    fp32_s = bf16_s = math.inf
+    for _ in range(_TURNS):
+        fp32_s = min(fp32_s, *(product(torch.float32) for _ in range(_PER_TURN)))
+        bf16_s = min(bf16_s, *(product(torch.bfloat16) for _ in range(_PER_TURN)))
     return "bf16" if bf16_s * ADVANTAGE <= fp32_s else "fp32"
 
 

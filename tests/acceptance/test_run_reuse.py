@@ -100,9 +100,9 @@ def test_tonight_pays_for_the_pairs_that_have_changed(
     ]
     write_lines(tmp_path / "yesterday", yesterday)
     write_lines(tmp_path / "tonight", tonight)
-    run(tmp_path / "yesterday", tiny_model, first, "--reuse-results", cache)
-    run(tmp_path / "tonight", tiny_model, second, "--reuse-results", cache)
-    run(tmp_path / "tonight", tiny_model, plain)
+    run(tmp_path / "yesterday", tiny_model, first, "--dtype", "fp32", "--reuse-results", cache)
+    run(tmp_path / "tonight", tiny_model, second, "--dtype", "fp32", "--reuse-results", cache)
+    run(tmp_path / "tonight", tiny_model, plain, "--dtype", "fp32")
     assert told(second) == told(plain)
     assert reused(second) == {"rank-2": "cache"}
     bodies = {line["custom_id"]: line["response"]["body"] for line in read_lines(second)}
@@ -110,7 +110,7 @@ def test_tonight_pays_for_the_pairs_that_have_changed(
     assert shares == {"rank-0": 3, "rank-1": 2, "rank-2": 0, "rank-3": 0, "rank-6": 1}
     # And what was found in parts is found as a whole the next night.
     third = tmp_path / "third.jsonl"
-    run(tmp_path / "tonight", tiny_model, third, "--reuse-results", cache)
+    run(tmp_path / "tonight", tiny_model, third, "--dtype", "fp32", "--reuse-results", cache)
     assert told(third) == told(plain)
     assert set(reused(third)) == set(bodies)
     assert not any("reused_documents" in line["response"]["body"] for line in read_lines(third))
