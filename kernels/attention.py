@@ -31,7 +31,8 @@ def attend(
     """The attention of a layer: `qkv_post`, then that of every row.
 
     qkv: [T, Hq + 2 Hkv, D], contiguous, changed in place; cache: where the prompt rows and the
-    running texts go; scale multiplies the scores.  Returns [T, Hq, D] in qkv's dtype.
+    running texts go; scale multiplies the scores.  Returns [T, Hq, D] in qkv's dtype; rows that are
+    not wanted hold anything.
     """
     if not serves(qkv) and native.attention.serves(qkv, cache.keys):
         return native.attention.attend(qkv, norms, rotation, cache, rows, scale)

@@ -200,11 +200,16 @@ class BranchLayout(Layout):
 @dataclass(frozen=True, eq=False)
 class StepRows:
     """The rows of a step: prompt rows, then running texts, then documents; None where there are
-    none."""
+    none.
+
+    wanted: int64[N], ascending, the rows whose attention is read, every running text's and
+    document's among them; None for all.
+    """
 
     prefill: ChunkLayout | None
     decode: PagedLayout | PagedTensors | None
     branch: BranchLayout | None
+    wanted: Tensor | None = None
 
     @cached_property
     def prefill_rows(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -90,11 +90,14 @@ class Decoder:
         rows = StepRows(batch.prefill, batch.decode, batch.branch)
         delta: Tensor | None = None
         for index, layer in enumerate(weights.layers):
+            is_last = index == len(weights.layers) - 1
+            if is_last:
+                rows = replace(rows, wanted=batch.output_rows)
             qkv = kernels.normed_linear(
                 residual, delta, layer.attention_norm, layer.qkv, self.dtype
             )
             x = self._attend(index, qkv, rotation, batch, rows, cache)
-            if index == len(weights.layers) - 1 and batch.output_rows is not None:
+            if is_last and batch.output_rows is not None:
                 # Past the last attention no row looks at another: go on with the wanted ones.
                 residual, x = residual[batch.output_rows], x[batch.output_rows]
             attended = self._output(

@@ -51,7 +51,8 @@ def attend(
     projection = _projection(qkv, heads, norms, rotation, write)
     prompts = running = documents = None
     if rows.prefill is not None:
-        prompts = _Prompts(q, width, heads, place, *rows.prefill.plan(ChunkTiles.of).addresses)
+        tiles = _prompt_tiles(rows.prefill, rows.wanted)
+        prompts = _Prompts(q, width, heads, place, *tiles.addresses)
     if rows.decode is not None:
         if not isinstance(rows.decode, PagedLayout):
             raise TypeError("a layout on a device: give a PagedLayout")
@@ -63,8 +64,8 @@ def attend(
         first = write.blocks.shape[0]
         q += first * from_row
         k, v = q + 4 * heads * size, q + 2 * (n_heads + heads) * size
-        tiles = rows.branch.plan(BranchTiles.of).addresses
-        documents = _Documents(q, k, v, width, heads, place + first * to_row, *tiles)
+        branches = rows.branch.plan(BranchTiles.of).addresses
+        documents = _Documents(q, k, v, width, heads, place + first * to_row, *branches)
     _attend(write.keys, write.values, projection, prompts, running, documents, scale)
     return out
 
@@ -129,13 +130,30 @@ class ChunkTiles:
     @staticmethod
     def of(layout: ChunkLayout) -> ChunkTiles:
         """Every chunk from its own beginning on."""
-        lengths = layout.ends - layout.starts
+        chunks = np.arange(layout.starts.size)
+        return ChunkTiles._of_runs(layout, chunks, layout.first_rows, layout.ends - layout.starts)
+
+    @staticmethod
+    def holding(layout: ChunkLayout, wanted: np.ndarray) -> ChunkTiles:
+        """Those packed rows only: int64[n], ascending."""
+        chunks = np.searchsorted(layout.first_rows, wanted, side="right") - 1
+        runs = np.flatnonzero((np.diff(wanted, prepend=-2) != 1) | np.diff(chunks, prepend=-1) != 0)
+        lengths = np.diff(runs, append=wanted.size)
+        return ChunkTiles._of_runs(layout, chunks[runs], wanted[runs], lengths)
+
+    @staticmethod
+    def _of_runs(
+        layout: ChunkLayout, chunks: np.ndarray, first_rows: np.ndarray, lengths: np.ndarray
+    ) -> ChunkTiles:
+        """Neighbouring rows of a chunk, `lengths` of them from each of the packed first rows on."""
         owners, offsets, counts = _tiles(lengths)
+        rows = first_rows[owners] + offsets
+        owners = chunks[owners]
         return ChunkTiles(
             layout.tables.blocks,
-            layout.first_rows[owners] + offsets,
+            rows,
             counts,
-            layout.starts[owners] + offsets,
+            layout.starts[owners] + rows - layout.first_rows[owners],
             layout.tables.starts[owners],
         )
 
@@ -175,6 +193,13 @@ class BranchTiles:
             layout.prefix_lengths[run_prefixes],
             np.repeat(first_rows, lengths),
         )
+
+
+def _prompt_tiles(layout: ChunkLayout, wanted: Tensor | None) -> ChunkTiles:
+    if wanted is None:
+        return layout.plan(ChunkTiles.of)
+    rows = wanted.numpy()
+    return ChunkTiles.holding(layout, rows[: np.searchsorted(rows, layout.rows)])
 
 
 def _tiles(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -118,10 +118,10 @@ class Step:
             else None,
         )
 
-    def run(self, scale):
+    def run(self, scale, wanted=None):
         """The result, and the cache after it."""
-        write = self.write()
-        out = kernels.attend(self.qkv.clone(), self.norms, self.rotation, write, self.rows(), scale)
+        write, rows = self.write(), replace(self.rows(), wanted=wanted)
+        out = kernels.attend(self.qkv.clone(), self.norms, self.rotation, write, rows, scale)
         return out, write
 
     def prepared(self):
@@ -204,6 +204,23 @@ def test_other_kinds_of_rows_change_no_bit(dtype):
         assert torch.equal(write.keys[places], own.keys[places])
         first += alone.shape[0]
     assert first == out.shape[0]
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [[], [0], [32], [37], [0, 1, 2, 31, 32, 33], [31, 33, 36], list(range(38))],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_that_are_wanted_are_the_same_to_the_bit(prompts, dtype):
+    """Of 38 prompt rows, 33 of one sequence and 5 of another; all others are always wanted."""
+    step = Step(KINDS[-1], (6, 2, 64), dtype=dtype, pairs=32)
+    whole, cached = step.run(0.125)
+    wanted = torch.tensor([*prompts, *range(38, whole.shape[0])])
+    found, write = step.run(0.125, wanted)
+    assert torch.equal(found[wanted], whole[wanted])
+    assert torch.equal(write.keys, cached.keys)
+    assert torch.equal(write.values, cached.values)
 
 
 def test_only_its_rows_are_written():

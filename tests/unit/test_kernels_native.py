@@ -1,5 +1,6 @@
 """What holds of the compiled kernels alone."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -72,3 +73,18 @@ def test_rows_of_a_head_are_those_of_its_vocabulary_and_then_zeros():
         native.float_linear.rows(packed, torch.tensor([3, -1]))
     with pytest.raises(ValueError, match=r"torch\.int32"):
         native.float_linear.rows(packed, torch.tensor([1], dtype=torch.int32))
+
+
+@pytest.mark.parametrize("wanted", [[], [40], [0, 34, 35], list(range(3, 75)), list(range(75))])
+def test_prompt_rows_that_nobody_wants_are_in_no_tile(wanted):
+    parts = [Chunk((4, 1), 5, 40), Chunk((0, 2), 0, 40)]
+    layout = ChunkLayout.build(parts, 32)
+    tiles = native.attention.ChunkTiles.holding(layout, np.array(wanted, dtype=np.int64))
+    held = [
+        (first + i, position + i, start)
+        for first, count, position, start in zip(
+            tiles.first_rows, tiles.counts, tiles.positions, tiles.table_starts, strict=True
+        )
+        for i in range(count)
+    ]
+    assert held == [(row, row + 5, 0) if row < 35 else (row, row - 35, 2) for row in wanted]
