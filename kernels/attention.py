@@ -30,12 +30,15 @@ def attend(
 ) -> Tensor:
     """The attention of a layer: `qkv_post`, then that of every row.
 
-    qkv: [T, Hq + 2 Hkv, D], contiguous, changed in place; cache: where the prompt rows and the
+    qkv: [T, Hq + 2 Hkv, D], contiguous, of no further use; cache: where the prompt rows and the
     running texts go; scale multiplies the scores.  Returns [T, Hq, D] in qkv's dtype; rows that are
     not wanted hold anything.
     """
     if not serves(qkv) and native.attention.serves(qkv, cache.keys):
         return native.attention.attend(qkv, norms, rotation, cache, rows, scale)
+    if not serves(qkv) and qkv.dtype == torch.float16:
+        # In half precision torch would round every step in between.
+        return attend(qkv.float(), norms, rotation, cache, rows, scale).half()
     qkv_post(qkv, norms, rotation, cache)
     keys, values, kv_heads = cache.keys, cache.values, cache.keys.shape[1]
     q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)

@@ -4,6 +4,7 @@ block that are one call where the backend has them in one."""
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import torch
 from torch import Tensor, dtype
 from torch.nn import functional as F
 
@@ -71,16 +72,26 @@ def gated_linear(x: Tensor, weight: GatedWeight, activation: str) -> Tensor:
 def linear(x: Tensor, weight: LinearWeight, activation: str | None = None) -> Tensor:
     """x [T, in] times the weight, plus its bias, through the activation if one is named.
 
-    Returns [T, out] in x's dtype.  No row's bits depend on the other rows.
+    Returns [T, out] in x's dtype, or float32 where the weight is int8 or in panels.  No row's bits
+    depend on the other rows.
     """
     if isinstance(weight, PanelWeight):
         return native.products.linear(x, weight, activation)
     if isinstance(weight, Int8Weight):
-        return int8_linear(x, weight, activation)
+        return int8_linear(x.float(), weight, activation)
     if serves(x):
         y = F.linear(x, weight.data, weight.bias)
         return y if activation is None else cuda_ops.activation(y, activation)
     return float_linear(x, weight, activation)
+
+
+def linear_onto(residual: Tensor, x: Tensor, weight: LinearWeight) -> Tensor | None:
+    """Add `linear` of x to the residual stream float32[T, H], in place, or return what is to be
+    added, as the next norm takes it: where the product cannot end in an addition."""
+    if isinstance(weight, PanelWeight) and native.products.serves_stream(residual, None):
+        native.products.linear_onto(residual, x, weight)
+        return None
+    return linear(x, weight)
 
 
 def activation(x: Tensor, kind: str) -> Tensor:
@@ -95,11 +106,12 @@ def normed_linear(
 ) -> Tensor:
     """`linear` of the normalised residual stream, to which `delta` is added first, in place.
 
-    residual, delta: as `normalize` takes them.  Returns out_dtype[T, out].
+    residual, delta: as `normalize` takes them.  Returns out_dtype[T, out], rounded at the end.
     """
     if isinstance(weight, PanelWeight) and native.products.serves_stream(residual, delta):
-        return native.products.normed_linear(residual, delta, norm, weight)
-    return linear(normalize(residual, delta, norm, out_dtype), weight)
+        return native.products.normed_linear(residual, delta, norm, weight, out_dtype)
+    own = weight.data.dtype if isinstance(weight, FloatWeight) else torch.float32
+    return linear(normalize(residual, delta, norm, own), weight).to(out_dtype)
 
 
 def feed_forward(
@@ -116,14 +128,43 @@ def feed_forward(
     residual, delta: as `normalize` takes them; delta is added first, in place.
     Returns out_dtype[T, H].
     """
-    whole = up.up if isinstance(up, GatedWeight) and up.gate is None else up
-    if (
-        isinstance(whole, PanelWeight)
-        and type(down) is type(whole)
-        and native.products.serves_stream(residual, delta)
-    ):
-        return native.products.feed_forward(residual, delta, norm, whole, down, activation)
+    panels = _panels_of_block(residual, delta, up, down)
+    if panels is not None:
+        return native.products.feed_forward(residual, delta, norm, *panels, activation)
     x = normalize(residual, delta, norm, out_dtype)
     if isinstance(up, GatedWeight):
         return linear(gated_linear(x, up, activation), down)
     return linear(linear(x, up, activation), down)
+
+
+def feed_forward_onto(
+    residual: Tensor,
+    delta: Tensor | None,
+    norm: Norm,
+    up: LinearWeight | GatedWeight,
+    down: LinearWeight,
+    activation: str,
+    out_dtype: dtype,
+) -> Tensor | None:
+    """Add `feed_forward` to the residual stream, in place, or return what is to be added, as
+    `linear_onto` does."""
+    panels = _panels_of_block(residual, delta, up, down)
+    if panels is None:
+        return feed_forward(residual, delta, norm, up, down, activation, out_dtype)
+    native.products.feed_forward_onto(residual, delta, norm, *panels, activation)
+    return None
+
+
+def _panels_of_block(
+    residual: Tensor, delta: Tensor | None, up: LinearWeight | GatedWeight, down: LinearWeight
+) -> tuple[PanelWeight, PanelWeight] | None:
+    """A feed-forward block's weights, if the compiled kernels take it as a whole."""
+    whole = up.up if isinstance(up, GatedWeight) and up.gate is None else up
+    if (
+        isinstance(whole, PanelWeight)
+        and isinstance(down, PanelWeight)
+        and type(down) is type(whole)
+        and native.products.serves_stream(residual, delta)
+    ):
+        return whole, down
+    return None

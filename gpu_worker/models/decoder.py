@@ -59,10 +59,12 @@ class DecoderWeights:
 class Decoder:
     """Packed tokens in, hidden states of the wanted rows out; logits and scores from those.
 
-    in_lockstep: whether other processes make every step with this one, and must be told of it.
+    in_lockstep: whether other processes make every step with this one, and must be told of it;
+    is_whole: whether its products are whole, not parts of sums over several processes.
     """
 
     in_lockstep = False
+    is_whole = True
 
     def __init__(
         self,
@@ -93,28 +95,18 @@ class Decoder:
             is_last = index == len(weights.layers) - 1
             if is_last:
                 rows = replace(rows, wanted=batch.output_rows)
+            # Heads are kept in no more than the cache keeps of them.
             qkv = kernels.normed_linear(
-                residual, delta, layer.attention_norm, layer.qkv, self.dtype
+                residual, delta, layer.attention_norm, layer.qkv, self.cache_dtype
             )
             x = self._attend(index, qkv, rotation, batch, rows, cache)
             if is_last and batch.output_rows is not None:
                 # Past the last attention no row looks at another: go on with the wanted ones.
                 residual, x = residual[batch.output_rows], x[batch.output_rows]
-            attended = self._output(
-                self._joined(kernels.linear(x, layer.attention_out)), layer.attention_post_norm
-            )
-            widened = kernels.feed_forward(
-                residual,
-                None if parallel else attended,
-                layer.mlp_norm,
-                layer.up,
-                layer.down,
-                self.config.activation,
-                self.dtype,
-            )
-            if parallel:
+            attended = self._attention_out(residual, x, layer)
+            delta = self._feed_forward(residual, None if parallel else attended, layer)
+            if parallel and attended is not None:
                 residual.add_(attended)
-            delta = self._output(self._joined(widened), layer.mlp_post_norm)
         return kernels.normalize(residual, delta, weights.last_norm, self.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -140,6 +132,31 @@ class Decoder:
             batch.vector_bases,
             self.config.embedding_multiplier,
         )
+
+    @property
+    def _adds_onto(self) -> bool:
+        """Whether half a block adds just its last projection to the residual stream, and no other
+        half reads the stream meanwhile."""
+        config = self.config
+        plain = config.residual_multiplier == 1.0 and not config.post_norms
+        return self.is_whole and plain and not config.parallel_residual
+
+    def _attention_out(self, residual: Tensor, x: Tensor, layer: LayerWeights) -> Tensor | None:
+        """Add what was attended, x [T, Hq * D], or return what is still to be added."""
+        if self._adds_onto:
+            return kernels.linear_onto(residual, x, layer.attention_out)
+        part = self._joined(kernels.linear(x, layer.attention_out))
+        return self._output(part, layer.attention_post_norm)
+
+    def _feed_forward(
+        self, residual: Tensor, delta: Tensor | None, layer: LayerWeights
+    ) -> Tensor | None:
+        """Add delta, then the feed-forward half, or return what is still to be added."""
+        norm, up, down = layer.mlp_norm, layer.up, layer.down
+        block = residual, delta, norm, up, down, self.config.activation, self.dtype
+        if self._adds_onto:
+            return kernels.feed_forward_onto(*block)
+        return self._output(self._joined(kernels.feed_forward(*block)), layer.mlp_post_norm)
 
     def _joined(self, part: Tensor) -> Tensor:
         """A projection back to the residual stream, of all heads or all widened channels, given

@@ -40,6 +40,7 @@ class ShardDecoder(Decoder):
     """
 
     in_lockstep = True
+    is_whole = False
 
     def __init__(self, own: Decoder, part: Part, collective: Collective) -> None:
         """own: a decoder with the weights of the part, as `load_model` makes it."""

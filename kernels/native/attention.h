@@ -64,12 +64,14 @@ inline void multiply_up_to(int64_t rows, const float* a, int64_t row_step, int64
   }
 }
 
-// Asks for `n` floats, to be read soon or to be written.
-inline void fetch_line(const float* from, int64_t n) {
-  for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(from + i);
+// Asks for `n` numbers, to be read soon or to be written.
+template <typename S>
+inline void fetch_line(const S* from, int64_t n) {
+  for (int64_t i = 0; i < n; i += 64 / sizeof(S)) __builtin_prefetch(from + i);
 }
-inline void fetch_to_write(float* to, int64_t n) {
-  for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(to + i, 1);
+template <typename S>
+inline void fetch_to_write(S* to, int64_t n) {
+  for (int64_t i = 0; i < n; i += 64 / sizeof(S)) __builtin_prefetch(to + i, 1);
 }
 
 // The state of a tile; one a thread, used again for tile after tile.
@@ -84,8 +86,9 @@ class Tile {
   // Room for the keys and values of a piece.
   float* room() { return room_.data(); }
 
-  // Begin with `rows` query rows, row_step floats apart, whose scores are multiplied by `scale`.
-  void begin(const float* q, int64_t row_step, int64_t rows, float scale) {
+  // Begin with `rows` query rows, row_step numbers apart, whose scores are multiplied by `scale`.
+  template <typename S>
+  void begin(const S* q, int64_t row_step, int64_t rows, float scale) {
     rows_ = rows;
     const Vector factor = splat(scale * kLog2E);  // weights are powers of two
     for (int64_t first = 0; first < rows; first += kLanes) {
@@ -100,7 +103,7 @@ class Tile {
         }
       }
     }
-    std::fill(out_.begin(), out_.end(), 0.0f);
+    fresh_ = true;
     std::fill(peaks_, peaks_ + kTileRows, -std::numeric_limits<float>::infinity());
     std::fill(sums_, sums_ + kTileRows, 0.0f);
   }
@@ -110,23 +113,35 @@ class Tile {
   void attend(const float* keys, int64_t key_step, const float* values, int64_t value_step,
               int64_t n, const int32_t* visible) {
     score(keys, key_step, n, visible);
-    for (int64_t first = 0; first < rows_; first += kLanes) weigh(n, visible + first, first);
+    for (int64_t first = 0; first < rows_; first += kLanes) {
+      const int32_t least = *std::min_element(visible + first, visible + first + kLanes);
+      if (least >= n) {
+        weigh<false>(n, visible + first, first);
+      } else {
+        weigh<true>(n, visible + first, first);
+      }
+    }
     for (int64_t first = 0; first < rows_; first += kMicroRows) {
       const int64_t rows = std::min<int64_t>(kMicroRows, rows_ - first);
       // Keys that none of these rows sees weigh nothing.
       const int32_t most = *std::max_element(visible + first, visible + first + rows);
-      const int64_t depth = std::min<int64_t>(n, most);
-      if (depth > 0) add_values(first, rows, values, value_step, depth);
+      const int64_t depth = std::clamp<int64_t>(most, 0, n);
+      if (fresh_) {
+        add_values<false>(first, rows, values, value_step, depth);
+      } else if (depth > 0) {
+        add_values<true>(first, rows, values, value_step, depth);
+      }
     }
+    fresh_ = false;
   }
 
-  // Write the tile's rows, out_step floats apart.
-  void finish(float* out, int64_t out_step) const {
+  // Write the tile's rows, out_step numbers apart.
+  template <typename S>
+  void finish(S* out, int64_t out_step) const {
     for (int64_t r = 0; r < rows_; ++r) {
-      const float share = 1.0f / sums_[r];
-#pragma omp simd
-      for (int64_t d = 0; d < head_size_; ++d) {
-        out[r * out_step + d] = out_[r * head_size_ + d] * share;
+      const Vector share = splat(1.0f / sums_[r]);
+      for (int64_t d = 0; d < head_size_; d += kLanes) {
+        store(out + r * out_step + d, load(out_.data() + r * head_size_ + d) * share);
       }
     }
   }
@@ -149,6 +164,8 @@ class Tile {
 
   // Scores of kLanes rows, from `first` on, to softmax weights, and what was summed so far to the
   // new peak (Milakov and Gimelshein, arXiv 1805.02867).  A NaN among the scores is in the sum.
+  // kHides: some row does not see all keys.
+  template <bool kHides>
   void weigh(int64_t n, const int32_t* visible, int64_t first) {
     Whole seen;
     std::memcpy(&seen, visible, sizeof(seen));
@@ -156,20 +173,25 @@ class Tile {
     Vector peaks = before;
     for (int32_t j = 0; j < n; ++j) {
       const Vector score = load(scores_ + j * kTileRows + first);
-      peaks = larger(j < seen ? score : peaks, peaks);
+      if constexpr (kHides) {
+        peaks = larger(j < seen ? score : peaks, peaks);
+      } else {
+        peaks = larger(score, peaks);
+      }
     }
     // A row that has seen nothing yet keeps its zeros: -inf less -inf is no number.
     const Vector correction = seen > 0 ? power_of_two(before - peaks) : splat(1.0f);
     Vector sums = load(sums_ + first) * correction;
     for (int32_t j = 0; j < n; ++j) {
       float* place = scores_ + j * kTileRows + first;
-      const Vector weight = power_of_two(load(place) - peaks);
-      const Vector shown = j < seen ? weight : Vector{};
-      store(place, shown);
-      sums += shown;
+      Vector weight = power_of_two(load(place) - peaks);
+      if constexpr (kHides) weight = j < seen ? weight : Vector{};
+      store(place, weight);
+      sums += weight;
     }
     store(peaks_ + first, peaks);
     store(sums_ + first, sums);
+    if (fresh_) return;
     alignas(64) float corrections[kLanes];
     store(corrections, correction);
     for (int64_t r = first; r < std::min<int64_t>(rows_, first + kLanes); ++r) {
@@ -179,24 +201,26 @@ class Tile {
     }
   }
 
-  // Rows from `first` on take in the values of `depth` keys.
+  // Rows from `first` on take in the values of `depth` keys, on top of what they hold if kAdd.
+  template <bool kAdd>
   void add_values(int64_t first, int64_t rows, const float* values, int64_t value_step,
                   int64_t depth) {
     const float* weights = scores_ + first;
     float* out = out_.data() + first * head_size_;
     int64_t d = 0;
     for (; d + 2 * kLanes <= head_size_; d += 2 * kLanes) {
-      multiply_up_to<true, false>(rows, weights, 1, kTileRows, values + d, value_step, depth,
+      multiply_up_to<kAdd, false>(rows, weights, 1, kTileRows, values + d, value_step, depth,
                                   out + d, head_size_);
     }
     for (; d < head_size_; d += kLanes) {
-      multiply_up_to<true, true>(rows, weights, 1, kTileRows, values + d, value_step, depth,
+      multiply_up_to<kAdd, true>(rows, weights, 1, kTileRows, values + d, value_step, depth,
                                  out + d, head_size_);
     }
   }
 
   int64_t head_size_;
   int64_t rows_ = 0;
+  bool fresh_ = true;  // nothing was attended to: what out_ and sums_ hold counts for nothing
   std::vector<float> queries_;  // [head_size][kTileRows], scaled
   std::vector<float> out_;      // [kTileRows][head_size]
   std::vector<float> room_;     // [2][kPieceKeys][head_size]
@@ -205,7 +229,8 @@ class Tile {
   alignas(64) float sums_[kTileRows];
 };
 
-// One layer of the paged cache: keys and values S[blocks, kv_heads, block_size, head_size].
+// One layer of the paged cache: keys and values S[blocks, kv_heads, block_size, head_size].  Heads
+// come and leave in the same numbers; S: float or Half.
 template <typename S>
 struct Cache {
   S* keys;
@@ -219,7 +244,7 @@ struct Cache {
   }
 };
 
-// Numbers from the cache in FP32: where they lie, or widened into `room`.
+// Numbers in FP32: where they lie, or widened into `room`.
 inline const float* widened(const float* from, int64_t, float*) { return from; }
 
 inline const float* widened(const Half* from, int64_t n, float* room) {

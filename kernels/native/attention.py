@@ -24,10 +24,11 @@ HEAD_SIZE_STEP = 16
 
 
 def serves(q: Tensor, cache_keys: Tensor) -> bool:
-    """Whether these kernels take rows like q and a cache [blocks, Hkv, S, D]."""
+    """Whether these kernels take rows like q and a cache [blocks, Hkv, S, D] of the same dtype."""
     return (
-        is_plain(q)
-        and cache_keys.dtype in (torch.float32, torch.float16)
+        q.device.type == "cpu"
+        and q.dtype == cache_keys.dtype
+        and q.dtype in (torch.float32, torch.float16)
         and cache_keys.shape[-1] % HEAD_SIZE_STEP == 0
         and cache_keys.is_contiguous()
         and library() is not None
@@ -42,12 +43,13 @@ def attend(
     rows: StepRows,
     scale: float,
 ) -> Tensor:
-    """As kernels.attention.attend: qkv float32[T, Hq + 2 Hkv, D], contiguous -> [T, Hq, D]."""
+    """As kernels.attention.attend: qkv [T, Hq + 2 Hkv, D], contiguous -> [T, Hq, D]."""
     n_rows, n_heads, size = qkv.shape
     heads = n_heads - 2 * write.keys.shape[1]
     out = qkv.new_empty(n_rows, heads, size)
-    width, from_row = n_heads * size, 4 * n_heads * size
-    q, to_row, place = qkv.data_ptr(), 4 * heads * size, out.data_ptr()
+    width, head = n_heads * size, qkv.itemsize * size
+    from_row, to_row = n_heads * head, heads * head
+    q, place = qkv.data_ptr(), out.data_ptr()
     projection = _projection(qkv, heads, norms, rotation, write)
     prompts = running = documents = None
     if rows.prefill is not None:
@@ -63,7 +65,7 @@ def attend(
     if rows.branch is not None:
         first = write.blocks.shape[0]
         q += first * from_row
-        k, v = q + 4 * heads * size, q + 2 * (n_heads + heads) * size
+        k, v = q + heads * head, q + (n_heads + heads) // 2 * head
         branches = rows.branch.plan(BranchTiles.of).addresses
         documents = _Documents(q, k, v, width, heads, place + first * to_row, *branches)
     _attend(write.keys, write.values, projection, prompts, running, documents, scale)
@@ -73,7 +75,7 @@ def attend(
 def prefill_attention(
     q: Tensor, keys: Tensor, values: Tensor, layout: ChunkLayout, scale: float
 ) -> Tensor:
-    """As reference.prefill: q float32[T, H, D] -> float32[T, H, D]."""
+    """As reference.prefill: q [T, H, D] -> [T, H, D]."""
     q, out = by_row(q), q.new_empty(q.shape)
     tiles = layout.plan(ChunkTiles.of)
     prompts = _Prompts(q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), *tiles.addresses)
@@ -84,7 +86,7 @@ def prefill_attention(
 def decode_attention(
     q: Tensor, keys: Tensor, values: Tensor, layout: PagedLayout, scale: float
 ) -> Tensor:
-    """As reference.decode: q float32[B, H, D] -> float32[B, H, D]."""
+    """As reference.decode: q [B, H, D] -> [B, H, D]."""
     q, out = by_row(q), q.new_empty(q.shape)
     running = _Running(q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), *_paged(layout))
     _attend(keys, values, None, None, running, None, scale)
@@ -100,7 +102,7 @@ def branch_attention(
     layout: BranchLayout,
     scale: float,
 ) -> Tensor:
-    """As reference.branch: q float32[T, H, D], k and v [T, Hkv, D] -> float32[T, H, D]."""
+    """As reference.branch: q [T, H, D], k and v [T, Hkv, D] -> [T, H, D]."""
     q, k, v, out = by_row(q), by_row(k), by_row(v), q.new_empty(q.shape)
     if not q.stride(0) == k.stride(0) == v.stride(0):
         raise ValueError(f"rows of q, k, v lie {q.stride(0)}, {k.stride(0)}, {v.stride(0)} apart")

@@ -8,18 +8,18 @@ namespace nightjar {
 
 // Document rows in tiles, as Python hands them over: see attention.py.
 //
-// q: float[rows, heads, head_size]; k, v: float[rows, kv_heads, head_size], the documents' own; all
-// with rows `step` floats apart.  Tile i is rows [first_rows[i], first_rows[i] + counts[i]), all
+// q: [rows, heads, head_size]; k, v: [rows, kv_heads, head_size], the documents' own; all in the
+// cache's numbers, with rows `step` of them apart.  Tile i is rows [first_rows[i], first_rows[i] + counts[i]), all
 // after one prefix: prefix_lengths[i] cached tokens, whose block table begins at
 // tables[table_starts[i]].  first_of: int64[rows], the first row of each row's document.  out:
-// float[rows, heads, head_size].
+// [rows, heads, head_size], likewise.
 struct Documents {
-  const float* q;
-  const float* k;
-  const float* v;
+  const void* q;
+  const void* k;
+  const void* v;
   int64_t step;
   int64_t heads;
-  float* out;
+  void* out;
   const int64_t* tables;
   int64_t tiles;
   const int64_t* first_rows;
@@ -29,8 +29,24 @@ struct Documents {
   const int64_t* first_of;
 };
 
+// Keys or values of neighbouring rows in FP32: where they lie and how far apart, or next to each other
+// in `room`.
+struct Gathered {
+  const float* rows;
+  int64_t step;
+
+  Gathered(const float* from, int64_t from_step, int64_t, int64_t, float*)
+      : rows(from), step(from_step) {}
+  Gathered(const Half* from, int64_t from_step, int64_t n, int64_t size, float* room)
+      : rows(room), step(size) {
+    for (int64_t i = 0; i < n; ++i) widened(from + i * from_step, size, room + i * size);
+  }
+};
+
 // Attend to the documents that rows [first, end) belong to, each in pieces from its own beginning.
-void attend_documents(Tile& tile, const Documents& rows, int64_t first, int64_t end, int64_t place) {
+template <typename S>
+void attend_documents(Tile& tile, const Documents& rows, int64_t size, int64_t first, int64_t end,
+                      int64_t place) {
   alignas(64) int32_t visible[kTileRows];
   for (int64_t row = first; row < end;) {
     const int64_t document = rows.first_of[row];
@@ -42,8 +58,11 @@ void attend_documents(Tile& tile, const Documents& rows, int64_t first, int64_t 
         visible[r] = own ? static_cast<int32_t>(first + r + 1 - start) : 0;
       }
       const int64_t from = start * rows.step + place;
-      tile.attend(rows.k + from, rows.step, rows.v + from, rows.step,
-                  std::min<int64_t>(kPieceKeys, last - start), visible);
+      const int64_t n = std::min<int64_t>(kPieceKeys, last - start);
+      const Gathered keys(static_cast<const S*>(rows.k) + from, rows.step, n, size, tile.room());
+      const Gathered values(static_cast<const S*>(rows.v) + from, rows.step, n, size,
+                            tile.room() + kPieceKeys * size);
+      tile.attend(keys.rows, keys.step, values.rows, values.step, n, visible);
     }
     row = last;
   }
@@ -60,10 +79,12 @@ void attend(Member& member, const Documents& rows, const Cache<S>& cache, float 
     const int64_t prefix = rows.prefix_lengths[i];
     alignas(64) int32_t limits[kTileRows];
     std::fill(limits, limits + kTileRows, static_cast<int32_t>(prefix));
-    tile.begin(rows.q + first * rows.step + head * size, rows.step, rows.counts[i], scale);
+    const S* queries = static_cast<const S*>(rows.q) + first * rows.step + head * size;
+    tile.begin(queries, rows.step, rows.counts[i], scale);
     attend_paged(tile, cache, rows.tables + rows.table_starts[i], kv_head, prefix, limits);
-    attend_documents(tile, rows, first, first + rows.counts[i], kv_head * size);
-    tile.finish(rows.out + (first * rows.heads + head) * size, rows.heads * size);
+    attend_documents<S>(tile, rows, size, first, first + rows.counts[i], kv_head * size);
+    S* out = static_cast<S*>(rows.out) + (first * rows.heads + head) * size;
+    tile.finish(out, rows.heads * size);
   });
 }
 

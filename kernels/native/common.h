@@ -128,26 +128,43 @@ inline Vector scaled_by_power(Vector x, Vector n) {
 
 typedef int32_t Places __attribute__((vector_size(kLanes * sizeof(int32_t))));
 
-// Where the lanes of two vectors go that swap blocks of `width` lanes.  Lane l of the first result is
-// l itself, or comes from the second vector where bit `width` of l is set.
-inline void swap_places(int width, Places* first, Places* second) {
-  for (int lane = 0; lane < kLanes; ++lane) {
-    (*first)[lane] = lane & width ? lane - width + kLanes : lane;
-    (*second)[lane] = lane & width ? lane + kLanes : lane + width;
+// Two vectors that swap blocks of `width` lanes.  Lane l of the first result is l itself, or comes from
+// the second vector where bit `width` of l is set.
+struct Swap {
+  alignas(64) int32_t first_places[kLanes];
+  alignas(64) int32_t second_places[kLanes];
+
+  constexpr explicit Swap(int width) : first_places(), second_places() {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      first_places[lane] = lane & width ? lane - width + kLanes : lane;
+      second_places[lane] = lane & width ? lane + kLanes : lane + width;
+    }
   }
-}
+  Vector first(Vector a, Vector b) const { return __builtin_shuffle(a, b, loaded(first_places)); }
+  Vector second(Vector a, Vector b) const { return __builtin_shuffle(a, b, loaded(second_places)); }
+
+ private:
+  static Places loaded(const int32_t* from) {
+    Places places;
+    std::memcpy(&places, from, sizeof(places));
+    return places;
+  }
+};
+
+inline constexpr Swap kSwaps[] = {Swap(1), Swap(2), Swap(4), Swap(8)};
+
+inline int bits_of(int width) { return __builtin_ctz(static_cast<unsigned>(width)); }
 
 // The lanes of each vector become the vectors of each lane, by swapping ever smaller blocks.
 inline void transpose(Vector (&rows)[kLanes]) {
 #pragma GCC unroll 4
   for (int width = kLanes / 2; width > 0; width /= 2) {
-    Places first, second;
-    swap_places(width, &first, &second);
+    const Swap& swap = kSwaps[bits_of(width)];
 #pragma GCC unroll 16
     for (int r = 0; r < kLanes; ++r) {
       if (r & width) continue;
-      const Vector low = __builtin_shuffle(rows[r], rows[r + width], first);
-      rows[r + width] = __builtin_shuffle(rows[r], rows[r + width], second);
+      const Vector low = swap.first(rows[r], rows[r + width]);
+      rows[r + width] = swap.second(rows[r], rows[r + width]);
       rows[r] = low;
     }
   }
@@ -157,12 +174,10 @@ inline void transpose(Vector (&rows)[kLanes]) {
 inline Vector lane_sums(Vector (&rows)[kLanes]) {
 #pragma GCC unroll 4
   for (int width = kLanes / 2; width > 0; width /= 2) {
-    Places first, second;
-    swap_places(width, &first, &second);
+    const Swap& swap = kSwaps[bits_of(width)];
 #pragma GCC unroll 8
     for (int r = 0; r < width; ++r) {
-      rows[r] = __builtin_shuffle(rows[r], rows[r + width], first) +
-                __builtin_shuffle(rows[r], rows[r + width], second);
+      rows[r] = swap.first(rows[r], rows[r + width]) + swap.second(rows[r], rows[r + width]);
     }
   }
   return rows[0];

@@ -149,17 +149,20 @@ class Group {
       : cache_(cache),
         in_group_(in_group),
         queries_(cache.kv_heads * in_group * cache.head_size),
+        out_(queries_.size()),
         states_(cache.kv_heads * in_group) {}
 
-  // q, out: float[heads, head_size] of the KV heads from `first` up to `last`.  Blocks are the outer
+  // q, out: S[heads, head_size] of the KV heads from `first` up to `last`.  Blocks are the outer
   // loop: the heads of a block lie one after another in memory.
-  void run(const float* q, float scale, const int64_t* table, int64_t first, int64_t last,
-           int64_t length, float* out) {
+  void run(const S* q, float scale, const int64_t* table, int64_t first, int64_t last,
+           int64_t length, S* out) {
     const int64_t size = cache_.head_size, block_size = cache_.block_size;
     const int64_t heads = (last - first) * in_group_;
-    const float factor = scale * kLog2E;  // weights are powers of two
-    for (int64_t d = 0; d < heads * size; ++d) queries_[d] = q[d] * factor;
-    std::fill(out, out + heads * size, 0.0f);
+    const Vector factor = splat(scale * kLog2E);  // weights are powers of two
+    for (int64_t d = 0; d < heads * size; d += kLanes) {
+      store(queries_.data() + d, load(q + d) * factor);
+    }
+    std::fill_n(out_.begin(), heads * size, 0.0f);
     std::fill(states_.begin(), states_.end(), Head{-std::numeric_limits<float>::infinity(), 0.0f});
     for (int64_t start = 0; start < length; start += block_size) {
       const int64_t in_block = std::min(block_size, length - start);
@@ -167,30 +170,34 @@ class Group {
         const int64_t base = cache_.at(table[start / block_size], kv_head);
         for (int64_t piece = 0; piece < in_block; piece += kPieceKeys) {
           const int64_t n = std::min<int64_t>(kPieceKeys, in_block - piece);
-          attend(base + piece * size, n, (kv_head - first) * in_group_, out);
+          attend(base + piece * size, n, (kv_head - first) * in_group_);
         }
       }
     }
     for (int64_t h = 0; h < heads; ++h) {
-      const float share = 1.0f / states_[h].sum;
-      for (int64_t d = 0; d < size; ++d) out[h * size + d] *= share;
+      const Vector share = splat(1.0f / states_[h].sum);
+      for (int64_t d = h * size; d < (h + 1) * size; d += kLanes) {
+        store(out + d, load(out_.data() + d) * share);
+      }
     }
   }
 
  private:
-  void attend(int64_t place, int64_t n, int64_t first_head, float* out) {
+  void attend(int64_t place, int64_t n, int64_t first_head) {
     const int64_t size = cache_.head_size, ahead = cache_.block_size * size;
     alignas(64) float scores[kPieceKeys];
     for (int64_t h = first_head; h < first_head + in_group_; ++h) {
       score(queries_.data() + h * size, cache_.keys + place, size, n, ahead, scores);
-      weigh(states_[h], scores, n, out + h * size, size);
-      add_values(scores, cache_.values + place, size, n, ahead, out + h * size);
+      float* out = out_.data() + h * size;
+      weigh(states_[h], scores, n, out, size);
+      add_values(scores, cache_.values + place, size, n, ahead, out);
     }
   }
 
   const Cache<S>& cache_;
   int64_t in_group_;
   std::vector<float> queries_;
+  std::vector<float> out_;
   std::vector<Head> states_;
 };
 
@@ -198,14 +205,14 @@ constexpr int64_t kEnoughRows = 8;  // sequences from which every thread has who
 
 // Running texts, as Python hands them over: see attention.py.
 //
-// q: float[batch, heads, head_size], rows `step` floats apart; row i attends to the first lengths[i]
+// q: [batch, heads, head_size] in the cache's numbers, rows `step` of them apart; row i attends to the first lengths[i]
 // positions of the block table that begins at tables[table_starts[i]].  out: float[batch, heads,
 // head_size].
 struct Running {
-  const float* q;
+  const void* q;
   int64_t step;
   int64_t heads;
-  float* out;
+  void* out;
   const int64_t* tables;
   const int64_t* table_starts;
   const int64_t* lengths;
@@ -222,9 +229,10 @@ void attend(Member& member, const Running& rows, const Cache<S>& cache, float sc
   member.take(rows.batch * groups, [&](int64_t place) {
     const int64_t i = place / groups, kv_head = place % groups * at_once;
     const int64_t first = kv_head * in_group * cache.head_size;
-    group.run(rows.q + i * rows.step + first, scale, rows.tables + rows.table_starts[i], kv_head,
-              kv_head + at_once, rows.lengths[i],
-              rows.out + i * rows.heads * cache.head_size + first);
+    const S* q = static_cast<const S*>(rows.q) + i * rows.step + first;
+    S* out = static_cast<S*>(rows.out) + i * rows.heads * cache.head_size + first;
+    group.run(q, scale, rows.tables + rows.table_starts[i], kv_head, kv_head + at_once,
+              rows.lengths[i], out);
   });
 }
 

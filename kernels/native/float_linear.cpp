@@ -1,4 +1,5 @@
-// Blocks of the decoder in FP32.
+// Blocks of the decoder whose weights are FP32; their rows arrive and leave in FP32 or in half
+// precision.
 
 #include "float_product.h"
 
@@ -27,31 +28,39 @@ TiledRows tiled(RoomFor place, int64_t n_rows, const FloatWeight& weight) {
 
 }  // namespace
 
-// out[n_rows, columns] = activation(x @ weight.T + bias); x: float[n_rows, inputs], rows x_stride
-// floats apart.
-extern "C" void float_linear(const float* x, int64_t x_stride, int64_t n_rows,
-                             const FloatWeight* weight, int64_t activation, float* out) {
+// out[n_rows, columns] = activation(x @ weight.T + bias); x: [n_rows, inputs], rows x_stride numbers
+// apart.  What out is made of if not floats takes no activation.
+extern "C" void float_linear(const void* x, int64_t x_numbers, int64_t x_stride, int64_t n_rows,
+                             const FloatWeight* weight, int64_t activation, void* out,
+                             int64_t out_numbers) {
   const TiledRows rows = tiled(kRows, n_rows, *weight);
   expect_regions();
   parallel([&](Member& member) {
     in_parts(n_rows, [&](int64_t first, int64_t n) {
-      const PlainRows to{out + first * weight->columns, weight->columns};
-      tile_rows(member, x + first * x_stride, x_stride, n, weight->inputs, rows);
-      multiply_all(member, *weight, rows, n, activation, to);
+      with_rows(x, x_numbers, [&](const auto* x) {
+        tile_rows(member, x + first * x_stride, x_stride, n, weight->inputs, rows);
+      });
+      with_rows(out, out_numbers, [&](auto* out) {
+        const PlainRows to{out + first * weight->columns, weight->columns};
+        multiply_all(member, *weight, rows, n, activation, to);
+      });
     });
   });
 }
 
 // The same of norm(residual), to which delta is added first, in place; delta: null for nothing.
 extern "C" void float_normed_linear(float* residual, const float* delta, int64_t n_rows,
-                                    const Norm* norm, const FloatWeight* weight, float* out) {
+                                    const Norm* norm, const FloatWeight* weight, void* out,
+                                    int64_t out_numbers) {
   const TiledRows rows = tiled(kRows, n_rows, *weight);
   expect_regions();
   parallel([&](Member& member) {
     in_parts(n_rows, [&](int64_t first, int64_t n) {
-      const PlainRows to{out + first * weight->columns, weight->columns};
       tile_normalized(member, Stream(*norm, residual, delta, first), n, rows);
-      multiply_all(member, *weight, rows, n, kNone, to);
+      with_rows(out, out_numbers, [&](auto* out) {
+        const PlainRows to{out + first * weight->columns, weight->columns};
+        multiply_all(member, *weight, rows, n, kNone, to);
+      });
     });
   });
 }
@@ -60,15 +69,17 @@ extern "C" void float_normed_linear(float* residual, const float* delta, int64_t
 // writes its rows as the second reads them.
 extern "C" void float_feed_forward(float* residual, const float* delta, int64_t n_rows,
                                    const Norm* norm, const FloatWeight* up, int64_t activation,
-                                   const FloatWeight* down, float* out) {
+                                   const FloatWeight* down, void* out, int64_t out_numbers) {
   const TiledRows rows = tiled(kRows, n_rows, *up), inner_rows = tiled(kInner, n_rows, *down);
   expect_regions();
   parallel([&](Member& member) {
     in_parts(n_rows, [&](int64_t first, int64_t n) {
-      const PlainRows to{out + first * down->columns, down->columns};
       tile_normalized(member, Stream(*norm, residual, delta, first), n, rows);
       multiply_all(member, *up, rows, n, activation, inner_rows);
-      multiply_all(member, *down, inner_rows, n, kNone, to);
+      with_rows(out, out_numbers, [&](auto* out) {
+        const PlainRows to{out + first * down->columns, down->columns};
+        multiply_all(member, *down, inner_rows, n, kNone, to);
+      });
     });
   });
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,8 @@ inline Tiles float_tiles(int64_t n_rows) { return Tiles(n_rows, kFloatTileRows);
 
 // Rows in tiles of `stride` numbers a row: what a product reads, and where one may write for the next.
 struct TiledRows {
+  static constexpr bool kTakesActivations = true;
+
   float* values;
   int64_t stride;
 
@@ -55,34 +58,37 @@ struct TiledRows {
 };
 
 // Rows one after another.
+template <typename Out>
 struct PlainRows {
-  float* values;
+  static constexpr bool kTakesActivations = std::is_same_v<Out, float>;
+
+  Out* values;
   int64_t columns;
 
-  float* at(int64_t row, int64_t, int64_t, int64_t column) const {
+  Out* at(int64_t row, int64_t, int64_t, int64_t column) const {
     return values + row * columns + column;
   }
   int64_t room(int64_t column) const { return columns - column; }
   // The result's lines are asked for now and are there when the sums are.
   void fetch(int64_t row, int64_t height, int64_t column) const {
     for (int64_t r = row; r < row + height; ++r) {
-      const float* to = at(r, row, height, column);
-      for (int i = 0; i < kFloatColumns; i += kLine / sizeof(float)) __builtin_prefetch(to + i, 1);
+      const Out* to = at(r, row, height, column);
+      for (int i = 0; i < kFloatColumns; i += kLine / sizeof(Out)) __builtin_prefetch(to + i, 1);
     }
   }
 };
 
 // Writes a row of `inputs` numbers into its tile, and zeros after them.
-inline void tile_row(const float* x, int64_t inputs, const TiledRows& rows, int64_t row,
-                     int64_t first, int64_t height) {
+template <typename X>
+void tile_row(const X* x, int64_t inputs, const TiledRows& rows, int64_t row, int64_t first,
+              int64_t height) {
   for (int64_t k = 0; k < rows.stride; k += kSegment) {
     float* to = rows.at(row, first, height, k);
     const int64_t left = std::min<int64_t>(kSegment, inputs - k);
     if (left == kSegment) {
-      std::memcpy(to, x + k, kSegment * sizeof(float));
+      for (int i = 0; i < kSegment; i += kLanes) store(to + i, load(x + k + i));
     } else {
-      std::memset(to, 0, kSegment * sizeof(float));
-      std::memcpy(to, x + k, left * sizeof(float));
+      std::fill(std::copy_n(x + k, left, to), to + kSegment, 0.0f);
     }
   }
 }
@@ -164,6 +170,7 @@ using FloatTileOf = void (*)(const FloatWeight&, const TiledRows&, const To&, in
 
 template <bool kGated, typename To>
 FloatTileOf<To> float_tile_of(int64_t activation) {
+  if constexpr (!To::kTakesActivations) return float_tile<kNone, kGated, To>;
   switch (activation) {
     case kGeluTanh: return float_tile<kGeluTanh, kGated, To>;
     case kGelu: return float_tile<kGelu, kGated, To>;
@@ -192,7 +199,8 @@ void multiply_all(Member& member, const FloatWeight& weight, const TiledRows& ro
 }
 
 // Lays out x [n_rows, weight.inputs], rows x_stride numbers apart.  Called by all members of a region.
-inline void tile_rows(Member& member, const float* x, int64_t x_stride, int64_t n_rows,
+template <typename X>
+void tile_rows(Member& member, const X* x, int64_t x_stride, int64_t n_rows,
                       int64_t inputs, const TiledRows& rows) {
   share_rows(member, float_tiles(n_rows), [&](int64_t row, int64_t first, int64_t height) {
     tile_row(x + row * x_stride, inputs, rows, row, first, height);

@@ -5,6 +5,7 @@
 // int32, so a row's result does not depend on the other rows.  See reference/int8_linear.py.
 #pragma once
 
+#include <type_traits>
 #include <vector>
 
 #include "product.h"
@@ -22,10 +23,16 @@ constexpr float kLimit = 127.0f;  // largest absolute value of a quantised activ
 constexpr float kLeastPeak = 1e-30f;      // a row of zeros needs some scale
 constexpr int64_t kBlockBytes = 1 << 18;  // activations that stay in a core's cache
 
-// What is kept in half precision between two products is divided by this, a power of two: the
-// largest number that fits is then 1.6e7, and what is lost below 0.015 is less than a hundredth of
-// a quantised step of any row with a peak above that.
-constexpr float kHalfScale = 256.0f;
+// A number between a feed-forward block's two products: in half precision, divided by a power of two.
+// The largest that fits is then 1.6e7, and what is lost below 0.015 is less than a hundredth of a
+// quantised step of any row with a peak above that.
+struct Inner {
+  static constexpr float kScale = 256.0f;
+
+  Half scaled;
+};
+
+inline void store(Inner* to, Vector x) { store(&to->scaled, x * splat(1.0f / Inner::kScale)); }
 
 // A weight, as Python hands it over: see int8_linear.py.
 //
@@ -74,6 +81,9 @@ inline __m512 lanes_at(const Half* x, int64_t i, int64_t k) {
   return _mm512_cvtph_ps(bits);
 }
 
+// As they lie there, divided.
+inline __m512 lanes_at(const Inner* x, int64_t i, int64_t k) { return lanes_at(&x->scaled, i, k); }
+
 // Scales a row by its largest absolute value onto -kLimit..kLimit, into a tile of `height` rows.
 //
 // The peak is taken over the numbers' bits, where NaN is larger than infinity: a row that is not
@@ -90,7 +100,7 @@ inline void quantize_row(const X* x, int64_t k, int64_t stride, int64_t height, 
   float peak;
   std::memcpy(&peak, &bits, sizeof(peak));
   peak = peak < kLeastPeak ? kLeastPeak : peak;
-  *scale = peak / kLimit * (sizeof(X) < sizeof(float) ? kHalfScale : 1.0f);
+  *scale = peak / kLimit * (std::is_same_v<X, Inner> ? Inner::kScale : 1.0f);
   const __m512 inverse = _mm512_set1_ps(kLimit / peak);
   const __m512i zero = _mm512_set1_epi32(kZero);
   for (int64_t i = 0; i < stride; i += kSegment, out += height * kSegment) {
@@ -163,9 +173,6 @@ struct Channels {
   }
 };
 
-inline Vector kept(Vector x, const float*) { return x; }
-inline Vector kept(Vector x, const Half*) { return x * splat(1.0f / kHalfScale); }
-
 // One tile of the result, of R rows and the columns of one panel.
 template <int A, bool kGated, typename Out, int R>
 void tile(const Weight& weight, const Rows& rows, Out* result, int64_t row, int64_t panel,
@@ -187,9 +194,9 @@ void tile(const Weight& weight, const Rows& rows, Out* result, int64_t row, int6
     const Channels gated(weight, column + (kGated ? kWidth : 0) + i * kLanes);
     for (int r = 0; r < R; ++r, place += kLanes) {
       const Vector scale = splat(rows.scales[row + r]);
-      Vector x = activated<A, sizeof(Out) < sizeof(float)>(channels.finished(place, scale));
+      Vector x = activated<A, std::is_same_v<Out, Inner>>(channels.finished(place, scale));
       if constexpr (kGated) x = x * gated.finished(place + kResults * R * kLanes, scale);
-      store_lanes(to + r * columns + i * kLanes, kept(x, to), width);
+      store_lanes(to + r * columns + i * kLanes, x, width);
     }
   }
 }
@@ -206,6 +213,9 @@ constexpr TileOf<Out> kTiles[] = {nullptr,
 
 template <bool kGated, typename Out>
 const TileOf<Out>* tiles_of(int64_t activation) {
+  if constexpr (!std::is_same_v<Out, float> && !std::is_same_v<Out, Inner>) {
+    return kTiles<kNone, kGated, Out>;  // no activation is asked for there
+  }
   switch (activation) {
     case kGeluTanh: return kTiles<kGeluTanh, kGated, Out>;
     case kGelu: return kTiles<kGelu, kGated, Out>;

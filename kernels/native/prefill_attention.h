@@ -8,14 +8,14 @@ namespace nightjar {
 
 // Prompt rows in tiles, as Python hands them over: see attention.py.
 //
-// q: float[rows, heads, head_size], rows `step` floats apart.  Tile i is query rows [first_rows[i],
+// q: [rows, heads, head_size] in the cache's numbers, rows `step` of them apart.  Tile i is query rows [first_rows[i],
 // first_rows[i] + counts[i]) of one sequence, counts[i] <= kTileRows, at positions positions[i] and
-// up; its block table begins at tables[table_starts[i]].  out: float[rows, heads, head_size].
+// up; its block table begins at tables[table_starts[i]].  out: [rows, heads, head_size], likewise.
 struct Prompts {
-  const float* q;
+  const void* q;
   int64_t step;
   int64_t heads;
-  float* out;
+  void* out;
   const int64_t* tables;
   int64_t tiles;
   const int64_t* first_rows;
@@ -37,8 +37,8 @@ void attend(Member& member, const Prompts& rows, const Cache<S>& cache, float sc
     for (int r = 0; r < kTileRows; ++r) {
       limits[r] = r < count ? static_cast<int32_t>(position + r + 1) : 0;
     }
-    const float* queries = rows.q + first * rows.step + head * size;
-    float* out = rows.out + (first * heads + head) * size;
+    const S* queries = static_cast<const S*>(rows.q) + first * rows.step + head * size;
+    S* out = static_cast<S*>(rows.out) + (first * heads + head) * size;
     tile.begin(queries, rows.step, count, scale);
     // The next head's queries are next to these, and so are its results.
     for (int64_t r = 0; r < count; ++r) {

@@ -115,13 +115,41 @@ void share_rows(Member& member, const Tiles& cut, Body body) {
   });
 }
 
+// A number of the residual stream: what is stored to it is added to it.
+struct Addend {
+  float sum;
+};
+
+inline void store(Addend* to, Vector lanes) { store(&to->sum, load(&to->sum) + lanes); }
+
+// What rows are made of that are read or written, as products.py says it.
+enum Numbers { kFloats, kHalves, kAddends };
+
+// use(rows as an array of their numbers)
+template <typename Use>
+void with_rows(const void* rows, int64_t numbers, Use use) {
+  if (numbers == kHalves) return use(static_cast<const Half*>(rows));
+  use(static_cast<const float*>(rows));
+}
+
+// The same of rows that are written.
+template <typename Use>
+void with_rows(void* rows, int64_t numbers, Use use) {
+  switch (numbers) {
+    case kHalves: return use(static_cast<Half*>(rows));
+    case kAddends: return use(static_cast<Addend*>(rows));
+    default: use(static_cast<float*>(rows));
+  }
+}
+
 // Stores the first `width` lanes, at most all of them.
 template <typename Out>
 inline void store_lanes(Out* to, Vector lanes, int64_t width) {
   if (width >= kLanes) {
     store(to, lanes);
   } else if (width > 0) {
-    alignas(64) Out part[kLanes];
+    alignas(64) Out part[kLanes] = {};
+    std::memcpy(part, to, width * sizeof(Out));
     store(part, lanes);
     std::memcpy(to, part, width * sizeof(Out));
   }

@@ -1,4 +1,5 @@
-"""Products with weights that lie in panels, compiled: of FP32 rows, whatever the weights are."""
+"""Products with weights that lie in panels, compiled: of rows in FP32 or half precision, whatever
+the weights are."""
 
 from __future__ import annotations
 
@@ -23,6 +24,10 @@ SEGMENT = 16
 """Neighbouring inputs of a row that lie together; inputs are filled up to whole ones."""
 
 ACTIVATIONS = {None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "silu": 4}
+
+_NUMBERS = {torch.float32: 0, torch.float16: 1}
+_FLOATS, _ADDENDS = 0, 2
+"""What rows are made of; product.h says it alike."""
 
 Parts = tuple[Tensor, Tensor | None]
 """A weight [out, in] and its bias [out]."""
@@ -60,38 +65,40 @@ class PanelWeight(ABC):
         return ctypes.addressof(self._structure)
 
 
+def serves(x: Tensor) -> bool:
+    """Whether `linear` takes rows like x."""
+    return x.device.type == "cpu" and x.dtype in _NUMBERS
+
+
 def serves_stream(residual: Tensor, delta: Tensor | None) -> bool:
-    """Whether `normed_linear` and `feed_forward` take the residual stream [T, H]."""
+    """Whether the other products take the residual stream [T, H]."""
     return norm.serves(residual, delta, torch.float32)
 
 
 def linear(x: Tensor, weight: PanelWeight, activation: str | None) -> Tensor:
-    """x float32[T, in] times the weight, plus its bias, through the activation (of the gate, where
-    there is one): float32[T, out]."""
-    if x.shape[1] != weight.in_features or x.dtype != torch.float32:
-        raise ValueError(f"{x.dtype}{list(x.shape)}: float32[T, {weight.in_features}]")
-    if x.stride(1) != 1:
-        x = x.contiguous()
-    n_rows = x.shape[0]
-    out = x.new_empty(n_rows, weight.out_features)
-    _functions(weight.kernels).linear(
-        x.data_ptr(),
-        x.stride(0),
-        n_rows,
-        weight.address,
-        ACTIVATIONS[activation],
-        out.data_ptr(),
-    )
+    """x [T, in] times the weight, plus its bias, through the activation (of the gate, where there
+    is one): float32[T, out]."""
+    out = x.new_empty(x.shape[0], weight.out_features, dtype=torch.float32)
+    _linear(x, weight, activation, out, _FLOATS)
     return out
 
 
+def linear_onto(residual: Tensor, x: Tensor, weight: PanelWeight) -> None:
+    """As kernels.linear.linear_onto."""
+    if residual.shape != (x.shape[0], weight.out_features):
+        raise ValueError(
+            f"{x.shape[0]} rows of {weight.out_features} go onto a stream {list(residual.shape)}"
+        )
+    _linear(x, weight, None, residual, _ADDENDS)
+
+
 def normed_linear(
-    residual: Tensor, delta: Tensor | None, norm: Norm, weight: PanelWeight
+    residual: Tensor, delta: Tensor | None, norm: Norm, weight: PanelWeight, out_dtype: torch.dtype
 ) -> Tensor:
-    """As kernels.linear.normed_linear: float32[T, out]."""
+    """As kernels.linear.normed_linear; out_dtype: float32 or float16."""
     _check_stream(residual, norm, weight)
     n_rows = residual.shape[0]
-    out = residual.new_empty(n_rows, weight.out_features)
+    out = residual.new_empty(n_rows, weight.out_features, dtype=out_dtype)
     _functions(weight.kernels).normed_linear(
         residual.data_ptr(),
         None if delta is None else delta.data_ptr(),
@@ -99,6 +106,7 @@ def normed_linear(
         norm.native,
         weight.address,
         out.data_ptr(),
+        _NUMBERS[out_dtype],
     )
     return out
 
@@ -112,22 +120,23 @@ def feed_forward(
     activation: str,
 ) -> Tensor:
     """As kernels.linear.feed_forward: float32[T, H]; both weights are of one kind."""
-    _check_stream(residual, norm, up)
-    if down.in_features != up.out_features:
-        raise ValueError(f"{up.out_features} channels go up, {down.in_features} come down")
-    n_rows = residual.shape[0]
-    out = residual.new_empty(n_rows, down.out_features)
-    _functions(up.kernels).feed_forward(
-        residual.data_ptr(),
-        None if delta is None else delta.data_ptr(),
-        n_rows,
-        norm.native,
-        up.address,
-        ACTIVATIONS[activation],
-        down.address,
-        out.data_ptr(),
-    )
+    out = residual.new_empty(residual.shape[0], down.out_features)
+    _feed_forward((residual, delta, norm), up, down, activation, out, _FLOATS)
     return out
+
+
+def feed_forward_onto(
+    residual: Tensor,
+    delta: Tensor | None,
+    norm: Norm,
+    up: PanelWeight,
+    down: PanelWeight,
+    activation: str,
+) -> None:
+    """As kernels.linear.feed_forward_onto; both weights are of one kind."""
+    if down.out_features != residual.shape[1]:
+        raise ValueError(f"{down.out_features} channels go onto a stream of {residual.shape[1]}")
+    _feed_forward((residual, delta, norm), up, down, activation, residual, _ADDENDS)
 
 
 def filled_up(inputs: int) -> int:
@@ -140,6 +149,50 @@ def by_panel(x: Tensor, panels: int, width: int) -> Tensor:
     padded = x.new_zeros(panels * width)
     padded[: x.shape[0]] = x
     return padded.view(panels, width)
+
+
+def _linear(
+    x: Tensor, weight: PanelWeight, activation: str | None, out: Tensor, out_numbers: int
+) -> None:
+    if x.shape[1] != weight.in_features or x.dtype not in _NUMBERS:
+        raise ValueError(f"{x.dtype}{list(x.shape)}: float32 or float16 [T, {weight.in_features}]")
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    _functions(weight.kernels).linear(
+        x.data_ptr(),
+        _NUMBERS[x.dtype],
+        x.stride(0),
+        x.shape[0],
+        weight.address,
+        ACTIVATIONS[activation],
+        out.data_ptr(),
+        out_numbers,
+    )
+
+
+def _feed_forward(
+    stream: tuple[Tensor, Tensor | None, Norm],
+    up: PanelWeight,
+    down: PanelWeight,
+    activation: str,
+    out: Tensor,
+    out_numbers: int,
+) -> None:
+    residual, delta, norm = stream
+    _check_stream(residual, norm, up)
+    if down.in_features != up.out_features:
+        raise ValueError(f"{up.out_features} channels go up, {down.in_features} come down")
+    _functions(up.kernels).feed_forward(
+        residual.data_ptr(),
+        None if delta is None else delta.data_ptr(),
+        residual.shape[0],
+        norm.native,
+        up.address,
+        ACTIVATIONS[activation],
+        down.address,
+        out.data_ptr(),
+        out_numbers,
+    )
 
 
 def _check_stream(residual: Tensor, norm: Norm, weight: PanelWeight) -> None:
@@ -164,9 +217,9 @@ def _functions(kind: str) -> _Functions:
     kernels = compiled()
     stream = (POINTER, POINTER, INT, ctypes.POINTER(NormArgument))
     functions = _Functions(*(getattr(kernels, f"{kind}_{name}") for name in _Functions._fields))
-    functions.linear.argtypes = (POINTER, INT, INT, POINTER, INT, POINTER)
-    functions.normed_linear.argtypes = (*stream, POINTER, POINTER)
-    functions.feed_forward.argtypes = (*stream, POINTER, INT, POINTER, POINTER)
+    functions.linear.argtypes = (POINTER, INT, INT, INT, POINTER, INT, POINTER, INT)
+    functions.normed_linear.argtypes = (*stream, POINTER, POINTER, INT)
+    functions.feed_forward.argtypes = (*stream, POINTER, INT, POINTER, POINTER, INT)
     for function in functions:
         function.restype = None
     return functions

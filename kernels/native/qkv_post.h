@@ -2,6 +2,8 @@
 // paged cache; all of a row while it is at hand.
 #pragma once
 
+#include <vector>
+
 #include "attention.h"
 #include "norm.h"
 #include "team.h"
@@ -10,13 +12,13 @@ namespace nightjar {
 
 // Packed heads, as Python hands them over: see attention.py.
 //
-// qkv: float[rows, heads + 2 kv_heads, head_size].  query_norm, key_norm: float[head_size], or null
+// qkv: [rows, heads + 2 kv_heads, head_size] in the cache's numbers.  query_norm, key_norm: float[head_size], or null
 // for no norms.  Row r turns `pairs` channels of each query and key by the angles of positions[r]:
 // cosines and sines [positions, pairs], channel i with channel i + pairs (arXiv 2104.09864); null for
 // no rotation.  Keys and values of the first `written` rows go to offset offsets[r] of block
 // blocks[r].
 struct Projection {
-  float* qkv;
+  void* qkv;
   int64_t rows;
   int64_t heads;
   const float* query_norm;
@@ -41,10 +43,25 @@ inline void turn(float* head, const float* cosines, const float* sines, int64_t 
   }
 }
 
-template <typename S>
-void write_head(S* to, const float* from, int64_t head_size) {
-  for (int64_t d = 0; d < head_size; d += kLanes) store(to + d, load(from + d));
-}
+// A head in FP32 while it is changed: where it lies, or widened and put back at the end.
+class Changed {
+ public:
+  Changed(float* head, int64_t, float*) : numbers(head) {}
+  Changed(Half* head, int64_t size, float* room) : numbers(room), head_(head), size_(size) {
+    widened(head, size, room);
+  }
+  ~Changed() {
+    for (int64_t d = 0; d < size_; d += kLanes) store(head_ + d, load(numbers + d));
+  }
+
+  float* const numbers;
+
+ private:
+  Half* head_ = nullptr;
+  int64_t size_ = 0;
+};
+
+constexpr int64_t kRowsAhead = 2;  // how far keys and values are asked for before they are copied
 
 // Called by all members of a region.
 template <typename S>
@@ -53,10 +70,13 @@ void prepare(Member& member, const Projection& rows, const Cache<S>& cache) {
   const int64_t step = (heads + 2 * kv_heads) * size;
   const Norm query{rows.query_norm, nullptr, size, rows.epsilon};
   const Norm key{rows.key_norm, nullptr, size, rows.epsilon};
+  const bool changes = query.weight != nullptr || rows.cosines != nullptr;
+  std::vector<float> room(size);
   member.share(rows.rows, [&](int64_t r) {
-    float* row = rows.qkv + r * step;
-    for (int64_t h = 0; h < heads + kv_heads; ++h) {
-      float* head = row + h * size;
+    S* row = static_cast<S*>(rows.qkv) + r * step;
+    for (int64_t h = 0; changes && h < heads + kv_heads; ++h) {
+      const Changed changed(row + h * size, size, room.data());
+      float* head = changed.numbers;
       if (query.weight != nullptr) normalize(h < heads ? query : key, head, nullptr, head);
       if (rows.cosines != nullptr) {
         const int64_t angles = rows.positions[r] * rows.pairs;
@@ -64,11 +84,12 @@ void prepare(Member& member, const Projection& rows, const Cache<S>& cache) {
       }
     }
     if (r >= rows.written) return;
+    fetch_line(row + kRowsAhead * step + heads * size, 2 * kv_heads * size);
     for (int64_t h = 0; h < kv_heads; ++h) {
       const int64_t to = cache.at(rows.blocks[r], h) + rows.offsets[r] * size;
-      const float* key_head = row + (heads + h) * size;
-      write_head(cache.keys + to, key_head, size);
-      write_head(cache.values + to, key_head + kv_heads * size, size);
+      const S* key_head = row + (heads + h) * size;
+      std::copy_n(key_head, size, cache.keys + to);
+      std::copy_n(key_head + kv_heads * size, size, cache.values + to);
     }
   });
 }

@@ -6,6 +6,7 @@ import torch
 from nightjar import kernels
 from nightjar.kernels import Norm, native
 from nightjar.kernels.native.int8_linear import INNER_RANGE
+from nightjar.kernels.native.products import PanelWeight
 from tests.backends import BACKENDS, use_backend
 
 PRECISIONS = ["float", "int8"]
@@ -59,6 +60,44 @@ def test_normed_linear_is_the_product_of_the_normalised_rows(
     expected = kernels.linear(kernels.normalize(residual, delta, norm, torch.float32), weight)
     assert torch.equal(found, expected)
     assert torch.equal(stream, residual)  # both took delta in
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("rows", "size", "out"), [(1, 64, 96), (29, 40, 50), (1100, 48, 50)])
+def test_rows_in_half_precision_are_rounded_once(precision, rows, size, out):
+    norm, weight = a_norm(size, True), pack(out, size, precision)
+    whole = kernels.normed_linear(normal(rows, size), None, norm, weight, torch.float32)
+    halves = kernels.normed_linear(normal(rows, size), None, norm, weight, torch.float16)
+    assert torch.equal(halves, whole.half())
+    back = pack(size, out, precision)
+    if precision == "int8" or isinstance(back, PanelWeight):  # torch takes FP32 rows alone
+        assert torch.equal(kernels.linear(halves, back), kernels.linear(halves.float(), back))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", ["plain", "gated"])
+@pytest.mark.parametrize(
+    ("rows", "size", "inner"), [(1, 64, 96), (31, 50, 130), (90, 132, 272), (1100, 48, 96)]
+)
+def test_what_goes_onto_the_stream_is_added_there_or_returned(
+    backend, precision, kind, rows, size, inner
+):
+    residual, x, norm = normal(rows, size), normal(rows, inner, seed=9), a_norm(size, True)
+    up, down = pack_up(kind, inner, size, precision), pack(size, inner, precision, seed=7)
+    expected = residual + kernels.linear(x, down)
+    stream = residual.clone()
+    left = kernels.linear_onto(stream, x, down)
+    assert (left is None) == (backend == "native")
+    assert torch.equal(stream if left is None else stream + left, expected)
+    block = norm, up, down, "silu", torch.float32
+    delta = normal(rows, size, seed=11)
+    stream = residual.clone()
+    added = kernels.feed_forward(stream, delta, *block)
+    expected = stream + added
+    stream = residual.clone()
+    left = kernels.feed_forward_onto(stream, delta, *block)
+    assert (left is None) == (backend == "native")
+    assert torch.equal(stream if left is None else stream + left, expected)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -167,4 +206,10 @@ def test_other_shapes_and_dtypes_are_refused(backend, precision):
     if backend == "native":
         assert "rows of 60, a norm of 64, a weight of 64 inputs" in str(width.value)
         assert "a norm's weight is torch.float64" in str(dtype.value)
+        with pytest.raises(ValueError, match=r"3 rows of 32 go onto a stream \[3, 64\]"):
+            kernels.linear_onto(normal(3, 64), normal(3, 64), weight)
+        with pytest.raises(ValueError, match="48 channels go onto a stream of 64"):
+            kernels.feed_forward_onto(
+                normal(3, 64), None, norm, weight, pack(48, 32, precision), "relu", torch.float32
+            )
         assert "32 channels go up, 96 come down" in str(inner.value)
