@@ -64,16 +64,6 @@ inline void multiply_up_to(int64_t rows, const float* a, int64_t row_step, int64
   }
 }
 
-// Asks for `n` numbers, to be read soon or to be written.
-template <typename S>
-inline void fetch_line(const S* from, int64_t n) {
-  for (int64_t i = 0; i < n; i += 64 / sizeof(S)) __builtin_prefetch(from + i);
-}
-template <typename S>
-inline void fetch_to_write(S* to, int64_t n) {
-  for (int64_t i = 0; i < n; i += 64 / sizeof(S)) __builtin_prefetch(to + i, 1);
-}
-
 // The state of a tile; one a thread, used again for tile after tile.
 class Tile {
  public:

@@ -234,6 +234,18 @@ inline Vector power_of_two(Vector x) {
 #endif
 }
 
+constexpr int kLine = 64;  // bytes that a cache fetches at once
+
+// Asks for `n` numbers, to be read soon or to be written.  Nothing need be there.
+template <typename S>
+inline void fetch(const S* from, int64_t n) {
+  for (int64_t i = 0; i < n; i += kLine / sizeof(S)) __builtin_prefetch(from + i);
+}
+template <typename S>
+inline void fetch_to_write(S* to, int64_t n) {
+  for (int64_t i = 0; i < n; i += kLine / sizeof(S)) __builtin_prefetch(to + i, 1);
+}
+
 constexpr float kLog2E = 1.44269504088896341f;
 
 // The sum, and the largest, of a vector's lanes, in an order that is always the same.

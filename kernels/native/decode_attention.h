@@ -14,15 +14,9 @@ struct Head {
   float sum;
 };
 
-// Let a row come that is read soon: the same one of the next piece, which in memory is the next head.
-template <typename S>
-inline void prefetch(const S* row, int64_t head_size, int64_t ahead) {
-  constexpr int64_t line = 64 / sizeof(S);
-  for (int64_t d = 0; d < head_size; d += line) __builtin_prefetch(row + ahead + d);
-}
-
 // Products of kLanes keys, or of `n` and zeros for the others, with a query of W registers, added up
-// over the registers.
+// over the registers.  `ahead` of each lies the same row of the next piece, which in memory is the
+// next head: it comes meanwhile.
 template <int W, typename S>
 inline void multiply_keys(const float* q, const S* keys, int64_t head_size, int64_t n, int64_t ahead,
                           Vector (&products)[kLanes]) {
@@ -34,7 +28,7 @@ inline void multiply_keys(const float* q, const S* keys, int64_t head_size, int6
     const S* key = keys + j * head_size;
     Vector product{};
     if (j < n) {
-      prefetch(key, head_size, ahead);
+      fetch(key + ahead, head_size);
 #pragma GCC unroll 8
       for (int i = 0; i < W; ++i) product = fused(parts[i], load(key + i * kLanes), product);
     }
@@ -50,7 +44,7 @@ inline void multiply_any(const float* q, const S* keys, int64_t head_size, int64
     const S* key = keys + j * head_size;
     Vector product{};
     if (j < n) {
-      prefetch(key, head_size, ahead);
+      fetch(key + ahead, head_size);
       for (int64_t d = 0; d < head_size; d += kLanes) {
         product = fused(load(q + d), load(key + d), product);
       }
@@ -130,7 +124,7 @@ inline void add_channels(const float* weights, const S* values, int64_t head_siz
 template <typename S>
 inline void add_values(const float* weights, const S* values, int64_t head_size, int64_t n,
                        int64_t ahead, float* out) {
-  for (int64_t j = 0; j < n; ++j) prefetch(values + j * head_size, head_size, ahead);
+  fetch(values + ahead, n * head_size);
   int64_t d = 0;
   for (; d + 4 * kLanes <= head_size; d += 4 * kLanes) {
     add_channels<4>(weights, values + d, head_size, n, out + d);

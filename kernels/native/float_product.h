@@ -72,8 +72,7 @@ struct PlainRows {
   // The result's lines are asked for now and are there when the sums are.
   void fetch(int64_t row, int64_t height, int64_t column) const {
     for (int64_t r = row; r < row + height; ++r) {
-      const Out* to = at(r, row, height, column);
-      for (int i = 0; i < kFloatColumns; i += kLine / sizeof(Out)) __builtin_prefetch(to + i, 1);
+      fetch_to_write(at(r, row, height, column), kFloatColumns);
     }
   }
 };
@@ -203,6 +202,7 @@ template <typename X>
 void tile_rows(Member& member, const X* x, int64_t x_stride, int64_t n_rows,
                       int64_t inputs, const TiledRows& rows) {
   share_rows(member, float_tiles(n_rows), [&](int64_t row, int64_t first, int64_t height) {
+    fetch(x + (row + 1) * x_stride, inputs);
     tile_row(x + row * x_stride, inputs, rows, row, first, height);
   });
 }

@@ -181,9 +181,7 @@ void tile(const Weight& weight, const Rows& rows, Out* result, int64_t row, int6
   const int64_t column = panel * kColumns, columns = weight.columns;
   Out* to = result + row * columns + panel * kWidth;
   // The result's lines are asked for now and are there when the sums are.
-  for (int r = 0; r < R; ++r) {
-    for (int i = 0; i < kWidth; i += kLine / sizeof(Out)) __builtin_prefetch(to + r * columns + i, 1);
-  }
+  for (int r = 0; r < R; ++r) fetch_to_write(to + r * columns, kWidth);
   alignas(64) int32_t sums[kRegisters * R * kLanes];
   multiply<R>(rows.values + row * weight.stride, weight.stride,
               weight.panels + column * weight.stride, weight.offsets + column, ahead, sums);
@@ -257,7 +255,10 @@ void quantize_tiles(Member& member, int64_t n_rows, const Weight& weight, const 
 template <typename X>
 void quantize_rows(Member& member, const X* x, int64_t x_stride, int64_t n_rows,
                    const Weight& weight, const Rows& rows) {
-  quantize_tiles(member, n_rows, weight, rows, [=](int64_t row) { return x + row * x_stride; });
+  quantize_tiles(member, n_rows, weight, rows, [=, &weight](int64_t row) {
+    fetch(x + (row + 1) * x_stride, weight.inputs);
+    return x + row * x_stride;
+  });
 }
 
 // The same of the normalised residual stream.

@@ -73,6 +73,8 @@ struct Stream {
 
   void normalized(int64_t row, float* out) const {
     const int64_t place = row * norm.size;
+    fetch(residual + place + norm.size, norm.size);
+    if (delta != nullptr) fetch(delta + place + norm.size, norm.size);
     normalize(norm, residual + place, delta == nullptr ? nullptr : delta + place, out);
   }
 };

@@ -42,7 +42,7 @@ void attend(Member& member, const Prompts& rows, const Cache<S>& cache, float sc
     tile.begin(queries, rows.step, count, scale);
     // The next head's queries are next to these, and so are its results.
     for (int64_t r = 0; r < count; ++r) {
-      fetch_line(queries + r * rows.step + size, size);
+      fetch(queries + r * rows.step + size, size);
       fetch_to_write(out + r * heads * size, size);
     }
     attend_paged(tile, cache, rows.tables + rows.table_starts[i], head / heads_per_kv,

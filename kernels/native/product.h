@@ -20,7 +20,6 @@ constexpr int64_t kShares = 16;        // of a product's work for each thread, i
 constexpr int64_t kLeastTiles = 8;     // of a block: each block reads all weights again
 constexpr int64_t kAheadBytes = 1024;  // of a panel, on the way into the nearest cache
 constexpr int64_t kRowsAtOnce = 512;   // more are computed in turn, in the same room
-constexpr int kLine = 64;              // bytes that a cache fetches at once
 
 // How rows are cut into tiles of nearly equal height, none above `tallest`: the first `higher` ones
 // have a row more.

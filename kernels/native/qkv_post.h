@@ -84,7 +84,7 @@ void prepare(Member& member, const Projection& rows, const Cache<S>& cache) {
       }
     }
     if (r >= rows.written) return;
-    fetch_line(row + kRowsAhead * step + heads * size, 2 * kv_heads * size);
+    fetch(row + kRowsAhead * step + heads * size, 2 * kv_heads * size);
     for (int64_t h = 0; h < kv_heads; ++h) {
       const int64_t to = cache.at(rows.blocks[r], h) + rows.offsets[r] * size;
       const S* key_head = row + (heads + h) * size;
