@@ -71,8 +71,8 @@ def decode_rate(model_directory: Path, dtype: str, threads: int, batch: int, con
 
 def _compiled(model: Decoder) -> bool:
     """Whether products and attention of this model are the compiled kernels'."""
-    block = torch.empty(1, model.config.head_size, dtype=model.cache_dtype)
-    return isinstance(model.weights.head, PanelWeight) and serves(torch.empty(1, 1), block)
+    head = torch.empty(1, model.config.head_size, dtype=model.cache_dtype)
+    return isinstance(model.weights.head, PanelWeight) and serves(head, head)
 
 
 def _prefill(model: Decoder, batch: int) -> Attend:
@@ -171,11 +171,12 @@ def _best_s(
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(rows, model.config.hidden_size, generator=generator).to(model.dtype)
     layers = model.weights.layers
+    heads_dtype = model.cache_dtype if _compiled(model) else model.dtype  # as the engine keeps them
 
     def step() -> Tensor:
         x = start
         for index, layer in enumerate(layers):
-            attended = attend(index, linear(x, layer.qkv))
+            attended = attend(index, linear(x, layer.qkv, out_dtype=heads_dtype))
             if index == len(layers) - 1:
                 attended = attended[output_rows]
             linear(attended, layer.attention_out)

@@ -69,20 +69,29 @@ def gated_linear(x: Tensor, weight: GatedWeight, activation: str) -> Tensor:
     return linear(x, weight.gate, activation).mul_(linear(x, weight.up))
 
 
-def linear(x: Tensor, weight: LinearWeight, activation: str | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: LinearWeight,
+    activation: str | None = None,
+    out_dtype: dtype | None = None,
+) -> Tensor:
     """x [T, in] times the weight, plus its bias, through the activation if one is named.
 
-    Returns [T, out] in x's dtype, or float32 where the weight is int8 or in panels.  No row's bits
-    depend on the other rows.
+    Returns out_dtype[T, out]; where none is asked for, in x's dtype, or float32 if the weight is
+    int8 or in panels.  No row's bits depend on the other rows.
     """
     if isinstance(weight, PanelWeight):
-        return native.products.linear(x, weight, activation)
-    if isinstance(weight, Int8Weight):
-        return int8_linear(x.float(), weight, activation)
-    if serves(x):
+        if activation is None:
+            return native.products.linear(x, weight, out_dtype or torch.float32)
+        y = native.products.activated_linear(x, weight, activation)
+    elif isinstance(weight, Int8Weight):
+        y = int8_linear(x.float(), weight, activation)
+    elif serves(x):
         y = F.linear(x, weight.data, weight.bias)
-        return y if activation is None else cuda_ops.activation(y, activation)
-    return float_linear(x, weight, activation)
+        y = y if activation is None else cuda_ops.activation(y, activation)
+    else:
+        y = float_linear(x, weight, activation)
+    return y if out_dtype is None else y.to(out_dtype)
 
 
 def linear_onto(residual: Tensor, x: Tensor, weight: LinearWeight) -> Tensor | None:
@@ -111,7 +120,7 @@ def normed_linear(
     if isinstance(weight, PanelWeight) and native.products.serves_stream(residual, delta):
         return native.products.normed_linear(residual, delta, norm, weight, out_dtype)
     own = weight.data.dtype if isinstance(weight, FloatWeight) else torch.float32
-    return linear(normalize(residual, delta, norm, own), weight).to(out_dtype)
+    return linear(normalize(residual, delta, norm, own), weight, None, out_dtype)
 
 
 def feed_forward(

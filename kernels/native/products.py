@@ -75,9 +75,15 @@ def serves_stream(residual: Tensor, delta: Tensor | None) -> bool:
     return norm.serves(residual, delta, torch.float32)
 
 
-def linear(x: Tensor, weight: PanelWeight, activation: str | None) -> Tensor:
-    """x [T, in] times the weight, plus its bias, through the activation (of the gate, where there
-    is one): float32[T, out]."""
+def linear(x: Tensor, weight: PanelWeight, out_dtype: torch.dtype) -> Tensor:
+    """x [T, in] times the weight, plus its bias: out_dtype[T, out], float32 or float16."""
+    out = x.new_empty(x.shape[0], weight.out_features, dtype=out_dtype)
+    _linear(x, weight, None, out, _NUMBERS[out_dtype])
+    return out
+
+
+def activated_linear(x: Tensor, weight: PanelWeight, activation: str) -> Tensor:
+    """The same through the activation (of the gate, where there is one): float32[T, out]."""
     out = x.new_empty(x.shape[0], weight.out_features, dtype=torch.float32)
     _linear(x, weight, activation, out, _FLOATS)
     return out
