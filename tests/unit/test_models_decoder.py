@@ -1,0 +1,69 @@
+"""What a forward pass asks of the kernels, beyond results, which the parity tests check."""
+
+import pytest
+import torch
+
+from nightjar import kernels
+from nightjar.checkpoints import ModelDirectory
+from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateRequest, SamplingParams
+from nightjar.gpu_worker.models import load_model
+from tests.models import Gpt2Shape, save_gpt2
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    return ModelDirectory.open(save_gpt2(path, Gpt2Shape(n_layer=3, n_embd=48, n_head=3)))
+
+
+def steps(directory, dtype, prompts):
+    """Run the prompts to two tokens each, all together."""
+    engine = Engine(load_model(directory, dtype), directory.tokenizer().token_bytes, EngineConfig())
+    for number, prompt in enumerate(prompts):
+        engine.submit(GenerateRequest(number, prompt, SamplingParams(2, ignore_eos=True)))
+    while engine.has_work:
+        engine.step()
+
+
+def test_in_the_last_layer_only_rows_that_are_read_attend(directory, monkeypatch):
+    wanted, attend = [], kernels.attend
+
+    def seen(*args):
+        wanted.append(args[4].wanted)
+        return attend(*args)
+
+    monkeypatch.setattr(kernels, "attend", seen)
+    steps(directory, "fp32", [[5, 6, 7], [8, 9, 10, 11]])
+    prompts, tokens = wanted[:3], wanted[3:]
+    assert [rows if rows is None else rows.tolist() for rows in prompts] == [None, None, [2, 6]]
+    assert [rows if rows is None else rows.tolist() for rows in tokens] == [None, None, [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("int8", torch.float16)]
+)
+def test_heads_are_kept_as_the_cache_keeps_them(directory, monkeypatch, dtype, kept):
+    kinds, attend = set(), kernels.attend
+
+    def seen(qkv, *args):
+        out = attend(qkv, *args)
+        kinds.update({qkv.dtype, out.dtype})
+        return out
+
+    monkeypatch.setattr(kernels, "attend", seen)
+    steps(directory, dtype, [[5, 6, 7]])
+    assert kinds == {kept}
+
+
+def test_halves_of_a_block_end_in_the_residual_stream(directory, monkeypatch):
+    """Nothing is left for the norms to add where the kernels add it."""
+    deltas, normed_linear = [], kernels.normed_linear
+
+    def seen(residual, delta, *args):
+        deltas.append(delta)
+        return normed_linear(residual, delta, *args)
+
+    monkeypatch.setattr(kernels, "normed_linear", seen)
+    steps(directory, "fp32", [[5, 6, 7]])
+    compiled = kernels.native.build.library() is not None
+    assert [delta is None for delta in deltas] == [True, compiled, compiled] * 2
