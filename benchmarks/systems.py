@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,8 @@ class Runner:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):  # what was asked of a dead process is still to go
+                    stream.close()
         self._log.close()
 
     def _ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -149,8 +149,9 @@ def test_a_runner_process_of_the_engine(model, words, tmp_path):
             runner.run(Workload("long", "generate", [Generation([300] * 2000, 1)]))
         assert runner.run(texts)["seconds"] > 0
         os.kill(process.pid, signal.SIGKILL)
+        assert wait_for(process, psutil.STATUS_ZOMBIE)  # it reads nothing any more
         with pytest.raises(SystemFailedError, match="was killed, as the system does"):
-            runner.run(texts)
+            runner.run(Workload("short", "generate", [Generation([300], 1)]))
     finally:
         runner.close()
 
