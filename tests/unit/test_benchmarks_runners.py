@@ -128,6 +128,17 @@ def wait_for(process, status):
     return False
 
 
+def test_a_runner_that_reads_nothing_any_more_is_closed(tmp_path):
+    runner = Runner(NIGHTJAR, "fp32", 1, tmp_path / "log")
+    process = psutil.Process(runner._process.pid)
+    process.kill()
+    assert wait_for(process, psutil.STATUS_ZOMBIE)
+    with pytest.raises(SystemFailedError, match="was killed, as the system does"):
+        runner.run(Workload("short", "generate", [Generation([300], 1)]))
+    runner.close()
+    assert not process.is_running()
+
+
 def test_a_runner_process_of_the_engine(model, words, tmp_path):
     rng = random.Random(5)
     generations = [Generation(words.draw(rng, n), 6) for n in (3, 40, 12)]
@@ -149,9 +160,8 @@ def test_a_runner_process_of_the_engine(model, words, tmp_path):
             runner.run(Workload("long", "generate", [Generation([300] * 2000, 1)]))
         assert runner.run(texts)["seconds"] > 0
         os.kill(process.pid, signal.SIGKILL)
-        assert wait_for(process, psutil.STATUS_ZOMBIE)  # it reads nothing any more
         with pytest.raises(SystemFailedError, match="was killed, as the system does"):
-            runner.run(Workload("short", "generate", [Generation([300], 1)]))
+            runner.run(texts)
     finally:
         runner.close()
 
