@@ -9,10 +9,10 @@ namespace nightjar {
 // Document rows in tiles, as Python hands them over: see attention.py.
 //
 // q: [rows, heads, head_size]; k, v: [rows, kv_heads, head_size], the documents' own; all in the
-// cache's numbers, with rows `step` of them apart.  Tile i is rows [first_rows[i], first_rows[i] + counts[i]), all
-// after one prefix: prefix_lengths[i] cached tokens, whose block table begins at
-// tables[table_starts[i]].  first_of: int64[rows], the first row of each row's document.  out:
-// [rows, heads, head_size], likewise.
+// cache's numbers, with rows `step` of them apart.  Tile i is rows [first_rows[i], first_rows[i] +
+// counts[i]), all after one prefix: prefix_lengths[i] cached tokens, whose block table begins at
+// tables[table_starts[i]].  first_of: int64[rows], the first row of each row's document.  out: [rows,
+// heads, head_size], in the same numbers.
 struct Documents {
   const void* q;
   const void* k;

@@ -199,9 +199,9 @@ constexpr int64_t kEnoughRows = 8;  // sequences from which every thread has who
 
 // Running texts, as Python hands them over: see attention.py.
 //
-// q: [batch, heads, head_size] in the cache's numbers, rows `step` of them apart; row i attends to the first lengths[i]
-// positions of the block table that begins at tables[table_starts[i]].  out: float[batch, heads,
-// head_size].
+// q: [batch, heads, head_size] in the cache's numbers, rows `step` of them apart; row i attends to the
+// first lengths[i] positions of the block table that begins at tables[table_starts[i]].  out: [batch,
+// heads, head_size], in the same numbers.
 struct Running {
   const void* q;
   int64_t step;

@@ -1,4 +1,4 @@
-// Products of FP32 rows with FP32 weights, through the activation in the same pass.
+// Products of rows with FP32 weights, through the activation in the same pass.
 //
 // Every sum is taken by fused multiply-adds over ascending inputs, in a lane of its own: its bits
 // depend on neither the other rows nor the height of its tile.
@@ -199,8 +199,8 @@ void multiply_all(Member& member, const FloatWeight& weight, const TiledRows& ro
 
 // Lays out x [n_rows, weight.inputs], rows x_stride numbers apart.  Called by all members of a region.
 template <typename X>
-void tile_rows(Member& member, const X* x, int64_t x_stride, int64_t n_rows,
-                      int64_t inputs, const TiledRows& rows) {
+void tile_rows(Member& member, const X* x, int64_t x_stride, int64_t n_rows, int64_t inputs,
+               const TiledRows& rows) {
   share_rows(member, float_tiles(n_rows), [&](int64_t row, int64_t first, int64_t height) {
     fetch(x + (row + 1) * x_stride, inputs);
     tile_row(x + row * x_stride, inputs, rows, row, first, height);

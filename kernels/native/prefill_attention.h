@@ -8,9 +8,10 @@ namespace nightjar {
 
 // Prompt rows in tiles, as Python hands them over: see attention.py.
 //
-// q: [rows, heads, head_size] in the cache's numbers, rows `step` of them apart.  Tile i is query rows [first_rows[i],
-// first_rows[i] + counts[i]) of one sequence, counts[i] <= kTileRows, at positions positions[i] and
-// up; its block table begins at tables[table_starts[i]].  out: [rows, heads, head_size], likewise.
+// q: [rows, heads, head_size] in the cache's numbers, rows `step` of them apart.  Tile i is query rows
+// [first_rows[i], first_rows[i] + counts[i]) of one sequence, counts[i] <= kTileRows, at positions
+// positions[i] and up; its block table begins at tables[table_starts[i]].  out: [rows, heads,
+// head_size], in the same numbers.
 struct Prompts {
   const void* q;
   int64_t step;

@@ -12,11 +12,11 @@ namespace nightjar {
 
 // Packed heads, as Python hands them over: see attention.py.
 //
-// qkv: [rows, heads + 2 kv_heads, head_size] in the cache's numbers.  query_norm, key_norm: float[head_size], or null
-// for no norms.  Row r turns `pairs` channels of each query and key by the angles of positions[r]:
-// cosines and sines [positions, pairs], channel i with channel i + pairs (arXiv 2104.09864); null for
-// no rotation.  Keys and values of the first `written` rows go to offset offsets[r] of block
-// blocks[r].
+// qkv: [rows, heads + 2 kv_heads, head_size] in the cache's numbers.  query_norm, key_norm:
+// float[head_size], or null for no norms.  Row r turns `pairs` channels of each query and key by the
+// angles of positions[r]: cosines and sines [positions, pairs], channel i with channel i + pairs (arXiv
+// 2104.09864); null for no rotation.  Keys and values of the first `written` rows go to offset
+// offsets[r] of block blocks[r].
 struct Projection {
   void* qkv;
   int64_t rows;
