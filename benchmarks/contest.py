@@ -35,6 +35,9 @@ LEAST_OF = {"rank_long": 16}
 """The same for a workload where every document costs a peer 530 tokens: one batch of its."""
 SHARE = {"generate": 3}
 """Budgets that a workload gets, where it is not one."""
+WHOLE = 3
+"""Budgets that a peer may take to end with a whole ranking: one that computes a query once for all
+of its documents would else be timed on a query for a few of them."""
 WARMED = ("generate", "rank")
 """Run once as they are measured, and not counted, by every system: at the first use of its memory a
 process waits for the machine to find it."""
@@ -182,4 +185,6 @@ class Contest:
         budget_s = self._budget_s * SHARE.get(workload.name, 1)
         fits = int(probe * budget_s / seconds)
         least = LEAST_OF.get(workload.name, LEAST[workload.kind])
-        return min(workload.units, max(least, fits - fits % probe))
+        units = min(workload.units, max(least, fits - fits % probe))
+        whole = workload.whole(units)
+        return whole if whole * seconds <= WHOLE * budget_s * probe else units

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
-import gguf
 import llama_cpp
 import numpy as np
 import tokenizers
@@ -53,7 +53,7 @@ class LlamaCpp:
     """One context whose sequences are texts, or a query and its documents."""
 
     def __init__(self) -> None:
-        self.versions = {"llama-cpp-python": llama_cpp.__version__, "gguf": gguf.__version__ or ""}
+        self.versions = {name: version(name) for name in ("llama-cpp-python", "gguf")}
         self.settings = (
             f"llama_decode with up to {PLACES} parallel sequences and batches of {BATCH}; int8 is "
             "Q8_0; ranking: the query once, its cells shared with the documents (seq_cp)"

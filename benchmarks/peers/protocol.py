@@ -22,6 +22,7 @@ import sys
 import time
 import traceback
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO
 
@@ -87,6 +88,11 @@ class Workload:
                 )
                 left -= len(ranking.documents)
         return replace(self, generations=self.generations[:units], rankings=rankings)
+
+    def whole(self, units: int) -> int:
+        """The first so many units and as many more as the last ranking among them has."""
+        ends = accumulate(len(ranking.documents) for ranking in self.rankings)
+        return next((end for end in ends if end >= units), units)
 
     def waves(self) -> list[list[Generation]]:
         """The generations by wave, in the order of the waves."""

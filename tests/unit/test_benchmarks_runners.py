@@ -26,7 +26,7 @@ from benchmarks.peers.protocol import (
 )
 from benchmarks.shapes import FIRST_WORD, TINY_GPT2
 from benchmarks.systems import NIGHTJAR, SYSTEMS, Runner, SystemFailedError
-from benchmarks.workloads import Sizes, Words, build, rank
+from benchmarks.workloads import Sizes, Words, build, rank, rank_long
 from nightjar.checkpoints import ModelDirectory
 
 
@@ -235,10 +235,13 @@ class Clock:
 def test_a_peer_runs_what_fits_the_budget_and_no_less_than_fills_its_batches(words):
     workload = rank(words, random.Random(0), Sizes())
     contest, peer = contest_of(budget_s=7.0), SystemRecord("vllm", "fp32", ours=False)
-    assert contest._units(peer, clock := Clock(0.1), workload) == 68
+    assert contest._units(peer, clock := Clock(0.1), workload) == 80  # 68 fit; rankings are of 16
     assert clock.asked == [4, 4]
     assert contest._units(peer, Clock(9.0), workload) == 48
     assert contest._units(peer, Clock(9.0), replace(workload, name="rank_long")) == 16
+    long = rank_long(words, random.Random(0), Sizes())
+    assert contest._units(peer, Clock(0.2), long) == 100  # within three budgets
+    assert contest._units(peer, Clock(0.3), long) == 20
     assert contest._units(peer, Clock(0.001), workload) == workload.units == 192
     assert contest._units(peer, Clock(9.0), workload.head(8)) == 8
     texts = Workload("generate", "generate", [Generation([1], 1)] * 96)

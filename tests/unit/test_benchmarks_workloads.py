@@ -230,5 +230,7 @@ def test_the_first_part_of_a_workload(workloads):
     assert [len(ranking.documents) for ranking in part.rankings] == [16, 4]
     assert part.rankings[1].document_texts == rank.rankings[1].document_texts[:4]
     assert (part.units, rank.head(10_000).units) == (20, rank.units)
+    assert [rank.whole(units) for units in (1, 16, 17)] == [16, 16, 32]
     assert workloads["generate"].head(3).generations == workloads["generate"].generations[:3]
+    assert workloads["generate"].whole(3) == 3
     assert Workload.from_json(json.loads(json.dumps(rank.to_json()))) == rank
