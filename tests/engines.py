@@ -89,7 +89,7 @@ def assert_nothing_held(engine: Engine) -> None:
     assert not any(pool._holders)
     assert pool._reserved == 0
     assert sorted([*pool._free, *pool._resting]) == list(range(pool.total))
-    assert pool._resting.keys() == pool._keys.keys()
+    assert pool._resting.keys() == pool._keys.keys() | pool._beginnings.keys()
     assert not engine._live
     assert not engine._cancelled
     held = (scheduler._texts, scheduler._rankings, scheduler._open, scheduler._running)

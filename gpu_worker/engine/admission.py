@@ -72,10 +72,10 @@ class Admission:
         return RankJob(request, arrival, parts)
 
     def _prefix(self, tokens: list[int], base: int, scored_from: int, blocks: int) -> Prefix:
-        """Tokens with the keys of their whole blocks.  Ids past the vocabulary mean rows of the
+        """Tokens with the keys of their prefixes.  Ids past the vocabulary mean rows of the
         vectors from `base` on, which are never reused: so the base tells them apart."""
         salt = base + 1 if max(tokens) >= self._vocab_size else 0
-        keys = prefix_keys(tokens, self._pool.block_size, salt)
+        keys = prefix_keys(tokens, self._pool.grain, salt)
         return Prefix(tokens, base, keys, scored_from, blocks)
 
     def _scored(self, document: Sequence[int]) -> int:

@@ -51,10 +51,10 @@ class Forks:
                 taken.add(id(parent))
                 child.table = parent.held
 
-    def take_copies(self) -> list[tuple[int, int]]:
-        """Blocks (source, copy) to copy, all at once, before the next forward pass."""
+    def take_copies(self) -> dict[int, int]:
+        """The source of each block to copy, all at once, before the next forward pass."""
         copies, self._copies = self._copies, {}
-        return [(source, copy) for copy, source in copies.items()]
+        return copies
 
     def _fork(self, table: BlockTable, tokens: int, job: TextJob, payer: BlockTable) -> BlockTable:
         """Blocks for one more text that begins with the first `tokens` positions of a table."""

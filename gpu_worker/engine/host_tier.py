@@ -14,7 +14,7 @@ class HostTier:
     """A fixed number of slots of a block each, by the keys of the prefixes; the least recently used
     goes first.
 
-    A prefix comes here when the pool takes back the block that holds it, or shortly before.  Such a
+    A prefix comes here when the pool takes back the block that it fills, or shortly before.  Such a
     block was held only by requests that ended well: what is here is finite.  It stays when it is
     loaded, so that it need not be saved again.  What a step saves and loads is collected while the
     step is planned, and happens before it writes: first what leaves, then what comes.

@@ -4,11 +4,15 @@ for."""
 from __future__ import annotations
 
 import heapq
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from itertools import islice
 from typing import Protocol
+
+BEGINNING = 8
+"""Tokens of the grain in which the beginning of a block is known.  Each grain costs a hash."""
 
 
 class NextTier(Protocol):
@@ -28,23 +32,25 @@ class BlockPool:
     """A fixed number of cache blocks, counted by reference.
 
     A block is free, or held by one table or several, or resting: held by none, but kept because
-    it carries a known prefix.  Resting blocks are taken back, the least recently used first, when
-    the free ones are spent.  A request reserves all the blocks it can come to need before it
-    starts and draws them one by one as it grows, so a running request never waits for memory and
-    is never thrown out.
+    it carries the end of a known prefix: one that fills the block, or one that ends in it.  Resting
+    blocks are taken back, the least recently used first, when the free ones are spent.  A request
+    reserves all the blocks it can come to need before it starts and draws them one by one as it
+    grows, so a running request never waits for memory and is never thrown out.
     """
 
     def __init__(self, blocks: int, block_size: int, next_tier: NextTier | None = None) -> None:
         self._next_tier = next_tier
         self.total = blocks
         self.block_size = block_size
+        self.grain = math.gcd(block_size, BEGINNING)
         self._free = list(range(blocks))  # a heap: low blocks first keeps the used ones together
         self._reserved = 0
         self._holders = [0] * blocks
         self._tainted: set[int] = set()
         self._dirty: list[int] = []
         self._by_key: dict[bytes, int] = {}
-        self._keys: dict[int, bytes] = {}
+        self._keys: dict[int, bytes] = {}  # of prefixes that fill their last block
+        self._beginnings: dict[int, list[bytes]] = {}  # of those that end within it
         self._resting: dict[int, None] = {}  # in the order in which they came to rest
 
     @property
@@ -65,6 +71,18 @@ class BlockPool:
                 break
             found.append(block)
         return found
+
+    def find_beginning(self, keys: Sequence[bytes]) -> tuple[int, int] | None:
+        """A block whose first tokens end one of these prefixes, and which: the longest that is
+        known; None if none is.
+
+        keys: of prefixes that end one, two and more grains into the same block.
+        """
+        for place in reversed(range(len(keys))):
+            block = self._by_key.get(keys[place])
+            if block is not None:
+                return block, place
+        return None
 
     def reserve(self, blocks: int, shared: Sequence[int] = ()) -> bool:
         """Set blocks aside for one request and hold `shared` for it; False, and nothing changed,
@@ -101,18 +119,24 @@ class BlockPool:
         self._holders[block] -= 1
         if self._holders[block]:
             return False
-        if block in self._keys:
+        if block in self._keys or block in self._beginnings:
             self._resting[block] = None
         else:
             heapq.heappush(self._free, block)
         return True
 
     def publish(self, block: int, key: bytes) -> None:
-        """Make a block that was computed known under the key of its prefix; the first one to
-        carry a prefix stays the one that is found.  A tainted one stays unknown."""
+        """Make a block that was computed known under the key of the prefix that it ends; the first
+        one to carry a prefix stays the one that is found.  A tainted one stays unknown."""
         if key not in self._by_key and block not in self._keys and block not in self._tainted:
             self._by_key[key] = block
             self._keys[block] = key
+
+    def publish_beginning(self, block: int, key: bytes) -> None:
+        """The same of a prefix that ends within the block."""
+        if key not in self._by_key and block not in self._tainted:
+            self._by_key[key] = block
+            self._beginnings.setdefault(block, []).append(key)
 
     def taint(self, blocks: Sequence[int]) -> None:
         """What these blocks hold may not be finite: known to nobody from now on, and zeroed
@@ -120,11 +144,9 @@ class BlockPool:
         found there would survive).  Those who hold one keep it as it is."""
         for block in blocks:
             self._tainted.add(block)
-            key = self._keys.pop(block, None)
-            if key is not None:
-                del self._by_key[key]
-                if self._next_tier is not None:
-                    self._next_tier.spoiled(key)
+            key = self._unknow(block)
+            if key is not None and self._next_tier is not None:
+                self._next_tier.spoiled(key)
             if block in self._resting:
                 del self._resting[block]
                 heapq.heappush(self._free, block)
@@ -136,13 +158,15 @@ class BlockPool:
         self._resting.clear()
         self._by_key.clear()
         self._keys.clear()
+        self._beginnings.clear()
         if self._next_tier is not None:
             self._next_tier.forget()
 
     def next_evicted(self, draws: int) -> list[tuple[int, bytes]]:
-        """The blocks that so many draws would take back, with the keys of their prefixes."""
+        """Whole blocks of a prefix among those that so many draws would take back, and its key."""
         count = max(0, draws - len(self._free))
-        return [(block, self._keys[block]) for block in islice(self._resting, count)]
+        blocks = islice(self._resting, count)
+        return [(block, self._keys[block]) for block in blocks if block in self._keys]
 
     def take_dirty(self) -> list[int]:
         """Tainted blocks drawn since the last call."""
@@ -153,11 +177,19 @@ class BlockPool:
         """Forget the prefix that rested longest."""
         block = next(iter(self._resting))
         del self._resting[block]
-        key = self._keys.pop(block)
-        del self._by_key[key]
-        if self._next_tier is not None:
+        key = self._unknow(block)
+        if key is not None and self._next_tier is not None:
             self._next_tier.evicted(block, key)
         return block
+
+    def _unknow(self, block: int) -> bytes | None:
+        """Let nobody find the block; the key of the prefix that fills it, if one was known."""
+        for beginning in self._beginnings.pop(block, ()):
+            del self._by_key[beginning]
+        key = self._keys.pop(block, None)
+        if key is not None:
+            del self._by_key[key]
+        return key
 
 
 class BlockTable:
@@ -216,15 +248,15 @@ class BlockTable:
         self.blocks, self._undrawn = [], 0
 
 
-def prefix_keys(tokens: Sequence[int], block_size: int, salt: int) -> list[bytes]:
-    """The key of each whole block: a hash of all tokens up to its end.
+def prefix_keys(tokens: Sequence[int], grain: int, salt: int) -> list[bytes]:
+    """The keys of the first `grain` tokens, of twice as many, and so on: a hash of all of them.
 
     salt: what else decides the keys and values (which prompt vectors the ids past the vocabulary
     mean).  128 bits of BLAKE2b, so that two prefixes never meet in one key.
     """
-    whole = len(tokens) // block_size
-    data = array("q", tokens[: whole * block_size]).tobytes()
-    step = block_size * 8
+    whole = len(tokens) // grain
+    data = array("q", tokens[: whole * grain]).tobytes()
+    step = grain * 8
     keys, key = [], salt.to_bytes(16, "little")
     for start in range(0, len(data), step):
         key = blake2b(key + data[start : start + step], digest_size=16).digest()

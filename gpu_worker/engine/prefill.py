@@ -21,6 +21,9 @@ class Opening(Enum):
 class Prefill:
     """What the step being planned does with prefixes.
 
+    Whole blocks that the cache knows are shared.  Of the block after them a prefix may know the
+    beginning: that is copied.
+
     One whose next block is just being computed for another waits for it: it then finds the block
     in the cache.  As soon as one lacks blocks, none is opened any more in this step: smaller ones
     would take, one by one, the blocks it waits for.
@@ -29,6 +32,8 @@ class Prefill:
     def __init__(self, pool: BlockPool, tier: HostTier | None = None) -> None:
         self._pool = pool
         self._tier = tier
+        self._grains = pool.block_size // pool.grain  # of a block
+        self._copies: dict[int, int] = {}  # the source of each copy; sources are held
         self._under_way: set[bytes] = set()
         self._blocks_lack = False
 
@@ -40,9 +45,10 @@ class Prefill:
     def open(self, prefix: Prefix) -> Opening:
         """Reserve a prefix's blocks, taking from the cache what it knows."""
         # What a scored token or the next one is predicted from is computed here in any case.
-        usable = prefix.keys[: (prefix.scored_from - 1) // self._pool.block_size]
-        known = self._pool.find(usable)
-        if len(known) < len(usable) and usable[len(known)] in self._under_way:
+        usable = prefix.keys[: (prefix.scored_from - 1) // self._pool.grain]
+        filling = usable[self._grains - 1 :: self._grains]
+        known = self._pool.find(filling)
+        if len(known) < len(filling) and filling[len(known)] in self._under_way:
             return Opening.PREFIX_UNDER_WAY
         own = prefix.max_blocks - len(known)
         if self._blocks_lack or not self._pool.reserve(own, known):
@@ -51,8 +57,30 @@ class Prefill:
         prefix.table = BlockTable(self._pool, own, known)
         prefix.computed = len(known) * self._pool.block_size
         if self._tier is not None:
-            self._load(self._tier, prefix, usable[len(known) :])
+            self._load(self._tier, prefix, filling[len(known) :])
+        self._copy_beginning(prefix, usable)
         return Opening.OPENED
+
+    def take_copies(self) -> dict[int, int]:
+        """The source of each block to copy, all at once, before the next forward pass."""
+        copies, self._copies = self._copies, {}
+        for source in copies.values():
+            self._pool.release(source)
+        return copies
+
+    def _copy_beginning(self, prefix: Prefix, usable: list[bytes]) -> None:
+        """Take from the cache what it knows of the block that a prefix goes on with."""
+        start = prefix.computed // self._pool.grain
+        found = self._pool.find_beginning(usable[start : start + self._grains - 1])
+        if found is None:
+            return
+        source, place = found
+        # Held until the copies are made: the next prefix might draw it.
+        if not self._pool.reserve(0, [source]):
+            return
+        prefix.computed += (place + 1) * self._pool.grain
+        prefix.held.grow(prefix.computed)
+        self._copies[prefix.held.blocks[-1]] = source
 
     def _load(self, tier: HostTier, prefix: Prefix, keys: list[bytes]) -> None:
         """Take from the host's memory what of the next keys is there and cheaper than computing.
@@ -87,12 +115,17 @@ class Prefill:
         if end == start:
             return None
         prefix.held.grow(end)
-        self._under_way.update(prefix.keys[start // size : end // size])
+        filling = prefix.keys[self._grains - 1 :: self._grains]
+        self._under_way.update(filling[start // size : end // size])
         return PrefixChunk(prefix, start, end)
 
     def publish(self, chunk: PrefixChunk) -> None:
-        """Let others find the whole blocks of a chunk that was computed."""
-        prefix, size = chunk.prefix, self._pool.block_size
+        """Let others find what a chunk computed."""
+        prefix, grain = chunk.prefix, self._pool.grain
         prefix.computed = chunk.end
-        for place in range(chunk.start // size, chunk.end // size):
-            self._pool.publish(prefix.held.blocks[place], prefix.keys[place])
+        for place in range(chunk.start // grain, chunk.end // grain):
+            block, within = divmod(place + 1, self._grains)
+            if within:
+                self._pool.publish_beginning(prefix.held.blocks[block], prefix.keys[place])
+            else:
+                self._pool.publish(prefix.held.blocks[block - 1], prefix.keys[place])

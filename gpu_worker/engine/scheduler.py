@@ -85,7 +85,9 @@ class Scheduler:
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Blocks (source, copy) to copy, all at once, before the next forward pass."""
-        return self._forks.take_copies()
+        # A fork that has ended may have left its block to a prefix.
+        copies = self._forks.take_copies() | self._prefill.take_copies()
+        return [(source, copy) for copy, source in copies.items()]
 
     def finish(self, sequence: GenerateSequence) -> None:
         """A running text has ended: free its place and its blocks."""

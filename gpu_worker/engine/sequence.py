@@ -27,7 +27,7 @@ from nightjar.gpu_worker.engine.stopping import StopMatcher
 class Prefix:
     """Tokens that are computed once and read by all that follows them: a prompt, or a query.
 
-    keys: the prefix-cache key of each whole block.
+    keys: what the prefix cache knows its beginnings by, one for each grain of the pool.
     scored_from: the first position whose token is scored; len(tokens) for none.  (Where documents
     begin with the same tokens, these stand here and not in each of them.)
     max_blocks: what it reserves, for itself and for what is forked from it.

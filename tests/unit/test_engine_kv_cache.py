@@ -168,6 +168,86 @@ def test_the_least_recently_used_prefix_goes_first_and_its_end_before_its_beginn
     assert pool.find(new_keys) == [2]
 
 
+def test_the_beginning_of_a_block_is_found_by_what_it_ends():
+    pool = BlockPool(4, 16)
+    assert pool.grain == 8
+    keys = prefix_keys(list(range(24)), pool.grain, salt=0)
+    table = reserved(pool, 24)
+    table.grow(24)
+    pool.publish_beginning(0, keys[0])
+    pool.publish(0, keys[1])
+    pool.publish_beginning(1, keys[2])
+    assert pool.find(keys[1::2]) == [0]
+    assert pool.find_beginning(keys[:1]) == (0, 0)
+    assert pool.find_beginning(keys[2:]) == (1, 0)
+    assert pool.find_beginning([keys[2], b"other"]) == (1, 0)
+    assert pool.find_beginning([b"other"]) is None
+    assert pool.find_beginning([]) is None
+
+
+def test_a_grain_divides_every_block():
+    assert [BlockPool(1, size).grain for size in (1, 2, 12, 24, 32)] == [1, 2, 4, 8, 8]
+
+
+def with_beginning(pool):
+    """A block that is known to its middle alone, let go."""
+    (key,) = prefix_keys(list(range(8)), pool.grain, salt=0)
+    table = reserved(pool, 8)
+    table.grow(8)
+    (block,) = table.blocks
+    pool.publish_beginning(block, key)
+    table.free()
+    return block, key
+
+
+def test_a_block_with_a_known_beginning_rests_until_it_is_needed():
+    tier = NextTier()
+    pool = BlockPool(2, 16, tier)
+    block, key = with_beginning(pool)
+    assert pool.available == 2
+    table = reserved(pool, 32)
+    table.grow(16)
+    assert pool.find_beginning([key]) == (block, 0)
+    # The next tier keeps whole blocks.
+    assert pool.next_evicted(2) == []
+    table.grow(32)
+    assert pool.find_beginning([key]) is None
+    assert tier.told == []
+    table.free()
+    assert pool.available == 2
+
+
+@pytest.mark.parametrize("lose", [lambda pool: pool.taint([0]), lambda pool: pool.forget()])
+def test_a_beginning_is_lost_with_its_block(lose):
+    pool = BlockPool(2, 16)
+    _, key = with_beginning(pool)
+    lose(pool)
+    assert pool.find_beginning([key]) is None
+    assert pool.available == 2
+    assert with_beginning(pool)[1] == key
+
+
+def test_a_tainted_block_lets_nobody_find_its_beginning():
+    pool = BlockPool(2, 16)
+    table = reserved(pool, 16)
+    table.grow(16)
+    pool.taint(table.blocks)
+    pool.publish_beginning(table.blocks[0], b"key")
+    assert pool.find_beginning([b"key"]) is None
+
+
+def test_the_first_carrier_of_a_beginning_stays():
+    pool = BlockPool(3, 16)
+    first, second = (reserved(pool, 16) for _ in range(2))
+    for table in (first, second):
+        table.grow(16)
+        pool.publish_beginning(table.blocks[0], b"same")
+    assert pool.find_beginning([b"same"]) == (first.blocks[0], 0)
+    second.free()
+    first.free()
+    assert pool.available == 3
+
+
 def test_the_first_carrier_of_a_prefix_stays():
     pool = BlockPool(4, 4)
     first, keys = published(pool, list(range(4)))

@@ -50,6 +50,27 @@ def test_a_conversation_computes_only_its_new_turn(model, token_bytes, rows):
     assert warm == cold
 
 
+def test_of_a_block_in_part_the_same_the_beginning_is_copied(model, token_bytes, rows):
+    engine = Engine(model, token_bytes, EngineConfig())
+    first = ids(90)
+    drain(engine, generate(0, first))
+    del rows[:]
+    for number, (same, computed) in enumerate([(85, 25), (71, 41), (64, 41), (63, 49)], 1):
+        other = first[:same] + ids(105 - same, number)
+        warm = drain(engine, generate(number, other))
+        assert rows[0] == computed, same
+        assert warm == drain(Engine(model, token_bytes, EngineConfig()), generate(number, other))
+        del rows[:]
+
+
+def test_a_prompt_that_is_known_to_its_end_computes_its_last_grain(model, token_bytes, rows):
+    engine = Engine(model, token_bytes, EngineConfig())
+    first = drain(engine, generate(0, ids(96)))
+    del rows[:]
+    assert drain(engine, generate(1, ids(96)))[1].outputs == first[0].outputs
+    assert rows[0] == 8
+
+
 def test_a_reset_makes_the_cache_as_good_as_new(model, token_bytes, rows):
     engine = Engine(model, token_bytes, EngineConfig())
     first = drain(engine, generate(0, ids(70)))

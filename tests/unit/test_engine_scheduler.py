@@ -23,10 +23,10 @@ from nightjar.gpu_worker.engine.scheduler import Scheduler
 class Room:
     """A scheduler over blocks of four tokens, and what the loop does around it."""
 
-    def __init__(self, config, blocks=100, **limits):
-        self.pool = BlockPool(blocks, 4)
+    def __init__(self, config, blocks=100, block_size=4, **limits):
+        self.pool = BlockPool(blocks, block_size)
         vectors = PromptVectorStore(config.hidden_size, torch.float32)
-        engine = EngineConfig(block_size=4, **limits)
+        engine = EngineConfig(block_size=block_size, **limits)
         self.admission = Admission(config, engine, self.pool, vectors)
         self.scheduler = Scheduler(engine, self.pool)
         self.arrivals = 0
@@ -216,6 +216,45 @@ def test_a_known_prompt_is_not_computed_again(room):
     room.text(prompt=8, first=7)
     # The last token is computed in any case: the next one is predicted from it.
     assert room.step()[0] == [(7, 4, 8)]
+
+
+def test_the_beginning_of_a_block_is_copied_to_one_of_its_own(room):
+    room = room(block_size=16)
+    first = room.text(prompt=30, first=7)
+    room.step()
+    second = room.text(prompt=40, first=7)
+    assert room.step()[0] == [(7, 24, 40)]
+    source, copy = first.running[0].held.blocks[1], second.running[0].held.blocks[1]
+    assert room.scheduler.take_copies() == [(source, copy)]
+    assert room.scheduler.take_copies() == []
+    assert first.running[0].held.blocks[0] == second.running[0].held.blocks[0]
+    room.scheduler.remove(first)
+    room.scheduler.remove(second)
+    assert room.pool.available == 100
+
+
+def test_the_source_of_a_copy_is_not_drawn_before_it_is_copied(room):
+    room = room(block_size=16, blocks=4)
+    room.scheduler.remove(room.text(prompt=30, max_tokens=1, first=7))
+    first = room.text(prompt=30, max_tokens=1, first=7)
+    room.step()
+    room.scheduler.remove(first)  # its second block rests
+    room.text(prompt=31, max_tokens=1, first=7)
+    room.text(prompt=32, max_tokens=1)
+    # Three blocks are free or become so: the second text waits for the one that is copied.
+    assert room.step()[:2] == ([(7, 24, 31)], [2])
+    assert room.scheduler.take_copies() == [(1, 2)]
+    assert room.step()[:2] == ([(4, 0, 32)], [3])
+
+
+def test_without_a_block_to_copy_to_the_beginning_is_computed(room):
+    room = room(block_size=16, blocks=2)
+    first = room.text(prompt=30, max_tokens=1, first=7)
+    room.step()
+    room.scheduler.remove(first)
+    room.text(prompt=31, max_tokens=1, first=7)
+    assert room.step()[0] == [(7, 16, 31)]
+    assert room.scheduler.take_copies() == []
 
 
 def test_a_prefix_under_way_is_waited_for_and_nobody_behind_it(room):
