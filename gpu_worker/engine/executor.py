@@ -114,7 +114,11 @@ class Executor:
         sources.extend(range(rows.decodes, rows.documents))
         # Samples of one prompt start from one row of logits.
         unique = list(dict.fromkeys(sources))
-        logits = self._model.logits(rows.hidden[unique])
+        hidden = rows.hidden
+        # As a rule every row is sampled; torch would wake threads of its own to copy them.
+        if unique != list(range(hidden.shape[0])):
+            hidden = hidden.index_select(0, torch.tensor(unique, device=hidden.device))
+        logits = self._model.logits(hidden)
         if len(unique) < len(sources):
             places = {row: place for place, row in enumerate(unique)}
             logits = logits[[places[row] for row in sources]]

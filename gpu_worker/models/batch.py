@@ -29,7 +29,7 @@ class TokenBatch:
     float32[R, H] or None when no row needs any.
     write_blocks, write_offsets: int64[C], where the keys and values of the first C rows (prefill
     and decode; documents are not cached) go.
-    output_rows: int64[N], the rows whose last hidden state is wanted; None for all of them.
+    output_rows: int64[N], ascending, the rows whose last hidden state is wanted; None for all.
     decode: on the device, where a step follows another without the host.
     arrivals: blocks that are read but not there yet.
     """
@@ -45,6 +45,11 @@ class TokenBatch:
     branch: BranchLayout | None
     output_rows: Tensor | None
     arrivals: Arrivals | None = None
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether every row is wanted, as in a step that only decodes."""
+        return self.output_rows is None or self.output_rows.shape[0] == self.token_ids.shape[0]
 
     def to(self, device: str) -> TokenBatch:
         """The same rows on a device; layouts go there as a backend needs them."""

@@ -90,19 +90,20 @@ class Decoder:
         residual = self._embed(batch)
         rotation = None if weights.rope is None else weights.rope.at(batch.positions)
         rows = StepRows(batch.prefill, batch.decode, batch.branch)
+        wanted = None if batch.wants_all else batch.output_rows
         delta: Tensor | None = None
         for index, layer in enumerate(weights.layers):
             is_last = index == len(weights.layers) - 1
             if is_last:
-                rows = replace(rows, wanted=batch.output_rows)
+                rows = replace(rows, wanted=wanted)
             # Heads are kept in no more than the cache keeps of them.
             qkv = kernels.normed_linear(
                 residual, delta, layer.attention_norm, layer.qkv, self.cache_dtype
             )
             x = self._attend(index, qkv, rotation, batch, rows, cache)
-            if is_last and batch.output_rows is not None:
+            if is_last and wanted is not None:
                 # Past the last attention no row looks at another: go on with the wanted ones.
-                residual, x = residual[batch.output_rows], x[batch.output_rows]
+                residual, x = residual.index_select(0, wanted), x.index_select(0, wanted)
             attended = self._attention_out(residual, x, layer)
             delta = self._feed_forward(residual, None if parallel else attended, layer)
             if parallel and attended is not None:
