@@ -51,7 +51,7 @@ format: $(VENV)/installed-dev ## Format the code
 bench-peers: $(VENV)/installed-dev ## Nightjar and its peers on this machine, each in its own environment
 	$(BIN)/python -m benchmarks.environments
 	$(BIN)/python -m benchmarks.compare --models gpt2-small
-	$(BIN)/python -m benchmarks.compare --models llama-0.44b --rounds 1 --scale 0.5 \
+	$(BIN)/python -m benchmarks.compare --models llama-0.44b --rounds 1 --scale 0.5 --apart \
 		--workloads generate,rank,multi_turn,long_prompts
 
 bench-scaling: $(VENV)/installed-dev ## How the engine's cost grows, with plots

@@ -54,6 +54,7 @@ class Options:
     scale: float
     budget_s: float
     threads: int
+    apart: bool
 
 
 def reference_texts(model: Path, threads: int, logs: Path, asked: list[Generation]) -> Outcome:
@@ -120,11 +121,13 @@ def compare_on(
             "systems": {r.label: record_figures(r, reference, workloads) for r in records},
         }
 
-    try:
-        contest.start(options.systems, options.precisions)
-        contest.measure(workloads, options.rounds, lambda: keep(result()))
-    finally:
-        contest.close()
+    together = [options.precisions]
+    for precisions in [[one] for one in options.precisions] if options.apart else together:
+        try:
+            contest.start(options.systems, precisions)
+            contest.measure(workloads, options.rounds, lambda: keep(result()))
+        finally:
+            contest.close()
 
 
 def add_to(
@@ -154,6 +157,11 @@ def parse(arguments: Sequence[str] | None) -> tuple[Options, Path | None]:
     parser.add_argument("--scale", type=float, default=1.0, help="shrinks every count of requests")
     parser.add_argument("--budget-s", type=float, default=8.0, help="seconds a peer and workload")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--apart",
+        action="store_true",
+        help="one precision after another, where not all systems fit into memory together",
+    )
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args(arguments)
     for given, known in (

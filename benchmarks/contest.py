@@ -70,7 +70,8 @@ class Contest:
         self._runners: dict[str, Runner] = {}
 
     def start(self, systems: list[str], precisions: list[str]) -> None:
-        """Start and load every system; one that fails is kept with its reason."""
+        """Start and load every system, to be measured until `close`; one that fails is kept with
+        its reason."""
         for name in systems:
             spec = SYSTEMS[name]
             for precision in spec.precisions:
@@ -97,8 +98,10 @@ class Contest:
         say(f"{record.label}: {record.failed or 'loaded'}")
 
     def close(self) -> None:
+        """End what was started; what was measured stays."""
         for runner in self._runners.values():
             runner.close()
+        self._runners.clear()
 
     def measure(
         self, workloads: dict[str, Workload], rounds: int, keep: Callable[[], None]
@@ -123,7 +126,7 @@ class Contest:
 
     def _takes_part(self, record: SystemRecord, workload: Workload, number: int) -> bool:
         name = workload.name
-        if record.failed is not None or name in record.workload_failures:
+        if record.label not in self._runners or name in record.workload_failures:
             return False
         if record.system == "nightjar-run":
             return number == 0 and name in ("generate", "rank")

@@ -101,10 +101,12 @@ class Decoder:
                 residual, delta, layer.attention_norm, layer.qkv, self.cache_dtype
             )
             x = self._attend(index, qkv, rotation, batch, rows, cache)
+            del qkv  # or the next layer's would need room beside it
             if is_last and wanted is not None:
                 # Past the last attention no row looks at another: go on with the wanted ones.
                 residual, x = residual.index_select(0, wanted), x.index_select(0, wanted)
             attended = self._attention_out(residual, x, layer)
+            del x
             delta = self._feed_forward(residual, None if parallel else attended, layer)
             if parallel and attended is not None:
                 residual.add_(attended)

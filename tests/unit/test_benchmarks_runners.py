@@ -176,7 +176,9 @@ def contest_of(*systems, budget_s=4.0):
     contest = Contest(environments.ROOT, environments.ROOT, 2, budget_s)
     for name, precision, ours, seconds in systems:
         measured = {n: Measured(10, 10, [seconds]) for n in ("generate", "rank", "catalogue")}
-        contest.records.append(SystemRecord(name, precision, ours, measured=measured))
+        record = SystemRecord(name, precision, ours, measured=measured)
+        contest.records.append(record)
+        contest._runners[record.label] = Clock(0.01)
     return contest
 
 
@@ -221,6 +223,10 @@ class Clock:
     def __init__(self, seconds_each):
         self.asked = []
         self.seconds_each = seconds_each
+        self.is_closed = False
+
+    def close(self):
+        self.is_closed = True
 
     def run(self, workload):
         self.asked.append(workload.units)
@@ -291,6 +297,19 @@ def test_what_took_long_is_not_run_again(words):
     contest = contest_of(("a", "fp32", False, 31.0), ("nightjar", "fp32", True, 29.0))
     workload = rank(words, random.Random(0), Sizes())
     assert in_turn(contest, "rank", 1, workload) == ["nightjar fp32"]
+
+
+def test_what_was_closed_is_kept_and_not_measured_again(words):
+    contest = contest_of(("a", "fp32", False, 1.0))
+    clock = contest._runners["a fp32"]
+    contest.close()
+    assert clock.is_closed
+    contest.records.append(SystemRecord("nightjar", "int8", ours=True))
+    contest._runners["nightjar int8"] = Clock(0.01)
+    workload = rank(words, random.Random(0), Sizes())
+    contest.measure({"rank": workload}, 1, lambda: None)
+    assert clock.asked == []
+    assert [record.measured["rank"].seconds for record in contest.records] == [[1.0], [1.92]]
 
 
 def test_figures_are_kept_after_every_workload(words):
