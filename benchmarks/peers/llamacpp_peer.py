@@ -56,7 +56,8 @@ class LlamaCpp:
         self.versions = {name: version(name) for name in ("llama-cpp-python", "gguf")}
         self.settings = (
             f"llama_decode with up to {PLACES} parallel sequences and batches of {BATCH}; int8 is "
-            "Q8_0; ranking: the query once, its cells shared with the documents (seq_cp)"
+            "Q8_0; ranking: the query once, its cells shared with the documents (seq_cp); a prompt "
+            "does not reuse another's, which is the part of its server"
         )
 
     def load(self, model: Path, precision: str, threads: int, converted: Path) -> None:
