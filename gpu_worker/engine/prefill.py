@@ -120,12 +120,17 @@ class Prefill:
         return PrefixChunk(prefix, start, end)
 
     def publish(self, chunk: PrefixChunk) -> None:
-        """Let others find what a chunk computed."""
-        prefix, grain = chunk.prefix, self._pool.grain
+        """Let others find the whole blocks of a chunk that was computed."""
+        prefix, size = chunk.prefix, self._pool.block_size
         prefix.computed = chunk.end
-        for place in range(chunk.start // grain, chunk.end // grain):
+        filling = prefix.keys[self._grains - 1 :: self._grains]
+        for place in range(chunk.start // size, chunk.end // size):
+            self._pool.publish(prefix.held.blocks[place], filling[place])
+
+    def publish_beginnings(self, prefix: Prefix) -> None:
+        """Let others find the beginnings of a prompt's blocks, once finite scores vouch for all of
+        it: a copy holds what comes after the beginning, too, and a NaN there would spoil it."""
+        for place, key in enumerate(prefix.keys):
             block, within = divmod(place + 1, self._grains)
             if within:
-                self._pool.publish_beginning(prefix.held.blocks[block], prefix.keys[place])
-            else:
-                self._pool.publish(prefix.held.blocks[block - 1], prefix.keys[place])
+                self._pool.publish_beginning(prefix.held.blocks[block], key)

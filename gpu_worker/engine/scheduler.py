@@ -70,6 +70,8 @@ class Scheduler:
         job = work.job
         if work.chunk is not None:
             self._prefill.publish(work.chunk)
+        if work.starts:
+            self._prefill.publish_beginnings(job.prefix)
         for sequence in work.starts:
             self._forks.start(sequence)
             job.running.append(sequence)

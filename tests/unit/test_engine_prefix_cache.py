@@ -63,6 +63,21 @@ def test_of_a_block_in_part_the_same_the_beginning_is_copied(model, token_bytes,
         del rows[:]
 
 
+def test_what_no_finite_scores_vouch_for_is_not_copied(model, token_bytes):
+    """Of the first block of a prompt under way the beginning is fine and the rest is not."""
+    engine = Engine(model, token_bytes, EngineConfig(max_step_tokens=32))
+    first = ids(70)
+    engine.submit(generate(0, first))
+    engine.step()
+    (job,) = engine._scheduler._open
+    for cached in (engine._cache.keys, engine._cache.values):
+        cached[:, job.prefix.held.blocks[0], :, 20] = float("nan")
+    other = generate(1, [*first[:16], 9, 10])
+    found = drain(engine, other)
+    assert found[0].code == "not_finite"
+    assert found[1] == drain(Engine(model, token_bytes, EngineConfig()), other)[1]
+
+
 def test_a_prompt_that_is_known_to_its_end_computes_its_last_grain(model, token_bytes, rows):
     engine = Engine(model, token_bytes, EngineConfig())
     first = drain(engine, generate(0, ids(96)))
