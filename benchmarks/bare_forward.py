@@ -23,12 +23,12 @@ from torch.nn import functional as F
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models import Decoder, load_model
-from nightjar.gpu_worker.models.decoder import LayerWeights
 from nightjar.gpu_worker.models.precision import PRECISIONS
 from nightjar.kernels import (
     Chunk,
     ChunkLayout,
     GatedWeight,
+    LayerWeights,
     PagedLayout,
     decode_attention,
     gated_linear,

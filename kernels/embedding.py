@@ -53,6 +53,8 @@ def embed(
     if serves(table):
         vectors = None if prompt_vectors is None else prompt_vectors.to(torch.float32)
         return cuda_ops.embed(ids, positions, *tables, vectors, vector_bases, scale)
+    if prompt_vectors is None and native.embedding.serves(*tables):
+        return native.embedding.embed(ids, positions, *tables, scale)
     return reference.embedding.embed(ids, positions, *tables, prompt_vectors, vector_bases, scale)
 
 

@@ -137,7 +137,7 @@ def feed_forward(
     residual, delta: as `normalize` takes them; delta is added first, in place.
     Returns out_dtype[T, H].
     """
-    panels = _panels_of_block(residual, delta, up, down)
+    panels = _panels_beside(residual, delta, up, down)
     if panels is not None:
         return native.products.feed_forward(residual, delta, norm, *panels, activation)
     x = normalize(residual, delta, norm, out_dtype)
@@ -157,15 +157,15 @@ def feed_forward_onto(
 ) -> Tensor | None:
     """Add `feed_forward` to the residual stream, in place, or return what is to be added, as
     `linear_onto` does."""
-    panels = _panels_of_block(residual, delta, up, down)
+    panels = _panels_beside(residual, delta, up, down)
     if panels is None:
         return feed_forward(residual, delta, norm, up, down, activation, out_dtype)
     native.products.feed_forward_onto(residual, delta, norm, *panels, activation)
     return None
 
 
-def _panels_of_block(
-    residual: Tensor, delta: Tensor | None, up: LinearWeight | GatedWeight, down: LinearWeight
+def block_panels(
+    up: LinearWeight | GatedWeight, down: LinearWeight
 ) -> tuple[PanelWeight, PanelWeight] | None:
     """A feed-forward block's weights, if the compiled kernels take it as a whole."""
     whole = up.up if isinstance(up, GatedWeight) and up.gate is None else up
@@ -173,7 +173,13 @@ def _panels_of_block(
         isinstance(whole, PanelWeight)
         and isinstance(down, PanelWeight)
         and type(down) is type(whole)
-        and native.products.serves_stream(residual, delta)
     ):
         return whole, down
     return None
+
+
+def _panels_beside(
+    residual: Tensor, delta: Tensor | None, up: LinearWeight | GatedWeight, down: LinearWeight
+) -> tuple[PanelWeight, PanelWeight] | None:
+    """The same, if they take the stream, too."""
+    return block_panels(up, down) if native.products.serves_stream(residual, delta) else None

@@ -27,6 +27,7 @@ from nightjar.kernels.cuda_ops import (
 from nightjar.kernels.embedding import TokenTable, embed, tied_table
 from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
 from nightjar.kernels.kv_transfer import kv_pack, kv_unpack
+from nightjar.kernels.layers import Layers, LayerWeights, run_layers
 from nightjar.kernels.linear import (
     GatedWeight,
     LinearWeight,
@@ -52,13 +53,15 @@ from nightjar.kernels.reference.logits import (
 from nightjar.kernels.reference.paged_cache import kv_write
 from nightjar.kernels.reference.rotary import rotary
 from nightjar.kernels.reference.widened import widened
-from nightjar.kernels.sampling import argmax, finite_rows, sample, uniform
+from nightjar.kernels.sampling import argmax, sample, uniform
 
 __all__ = [
     "CacheWrite",
     "Column",
     "GatedWeight",
     "HeadNorms",
+    "LayerWeights",
+    "Layers",
     "LinearWeight",
     "Norm",
     "Reason",
@@ -78,7 +81,6 @@ __all__ = [
     "embed",
     "feed_forward",
     "feed_forward_onto",
-    "finite_rows",
     "gated_linear",
     "kv_pack",
     "kv_unpack",
@@ -98,6 +100,7 @@ __all__ = [
     "qkv_post",
     "rms_norm",
     "rotary",
+    "run_layers",
     "sample",
     "step_update",
     "tied_table",

@@ -7,16 +7,13 @@ from nightjar.kernels import cuda_ops, native, reference
 from nightjar.kernels.cuda.launch import serves
 
 
-def argmax(logits: Tensor) -> Tensor:
-    """The best token of each row, ties to the lowest id: float32[B, V] -> int64[B]."""
-    return cuda_ops.argmax(logits) if serves(logits) else reference.sampling.argmax(logits)
-
-
-def finite_rows(logits: Tensor) -> Tensor:
-    """Whether a row holds neither NaN nor infinity: float32[B, V] -> bool[B]."""
-    if native.finite.serves(logits):
-        return native.finite.finite_rows(logits)
-    return reference.sampling.finite_rows(logits)
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The best token of each row, ties to the lowest id, and whether the row holds neither NaN nor
+    infinity: float32[B, V] -> int64[B], bool[B].  Of a row that does, the token is any."""
+    if native.argmax.serves(logits):
+        return native.argmax.argmax(logits)
+    best = cuda_ops.argmax if serves(logits) else reference.sampling.argmax
+    return best(logits), reference.sampling.finite_rows(logits)
 
 
 def sample(

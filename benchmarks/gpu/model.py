@@ -9,8 +9,8 @@ from torch import Tensor
 
 from nightjar.checkpoints import ModelConfig
 from nightjar.gpu_worker.models import Decoder
-from nightjar.gpu_worker.models.decoder import DecoderWeights, LayerWeights
-from nightjar.kernels import LinearWeight, Norm, pack_linear
+from nightjar.gpu_worker.models.decoder import DecoderWeights
+from nightjar.kernels import LayerWeights, LinearWeight, Norm, pack_linear
 
 STD = 0.02
 """GPT-2's own; the residual stream stays small enough for FP16 over 24 layers."""

@@ -73,16 +73,14 @@ def next_tokens(
 
     logits: float32[B, V], changed; banned: int64[n], ids that are never chosen.
     """
-    finite = kernels.finite_rows(logits)  # before anything is blocked
+    tokens, finite = kernels.argmax(logits)  # before anything is blocked
     reporting = [i for i, seq in enumerate(sequences) if seq.sampling.logprobs is not None]
     searching = [i for i, seq in enumerate(sequences) if seq.sampling.beams is not None]
     reported, searched = (
         logits[rows].log_softmax(-1) if rows else None for rows in (reporting, searching)
     )
     _change(logits, sequences, banned)
-    tokens = kernels.argmax(logits)
-    # A row in which everything is blocked has no best token.
-    finite &= logits.gather(1, tokens.unsqueeze(1)).squeeze(1).isfinite()
+    _choose_again(tokens, finite, logits, sequences, banned)
     drawn = [i for i, seq in enumerate(sequences) if seq.sampling.temperature > 0]
     if drawn:
         usable = finite[drawn].unsqueeze(1)
@@ -113,6 +111,23 @@ def _change(logits: Tensor, sequences: Sequence[GenerateSequence], banned: Tenso
     }
     if changing:
         process_logits(logits, changing)
+
+
+def _choose_again(
+    tokens: Tensor,
+    finite: Tensor,
+    logits: Tensor,
+    sequences: Sequence[GenerateSequence],
+    banned: Tensor,
+) -> None:
+    """Take the best token anew where `_change` may have made it another."""
+    blocked = torch.isin(tokens, banned).tolist()
+    rows = [row for row, seq in enumerate(sequences) if blocked[row] or seq.processors is not None]
+    if rows:
+        best, _ = kernels.argmax(logits[rows])
+        tokens[rows] = best
+        # A row in which everything is blocked has no best token.
+        finite[rows] &= logits[rows, best].isfinite()
 
 
 def _draw(logits: Tensor, sequences: Sequence[GenerateSequence]) -> Tensor:

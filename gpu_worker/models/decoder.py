@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,34 +14,15 @@ from nightjar.gpu_worker.models.batch import KVTensors, TokenBatch
 from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.kernels import (
     CacheWrite,
-    GatedWeight,
     HeadNorms,
+    Layers,
+    LayerWeights,
     LinearWeight,
     Norm,
     Rotation,
     StepRows,
     TokenTable,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One block: attention (qkv packed as query, key, value) and feed-forward.
-
-    up: with its gate where the config says `gated`; query and key norm: with `qk_norm`; post norms:
-    with `post_norms`.
-    """
-
-    attention_norm: Norm
-    qkv: LinearWeight
-    query_norm: Norm | None
-    key_norm: Norm | None
-    attention_out: LinearWeight
-    attention_post_norm: Norm | None
-    mlp_norm: Norm
-    up: LinearWeight | GatedWeight
-    down: LinearWeight
-    mlp_post_norm: Norm | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +74,8 @@ class Decoder:
         rows = StepRows(batch.prefill, batch.decode, batch.branch)
         wanted = None if batch.wants_all else batch.output_rows
         delta: Tensor | None = None
-        for index, layer in enumerate(weights.layers):
+        done = self._run_at_once(residual, rotation, batch, rows, cache)
+        for index, layer in enumerate(weights.layers[done:], done):
             is_last = index == len(weights.layers) - 1
             if is_last:
                 rows = replace(rows, wanted=wanted)
@@ -135,6 +118,30 @@ class Decoder:
             batch.vector_bases,
             self.config.embedding_multiplier,
         )
+
+    def _run_at_once(
+        self,
+        residual: Tensor,
+        rotation: Rotation | None,
+        batch: TokenBatch,
+        rows: StepRows,
+        cache: KVTensors,
+    ) -> int:
+        """Run the first layers, of which every row is wanted, in one call; returns how many."""
+        if self._layers is None or batch.arrivals is not None:
+            return 0
+        count = len(self.weights.layers) - (not batch.wants_all)
+        write = CacheWrite(cache.keys, cache.values, batch.write_blocks, batch.write_offsets)
+        done = kernels.run_layers(self._layers, count, residual, rotation, write, rows)
+        return count if done else 0
+
+    @cached_property
+    def _layers(self) -> Layers | None:
+        """All layers, where each adds both its halves to the stream one after the other."""
+        if not self._adds_onto:
+            return None
+        config = self.config
+        return Layers(self.weights.layers, config.attention_scales, config.activation)
 
     @property
     def _adds_onto(self) -> bool:

@@ -14,16 +14,12 @@ from torch import Tensor
 from nightjar import kernels
 from nightjar.checkpoints import CheckpointError, ModelConfig, ModelDirectory
 from nightjar.checkpoints.weights import TENSOR_NAMES
-from nightjar.gpu_worker.models.decoder import (
-    Decoder,
-    DecoderWeights,
-    LayerWeights,
-)
+from nightjar.gpu_worker.models.decoder import Decoder, DecoderWeights
 from nightjar.gpu_worker.models.precision import GPU_PRECISIONS, PRECISIONS, Precision
 from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.gpu_worker.models.split import Part, channels
 from nightjar.gpu_worker.models.weight_reader import WeightReader
-from nightjar.kernels import GatedWeight, LinearWeight, Norm
+from nightjar.kernels import GatedWeight, LayerWeights, LinearWeight, Norm
 from nightjar.kernels.cuda.qkv_post import HEAD_SIZES
 
 _ALL = slice(None)

@@ -6,20 +6,24 @@ the torch reference does, and is the oracle of these in the tests.
 """
 
 from nightjar.kernels.native import (
+    argmax,
     attention,
-    finite,
+    embedding,
     float_linear,
     int8_linear,
+    layers,
     log_prob,
     norm,
     products,
 )
 
 __all__ = [
+    "argmax",
     "attention",
-    "finite",
+    "embedding",
     "float_linear",
     "int8_linear",
+    "layers",
     "log_prob",
     "norm",
     "products",

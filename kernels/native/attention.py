@@ -44,22 +44,33 @@ def attend(
     scale: float,
 ) -> Tensor:
     """As kernels.attention.attend: qkv [T, Hq + 2 Hkv, D], contiguous -> [T, Hq, D]."""
-    n_rows, n_heads, size = qkv.shape
-    heads = n_heads - 2 * write.keys.shape[1]
-    out = qkv.new_empty(n_rows, heads, size)
+    heads = qkv.shape[1] - 2 * write.keys.shape[1]
+    out = qkv.new_empty(qkv.shape[0], heads, qkv.shape[2])
+    projection = projected(qkv, heads, norms, rotation, write)
+    attending = attending_rows(qkv, out, write, rows)
+    _attend(write.keys, write.values, projection, *attending, scale)
+    return out
+
+
+def attending_rows(
+    qkv: Tensor, out: Tensor, write: CacheWrite, rows: StepRows
+) -> tuple[Prompts | None, Running | None, Documents | None]:
+    """The rows of a step as the kernels take them: qkv [T, Hq + 2 Hkv, D], contiguous, out [T, Hq,
+    D].  They point into qkv, out and what the rows hold."""
+    n_heads, heads, size = qkv.shape[1], out.shape[1], qkv.shape[2]
     width, head = n_heads * size, qkv.itemsize * size
     from_row, to_row = n_heads * head, heads * head
     q, place = qkv.data_ptr(), out.data_ptr()
-    projection = _projection(qkv, heads, norms, rotation, write)
     prompts = running = documents = None
     if rows.prefill is not None:
         tiles = _prompt_tiles(rows.prefill, rows.wanted)
-        prompts = _Prompts(q, width, heads, place, *tiles.addresses)
+        prompts = Prompts(q, width, heads, place, *tiles.addresses)
+        prompts.tiles_held = tiles
     if rows.decode is not None:
         if not isinstance(rows.decode, PagedLayout):
             raise TypeError("a layout on a device: give a PagedLayout")
         first = rows.prefill_rows
-        running = _Running(
+        running = Running(
             q + first * from_row, width, heads, place + first * to_row, *_paged(rows.decode)
         )
     if rows.branch is not None:
@@ -67,9 +78,8 @@ def attend(
         q += first * from_row
         k, v = q + heads * head, q + (n_heads + heads) // 2 * head
         branches = rows.branch.plan(BranchTiles.of).addresses
-        documents = _Documents(q, k, v, width, heads, place + first * to_row, *branches)
-    _attend(write.keys, write.values, projection, prompts, running, documents, scale)
-    return out
+        documents = Documents(q, k, v, width, heads, place + first * to_row, *branches)
+    return prompts, running, documents
 
 
 def prefill_attention(
@@ -78,7 +88,7 @@ def prefill_attention(
     """As reference.prefill: q [T, H, D] -> [T, H, D]."""
     q, out = by_row(q), q.new_empty(q.shape)
     tiles = layout.plan(ChunkTiles.of)
-    prompts = _Prompts(q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), *tiles.addresses)
+    prompts = Prompts(q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), *tiles.addresses)
     _attend(keys, values, None, prompts, None, None, scale)
     return out
 
@@ -88,7 +98,7 @@ def decode_attention(
 ) -> Tensor:
     """As reference.decode: q [B, H, D] -> [B, H, D]."""
     q, out = by_row(q), q.new_empty(q.shape)
-    running = _Running(q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), *_paged(layout))
+    running = Running(q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), *_paged(layout))
     _attend(keys, values, None, None, running, None, scale)
     return out
 
@@ -108,7 +118,7 @@ def branch_attention(
         raise ValueError(f"rows of q, k, v lie {q.stride(0)}, {k.stride(0)}, {v.stride(0)} apart")
     pointers = (x.data_ptr() for x in (q, k, v))
     tiles = layout.plan(BranchTiles.of)
-    documents = _Documents(*pointers, q.stride(0), q.shape[1], out.data_ptr(), *tiles.addresses)
+    documents = Documents(*pointers, q.stride(0), q.shape[1], out.data_ptr(), *tiles.addresses)
     _attend(keys, values, None, None, None, documents, scale)
     return out
 
@@ -125,7 +135,7 @@ class ChunkTiles:
 
     @cached_property
     def addresses(self) -> tuple[int, ...]:
-        """What stands at the end of `_Prompts`."""
+        """What stands at the end of `Prompts`."""
         tables, *tiles = (address(getattr(self, field.name)) for field in fields(self))
         return tables, self.counts.size, *tiles
 
@@ -174,7 +184,7 @@ class BranchTiles:
 
     @cached_property
     def addresses(self) -> tuple[int, ...]:
-        """What stands at the end of `_Documents`."""
+        """What stands at the end of `Documents`."""
         tables, *tiles = (address(getattr(self, field.name)) for field in fields(self))
         return tables, self.counts.size, *tiles
 
@@ -214,7 +224,7 @@ def _tiles(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _paged(layout: PagedLayout) -> tuple[int, ...]:
-    """What stands at the end of `_Running`."""
+    """What stands at the end of `Running`."""
     return layout.plan(_paged_addresses)
 
 
@@ -223,16 +233,22 @@ def _paged_addresses(layout: PagedLayout) -> tuple[int, ...]:
     return *map(address, arrays), layout.lengths.size
 
 
-class _Layer(ctypes.Structure):
-    """One layer of the cache as attend.cpp takes it."""
+class CacheLayer(ctypes.Structure):
+    """One layer of the cache as attend.h takes it."""
 
     _fields_ = (
         *((name, POINTER) for name in ("keys", "values")),
         *((name, INT) for name in ("half", "kv_heads", "block_size", "head_size")),
     )
 
+    @staticmethod
+    def of(keys: Tensor, values: Tensor) -> CacheLayer:
+        """keys, values: [blocks, Hkv, S, D], contiguous."""
+        half = keys.dtype == torch.float16
+        return CacheLayer(keys.data_ptr(), values.data_ptr(), half, *keys.shape[1:])
 
-class _Projection(ctypes.Structure):
+
+class Projection(ctypes.Structure):
     """Packed heads as qkv_post.h takes them."""
 
     _fields_ = (
@@ -250,8 +266,11 @@ class _Projection(ctypes.Structure):
     )
 
 
-class _Prompts(ctypes.Structure):
-    """Prompt rows as prefill_attention.h takes them."""
+class Prompts(ctypes.Structure):
+    """Prompt rows as prefill_attention.h takes them; tiles_held: what it points to, where nothing
+    else holds it."""
+
+    tiles_held: ChunkTiles
 
     _fields_ = (
         ("q", POINTER),
@@ -264,7 +283,7 @@ class _Prompts(ctypes.Structure):
     )
 
 
-class _Running(ctypes.Structure):
+class Running(ctypes.Structure):
     """Running texts as decode_attention.h takes them."""
 
     _fields_ = (
@@ -276,7 +295,7 @@ class _Running(ctypes.Structure):
     )
 
 
-class _Documents(ctypes.Structure):
+class Documents(ctypes.Structure):
     """Document rows as branch_attention.h takes them."""
 
     _fields_ = (
@@ -291,13 +310,14 @@ class _Documents(ctypes.Structure):
     )
 
 
-def _projection(
+def projected(
     qkv: Tensor,
     heads: int,
     norms: HeadNorms | None,
     rotation: Rotation | None,
     write: CacheWrite,
-) -> _Projection:
+) -> Projection:
+    """qkv [T, Hq + 2 Hkv, D] as the kernels take it, and where its keys and values go."""
     if not qkv.is_contiguous():
         raise ValueError(f"qkv with strides {qkv.stride()}: contiguous")
     query_norm = key_norm = cosines = sines = positions = None
@@ -309,7 +329,7 @@ def _projection(
         cosines, sines = _numbers(rotation.cosines), _numbers(rotation.sines)
         positions = rotation.positions.data_ptr()
         pairs = rotation.cosines.shape[1]
-    return _Projection(
+    return Projection(
         qkv.data_ptr(),
         qkv.shape[0],
         heads,
@@ -336,14 +356,13 @@ def _numbers(x: Tensor) -> int:
 def _attend(
     keys: Tensor,
     values: Tensor,
-    projection: _Projection | None,
-    prompts: _Prompts | None,
-    running: _Running | None,
-    documents: _Documents | None,
+    projection: Projection | None,
+    prompts: Prompts | None,
+    running: Running | None,
+    documents: Documents | None,
     scale: float,
 ) -> None:
-    half = keys.dtype == torch.float16
-    layer = _Layer(keys.data_ptr(), values.data_ptr(), half, *keys.shape[1:])
+    layer = CacheLayer.of(keys, values)
     _function()(layer, projection, prompts, running, documents, scale)
 
 
@@ -357,7 +376,7 @@ def _tile_rows() -> int:
 def _function() -> ctypes._NamedFuncPointer:
     kernels = compiled()
     function = kernels.attend
-    structures = (_Layer, _Projection, _Prompts, _Running, _Documents)
+    structures = (CacheLayer, Projection, Prompts, Running, Documents)
     function.argtypes = [*map(ctypes.POINTER, structures), FLOAT]
     function.restype = None
     return function

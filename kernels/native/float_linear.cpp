@@ -2,6 +2,7 @@
 // precision.
 
 #include "float_product.h"
+#include "layers.h"
 
 // Whether this build has fused multiply-adds of vectors.
 extern "C" int float_linear_works() {
@@ -19,69 +20,44 @@ extern "C" int64_t float_panel_columns() { return 3 * nightjar::kLanes; }
 
 using namespace nightjar;
 
-namespace {
-
-TiledRows tiled(RoomFor place, int64_t n_rows, const FloatWeight& weight) {
-  const int64_t bytes = std::min(n_rows, kRowsAtOnce) * weight.stride * sizeof(float);
-  return {static_cast<float*>(room_for(place, bytes)), weight.stride};
-}
-
-}  // namespace
-
 // out[n_rows, columns] = activation(x @ weight.T + bias); x: [n_rows, inputs], rows x_stride numbers
-// apart.  What out is made of if not floats takes no activation.
+// apart.
 extern "C" void float_linear(const void* x, int64_t x_numbers, int64_t x_stride, int64_t n_rows,
-                             const FloatWeight* weight, int64_t activation, void* out,
-                             int64_t out_numbers) {
-  const TiledRows rows = tiled(kRows, n_rows, *weight);
+                 const FloatWeight* weight, int64_t activation, void* out, int64_t out_numbers) {
+  const auto room = room_of<FloatWeight>(n_rows, weight->stride, 0);
   expect_regions();
   parallel([&](Member& member) {
-    in_parts(n_rows, [&](int64_t first, int64_t n) {
-      with_rows(x, x_numbers, [&](const auto* x) {
-        tile_rows(member, x + first * x_stride, x_stride, n, weight->inputs, rows);
-      });
-      with_rows(out, out_numbers, [&](auto* out) {
-        const PlainRows to{out + first * weight->columns, weight->columns};
-        multiply_all(member, *weight, rows, n, activation, to);
-      });
-    });
+    linear(member, room, {x, x_numbers, x_stride}, n_rows, *weight, activation, {out, out_numbers});
   });
 }
 
 // The same of norm(residual), to which delta is added first, in place; delta: null for nothing.
 extern "C" void float_normed_linear(float* residual, const float* delta, int64_t n_rows,
-                                    const Norm* norm, const FloatWeight* weight, void* out,
-                                    int64_t out_numbers) {
-  const TiledRows rows = tiled(kRows, n_rows, *weight);
+                 const Norm* norm, const FloatWeight* weight, void* out, int64_t out_numbers) {
+  const auto room = room_of<FloatWeight>(n_rows, weight->stride, 0);
   expect_regions();
   parallel([&](Member& member) {
-    in_parts(n_rows, [&](int64_t first, int64_t n) {
-      tile_normalized(member, Stream(*norm, residual, delta, first), n, rows);
-      with_rows(out, out_numbers, [&](auto* out) {
-        const PlainRows to{out + first * weight->columns, weight->columns};
-        multiply_all(member, *weight, rows, n, kNone, to);
-      });
-    });
+    normed_linear(member, room, Stream(*norm, residual, delta), n_rows, *weight, {out, out_numbers});
   });
 }
 
-// And of a whole feed-forward block: out = activation(norm(residual) @ up) @ down.  The first product
-// writes its rows as the second reads them.
+// And of a whole feed-forward block: out = activation(norm(residual) @ up) @ down.
 extern "C" void float_feed_forward(float* residual, const float* delta, int64_t n_rows,
-                                   const Norm* norm, const FloatWeight* up, int64_t activation,
-                                   const FloatWeight* down, void* out, int64_t out_numbers) {
-  const TiledRows rows = tiled(kRows, n_rows, *up), inner_rows = tiled(kInner, n_rows, *down);
+                 const Norm* norm, const FloatWeight* up, int64_t activation, const FloatWeight* down, void* out,
+                 int64_t out_numbers) {
+  const auto room = room_of<FloatWeight>(n_rows, std::max(up->stride, down->stride), up->columns);
   expect_regions();
   parallel([&](Member& member) {
-    in_parts(n_rows, [&](int64_t first, int64_t n) {
-      tile_normalized(member, Stream(*norm, residual, delta, first), n, rows);
-      multiply_all(member, *up, rows, n, activation, inner_rows);
-      with_rows(out, out_numbers, [&](auto* out) {
-        const PlainRows to{out + first * down->columns, down->columns};
-        multiply_all(member, *down, inner_rows, n, kNone, to);
-      });
-    });
+    feed_forward(member, room, Stream(*norm, residual, delta), n_rows, *up, activation, *down,
+                 {out, out_numbers});
   });
+}
+
+// Layers one after another: see layers.h.
+extern "C" void float_layers(const DecoderLayers<FloatWeight>* stack, const DecoderStep* step,
+                 const CacheLayer* cache, const Prompts* prompts, const Running* running,
+                 const Documents* documents) {
+  run_layers(*stack, *step, *cache, {nullptr, prompts, running, documents});
 }
 
 // out[i] = row ids[i] of the weight, whose outputs are a vocabulary, or zeros past the last: float[n,

@@ -57,6 +57,22 @@ struct TiledRows {
   void fetch(int64_t, int64_t, int64_t) const {}
 };
 
+template <>
+struct RoomOf<FloatWeight> {
+  float* rows;
+  float* inner;
+
+  static RoomOf keep(int64_t n_rows, int64_t stride, int64_t inner) {
+    const int64_t filled = (inner + kSegment - 1) / kSegment * kSegment;
+    return {room(kRows, n_rows * stride), room(kInner, n_rows * filled)};
+  }
+
+ private:
+  static float* room(RoomFor place, int64_t numbers) {
+    return static_cast<float*>(room_for(place, numbers * static_cast<int64_t>(sizeof(float))));
+  }
+};
+
 // Rows one after another.
 template <typename Out>
 struct PlainRows {
@@ -214,6 +230,51 @@ inline void tile_normalized(Member& member, const Stream& stream, int64_t n_rows
   share_rows(member, float_tiles(n_rows), [&](int64_t row, int64_t first, int64_t height) {
     stream.normalized(row, normal.data());
     tile_row(normal.data(), stream.norm.size, rows, row, first, height);
+  });
+}
+
+// out = activation(x @ weight.T + bias).  What out is made of if not floats takes no activation.
+// Called by all members of a region, as the next ones.
+inline void linear(Member& member, const RoomOf<FloatWeight>& room, const RowsIn& x, int64_t n_rows,
+                   const FloatWeight& weight, int64_t activation, const RowsOut& out) {
+  const TiledRows tiled{room.rows, weight.stride};
+  in_parts(n_rows, [&](int64_t first, int64_t n) {
+    with_rows(x, [&](const auto* rows) {
+      tile_rows(member, rows + first * x.stride, x.stride, n, weight.inputs, tiled);
+    });
+    with_rows(out, [&](auto* rows) {
+      const PlainRows to{rows + first * weight.columns, weight.columns};
+      multiply_all(member, weight, tiled, n, activation, to);
+    });
+  });
+}
+
+// The same of the normalised residual stream, without an activation.
+inline void normed_linear(Member& member, const RoomOf<FloatWeight>& room, const Stream& stream,
+                          int64_t n_rows, const FloatWeight& weight, const RowsOut& out) {
+  const TiledRows tiled{room.rows, weight.stride};
+  in_parts(n_rows, [&](int64_t first, int64_t n) {
+    tile_normalized(member, stream.from(first), n, tiled);
+    with_rows(out, [&](auto* rows) {
+      const PlainRows to{rows + first * weight.columns, weight.columns};
+      multiply_all(member, weight, tiled, n, kNone, to);
+    });
+  });
+}
+
+// And of a whole feed-forward block: out = activation(norm(residual) @ up) @ down.  The first product
+// writes its rows as the second reads them.
+inline void feed_forward(Member& member, const RoomOf<FloatWeight>& room, const Stream& stream,
+                         int64_t n_rows, const FloatWeight& up, int64_t activation,
+                         const FloatWeight& down, const RowsOut& out) {
+  const TiledRows tiled{room.rows, up.stride}, inner{room.inner, down.stride};
+  in_parts(n_rows, [&](int64_t first, int64_t n) {
+    tile_normalized(member, stream.from(first), n, tiled);
+    multiply_all(member, up, tiled, n, activation, inner);
+    with_rows(out, [&](auto* rows) {
+      const PlainRows to{rows + first * down.columns, down.columns};
+      multiply_all(member, down, inner, n, kNone, to);
+    });
   });
 }
 

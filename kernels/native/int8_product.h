@@ -16,7 +16,7 @@ namespace nightjar {
 
 constexpr int kRegisters = 4;     // of int32 sums, side by side in a panel
 constexpr int kColumns = kRegisters * kLanes;  // of a panel
-constexpr int kTileRows = 6;      // 6 x 4 accumulators leave room in 32 registers for the operands
+constexpr int kByteRows = 6;      // 6 x 4 accumulators leave room in 32 registers for the operands
 constexpr int kBytes = 4;         // products that one instruction adds up in a lane
 constexpr int kZero = 128;        // activations are stored unsigned: value + kZero
 constexpr float kLimit = 127.0f;  // largest absolute value of a quantised activation
@@ -54,15 +54,18 @@ struct Weight {
 struct Rows {
   uint8_t* values;
   float* scales;
+};
 
-  // In room for as many rows as are computed at once.
-  Rows(uint8_t* room, int64_t n_rows, const Weight& weight)
-      : values(room),
-        scales(reinterpret_cast<float*>(room + std::min(n_rows, kRowsAtOnce) * weight.stride)) {}
+template <>
+struct RoomOf<Weight> {
+  Rows rows;
+  Inner* inner;
 
-  static uint8_t* room(int64_t n_rows, int64_t stride) {
-    const int64_t bytes = std::min(n_rows, kRowsAtOnce) * (stride + sizeof(float));
-    return static_cast<uint8_t*>(room_for(kRows, bytes));
+  static RoomOf keep(int64_t n_rows, int64_t stride, int64_t inner) {
+    void* rows = room_for(kRows, n_rows * (stride + static_cast<int64_t>(sizeof(float))));
+    uint8_t* values = static_cast<uint8_t*>(rows);
+    return {{values, reinterpret_cast<float*>(values + n_rows * stride)},
+            static_cast<Inner*>(room_for(kInner, n_rows * inner * sizeof(Inner)))};
   }
 };
 
@@ -84,13 +87,9 @@ inline __m512 lanes_at(const Half* x, int64_t i, int64_t k) {
 // As they lie there, divided.
 inline __m512 lanes_at(const Inner* x, int64_t i, int64_t k) { return lanes_at(&x->scaled, i, k); }
 
-// Scales a row by its largest absolute value onto -kLimit..kLimit, into a tile of `height` rows.
-//
-// The peak is taken over the numbers' bits, where NaN is larger than infinity: a row that is not
-// finite gets a scale, and so a result, that is not finite.
-template <typename X>
-inline void quantize_row(const X* x, int64_t k, int64_t stride, int64_t height, uint8_t* out,
-                         float* scale) {
+// The largest absolute value of a row.  It is taken over the numbers' bits, where NaN is larger than
+// infinity.
+inline float peak_of(const float* x, int64_t k) {
   __m512i top = _mm512_setzero_si512();
   for (int64_t i = 0; i < k; i += kLanes) {
     const __m512i bits = _mm512_castps_si512(_mm512_abs_ps(lanes_at(x, i, k)));
@@ -99,6 +98,37 @@ inline void quantize_row(const X* x, int64_t k, int64_t stride, int64_t height, 
   const int32_t bits = _mm512_reduce_max_epi32(top);
   float peak;
   std::memcpy(&peak, &bits, sizeof(peak));
+  return peak;
+}
+
+inline float peak_of(const Half* x, int64_t k) {
+  constexpr int kHalves = 2 * kLanes;
+  const __m512i number = _mm512_set1_epi16(0x7fff);  // all but the sign
+  __m512i top = _mm512_setzero_si512();
+  for (int64_t i = 0; i < k; i += kHalves) {
+    const int64_t left = k - i;
+    const __mmask32 there = left >= kHalves ? ~0u : (1u << left) - 1;
+    const __m512i bits = _mm512_maskz_loadu_epi16(there, x + i);
+    top = _mm512_max_epu16(top, _mm512_and_si512(bits, number));
+  }
+  // Two of them in each lane.
+  const __m512i low = _mm512_and_si512(top, _mm512_set1_epi32(0xffff));
+  const int32_t most = _mm512_reduce_max_epi32(_mm512_max_epi32(low, _mm512_srli_epi32(top, 16)));
+  const uint16_t bits = static_cast<uint16_t>(most);
+  Half peak;
+  std::memcpy(&peak, &bits, sizeof(peak));
+  return static_cast<float>(peak);
+}
+
+inline float peak_of(const Inner* x, int64_t k) { return peak_of(&x->scaled, k); }
+
+// Scales a row by its largest absolute value onto -kLimit..kLimit, into a tile of `height` rows.
+//
+// A row that is not finite gets a scale, and so a result, that is not finite.
+template <typename X>
+inline void quantize_row(const X* x, int64_t k, int64_t stride, int64_t height, uint8_t* out,
+                         float* scale) {
+  float peak = peak_of(x, k);
   peak = peak < kLeastPeak ? kLeastPeak : peak;
   *scale = peak / kLimit * (std::is_same_v<X, Inner> ? Inner::kScale : 1.0f);
   const __m512 inverse = _mm512_set1_ps(kLimit / peak);
@@ -233,8 +263,8 @@ void multiply_all(Member& member, const Weight& weight, const Rows& rows, int64_
   const int64_t width = weight.gated ? kColumns / 2 : kColumns, stride = weight.stride;
   const Panels panels{weight.panels, (weight.columns + width - 1) / width, kColumns * stride,
                       kColumns * kBytes};
-  const Tiles cut(n_rows, kTileRows);
-  take_tiles(member, cut, panels, kBlockBytes / (stride * kTileRows),
+  const Tiles cut(n_rows, kByteRows);
+  take_tiles(member, cut, panels, kBlockBytes / (stride * kByteRows),
              [&](int64_t i, int64_t panel, Ahead ahead) {
                tiles[cut.height(i)](weight, rows, out, cut.first_row(i), panel, ahead);
              });
@@ -244,7 +274,7 @@ void multiply_all(Member& member, const Weight& weight, const Rows& rows, int64_
 template <typename RowAt>
 void quantize_tiles(Member& member, int64_t n_rows, const Weight& weight, const Rows& rows,
                     RowAt row_at) {
-  share_rows(member, Tiles(n_rows, kTileRows), [&](int64_t row, int64_t first, int64_t height) {
+  share_rows(member, Tiles(n_rows, kByteRows), [&](int64_t row, int64_t first, int64_t height) {
     uint8_t* place = rows.values + first * weight.stride + (row - first) * kSegment;
     quantize_row(row_at(row), weight.inputs, weight.stride, height, place, rows.scales + row);
   });
@@ -268,6 +298,45 @@ inline void quantize_normalized(Member& member, const Stream& stream, int64_t n_
   quantize_tiles(member, n_rows, weight, rows, [&](int64_t row) {
     stream.normalized(row, normal.data());
     return normal.data();
+  });
+}
+
+// out = activation(x @ weight.T + bias).  What out is made of if not floats takes no activation.
+// Called by all members of a region, as the next ones.
+inline void linear(Member& member, const RoomOf<Weight>& room, const RowsIn& x, int64_t n_rows,
+                   const Weight& weight, int64_t activation, const RowsOut& out) {
+  in_parts(n_rows, [&](int64_t first, int64_t n) {
+    with_rows(x, [&](const auto* rows) {
+      quantize_rows(member, rows + first * x.stride, x.stride, n, weight, room.rows);
+    });
+    with_rows(out, [&](auto* rows) {
+      multiply_all(member, weight, room.rows, n, activation, rows + first * weight.columns);
+    });
+  });
+}
+
+// The same of the normalised residual stream, without an activation.
+inline void normed_linear(Member& member, const RoomOf<Weight>& room, const Stream& stream,
+                          int64_t n_rows, const Weight& weight, const RowsOut& out) {
+  in_parts(n_rows, [&](int64_t first, int64_t n) {
+    quantize_normalized(member, stream.from(first), n, weight, room.rows);
+    with_rows(out, [&](auto* rows) {
+      multiply_all(member, weight, room.rows, n, kNone, rows + first * weight.columns);
+    });
+  });
+}
+
+// And of a whole feed-forward block: out = activation(norm(residual) @ up) @ down.
+inline void feed_forward(Member& member, const RoomOf<Weight>& room, const Stream& stream,
+                         int64_t n_rows, const Weight& up, int64_t activation, const Weight& down,
+                         const RowsOut& out) {
+  in_parts(n_rows, [&](int64_t first, int64_t n) {
+    quantize_normalized(member, stream.from(first), n, up, room.rows);
+    multiply_all(member, up, room.rows, n, activation, room.inner);
+    quantize_rows(member, room.inner, up.columns, n, down, room.rows);
+    with_rows(out, [&](auto* rows) {
+      multiply_all(member, down, room.rows, n, kNone, rows + first * down.columns);
+    });
   });
 }
 

@@ -21,22 +21,33 @@ inline void add(float* row, const float* delta, int64_t size) {
   for (int64_t i = 0; i < size; ++i) row[i] += delta[i];
 }
 
-inline float sum(const float* row, int64_t size) {
-  float total = 0.0f;
-#pragma omp simd reduction(+ : total)
-  for (int64_t i = 0; i < size; ++i) total += row[i];
+// The sum of add(so far, x) over a row, in an order that is always the same: registers that do not
+// wait for each other, and what is left number by number.
+template <typename Add>
+inline float summed(const float* row, int64_t size, Add add) {
+  constexpr int kChains = 4;  // an addition's latency is four of them
+  Vector parts[kChains] = {};
+  int64_t i = 0;
+  for (; i + kChains * kLanes <= size; i += kChains * kLanes) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kChains; ++c) parts[c] = add(parts[c], load(row + i + c * kLanes));
+  }
+  for (; i + kLanes <= size; i += kLanes) parts[0] = add(parts[0], load(row + i));
+  float total = sum_of((parts[0] + parts[1]) + (parts[2] + parts[3]));
+  for (; i < size; ++i) total = add(total, row[i]);
   return total;
+}
+
+inline float sum(const float* row, int64_t size) {
+  return summed(row, size, [](auto total, auto x) { return total + x; });
 }
 
 // The sum of (x - center)^2.
 inline float squares(const float* row, float center, int64_t size) {
-  float total = 0.0f;
-#pragma omp simd reduction(+ : total)
-  for (int64_t i = 0; i < size; ++i) {
-    const float off = row[i] - center;
-    total = __builtin_fmaf(off, off, total);
-  }
-  return total;
+  return summed(row, size, [&](auto total, auto x) {
+    const auto off = x - center;
+    return fused(off, off, total);
+  });
 }
 
 // Adds delta, or nothing if null, to the row in place, and writes the normalised row to out.
@@ -66,10 +77,13 @@ struct Stream {
   float* residual;
   const float* delta;  // null for nothing
 
-  Stream(const Norm& norm, float* residual, const float* delta, int64_t first)
-      : norm(norm),
-        residual(residual + first * norm.size),
-        delta(delta == nullptr ? nullptr : delta + first * norm.size) {}
+  Stream(const Norm& norm, float* residual, const float* delta)
+      : norm(norm), residual(residual), delta(delta) {}
+
+  Stream from(int64_t row) const {
+    const int64_t place = row * norm.size;
+    return {norm, residual + place, delta == nullptr ? nullptr : delta + place};
+  }
 
   void normalized(int64_t row, float* out) const {
     const int64_t place = row * norm.size;

@@ -124,21 +124,43 @@ inline void store(Addend* to, Vector lanes) { store(&to->sum, load(&to->sum) + l
 // What rows are made of that are read or written, as products.py says it.
 enum Numbers { kFloats, kHalves, kAddends };
 
+// Rows that are read, `stride` numbers apart.
+struct RowsIn {
+  const void* rows;
+  int64_t numbers;
+  int64_t stride;
+};
+
+// Rows that are written one after another.
+struct RowsOut {
+  void* rows;
+  int64_t numbers;
+};
+
 // use(rows as an array of their numbers)
 template <typename Use>
-void with_rows(const void* rows, int64_t numbers, Use use) {
-  if (numbers == kHalves) return use(static_cast<const Half*>(rows));
-  use(static_cast<const float*>(rows));
+void with_rows(const RowsIn& in, Use use) {
+  if (in.numbers == kHalves) return use(static_cast<const Half*>(in.rows));
+  use(static_cast<const float*>(in.rows));
 }
 
-// The same of rows that are written.
 template <typename Use>
-void with_rows(void* rows, int64_t numbers, Use use) {
-  switch (numbers) {
-    case kHalves: return use(static_cast<Half*>(rows));
-    case kAddends: return use(static_cast<Addend*>(rows));
-    default: use(static_cast<float*>(rows));
+void with_rows(const RowsOut& out, Use use) {
+  switch (out.numbers) {
+    case kHalves: return use(static_cast<Half*>(out.rows));
+    case kAddends: return use(static_cast<Addend*>(out.rows));
+    default: use(static_cast<float*>(out.rows));
   }
+}
+
+// What a region's products find room in, one after another; the caller of the region keeps it.
+// stride: numbers of their longest rows; inner: numbers between a feed-forward block's two products.
+template <typename W>
+struct RoomOf;
+
+template <typename W>
+RoomOf<W> room_of(int64_t n_rows, int64_t stride, int64_t inner) {
+  return RoomOf<W>::keep(std::min(n_rows, kRowsAtOnce), stride, inner);
 }
 
 // Stores the first `width` lanes, at most all of them.

@@ -24,6 +24,24 @@ def test_embed_reads_table_positions_and_each_rows_own_vectors():
     assert torch.equal(x, rows + position_table)
 
 
+@pytest.mark.parametrize("scale", [1.0, 2.5])
+@pytest.mark.parametrize("hidden", [1, 17, 768])
+def test_embed_reads_a_row_of_each_table(hidden, scale):
+    table, position_table = torch.randn(50, hidden), torch.randn(9, hidden)
+    ids, positions = torch.randint(0, 50, (200,)), torch.randint(0, 9, (200,))
+    x = kernels.embed(ids, positions, table, position_table, scale=scale)
+    assert torch.equal(x, table[ids] * scale + position_table[positions])
+    assert torch.equal(kernels.embed(ids, positions, table, None, scale=scale), table[ids] * scale)
+
+
+def test_embed_reads_no_row_that_a_table_has_not():
+    table, ids = torch.randn(5, 16), torch.tensor([4, 0, 1, 2])
+    with pytest.raises(IndexError):
+        kernels.embed(ids, torch.tensor([0, 1, 2, 0]), table, torch.randn(2, 16))
+    with pytest.raises(IndexError):
+        kernels.embed(torch.tensor([4, -1]), torch.tensor([0, 1]), table, None)
+
+
 def test_embed_keeps_the_stream_in_fp32():
     table, position_table = torch.randn(10, 6).bfloat16(), torch.randn(5, 6).bfloat16()
     x = kernels.embed(torch.tensor([1]), torch.tensor([2]), table, position_table)

@@ -39,10 +39,28 @@ def filtered_softmax(logits, temperature, top_k, top_p, min_p=0.0):
     return probs / probs.sum()
 
 
-def test_argmax_takes_the_lowest_of_equals():
-    logits = torch.zeros(3, 5000)
-    logits[1, [70, 4000]] = 2.0
-    assert kernels.argmax(logits).tolist() == [0, 70, 0]
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_argmax_takes_the_lowest_of_equals(backend, monkeypatch):
+    use_backend(backend, monkeypatch)
+    logits = torch.zeros(5, 5000)
+    logits[1, [70, 71, 4000]] = 2.0
+    logits[2, :4990] = -1.0
+    logits[3, 600:] = -0.0  # equal to 0, though its bits are not
+    logits[4] = float("-inf")
+    tokens, finite = kernels.argmax(logits)
+    assert tokens.tolist() == [0, 70, 4990, 0, 0]
+    assert finite.tolist() == [True] * 4 + [False]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("width", [1, 15, 17, 511, 512, 513, 32_000])
+def test_argmax_finds_the_best_wherever_it_is(backend, width, monkeypatch):
+    use_backend(backend, monkeypatch)
+    logits = torch.randn(40, width, generator=torch.Generator().manual_seed(width))
+    logits[0, -1] = 9.0
+    tokens, finite = kernels.argmax(logits)
+    assert torch.equal(tokens, logits.double().argmax(-1))
+    assert finite.all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -56,9 +74,9 @@ def test_a_row_is_finite_if_all_of_it_is(backend, width, monkeypatch):
         for place in {0, width // 2, width - 1}:
             rows = fine.clone()
             rows[1, place] = float(spoilt)
-            assert kernels.finite_rows(rows).tolist() == [True, False, True]
-    assert kernels.finite_rows(fine).tolist() == [True, True, True]
-    assert kernels.finite_rows(fine[:0]).tolist() == []
+            assert kernels.argmax(rows)[1].tolist() == [True, False, True]
+    assert kernels.argmax(fine)[1].tolist() == [True, True, True]
+    assert kernels.argmax(fine[:0])[1].tolist() == []
 
 
 def test_philox_equals_the_published_vectors():

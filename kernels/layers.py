@@ -1,0 +1,98 @@
+"""Layers of a decoder: their weights, and many of them in one call where the backend has that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from nightjar.kernels.heads import CacheWrite, Rotation
+from nightjar.kernels.layout import StepRows
+from nightjar.kernels.linear import GatedWeight, LinearWeight, block_panels
+from nightjar.kernels.native.layers import NativeLayer, NativeLayers
+from nightjar.kernels.native.products import PanelWeight
+from nightjar.kernels.norm import Norm
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One block: attention (qkv packed as query, key, value) and feed-forward.
+
+    up: with its gate where the model's are gated; query and key norm, post norms: where it has
+    them.
+    """
+
+    attention_norm: Norm
+    qkv: LinearWeight
+    query_norm: Norm | None
+    key_norm: Norm | None
+    attention_out: LinearWeight
+    attention_post_norm: Norm | None
+    mlp_norm: Norm
+    up: LinearWeight | GatedWeight
+    down: LinearWeight
+    mlp_post_norm: Norm | None
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Layers that each add their attention, and then their feed-forward block, to the residual
+    stream, one after another.
+
+    scales: what each multiplies its scores by; activation: of the feed-forward blocks.
+    """
+
+    weights: tuple[LayerWeights, ...]
+    scales: tuple[float, ...]
+    activation: str
+
+    @cached_property
+    def native(self) -> NativeLayers | None:
+        """As the compiled kernels take them, if they do."""
+        layers = [
+            layer
+            for weights, scale in zip(self.weights, self.scales, strict=True)
+            if (layer := _native(weights, scale)) is not None
+        ]
+        kinds = set[str]().union(*(layer.kinds for layer in layers))
+        if len(layers) < len(self.weights) or len(kinds) != 1:
+            return None
+        return NativeLayers(layers, self.activation)
+
+
+def run_layers(
+    layers: Layers,
+    count: int,
+    residual: Tensor,
+    rotation: Rotation | None,
+    cache: CacheWrite,
+    rows: StepRows,
+) -> bool:
+    """Run the first `count` layers in one call, if the backend can: `normed_linear`, `attend`,
+    `linear_onto` and `feed_forward_onto` of each, to the last bit.
+
+    residual: float32[T, H], the stream, changed; cache: keys and values of all layers, [layers,
+    blocks, Hkv, S, D]; rows: all of them wanted.  Returns whether it was done; if not, nothing was.
+    """
+    native = layers.native
+    if not count or native is None or not native.serves(residual, cache, rows):
+        return False
+    native.run(count, residual, rotation, cache, rows)
+    return True
+
+
+def _native(weights: LayerWeights, scale: float) -> NativeLayer | None:
+    """A layer as the compiled kernels take it, if they do."""
+    block = block_panels(weights.up, weights.down)
+    qkv, out = weights.qkv, weights.attention_out
+    if weights.attention_post_norm is not None or weights.mlp_post_norm is not None:
+        return None
+    if block is None or not isinstance(qkv, PanelWeight) or not isinstance(out, PanelWeight):
+        return None
+    head_norms = None
+    if weights.query_norm is not None and weights.key_norm is not None:
+        head_norms = weights.query_norm, weights.key_norm
+    return NativeLayer(
+        weights.attention_norm, qkv, head_norms, scale, out, weights.mlp_norm, *block
+    )

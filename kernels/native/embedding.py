@@ -1,0 +1,62 @@
+"""Embedding lookup, compiled."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from nightjar.kernels.native.build import compiled, library
+from nightjar.kernels.native.pointers import FLOAT, INT, POINTER, is_plain
+
+
+def serves(table: Tensor, position_table: Tensor | None) -> bool:
+    """Whether this kernel takes rows of these tables [V, H], [P, H]."""
+    tables = (x for x in (table, position_table) if x is not None)
+    return all(is_plain(x) and x.is_contiguous() for x in tables) and library() is not None
+
+
+def embed(
+    ids: Tensor, positions: Tensor, table: Tensor, position_table: Tensor | None, scale: float
+) -> Tensor:
+    """As reference.embedding.embed, without prompt vectors: float32[T, H].
+
+    Raises:
+        IndexError: An id or a position that a table has no row for.
+    """
+    if ids.dtype != torch.int64 or positions.dtype != torch.int64:
+        raise ValueError(f"{ids.dtype} ids, {positions.dtype} positions: int64")
+    ids, positions = ids.contiguous(), positions.contiguous()
+    n, width = ids.shape[0], table.shape[1]
+    out = table.new_empty(n, width)
+    done = _function()(
+        table.data_ptr(),
+        ids.data_ptr(),
+        table.shape[0],
+        scale,
+        None if position_table is None else position_table.data_ptr(),
+        positions.data_ptr(),
+        0 if position_table is None else position_table.shape[0],
+        n,
+        width,
+        out.data_ptr(),
+    )
+    if done < n:
+        last = "" if position_table is None else f", {position_table.shape[0]} positions"
+        raise IndexError(
+            f"id {int(ids[done])} at position {int(positions[done])}: "
+            f"the table has {table.shape[0]} rows{last}"
+        )
+    return out
+
+
+@cache
+def _function() -> ctypes._NamedFuncPointer:
+    kernels = compiled()
+    function = kernels.embed
+    places = (POINTER, POINTER, INT)
+    function.argtypes = [*places, FLOAT, *places, INT, INT, POINTER]
+    function.restype = INT
+    return function
