@@ -15,18 +15,24 @@ constexpr int kTileRows = 2 * kLanes;  // query rows of a tile: two registers
 constexpr int kPieceKeys = 32;         // keys whose scores are held at once
 constexpr int kMicroRows = 8;          // 8 x 2 accumulators of a product
 
-// out[r][0..2 kLanes) = sum over k of a(r, k) * b(k, lanes), on top of what `out` holds if kAdd.
+// out[r][0..2 kLanes) = sum over k of a(r, k) * b(k, lanes), on top of what `out` holds, times
+// factors[r], if kAdd.
 //
 // a(r, k) = a[r * row_step + k * step]; row k of b begins at b + k * b_step, row r of out at
 // out + r * out_step.  The sum runs in ascending k, whatever R is.  kHalf: one register wide.
 template <int R, bool kAdd, bool kHalf>
 inline void multiply_rows(const float* a, int64_t row_step, int64_t step, const float* b,
-                          int64_t b_step, int64_t depth, float* out, int64_t out_step) {
+                          int64_t b_step, int64_t depth, const float* factors, float* out,
+                          int64_t out_step) {
   Vector low[R], high[R];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    low[r] = kAdd ? load(out + r * out_step) : Vector{};
-    high[r] = kAdd && !kHalf ? load(out + r * out_step + kLanes) : Vector{};
+    low[r] = high[r] = Vector{};
+    if constexpr (kAdd) {
+      const Vector factor = splat(factors[r]);
+      low[r] = load(out + r * out_step) * factor;
+      if (!kHalf) high[r] = load(out + r * out_step + kLanes) * factor;
+    }
   }
   for (int64_t k = 0; k < depth; ++k) {
     const Vector first = load(b + k * b_step);
@@ -47,20 +53,20 @@ inline void multiply_rows(const float* a, int64_t row_step, int64_t step, const 
 
 template <bool kAdd, bool kHalf>
 inline void multiply_up_to(int64_t rows, const float* a, int64_t row_step, int64_t step,
-                           const float* b, int64_t b_step, int64_t depth, float* out,
-                           int64_t out_step) {
+                           const float* b, int64_t b_step, int64_t depth, const float* factors,
+                           float* out, int64_t out_step) {
   int64_t r = 0;
   for (; r + kMicroRows <= rows; r += kMicroRows) {
     multiply_rows<kMicroRows, kAdd, kHalf>(a + r * row_step, row_step, step, b, b_step, depth,
-                                           out + r * out_step, out_step);
+                                           factors + r, out + r * out_step, out_step);
   }
   for (; r + 2 <= rows; r += 2) {
     multiply_rows<2, kAdd, kHalf>(a + r * row_step, row_step, step, b, b_step, depth,
-                                  out + r * out_step, out_step);
+                                  factors + r, out + r * out_step, out_step);
   }
   for (; r < rows; ++r) {
     multiply_rows<1, kAdd, kHalf>(a + r * row_step, row_step, step, b, b_step, depth,
-                                  out + r * out_step, out_step);
+                                  factors + r, out + r * out_step, out_step);
   }
 }
 
@@ -118,7 +124,7 @@ class Tile {
       const int64_t depth = std::clamp<int64_t>(most, 0, n);
       if (fresh_) {
         add_values<false>(first, rows, values, value_step, depth);
-      } else if (depth > 0) {
+      } else if (depth > 0) {  // or the peaks are what they were
         add_values<true>(first, rows, values, value_step, depth);
       }
     }
@@ -144,11 +150,11 @@ class Tile {
     const int32_t high = narrow ? 0 : *std::max_element(visible + kLanes, visible + kTileRows);
     const int64_t both = std::clamp<int64_t>(std::min(low, high), 0, n);
     multiply_up_to<false, false>(both, keys, key_step, 1, queries_.data(), kTileRows, head_size_,
-                                 scores_, kTileRows);
+                                 corrections_, scores_, kTileRows);
     const int64_t one = std::clamp<int64_t>(std::max(low, high), 0, n);
     const int64_t place = low < high ? kLanes : 0;
     multiply_up_to<false, true>(one - both, keys + both * key_step, key_step, 1,
-                                queries_.data() + place, kTileRows, head_size_,
+                                queries_.data() + place, kTileRows, head_size_, corrections_,
                                 scores_ + both * kTileRows + place, kTileRows);
   }
 
@@ -160,15 +166,19 @@ class Tile {
     Whole seen;
     std::memcpy(&seen, visible, sizeof(seen));
     const Vector before = load(peaks_ + first);
-    Vector peaks = before;
-    for (int32_t j = 0; j < n; ++j) {
+    constexpr int kChains = 4;  // a maximum need not wait for the one before it
+    Vector chains[kChains] = {before, before, before, before};
+    const auto look = [&](Vector& peaks, int32_t j) {
       const Vector score = load(scores_ + j * kTileRows + first);
-      if constexpr (kHides) {
-        peaks = larger(j < seen ? score : peaks, peaks);
-      } else {
-        peaks = larger(score, peaks);
-      }
+      peaks = larger(!kHides || j < seen ? score : peaks, peaks);
+    };
+    int32_t j = 0;
+    for (; j + kChains <= n; j += kChains) {
+#pragma GCC unroll 4
+      for (int c = 0; c < kChains; ++c) look(chains[c], j + c);
     }
+    for (; j < n; ++j) look(chains[0], j);
+    const Vector peaks = larger(larger(chains[0], chains[1]), larger(chains[2], chains[3]));
     // A row that has seen nothing yet keeps its zeros: -inf less -inf is no number.
     const Vector correction = seen > 0 ? power_of_two(before - peaks) : splat(1.0f);
     Vector sums = load(sums_ + first) * correction;
@@ -181,30 +191,25 @@ class Tile {
     }
     store(peaks_ + first, peaks);
     store(sums_ + first, sums);
-    if (fresh_) return;
-    alignas(64) float corrections[kLanes];
-    store(corrections, correction);
-    for (int64_t r = first; r < std::min<int64_t>(rows_, first + kLanes); ++r) {
-      float* row = out_.data() + r * head_size_;
-      const Vector factor = splat(corrections[r - first]);
-      for (int64_t d = 0; d < head_size_; d += kLanes) store(row + d, load(row + d) * factor);
-    }
+    store(corrections_ + first, correction);
   }
 
-  // Rows from `first` on take in the values of `depth` keys, on top of what they hold if kAdd.
+  // Rows from `first` on take in the values of `depth` keys, on top of what they hold, brought to the
+  // new peak, if kAdd.
   template <bool kAdd>
   void add_values(int64_t first, int64_t rows, const float* values, int64_t value_step,
                   int64_t depth) {
     const float* weights = scores_ + first;
+    const float* factors = corrections_ + first;
     float* out = out_.data() + first * head_size_;
     int64_t d = 0;
     for (; d + 2 * kLanes <= head_size_; d += 2 * kLanes) {
       multiply_up_to<kAdd, false>(rows, weights, 1, kTileRows, values + d, value_step, depth,
-                                  out + d, head_size_);
+                                  factors, out + d, head_size_);
     }
     for (; d < head_size_; d += kLanes) {
       multiply_up_to<kAdd, true>(rows, weights, 1, kTileRows, values + d, value_step, depth,
-                                 out + d, head_size_);
+                                 factors, out + d, head_size_);
     }
   }
 
@@ -217,6 +222,7 @@ class Tile {
   alignas(64) float scores_[kPieceKeys * kTileRows];
   alignas(64) float peaks_[kTileRows];
   alignas(64) float sums_[kTileRows];
+  alignas(64) float corrections_[kTileRows];  // of what was summed up to the last peak
 };
 
 // One layer of the paged cache: keys and values S[blocks, kv_heads, block_size, head_size].  Heads

@@ -23,7 +23,8 @@ using namespace nightjar;
 // out[n_rows, columns] = activation(x @ weight.T + bias); x: [n_rows, inputs], rows x_stride numbers
 // apart.
 extern "C" void float_linear(const void* x, int64_t x_numbers, int64_t x_stride, int64_t n_rows,
-                 const FloatWeight* weight, int64_t activation, void* out, int64_t out_numbers) {
+                             const FloatWeight* weight, int64_t activation, void* out,
+                             int64_t out_numbers) {
   const auto room = room_of<FloatWeight>(n_rows, weight->stride, 0);
   expect_regions();
   parallel([&](Member& member) {
@@ -33,7 +34,8 @@ extern "C" void float_linear(const void* x, int64_t x_numbers, int64_t x_stride,
 
 // The same of norm(residual), to which delta is added first, in place; delta: null for nothing.
 extern "C" void float_normed_linear(float* residual, const float* delta, int64_t n_rows,
-                 const Norm* norm, const FloatWeight* weight, void* out, int64_t out_numbers) {
+                                    const Norm* norm, const FloatWeight* weight, void* out,
+                                    int64_t out_numbers) {
   const auto room = room_of<FloatWeight>(n_rows, weight->stride, 0);
   expect_regions();
   parallel([&](Member& member) {
@@ -43,8 +45,8 @@ extern "C" void float_normed_linear(float* residual, const float* delta, int64_t
 
 // And of a whole feed-forward block: out = activation(norm(residual) @ up) @ down.
 extern "C" void float_feed_forward(float* residual, const float* delta, int64_t n_rows,
-                 const Norm* norm, const FloatWeight* up, int64_t activation, const FloatWeight* down, void* out,
-                 int64_t out_numbers) {
+                                   const Norm* norm, const FloatWeight* up, int64_t activation,
+                                   const FloatWeight* down, void* out, int64_t out_numbers) {
   const auto room = room_of<FloatWeight>(n_rows, std::max(up->stride, down->stride), up->columns);
   expect_regions();
   parallel([&](Member& member) {
@@ -55,8 +57,8 @@ extern "C" void float_feed_forward(float* residual, const float* delta, int64_t 
 
 // Layers one after another: see layers.h.
 extern "C" void float_layers(const DecoderLayers<FloatWeight>* stack, const DecoderStep* step,
-                 const CacheLayer* cache, const Prompts* prompts, const Running* running,
-                 const Documents* documents) {
+                             const CacheLayer* cache, const Prompts* prompts,
+                             const Running* running, const Documents* documents) {
   run_layers(*stack, *step, *cache, {nullptr, prompts, running, documents});
 }
 

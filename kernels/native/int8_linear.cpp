@@ -20,7 +20,8 @@ using namespace nightjar;
 // out[n_rows, columns] = activation(x @ weight.T + bias); x: [n_rows, inputs], rows x_stride numbers
 // apart.
 extern "C" void int8_linear(const void* x, int64_t x_numbers, int64_t x_stride, int64_t n_rows,
-                 const Weight* weight, int64_t activation, void* out, int64_t out_numbers) {
+                            const Weight* weight, int64_t activation, void* out,
+                            int64_t out_numbers) {
   const auto room = room_of<Weight>(n_rows, weight->stride, 0);
   expect_regions();
   parallel([&](Member& member) {
@@ -30,7 +31,8 @@ extern "C" void int8_linear(const void* x, int64_t x_numbers, int64_t x_stride, 
 
 // The same of norm(residual), to which delta is added first, in place; delta: null for nothing.
 extern "C" void int8_normed_linear(float* residual, const float* delta, int64_t n_rows,
-                 const Norm* norm, const Weight* weight, void* out, int64_t out_numbers) {
+                                   const Norm* norm, const Weight* weight, void* out,
+                                   int64_t out_numbers) {
   const auto room = room_of<Weight>(n_rows, weight->stride, 0);
   expect_regions();
   parallel([&](Member& member) {
@@ -40,8 +42,8 @@ extern "C" void int8_normed_linear(float* residual, const float* delta, int64_t 
 
 // And of a whole feed-forward block: out = activation(norm(residual) @ up) @ down.
 extern "C" void int8_feed_forward(float* residual, const float* delta, int64_t n_rows,
-                 const Norm* norm, const Weight* up, int64_t activation, const Weight* down, void* out,
-                 int64_t out_numbers) {
+                                  const Norm* norm, const Weight* up, int64_t activation,
+                                  const Weight* down, void* out, int64_t out_numbers) {
   const auto room = room_of<Weight>(n_rows, std::max(up->stride, down->stride), up->columns);
   expect_regions();
   parallel([&](Member& member) {
@@ -52,8 +54,8 @@ extern "C" void int8_feed_forward(float* residual, const float* delta, int64_t n
 
 // Layers one after another: see layers.h.
 extern "C" void int8_layers(const DecoderLayers<Weight>* stack, const DecoderStep* step,
-                 const CacheLayer* cache, const Prompts* prompts, const Running* running,
-                 const Documents* documents) {
+                            const CacheLayer* cache, const Prompts* prompts, const Running* running,
+                            const Documents* documents) {
   run_layers(*stack, *step, *cache, {nullptr, prompts, running, documents});
 }
 

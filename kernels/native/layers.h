@@ -10,7 +10,7 @@
 namespace nightjar {
 
 // One layer, as Python hands it over: see layers.py.  W: how its weights lie.  query_norm, key_norm:
-// float[head_size], or null.  keys, values: its part of the cache.  Scores are multiplied by `scale`.
+// float[head_size], or null.  Scores are multiplied by `scale`.
 template <typename W>
 struct DecoderLayer {
   Norm attention_norm;
