@@ -39,8 +39,9 @@ WHOLE = 3
 """Budgets that a peer may take to end with a whole ranking: one that computes a query once for all
 of its documents would else be timed on a query for a few of them."""
 WARMED = ("generate", "rank")
-"""Run once as they are measured, and not counted, by every system: at the first use of its memory a
-process waits for the machine to find it."""
+"""Run once as they are measured, and not counted, by every system in every round: at the first use of
+its memory a process waits for the machine to find it, and for memory that it has not used for half an
+hour the host of a virtual machine may have found another use."""
 EVERY_ROUND = ("generate", "rank", "mixed_lengths", "even_lengths", "short_answers", "full_answers")
 OTHER_ROUNDS = 2
 """Rounds of the workloads that are not in EVERY_ROUND."""
@@ -155,9 +156,9 @@ class Contest:
             if workload.name not in record.measured:
                 units = self._units(record, runner, workload)
                 record.measured[workload.name] = Measured(units, workload.units)
-                if workload.name in WARMED:
-                    runner.run(workload.head(units))
             measured = record.measured[workload.name]
+            if workload.name in WARMED:
+                runner.run(workload.head(measured.units))
             answer = runner.run(workload.head(measured.units))
         except SystemFailedError as error:
             record.workload_failures[workload.name] = str(error)
