@@ -21,7 +21,8 @@ MAX_INNER = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class ConfigFields:
-    """A JSON object of a model directory.  A key that is absent or null takes the default."""
+    """A JSON object of a model directory.  A key that is absent or null takes the default, where it
+    has one."""
 
     path: Path
     values: Mapping[str, Any]
@@ -31,16 +32,20 @@ class ConfigFields:
         """An error about this file."""
         return CheckpointError(f"{self.path}: {what}")
 
-    def size(self, key: str, default: int | None, limit: int) -> int:
-        """A whole number from 1 to limit; null is refused, as no model leaves a size open."""
-        value = self.values.get(key, default)
+    def size(self, key: str, limit: int) -> int:
+        """A whole number from 1 to limit.  It must be there: with a family's usual number in its
+        place a model may fit its weights and say something else."""
+        expected = f"a whole number from 1 to {limit}"
+        if key not in self.values:
+            raise self.error(f"{self.prefix}{key} is missing: expected {expected}")
+        value = self.values[key]
         if type(value) is not int or not 1 <= value <= limit:
-            raise self._wrong(key, value, f"a whole number from 1 to {limit}")
+            raise self._wrong(key, value, expected)
         return value
 
     def optional_size(self, key: str, limit: int) -> int | None:
         """A whole number from 1 to limit, or None where the key is absent or null."""
-        return None if self.values.get(key) is None else self.size(key, None, limit)
+        return None if self.values.get(key) is None else self.size(key, limit)
 
     def number(
         self, key: str, default: float | None, low: float, high: float = sys.float_info.max

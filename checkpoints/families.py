@@ -53,9 +53,9 @@ def read_config(directory: Path) -> ModelConfig:
 
 def _gpt2(config: ConfigFields) -> ModelConfig:
     """GPT-2: learned positions, layer norms, biases everywhere."""
-    hidden = config.size("n_embd", 768, MAX_HIDDEN)
-    n_heads = config.size("n_head", 12, MAX_HEADS)
-    n_layers = config.size("n_layer", 12, MAX_LAYERS)
+    hidden = config.size("n_embd", MAX_HIDDEN)
+    n_heads = config.size("n_head", MAX_HEADS)
+    n_layers = config.size("n_layer", MAX_LAYERS)
     head_size = _share(config, hidden, "n_embd", n_heads, "n_head")
     if config.flag("add_cross_attention", False):
         raise config.error("add_cross_attention: only plain decoders are supported")
@@ -63,8 +63,8 @@ def _gpt2(config: ConfigFields) -> ModelConfig:
     by_layer = config.flag("scale_attn_by_inverse_layer_idx", False)
     return ModelConfig(
         family="gpt2",
-        vocab_size=config.size("vocab_size", 50257, MAX_VOCAB),
-        context_length=config.size("n_positions", 1024, MAX_POSITIONS),
+        vocab_size=config.size("vocab_size", MAX_VOCAB),
+        context_length=config.size("n_positions", MAX_POSITIONS),
         hidden_size=hidden,
         n_layers=n_layers,
         n_heads=n_heads,
@@ -82,24 +82,24 @@ def _gpt2(config: ConfigFields) -> ModelConfig:
 
 def _gpt_neox(config: ConfigFields) -> ModelConfig:
     """GPT-NeoX (Polyglot-Ko, Pythia): a share of each head rotated, parallel residual."""
-    hidden = config.size("hidden_size", 6144, MAX_HIDDEN)
-    n_heads = config.size("num_attention_heads", 64, MAX_HEADS)
-    n_layers = config.size("num_hidden_layers", 44, MAX_LAYERS)
+    hidden = config.size("hidden_size", MAX_HIDDEN)
+    n_heads = config.size("num_attention_heads", MAX_HEADS)
+    n_layers = config.size("num_hidden_layers", MAX_LAYERS)
     head_size = _share(config, hidden, "hidden_size", n_heads, "num_attention_heads")
-    positions = config.size("max_position_embeddings", 2048, MAX_POSITIONS)
+    positions = config.size("max_position_embeddings", MAX_POSITIONS)
     fraction = config.number("rotary_pct", 0.25, 0, 1)
     rope = read_rope(config, head_size, positions, "rotary_emb_base", fraction)
     attention_bias = config.flag("attention_bias", True)
     return ModelConfig(
         family="gpt_neox",
-        vocab_size=config.size("vocab_size", 50432, MAX_VOCAB),
+        vocab_size=config.size("vocab_size", MAX_VOCAB),
         context_length=scaled_context(rope, positions),
         hidden_size=hidden,
         n_layers=n_layers,
         n_heads=n_heads,
         n_kv_heads=n_heads,
         head_size=head_size,
-        intermediate_size=config.size("intermediate_size", 24576, MAX_INNER),
+        intermediate_size=config.size("intermediate_size", MAX_INNER),
         norm="layer_norm",
         norm_epsilon=config.number("layer_norm_eps", 1e-5, 0, 1),
         activation=config.word("hidden_act", "gelu", ACTIVATIONS),
@@ -126,7 +126,7 @@ def _llama(config: ConfigFields) -> ModelConfig:
 
 def _mistral(config: ConfigFields) -> ModelConfig:
     """Mistral: Llama with a sliding window in every layer, which bounds the context."""
-    found = _rms_gated("mistral", config, n_kv_heads=8, inner=14336, positions=131072)
+    found = _rms_gated("mistral", config, n_kv_heads=8)
     window = config.optional_size("sliding_window", MAX_POSITIONS)
     if "sliding_window" not in config.values:
         window = 4096
@@ -135,13 +135,13 @@ def _mistral(config: ConfigFields) -> ModelConfig:
 
 def _qwen2(config: ConfigFields) -> ModelConfig:
     """Qwen2 and 2.5: Llama with biases on queries, keys and values."""
-    found = _rms_gated("qwen2", config, vocab=151936, inner=22016, positions=32768)
+    found = _rms_gated("qwen2", config)
     return _windowed(replace(found, qkv_bias=True), _qwen_window(config, found.n_layers))
 
 
 def _qwen3(config: ConfigFields) -> ModelConfig:
     """Qwen3: Llama with norms on queries and keys."""
-    found = _rms_gated("qwen3", config, vocab=151936, inner=22016, positions=32768, head_dim=128)
+    found = _rms_gated("qwen3", config, head_dim=128)
     bias = config.flag("attention_bias", False)
     found = replace(found, qkv_bias=bias, attention_out_bias=bias, qk_norm=True)
     return _windowed(found, _qwen_window(config, found.n_layers))
@@ -180,17 +180,14 @@ def _rms_gated(
     family: str,
     config: ConfigFields,
     *,
-    vocab: int = 32000,
-    inner: int = 11008,
-    positions: int = 2048,
     n_kv_heads: int | None = None,
     head_dim: int | None = None,
 ) -> ModelConfig:
     """What Llama and its relatives share: RMS norms, rotation, a gated feed-forward block, grouped
     key and value heads.  The named values are the family's own where a key is absent."""
-    hidden = config.size("hidden_size", 4096, MAX_HIDDEN)
-    n_heads = config.size("num_attention_heads", 32, MAX_HEADS)
-    n_layers = config.size("num_hidden_layers", 32, MAX_LAYERS)
+    hidden = config.size("hidden_size", MAX_HIDDEN)
+    n_heads = config.size("num_attention_heads", MAX_HEADS)
+    n_layers = config.size("num_hidden_layers", MAX_LAYERS)
     kv_heads = config.optional_size("num_key_value_heads", MAX_HEADS)
     if kv_heads is None:
         absent = "num_key_value_heads" not in config.values
@@ -201,20 +198,20 @@ def _rms_gated(
         head_size = _share(config, hidden, "hidden_size", n_heads, "num_attention_heads")
     if config.number("partial_rotary_factor", 1.0, 0) != 1.0:
         raise config.error("partial_rotary_factor: only gpt_neox models rotate a part of a head")
-    length = config.size("max_position_embeddings", positions, MAX_POSITIONS)
+    length = config.size("max_position_embeddings", MAX_POSITIONS)
     rope = read_rope(config, head_size, length, "rope_theta")
     if rope.dims != head_size:
         raise config.error("partial_rotary_factor: only gpt_neox models rotate a part of a head")
     return ModelConfig(
         family=family,
-        vocab_size=config.size("vocab_size", vocab, MAX_VOCAB),
+        vocab_size=config.size("vocab_size", MAX_VOCAB),
         context_length=scaled_context(rope, length),
         hidden_size=hidden,
         n_layers=n_layers,
         n_heads=n_heads,
         n_kv_heads=kv_heads,
         head_size=head_size,
-        intermediate_size=config.size("intermediate_size", inner, MAX_INNER),
+        intermediate_size=config.size("intermediate_size", MAX_INNER),
         norm="rms_norm",
         norm_epsilon=config.number("rms_norm_eps", 1e-6, 0, 1),
         activation=config.word("hidden_act", "silu", ACTIVATIONS),
@@ -236,7 +233,7 @@ def _qwen_window(config: ConfigFields, n_layers: int) -> int | None:
     window = config.optional_size("sliding_window", MAX_POSITIONS)
     kinds = config.values.get("layer_types")
     if kinds is None:
-        first = config.size("max_window_layers", 28, MAX_LAYERS)
+        first = config.optional_size("max_window_layers", MAX_LAYERS) or 28
         return window if first < n_layers else None
     known = ("full_attention", "sliding_attention")
     if not isinstance(kinds, list) or any(kind not in known for kind in kinds):

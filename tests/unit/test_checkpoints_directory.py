@@ -15,7 +15,6 @@ from nightjar.checkpoints import (
     ModelDirectory,
     Tokenizer,
     fingerprint,
-    read_config,
 )
 from nightjar.checkpoints.families import READERS
 from nightjar.checkpoints.weights import TENSOR_NAMES
@@ -55,12 +54,14 @@ def test_a_whole_directory(model):
     assert config.activation == "gelu_tanh"
 
 
-def test_absent_sizes_are_gpt2s_own(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    config = read_config(tmp_path)
-    sizes = (config.hidden_size, config.n_layers, config.n_heads, config.intermediate_size)
-    assert sizes == (768, 12, 12, 3072)
-    assert (config.vocab_size, config.context_length) == (50257, 1024)
+@pytest.mark.parametrize("key", ["vocab_size", "n_positions", "n_embd", "n_layer", "n_head"])
+def test_a_missing_size_is_refused(model, key):
+    config = json.loads((model / "config.json").read_text())
+    del config[key]
+    (model / "config.json").write_text(json.dumps(config))
+    message = refusal(model)
+    assert f"{key} is missing" in message
+    assert "config.json" in message
 
 
 def test_needs_no_torch():

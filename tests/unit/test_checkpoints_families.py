@@ -220,29 +220,37 @@ def test_transformers_saves_the_same_shape(tmp_path, published):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_absent_keys_take_transformers_values(tmp_path, name):
+def test_absent_keys_that_are_no_sizes_take_transformers_values(tmp_path, name):
     family = CASES[name].model_type
     AutoConfig.for_model(family).save_pretrained(tmp_path)
     saved = read_config(tmp_path)
-    eos = {"eos_token_id": json.loads((tmp_path / "config.json").read_text())["eos_token_id"]}
-    assert read(tmp_path, {"model_type": family} | eos) == saved
+    values = json.loads((tmp_path / "config.json").read_text())
+    kept = {key: values[key] for key in ("eos_token_id", *NEEDED)}
+    assert read(tmp_path, {"model_type": family} | kept) == saved
+
+
+NEEDED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "llama", "qwen3"])
-@pytest.mark.parametrize(
-    "key",
-    [
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "max_position_embeddings",
-    ],
-)
+@pytest.mark.parametrize("key", NEEDED)
 @pytest.mark.parametrize("value", [0, -3, 10**30, "12", None, True, 1.5])
 def test_absurd_sizes(tmp_path, family, key, value):
     assert key in refusal(tmp_path, SMALL | {"model_type": family, key: value})
+
+
+@pytest.mark.parametrize("family", sorted({case.model_type for case in CASES.values()}))
+@pytest.mark.parametrize("key", NEEDED)
+def test_missing_sizes(tmp_path, family, key):
+    given = {name: value for name, value in SMALL.items() if name != key}
+    assert f"{key} is missing" in refusal(tmp_path, given | {"model_type": family})
 
 
 @pytest.mark.parametrize(
