@@ -48,6 +48,8 @@ def embed(
     Returns [T, H], in FP32 at least.
     """
     if isinstance(table, HeadTable):
+        if prompt_vectors is None and ids.numel() and int(ids.max()) >= table.vocab_size:
+            raise IndexError(f"id {int(ids.max())}: the table has {table.vocab_size} rows")
         ids, table = _own_table(ids, table)
     tables = table, position_table
     if serves(table):

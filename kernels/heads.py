@@ -35,8 +35,9 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class CacheWrite:
-    """keys, values: [blocks, Hkv, S, D], one layer; blocks, offsets: int64[C], where the first C
-    rows go; a block of -1, on a GPU: nowhere."""
+    """keys, values: [blocks, Hkv, S, D] of one layer, or for `run_layers` those of all, [layers,
+    blocks, Hkv, S, D]; blocks, offsets: int64[C], where the first C rows go; a block of -1, on a
+    GPU: nowhere."""
 
     keys: Tensor
     values: Tensor

@@ -55,7 +55,7 @@ class Layers:
             for weights, scale in zip(self.weights, self.scales, strict=True)
             if (layer := _native(weights, scale)) is not None
         ]
-        kinds = set[str]().union(*(layer.kinds for layer in layers))
+        kinds = {weight.kernels for layer in layers for weight in layer.weights}
         if len(layers) < len(self.weights) or len(kinds) != 1:
             return None
         return NativeLayers(layers, self.activation)
@@ -90,9 +90,9 @@ def _native(weights: LayerWeights, scale: float) -> NativeLayer | None:
         return None
     if block is None or not isinstance(qkv, PanelWeight) or not isinstance(out, PanelWeight):
         return None
-    head_norms = None
-    if weights.query_norm is not None and weights.key_norm is not None:
-        head_norms = weights.query_norm, weights.key_norm
+    head_norms = [norm for norm in (weights.query_norm, weights.key_norm) if norm is not None]
+    if len(head_norms) == 1:
+        return None
     return NativeLayer(
-        weights.attention_norm, qkv, head_norms, scale, out, weights.mlp_norm, *block
+        weights.attention_norm, qkv, tuple(head_norms), scale, out, weights.mlp_norm, *block
     )

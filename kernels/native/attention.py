@@ -17,6 +17,7 @@ from torch import Tensor
 from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
 from nightjar.kernels.layout import BranchLayout, ChunkLayout, PagedLayout, StepRows
 from nightjar.kernels.native.build import compiled, library
+from nightjar.kernels.native.norm import NormArgument
 from nightjar.kernels.native.pointers import FLOAT, INT, POINTER, address, by_row, is_plain
 
 HEAD_SIZE_STEP = 16
@@ -255,9 +256,8 @@ class Projection(ctypes.Structure):
         ("qkv", POINTER),
         ("rows", INT),
         ("heads", INT),
-        ("query_norm", POINTER),
-        ("key_norm", POINTER),
-        ("epsilon", FLOAT),
+        ("query_norm", NormArgument),
+        ("key_norm", NormArgument),
         *((name, POINTER) for name in ("cosines", "sines", "positions")),
         ("pairs", INT),
         ("blocks", POINTER),
@@ -320,11 +320,16 @@ def projected(
     """qkv [T, Hq + 2 Hkv, D] as the kernels take it, and where its keys and values go."""
     if not qkv.is_contiguous():
         raise ValueError(f"qkv with strides {qkv.stride()}: contiguous")
-    query_norm = key_norm = cosines = sines = positions = None
-    epsilon, pairs = 0.0, 0
+    query_norm = key_norm = NormArgument()
+    cosines = sines = positions = None
+    pairs = 0
     if norms is not None:
-        query_norm, key_norm = _numbers(norms.query), _numbers(norms.key)
-        epsilon = norms.epsilon
+        query_norm, key_norm = (
+            NormArgument.of(weight, None, norms.epsilon) for weight in (norms.query, norms.key)
+        )
+        if not query_norm.size == key_norm.size == qkv.shape[2]:
+            sizes = f"{query_norm.size} and {key_norm.size}"
+            raise ValueError(f"norms of {sizes} for heads of {qkv.shape[2]}")
     if rotation is not None:
         cosines, sines = _numbers(rotation.cosines), _numbers(rotation.sines)
         positions = rotation.positions.data_ptr()
@@ -335,7 +340,6 @@ def projected(
         heads,
         query_norm,
         key_norm,
-        epsilon,
         cosines,
         sines,
         positions,

@@ -25,11 +25,17 @@ def embed(
 
     Raises:
         IndexError: An id or a position that a table has no row for.
+        ValueError: Not int64, or shapes that do not fit together.
     """
     if ids.dtype != torch.int64 or positions.dtype != torch.int64:
         raise ValueError(f"{ids.dtype} ids, {positions.dtype} positions: int64")
     ids, positions = ids.contiguous(), positions.contiguous()
     n, width = ids.shape[0], table.shape[1]
+    if positions.shape[0] != n or (position_table is not None and position_table.shape[1] != width):
+        places = None if position_table is None else list(position_table.shape)
+        raise ValueError(
+            f"{n} ids, {positions.shape[0]} positions, tables {list(table.shape)} and {places}"
+        )
     out = table.new_empty(n, width)
     done = _function()(
         table.data_ptr(),

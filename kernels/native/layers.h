@@ -9,14 +9,14 @@
 
 namespace nightjar {
 
-// One layer, as Python hands it over: see layers.py.  W: how its weights lie.  query_norm, key_norm:
-// float[head_size], or null.  Scores are multiplied by `scale`.
+// One layer, as Python hands it over: see layers.py.  W: how its weights lie.  query_norm, key_norm: as
+// in Projection.  Scores are multiplied by `scale`.
 template <typename W>
 struct DecoderLayer {
   Norm attention_norm;
   const W* qkv;
-  const float* query_norm;
-  const float* key_norm;
+  Norm query_norm;
+  Norm key_norm;
   float scale;
   const W* attention_out;
   Norm mlp_norm;
@@ -38,7 +38,7 @@ struct DecoderLayers {
 // in `rows` writes.
 struct DecoderStep {
   float* residual;
-  Projection* projection;
+  const Projection* projection;
   void* attended;
 };
 

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -23,13 +23,40 @@ if TYPE_CHECKING:
     from nightjar.kernels.norm import Norm
 
 
+class LayerShape(NamedTuple):
+    """Channels of the residual stream, of a projection to queries, keys and values, of what was
+    attended, and of the norms of heads, if there are any."""
+
+    stream: int
+    projection: int
+    attended: int
+    head_norms: tuple[int, ...]
+
+    def check(self, residual: Tensor, keys: Tensor) -> None:
+        """Whether they fit the stream [T, H] and the cache [layers, blocks, Hkv, S, D].
+
+        Raises:
+            ValueError: They do not.
+        """
+        kv_heads, size = keys.shape[2], keys.shape[4]
+        heads = self.attended + 2 * kv_heads * size
+        fits = self.stream == residual.shape[1] and self.projection == heads
+        if not fits or self.attended % size or {*self.head_norms} - {size}:
+            raise ValueError(
+                f"layers of {self}, a stream {list(residual.shape)}, a cache {list(keys.shape)}"
+            )
+
+
 @dataclass(frozen=True, eq=False)
 class NativeLayer:
-    """A layer whose weights the kernels take as a whole; scale multiplies its scores."""
+    """A layer whose weights the kernels take as a whole.
+
+    scale multiplies its scores; head_norms: of queries and keys, or none.
+    """
 
     attention_norm: Norm
     qkv: PanelWeight
-    head_norms: tuple[Norm, Norm] | None
+    head_norms: tuple[Norm, ...]
     scale: float
     attention_out: PanelWeight
     mlp_norm: Norm
@@ -37,20 +64,36 @@ class NativeLayer:
     down: PanelWeight
 
     @property
-    def kinds(self) -> set[str]:
-        """What the names of its weights' kernels begin with."""
-        weights = self.qkv, self.attention_out, self.up, self.down
-        return {weight.kernels for weight in weights}
+    def weights(self) -> tuple[PanelWeight, ...]:
+        """All of them."""
+        return self.qkv, self.attention_out, self.up, self.down
+
+    @property
+    def shape(self) -> LayerShape:
+        """What all layers of a decoder have in common.
+
+        Raises:
+            ValueError: Its parts do not fit together.
+        """
+        stream, out = self.qkv.in_features, self.attention_out
+        norms = [norm.weight.shape[0] for norm in (self.attention_norm, self.mlp_norm)]
+        ends = out.out_features, self.up.in_features, self.down.out_features
+        if {*norms, *ends} != {stream}:
+            raise ValueError(f"a stream of {stream} channels, but norms {norms} and weights {ends}")
+        if self.up.out_features != self.down.in_features:
+            up, down = self.up.out_features, self.down.in_features
+            raise ValueError(f"{up} channels go up, {down} come down")
+        head_norms = tuple(norm.weight.shape[0] for norm in self.head_norms)
+        return LayerShape(stream, self.qkv.out_features, out.in_features, head_norms)
 
     @property
     def argument(self) -> _LayerArgument:
         """As the kernels take it."""
-        query, key = self.head_norms or (None, None)
+        norms = [norm.native for norm in self.head_norms] or [NormArgument()] * 2
         return _LayerArgument(
             self.attention_norm.native,
             self.qkv.address,
-            None if query is None else query.native.weight,
-            None if key is None else key.native.weight,
+            *norms,
             self.scale,
             self.attention_out.address,
             self.mlp_norm.native,
@@ -60,11 +103,19 @@ class NativeLayer:
 
 
 class NativeLayers:
-    """Layers whose weights are all of one kind."""
+    """Layers of one shape whose weights are all of one kind."""
 
     def __init__(self, layers: Sequence[NativeLayer], activation: str) -> None:
-        """activation: of their feed-forward blocks."""
-        (self._kind,) = set[str]().union(*(layer.kinds for layer in layers))
+        """activation: of their feed-forward blocks.
+
+        Raises:
+            ValueError: They do not fit together.
+        """
+        shapes = {layer.shape for layer in layers}
+        kinds = {weight.kernels for layer in layers for weight in layer.weights}
+        if len(shapes) != 1 or len(kinds) != 1:
+            raise ValueError(f"layers of {shapes} with weights of {kinds}: all of one kind")
+        (self._shape,), (self._kind,) = shapes, kinds
         self._layers = layers  # or nobody would hold what the arguments point to
         self._arguments = (_LayerArgument * len(layers))(*(layer.argument for layer in layers))
         self._activation = ACTIVATIONS[activation]
@@ -86,13 +137,17 @@ class NativeLayers:
         rows: StepRows,
     ) -> None:
         """As kernels.layers.run_layers."""
-        keys, first = cache.keys, self._layers[0]
-        kv_heads, size = keys.shape[2], keys.shape[4]
-        qkv = keys.new_empty(residual.shape[0], first.qkv.out_features // size, size)
-        attended = keys.new_empty(residual.shape[0], qkv.shape[1] - 2 * kv_heads, size)
+        keys = cache.keys
+        self._shape.check(residual, keys)
+        if count > min(len(self._layers), keys.shape[0]) or rows.wanted is not None:
+            raise ValueError(
+                f"{count} of {len(self._layers)} layers over a cache of {keys.shape[0]}, "
+                f"{'all' if rows.wanted is None else rows.wanted.shape[0]} rows wanted: all"
+            )
+        n_rows, size = residual.shape[0], keys.shape[4]
+        qkv = keys.new_empty(n_rows, self._shape.projection // size, size)
+        attended = keys.new_empty(n_rows, self._shape.attended // size, size)
         projection = attention.projected(qkv, attended.shape[1], None, rotation, cache)
-        if first.head_norms is not None:
-            projection.epsilon = first.head_norms[0].epsilon
         _function(self._kind)(
             _LayersArgument(
                 self._arguments, count, self._activation, keys.stride(0) * keys.itemsize
@@ -108,7 +163,9 @@ class _LayerArgument(ctypes.Structure):
 
     _fields_ = (
         ("attention_norm", NormArgument),
-        *((name, POINTER) for name in ("qkv", "query_norm", "key_norm")),
+        ("qkv", POINTER),
+        ("query_norm", NormArgument),
+        ("key_norm", NormArgument),
         ("scale", FLOAT),
         ("attention_out", POINTER),
         ("mlp_norm", NormArgument),

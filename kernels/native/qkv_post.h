@@ -12,18 +12,17 @@ namespace nightjar {
 
 // Packed heads, as Python hands them over: see attention.py.
 //
-// qkv: [rows, heads + 2 kv_heads, head_size] in the cache's numbers.  query_norm, key_norm:
-// float[head_size], or null for no norms.  Row r turns `pairs` channels of each query and key by the
-// angles of positions[r]: cosines and sines [positions, pairs], channel i with channel i + pairs (arXiv
-// 2104.09864); null for no rotation.  Keys and values of the first `written` rows go to offset
+// qkv: [rows, heads + 2 kv_heads, head_size] in the cache's numbers.  query_norm, key_norm: of
+// head_size, both without a weight for no norms.  Row r turns `pairs` channels of each query and key
+// by the angles of positions[r]: cosines and sines [positions, pairs], channel i with channel i + pairs
+// (arXiv 2104.09864); null for no rotation.  Keys and values of the first `written` rows go to offset
 // offsets[r] of block blocks[r].
 struct Projection {
   void* qkv;
   int64_t rows;
   int64_t heads;
-  const float* query_norm;
-  const float* key_norm;
-  float epsilon;
+  Norm query_norm;
+  Norm key_norm;
   const float* cosines;
   const float* sines;
   const int64_t* positions;
@@ -68,16 +67,15 @@ template <typename S>
 void prepare(Member& member, const Projection& rows, const Cache<S>& cache) {
   const int64_t size = cache.head_size, heads = rows.heads, kv_heads = cache.kv_heads;
   const int64_t step = (heads + 2 * kv_heads) * size;
-  const Norm query{rows.query_norm, nullptr, size, rows.epsilon};
-  const Norm key{rows.key_norm, nullptr, size, rows.epsilon};
-  const bool changes = query.weight != nullptr || rows.cosines != nullptr;
+  const bool norms = rows.query_norm.weight != nullptr;
+  const bool changes = norms || rows.cosines != nullptr;
   std::vector<float> room(size);
   member.share(rows.rows, [&](int64_t r) {
     S* row = static_cast<S*>(rows.qkv) + r * step;
     for (int64_t h = 0; changes && h < heads + kv_heads; ++h) {
       const Changed changed(row + h * size, size, room.data());
       float* head = changed.numbers;
-      if (query.weight != nullptr) normalize(h < heads ? query : key, head, nullptr, head);
+      if (norms) normalize(h < heads ? rows.query_norm : rows.key_norm, head, nullptr, head);
       if (rows.cosines != nullptr) {
         const int64_t angles = rows.positions[r] * rows.pairs;
         turn(head, rows.cosines + angles, rows.sines + angles, rows.pairs);

@@ -13,18 +13,23 @@ from tests.unit.test_kernels_blocks import a_norm, normal, pack, pack_up
 
 N_LAYERS = 3
 HEADS, KV_HEADS, SIZE = 4, 2, 16
-HIDDEN, INNER = 48, 80
+HIDDEN, INNERS = 48, (80, 208, 32)
 CACHES = {"float": torch.float32, "int8": torch.float16}
 
 
 @pytest.fixture(autouse=True)
 def _compiled():
     require(native.build.library() is not None)
-    if not native.int8_linear.serves():
+
+
+@pytest.fixture(params=CACHES)
+def precision(request):
+    if request.param == "int8" and not native.int8_linear.serves():
         pytest.skip("this processor has no VNNI")
+    return request.param
 
 
-def a_layer(precision, *, feed_forward="plain", head_norms=False):
+def a_layer(precision, inner=INNERS[0], *, feed_forward="plain", head_norms=False):
     return LayerWeights(
         attention_norm=a_norm(HIDDEN, layer_norm=True),
         qkv=pack((HEADS + 2 * KV_HEADS) * SIZE, HIDDEN, precision),
@@ -33,8 +38,8 @@ def a_layer(precision, *, feed_forward="plain", head_norms=False):
         attention_out=pack(HIDDEN, HEADS * SIZE, precision, seed=6),
         attention_post_norm=None,
         mlp_norm=a_norm(HIDDEN, layer_norm=False),
-        up=pack_up(feed_forward, INNER, HIDDEN, precision),
-        down=pack(HIDDEN, INNER, precision, seed=8),
+        up=pack_up(feed_forward, inner, HIDDEN, precision),
+        down=pack(HIDDEN, inner, precision, seed=8),
         mlp_post_norm=None,
     )
 
@@ -86,11 +91,10 @@ class Run:
 
 
 def layers_of(precision, activation="gelu_tanh", **kind):
-    weights = tuple(a_layer(precision, **kind) for _ in range(N_LAYERS))
+    weights = tuple(a_layer(precision, inner, **kind) for inner in INNERS)
     return Layers(weights, (0.25, 0.2, 0.5), activation)
 
 
-@pytest.mark.parametrize("precision", CACHES)
 @pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize("count", [1, N_LAYERS])
 @pytest.mark.parametrize(
@@ -112,17 +116,18 @@ def test_they_are_their_ops_one_after_another(precision, kinds, count, kind, act
     assert not torch.equal(whole.residual, before)
 
 
-def test_rows_above_those_computed_at_once():
+def test_rows_above_those_computed_at_once(precision):
     """Products take many rows in turn, attention all of them."""
-    layers, n = layers_of("int8"), 1100
+    layers, n = layers_of(precision), 1100
     blocks = torch.arange(n) // 32
     tables = [tuple(range(n // 32 + 1))]
     rows = kernels.StepRows(
         kernels.ChunkLayout.build([kernels.Chunk(tables[0], 0, n)], 32), None, None
     )
-    runs = [Run(layers, "int8", ("prompt",)) for _ in range(2)]
+    runs = [Run(layers, precision, ("prompt",)) for _ in range(2)]
     for run in runs:
-        cache = torch.zeros(N_LAYERS, len(tables[0]), KV_HEADS, 32, SIZE, dtype=torch.float16)
+        shape = N_LAYERS, len(tables[0]), KV_HEADS, 32, SIZE
+        cache = torch.zeros(shape, dtype=CACHES[precision])
         run.cache = CacheWrite(cache, cache.clone(), blocks, torch.arange(n) % 32)
         run.rows, run.residual = rows, normal(n, HIDDEN, seed=11)
     assert runs[0].at_once()
@@ -142,22 +147,79 @@ def test_rotations_and_norms_are_told_apart():
     assert not torch.equal(with_both.residual, no_turns.residual)
 
 
-def test_what_the_kernels_do_not_take_is_left_alone(monkeypatch):
-    plain = layers_of("float")
-    norm = a_norm(HIDDEN, layer_norm=False)
-    mixed = replace(plain.weights[1], down=pack(HIDDEN, INNER, "int8"))
-    refused = [
-        replace(plain, weights=(*plain.weights[:2], replace(plain.weights[2], **change)))
-        for change in ({"mlp_post_norm": norm}, {"attention_post_norm": norm})
+def test_what_the_kernels_do_not_take_is_left_alone(precision, monkeypatch):
+    plain = layers_of(precision)
+    other = a_layer("int8" if precision == "float" else "float")
+    norm, head_norm = (a_norm(size, layer_norm=False) for size in (HIDDEN, SIZE))
+    changes = [
+        {"mlp_post_norm": norm},
+        {"attention_post_norm": norm},
+        {"query_norm": head_norm},
+        {"down": other.down},
     ]
-    refused.append(replace(plain, weights=(plain.weights[0], mixed, plain.weights[2])))
-    other = Run(layers_of("int8"), "float", KINDS[-1]).layers.weights
-    refused.append(replace(plain, weights=(plain.weights[0], *other[1:])))
-    for layers in refused:
-        run = Run(layers, "float", KINDS[-1])
+    lasts = [replace(plain.weights[2], **change) for change in changes]
+    for last in (*lasts, other):
+        run = Run(replace(plain, weights=(*plain.weights[:2], last)), precision, KINDS[-1])
         before = run.residual.clone()
         assert not run.at_once()
         assert torch.equal(run.residual, before)
-    assert not Run(plain, "float", KINDS[-1]).at_once(0)
+    assert not Run(plain, precision, KINDS[-1]).at_once(0)
+    run = Run(plain, precision, KINDS[-1])
+    wide = replace(run.cache, keys=run.cache.keys.double(), values=run.cache.values.double())
+    run.cache = wide
+    assert not run.at_once()
     use_backend("torch", monkeypatch)
-    assert not Run(plain, "float", KINDS[-1]).at_once()
+    assert not Run(plain, precision, KINDS[-1]).at_once()
+
+
+@pytest.mark.parametrize(
+    ("part", "size"), [("attention_norm", 32), ("mlp_norm", 64), ("query_norm", 8)]
+)
+def test_norms_of_another_size_are_refused(part, size):
+    first, *others = layers_of("float", head_norms=True).weights
+    layers = replace(
+        layers_of("float"),
+        weights=(*others, replace(first, **{part: a_norm(size, layer_norm=False)})),
+    )
+    run = Run(layers, "float", KINDS[-1])
+    with pytest.raises(ValueError, match=f"\\b{size}\\b"):
+        run.at_once()
+
+
+@pytest.mark.parametrize("part", ["qkv", "attention_out", "up", "down"])
+@pytest.mark.parametrize(("outs", "ins"), [(16, 0), (0, 16)])
+def test_weights_of_another_shape_are_refused(part, outs, ins):
+    plain = layers_of("float")
+
+    def other(weight):
+        return pack(weight.out_features + outs, weight.in_features + ins, "float")
+
+    first, *others = plain.weights
+    changed = replace(first, **{part: other(getattr(first, part))})
+    run = Run(replace(plain, weights=(changed, *others)), "float", KINDS[-1])
+    before = run.residual.clone()
+    with pytest.raises(ValueError, match=r"channels|layers of"):
+        run.at_once()
+    assert torch.equal(run.residual, before)
+
+
+def test_a_step_that_does_not_fit_the_layers_is_refused():
+    run = Run(layers_of("float"), "float", KINDS[-1])
+    with pytest.raises(ValueError, match=r"4 of 3 layers over a cache of 3"):
+        run.at_once(N_LAYERS + 1)
+    cache = run.cache
+    run.cache = replace(cache, keys=cache.keys[:2], values=cache.values[:2])
+    with pytest.raises(ValueError, match=r"3 of 3 layers over a cache of 2"):
+        run.at_once()
+    run.cache = cache
+    run.rows = replace(run.rows, wanted=torch.tensor([0]))
+    with pytest.raises(ValueError, match="1 rows wanted: all"):
+        run.at_once()
+    run.rows, run.residual = replace(run.rows, wanted=None), run.residual[:, :32].contiguous()
+    with pytest.raises(ValueError, match=r"a stream \[\d+, 32\]"):
+        run.at_once()
+    fewer = cache.keys[:, :, :1].contiguous(), cache.values[:, :, :1].contiguous()
+    run = Run(layers_of("float"), "float", KINDS[-1])
+    run.cache = replace(cache, keys=fewer[0], values=fewer[1])
+    with pytest.raises(ValueError, match="a cache"):
+        run.at_once()
