@@ -55,18 +55,19 @@ template <bool kAdd, bool kHalf>
 inline void multiply_up_to(int64_t rows, const float* a, int64_t row_step, int64_t step,
                            const float* b, int64_t b_step, int64_t depth, const float* factors,
                            float* out, int64_t out_step) {
+  const auto factors_of = [=](int64_t r) { return kAdd ? factors + r : nullptr; };
   int64_t r = 0;
   for (; r + kMicroRows <= rows; r += kMicroRows) {
     multiply_rows<kMicroRows, kAdd, kHalf>(a + r * row_step, row_step, step, b, b_step, depth,
-                                           factors + r, out + r * out_step, out_step);
+                                           factors_of(r), out + r * out_step, out_step);
   }
   for (; r + 2 <= rows; r += 2) {
     multiply_rows<2, kAdd, kHalf>(a + r * row_step, row_step, step, b, b_step, depth,
-                                  factors + r, out + r * out_step, out_step);
+                                  factors_of(r), out + r * out_step, out_step);
   }
   for (; r < rows; ++r) {
     multiply_rows<1, kAdd, kHalf>(a + r * row_step, row_step, step, b, b_step, depth,
-                                  factors + r, out + r * out_step, out_step);
+                                  factors_of(r), out + r * out_step, out_step);
   }
 }
 
@@ -131,15 +132,19 @@ class Tile {
     fresh_ = false;
   }
 
-  // Write the tile's rows, out_step numbers apart.
+  // Write the tile's rows, out_step numbers apart; returns whether all are finite.
   template <typename S>
-  void finish(S* out, int64_t out_step) const {
+  bool finish(S* out, int64_t out_step) const {
+    Vector off{};  // what a number is off itself: nothing, if it is finite
     for (int64_t r = 0; r < rows_; ++r) {
       const Vector share = splat(1.0f / sums_[r]);
       for (int64_t d = 0; d < head_size_; d += kLanes) {
-        store(out + r * out_step + d, load(out_.data() + r * head_size_ + d) * share);
+        const Vector x = load(out_.data() + r * head_size_ + d) * share;
+        off += x - x;
+        store(out + r * out_step + d, x);
       }
     }
+    return sum_of(off) == 0.0f;
   }
 
  private:
@@ -150,11 +155,11 @@ class Tile {
     const int32_t high = narrow ? 0 : *std::max_element(visible + kLanes, visible + kTileRows);
     const int64_t both = std::clamp<int64_t>(std::min(low, high), 0, n);
     multiply_up_to<false, false>(both, keys, key_step, 1, queries_.data(), kTileRows, head_size_,
-                                 corrections_, scores_, kTileRows);
+                                 nullptr, scores_, kTileRows);
     const int64_t one = std::clamp<int64_t>(std::max(low, high), 0, n);
     const int64_t place = low < high ? kLanes : 0;
     multiply_up_to<false, true>(one - both, keys + both * key_step, key_step, 1,
-                                queries_.data() + place, kTileRows, head_size_, corrections_,
+                                queries_.data() + place, kTileRows, head_size_, nullptr,
                                 scores_ + both * kTileRows + place, kTileRows);
   }
 
@@ -224,6 +229,15 @@ class Tile {
   alignas(64) float sums_[kTileRows];
   alignas(64) float corrections_[kTileRows];  // of what was summed up to the last peak
 };
+
+// attend(first, n): n rows of a tile from `first` on by themselves, whether all become finite.  A hidden
+// key weighs nothing, but nothing times an infinite value is no number: so that no row's bits are a
+// matter of its neighbours, each attends again alone where one is not finite.
+template <typename Attend>
+void attend_apart(int64_t rows, Attend attend) {
+  if (attend(0, rows) || rows == 1) return;
+  for (int64_t r = 0; r < rows; ++r) attend(r, 1);
+}
 
 // One layer of the paged cache: keys and values S[blocks, kv_heads, block_size, head_size].  Heads
 // come and leave in the same numbers; S: float or Half.

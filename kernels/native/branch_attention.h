@@ -80,11 +80,14 @@ void attend(Member& member, const Documents& rows, const Cache<S>& cache, float 
     alignas(64) int32_t limits[kTileRows];
     std::fill(limits, limits + kTileRows, static_cast<int32_t>(prefix));
     const S* queries = static_cast<const S*>(rows.q) + first * rows.step + head * size;
-    tile.begin(queries, rows.step, rows.counts[i], scale);
-    attend_paged(tile, cache, rows.tables + rows.table_starts[i], kv_head, prefix, limits);
-    attend_documents<S>(tile, rows, size, first, first + rows.counts[i], kv_head * size);
     S* out = static_cast<S*>(rows.out) + (first * rows.heads + head) * size;
-    tile.finish(out, rows.heads * size);
+    attend_apart(rows.counts[i], [&](int64_t from, int64_t n) {
+      const int64_t row = first + from;
+      tile.begin(queries + from * rows.step, rows.step, n, scale);
+      attend_paged(tile, cache, rows.tables + rows.table_starts[i], kv_head, prefix, limits);
+      attend_documents<S>(tile, rows, size, row, row + n, kv_head * size);
+      return tile.finish(out + from * rows.heads * size, rows.heads * size);
+    });
   });
 }
 

@@ -156,15 +156,15 @@ template <int A, bool kGated, typename To>
 void float_tile(const FloatWeight& weight, const TiledRows& rows, const To& to, int64_t row,
                 int64_t height, int64_t panel, Ahead ahead) {
   constexpr int kSums = kFloatTileRows * kFloatColumns;
-  constexpr int kHalves = kGated ? 2 : 1;
+  constexpr int kParts = kGated ? 2 : 1;
   const int64_t panel_size = weight.stride * kFloatColumns;
-  const float* weights = weight.panels + panel * kHalves * panel_size;
-  const float* bias = weight.bias + panel * kHalves * kFloatColumns;
+  const float* weights = weight.panels + panel * kParts * panel_size;
+  const float* bias = weight.bias + panel * kParts * kFloatColumns;
   to.fetch(row, height, panel * kFloatColumns);
-  alignas(64) float sums[kHalves * kSums];
-  for (int half = 0; half < kHalves; ++half) {
+  alignas(64) float sums[kParts * kSums];
+  for (int part = 0; part < kParts; ++part) {
     kMultiplyFloats[height - 1](rows.values + row * weight.stride, weight.stride,
-                                weights + half * panel_size, ahead, sums + half * kSums);
+                                weights + part * panel_size, ahead, sums + part * kSums);
     ahead.from += weight.stride * ahead.step;
   }
   for (int i = 0; i < kFloatColumns; i += kLanes) {

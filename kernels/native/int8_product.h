@@ -102,12 +102,12 @@ inline float peak_of(const float* x, int64_t k) {
 }
 
 inline float peak_of(const Half* x, int64_t k) {
-  constexpr int kHalves = 2 * kLanes;
+  constexpr int kAtOnce = 2 * kLanes;
   const __m512i number = _mm512_set1_epi16(0x7fff);  // all but the sign
   __m512i top = _mm512_setzero_si512();
-  for (int64_t i = 0; i < k; i += kHalves) {
+  for (int64_t i = 0; i < k; i += kAtOnce) {
     const int64_t left = k - i;
-    const __mmask32 there = left >= kHalves ? ~0u : (1u << left) - 1;
+    const __mmask32 there = left >= kAtOnce ? ~0u : (1u << left) - 1;
     const __m512i bits = _mm512_maskz_loadu_epi16(there, x + i);
     top = _mm512_max_epu16(top, _mm512_and_si512(bits, number));
   }

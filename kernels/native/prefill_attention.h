@@ -33,22 +33,24 @@ void attend(Member& member, const Prompts& rows, const Cache<S>& cache, float sc
   member.take(rows.tiles * heads, [&](int64_t place) {
     const int64_t i = place / heads, head = place % heads;
     const int64_t first = rows.first_rows[i], count = rows.counts[i];
-    const int64_t position = rows.positions[i];
-    alignas(64) int32_t limits[kTileRows];
-    for (int r = 0; r < kTileRows; ++r) {
-      limits[r] = r < count ? static_cast<int32_t>(position + r + 1) : 0;
-    }
     const S* queries = static_cast<const S*>(rows.q) + first * rows.step + head * size;
     S* out = static_cast<S*>(rows.out) + (first * heads + head) * size;
-    tile.begin(queries, rows.step, count, scale);
     // The next head's queries are next to these, and so are its results.
     for (int64_t r = 0; r < count; ++r) {
       fetch(queries + r * rows.step + size, size);
       fetch_to_write(out + r * heads * size, size);
     }
-    attend_paged(tile, cache, rows.tables + rows.table_starts[i], head / heads_per_kv,
-                 position + count, limits);
-    tile.finish(out, heads * size);
+    attend_apart(count, [&](int64_t from, int64_t n) {
+      const int64_t position = rows.positions[i] + from;
+      alignas(64) int32_t limits[kTileRows];
+      for (int r = 0; r < kTileRows; ++r) {
+        limits[r] = r < n ? static_cast<int32_t>(position + r + 1) : 0;
+      }
+      tile.begin(queries + from * rows.step, rows.step, n, scale);
+      attend_paged(tile, cache, rows.tables + rows.table_starts[i], head / heads_per_kv,
+                   position + n, limits);
+      return tile.finish(out + from * heads * size, heads * size);
+    });
   });
 }
 

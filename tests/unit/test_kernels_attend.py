@@ -221,6 +221,26 @@ def test_rows_that_are_wanted_are_the_same_to_the_bit(prompts, dtype):
     assert torch.equal(write.values, cached.values)
 
 
+@pytest.mark.parametrize("backend", ["native"], indirect=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kind", ["prompt", "document"])
+@pytest.mark.parametrize("place", [0, 3, 4])
+def test_a_value_that_is_not_finite_is_seen_by_those_after_it_alone(backend, kind, place, dtype):
+    """Rows share tiles, in which a key that is hidden from one weighs nothing for it; nothing times
+    infinity would be no number."""
+    assert backend == "native"
+    step = Step(KINDS[-1], (6, 2, 64), dtype=dtype, pairs=32)
+    expected, _ = step.run(0.125)
+    starts = {"prompt": 33, "document": 40}
+    first, length = starts[kind], 5
+    step.qkv[first + place, 8:] = torch.inf  # its values
+    found, _ = step.run(0.125)
+    sees = torch.zeros(found.shape[0], dtype=torch.bool)
+    sees[first + place : first + length] = True
+    assert not found[sees].isfinite().any()
+    assert torch.equal(found[~sees], expected[~sees])
+
+
 def test_only_its_rows_are_written():
     step = Step(KINDS[-1], (4, 4, 16), pairs=8)
     _, write = step.run(0.25)
@@ -240,3 +260,6 @@ def test_what_the_kernels_cannot_read_is_refused(backend):
     wide = torch.cat((step.qkv, step.qkv), dim=1)[:, : step.qkv.shape[1]]
     with pytest.raises(ValueError, match="contiguous"):
         native.attention.attend(wide, None, None, step.write(), step.rows(), 1.0)
+    short = replace(step.norms, key=step.norms.key[:8])
+    with pytest.raises(ValueError, match="norms of 16 and 8 for heads of 16"):
+        native.attention.attend(step.qkv, short, None, step.write(), step.rows(), 1.0)
