@@ -12,13 +12,16 @@ from nightjar.kernels.linear import LinearWeight, linear
 CHUNK_BYTES = 8 << 20
 """Logits held at once: small enough for the cache, large enough for the product to be fast."""
 
+DEVICE_CHUNK_BYTES = 256 << 20
+"""On a GPU, which reads the head anew for every chunk and fills itself with many rows."""
+
 
 def token_nll(hidden: Tensor, head: LinearWeight, rows: Tensor, targets: Tensor) -> Tensor:
     """-log softmax(hidden[rows[i]] @ head)[targets[i]] for every pair i.
 
     hidden: [N, H]; rows: int64[M], ascending, so that a row that many targets follow (the end of
     a query) meets the vocabulary once; targets: int64[M], below the vocabulary.
-    Returns float32[M].
+    Returns float32[M]; NaN where a row's scores are not all finite.
     """
     nll = torch.empty(rows.shape[0], dtype=torch.float32, device=hidden.device)
     for logits, own, pairs in _chunks(hidden, head, rows):
@@ -44,10 +47,12 @@ def _chunks(
     hidden: Tensor, head: LinearWeight, rows: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, slice]]:
     """Logits of a few rows at a time, the row of each of their pairs, and which pairs these are."""
-    step = max(64, CHUNK_BYTES // (4 * head.out_features))
+    held = DEVICE_CHUNK_BYTES if hidden.is_cuda else CHUNK_BYTES
+    step = max(64, held // (4 * head.out_features))
+    starts = torch.arange(0, hidden.shape[0], step, device=rows.device)
+    ends = torch.searchsorted(rows, starts + step).tolist()  # all at once: it waits for a device
     begin = 0
-    for start in range(0, hidden.shape[0], step):
-        end = int(torch.searchsorted(rows, start + step))
+    for start, end in zip(range(0, hidden.shape[0], step), ends, strict=True):
         if end > begin:
             yield (
                 linear(hidden[start : start + step], head),

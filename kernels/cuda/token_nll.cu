@@ -7,7 +7,7 @@ constexpr int THREADS = WARPS * WARP;
 // Block: one row of logits [rows, vocab_size] and the tokens targets[starts[row]..starts[row + 1])
 // that are predicted from it.  A thread keeps a running maximum and the sum of exponentials below it
 // (arXiv 1805.02867), so the row is read once; a row that nothing is predicted from is not read.
-// A target outside the vocabulary gives NaN.
+// A target outside the vocabulary gives NaN, and so does a row that holds NaN or infinities.
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(THREADS)
     token_nll(const T* __restrict__ logits, int64 stride, const int64* __restrict__ starts,
@@ -29,17 +29,12 @@ __global__ void __launch_bounds__(THREADS)
       sum *= expf(highest - best);
       highest = best;
     }
-    // Before the first score above -inf there is nothing to add (and inf - inf is no number).
-    if (highest > -infinity()) {
+    // A finite score less itself is nothing; NaN, inf or -inf make the sum NaN.
 #pragma unroll
-      for (int i = 0; i < WIDTH; ++i) sum += expf(v[i] - highest);
-    } else {
-#pragma unroll
-      for (int i = 0; i < WIDTH; ++i) sum += v[i] != v[i] ? v[i] : 0.0f;  // NaN must be seen
-    }
+    for (int i = 0; i < WIDTH; ++i) sum += expf(v[i] - highest) + (v[i] - v[i]);
   }
   const float whole = block_max<WARPS>(highest);
-  // NaN stays, and so does the NaN of a row of nothing but -inf.
+  // A thread without scores has summed nothing.
   const float scaled = highest > -infinity() ? sum * expf(highest - whole) : sum;
   const float log_sum = whole + logf(block_sum<WARPS>(scaled));
 

@@ -9,6 +9,8 @@ from nightjar.kernels.reference.widened import widened
 def target_nll(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
     """-log softmax(logits[rows[i]])[targets[i]]: [N, V], int64[M], int64[M] -> float[M].
 
-    rows: ascending.
+    rows: ascending.  NaN where the row holds NaN or infinities.
     """
-    return -torch.log_softmax(widened(logits), -1)[rows, targets]
+    scores = widened(logits)
+    lowest = scores.amin(-1)  # -inf is all that the softmax would let pass
+    return (lowest - lowest)[rows] - torch.log_softmax(scores, -1)[rows, targets]

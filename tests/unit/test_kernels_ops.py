@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from nightjar import kernels
+from nightjar.kernels import log_prob
 from nightjar.kernels.reference.linear import FloatWeight
 from tests.backends import BACKENDS, use_backend
 
 
 @pytest.fixture(params=BACKENDS, autouse=True)
-def _backend(request, monkeypatch):
-    use_backend(request.param, monkeypatch)
+def backend(request, monkeypatch):
+    return use_backend(request.param, monkeypatch)
 
 
 def test_embed_reads_table_positions_and_each_rows_own_vectors():
@@ -40,6 +41,19 @@ def test_embed_reads_no_row_that_a_table_has_not():
         kernels.embed(ids, torch.tensor([0, 1, 2, 0]), table, torch.randn(2, 16))
     with pytest.raises(IndexError):
         kernels.embed(torch.tensor([4, -1]), torch.tensor([0, 1]), table, None)
+    with pytest.raises((ValueError, RuntimeError)):  # whose places are too few, or too narrow
+        kernels.embed(ids, torch.tensor([0, 1, 2]), table, torch.randn(5, 16))
+    with pytest.raises((ValueError, RuntimeError)):
+        kernels.embed(ids, ids, table, torch.randn(5, 15))
+
+
+@pytest.mark.parametrize("backend", ["native"], indirect=True)
+def test_an_id_past_an_lm_head_is_named(backend):
+    assert backend == "native"
+    table = torch.randn(50, 16)
+    one = kernels.tied_table(table, kernels.pack_linear(table, None))
+    with pytest.raises(IndexError, match="id 55: the table has 50 rows"):
+        kernels.embed(torch.tensor([1, 55, 2]), torch.arange(3), one, None)
 
 
 def test_embed_keeps_the_stream_in_fp32():
@@ -214,6 +228,35 @@ def test_token_nll_over_several_chunks(rows, vocab):
     found = kernels.token_nll(hidden, kernels.pack_linear(weight, None), sources, targets)
     log_probs = (hidden.double() @ weight.T.double()).log_softmax(-1)
     torch.testing.assert_close(found.double(), -log_probs[sources, targets], atol=1e-4, rtol=1e-5)
+
+
+def test_token_nll_never_holds_the_scores_of_all_rows(monkeypatch):
+    held, linear = [], log_prob.linear
+
+    def seen(x, head):
+        scores = linear(x, head)
+        held.append(scores.numel() * 4)
+        return scores
+
+    monkeypatch.setattr(log_prob, "linear", seen)
+    hidden, head = torch.randn(2000, 4), kernels.pack_linear(torch.randn(5000, 4), None)
+    rows = torch.arange(2000)
+    kernels.token_nll(hidden, head, rows, rows)
+    assert sum(held) == 4 * 2000 * 5000
+    assert max(held) <= log_prob.CHUNK_BYTES
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", [0, 1024, 1499])
+def test_token_nll_tells_a_score_that_is_not_finite_wherever_it_is(place, value):
+    """Nothing is predicted to be that token."""
+    weight = torch.randn(1500, 4)
+    head = kernels.pack_linear(weight, torch.zeros(1500))
+    hidden, targets = torch.randn(3, 4), torch.tensor([7, 8, 9])
+    scores = kernels.linear(hidden, head)
+    scores[1, place] = value
+    found = log_prob._target_nll(scores, torch.arange(3), targets)
+    assert found.isnan().tolist() == [False, True, False]
 
 
 def test_token_nll_of_huge_scores_is_finite():
