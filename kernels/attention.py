@@ -45,12 +45,13 @@ def attend(
     prefill, cached = rows.prefill_rows, cache.blocks.shape[0]
     parts = []
     if rows.prefill is not None:
-        parts.append(prefill_attention(q[:prefill], keys, values, rows.prefill, scale))
+        own = k[:prefill], v[:prefill]
+        parts.append(prefill_attention(q[:prefill], keys, values, rows.prefill, scale, own))
     if rows.decode is not None:
         parts.append(decode_attention(q[prefill:cached], keys, values, rows.decode, scale))
     if rows.branch is not None:
-        own = q[cached:], k[cached:], v[cached:]
-        parts.append(branch_attention(*own, keys, values, rows.branch, scale))
+        documents = q[cached:], k[cached:], v[cached:]
+        parts.append(branch_attention(*documents, keys, values, rows.branch, scale))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -78,15 +79,21 @@ def qkv_post(
 
 
 def prefill_attention(
-    q: Tensor, keys: Tensor, values: Tensor, layout: ChunkLayout, scale: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    layout: ChunkLayout,
+    scale: float,
+    own: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Causal attention of packed prompt rows to everything up to themselves.
 
     q: [T, H, D]; keys, values: [blocks, Hkv, S, D], one layer of the cache, which holds the rows'
-    own keys and values already; scale multiplies the scores.  Returns [T, H, D] in q's dtype.
+    own keys and values already; scale multiplies the scores; own: those keys and values once more,
+    [T, Hkv, D] each, for backends that gather what they read.  Returns [T, H, D] in q's dtype.
     """
     if serves(q):
-        return cuda_ops.prefill_attention(q, keys, values, layout, scale)
+        return cuda_ops.prefill_attention(q, keys, values, layout, scale, own)
     if native.attention.serves(q, keys):
         return native.attention.prefill_attention(q, keys, values, layout, scale)
     return reference.prefill.prefill_attention(q, keys, values, layout, scale)

@@ -1,16 +1,17 @@
 """Attention of prompts and of documents on a GPU: torch's flash attention over packed sequences.
 
 What it reads of the paged cache is gathered into packed rows once a layer: 2 L Hkv D s bytes read
-and written for L positions, against 4 L T Hq D operations of the T rows behind them.  A row's keys
-begin at position 0 whatever part of its prompt is computed now, and no sum is split, so its bits
-depend neither on how a prompt was cut nor on the prefix cache.
+and written for L positions, against 4 L T Hq D operations of the T rows behind them.  Prompts that
+are computed whole are read where they are.  A row's keys begin at position 0 whatever part of its
+prompt is computed now, and no sum is split, so its bits depend neither on how a prompt was cut nor
+on the prefix cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -22,12 +23,18 @@ from nightjar.kernels.layout import BranchLayout, ChunkLayout, Tables
 
 
 def prefill_attention(
-    q: Tensor, keys: Tensor, values: Tensor, layout: ChunkLayout, scale: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    layout: ChunkLayout,
+    scale: float,
+    own: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """As kernels.prefill_attention: q [T, Hq, D], cache [blocks, Hkv, S, D] -> [T, Hq, D]."""
     plan = layout.plan(_chunk_plan(q.device, keys.shape[2]))
-    k, v = plan.places.read(keys), plan.places.read(values)
-    return varlen_attention(q, k, v, plan.rows, plan.keys, scale, causal=True)[0]
+    if own is None or own[0].dtype != keys.dtype or layout.starts.any():
+        own = plan.places.read(keys), plan.places.read(values)
+    return varlen_attention(q, *own, plan.rows, plan.keys, scale, causal=True)[0]
 
 
 def branch_attention(
@@ -77,13 +84,20 @@ class CachePlaces:
         return cached.transpose(1, 2)[self.blocks, self.offsets]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChunkPlan:
-    """rows: the chunks; keys: for each, everything up to its end, which lies at `places`."""
+    """rows: the chunks; keys: for each, everything up to its end."""
 
     rows: Packed
     keys: Packed
-    places: CachePlaces
+    tables: Tables
+    block_size: int
+
+    @cached_property
+    def places(self) -> CachePlaces:
+        """Where the keys lie."""
+        device = self.keys.starts.device
+        return CachePlaces.of(self.tables, self.keys.lengths, self.block_size, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +121,8 @@ def _chunk_plan(device: torch.device, block_size: int) -> Callable[[ChunkLayout]
         return ChunkPlan(
             Packed.of((layout.ends - layout.starts).tolist(), device),
             Packed.of(ends, device),
-            CachePlaces.of(layout.tables, ends, block_size, device),
+            layout.tables,
+            block_size,
         )
 
     return derive

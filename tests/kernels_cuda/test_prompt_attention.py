@@ -5,6 +5,7 @@ import torch
 
 from nightjar.kernels import Branch, BranchLayout, Chunk, ChunkLayout, cuda_ops, kv_write, reference
 from nightjar.kernels.cuda import varlen
+from nightjar.kernels.cuda.prompt_attention import CachePlaces
 from nightjar.kernels.cuda.varlen import Packed, varlen_attention
 from tests.kernels_cuda.devices import assert_near, random
 
@@ -35,6 +36,35 @@ def test_chunks_attend_to_everything_up_to_themselves(device, heads, kv_heads):
     wanted = reference.prefill.prefill_attention(q, keys, values, layout, SCALE)
     given = [x.to(device) for x in (q, keys, values)]
     assert_near(cuda_ops.prefill_attention(*given, layout, SCALE), wanted, ulps=32, absolute=1e-5)
+
+
+@pytest.mark.parametrize("spans", [[(0, 7), (0, 1), (0, 12)], [(0, 7), (3, 4), (0, 12)]], ids=str)
+def test_prompts_that_are_whole_are_read_where_they_are(device, spans, monkeypatch):
+    """And only those: what was cached earlier is nowhere else."""
+    keys, values, tables = cache_of([end for _, end in spans], 2)
+    chunks = [Chunk(table, *span) for table, span in zip(tables, spans, strict=True)]
+    layout = ChunkLayout.build(chunks, SIZE)
+    q = random((layout.rows, 4, HEAD), seed=5)
+    own = tuple(
+        torch.cat(
+            [
+                torch.stack([x[table[i // SIZE], :, i % SIZE] for i in range(*span)])
+                for table, span in zip(tables, spans, strict=True)
+            ]
+        )
+        for x in (keys, values)
+    )
+    given = [x.to(device) for x in (q, keys, values)]
+    wanted = cuda_ops.prefill_attention(*given, layout, SCALE)
+    reads, read = [], CachePlaces.read
+    monkeypatch.setattr(CachePlaces, "read", lambda *args: reads.append(1) or read(*args))
+    found = cuda_ops.prefill_attention(*given, layout, SCALE, tuple(x.to(device) for x in own))
+    assert torch.equal(found, wanted)
+    assert len(reads) == (2 if any(start for start, _ in spans) else 0)
+    reads.clear()
+    halves = tuple(x.half().to(device) for x in own)  # not what the cache holds
+    assert torch.equal(cuda_ops.prefill_attention(*given, layout, SCALE, halves), wanted)
+    assert len(reads) == 2
 
 
 def test_a_prompt_in_chunks_is_the_prompt_whole(device):
