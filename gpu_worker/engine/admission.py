@@ -9,7 +9,13 @@ from nightjar.gpu_worker.engine.beams import BeamState
 from nightjar.gpu_worker.engine.config import EngineConfig
 from nightjar.gpu_worker.engine.kv_cache import BlockPool, prefix_keys
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
-from nightjar.gpu_worker.engine.ranking import Document, RankJob, RankPart, shared_beginnings
+from nightjar.gpu_worker.engine.ranking import (
+    Document,
+    RankJob,
+    RankPart,
+    apart_if_long,
+    shared_beginnings,
+)
 from nightjar.gpu_worker.engine.requests import GenerateRequest, RankRequest, Request
 from nightjar.gpu_worker.engine.sequence import GenerateSequence, Prefix, TextJob
 from nightjar.gpu_worker.engine.stopping import StopMatcher, end_tokens
@@ -61,7 +67,8 @@ class Admission:
         documents = [list(document) for document in request.documents]
         room = self._pool.total * self._pool.block_size - len(query)
         parts = []
-        for length, members in shared_beginnings(documents, room):
+        groups = shared_beginnings(documents, room)
+        for length, members in apart_if_long(groups, documents):
             tokens = query + documents[members[0]][:length]
             blocks = self._pool.blocks_for(len(tokens))
             part = RankPart(self._prefix(tokens, base, len(query), blocks), [])

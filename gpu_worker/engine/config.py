@@ -12,9 +12,9 @@ class EngineConfig:
     """Limits of one engine.
 
     max_running: texts that decode together.
-    max_step_tokens: packed rows of one step.  Only a document goes past it, as it is computed in
-    one piece: one that does not fit beside the running texts gets a step without prompts and
-    other documents.
+    max_step_tokens: packed rows of one step.  It is gone past only where it is low: a document of
+    up to 512 tokens is computed in one piece, and one that does not fit beside the running texts
+    gets a step without prompts and other documents.
     block_size: tokens of one cache block; also the grain in which attention is summed, so two
     engines agree to the last bit only when it is equal.
     window_steps: decode steps that a GPU takes before the host looks; 1: the host looks every time.

@@ -17,6 +17,11 @@ MIN_SAVED_ROWS = 48
 """Rows that sharing the beginning of documents must save: a prefix of its own computes the end of
 the query again, up to a block, and runs a step before its documents."""
 
+LONG_DOCUMENT = 512
+"""Tokens of a document that are computed in one piece.  Of a longer one all but the last are
+computed as a prefix of its own, in chunks and in the cache; a constant, as sums run in another
+order there."""
+
 FIRST_PROBE = 4
 """Tokens of a document that are scored first when only the best ones are asked for; its first
 token costs nothing.  Every further look is four times as deep, so looking in vain costs at most a
@@ -198,6 +203,20 @@ def shared_beginnings(
     taken = {index for _, members in found for index in members}
     rest = [index for index in range(len(documents)) if index not in taken]
     return [(0, rest), *found] if rest else found
+
+
+def apart_if_long(
+    groups: Sequence[tuple[int, list[int]]], documents: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, list[int]]]:
+    """The groups of `shared_beginnings`, but a document of which more than LONG_DOCUMENT tokens
+    follow the beginning in a group of its own, whose beginning is all but its last token."""
+    for length, members in groups:
+        longest = length + LONG_DOCUMENT
+        if short := [index for index in members if len(documents[index]) <= longest]:
+            yield length, short
+        for index in members:
+            if len(documents[index]) > longest:
+                yield len(documents[index]) - 1, [index]
 
 
 def _saved(group: tuple[int, int, int]) -> int:

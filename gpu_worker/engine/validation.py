@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from nightjar.checkpoints import ModelConfig
 from nightjar.gpu_worker.engine.errors import RefusedError
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
+from nightjar.gpu_worker.engine.ranking import LONG_DOCUMENT
 from nightjar.gpu_worker.engine.requests import (
     GenerateRequest,
     RankRequest,
@@ -66,6 +69,10 @@ class Validator:
         self._check_tokens("the query", request.query_ids, rows)
         if not request.documents:
             raise RefusedError("empty_documents", "documents: the list is empty")
+        if request.top_n is not None and (type(request.top_n) is not int or request.top_n < 1):
+            raise RefusedError(
+                "invalid_request", f"top_n is {request.top_n!r}: expected a whole number from 1 on"
+            )
         query = len(request.query_ids)
         for index, document in enumerate(request.documents):
             name = f"document {index}"
@@ -76,12 +83,19 @@ class Validator:
                 )
             size = len(document)
             what = f"query of {query} tokens and {name} of {size}"
-            self._check_room(what, query + size, self._pool.blocks_for(query))
+            # All but the last token of a long one lie in the cache.
+            cached = query + size - 1 if size > LONG_DOCUMENT else query
+            self._check_room(what, query + size, self._pool.blocks_for(cached))
 
     def _check_tokens(self, name: str, tokens: Sequence[int], rows: int) -> None:
         """At least one token, and each of them a row of the vocabulary or of the vectors."""
         if not tokens:
             raise RefusedError("empty_input", f"{name} has no tokens")
+        kinds = set(map(type, tokens))
+        if wrong := [kind.__name__ for kind in kinds if not issubclass(kind, (int, np.integer))]:
+            raise RefusedError(
+                "invalid_token", f"{name}: token ids are whole numbers, not {', '.join(wrong)}"
+            )
         vocab_size = self._config.vocab_size
         lowest, highest = min(tokens), max(tokens)
         if lowest < 0:

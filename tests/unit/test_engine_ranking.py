@@ -6,17 +6,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightjar.gpu_worker.engine import RankRequest
+from nightjar.gpu_worker.engine import RankRequest, ranking, validation
 from nightjar.gpu_worker.engine.ranking import (
     MIN_SAVED_ROWS,
     Document,
     RankJob,
     RankPart,
+    apart_if_long,
     shared_beginnings,
 )
 from nightjar.gpu_worker.engine.sequence import Prefix
 from nightjar.gpu_worker.models import Decoder
-from tests.engines import VOCAB, random_ids, run
+from tests.engines import VOCAB, block_bytes, ids, random_ids, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 beginnings = st.lists(st.integers(0, 2), max_size=30)
@@ -130,6 +131,101 @@ def test_pruning_finds_the_same_winners_with_the_same_scores(model, token_bytes,
     assert pruned.token_counts == whole.token_counts
     for found, expected in zip(pruned.mean_nll, whole.mean_nll, strict=True):
         assert found in (None, expected)
+
+
+def test_pruning_drops_what_cannot_win_where_documents_differ_widely(
+    model, token_bytes, monkeypatch
+):
+    """The tiny model finds all tokens alike; here those of each further 128 cost more."""
+    original = Decoder.token_nll
+
+    def spread(self, hidden, rows, targets):
+        return original(self, hidden, rows, targets).add_((targets // 128 * 40).float())
+
+    monkeypatch.setattr(Decoder, "token_nll", spread)
+    dropped = 0
+    for seed in range(25):
+        rng = np.random.default_rng(seed)
+        beginning = random_ids(rng, 30) if seed % 2 else []
+        kinds = [128 * int(kind) for kind in rng.integers(0, 4, 12)]
+        ends = [2 + kind + rng.integers(0, 126, rng.integers(1, 40)) for kind in kinds]
+        documents = [beginning * (i % 3 > 0) + end.tolist() for i, end in enumerate(ends)]
+        query, top_n = random_ids(rng, 9), 1 + seed % 4
+        (whole,) = rank(model, token_bytes, RankRequest(0, query, documents))
+        asked = RankRequest(0, query, documents, top_n=top_n)
+        (pruned,) = rank(model, token_bytes, asked, max_step_tokens=100)
+        assert winners(pruned.mean_nll, top_n) == winners(whole.mean_nll, top_n)
+        for found, expected in zip(pruned.mean_nll, whole.mean_nll, strict=True):
+            assert found in (None, expected)
+        dropped += pruned.mean_nll.count(None)
+    assert dropped > 100  # of 300
+
+
+@pytest.fixture
+def short_pieces(monkeypatch):
+    """Documents of more than 24 tokens are long."""
+    for module in (ranking, validation):
+        monkeypatch.setattr(module, "LONG_DOCUMENT", 24)
+
+
+@pytest.fixture
+def step_rows(monkeypatch):
+    """The rows of every forward pass."""
+    rows, forward = [], Decoder.forward
+
+    def seen(self, batch, cache):
+        rows.append(batch.token_ids.shape[0])
+        return forward(self, batch, cache)
+
+    monkeypatch.setattr(Decoder, "forward", seen)
+    return rows
+
+
+def long_documents():
+    rng = np.random.default_rng(0)
+    return [random_ids(rng, n) for n in (70, 24, 25, 3, 90)]
+
+
+@pytest.mark.usefixtures("short_pieces")
+def test_no_step_goes_past_its_rows_for_a_long_document(model, token_bytes, step_rows):
+    asked = RankRequest(0, ids(9), long_documents())
+    (result,) = rank(model, token_bytes, asked, max_step_tokens=32)
+    assert max(step_rows) <= 32
+    assert sum(step_rows) > 200
+    (whole,) = rank(model, token_bytes, asked)
+    assert result == whole  # to the last bit
+
+
+def test_a_long_document_scores_as_in_one_piece(model, token_bytes, step_rows, monkeypatch):
+    asked = RankRequest(0, ids(9), long_documents())
+    (one_piece,) = rank(model, token_bytes, asked, max_step_tokens=64)
+    assert max(step_rows) > 64
+    for module in (ranking, validation):
+        monkeypatch.setattr(module, "LONG_DOCUMENT", 24)
+    (pieces,) = rank(model, token_bytes, asked, max_step_tokens=64)
+    near = 1e-5 if model.dtype == torch.float32 else 1e-3
+    assert pieces.mean_nll == pytest.approx(one_piece.mean_nll, rel=near)
+    assert pieces.token_counts == one_piece.token_counts == [70, 24, 25, 3, 90]
+
+
+@pytest.mark.usefixtures("short_pieces")
+def test_long_documents_one_after_another_in_a_cache_for_one(model, token_bytes):
+    """100 tokens are 4 blocks; the best are asked for, so that all are looked at."""
+    cache = 4 * block_bytes(model)
+    for top_n in (None, 2):
+        asked = RankRequest(0, ids(9), long_documents(), top_n=top_n)
+        (tight,) = rank(model, token_bytes, asked, kv_cache_bytes=cache)
+        assert tight == rank(model, token_bytes, asked)[0]
+    (refused,) = rank(model, token_bytes, asked, kv_cache_bytes=cache // 2)
+    assert refused.code == "cache_exceeded"
+    assert "needs 3 cache blocks of 32 tokens, but the cache has 2" in refused.message
+
+
+def test_groups_of_long_documents():
+    documents = [[1] * 600, [2] * 512, [*[1] * 300, 3], [*[4] * 513]]
+    groups = [(0, [1, 3]), (300, [0, 2])]
+    assert list(apart_if_long(groups, documents)) == [(0, [1]), (512, [3]), (300, [0, 2])]
+    assert list(apart_if_long([(0, [3])], documents)) == [(512, [3])]
 
 
 def test_pruning_leaves_hopeless_documents_alone(model, token_bytes, monkeypatch):
