@@ -90,7 +90,7 @@ class Engine:
         self._arrivals = count()
         self._rescue: Rescue | None = None
         if more_precise is not None:
-            self._rescue = Rescue(lambda: Engine(more_precise(), token_bytes, _of_rescue(config)))
+            self._rescue = Rescue(lambda: self._second(more_precise(), token_bytes, config))
         self.precision = PRECISIONS[model.dtype]
 
     def register_prompt_vectors(self, key: str, vectors: Tensor) -> None:
@@ -285,17 +285,21 @@ class Engine:
         self._scheduler.remove(job)
         del self._live[job.request_id]
 
+    def _second(self, model: Decoder, token_bytes: Sequence[bytes], config: EngineConfig) -> Engine:
+        """An engine in a higher precision, with as many blocks as this one, so that what fits here
+        fits there; but a cache of a GPU's size is more than the host has."""
+        cache = self._pool.total * _block_bytes(model, config)
+        cache = min(cache, RESCUE_CACHE_BYTES)
+        return Engine(model, token_bytes, replace(config, kv_cache_bytes=cache, host_cache_bytes=0))
 
-def _of_rescue(config: EngineConfig) -> EngineConfig:
-    """The settings of the second engine: few requests come to it, and a cache of a GPU's size is
-    more than the host has."""
-    cache = min(config.kv_cache_bytes, RESCUE_CACHE_BYTES)
-    return replace(config, kv_cache_bytes=cache, host_cache_bytes=0)
+
+def _block_bytes(model: Decoder, config: EngineConfig) -> int:
+    return KVTensors.block_bytes(model.config, config.block_size, model.cache_dtype)
 
 
 def _cache_blocks(model: Decoder, config: EngineConfig) -> int:
     """Blocks of the cache: as many as its memory holds."""
-    per_block = KVTensors.block_bytes(model.config, config.block_size, model.cache_dtype)
+    per_block = _block_bytes(model, config)
     affordable = config.kv_cache_bytes // per_block
     if affordable < 1:
         raise ValueError(f"kv_cache_bytes {config.kv_cache_bytes}: one block takes {per_block}")

@@ -85,5 +85,9 @@ class Rescue:
     def _marked(self, result: Result, engine: Engine) -> Result:
         """The result, with the precision that it was computed in."""
         if isinstance(result, RequestFailed):
-            return result
+            if result.code != "cache_exceeded":
+                return result
+            # The first engine had room for it: that is not what is wrong with the request.
+            message = f"{NOT_FINITE}, and in {engine.precision}: {result.message}"
+            return replace(result, code="not_finite", message=message)
         return replace(result, recomputed_in=engine.precision)

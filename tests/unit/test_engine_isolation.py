@@ -12,6 +12,7 @@ from nightjar.gpu_worker.engine import (
     GenerateResult,
     RankRequest,
     RequestFailed,
+    loop,
 )
 from nightjar.gpu_worker.models import Decoder, KVTensors, load_model
 from tests.engines import VOCAB, assert_nothing_held, block_bytes, drain, generate, ids, one
@@ -136,6 +137,27 @@ def test_cancelling_what_is_not_rescued_does_not_cancel_a_later_request(
     engine.cancel(9)
     assert drain(engine) == {}
     assert isinstance(drain(engine, spoiled(9))[9], GenerateResult)
+
+
+def test_what_fits_the_first_engine_fits_the_second(model, precise, token_bytes):
+    """Whose numbers are twice as wide."""
+    cache = 4 * block_bytes(model)
+    engine = engine_of(model, token_bytes, lambda: precise, kv_cache_bytes=cache)
+    result = drain(engine, spoiled(prompt=100))[9]
+    assert isinstance(result, GenerateResult)
+    assert result.recomputed_in == "fp64"
+    assert_nothing_held(engine)
+
+
+def test_a_second_engine_without_room_says_what_was_wrong_first(
+    model, precise, token_bytes, monkeypatch
+):
+    monkeypatch.setattr(loop, "RESCUE_CACHE_BYTES", 4 * block_bytes(model))
+    engine = engine_of(model, token_bytes, lambda: precise)
+    failure = drain(engine, spoiled(prompt=100))[9]
+    assert failure.code == "not_finite"
+    assert "NaN or infinite, and in fp64: " in failure.message
+    assert "the cache has 2" in failure.message
 
 
 def test_a_higher_precision_that_cannot_be_loaded_is_tried_once(model, token_bytes):
