@@ -61,7 +61,7 @@ bench-control-plane: $(VENV)/installed-dev ## Requests/s without a model, beside
 	$(BIN)/python -m benchmarks.control_plane
 
 test-gpu: ## Every test that needs a GPU; PYTHON= an environment with torch, CuPy, transformers, pytest
-	$(PYTHON) -m pytest -m gpu
+	$(PYTHON) -m pytest -W default -m gpu
 
 bench-gpu: ## Every figure on a GPU in 8 minutes, with the same PYTHON=; nothing is installed
 	$(PYTHON) -m benchmarks.gpu

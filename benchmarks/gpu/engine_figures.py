@@ -26,8 +26,8 @@ def _step(engine: Engine, lab: Lab, prompts: Sequence[Sequence[int]]) -> Timing:
     """Seconds of one decode step, the host's part included: what texts of `long` tokens take
     beyond those of `short`, over the steps between.  The prompts lie in the prefix cache."""
     scale, found = lab.scale, []
-    for _ in range(2):
-        answer(engine, texts(prompts, scale.long))
+    for tokens in (scale.long, scale.short) * 2:  # block tables of both widths are recorded
+        answer(engine, texts(prompts, tokens))
     for _ in range(scale.rounds):
         long, short = (
             lab.wall_s(lambda tokens=tokens: answer(engine, texts(prompts, tokens)))  # type: ignore[misc]
@@ -195,7 +195,8 @@ def launch_overhead(lab: Lab) -> Points:
     timing = step_s(lab, batch, lab.half)
     prompts = lab.prompts([lab.scale.decode_prompt] * batch)
     engine = lab.engine(lab.half, batch, lab.scale.decode_prompt + lab.scale.long)
-    answer(engine, texts(prompts, lab.scale.short))
+    for tokens in (lab.scale.long, lab.scale.short) * 2:  # as in `_step`
+        answer(engine, texts(prompts, tokens))
     busy = [
         _busy_s(lab, lambda tokens=tokens: answer(engine, texts(prompts, tokens)))  # type: ignore[misc]
         for tokens in (lab.scale.short, lab.scale.long)

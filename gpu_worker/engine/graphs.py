@@ -34,17 +34,20 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self._pool: Any = None  # torch names the type privately
+        self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, step: Step) -> Step:
         """Record the step on the current device."""
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        if self._stream is None:  # one for all graphs: libraries keep a workspace for each
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = self._stream
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
                 step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=side):
             step()
         self._pool = graph.pool()
         return graph.replay

@@ -28,13 +28,37 @@ def requests(tokenizer):
     ]
 
 
+def company(tokenizer):
+    """Eight texts, the places of a window, until all of them end at once: a step has as many rows
+    whether the host or the device takes it, and so the same products."""
+    kinds = (
+        {},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 1.1, "top_k": 20},
+        {"temperature": 0.9, "min_p": 0.05},
+        {"repetition_penalty": 1.3},
+        {"presence_penalty": 0.5, "frequency_penalty": 0.2},
+        {"temperature": 0.7, "repetition_penalty": 1.1},
+        {},
+    )
+    prompt = tokenizer.encode_batch(SENTENCES)[0]
+    return [
+        GenerateRequest(i, prompt[: 3 + i], SamplingParams(40, seed=i, ignore_eos=True, **kind))
+        for i, kind in enumerate(kinds)
+    ]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-@pytest.mark.parametrize("change", [{"cuda_graphs": False}, {"window_steps": 1}], ids=str)
-def test_graphs_and_windows_change_no_bit(llama, precision, change, caplog):
+@pytest.mark.parametrize(
+    ("asking", "change"),
+    [(requests, {"cuda_graphs": False}), (company, {"window_steps": 1})],
+    ids=["graphs", "windows"],
+)
+def test_graphs_and_windows_change_no_bit(llama, precision, asking, change, caplog):
     """And neither fails and is given up, which the engine would survive."""
     model, tokenizer = load_model(llama, precision, "cuda"), llama.tokenizer()
-    asked = requests(tokenizer)
+    asked = asking(tokenizer)
     with caplog.at_level(logging.WARNING):
         recorded = run(model, tokenizer.token_bytes, asked)
         launched = run(model, tokenizer.token_bytes, asked, **change)
