@@ -14,7 +14,7 @@ struct Best {
   int64_t place = 0;  // where its block begins
   float spoilt = 0.0f;  // NaN from the first score on that is NaN or infinite
 
-  // n scores, not above kBlock, from `place` on.
+  // n scores, not above kBlock, from `from` on.
   void take(const float* scores, int64_t from, int64_t n) {
     Vector best = splat(score), zeros{};
     int64_t i = 0;

@@ -65,6 +65,18 @@ def test_a_stop_in_the_prompt_does_not_count(model, token_bytes):
     assert result.text == (free.text if expected < 0 else free.text[:expected])
 
 
+def test_a_stop_that_begins_in_the_prompt_does_not_count(model, token_bytes):
+    prompt = ids(9, 3)
+    before = token_bytes[prompt[-1]]
+    free = one(model, token_bytes, generate(prompt=prompt, max_tokens=12))
+    assert before
+    for bytes_of_answer in (1, 2, 5):
+        stop = before[-1:] + free.text[:bytes_of_answer]
+        assert stop not in free.text
+        result = one(model, token_bytes, generate(prompt=prompt, max_tokens=12, stop=(stop,)))
+        assert (result.text, result.finish_reason) == (free.text, "length")
+
+
 def test_end_of_text(model, token_bytes):
     free = one(model, token_bytes, generate(max_tokens=8))
     end = free.token_ids[2]
@@ -189,8 +201,11 @@ NARROW, WIDE = torch.zeros(2, 31), torch.zeros(2, 32)
         (generate(9, stop=(b"a", b"")), "invalid_sampling", "stop"),
         (generate(9, stop=(b"ab",) * 10_000), "invalid_sampling", "10000 stops"),
         (generate(9, stop=(b"x" * 1_000_000,)), "invalid_sampling", "1000000 bytes"),
-        (generate(9, prompt=["a", "b"]), "invalid_request", "TypeError"),
-        (generate(9, prompt=[3, 1.5]), "internal_error", "Error"),
+        (generate(9, prompt=["a", "b"]), "invalid_token", "whole numbers, not str"),
+        (generate(9, prompt=[3, 1.5]), "invalid_token", "whole numbers, not float"),
+        (RankRequest(9, [1], [[1], [1, None]]), "invalid_token", "document 1"),
+        (RankRequest(9, [1], [[1], [2]], top_n=0), "invalid_request", "top_n is 0"),
+        (RankRequest(9, [1], [[1], [2]], top_n=1.5), "invalid_request", "top_n is 1.5"),
         (RankRequest(9, [], [[1]]), "empty_input", "query"),
         (RankRequest(9, [1], []), "empty_documents", "documents"),
         (RankRequest(9, [1], [[1], []]), "empty_input", "document 1"),

@@ -190,6 +190,19 @@ def test_a_row_that_is_not_finite_costs_only_itself(value):
     assert found == [expected[0], None, expected[2]]
 
 
+def test_a_token_that_is_never_chosen_is_not_the_best_of_any_row():
+    """Its rows are searched anew, whether or not a request changes scores itself."""
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(1))
+    banned = torch.tensor([7, 40])
+    logits[1, 7] = logits[3, 40] = logits[3, 7] = 50.0
+    allowed = logits.clone()
+    allowed[:, banned] = -INF
+    plain = sequence(SamplingParams(3))
+    assert plain.processors is None
+    choices = next_tokens(logits, [plain] * 4, banned)
+    assert [choice.token for choice in choices] == allowed.argmax(-1).tolist()
+
+
 def test_a_row_in_which_everything_is_blocked_has_no_choice():
     rows = [
         sequence(SamplingParams(3, temperature=t, bad_words=((0,), (1,)), seed=1), vocab_size=4)

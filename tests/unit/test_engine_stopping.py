@@ -77,16 +77,6 @@ def matched(stops, pieces, min_tokens=0):
     return None
 
 
-# Few distinct bytes, so that stops overlap, nest and almost match; the bytes of one Korean
-# syllable and one emoji, so that they are cut between tokens.
-BYTES = b"ab\n" + "가".encode() + "😀".encode()
-short = st.lists(st.sampled_from(BYTES), min_size=1, max_size=5).map(bytes)
-token = st.lists(st.sampled_from(BYTES), min_size=0, max_size=6).map(bytes)
-few = st.lists(st.sampled_from(b"ab"), min_size=1, max_size=4).map(bytes)
-# Characters of 1 to 4 bytes, neighbours that share their first bytes, and bytes of no character.
-WHOLE = [c.encode() for c in "aé가각😀😁"] + [b"\xc0", b"\xed\xa0\x80", b"\xff", b"\x80"]
-
-
 @settings(max_examples=400, deadline=None)
 @given(st.lists(short, min_size=1, max_size=5), st.lists(token, max_size=25))
 def test_equals_the_naive_search(stops, pieces):
