@@ -114,16 +114,16 @@ def prefill_curve(words: Words, rng: random.Random, sizes: Sequence[int]) -> Cur
 
 
 def documents_curve(words: Words, rng: random.Random, sizes: Sequence[int]) -> Curve:
-    """A query of 150 tokens and a growing number of documents of 11."""
+    """A query of 150 tokens and a growing number of documents of 11, whose tokens count."""
     points = []
     for size in sizes:
         documents = [words.draw(rng, 11) for _ in range(size)]
         one = ranking(words, words.draw(rng, 150), documents)
-        points.append(Point(size, size, Workload("scaling", "rank", rankings=[one])))
+        points.append(Point(size, 11 * size, Workload("scaling", "rank", rankings=[one])))
     return Curve(
         "documents",
         "documents of one query",
-        "documents/s",
+        "document tokens/s",
         "The query is computed once, so its cost is spread over the documents: the curve rises "
         "until the documents' own tokens are all that is left to pay.",
         points,
@@ -135,11 +135,11 @@ def queue_curve(words: Words, rng: random.Random, sizes: Sequence[int]) -> Curve
     points = []
     for size in sizes:
         rows = [words.draw(rng, 32) for _ in range(size)]
-        points.append(Point(size, size, _texts(rows, 8)))
+        points.append(Point(size, 8 * size, _texts(rows, 8)))
     return Curve(
         "queue",
         "requests waiting at once",
-        "requests/s",
+        "tokens/s",
         "Up to the engine's places a longer queue fills the batch; past them it only has to wait: "
         "a flat line there says that scheduling costs nothing that grows with the queue.",
         points,
@@ -149,7 +149,7 @@ def queue_curve(words: Words, rng: random.Random, sizes: Sequence[int]) -> Curve
 def curves(words: Words, seed: int = 0) -> list[Curve]:
     """Every curve, at the sizes that are plotted."""
     makers: list[tuple[Callable[[Words, random.Random, Sequence[int]], Curve], list[int]]] = [
-        (batch_curve, [1, 2, 4, 8, 16, 32, 64]),
+        (batch_curve, [1, 2, 4, 8, 16, 32, 64, 128]),
         (context_curve, [32, 64, 128, 256, 512, 960]),
         (prefill_curve, [8, 16, 32, 64, 128, 256, 512, 1000]),
         (documents_curve, [1, 2, 4, 8, 16, 32, 64, 128, 256]),
