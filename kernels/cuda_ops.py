@@ -11,6 +11,13 @@ from nightjar.kernels.cuda.argmax import argmax
 from nightjar.kernels.cuda.decode_attention import decode_attention
 from nightjar.kernels.cuda.embedding import embed
 from nightjar.kernels.cuda.kv_transfer import kv_pack, kv_unpack
+from nightjar.kernels.cuda.linear import (
+    linear,
+    linear_onto,
+    normed_linear,
+    serves_norm,
+    serves_rows,
+)
 from nightjar.kernels.cuda.merge import merge_attention
 from nightjar.kernels.cuda.norm import layer_norm, rms_norm
 from nightjar.kernels.cuda.penalties import penalize
@@ -46,12 +53,17 @@ __all__ = [
     "kv_pack",
     "kv_unpack",
     "layer_norm",
+    "linear",
+    "linear_onto",
     "merge_attention",
+    "normed_linear",
     "penalize",
     "prefill_attention",
     "qkv_post",
     "rms_norm",
     "sample",
+    "serves_norm",
+    "serves_rows",
     "step_update",
     "token_nll",
     "uniform",

@@ -2,7 +2,7 @@
 block that are one call where the backend has them in one."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, dtype
@@ -64,9 +64,12 @@ def gated_linear(x: Tensor, weight: GatedWeight, activation: str) -> Tensor:
     """activation(x @ gate) * (x @ up) (GLU variants, arXiv 2002.05202): [T, in] -> [T, out]."""
     if weight.gate is None:
         return linear(x, weight.up, activation)
-    if serves(x):
-        return cuda_ops.activation(linear(x, weight.gate), activation, up=linear(x, weight.up))
-    return linear(x, weight.gate, activation).mul_(linear(x, weight.up))
+    if not serves(x):
+        return linear(x, weight.gate, activation).mul_(linear(x, weight.up))
+    gate, up = weight.gate, weight.up
+    if _takes_few(up, x) and isinstance(gate, FloatWeight):
+        return cuda_ops.linear(x, up.factor, activation, gate.factor)
+    return cuda_ops.activation(linear(x, gate), activation, up=linear(x, up))
 
 
 def linear(
@@ -86,6 +89,8 @@ def linear(
         y = native.products.activated_linear(x, weight, activation)
     elif isinstance(weight, Int8Weight):
         y = int8_linear(x.float(), weight, activation)
+    elif _takes_few(weight, x):
+        y = cuda_ops.linear(x, weight.factor, activation)
     elif serves(x):
         y = F.linear(x, weight.data, weight.bias)
         y = y if activation is None else cuda_ops.activation(y, activation)
@@ -99,6 +104,9 @@ def linear_onto(residual: Tensor, x: Tensor, weight: LinearWeight) -> Tensor | N
     added, as the next norm takes it: where the product cannot end in an addition."""
     if isinstance(weight, PanelWeight) and native.products.serves_stream(residual, None):
         native.products.linear_onto(residual, x, weight)
+        return None
+    if _takes_few(weight, x):
+        cuda_ops.linear_onto(residual, x, weight.factor)
         return None
     return linear(x, weight)
 
@@ -119,6 +127,9 @@ def normed_linear(
     """
     if isinstance(weight, PanelWeight) and native.products.serves_stream(residual, delta):
         return native.products.normed_linear(residual, delta, norm, weight, out_dtype)
+    few = _few_normed(residual, delta, norm, weight, None)
+    if few is not None:
+        return few.to(out_dtype)
     own = weight.data.dtype if isinstance(weight, FloatWeight) else torch.float32
     return linear(normalize(residual, delta, norm, own), weight, None, out_dtype)
 
@@ -140,10 +151,7 @@ def feed_forward(
     panels = _panels_beside(residual, delta, up, down)
     if panels is not None:
         return native.products.feed_forward(residual, delta, norm, *panels, activation)
-    x = normalize(residual, delta, norm, out_dtype)
-    if isinstance(up, GatedWeight):
-        return linear(gated_linear(x, up, activation), down)
-    return linear(linear(x, up, activation), down)
+    return linear(_widened(residual, delta, norm, up, activation, out_dtype), down)
 
 
 def feed_forward_onto(
@@ -159,9 +167,51 @@ def feed_forward_onto(
     `linear_onto` does."""
     panels = _panels_beside(residual, delta, up, down)
     if panels is None:
-        return feed_forward(residual, delta, norm, up, down, activation, out_dtype)
+        x = _widened(residual, delta, norm, up, activation, out_dtype)
+        return linear_onto(residual, x, down)
     native.products.feed_forward_onto(residual, delta, norm, *panels, activation)
     return None
+
+
+def _widened(
+    residual: Tensor,
+    delta: Tensor | None,
+    norm: Norm,
+    up: LinearWeight | GatedWeight,
+    activation: str,
+    out_dtype: dtype,
+) -> Tensor:
+    """A feed-forward block up to its last product: out_dtype[T, I]."""
+    few = _few_normed(residual, delta, norm, up, activation)
+    if few is not None:
+        return few
+    x = normalize(residual, delta, norm, out_dtype)
+    if isinstance(up, GatedWeight):
+        return gated_linear(x, up, activation)
+    return linear(x, up, activation)
+
+
+def _takes_few(weight: LinearWeight, x: Tensor) -> TypeGuard[FloatWeight]:
+    """Whether x has so few rows that a GPU has a kernel of its own for the product."""
+    return isinstance(weight, FloatWeight) and serves(x) and cuda_ops.serves_rows(x, weight.data)
+
+
+def _few_normed(
+    residual: Tensor,
+    delta: Tensor | None,
+    norm: Norm,
+    weight: LinearWeight | GatedWeight,
+    activation: str | None,
+) -> Tensor | None:
+    """The product of few rows by the kernel that normalises them itself, in the weight's dtype, if
+    it serves: it adds nothing to the stream first."""
+    gate, up = (weight.gate, weight.up) if isinstance(weight, GatedWeight) else (None, weight)
+    if delta is not None or not isinstance(up, FloatWeight):
+        return None
+    if not serves(residual) or not cuda_ops.serves_norm(residual, up.data):
+        return None
+    other = gate.factor if isinstance(gate, FloatWeight) else None
+    return cuda_ops.normed_linear(residual, norm, up.factor, activation, other)
 
 
 def block_panels(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from nightjar.kernels import cuda_ops
+from nightjar.kernels import Norm, cuda_ops
 from nightjar.kernels.cuda import launch
+from nightjar.kernels.cuda.linear import MAX_ROWS, Factor
 
 from .lab import BLOCK_SIZE, Lab, Timing
 
@@ -146,6 +149,51 @@ def _calls(lab: Lab) -> Iterator[tuple[str, Callable[[], object], float]]:
     )
     logits = made(batch, vocab, dtype=wide)
     yield "argmax", lambda: cuda_ops.argmax(logits), 4 * batch * vocab
+
+
+def few_rows(lab: Lab) -> Points:
+    """Share of the copy's bandwidth of a decode step's products of few rows: by the kernel that has
+    the norm before and the activation or the addition after it in itself, and by cuBLAS alone."""
+    config, details = lab.scale.config(), {}
+    width, inner = config.hidden_size, config.intermediate_size
+    ones, zeros = (make(width, device=lab.device) for make in (torch.ones, torch.zeros))
+    norm = Norm(ones, zeros, 1e-5)
+
+    def plain(x: Tensor, factor: Factor) -> Tensor:
+        return F.linear(x, *factor)
+
+    with backend(lab):
+        for batch in (size for size in lab.scale.batches if size <= MAX_ROWS):
+            stream = torch.randn(batch, width, device=lab.device)
+            x = torch.randn(batch, inner, device=lab.device).to(lab.half)
+            up = partial(cuda_ops.normed_linear, stream, norm, activation="gelu_tanh")
+            down = partial(cuda_ops.linear_onto, stream, x)
+            narrow = x[:, :width].contiguous()
+            for name, outputs, inputs, run in (
+                (f"up of {batch}, with norm and activation", inner, width, up),
+                (f"up of {batch}, by cuBLAS", inner, width, partial(plain, narrow)),
+                (f"down of {batch}, with the addition", width, inner, down),
+                (f"down of {batch}, by cuBLAS", width, inner, partial(plain, x)),
+            ):
+                details[name] = _product(lab, outputs, inputs, run)
+                lab.collect()
+    return {"points": {}, "details": details}
+
+
+def _product(
+    lab: Lab, outputs: int, inputs: int, run: Callable[[Factor], object]
+) -> dict[str, Any]:
+    """One product, with the weights of several layers in turn, so that no cache holds them."""
+    layers = lab.scale.attention_layers
+
+    def made(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=lab.device).to(lab.half)
+
+    factors = [(made(outputs, inputs), made(outputs)) for _ in range(layers)]
+    timing = lab.device_s(lambda: [run(factor) for factor in factors])
+    one = Timing(tuple(seconds / layers for seconds in timing.seconds))
+    read = outputs * inputs * lab.half.itemsize
+    return one.figures() | {"bytes": read, "share": read / one.median / copy_bandwidth(lab)}
 
 
 def kv_transfer(lab: Lab) -> Points:

@@ -161,6 +161,7 @@ FIGURES = (
         ),
     ),
     Figure("small_kernels", 30, kernel_figures.small_kernels, ()),
+    Figure("few_rows", 20, kernel_figures.few_rows, ()),
     # Last: a figure that runs out of time takes its process along.
     Figure(
         "transformers_static",

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nightjar.checkpoints import ModelConfig
+from nightjar.kernels.cuda.linear import MAX_ROWS
 
 
 @dataclass(frozen=True)
@@ -90,16 +91,19 @@ def decode_step(config: ModelConfig, batch: int, context: int, itemsize: int) ->
     heads, kv_heads = config.n_heads, config.n_kv_heads
     rows = batch * layers
     splits = -(-context // 128)
+    # Products of few rows have their norm, their activation and their addition in them.
+    few = batch <= MAX_ROWS and itemsize == 2
+    norms = 1 if few else 2 * layers + 1
     yield Work("embed", 1, batch * width * (2 * s + 4))
-    yield Work("layer_norm", 2 * layers + 1, (2 * rows + batch) * width * (8 + 2 * s))
-    for name, inputs, outputs in (
-        ("qkv product", width, (heads + 2 * kv_heads) * size),
-        ("attention output product", heads * size, width),
-        ("up product", width, inner),
-        ("down product", inner, width),
+    yield Work("layer_norm", norms, norms * batch * width * (8 + 2 * s))
+    for name, inputs, outputs, ends in (
+        ("qkv product", width, (heads + 2 * kv_heads) * size, 4 * width if few else 0),
+        ("attention output product", heads * size, width, 8 * width if few else 0),
+        ("up product", width, inner, 4 * width if few else 0),
+        ("down product", inner, width, 8 * width if few else 0),
     ):
         numbers = inputs * outputs * layers + rows * (inputs + outputs)
-        yield Work(name, layers, numbers * s, 2.0 * rows * inputs * outputs)
+        yield Work(name, layers, numbers * s + rows * ends, 2.0 * rows * inputs * outputs)
     yield Work("qkv_post", layers, rows * size * s * (2 * heads + 5 * kv_heads))
     yield Work(
         "decode_attention",
@@ -108,7 +112,8 @@ def decode_step(config: ModelConfig, batch: int, context: int, itemsize: int) ->
         attention_operations(config, batch, context),
     )
     yield Work("merge_splits", layers, rows * heads * (4.0 * splits * (size + 2) + s * size))
-    yield Work("activation", layers, 2.0 * rows * inner * s)
+    if not few:
+        yield Work("activation", layers, 2.0 * rows * inner * s)
     head = (width * vocab + batch * width) * s + batch * vocab * 4
     yield Work("LM head product", 1, head, 2.0 * batch * width * vocab)
     yield Work("penalize", 1, batch * vocab / 8)

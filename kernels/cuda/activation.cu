@@ -1,22 +1,5 @@
 // Bias and activation of the feed-forward block, and the gate of SwiGLU and its kin.
-#include "common.cuh"
-
-// 0.5 x (1 + tanh(u)) = x sigmoid(2 u); u as in arXiv 1606.08415.
-struct GeluTanh {
-  __device__ static float of(float x) {
-    const float twice = 1.5957691216057308f * (x + 0.044715f * x * x * x);
-    return x / (1.0f + expf(-twice));
-  }
-};
-struct Gelu {
-  __device__ static float of(float x) { return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f)); }
-};
-struct Relu {
-  __device__ static float of(float x) { return x < 0.0f ? 0.0f : x; }  // NaN stays
-};
-struct Silu {
-  __device__ static float of(float x) { return x / (1.0f + expf(-x)); }
-};
+#include "activation.cuh"
 
 // y[row, column] = KIND(x + bias[column]) * up; bias and up may be null.  Block (x, y): row x,
 // columns y * blockDim.x * WIDTH on.  Rows of x and up may lie apart (halves of one projection).

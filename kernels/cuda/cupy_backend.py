@@ -18,15 +18,20 @@ from nightjar.kernels.cuda.kernel import Kernel
 from nightjar.kernels.cuda.launch import Argument, Size
 
 
-def run(kernel: Kernel, grid: Size, block: Size, args: tuple[Argument, ...]) -> None:
+def run(
+    kernel: Kernel, grid: Size, block: Size, args: tuple[Argument, ...], shared_bytes: int
+) -> None:
     """Start a kernel on torch's current stream and device."""
     device = torch.cuda.current_device()
     function = _function(kernel, device)
     # Asked for at every launch: under graph capture torch's current stream is the captured one.
     stream = cupy.cuda.Stream.from_external(torch.cuda.current_stream())
     pointers = tuple(_argument(kernel, argument, device) for argument in args)
+    if shared_bytes:  # more than 48 KB must be allowed
+        allowed = function.max_dynamic_shared_size_bytes
+        function.max_dynamic_shared_size_bytes = max(allowed, shared_bytes)
     with stream:
-        function(grid, block, pointers)
+        function(grid, block, pointers, shared_mem=shared_bytes)
 
 
 def _argument(kernel: Kernel, argument: Argument, device: int) -> Any:  # noqa: ANN401

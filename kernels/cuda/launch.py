@@ -26,7 +26,14 @@ Size: TypeAlias = tuple[int, ...]
 class Backend(Protocol):
     """Runs kernels somewhere."""
 
-    def __call__(self, kernel: Kernel, grid: Size, block: Size, args: tuple[Argument, ...]) -> None:
+    def __call__(
+        self,
+        kernel: Kernel,
+        grid: Size,
+        block: Size,
+        args: tuple[Argument, ...],
+        shared_bytes: int,
+    ) -> None:
         """Start the kernel on the stream that torch uses; does not wait for it."""
 
 
@@ -40,8 +47,10 @@ def serves(tensor: Tensor) -> bool:
     return there and (tensor.dtype in STORAGE or not tensor.is_floating_point())
 
 
-def launch(kernel: Kernel, grid: Size, block: Size, *args: Argument) -> None:
-    """Run a kernel over `grid` blocks of `block` threads; an empty grid is no work."""
+def launch(kernel: Kernel, grid: Size, block: Size, *args: Argument, shared_bytes: int = 0) -> None:
+    """Run a kernel over `grid` blocks of `block` threads; an empty grid is no work.
+
+    shared_bytes: of dynamic shared memory a block."""
     if 0 in grid:
         return
     backend = _backend.get()
@@ -49,7 +58,7 @@ def launch(kernel: Kernel, grid: Size, block: Size, *args: Argument) -> None:
         from nightjar.kernels.cuda.cupy_backend import run  # noqa: PLC0415 (needs CuPy)
 
         backend = run
-    backend(kernel, grid, block, args)
+    backend(kernel, grid, block, args, shared_bytes)
 
 
 @contextmanager

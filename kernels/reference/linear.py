@@ -31,6 +31,11 @@ class FloatWeight:
     out_features: int
     packed: bool
 
+    @property
+    def factor(self) -> tuple[Tensor, Tensor | None]:
+        """Data and bias."""
+        return self.data, self.bias
+
 
 def pack_float(weight: Tensor, bias: Tensor | None, blocked: bool = True) -> FloatWeight:
     """Reorder weight [out, in] for the device it is on; the original may be dropped after.

@@ -80,6 +80,25 @@ extern "C" __global__ void block_votes(const int* x, int* out) {
   out[3 * threadIdx.x + 2] = __syncthreads_and(x[threadIdx.x]);
 }
 
+// A [16, 16] times B [16, 8] plus D [16, 8], the fragments gathered as PTX ISA numbers them.
+// Element i of A is at row r + 8 (i % 4 > 1), column 2 q + i % 2 + 8 (i > 3), of B at row
+// 2 q + i % 2 + 8 (i > 1), column r, of D at row r + 8 (i > 1), column 2 q + i % 2.
+template <class T>
+__global__ void tensor_core(const T* a, const T* b, float* d) {
+  const int r = threadIdx.x / 4, q = threadIdx.x % 4;
+  T as[8], bs[4];
+  unsigned a_words[4], b_words[2];
+  float ds[4];
+  for (int i = 0; i < 8; ++i) as[i] = a[(r + 8 * (i % 4 > 1)) * 16 + 2 * q + i % 2 + 8 * (i > 3)];
+  for (int i = 0; i < 4; ++i) bs[i] = b[(2 * q + i % 2 + 8 * (i > 1)) * 8 + r];
+  for (int i = 0; i < 4; ++i) ds[i] = d[(r + 8 * (i > 1)) * 8 + 2 * q + i % 2];
+  memcpy(a_words, as, sizeof a_words);
+  memcpy(b_words, bs, sizeof b_words);
+  __syncwarp();
+  cuda_host::mma_m16n8k16<T>(ds, a_words, b_words);
+  for (int i = 0; i < 4; ++i) d[(r + 8 * (i > 1)) * 8 + 2 * q + i % 2] = ds[i];
+}
+
 extern "C" __global__ void integer_atomics(int* at, const int* x) {
   const int value = x[threadIdx.x];
   atomicAdd(at, value), atomicSub(at + 1, value), atomicMin(at + 2, value);
@@ -155,7 +174,7 @@ extern "C" __global__ void where_am_i(int* out) {
 NAMES = [
     *(
         f"{name}<{t}>"
-        for name in ("narrow", "widen", "arithmetic")
+        for name in ("narrow", "widen", "arithmetic", "tensor_core")
         for t in ("half", "nv_bfloat16")
     ),
     *(f"rotate<{t}>" for t in ("double", "long long", "half", "nv_bfloat162", "unsigned char")),
@@ -297,6 +316,18 @@ def test_votes_and_warp_reductions(module, values, seed):
     assert (out[:, 5].astype(np.int32) == x.max()).all()
     assert (out[:, 6].astype(np.int32) == x.min()).all()
     assert (out[:, 7] == np.bitwise_xor.reduce(x.view(np.uint32))).all()
+
+
+@DTYPES
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tensor_cores_product(module, dtype, ctype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (torch.randn(16, n, generator=generator).to(dtype) for n in (16, 8))
+    d = torch.randn(16, 8, generator=generator)
+    wanted = (d.double() + a.double() @ b.double()).float()
+    with schedule(seed):
+        module.get_function(f"tensor_core<{ctype}>")((1,), (32,), (a, b, d))
+    torch.testing.assert_close(d, wanted, rtol=2**-23, atol=1e-7)
 
 
 @pytest.mark.parametrize("ones", [0, 1, 40, 64])

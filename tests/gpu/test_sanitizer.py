@@ -30,6 +30,8 @@ SELECTION = (
     "test_decode_attention.py::test_query_heads_that_share_key_heads",
     "test_embedding.py::test_ids_past_the_vocabulary_read_their_own_prompt_vectors",
     "test_kv_transfer.py::test_unpacking_elsewhere_restores_the_blocks_and_nothing_else",
+    "test_linear.py::test_every_channel_is_written_once",
+    "test_linear.py::test_the_norm_before_it",
     "test_merge.py::test_an_empty_set_is_not_read",
     "test_merge.py::test_splits_are_summed_up_to_the_length",
     "test_norm.py::test_heads_inside_a_packed_projection_are_normalised_in_place",

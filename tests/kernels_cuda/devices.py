@@ -23,11 +23,12 @@ def _module(source, expressions):
     return RawModule(path=SOURCES / f"{source}.cu", name_expressions=expressions)
 
 
-def run_on_host(kernel: Kernel, grid, block, args):
+def run_on_host(kernel: Kernel, grid, block, args, shared_bytes):
     """A backend of nightjar.kernels.cuda.launch: tests/cuda_host."""
     if kernel not in by_source()[kernel.source]:
         raise AssertionError(f"{kernel.expression} is not in the catalogue: the gate misses it")
-    _module(kernel.source, (kernel.expression,)).get_function(kernel.expression)(grid, block, args)
+    function = _module(kernel.source, (kernel.expression,)).get_function(kernel.expression)
+    function(grid, block, args, shared_mem=shared_bytes)
 
 
 def seed_of(text: str) -> int:

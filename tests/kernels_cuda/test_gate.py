@@ -192,4 +192,5 @@ def test_an_empty_grid_starts_nothing():
     with launch.using(backend):
         launch.launch(PHILOX, (0, 4), (128,))
         launch.launch(PHILOX, (1,), (128,), None)
-    assert started == [(PHILOX, (1,), (128,), (None,))]
+        launch.launch(PHILOX, (1,), (128,), None, shared_bytes=8)
+    assert started == [(PHILOX, (1,), (128,), (None,), shared) for shared in (0, 8)]

@@ -7,12 +7,14 @@ vocabulary, ids past the vocabulary, and a finished row that goes on.
 from functools import partial
 
 import pytest
+import torch
 
 from nightjar.kernels.cuda import launch
 from nightjar.kernels.cuda.kernel import Kernel
 from tests.cuda_host import KernelFault, RawModule
 from tests.kernels_cuda import test_decode_attention as attention
 from tests.kernels_cuda import test_embedding as embedding
+from tests.kernels_cuda import test_linear as product
 from tests.kernels_cuda import test_norm as norm
 from tests.kernels_cuda import test_penalties as penalties
 from tests.kernels_cuda import test_sample as sampling
@@ -94,6 +96,30 @@ PLANTED = {
         "",
         draw,
     ),
+    "sums of a tile over those of the last one": (
+        "linear",
+        "    turn ^= 1;\n",
+        "",
+        partial(product.test_every_channel_is_written_once, "cpu", 250, False),
+    ),
+    "sums of warps that are not there yet": (
+        "linear",
+        "    __syncthreads();  // the other turn's sums are read by then\n",
+        "",
+        partial(product.test_every_number_of_rows, "cpu", torch.float16, 3),
+    ),
+    "normalised rows that are not there yet": (
+        "linear",
+        "  }\n  __syncthreads();\n}",
+        "  }\n}",
+        partial(product.test_the_norm_before_it, "cpu", torch.float16, True, 3, 8),
+    ),
+    "channels past the end": (
+        "linear",
+        "row < rows && channel < channels",
+        "row < rows",
+        partial(product.test_every_channel_is_written_once, "cpu", 17, False),
+    ),
     "a stop in the first tokens counts": (
         "step_update",
         "found && generated > row[MIN_TOKENS]",
@@ -106,16 +132,18 @@ PLANTED = {
 def planting(source, old, new):
     """A backend that runs every kernel with one passage of one source changed."""
 
-    def run(kernel, grid, block, args):
+    def run(kernel, grid, block, args, shared_bytes):
         text = (SOURCES / f"{kernel.source}.cu").read_text()
-        for header in ("best_token", "common"):
+        for header in ("activation", "best_token", "mma", "common"):
             inner = (SOURCES / f"{header}.cuh").read_text().replace("#pragma once", "")
-            text = text.replace(f'#include "{header}.cuh"', inner)
+            include = f'#include "{header}.cuh"'
+            text = text.replace(include, inner, 1).replace(include, "")
         if source in (kernel.source, "common"):
             assert text.count(old) == 1, f"{source} no longer holds {old!r}"
             text = text.replace(old, new)
         module = RawModule(code=text, name_expressions=(kernel.expression,))
-        module.get_function(kernel.expression)(grid, block, args)
+        function = module.get_function(kernel.expression)
+        function(grid, block, args, shared_mem=shared_bytes)
 
     return run
 
@@ -134,4 +162,4 @@ def test_a_planted_bug_is_seen(name):
 def test_a_kernel_that_is_not_in_the_catalogue_is_noticed():
     """Else the gate would not see what the engine runs."""
     with pytest.raises(AssertionError, match="not in the catalogue"):
-        run_on_host(Kernel("merge", "merge_attention", ("double",)), (1,), (32,), ())
+        run_on_host(Kernel("merge", "merge_attention", ("double",)), (1,), (32,), (), 0)

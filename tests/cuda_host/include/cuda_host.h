@@ -7,4 +7,5 @@
 #include "cuda_host/sync.h"
 #include "cuda_host/atomics.h"
 #include "cuda_host/math.h"
+#include "cuda_host/mma.h"
 #include "cuda_host/entry.h"

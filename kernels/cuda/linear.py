@@ -1,0 +1,190 @@
+"""A weight times up to 8 rows, and what comes before and after it: see linear.cu.
+
+Bytes of M rows, K inputs and N channels of s bytes: N K s, the weight, read once from memory.  The
+rows are read from cache by every block (M K s, with a norm M K (4 to 12) as well), of which two run
+on a multiprocessor: at K 2048 and M 8 that is 4 of 25 MB for an N of 6144.  2 M N K operations on
+tensor cores, of which those of rows that are not there are wasted: far below what they do.
+
+A decode step of few rows has little to read at once and many kernels: what they wait for each other
+and for memory counts more than their work.  So the norm before a product, and the activation, the
+gate or the addition to the residual stream after it, are parts of it; 64 KB a block are asked for
+before the norm begins, and while sums are added up.  From 9 rows on cuBLAS does better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nightjar.kernels.cuda.activation import KINDS
+from nightjar.kernels.cuda.checks import ceil_div, check
+from nightjar.kernels.cuda.kernel import Kernel
+from nightjar.kernels.cuda.launch import Argument, launch
+
+if TYPE_CHECKING:
+    from nightjar.kernels.norm import Norm
+
+MAX_ROWS = 8
+"""Columns of a tensor core's product: up to here another row costs next to nothing."""
+
+MAX_NORMED_INPUTS = 8192
+"""Of a product with a norm before it: 8 rows of 16 bits beside 8 KB of sums fit into the 163 KB of
+shared memory that a block of compute capability 8.0 may have."""
+
+STORAGE = (torch.float16, torch.bfloat16)
+THREADS = 256
+TILE = 16
+SHARE = 2048
+"""Inputs that the warps of a block share out at a time."""
+
+ROW_PAD = 32
+BLOCKS_PER_MULTIPROCESSOR = 2
+
+Factor: TypeAlias = tuple[Tensor, Tensor | None]
+"""A weight [N, K], and its bias [N] if it has one."""
+
+
+def serves_rows(x: Tensor, weight: Tensor) -> bool:
+    """Whether `linear` takes x [M, K] or a stream [M, K] for the weight: few rows, of 16 bits, of
+    whole loads.  A rule of shapes and dtypes, so that the same model always takes the same path."""
+    return (
+        x.shape[0] <= MAX_ROWS
+        and weight.dtype in STORAGE
+        and weight.shape[1] % 8 == 0
+        and weight.data_ptr() % 16 == 0
+        and x.data_ptr() % 16 == 0
+        and x.stride(0) * x.element_size() % 16 == 0
+    )
+
+
+def serves_norm(stream: Tensor, weight: Tensor) -> bool:
+    """Whether `normed_linear` takes them, too."""
+    return weight.shape[1] <= MAX_NORMED_INPUTS and serves_rows(stream, weight)
+
+
+def linear(
+    x: Tensor, factor: Factor, activation: str | None = None, gate: Factor | None = None
+) -> Tensor:
+    """activation(x @ weight + bias) of x [M, K], its rows at any stride -> [M, N] in x's dtype.
+
+    gate: of the weight's shape; then activation(x @ gate) * (x @ weight) (arXiv 2002.05202).
+    A row's bits do not depend on the others.
+
+    Raises:
+        ValueError: an unknown activation, or a tensor that does not fit.
+    """
+    weight = factor[0]
+    check("x", x, weight.dtype, (None, weight.shape[-1]), strided=True)
+    out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
+    _linear(x, None, factor, gate, activation, out)
+    return out
+
+
+def linear_onto(residual: Tensor, x: Tensor, factor: Factor) -> None:
+    """Add x [M, K] @ weight + bias to the residual stream, float32[M, N]: see `linear`."""
+    weight = factor[0]
+    check("x", x, weight.dtype, (residual.shape[0], weight.shape[-1]), strided=True)
+    check("residual", residual, torch.float32, (x.shape[0], weight.shape[0]), like=x)
+    _linear(x, None, factor, None, None, residual)
+
+
+def normed_linear(
+    residual: Tensor,
+    norm: Norm,
+    factor: Factor,
+    activation: str | None = None,
+    gate: Factor | None = None,
+) -> Tensor:
+    """`linear` of the normalised residual stream, float32[M, K]; the normalised rows are rounded to
+    the weight's dtype first."""
+    weight = factor[0]
+    check("residual", residual, torch.float32, (None, weight.shape[-1]))
+    check("norm", norm.weight, torch.float32, (weight.shape[-1],), like=residual)
+    if norm.bias is not None:
+        check("bias of the norm", norm.bias, torch.float32, (weight.shape[-1],), like=residual)
+    if weight.shape[-1] > MAX_NORMED_INPUTS:
+        raise ValueError(f"{weight.shape[-1]} inputs with a norm: at most {MAX_NORMED_INPUTS}")
+    shape = residual.shape[0], weight.shape[0]
+    out = torch.empty(shape, dtype=weight.dtype, device=residual.device)
+    _linear(residual, norm, factor, gate, activation, out)
+    return out
+
+
+def specialisations() -> Iterator[Kernel]:
+    """Every instance that the engine can ask for."""
+    for storage in STORAGE:
+        for norm in ("PLAIN", "RMS", "LAYER"):
+            for gated in (False, True):
+                yield Kernel.of("linear", "linear", storage, norm, gated)
+
+
+def _linear(
+    x: Tensor,
+    norm: Norm | None,
+    factor: Factor,
+    gate: Factor | None,
+    activation: str | None,
+    out: Tensor,
+) -> None:
+    """Check, choose the instance and start it; out: [M, N] of the weight's dtype, or a stream."""
+    weight = factor[0]
+    _check(x, factor, gate, activation)
+    rows, (channels, inputs) = x.shape[0], weight.shape
+    kind = "PLAIN" if norm is None else "RMS" if norm.bias is None else "LAYER"
+    tiles = ceil_div(channels, TILE if gate is None else TILE // 2)
+    adds = out.dtype == torch.float32
+    launch(
+        Kernel.of("linear", "linear", weight.dtype, kind, gate is not None),
+        (min(tiles, BLOCKS_PER_MULTIPROCESSOR * _multiprocessors(x)) if rows else 0,),
+        (THREADS,),
+        *_row_arguments(x, norm),
+        *factor,
+        *(gate or (None, None)),
+        np.int32(0 if activation is None else 1 + list(KINDS).index(activation)),
+        None if adds else out,
+        out if adds else None,
+        np.int32(rows),
+        np.int32(inputs),
+        np.int32(channels),
+        shared_bytes=0 if norm is None else rows * (inputs + ROW_PAD) * weight.element_size(),
+    )
+
+
+def _row_arguments(x: Tensor, norm: Norm | None) -> tuple[Argument, ...]:
+    """x and its stride, the stream, and the norm's weight, bias and epsilon."""
+    if norm is None:
+        return x, np.int64(x.stride(0)), None, None, None, np.float32(0)
+    return None, np.int64(0), x, norm.weight, norm.bias, np.float32(norm.epsilon)
+
+
+def _multiprocessors(x: Tensor) -> int:
+    """Of the device; without one, so few that a block has several tiles."""
+    if not x.is_cuda:
+        return 1
+    return int(torch.cuda.get_device_properties(x.device).multi_processor_count)
+
+
+def _check(x: Tensor, factor: Factor, gate: Factor | None, activation: str | None) -> None:
+    """See check."""
+    weight, bias = factor
+    check("weight", weight, STORAGE, (None, None), like=x)
+    if x.shape[0] > MAX_ROWS:
+        raise ValueError(f"{x.shape[0]} rows: at most {MAX_ROWS}")
+    if not serves_rows(x, weight):
+        raise ValueError(
+            f"{weight.shape[1]} inputs: their number must be a multiple of 8, and every row must "
+            "begin at a multiple of 16 bytes"
+        )
+    if activation is not None and activation not in KINDS:
+        raise ValueError(f"unknown activation {activation!r}: one of {', '.join(KINDS)}")
+    for name, given in (("bias", bias), ("bias of the gate", gate[1] if gate else None)):
+        if given is not None:
+            check(name, given, weight.dtype, (weight.shape[0],), like=x)
+    if gate is not None:
+        check("gate", gate[0], weight.dtype, weight.shape, like=x)
+        if gate[0].data_ptr() % 16:
+            raise ValueError("gate must begin at a multiple of 16 bytes")
