@@ -28,8 +28,14 @@ class GatedWeight:
     up: LinearWeight
 
 
-WeightPrecision = Literal["float", "int8"]
-"""How products are computed: "float" in the weight's own dtype, "int8" in bytes."""
+WeightPrecision = Literal["float", "bfloat16", "int8"]
+"""How products are computed: "float" in the weight's own dtype, "bfloat16" of numbers rounded to it
+with sums in FP32, "int8" in bytes."""
+
+
+def serves_bfloat16(device: str) -> bool:
+    """Whether there are products of that precision for FP32 rows on the device."""
+    return device == "cpu" and native.float_linear.serves_bfloat16()
 
 
 def pack_linear(
@@ -40,6 +46,8 @@ def pack_linear(
     Raises:
         ValueError: int8 is asked for where there is none.
     """
+    if precision == "bfloat16":
+        return native.float_linear.pack(weight, bias, torch.bfloat16)
     if precision == "float":
         if native.float_linear.serves(weight):
             return native.float_linear.pack(weight, bias)
@@ -55,6 +63,8 @@ def pack_gated(gate: Parts, up: Parts, precision: WeightPrecision = "float") -> 
     """Reorder two weights for `gated_linear`; raises as pack_linear does."""
     if precision == "int8" and gate[0].device.type == "cpu" and native.int8_linear.serves():
         return GatedWeight(None, native.int8_linear.pack_gated(gate, up))
+    if precision == "bfloat16":
+        return GatedWeight(None, native.float_linear.pack_gated(gate, up, torch.bfloat16))
     if precision == "float" and native.float_linear.serves(gate[0]):
         return GatedWeight(None, native.float_linear.pack_gated(gate, up))
     return GatedWeight(pack_linear(*gate, precision), pack_linear(*up, precision))

@@ -41,6 +41,7 @@ from nightjar.kernels.linear import (
     normed_linear,
     pack_gated,
     pack_linear,
+    serves_bfloat16,
 )
 from nightjar.kernels.log_prob import token_log_sums, token_nll
 from nightjar.kernels.norm import Norm, layer_norm, normalize, rms_norm
@@ -102,6 +103,7 @@ __all__ = [
     "rotary",
     "run_layers",
     "sample",
+    "serves_bfloat16",
     "step_update",
     "tied_table",
     "token_log_sums",

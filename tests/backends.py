@@ -27,8 +27,9 @@ def use_backend(name, monkeypatch):
     """Let this test run by one of BACKENDS alone; returns its name."""
     if name == "torch":
         for module in (getattr(native, op) for op in native.__all__):
-            if hasattr(module, "serves"):
-                monkeypatch.setattr(module, "serves", lambda *_: False)
+            for question in ("serves", "serves_bfloat16"):
+                if hasattr(module, question):
+                    monkeypatch.setattr(module, question, lambda *_: False)
     else:
         require(library() is not None)
     return name

@@ -15,7 +15,12 @@ from nightjar import kernels
 from nightjar.checkpoints import CheckpointError, ModelConfig, ModelDirectory
 from nightjar.checkpoints.weights import TENSOR_NAMES
 from nightjar.gpu_worker.models.decoder import Decoder, DecoderWeights
-from nightjar.gpu_worker.models.precision import GPU_PRECISIONS, PRECISIONS, Precision
+from nightjar.gpu_worker.models.precision import (
+    GPU_PRECISIONS,
+    PRECISIONS,
+    Precision,
+    precision_of,
+)
 from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.gpu_worker.models.split import Part, channels
 from nightjar.gpu_worker.models.weight_reader import WeightReader
@@ -32,7 +37,8 @@ def load_model(
 
     dtype: "fp64", "fp32", "bf16" or "fp16", the storage of weights, activations and cache; or
     "int8", which multiplies in bytes (see kernels.pack_linear), caches in FP16 and keeps the rest
-    in FP32.  A GPU computes in fp32, bf16 and fp16.
+    in FP32.  So does "bf16" on a CPU with instructions for its products.  A GPU computes in fp32,
+    bf16 and fp16.
     part: what to load, for a ShardDecoder; nothing else is read.
 
     Raises:
@@ -41,7 +47,7 @@ def load_model(
     """
     if dtype not in PRECISIONS:
         raise ValueError(f"dtype {dtype!r}: one of {', '.join(PRECISIONS)}")
-    precision = PRECISIONS[dtype]
+    precision = precision_of(dtype, device)
     if device != "cpu":
         _check_gpu(directory.config, dtype, device)
     part = part or Part.of(directory.config)

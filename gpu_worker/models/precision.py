@@ -17,6 +17,7 @@ from nightjar.kernels import (
     linear,
     pack_gated,
     pack_linear,
+    serves_bfloat16,
 )
 
 
@@ -49,6 +50,9 @@ PRECISIONS = {
     "int8": Precision(torch.float32, cache=torch.float16, weights="int8"),
 }
 
+# As near to bf16's own numbers where only products are rounded to it, and their sums kept in FP32.
+_BFLOAT_PRODUCTS = Precision(torch.float32, cache=torch.float16, weights="bfloat16")
+
 GPU_PRECISIONS = ("fp32", "bf16", "fp16")
 """Those that the CUDA kernels compute in."""
 
@@ -65,21 +69,29 @@ _ROWS, _IN, _OUT = 32, 768, 768
 _TURNS, _PER_TURN = 8, 16
 
 
-def fastest_dtype(product: Callable[[torch.dtype], float] | None = None) -> str:
+def precision_of(dtype: str, device: str) -> Precision:
+    """What a model is computed in that is asked for in `dtype`, a name of PRECISIONS, on "cpu" or a
+    GPU: bf16 on a CPU with instructions for it differs."""
+    if dtype == "bf16" and serves_bfloat16(device):
+        return _BFLOAT_PRODUCTS
+    return PRECISIONS[dtype]
+
+
+def fastest_dtype(product: Callable[[str], float] | None = None) -> str:
     """ "bf16" where its products are clearly faster than fp32's on this processor, else "fp32".
 
-    product: the seconds of one product in a dtype; by default one is run and timed. The two take
-    turns of several products, so that a busy moment meets both and both find calm ones; the best
-    times are compared.
+    product: the seconds of one product in fp32 or bf16; by default one is run and timed. The two
+    take turns of several products, so that a busy moment meets both and both find calm ones; the
+    best times are compared.
     """
     if product is None:
-        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        if not (serves_bfloat16("cpu") or torch.ops.mkldnn._is_mkldnn_bf16_supported()):
             return "fp32"
         product = _PackedProduct()
     fp32_s = bf16_s = math.inf
     for _ in range(_TURNS):
-        fp32_s = min(fp32_s, *(product(torch.float32) for _ in range(_PER_TURN)))
-        bf16_s = min(bf16_s, *(product(torch.bfloat16) for _ in range(_PER_TURN)))
+        fp32_s = min(fp32_s, *(product("fp32") for _ in range(_PER_TURN)))
+        bf16_s = min(bf16_s, *(product("bf16") for _ in range(_PER_TURN)))
     return "bf16" if bf16_s * ADVANTAGE <= fp32_s else "fp32"
 
 
@@ -90,15 +102,15 @@ class _PackedProduct:
         generator = torch.Generator().manual_seed(0)
         weight = torch.randn(_OUT, _IN, generator=generator)
         rows = torch.randn(_ROWS, _IN, generator=generator)
-        self._operands = {
-            dtype: (rows.to(dtype), pack_linear(weight.to(dtype), None))
-            for dtype in (torch.float32, torch.bfloat16)
-        }
-        for dtype in self._operands:
-            self(dtype)
+        self._operands = {}
+        for name in ("fp32", "bf16"):
+            precision = precision_of(name, "cpu")
+            packed = precision.pack(weight.to(precision.dtype), None)
+            self._operands[name] = rows.to(precision.dtype), packed
+            self(name)
 
-    def __call__(self, dtype: torch.dtype) -> float:
-        rows, weight = self._operands[dtype]
+    def __call__(self, name: str) -> float:
+        rows, weight = self._operands[name]
         started = time.perf_counter()
         linear(rows, weight)
         return time.perf_counter() - started

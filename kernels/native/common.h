@@ -61,6 +61,19 @@ inline void store(Half* to, Vector vector) {
 #endif
 }
 
+// bfloat16, as it is stored.
+struct Bfloat {
+  uint16_t bits;
+};
+
+#if defined(__AVX512BF16__)
+// Rounded to nearest even; what is not a normal number becomes zero.
+inline void store(Bfloat* to, Vector vector) {
+  const __m256bh lanes = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(vector));
+  std::memcpy(to, &lanes, sizeof(lanes));
+}
+#endif
+
 inline Vector splat(float x) { return x - Vector{}; }
 
 // a * b + c, rounded once.  By instruction: GCC takes a loop over the lanes apart where it pleases.

@@ -1,11 +1,10 @@
-"""FP32 weights for the compiled products."""
+"""FP32 and bfloat16 weights for the compiled products."""
 
 from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,20 +13,26 @@ from nightjar.kernels.native.build import compiled, library
 from nightjar.kernels.native.pointers import INT, POINTER
 from nightjar.kernels.native.products import PanelWeight, Parts, by_panel, filled_up
 
+STORAGE = {torch.float32: "float", torch.bfloat16: "bfloat"}
+"""What weights are kept in, and what the names of its compiled functions begin with."""
+
 
 @dataclass(frozen=True)
 class FloatPanelWeight(PanelWeight):
     """A weight ready for `products.linear`.
 
-    panels: float32[n, stride, channels of a panel]; bias: float32[n, channels of a panel]; both
-    filled up with zeros.  Of a gated weight each panel of gates is followed by that of what they
-    gate.
+    panels: [n, stride / word, channels of a panel, word], a word of 4 bytes; bias: float32[n,
+    channels of a panel]; both filled up with zeros.  Of a gated weight each panel of gates is
+    followed by that of what they gate.
     """
 
     panels: Tensor
     bias: Tensor
 
-    kernels: ClassVar[str] = "float"
+    @property
+    def kernels(self) -> str:
+        """As PanelWeight says."""
+        return STORAGE[self.panels.dtype]
 
     def structure(self) -> ctypes.Structure:
         """As PanelWeight says."""
@@ -47,14 +52,22 @@ def serves(weight: Tensor) -> bool:
     return kernels is not None and bool(kernels.float_linear_works())
 
 
-def pack(weight: Tensor, bias: Tensor | None) -> FloatPanelWeight:
-    """Lay weight [out, in] out in panels."""
-    return _in_panels([(weight, bias)])
+def serves_bfloat16() -> bool:
+    """Whether this processor has instructions for bfloat16 that the kernels use."""
+    kernels = library()
+    return kernels is not None and bool(kernels.bfloat_linear_works())
 
 
-def pack_gated(gate: Parts, up: Parts) -> FloatPanelWeight:
+def pack(
+    weight: Tensor, bias: Tensor | None, storage: torch.dtype = torch.float32
+) -> FloatPanelWeight:
+    """Lay weight float32[out, in] out in panels; storage: float32, or bfloat16 to round it."""
+    return _in_panels([(weight, bias)], storage)
+
+
+def pack_gated(gate: Parts, up: Parts, storage: torch.dtype = torch.float32) -> FloatPanelWeight:
     """Two weights [out, in] with their biases, to be computed together: activation(gate) * up."""
-    return _in_panels([gate, up])
+    return _in_panels([gate, up], storage)
 
 
 def rows(weight: FloatPanelWeight, ids: Tensor) -> Tensor:
@@ -65,7 +78,8 @@ def rows(weight: FloatPanelWeight, ids: Tensor) -> Tensor:
     if ids.numel() and int(ids.min()) < 0:
         raise IndexError(f"id {int(ids.min())}: from 0 on")
     ids, out = ids.contiguous(), torch.empty(ids.shape[0], weight.in_features)
-    _rows_function()(weight.address, ids.data_ptr(), ids.shape[0], out.data_ptr())
+    function = _rows_function(weight.kernels)
+    function(weight.address, ids.data_ptr(), ids.shape[0], out.data_ptr())
     return out
 
 
@@ -78,29 +92,34 @@ class _FloatWeightArgument(ctypes.Structure):
     )
 
 
-def _in_panels(parts: list[Parts]) -> FloatPanelWeight:
+def _in_panels(parts: list[Parts], storage: torch.dtype) -> FloatPanelWeight:
     """Weights of one shape, a panel of each in turn."""
     out_features, in_features = parts[0][0].shape
     kernels = compiled()
-    width = int(kernels.float_panel_columns())
+    width, word = int(kernels.float_panel_columns()), 4 // storage.itemsize
     n, whole = -(-out_features // width), out_features // width
-    panels = torch.zeros(n, len(parts), filled_up(in_features), width)
+    stride = filled_up(in_features)
+    panels = torch.zeros(n, len(parts), stride // word, width, word, dtype=storage)
     biases = torch.zeros(n, len(parts), width)
     for place, (weight, bias) in enumerate(parts):
-        channels = weight[: whole * width].view(whole, width, in_features)
-        panels[:whole, place, :in_features] = channels.transpose(1, 2)
-        if whole < n:
-            rest = weight[whole * width :]
-            panels[whole, place, :in_features, : rest.shape[0]] = rest.t()
+        # By input: [n, stride, width], whose words are apart.
+        inputs = panels[:, place].transpose(2, 3)
+        for k in range(word):
+            every = weight[:, k::word]
+            here = inputs[:, : every.shape[1], k]
+            channels = every[: whole * width].view(whole, width, every.shape[1])
+            here[:whole] = channels.transpose(1, 2)
+            if whole < n:
+                rest = every[whole * width :]
+                here[whole, :, : rest.shape[0]] = rest.t()
         if bias is not None:
             biases[:, place] = by_panel(bias, n, width)
     return FloatPanelWeight(in_features, out_features, len(parts) == 2, panels, biases)
 
 
 @cache
-def _rows_function() -> ctypes._NamedFuncPointer:
-    kernels = compiled()
-    function = kernels.float_rows
+def _rows_function(kind: str) -> ctypes._NamedFuncPointer:
+    function: ctypes._NamedFuncPointer = getattr(compiled(), f"{kind}_rows")
     function.argtypes = [POINTER, POINTER, INT, POINTER]
     function.restype = None
     return function

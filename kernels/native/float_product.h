@@ -1,7 +1,8 @@
-// Products of rows with FP32 weights, through the activation in the same pass.
+// Products of rows with FP32 or bfloat16 weights, through the activation in the same pass.
 //
-// Every sum is taken by fused multiply-adds over ascending inputs, in a lane of its own: its bits
-// depend on neither the other rows nor the height of its tile.
+// Every sum is taken in FP32 over ascending inputs, in a lane of its own: its bits depend on neither
+// the other rows nor the height of its tile.  With bfloat16 weights the rows are rounded to it, too;
+// between two products they are FP32.
 #pragma once
 
 #include <array>
@@ -24,30 +25,60 @@ constexpr int kFloatRegisters = 3;  // of sums, side by side in a panel
 constexpr int kFloatColumns = kFloatRegisters * kLanes;  // of a panel
 constexpr int64_t kFloatBlockBytes = 1 << 19;            // of rows that stay in a core's cache
 
-// A weight, as Python hands it over: see float_linear.py.
+// Numbers that a lane multiplies at once: neighbouring inputs, a word together.
+template <typename S>
+constexpr int kWord = sizeof(float) / sizeof(S);
+
+// A weight, as Python hands it over: see float_linear.py.  S: what it is stored in.
 //
-// panels: float[n, stride, columns of a panel]; bias: float[n * columns of a panel], or half of that
-// for a gated weight, whose even panels hold gates and the odd ones after them what they gate.
-// inputs, stride: numbers of a row, and those rounded up to 16.
-struct FloatWeight {
-  const float* panels;
+// panels: S[n, stride / kWord, columns of a panel, kWord]; bias: float[n * columns of a panel], or
+// half of that for a gated weight, whose even panels hold gates and the odd ones after them what they
+// gate.  inputs, stride: numbers of a row, and those rounded up to 16.
+template <typename S>
+struct PanelWeight {
+  const S* panels;
   const float* bias;
   int64_t inputs;
   int64_t stride;
   int64_t columns;
   int64_t gated;
+
+  int64_t steps() const { return stride / kWord<S>; }
 };
+
+using FloatWeight = PanelWeight<float>;
+using BfloatWeight = PanelWeight<Bfloat>;
+
+// A word of a row in every lane, and sum + word * weights.
+inline Vector spread(const float* word) { return splat(*word); }
+inline Vector multiplied(const float*, Vector word, Vector weights, Vector sum) {
+  return fused(word, weights, sum);
+}
+
+#if defined(__AVX512BF16__)
+inline Vector spread(const Bfloat* word) {
+  int32_t bits;
+  std::memcpy(&bits, word, sizeof(bits));
+  return reinterpret_cast<Vector>(_mm512_set1_epi32(bits));
+}
+inline Vector multiplied(const Bfloat*, Vector word, Vector weights, Vector sum) {
+  return reinterpret_cast<Vector>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum),
+                                                   reinterpret_cast<__m512bh>(word),
+                                                   reinterpret_cast<__m512bh>(weights)));
+}
+#endif
 
 inline Tiles float_tiles(int64_t n_rows) { return Tiles(n_rows, kFloatTileRows); }
 
 // Rows in tiles of `stride` numbers a row: what a product reads, and where one may write for the next.
+template <typename S>
 struct TiledRows {
   static constexpr bool kTakesActivations = true;
 
-  float* values;
+  S* values;
   int64_t stride;
 
-  float* at(int64_t row, int64_t first, int64_t height, int64_t column) const {
+  S* at(int64_t row, int64_t first, int64_t height, int64_t column) const {
     const int64_t segment = column / kSegment, within = column % kSegment;
     return values + first * stride + (segment * height + row - first) * kSegment + within;
   }
@@ -57,10 +88,10 @@ struct TiledRows {
   void fetch(int64_t, int64_t, int64_t) const {}
 };
 
-template <>
-struct RoomOf<FloatWeight> {
-  float* rows;
-  float* inner;
+template <typename S>
+struct RoomOf<PanelWeight<S>> {
+  S* rows;
+  S* inner;
 
   static RoomOf keep(int64_t n_rows, int64_t stride, int64_t inner) {
     const int64_t filled = (inner + kSegment - 1) / kSegment * kSegment;
@@ -68,8 +99,8 @@ struct RoomOf<FloatWeight> {
   }
 
  private:
-  static float* room(RoomFor place, int64_t numbers) {
-    return static_cast<float*>(room_for(place, numbers * static_cast<int64_t>(sizeof(float))));
+  static S* room(RoomFor place, int64_t numbers) {
+    return static_cast<S*>(room_for(place, numbers * static_cast<int64_t>(sizeof(S))));
   }
 };
 
@@ -94,43 +125,45 @@ struct PlainRows {
 };
 
 // Writes a row of `inputs` numbers into its tile, and zeros after them.
-template <typename X>
-void tile_row(const X* x, int64_t inputs, const TiledRows& rows, int64_t row, int64_t first,
+template <typename X, typename S>
+void tile_row(const X* x, int64_t inputs, const TiledRows<S>& rows, int64_t row, int64_t first,
               int64_t height) {
   for (int64_t k = 0; k < rows.stride; k += kSegment) {
-    float* to = rows.at(row, first, height, k);
-    const int64_t left = std::min<int64_t>(kSegment, inputs - k);
-    if (left == kSegment) {
-      for (int i = 0; i < kSegment; i += kLanes) store(to + i, load(x + k + i));
-    } else {
-      std::fill(std::copy_n(x + k, left, to), to + kSegment, 0.0f);
-    }
+    S* to = rows.at(row, first, height, k);
+    const X* from = x + k;
+    X last[kSegment] = {};
+    if (inputs - k < kSegment) from = (std::copy_n(from, inputs - k, last), last);
+    for (int i = 0; i < kSegment; i += kLanes) store(to + i, load(from + i));
   }
 }
 
 // The sums of a tile of R rows and the columns of one panel: [kFloatRegisters, R, kLanes].
 //
 // A call of its own, as in int8_product.h.
-template <int R>
-[[gnu::noinline]] void multiply_floats(const float* values, int64_t stride, const float* panel,
+template <typename S, int R>
+[[gnu::noinline]] void multiply_floats(const S* values, int64_t stride, const S* panel,
                                        Ahead ahead, float* sums) {
+  constexpr int kStep = kFloatColumns * kWord<S>;  // of a panel
+  const auto weights = [&](int place) {  // as they lie, whatever they are
+    return load(reinterpret_cast<const float*>(panel) + place * kLanes);
+  };
   Vector a[R], b[R], c[R];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) a[r] = b[r] = c[r] = Vector{};
   for (int64_t k = 0; k < stride; k += kSegment, values += R * kSegment) {
 #pragma GCC unroll 4
-    for (int i = 0; i < kSegment; ++i, panel += kFloatColumns) {
-      const Vector u = load(panel), v = load(panel + kLanes), w = load(panel + 2 * kLanes);
-      for (int j = 0; j < kFloatColumns; j += kLine / static_cast<int>(sizeof(float))) {
+    for (int i = 0; i < kSegment; i += kWord<S>, panel += kStep) {
+      const Vector u = weights(0), v = weights(1), w = weights(2);
+      for (int j = 0; j < kStep; j += kLine / static_cast<int>(sizeof(S))) {
         __builtin_prefetch(reinterpret_cast<const char*>(panel + j) + kAheadBytes);
       }
       ahead.fetch();
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const Vector x = splat(values[r * kSegment + i]);
-        a[r] = fused(x, u, a[r]);
-        b[r] = fused(x, v, b[r]);
-        c[r] = fused(x, w, c[r]);
+        const Vector x = spread(values + r * kSegment + i);
+        a[r] = multiplied(values, x, u, a[r]);
+        b[r] = multiplied(values, x, v, b[r]);
+        c[r] = multiplied(values, x, w, c[r]);
       }
     }
   }
@@ -142,30 +175,32 @@ template <int R>
   }
 }
 
-using MultiplyFloats = void (*)(const float*, int64_t, const float*, Ahead, float*);
+template <typename S>
+using MultiplyFloats = void (*)(const S*, int64_t, const S*, Ahead, float*);
 
 // By the number of rows, from one on.
-template <size_t... R>
-constexpr std::array<MultiplyFloats, sizeof...(R)> multiplies(std::index_sequence<R...>) {
-  return {multiply_floats<R + 1>...};
+template <typename S, size_t... R>
+constexpr std::array<MultiplyFloats<S>, sizeof...(R)> multiplies(std::index_sequence<R...>) {
+  return {multiply_floats<S, R + 1>...};
 }
-constexpr auto kMultiplyFloats = multiplies(std::make_index_sequence<kFloatTileRows>());
+template <typename S>
+constexpr auto kMultiplyFloats = multiplies<S>(std::make_index_sequence<kFloatTileRows>());
 
 // One tile of the result: `height` rows from `row` on and the columns of one panel.
-template <int A, bool kGated, typename To>
-void float_tile(const FloatWeight& weight, const TiledRows& rows, const To& to, int64_t row,
+template <int A, bool kGated, typename S, typename To>
+void float_tile(const PanelWeight<S>& weight, const TiledRows<S>& rows, const To& to, int64_t row,
                 int64_t height, int64_t panel, Ahead ahead) {
   constexpr int kSums = kFloatTileRows * kFloatColumns;
   constexpr int kParts = kGated ? 2 : 1;
   const int64_t panel_size = weight.stride * kFloatColumns;
-  const float* weights = weight.panels + panel * kParts * panel_size;
+  const S* weights = weight.panels + panel * kParts * panel_size;
   const float* bias = weight.bias + panel * kParts * kFloatColumns;
   to.fetch(row, height, panel * kFloatColumns);
   alignas(64) float sums[kParts * kSums];
   for (int part = 0; part < kParts; ++part) {
-    kMultiplyFloats[height - 1](rows.values + row * weight.stride, weight.stride,
-                                weights + part * panel_size, ahead, sums + part * kSums);
-    ahead.from += weight.stride * ahead.step;
+    kMultiplyFloats<S>[height - 1](rows.values + row * weight.stride, weight.stride,
+                                   weights + part * panel_size, ahead, sums + part * kSums);
+    ahead.from += weight.steps() * ahead.step;
   }
   for (int i = 0; i < kFloatColumns; i += kLanes) {
     const int64_t column = panel * kFloatColumns + i, room = to.room(column);
@@ -179,31 +214,31 @@ void float_tile(const FloatWeight& weight, const TiledRows& rows, const To& to, 
   }
 }
 
-template <typename To>
-using FloatTileOf = void (*)(const FloatWeight&, const TiledRows&, const To&, int64_t, int64_t,
-                             int64_t, Ahead);
+template <typename S, typename To>
+using FloatTileOf = void (*)(const PanelWeight<S>&, const TiledRows<S>&, const To&, int64_t,
+                             int64_t, int64_t, Ahead);
 
-template <bool kGated, typename To>
-FloatTileOf<To> float_tile_of(int64_t activation) {
-  if constexpr (!To::kTakesActivations) return float_tile<kNone, kGated, To>;
+template <bool kGated, typename S, typename To>
+FloatTileOf<S, To> float_tile_of(int64_t activation) {
+  if constexpr (!To::kTakesActivations) return float_tile<kNone, kGated, S, To>;
   switch (activation) {
-    case kGeluTanh: return float_tile<kGeluTanh, kGated, To>;
-    case kGelu: return float_tile<kGelu, kGated, To>;
-    case kRelu: return float_tile<kRelu, kGated, To>;
-    case kSilu: return float_tile<kSilu, kGated, To>;
-    default: return float_tile<kNone, kGated, To>;
+    case kGeluTanh: return float_tile<kGeluTanh, kGated, S, To>;
+    case kGelu: return float_tile<kGelu, kGated, S, To>;
+    case kRelu: return float_tile<kRelu, kGated, S, To>;
+    case kSilu: return float_tile<kSilu, kGated, S, To>;
+    default: return float_tile<kNone, kGated, S, To>;
   }
 }
 
 // to = activation(rows x weight + bias); with a gated weight, activation(gates) * the product with
 // what they gate.  Called by all members of a region.
-template <typename To>
-void multiply_all(Member& member, const FloatWeight& weight, const TiledRows& rows, int64_t n_rows,
-                  int64_t activation, const To& to) {
-  const auto tile =
-      weight.gated ? float_tile_of<true, To>(activation) : float_tile_of<false, To>(activation);
+template <typename S, typename To>
+void multiply_all(Member& member, const PanelWeight<S>& weight, const TiledRows<S>& rows,
+                  int64_t n_rows, int64_t activation, const To& to) {
+  const auto tile = weight.gated ? float_tile_of<true, S, To>(activation)
+                                 : float_tile_of<false, S, To>(activation);
   const Tiles cut = float_tiles(n_rows);
-  const int64_t row_bytes = weight.stride * static_cast<int64_t>(sizeof(float));
+  const int64_t row_bytes = weight.stride * static_cast<int64_t>(sizeof(S));
   const int64_t n_panels = (weight.columns + kFloatColumns - 1) / kFloatColumns;
   const Panels panels{weight.panels, n_panels, row_bytes * kFloatColumns * (weight.gated ? 2 : 1),
                       kFloatColumns * static_cast<int64_t>(sizeof(float))};
@@ -214,9 +249,9 @@ void multiply_all(Member& member, const FloatWeight& weight, const TiledRows& ro
 }
 
 // Lays out x [n_rows, weight.inputs], rows x_stride numbers apart.  Called by all members of a region.
-template <typename X>
+template <typename X, typename S>
 void tile_rows(Member& member, const X* x, int64_t x_stride, int64_t n_rows, int64_t inputs,
-               const TiledRows& rows) {
+               const TiledRows<S>& rows) {
   share_rows(member, float_tiles(n_rows), [&](int64_t row, int64_t first, int64_t height) {
     fetch(x + (row + 1) * x_stride, inputs);
     tile_row(x + row * x_stride, inputs, rows, row, first, height);
@@ -224,8 +259,9 @@ void tile_rows(Member& member, const X* x, int64_t x_stride, int64_t n_rows, int
 }
 
 // The same of the normalised residual stream.
-inline void tile_normalized(Member& member, const Stream& stream, int64_t n_rows,
-                            const TiledRows& rows) {
+template <typename S>
+void tile_normalized(Member& member, const Stream& stream, int64_t n_rows,
+                     const TiledRows<S>& rows) {
   std::vector<float> normal(stream.norm.size);
   share_rows(member, float_tiles(n_rows), [&](int64_t row, int64_t first, int64_t height) {
     stream.normalized(row, normal.data());
@@ -235,9 +271,10 @@ inline void tile_normalized(Member& member, const Stream& stream, int64_t n_rows
 
 // out = activation(x @ weight.T + bias).  What out is made of if not floats takes no activation.
 // Called by all members of a region, as the next ones.
-inline void linear(Member& member, const RoomOf<FloatWeight>& room, const RowsIn& x, int64_t n_rows,
-                   const FloatWeight& weight, int64_t activation, const RowsOut& out) {
-  const TiledRows tiled{room.rows, weight.stride};
+template <typename S>
+void linear(Member& member, const RoomOf<PanelWeight<S>>& room, const RowsIn& x, int64_t n_rows,
+            const PanelWeight<S>& weight, int64_t activation, const RowsOut& out) {
+  const TiledRows<S> tiled{room.rows, weight.stride};
   in_parts(n_rows, [&](int64_t first, int64_t n) {
     with_rows(x, [&](const auto* rows) {
       tile_rows(member, rows + first * x.stride, x.stride, n, weight.inputs, tiled);
@@ -250,9 +287,10 @@ inline void linear(Member& member, const RoomOf<FloatWeight>& room, const RowsIn
 }
 
 // The same of the normalised residual stream, without an activation.
-inline void normed_linear(Member& member, const RoomOf<FloatWeight>& room, const Stream& stream,
-                          int64_t n_rows, const FloatWeight& weight, const RowsOut& out) {
-  const TiledRows tiled{room.rows, weight.stride};
+template <typename S>
+void normed_linear(Member& member, const RoomOf<PanelWeight<S>>& room, const Stream& stream,
+                   int64_t n_rows, const PanelWeight<S>& weight, const RowsOut& out) {
+  const TiledRows<S> tiled{room.rows, weight.stride};
   in_parts(n_rows, [&](int64_t first, int64_t n) {
     tile_normalized(member, stream.from(first), n, tiled);
     with_rows(out, [&](auto* rows) {
@@ -264,10 +302,11 @@ inline void normed_linear(Member& member, const RoomOf<FloatWeight>& room, const
 
 // And of a whole feed-forward block: out = activation(norm(residual) @ up) @ down.  The first product
 // writes its rows as the second reads them.
-inline void feed_forward(Member& member, const RoomOf<FloatWeight>& room, const Stream& stream,
-                         int64_t n_rows, const FloatWeight& up, int64_t activation,
-                         const FloatWeight& down, const RowsOut& out) {
-  const TiledRows tiled{room.rows, up.stride}, inner{room.inner, down.stride};
+template <typename S>
+void feed_forward(Member& member, const RoomOf<PanelWeight<S>>& room, const Stream& stream,
+                  int64_t n_rows, const PanelWeight<S>& up, int64_t activation,
+                  const PanelWeight<S>& down, const RowsOut& out) {
+  const TiledRows<S> tiled{room.rows, up.stride}, inner{room.inner, down.stride};
   in_parts(n_rows, [&](int64_t first, int64_t n) {
     tile_normalized(member, stream.from(first), n, tiled);
     multiply_all(member, up, tiled, n, activation, inner);

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -46,7 +45,10 @@ class Int8PanelWeight(PanelWeight):
     scales: Tensor
     bias: Tensor
 
-    kernels: ClassVar[str] = "int8"
+    @property
+    def kernels(self) -> str:
+        """As PanelWeight says."""
+        return "int8"
 
     def structure(self) -> ctypes.Structure:
         """As PanelWeight says."""

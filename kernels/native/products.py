@@ -7,7 +7,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,16 +35,16 @@ Parts = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True)
 class PanelWeight(ABC):
-    """A weight in panels of neighbouring output channels; gated: with the gates of those.
-
-    kernels: what the names of its compiled functions begin with.
-    """
+    """A weight in panels of neighbouring output channels; gated: with the gates of those."""
 
     in_features: int
     out_features: int
     gated: bool
 
-    kernels: ClassVar[str]
+    @property
+    @abstractmethod
+    def kernels(self) -> str:
+        """What the names of its compiled functions begin with."""
 
     @property
     def stride(self) -> int:

@@ -14,7 +14,7 @@ from tests.unit.test_kernels_blocks import a_norm, normal, pack, pack_up
 N_LAYERS = 3
 HEADS, KV_HEADS, SIZE = 4, 2, 16
 HIDDEN, INNERS = 48, (80, 208, 32)
-CACHES = {"float": torch.float32, "int8": torch.float16}
+CACHES = {"float": torch.float32, "bfloat16": torch.float16, "int8": torch.float16}
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +26,8 @@ def _compiled():
 def precision(request):
     if request.param == "int8" and not native.int8_linear.serves():
         pytest.skip("this processor has no VNNI")
+    if request.param == "bfloat16" and not native.float_linear.serves_bfloat16():
+        pytest.skip("no instructions for bfloat16 that the kernels use")
     return request.param
 
 

@@ -15,6 +15,7 @@ from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateRequest, SamplingParams
 from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.gpu_worker.models.precision import ADVANTAGE, PRECISIONS, fastest_dtype
+from nightjar.kernels import native
 from nightjar.kernels.embedding import HeadTable
 from nightjar.kernels.native.build import SWITCH
 from nightjar.kernels.native.float_linear import FloatPanelWeight
@@ -29,7 +30,7 @@ FP32_S = 0.001
 
 
 def planted(bf16_s: float):
-    return lambda dtype: bf16_s if dtype == torch.bfloat16 else FP32_S
+    return lambda dtype: bf16_s if dtype == "bf16" else FP32_S
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,7 @@ def test_both_dtypes_meet_the_same_moments():
 
 def test_fp32_where_the_processor_has_no_bf16(monkeypatch):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    monkeypatch.setattr(native.float_linear, "serves_bfloat16", lambda: False)
     assert fastest_dtype() == "fp32"
 
 
@@ -101,9 +103,27 @@ def test_int8_quantises_the_products_and_nothing_else(directory):
     assert isinstance(plain.weights.head, FloatWeight | FloatPanelWeight)
 
 
-def test_tied_embeddings_are_kept_once_in_fp32(directory):
-    weights = load_model(directory, "fp32").weights
-    require(isinstance(weights.head, FloatPanelWeight))
+@pytest.mark.parametrize("there", [True, False])
+def test_bf16_rounds_the_products_alone_where_the_processor_has_them(directory, there, monkeypatch):
+    """Rows and sums stay in FP32; elsewhere everything is kept in bfloat16."""
+    if there and not native.float_linear.serves_bfloat16():
+        pytest.skip("no instructions for bfloat16 that the kernels use")
+    monkeypatch.setattr(native.float_linear, "serves_bfloat16", lambda: there)
+    model = load_model(directory, "bf16")
+    assert model.dtype == (torch.float32 if there else torch.bfloat16)
+    assert model.cache_dtype == (torch.float16 if there else torch.bfloat16)
+    for layer in model.weights.layers:
+        for weight in (layer.qkv, layer.attention_out, layer.up, layer.down):
+            stored = weight.panels if there else weight.data
+            assert stored.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_tied_embeddings_are_kept_once_in_panels(directory, dtype):
+    weights = load_model(directory, dtype).weights
+    require(dtype == "bf16" or isinstance(weights.head, FloatPanelWeight))
+    if not isinstance(weights.head, FloatPanelWeight):
+        pytest.skip("no instructions for bfloat16 that the kernels use")
     tied = directory.config.tied_embeddings
     assert isinstance(weights.tokens, HeadTable) == tied
     assert not tied or weights.tokens.head is weights.head
