@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(THREADS, 2)
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   const int tiles = (channels + CHANNELS - 1) / CHANNELS;
   const int batches = (inputs + SPAN * WARPS * AHEAD - 1) / (SPAN * WARPS * AHEAD);
-  const int r = lane / 4, first = lane % 4 * 8;
+  const int r = lane / 4;  // row of a tile, and of x
 
   // Inputs in halves of a span, 32 numbers: a lane's 8 lie side by side, in both factors alike.  The
   // first half's place; the others' are at a distance that the compiler knows.
