@@ -80,7 +80,7 @@ def one(model: Decoder, token_bytes: Sequence[bytes], request: Request, **config
 
 def block_bytes(model: Decoder) -> int:
     """What a cache block takes in an engine with the default block size."""
-    return KVTensors.block_bytes(model.config, EngineConfig().block_size, model.dtype)
+    return KVTensors.block_bytes(model.config, EngineConfig().block_size, model.cache_dtype)
 
 
 def assert_nothing_held(engine: Engine) -> None:

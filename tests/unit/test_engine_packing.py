@@ -117,7 +117,7 @@ def test_scores_pair_each_token_with_the_row_before_it(tiny_model, monkeypatch):
     kept = torch.randn(32, generator=generator)
     earlier.branches[0].part.prefix.last_hidden = kept
     monkeypatch.setattr(type(model), "forward", lambda *_: rows)
-    cache = KVTensors.allocate(model.config, 40, 4, model.dtype, "cpu")
+    cache = KVTensors.allocate(model.config, 40, 4, model.cache_dtype, "cpu")
     vectors = PromptVectorStore(32, torch.float32)
     output = Executor(model, cache, vectors, (), lambda: None).run(
         StepPlan(ranks=[first, second, earlier])
