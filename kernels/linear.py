@@ -44,7 +44,7 @@ def pack_linear(
     """Reorder weight [out, in] for the device it is on; the original may be dropped after.
 
     Raises:
-        ValueError: int8 is asked for where there is none.
+        ValueError: bfloat16 or int8 is asked for where there is none.
     """
     if precision == "bfloat16":
         return native.float_linear.pack(weight, bias, torch.bfloat16)

@@ -50,7 +50,7 @@ PRECISIONS = {
     "int8": Precision(torch.float32, cache=torch.float16, weights="int8"),
 }
 
-# As near to bf16's own numbers where only products are rounded to it, and their sums kept in FP32.
+# Rounded to bf16 for products alone; what the cache holds more finely than that, as in int8.
 _BFLOAT_PRODUCTS = Precision(torch.float32, cache=torch.float16, weights="bfloat16")
 
 GPU_PRECISIONS = ("fp32", "bf16", "fp16")

@@ -94,6 +94,8 @@ class _FloatWeightArgument(ctypes.Structure):
 
 def _in_panels(parts: list[Parts], storage: torch.dtype) -> FloatPanelWeight:
     """Weights of one shape, a panel of each in turn."""
+    if storage == torch.bfloat16 and not serves_bfloat16():
+        raise ValueError("this processor has no products of bfloat16 that the kernels use")
     out_features, in_features = parts[0][0].shape
     kernels = compiled()
     width, word = int(kernels.float_panel_columns()), 4 // storage.itemsize

@@ -132,7 +132,10 @@ void tile_row(const X* x, int64_t inputs, const TiledRows<S>& rows, int64_t row,
     S* to = rows.at(row, first, height, k);
     const X* from = x + k;
     X last[kSegment] = {};
-    if (inputs - k < kSegment) from = (std::copy_n(from, inputs - k, last), last);
+    if (inputs - k < kSegment) {
+      std::copy_n(from, inputs - k, last);
+      from = last;
+    }
     for (int i = 0; i < kSegment; i += kLanes) store(to + i, load(from + i));
   }
 }
