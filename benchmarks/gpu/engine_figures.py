@@ -213,12 +213,14 @@ def launch_overhead(lab: Lab) -> Points:
 def _busy_s(lab: Lab, run: Callable[[], object]) -> float:
     """Seconds that kernels ran; on the CPU, that operators did."""
     kind = torch.profiler.ProfilerActivity
-    activity = kind.CUDA if lab.device == "cuda" else kind.CPU
-    with torch.profiler.profile(activities=[activity]) as profile:
+    name = lab.device.upper()
+    with torch.profiler.profile(activities=[getattr(kind, name)]) as profile:
         run()
         lab.sync()
-    which = "self_device_time_total" if lab.device == "cuda" else "self_cpu_time_total"
-    return sum(float(getattr(event, which)) for event in profile.key_averages()) / 1e6
+    which = "self_device_time_total" if name == "CUDA" else "self_cpu_time_total"
+    # Calls of the runtime are events of the CPU, and may be given their kernels' time, too.
+    own = [event for event in profile.key_averages() if event.device_type.name == name]
+    return sum(float(getattr(event, which)) for event in own) / 1e6
 
 
 def kv_cache(lab: Lab) -> Points:
