@@ -141,3 +141,24 @@ def test_a_prefix_that_is_known_is_read_and_not_computed(on_device, texts):
     again = drained(engine, generate(2, ids, max_tokens=3))[2]
     assert again.token_ids == first.token_ids
     assert_nothing_held(engine)
+
+
+def test_of_a_block_in_part_the_same_the_beginning_is_copied(on_device, texts, monkeypatch):
+    """Rows behind a copied beginning see it as one that was computed: 40 of 43 tokens alike."""
+    engine, first = Engine(on_device, texts, EngineConfig(**CACHE)), prompt(60, 5)
+    drained(engine, generate(1, first, max_tokens=1))
+    other = generate(2, first[:43] + prompt(9, 6), max_tokens=3, logprobs=1)
+    cold = run(on_device, texts, [other], **CACHE)[2]
+    computed, forward = [], on_device.forward
+
+    def counting(batch, cache):
+        computed.append(batch.token_ids.shape[0])
+        return forward(batch, cache)
+
+    monkeypatch.setattr(on_device, "forward", counting)
+    warm = drained(engine, other)[2]
+    assert computed[0] == 43 + 9 - 40
+    assert warm.token_ids == cold.token_ids
+    chosen = ([said.chosen for said in r.outputs[0].logprobs] for r in (warm, cold))
+    np.testing.assert_allclose(*chosen, rtol=1e-5)
+    assert_nothing_held(engine)
