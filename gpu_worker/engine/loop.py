@@ -27,6 +27,7 @@ from nightjar.gpu_worker.engine.scheduler import Scheduler
 from nightjar.gpu_worker.engine.upkeep import CacheUpkeep, host_tier
 from nightjar.gpu_worker.engine.windows import DecodeWindows
 from nightjar.gpu_worker.models import Decoder, KVTensors
+from nightjar.kernels.cuda.device import require_working
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,8 @@ class Engine:
     """Continuous batching over one model.
 
     Requests of any number of micro-batches run together; a finished one's place is refilled at
-    the next step.  Every request submitted gets exactly one result, from some later `step`.
+    the next step.  Every request submitted gets exactly one result, from some later `step`, unless
+    a step raises: then the device has failed for good, and the process that it failed in must end.
     """
 
     def __init__(
@@ -164,6 +166,7 @@ class Engine:
             windows.start(plan.decodes, crowded=self._scheduler.has_waiting)
         except Exception:
             logger.exception("windows of steps cannot be launched; going on step by step")
+            self._require_working_device()
             self._windows = None
             return self._process(self._forward(plan))
         return []
@@ -175,6 +178,7 @@ class Engine:
                 windows.follow(crowded=self._scheduler.has_waiting)
             except Exception:
                 logger.exception("a window of steps cannot be launched; going on step by step")
+                self._require_working_device()
                 self._windows = None
         results: list[Result] = []
         for moved in windows.land():
@@ -195,6 +199,7 @@ class Engine:
             output = self._executor.run(plan)
         except Exception:
             logger.exception("a step failed; running its requests one by one")
+            self._require_working_device()
         else:
             if self._tier is not None:
                 self._tier.costs.stepped(plan, time.perf_counter() - started)
@@ -205,8 +210,14 @@ class Engine:
                 whole.extend(self._executor.run(single))
             except Exception as error:
                 logger.exception("request %d failed", job.request_id)
+                self._require_working_device()
                 whole.failures.append((job, error))
         return whole
+
+    def _require_working_device(self) -> None:
+        """Raise where an error is the device's own: what came after it would fail, too, and be
+        blamed on requests that have no part in it."""
+        require_working(self._cache.keys.device)
 
     def _process(self, output: StepOutput) -> list[Result]:
         """Move every request on by what the step computed; returns those that end."""

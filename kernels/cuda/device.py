@@ -1,4 +1,4 @@
-"""Is there a GPU that the kernels can run on, and if not, why."""
+"""Is there a GPU that the kernels can run on, and if not, why; and does it still work."""
 
 from __future__ import annotations
 
@@ -48,3 +48,14 @@ def use_device(name: str) -> str:
         raise DeviceError(f"device {name}: CuPy is not installed; install nightjar[gpu]")
     torch.cuda.set_device(index)
     return f"cuda:{index}"
+
+
+def require_working(device: torch.device) -> None:
+    """Wait for all that a device has been asked for.
+
+    Raises:
+        RuntimeError: A kernel failed (an address that is not its own, say): the device then does
+            nothing more for this process, whoever asks.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from nightjar.gpu_worker.engine import Engine, EngineConfig
+from nightjar.gpu_worker.engine import Engine, EngineConfig, loop
+from nightjar.gpu_worker.engine.windows import DecodeWindows
 from nightjar.gpu_worker.models import load_model
 from tests.engine_cuda.test_engine import CACHE, prompt, tokens
 from tests.engines import assert_nothing_held, drain, generate, run
@@ -142,6 +143,31 @@ def test_a_window_is_launched_before_the_one_before_it_is_taken_in(on_device, te
         flying.append(len(engine._windows._flying))
     # Prompt; launch; then one is taken in behind another that is under way, up to the last.
     assert flying == [0, 1, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("flying", [False, True], ids=["first", "following"])
+def test_a_window_that_cannot_be_launched(on_device, texts, monkeypatch, flying):
+    """Is done without, unless the device has failed: then the step raises."""
+
+    def failing(*_):
+        raise RuntimeError("planted")
+
+    request = generate(1, prompt(3, 1), max_tokens=9)
+    wanted = run(on_device, texts, [request], window_steps=2, **CACHE)
+    for works in (True, False):
+        engine = engine_of(on_device, texts, window_steps=2)
+        engine.submit(request)
+        while engine._windows.in_flight != flying:
+            engine.step()
+        with monkeypatch.context() as patch:
+            patch.setattr(DecodeWindows, "_launch", failing)
+            if works:
+                assert drain(engine) == wanted
+                assert engine._windows is None
+                continue
+            patch.setattr(loop, "require_working", failing)
+            with pytest.raises(RuntimeError, match="planted"):
+                drain(engine)
 
 
 @pytest.mark.parametrize("steps", [2, 16])

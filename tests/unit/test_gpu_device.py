@@ -11,7 +11,7 @@ from nightjar.gpu_worker.launcher import ComputeConfig
 from nightjar.gpu_worker.model_engine import CacheMemory
 from nightjar.gpu_worker.models import load_model
 from nightjar.kernels.cuda import device as devices
-from nightjar.kernels.cuda.device import DeviceError, use_device
+from nightjar.kernels.cuda.device import DeviceError, require_working, use_device
 from nightjar.pipeline.settings import Settings, SettingsError
 
 
@@ -62,6 +62,20 @@ def test_what_a_machine_lacks_is_named(machine, monkeypatch):
     with pytest.raises(DeviceError, match="built without CUDA"):
         use_device("cuda")
     assert machine == []
+
+
+def test_a_device_that_has_failed_is_told_from_one_that_works(monkeypatch):
+    def fail(device):
+        raise RuntimeError(f"CUDA error: an illegal memory access on {device}")
+
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    require_working(torch.device("cuda:1"))
+    assert waited == [torch.device("cuda:1")]
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access on cuda:1"):
+        require_working(torch.device("cuda:1"))
+    require_working(torch.device("cpu"))
 
 
 def test_the_device_comes_from_the_environment_to_the_compute_process(monkeypatch, tmp_path):
