@@ -68,6 +68,7 @@ from nightjar.kernels.ops import (
     token_nll,
     top_log_probs,
     uniform,
+    upload,
     widened,
 )
 
@@ -133,5 +134,6 @@ __all__ = [
     "token_nll",
     "top_log_probs",
     "uniform",
+    "upload",
     "widened",
 ]

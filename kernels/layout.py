@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nightjar.kernels.upload import upload
+
 Plan = TypeVar("Plan")
 
 
@@ -156,7 +158,8 @@ def _paged_on(device: torch.device) -> Callable[[PagedLayout], PagedTensors]:
         for row, count in enumerate(counts.tolist()):
             tables[row, :count] = layout.tables.table(row, count)
         lengths = layout.lengths.astype(np.int32)
-        return PagedTensors(*(torch.from_numpy(x).to(device) for x in (tables, lengths)))
+        found = (torch.from_numpy(x) for x in (tables, lengths))
+        return PagedTensors(*(upload(x, device) for x in found))
 
     return derive
 

@@ -55,6 +55,7 @@ from nightjar.kernels.reference.paged_cache import kv_write
 from nightjar.kernels.reference.rotary import rotary
 from nightjar.kernels.reference.widened import widened
 from nightjar.kernels.sampling import argmax, sample, uniform
+from nightjar.kernels.upload import upload
 
 __all__ = [
     "CacheWrite",
@@ -110,5 +111,6 @@ __all__ = [
     "token_nll",
     "top_log_probs",
     "uniform",
+    "upload",
     "widened",
 ]

@@ -30,9 +30,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The same for its marker."""
+    """The same for its marker; and a bare GPU machine has the versions that it has: what others
+    than the pinned ones warn of, while they are imported, too, is no finding of ours."""
     if not HAS_TIMEOUTS:
         config.addinivalue_line("markers", "timeout(seconds): needs pytest-timeout")
+    if asks_for_gpu_alone(config.option.markexpr):
+        config.addinivalue_line("filterwarnings", "default")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -53,7 +56,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Warnings of other versions of torch or CuPy than the pinned ones fail no test on a GPU."""
+    """The same where tests of all kinds run on a machine with a GPU."""
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.filterwarnings("default"))

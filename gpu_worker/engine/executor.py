@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nightjar import kernels
 from nightjar.gpu_worker.engine.packing import pack
 from nightjar.gpu_worker.engine.plan import PrefixChunk, StepOutput, StepPlan
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
@@ -117,11 +118,12 @@ class Executor:
         hidden = rows.hidden
         # As a rule every row is sampled; torch would wake threads of its own to copy them.
         if unique != list(range(hidden.shape[0])):
-            hidden = hidden.index_select(0, torch.tensor(unique, device=hidden.device))
+            hidden = hidden.index_select(0, kernels.upload(torch.tensor(unique), hidden.device))
         logits = self._model.logits(hidden)
         if len(unique) < len(sources):
             places = {row: place for place, row in enumerate(unique)}
-            logits = logits[[places[row] for row in sources]]
+            again = torch.tensor([places[row] for row in sources])
+            logits = logits.index_select(0, kernels.upload(again, logits.device))
         tokens = next_tokens(logits, sequences, self._banned)
         output.tokens.extend(zip(sequences, tokens, strict=True))
 
@@ -165,7 +167,8 @@ class Executor:
         order = np.argsort(rows, kind="stable")
         used, compact = np.unique(rows[order], return_inverse=True)
         arrays = (used, compact, wanted[order])
-        read, places, tokens = (torch.from_numpy(array).to(hidden.device) for array in arrays)
+        given = (torch.from_numpy(array) for array in arrays)
+        read, places, tokens = (kernels.upload(array, hidden.device) for array in given)
         found = self._model.token_nll(hidden[read], places, tokens)
         nll = np.empty(rows.size, dtype=np.float64)
         nll[order] = found.cpu().numpy()

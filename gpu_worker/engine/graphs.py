@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -47,7 +49,21 @@ class CudaGraphs:
                 step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=side):
+        with _no_collection(), torch.cuda.graph(graph, pool=self._pool, stream=side):
             step()
         self._pool = graph.pool()
         return graph.replay
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Let nothing be collected: what frees memory of the device, or of the host where it is pinned,
+    would break a recording."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

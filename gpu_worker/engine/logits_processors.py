@@ -127,7 +127,9 @@ def process_logits(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, li
     values = np.concatenate([values for _, values in biased.values()])
     if len(values):
         places = _places({row: ids for row, (ids, _) in biased.items()}, logits.device)
-        kernels.bias_tokens(logits, *places, torch.from_numpy(values).to(logits.device))
+        kernels.bias_tokens(
+            logits, *places, kernels.upload(torch.from_numpy(values), logits.device)
+        )
     _penalize(logits, rows)
 
 
@@ -144,8 +146,8 @@ def _penalize(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, list[in
         kernels.penalize_tokens(
             logits,
             *_places(ids, logits.device),
-            torch.from_numpy(np.concatenate(counts)).to(logits.device),
-            *of_places.to(logits.device).unbind(1),
+            kernels.upload(torch.from_numpy(np.concatenate(counts)), logits.device),
+            *kernels.upload(of_places, logits.device).unbind(1),
         )
 
 
@@ -153,4 +155,5 @@ def _places(ids: Mapping[int, np.ndarray], device: torch.device) -> tuple[Tensor
     """The ids of each row as pairs: rows int64[M], ids int64[M]."""
     rows = np.repeat(list(ids), [len(row) for row in ids.values()])
     columns = np.concatenate(list(ids.values()))
-    return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
+    first, second = (kernels.upload(torch.from_numpy(x), device) for x in (rows, columns))
+    return first, second

@@ -58,7 +58,7 @@ class DrawParameters:
 
     def to(self, device: torch.device) -> DrawParameters:
         """The same on a device."""
-        return DrawParameters(*(tensor.to(device) for tensor in self.tensors()))
+        return DrawParameters(*(kernels.upload(tensor, device) for tensor in self.tensors()))
 
     def draw(self, logits: Tensor, steps: Tensor) -> Tensor:
         """One token a row: float32[B, V]; steps: int64[B], tokens drawn before -> int64[B]."""
@@ -132,7 +132,7 @@ def _choose_again(
 
 def _draw(logits: Tensor, sequences: Sequence[GenerateSequence]) -> Tensor:
     """Sampled rows: each draw depends on the request's seed, the sample and the step alone."""
-    steps = torch.tensor([len(seq.generated) for seq in sequences], device=logits.device)
+    steps = kernels.upload(torch.tensor([len(seq.generated) for seq in sequences]), logits.device)
     return DrawParameters.of(sequences, logits.shape[1]).to(logits.device).draw(logits, steps)
 
 

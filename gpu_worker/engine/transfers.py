@@ -215,9 +215,7 @@ class HostMemory:
     def indices(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Blocks and slots, int64[n] each, beside the cache; the host does not wait for them."""
         index = torch.tensor(pairs).T.contiguous()
-        if self._cache.keys.is_cuda:
-            index = index.pin_memory().to(self._cache.keys.device, non_blocking=True)
-        blocks, slots = index.unbind(0)
+        blocks, slots = kernels.upload(index, self._cache.keys.device).unbind(0)
         return blocks, slots
 
 

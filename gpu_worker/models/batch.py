@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nightjar import kernels
 from nightjar.checkpoints import ModelConfig
 from nightjar.kernels import BranchLayout, ChunkLayout, PagedLayout, PagedTensors
 
@@ -54,7 +55,7 @@ class TokenBatch:
     def to(self, device: str) -> TokenBatch:
         """The same rows on a device; layouts go there as a backend needs them."""
         moved: dict[str, Any] = {
-            field.name: value.to(device)
+            field.name: kernels.upload(value, device)
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), Tensor)
         }
@@ -80,14 +81,14 @@ class KVTensors:
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks: (source, copy)."""
         if pairs:
-            sources, copies = torch.tensor(pairs, device=self.keys.device).unbind(1)
+            sources, copies = kernels.upload(torch.tensor(pairs), self.keys.device).unbind(1)
             for tensor in (self.keys, self.values):
                 tensor.index_copy_(1, copies, tensor.index_select(1, sources))
 
     def clear(self, blocks: list[int]) -> None:
         """Zero these blocks."""
         if blocks:
-            index = torch.tensor(blocks, device=self.keys.device)
+            index = kernels.upload(torch.tensor(blocks), self.keys.device)
             self.keys.index_fill_(1, index, 0.0)
             self.values.index_fill_(1, index, 0.0)
 

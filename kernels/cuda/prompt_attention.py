@@ -9,9 +9,9 @@ on the prefix cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 
 import numpy as np
 import torch
@@ -20,6 +20,11 @@ from torch import Tensor
 from nightjar.kernels.cuda.merge import merge_attention
 from nightjar.kernels.cuda.varlen import Packed, varlen_attention
 from nightjar.kernels.layout import BranchLayout, ChunkLayout, Tables
+from nightjar.kernels.upload import upload
+
+GATHERED_BYTES = 1 << 30
+"""Of keys and values together: beside a cache that takes most of the memory, what a step reads of
+it must not grow with its contexts."""
 
 
 def prefill_attention(
@@ -31,10 +36,11 @@ def prefill_attention(
     own: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """As kernels.prefill_attention: q [T, Hq, D], cache [blocks, Hkv, S, D] -> [T, Hq, D]."""
-    plan = layout.plan(_chunk_plan(q.device, keys.shape[2]))
-    if own is None or own[0].dtype != keys.dtype or layout.starts.any():
-        own = plan.places.read(keys), plan.places.read(values)
-    return varlen_attention(q, *own, plan.rows, plan.keys, scale, causal=True)[0]
+    if own is not None and own[0].dtype == keys.dtype and not layout.starts.any():
+        rows = layout.plan(_rows_of(q.device))
+        return varlen_attention(q, *own, rows, rows, scale, causal=True)[0]
+    gathers = layout.plan(_chunk_gathers(q.device, keys.shape[2], _positions_at_once(keys)))
+    return _gathered_attention(q, keys, values, gathers, scale, causal=True)[0]
 
 
 def branch_attention(
@@ -48,101 +54,151 @@ def branch_attention(
 ) -> Tensor:
     """As kernels.branch_attention: each document to itself, then all documents of a prefix
     together to the prefix, and both merged by their log-sum-exp."""
-    plan = layout.plan(_branch_plan(q.device, keys.shape[2]))
+    plan = layout.plan(_branch_plan(q.device, keys.shape[2], _positions_at_once(keys)))
     own, own_lse = varlen_attention(q, k, v, plan.own, plan.own, scale, causal=True)
     grouped = q.index_select(0, plan.order)
-    shared_k, shared_v = plan.places.read(keys), plan.places.read(values)
-    shared, shared_lse = varlen_attention(
-        grouped, shared_k, shared_v, plan.rows, plan.prefixes, scale, causal=False
+    shared, shared_lse = _gathered_attention(
+        grouped, keys, values, plan.prefixes, scale, causal=False
     )
     back = shared.index_select(0, plan.inverse), shared_lse.index_select(0, plan.inverse)
     return merge_attention(own, own_lse, *back)
 
 
 @dataclass(frozen=True, slots=True)
-class CachePlaces:
-    """Cached rows, packed: blocks, offsets int64[N], the block of each and its place in it."""
+class Gather:
+    """Sequences whose cached rows are packed at once.
 
+    first: the row that their rows begin at; rows, keys: how both are cut into sequences; blocks,
+    offsets: int64[N], the block of each cached row and its place in it.
+    """
+
+    first: int
+    rows: Packed
+    keys: Packed
     blocks: Tensor
     offsets: Tensor
-
-    @staticmethod
-    def of(
-        tables: Tables, lengths: Sequence[int], block_size: int, device: torch.device
-    ) -> CachePlaces:
-        """The first lengths[i] positions of each table."""
-        positions = [np.arange(length, dtype=np.int64) for length in lengths]
-        blocks = [
-            tables.table(i, -(-length // block_size))[own // block_size]
-            for i, (length, own) in enumerate(zip(lengths, positions, strict=True))
-        ]
-        packed = np.concatenate(blocks), np.concatenate(positions) % block_size
-        return CachePlaces(*(torch.from_numpy(x).to(device) for x in packed))
 
     def read(self, cached: Tensor) -> Tensor:
         """Of one layer [blocks, Hkv, S, D]: [N, Hkv, D]."""
         return cached.transpose(1, 2)[self.blocks, self.offsets]
 
 
-@dataclass(frozen=True)
-class ChunkPlan:
-    """rows: the chunks; keys: for each, everything up to its end."""
+def _gathered_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    gathers: Sequence[Gather],
+    scale: float,
+    *,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:
+    """As varlen_attention, to keys and values in the cache."""
+    found = [
+        varlen_attention(
+            q.narrow(0, one.first, sum(one.rows.lengths)),
+            one.read(keys),
+            one.read(values),
+            one.rows,
+            one.keys,
+            scale,
+            causal=causal,
+        )
+        for one in gathers
+    ]
+    if len(found) == 1:
+        return found[0]
+    outs, lses = zip(*found, strict=True)
+    return torch.cat(outs), torch.cat(lses)
 
-    rows: Packed
-    keys: Packed
-    tables: Tables
-    block_size: int
 
-    @cached_property
-    def places(self) -> CachePlaces:
-        """Where the keys lie."""
-        device = self.keys.starts.device
-        return CachePlaces.of(self.tables, self.keys.lengths, self.block_size, device)
+def _positions_at_once(keys: Tensor) -> int:
+    """Positions whose keys and values may be packed at once."""
+    _, kv_heads, _, head_size = keys.shape
+    return GATHERED_BYTES // (2 * kv_heads * head_size * keys.element_size())
+
+
+def _gathers(
+    tables: Tables,
+    lengths: Sequence[tuple[int, int]],
+    block_size: int,
+    most: int,
+    device: torch.device,
+) -> tuple[Gather, ...]:
+    """Consecutive sequences together, (rows, keys) of each, up to `most` positions or one sequence.
+
+    Sequences do not see each other, so no bit depends on where they are cut apart.
+    """
+    found, first = [], 0
+    for begin, end in _cuts([keys for _, keys in lengths], most):
+        rows, keys = zip(*lengths[begin:end], strict=True)
+        positions = [np.arange(length, dtype=np.int64) for length in keys]
+        blocks = [
+            tables.table(i, -(-own.size // block_size))[own // block_size]
+            for i, own in enumerate(positions, begin)
+        ]
+        places = np.concatenate(blocks), np.concatenate(positions) % block_size
+        on_device = (upload(torch.from_numpy(x), device) for x in places)
+        found.append(Gather(first, Packed.of(rows, device), Packed.of(keys, device), *on_device))
+        first += sum(rows)
+    return tuple(found)
+
+
+def _cuts(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of consecutive items whose sizes come to `most` together, or of one that is larger."""
+    begin, held = 0, 0
+    for i, size in enumerate(sizes):
+        if i > begin and held + size > most:
+            yield begin, i
+            begin, held = i, 0
+        held += size
+    yield begin, len(sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class BranchPlan:
-    """own: the documents; rows: the same rows in the order `order` int64[T], those of one prefix
-    together, and `inverse` back; prefixes: their keys, which lie at `places`."""
+    """own: the documents; order: their rows int64[T], those of one prefix together, and `inverse`
+    back; prefixes: what those see."""
 
     own: Packed
     order: Tensor
     inverse: Tensor
-    rows: Packed
-    prefixes: Packed
-    places: CachePlaces
+    prefixes: tuple[Gather, ...]
 
 
 # Cached, so that each is one function, which is what a layout keeps plans by.
 @cache
-def _chunk_plan(device: torch.device, block_size: int) -> Callable[[ChunkLayout], ChunkPlan]:
-    def derive(layout: ChunkLayout) -> ChunkPlan:
-        ends = layout.ends.tolist()
-        return ChunkPlan(
-            Packed.of((layout.ends - layout.starts).tolist(), device),
-            Packed.of(ends, device),
-            layout.tables,
-            block_size,
-        )
+def _rows_of(device: torch.device) -> Callable[[ChunkLayout], Packed]:
+    return lambda layout: Packed.of((layout.ends - layout.starts).tolist(), device)
+
+
+@cache
+def _chunk_gathers(
+    device: torch.device, block_size: int, most: int
+) -> Callable[[ChunkLayout], tuple[Gather, ...]]:
+    def derive(layout: ChunkLayout) -> tuple[Gather, ...]:
+        rows, ends = (layout.ends - layout.starts).tolist(), layout.ends.tolist()
+        lengths = list(zip(rows, ends, strict=True))
+        return _gathers(layout.tables, lengths, block_size, most, device)
 
     return derive
 
 
 @cache
-def _branch_plan(device: torch.device, block_size: int) -> Callable[[BranchLayout], BranchPlan]:
+def _branch_plan(
+    device: torch.device, block_size: int, most: int
+) -> Callable[[BranchLayout], BranchPlan]:
     def derive(layout: BranchLayout) -> BranchPlan:
         lengths = [branch.length for branch in layout.branches]
         prefixes = np.repeat([branch.prefix for branch in layout.branches], lengths)
         order = np.argsort(prefixes, kind="stable")
         prefix_lengths = layout.prefix_lengths.tolist()
-        rows = np.bincount(prefixes, minlength=len(prefix_lengths))
+        rows = np.bincount(prefixes, minlength=len(prefix_lengths)).tolist()
+        of_prefixes = list(zip(rows, prefix_lengths, strict=True))
         return BranchPlan(
             Packed.of(lengths, device),
-            torch.from_numpy(order).to(device),
-            torch.from_numpy(np.argsort(order)).to(device),
-            Packed.of(rows.tolist(), device),
-            Packed.of(prefix_lengths, device),
-            CachePlaces.of(layout.tables, prefix_lengths, block_size, device),
+            upload(torch.from_numpy(order), device),
+            upload(torch.from_numpy(np.argsort(order)), device),
+            _gathers(layout.tables, of_prefixes, block_size, most, device),
         )
 
     return derive

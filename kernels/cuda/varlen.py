@@ -15,6 +15,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from nightjar.kernels.upload import upload
+
 PLAIN_ROWS = 256
 """Query rows of one plain product: bounds the scores that are held, heads * rows * keys."""
 
@@ -33,7 +35,7 @@ class Packed:
     def of(lengths: Sequence[int], device: torch.device) -> Packed:
         """Sequences of these lengths."""
         starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        return Packed(tuple(lengths), starts.to(device))
+        return Packed(tuple(lengths), upload(starts, device))
 
 
 def varlen_attention(
@@ -41,8 +43,9 @@ def varlen_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention of every sequence's rows to its own keys.
 
-    q: [T, Hq, D]; k, v: [N, Hkv, D]; rows, keys: how both are cut into sequences.  causal: the last
-    row sees all keys of its sequence, each row before it one key less.
+    q: [T, Hq, D]; k, v: [N, Hkv, D], rows and heads at any stride; rows, keys: how both are cut
+    into sequences.  causal: the last row sees all keys of its sequence, each row before it one key
+    less.
     Returns [T, Hq, D] in q's dtype and float32[T, Hq], the log-sum-exp of the scaled scores.
     """
     if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
@@ -58,8 +61,8 @@ def _flash(
     most_rows, most_keys = max(2, *rows.lengths), max(2, *keys.lengths)
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
         q,
-        k.contiguous(),
-        v.contiguous(),
+        k,
+        v,
         rows.starts,
         keys.starts,
         most_rows,

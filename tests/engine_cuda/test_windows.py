@@ -1,10 +1,13 @@
 """Windows of decode steps on the device: the same texts as a step at a time."""
 
+import logging
+
 import pytest
+import torch
 
 from nightjar.gpu_worker.engine import Engine, EngineConfig, loop
 from nightjar.gpu_worker.engine.windows import DecodeWindows
-from nightjar.gpu_worker.models import load_model
+from nightjar.gpu_worker.models import KVTensors, load_model
 from tests.engine_cuda.test_engine import CACHE, prompt, tokens
 from tests.engines import assert_nothing_held, drain, generate, run
 
@@ -184,3 +187,33 @@ def test_graphs_change_nothing(gpt, texts):
         run(model, texts, mixed_requests(), cuda_graphs=graphs, **CACHE) for graphs in (True, False)
     ]
     assert found[0] == found[1]
+
+
+@pytest.mark.gpu
+def test_the_host_waits_for_nothing_until_it_takes_a_window_in(gpt, texts, caplog):
+    """Blocks that no finite scores vouch for and that are drawn for a window are cleared behind the
+    one under way; where torch would wait, it raises here."""
+    engine = engine_of(load_model(gpt, "fp16", "cuda"), texts, window_steps=2)
+    engine._pool.taint(range(12))
+    follow, cleared, clear = engine._windows.follow, [], KVTensors.clear
+
+    def strict(**given):
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return follow(**given)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    def counted(cache, blocks):
+        cleared.extend(blocks if torch.cuda.get_sync_debug_mode() else [])
+        clear(cache, blocks)
+
+    engine._windows.follow = strict
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(KVTensors, "clear", counted)
+        results = drain(engine, *(generate(i, prompt(27, i), max_tokens=12) for i in (1, 2, 3)))
+    assert len(results) == 3
+    assert cleared
+    assert engine._windows is not None
+    assert [record.getMessage() for record in caplog.records] == []

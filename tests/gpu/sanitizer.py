@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,18 @@ class Outcome:
 
     returncode: int
     output: str
+
+    @property
+    def errors_found(self) -> int:
+        """What the sanitizer counted: errors, or with racecheck hazards.
+
+        Raises:
+            AssertionError: It says nothing of the kind: it did not work here.
+        """
+        found = re.search(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", self.output, re.MULTILINE)
+        if found is None:
+            raise AssertionError(f"no summary: {self.summary}")
+        return int(found[1])
 
     @property
     def summary(self) -> str:

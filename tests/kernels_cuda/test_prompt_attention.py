@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from nightjar.kernels import Branch, BranchLayout, Chunk, ChunkLayout, cuda_ops, kv_write, reference
-from nightjar.kernels.cuda import varlen
-from nightjar.kernels.cuda.prompt_attention import CachePlaces
+from nightjar.kernels.cuda import prompt_attention, varlen
+from nightjar.kernels.cuda.prompt_attention import Gather
 from nightjar.kernels.cuda.varlen import Packed, varlen_attention
 from tests.kernels_cuda.devices import assert_near, random
 
@@ -56,8 +56,8 @@ def test_prompts_that_are_whole_are_read_where_they_are(device, spans, monkeypat
     )
     given = [x.to(device) for x in (q, keys, values)]
     wanted = cuda_ops.prefill_attention(*given, layout, SCALE)
-    reads, read = [], CachePlaces.read
-    monkeypatch.setattr(CachePlaces, "read", lambda *args: reads.append(1) or read(*args))
+    reads, read = [], Gather.read
+    monkeypatch.setattr(Gather, "read", lambda *args: reads.append(1) or read(*args))
     found = cuda_ops.prefill_attention(*given, layout, SCALE, tuple(x.to(device) for x in own))
     assert torch.equal(found, wanted)
     assert len(reads) == (2 if any(start for start, _ in spans) else 0)
@@ -95,6 +95,46 @@ def test_documents_of_several_prefixes_in_any_order(device, heads, kv_heads):
     wanted = reference.branch.branch_attention(q, k, v, keys, values, layout, SCALE)
     given = [x.to(device) for x in (q, k, v, keys, values)]
     assert_near(cuda_ops.branch_attention(*given, layout, SCALE), wanted, ulps=32, absolute=1e-5)
+
+
+@pytest.mark.parametrize("most", [1, 9, 21, 28])
+def test_what_is_gathered_at_once_is_bounded_and_changes_no_bit(device, most, monkeypatch):
+    """Sequences of 6, 12, 3, 1 and 6 positions: together as far as they fit, a longer one alone."""
+    ends = [6, 12, 3, 1, 6]
+    keys, values, tables = cache_of(ends, 2)
+    chunks = [Chunk(table, end - 1, end) for table, end in zip(tables, ends, strict=True)]
+    branches = [Branch(2, 16, prefix) for prefix in (4, 0, 2, 1, 3, 0)]
+    q, k, v = (random((12, heads, HEAD), seed=heads).to(device) for heads in (4, 2, 2))
+    cached = keys.to(device), values.to(device)
+
+    def attended():
+        # Layouts of their own: they keep what was derived from them.
+        of_chunks = ChunkLayout.build(chunks, SIZE)
+        of_documents = BranchLayout.build(branches, tables, ends)
+        return (
+            cuda_ops.prefill_attention(q[:5], *cached, of_chunks, SCALE),
+            cuda_ops.branch_attention(q, k, v, *cached, of_documents, SCALE),
+        )
+
+    wanted = attended()
+    sizes, read = [], Gather.read
+
+    def counted(self, one):
+        sizes.append(self.keys.lengths)
+        return read(self, one)
+
+    monkeypatch.setattr(Gather, "read", counted)
+    monkeypatch.setattr(prompt_attention, "GATHERED_BYTES", most * 2 * 2 * HEAD * 4)
+    for found, whole in zip(attended(), wanted, strict=True):
+        assert torch.equal(found, whole)
+    cut = {
+        1: [(6,), (12,), (3,), (1,), (6,)],
+        9: [(6,), (12,), (3, 1), (6,)],
+        21: [(6, 12, 3), (1, 6)],
+        28: [(6, 12, 3, 1, 6)],
+    }[most]
+    both = [one for one in cut for _ in "kv"]
+    assert sizes == both + both
 
 
 @pytest.mark.parametrize("causal", [True, False])
