@@ -28,23 +28,49 @@ def check(
     Raises:
         ValueError: something does not fit; says which argument, what it is and what it must be.
     """
+    if _fits(tensor, dtype, shape, like, strided):
+        return
     allowed = (dtype,) if isinstance(dtype, torch.dtype) else tuple(dtype)
     if tensor.dtype not in allowed:
         wanted = " or ".join(str(one).removeprefix("torch.") for one in allowed)
         raise ValueError(f"{name} is {str(tensor.dtype).removeprefix('torch.')}: give {wanted}")
-    fits = tensor.dim() == len(shape) and all(
-        wanted is None or size == wanted for size, wanted in zip(tensor.shape, shape, strict=True)
-    )
-    if not fits:
+    if not _has_shape(tensor, shape):
         wanted = "x".join("?" if size is None else str(size) for size in shape)
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}: it must be {wanted}")
     if like is not None and tensor.device != like.device:
         raise ValueError(f"{name} is on {tensor.device}, the rest on {like.device}: move it there")
     if strided:
-        if tensor.numel() and tensor.stride(-1) != 1:
-            raise ValueError(f"{name}: the elements of a row must lie side by side; copy it first")
-    elif not tensor.is_contiguous():
-        raise ValueError(f"{name} is not contiguous: call .contiguous() first")
+        raise ValueError(f"{name}: the elements of a row must lie side by side; copy it first")
+    raise ValueError(f"{name} is not contiguous: call .contiguous() first")
+
+
+def _fits(
+    tensor: Tensor,
+    dtype: torch.dtype | Sequence[torch.dtype],
+    shape: Sequence[int | None],
+    like: Tensor | None,
+    strided: bool,
+) -> bool:
+    """As quickly as can be asked: a step starts hundreds of kernels, each with ten tensors."""
+    if tensor.dtype is not dtype and (isinstance(dtype, torch.dtype) or tensor.dtype not in dtype):
+        return False
+    if not _has_shape(tensor, shape):
+        return False
+    if like is not None and tensor.get_device() != like.get_device():
+        return False
+    if strided:
+        return tensor.stride(-1) == 1 or not tensor.numel()
+    return tensor.is_contiguous()
+
+
+def _has_shape(tensor: Tensor, shape: Sequence[int | None]) -> bool:
+    sizes = tensor.shape
+    if len(sizes) != len(shape):
+        return False
+    for size, wanted in zip(sizes, shape, strict=True):
+        if wanted is not None and size != wanted:
+            return False
+    return True
 
 
 def check_storage(name: str, tensor: Tensor) -> None:
@@ -60,13 +86,15 @@ def wide_elements(columns: int, *tensors: Tensor | None) -> int:
     """Elements of a row that one load may take: as many as 16 bytes of the widest dtype hold, or 1
     where a row's length, stride or address is no multiple of that."""
     given = [tensor for tensor in tensors if tensor is not None]
-    width = 16 // max(tensor.element_size() for tensor in given)
-    aligned = columns % width == 0 and all(
-        tensor.data_ptr() % (width * tensor.element_size()) == 0
-        and all(stride % width == 0 for stride in tensor.stride()[:-1])
-        for tensor in given
-    )
-    return width if aligned else 1
+    width = 16 // max([tensor.element_size() for tensor in given])
+    if columns % width:
+        return 1
+    for tensor in given:
+        if tensor.data_ptr() % (width * tensor.element_size()):
+            return 1
+        if any(stride % width for stride in tensor.stride()[:-1]):
+            return 1
+    return width
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -6,6 +6,7 @@ gate looked at.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,20 +19,31 @@ from nightjar.kernels.cuda.kernel import Kernel
 from nightjar.kernels.cuda.launch import Argument, Size
 
 
+@dataclass(slots=True)
+class Loaded:
+    """A kernel on one device.
+
+    raw: for its attributes; start: CuPy's function behind it, asked for once; shared_bytes: the
+    dynamic shared memory that it has been allowed.
+    """
+
+    raw: Any
+    start: Any
+    shared_bytes: int = 0
+
+
 def run(
     kernel: Kernel, grid: Size, block: Size, args: tuple[Argument, ...], shared_bytes: int
 ) -> None:
     """Start a kernel on torch's current stream and device."""
     device = torch.cuda.current_device()
-    function = _function(kernel, device)
+    loaded = _loaded(kernel, device)
     # Asked for at every launch: under graph capture torch's current stream is the captured one.
     stream = cupy.cuda.Stream.from_external(torch.cuda.current_stream())
-    pointers = tuple(_argument(kernel, argument, device) for argument in args)
-    if shared_bytes:  # more than 48 KB must be allowed
-        allowed = function.max_dynamic_shared_size_bytes
-        function.max_dynamic_shared_size_bytes = max(allowed, shared_bytes)
-    with stream:
-        function(grid, block, pointers, shared_mem=shared_bytes)
+    pointers = tuple([_argument(kernel, argument, device) for argument in args])
+    if shared_bytes > loaded.shared_bytes:  # more than 48 KB must be allowed
+        loaded.raw.max_dynamic_shared_size_bytes = loaded.shared_bytes = shared_bytes
+    loaded.start(grid, block, pointers, shared_mem=shared_bytes, stream=stream)
 
 
 def _argument(kernel: Kernel, argument: Argument, device: int) -> Any:  # noqa: ANN401
@@ -40,20 +52,20 @@ def _argument(kernel: Kernel, argument: Argument, device: int) -> Any:  # noqa: 
         return 0
     if not isinstance(argument, Tensor):
         return argument
-    if argument.device.type == "cpu" and argument.is_pinned():
-        return argument.data_ptr()  # a GPU reads and writes it where it lies, by the same address
-    if argument.device.type != "cuda" or argument.device.index != device:
-        raise ValueError(
-            f"{kernel.expression}: a tensor is on {argument.device}, but the current device is "
-            f"cuda:{device}; move it there"
-        )
-    return argument.data_ptr()
+    # A GPU reads and writes pinned memory where it lies, by the same address.
+    if argument.get_device() == device or (argument.device.type == "cpu" and argument.is_pinned()):
+        return argument.data_ptr()
+    raise ValueError(
+        f"{kernel.expression}: a tensor is on {argument.device}, but the current device is "
+        f"cuda:{device}; move it there"
+    )
 
 
 @cache
-def _function(kernel: Kernel, device: int) -> Any:  # noqa: ANN401
-    """The loaded kernel; functions belong to a device."""
+def _loaded(kernel: Kernel, device: int) -> Loaded:
+    """Compiled and loaded; functions belong to a device."""
     major, minor = torch.cuda.get_device_capability(device)
     path, symbol = cubin(kernel, f"sm_{major}{minor}", cache_folder())
     with cupy.cuda.Device(device):
-        return cupy.RawModule(path=str(path)).get_function(symbol)
+        raw = cupy.RawModule(path=str(path)).get_function(symbol)
+        return Loaded(raw, raw.kernel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -21,6 +22,7 @@ class Kernel:
     arguments: tuple[str, ...] = ()
 
     @staticmethod
+    @lru_cache(maxsize=None, typed=True)  # typed: True is not 1 in C++
     def of(source: str, entry: str, *arguments: torch.dtype | int | bool | str) -> Kernel:
         """Dtypes become C++ types, numbers and truth values C++ constants."""
         return Kernel(source, entry, tuple(_cpp(argument) for argument in arguments))

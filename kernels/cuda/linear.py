@@ -14,6 +14,7 @@ before the norm begins, and while sums are added up.  From 9 rows on cuBLAS does
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -165,7 +166,12 @@ def _multiprocessors(x: Tensor) -> int:
     """Of the device; without one, so few that a block has several tiles."""
     if not x.is_cuda:
         return 1
-    return int(torch.cuda.get_device_properties(x.device).multi_processor_count)
+    return _multiprocessors_of(x.get_device())
+
+
+@cache
+def _multiprocessors_of(device: int) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _check(x: Tensor, factor: Factor, gate: Factor | None, activation: str | None) -> None:
