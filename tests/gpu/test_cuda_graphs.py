@@ -17,13 +17,17 @@ def requests(tokenizer):
         {"temperature": 0.8, "top_p": 0.9},
         {"temperature": 1.1, "top_k": 20, "n": 2},
         {"repetition_penalty": 1.3, "stop": (b"a", b" ")},
-        {"logprobs": 3},
+        {"logprobs": 3},  # as long as it lives, steps go the host's way
         {"min_tokens": 3, "stop_token_ids": (7, 40)},
         {"presence_penalty": 0.5, "frequency_penalty": 0.2},
     )
     prompts = tokenizer.encode_batch(SENTENCES)
     return [
-        GenerateRequest(i, prompt[: 5 + 9 * i], SamplingParams(5 + 6 * i, seed=i, **kind))
+        GenerateRequest(
+            i,
+            prompt[: 5 + 9 * i],
+            SamplingParams(3 if "logprobs" in kind else 5 + 6 * i, seed=i, **kind),
+        )
         for i, (prompt, kind) in enumerate(zip(prompts, kinds, strict=True))
     ]
 
@@ -48,12 +52,33 @@ def company(tokenizer):
     ]
 
 
+def crowd(tokenizer):
+    """More texts than a product of few rows takes, all of them drawn, that end one by one: places
+    of 32, 16 and 8."""
+    prompts = tokenizer.encode_batch(SENTENCES)
+    kinds = (
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 1.1, "top_k": 20, "n": 2},
+        {"temperature": 0.7, "repetition_penalty": 1.3, "stop": (b"a", b" ")},
+    )
+    return [
+        GenerateRequest(
+            i, prompts[i % 7][: 5 + 2 * i], SamplingParams(12 + 3 * i, seed=i, **kinds[i % 3])
+        )
+        for i in range(18)
+    ]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize(
     ("asking", "change"),
-    [(requests, {"cuda_graphs": False}), (company, {"window_steps": 1})],
-    ids=["graphs", "windows"],
+    [
+        (requests, {"cuda_graphs": False}),
+        (crowd, {"cuda_graphs": False}),
+        (company, {"window_steps": 1}),
+    ],
+    ids=["graphs", "graphs of many", "windows"],
 )
 def test_graphs_and_windows_change_no_bit(llama, precision, asking, change, caplog):
     """And neither fails and is given up, which the engine would survive."""

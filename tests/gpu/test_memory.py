@@ -21,16 +21,17 @@ ROUND = 100
 
 
 def requests(first):
-    """Texts of all kinds, rankings, and prompts that begin alike."""
+    """Texts of all kinds, rankings, and prompts that begin alike: those that go the host's way, and
+    those that may run in windows."""
     shapes, rng = np.random.default_rng(0), np.random.default_rng(first)
     system = random_ids(rng, 40)
-    made = []
+    hosted, alone = [], []
     for i in range(first, first + ROUND):
         prompt = random_ids(rng, int(shapes.integers(1, 40)))
         kind = i % 5
         if kind == 0:
             documents = [random_ids(rng, int(shapes.integers(1, 9))) for _ in range(4)]
-            made.append(RankRequest(i, system + prompt[:20], documents))
+            hosted.append(RankRequest(i, system + prompt[:20], documents))
             continue
         extra = (
             {},
@@ -39,8 +40,17 @@ def requests(first):
             {"beams": BeamSearch(2), "logprobs": 2},
         )[kind - 1]
         params = SamplingParams(int(shapes.integers(1, 9)), ignore_eos=True, **extra)
-        made.append(GenerateRequest(i, prompt, params))
-    return made
+        (hosted if kind == 4 else alone).append(GenerateRequest(i, prompt, params))
+    return hosted, alone
+
+
+def count_launches(engine):
+    """The lengths of the windows that it launches from now on."""
+    found, windows = [], engine._windows
+    if windows is not None:
+        launch = type(windows)._launch
+        windows._launch = lambda steps: found.append(steps) or launch(windows, steps)
+    return found
 
 
 def held_bytes(device):
@@ -66,8 +76,12 @@ def test_memory_is_flat_over_a_thousand_requests(llama, llama_model, engine_devi
     engine = Engine(llama_model, llama.tokenizer().token_bytes, config)
     levels = []
     for first in range(0, 12 * ROUND, ROUND):
-        results = drain(engine, *requests(first))
+        hosted, alone = requests(first)
+        results = drain(engine, *hosted)
+        launched = count_launches(engine)
+        results |= drain(engine, *alone)
         assert len(results) == ROUND
+        assert len(launched) > 5 or engine_device == "cpu"
         assert all(hasattr(result, "prompt_tokens") for result in results.values())
         assert_nothing_held(engine)
         del results

@@ -30,6 +30,7 @@ SELECTION = (
     "test_decode_attention.py::test_query_heads_that_share_key_heads",
     "test_embedding.py::test_ids_past_the_vocabulary_read_their_own_prompt_vectors",
     "test_kv_transfer.py::test_unpacking_elsewhere_restores_the_blocks_and_nothing_else",
+    "test_linear.py::test_a_block_goes_on_to_its_next_tile",
     "test_linear.py::test_every_channel_is_written_once",
     "test_linear.py::test_the_norm_before_it",
     "test_merge.py::test_an_empty_set_is_not_read",

@@ -59,6 +59,24 @@ def test_every_channel_is_written_once(device, channels, gated):
     close(got, wanted)
 
 
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_block_goes_on_to_its_next_tile(device, normed):
+    """More tiles than the blocks that an H200 is given, 264."""
+    inputs, channels = 64, 16 * 272 - 3
+    given, norm = factor(channels, inputs), norm_of(inputs)
+    stream = random((3, inputs))
+    x = stream.half()
+    if normed:
+        there = Norm(norm.weight.to(device), norm.bias.to(device), norm.epsilon)
+        got = cuda_ops.normed_linear(stream.to(device), there, moved(given, device))
+        parts = (norm.weight.double(), norm.bias.double())
+        x = reference.norm.layer_norm(stream.double(), None, *parts, 1e-5, torch.float64).half()
+    else:
+        got = cuda_ops.linear(x.to(device), moved(given, device))
+    # A normalised number may be rounded to either side.
+    close(got, exact(x, given), slack=8 * EPSILON[torch.float16] if normed else 1e-4)
+
+
 @storages
 @pytest.mark.parametrize("rows", range(MAX_ROWS + 1))
 def test_every_number_of_rows(device, dtype, rows):
