@@ -25,6 +25,9 @@ from nightjar.gpu_worker.engine.upkeep import CacheUpkeep
 from nightjar.gpu_worker.models import Decoder, KVTensors, TokenBatch
 from nightjar.kernels import Column, PagedTensors
 
+IDLE_SHARE = 8
+"""While requests wait, one step of a place in so many may be for nothing."""
+
 Moved = list[tuple[GenerateSequence, Choice | None]]
 """What one step chose for each text; None where its scores were not finite."""
 
@@ -154,11 +157,11 @@ class DecodeWindows:
         """Steps of the next window; 0 where every text ends by its length before it."""
         under_way = sum(window.steps for window in self._flying)
         left = [
-            sequence.sampling.max_tokens - len(sequence.generated) - under_way
+            max(0, sequence.sampling.max_tokens - len(sequence.generated) - under_way)
             for sequence in self._sequences
             if sequence.table is not None
         ]
-        return max(0, min(self._config.window_steps, min(left) if crowded else max(left)))
+        return window_length(left, self._config.window_steps, crowded=crowded)
 
     def _grow(self, steps: int) -> None:
         """Hold the blocks that the next steps write, and the next one's after them."""
@@ -229,6 +232,20 @@ class DecodeWindows:
         batch.tokens.index_copy_(0, batch.step, tokens.unsqueeze(0))
         batch.step.add_(1)
         kernels.step_update(tokens, state, self._texts, batch.stops, self._block_size)
+
+
+def window_length(left: Sequence[int], most: int, *, crowded: bool) -> int:
+    """Steps of a window of texts that have so many steps left at the most, up to `most`; 0 where
+    nobody has any.
+
+    crowded: others wait for the places of those that end.  A place that has nothing to do costs its
+    share of a step; a step that the host launches kernel by kernel, to take in one request, costs
+    several steps.  So a window goes on until one step of a place in IDLE_SHARE is for nothing.
+    """
+    steps = min(most, max(left))
+    while crowded and IDLE_SHARE * sum(max(0, steps - own) for own in left) > steps * len(left):
+        steps -= 1
+    return steps
 
 
 def _serves(sequence: GenerateSequence) -> bool:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nightjar.gpu_worker.engine import Engine, EngineConfig, loop
-from nightjar.gpu_worker.engine.windows import DecodeWindows
+from nightjar.gpu_worker.engine.windows import DecodeWindows, window_length
 from nightjar.gpu_worker.models import KVTensors, load_model
 from tests.engine_cuda.test_engine import CACHE, prompt, tokens
 from tests.engines import assert_nothing_held, drain, generate, run
@@ -171,6 +171,26 @@ def test_a_window_that_cannot_be_launched(on_device, texts, monkeypatch, flying)
             patch.setattr(loop, "require_working", failing)
             with pytest.raises(RuntimeError, match="planted"):
                 drain(engine)
+
+
+@pytest.mark.parametrize(
+    ("left", "crowded", "steps"),
+    [
+        ([5, 3], False, 5),
+        ([50, 3], False, 8),
+        ([0, 0], False, 0),
+        ([0, 0], True, 0),
+        ([5, 3], True, 4),
+        ([9, 9], True, 8),
+        ([1, *[20] * 7], True, 8),  # 7 steps of 64
+        ([1, 1, *[20] * 6], True, 2),  # 2 of 16, but 4 of 24
+        ([1, 2, 3, 4, *[20] * 28], True, 8),  # 22 of 256
+        ([0, *[20] * 6], True, 0),  # a seventh from the first step on
+        ([0, *[20] * 7], True, 8),
+    ],
+)
+def test_a_window_is_as_long_as_few_places_have_nothing_to_do(left, crowded, steps):
+    assert window_length(left, 8, crowded=crowded) == steps
 
 
 @pytest.mark.parametrize("steps", [2, 16])

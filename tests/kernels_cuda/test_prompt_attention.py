@@ -58,7 +58,9 @@ def test_prompts_that_are_whole_are_read_where_they_are(device, spans, monkeypat
     wanted = cuda_ops.prefill_attention(*given, layout, SCALE)
     reads, read = [], Gather.read
     monkeypatch.setattr(Gather, "read", lambda *args: reads.append(1) or read(*args))
-    found = cuda_ops.prefill_attention(*given, layout, SCALE, tuple(x.to(device) for x in own))
+    packed = torch.cat((q, *own), dim=1).to(device)  # as a projection leaves them
+    there = packed.split([4, 2, 2], dim=1)
+    found = cuda_ops.prefill_attention(there[0], *given[1:], layout, SCALE, there[1:])
     assert torch.equal(found, wanted)
     assert len(reads) == (2 if any(start for start, _ in spans) else 0)
     reads.clear()
