@@ -241,16 +241,20 @@ def _columns(
     rows = np.zeros((places, len(Column)), dtype=np.int32)
     rows[:, Column.REASON] = Reason.MAX_LENGTH
     rows[:, [Column.AUTOMATON, Column.STOP_BEGIN]] = -1
-    for place, sequence in enumerate(sequences):
-        params, row = sequence.sampling, rows[place]
-        row[Column.LENGTH] = sequence.length
-        row[Column.GENERATED] = len(sequence.generated)
-        row[Column.MAX_TOKENS] = params.max_tokens
-        row[Column.MIN_TOKENS] = params.min_tokens
-        row[Column.AUTOMATON] = begins.get(params.stop, -1)
-        row[Column.STATE] = sequence.matcher.state
-        row[Column.TEXT_BYTES] = sequence.matcher.length
-        row[Column.REASON] = Reason.RUNNING
+    texts = rows[: len(sequences)]
+    texts[:, Column.REASON] = Reason.RUNNING
+    params = [sequence.sampling for sequence in sequences]
+    # A column at a time: numpy takes as long for one number as for a list of them.
+    for column, values in (
+        (Column.LENGTH, [sequence.length for sequence in sequences]),
+        (Column.GENERATED, [len(sequence.generated) for sequence in sequences]),
+        (Column.MAX_TOKENS, [one.max_tokens for one in params]),
+        (Column.MIN_TOKENS, [one.min_tokens for one in params]),
+        (Column.AUTOMATON, [begins.get(one.stop, -1) for one in params]),
+        (Column.STATE, [sequence.matcher.state for sequence in sequences]),
+        (Column.TEXT_BYTES, [sequence.matcher.length for sequence in sequences]),
+    ):
+        texts[:, column] = values
     return rows
 
 
@@ -269,9 +273,14 @@ def _inputs(
     inputs = np.zeros((4, places), dtype=np.int64)
     inputs[2] = -1
     lengths = np.zeros(places, dtype=np.int32)
-    for place, sequence in enumerate(sequences):
-        position = sequence.length - 1
-        block = sequence.held.blocks[position // block_size]
-        inputs[:, place] = sequence.generated[-1], position, block, position % block_size
-        lengths[place] = sequence.length
+    count = len(sequences)
+    lengths[:count] = [sequence.length for sequence in sequences]
+    positions = lengths[:count] - 1
+    inputs[0, :count] = [sequence.generated[-1] for sequence in sequences]
+    inputs[1, :count] = positions
+    inputs[2, :count] = [
+        sequence.held.blocks[place]
+        for sequence, place in zip(sequences, (positions // block_size).tolist(), strict=True)
+    ]
+    inputs[3, :count] = positions % block_size
     return inputs, lengths
