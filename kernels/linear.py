@@ -38,6 +38,13 @@ def serves_bfloat16(device: str) -> bool:
     return device == "cpu" and native.float_linear.serves_bfloat16()
 
 
+def sum_in_fp32() -> None:
+    """Let cuBLAS keep in FP32 what it adds up of 16-bit products that it has split, in the whole
+    process: torch lets it round such parts to 16 bits, where they lose digits and may overflow."""
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
 def pack_linear(
     weight: Tensor, bias: Tensor | None, precision: WeightPrecision = "float"
 ) -> LinearWeight:
@@ -51,6 +58,8 @@ def pack_linear(
     if precision == "float":
         if native.float_linear.serves(weight):
             return native.float_linear.pack(weight, bias)
+        if weight.is_cuda:
+            sum_in_fp32()
         return pack_float(weight, bias, blocked=not serves(weight))
     if serves(weight):
         raise ValueError("int8: there are no CUDA kernels for products in bytes; use bf16 or fp16")

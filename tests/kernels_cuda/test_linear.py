@@ -4,8 +4,9 @@ from functools import partial
 import pytest
 import torch
 
-from nightjar.kernels import Norm, cuda_ops, reference
+from nightjar.kernels import Norm, cuda_ops, pack_linear, reference
 from nightjar.kernels.cuda.linear import MAX_NORMED_INPUTS, MAX_ROWS, SHARE, STORAGE
+from nightjar.kernels.linear import sum_in_fp32
 from tests.kernels_cuda.devices import EPSILON, assert_near, random
 from tests.kernels_cuda.test_activation import EXACT
 
@@ -232,3 +233,28 @@ X, WEIGHT = torch.zeros(2, 64, dtype=torch.half), torch.zeros(16, 64, dtype=torc
 def test_bad_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.fixture
+def torch_as_it_starts():
+    """torch's own settings of cuBLAS, before and after."""
+    products = torch.backends.cuda.matmul
+    names = [f"allow_{kind}_reduced_precision_reduction" for kind in ("fp16", "bf16")]
+    before = {name: getattr(products, name) for name in names}
+    for name in names:
+        setattr(products, name, True)
+    yield lambda: [getattr(products, name) for name in names]
+    for name, value in before.items():
+        setattr(products, name, value)
+
+
+def test_parts_of_sums_are_kept_in_fp32(torch_as_it_starts):
+    assert torch_as_it_starts() == [True, True]
+    sum_in_fp32()
+    assert torch_as_it_starts() == [False, False]
+
+
+@pytest.mark.gpu
+def test_so_they_are_for_every_weight_on_a_gpu(torch_as_it_starts):
+    pack_linear(WEIGHT.cuda(), None)
+    assert torch_as_it_starts() == [False, False]
