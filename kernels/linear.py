@@ -56,7 +56,7 @@ def pack_linear(
     if precision == "bfloat16":
         return native.float_linear.pack(weight, bias, torch.bfloat16)
     if precision == "float":
-        if native.float_linear.serves(weight):
+        if _takes_panels(weight):
             return native.float_linear.pack(weight, bias)
         if weight.is_cuda:
             sum_in_fp32()
@@ -74,7 +74,7 @@ def pack_gated(gate: Parts, up: Parts, precision: WeightPrecision = "float") -> 
         return GatedWeight(None, native.int8_linear.pack_gated(gate, up))
     if precision == "bfloat16":
         return GatedWeight(None, native.float_linear.pack_gated(gate, up, torch.bfloat16))
-    if precision == "float" and native.float_linear.serves(gate[0]):
+    if precision == "float" and _takes_panels(gate[0]):
         return GatedWeight(None, native.float_linear.pack_gated(gate, up))
     return GatedWeight(pack_linear(*gate, precision), pack_linear(*up, precision))
 
@@ -208,6 +208,11 @@ def _widened(
     if isinstance(up, GatedWeight):
         return gated_linear(x, up, activation)
     return linear(x, up, activation)
+
+
+def _takes_panels(weight: Tensor) -> bool:
+    """Whether a weight is for the kernels of the CPU."""
+    return not serves(weight) and native.float_linear.serves(weight)
 
 
 def _takes_few(weight: LinearWeight, x: Tensor) -> TypeGuard[FloatWeight]:

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
@@ -79,22 +80,25 @@ class ThreadCollective:
 
 
 @contextmanager
-def thread_leader(directory: ModelDirectory, ranks: int) -> Iterator[Leader]:
-    """Rank 0 of a model, whose other ranks follow in threads."""
+def thread_leader(directory: ModelDirectory, ranks: int, device: str = "cpu") -> Iterator[Leader]:
+    """Rank 0 of a model, whose other ranks follow in threads, all on one device; kernels run where
+    they do here."""
     meeting = Meeting(ranks)
     pipes = [Pipe() for _ in range(ranks - 1)]
     followers = [
         Follower(
-            directory.path, rank, ranks, "cpu", theirs, partial(ThreadCollective, meeting, rank)
+            directory.path, rank, ranks, device, theirs, partial(ThreadCollective, meeting, rank)
         )
         for rank, (_, theirs) in enumerate(pipes, 1)
     ]
-    threads = [threading.Thread(target=follower.run) for follower in followers]
+    threads = [
+        threading.Thread(target=copy_context().run, args=(follower.run,)) for follower in followers
+    ]
     for thread in threads:
         thread.start()
     try:
         yield Leader(
-            directory, [ours for ours, _ in pipes], "cpu", partial(ThreadCollective, meeting, 0)
+            directory, [ours for ours, _ in pipes], device, partial(ThreadCollective, meeting, 0)
         )
     finally:
         for ours, _ in pipes:
