@@ -16,26 +16,27 @@ __device__ constexpr int row_lanes() {
 // Blocks of a multiprocessor that registers must suffice for: enough loads are under way then, and
 // the compiler has a bound to keep to.
 __device__ constexpr int resident_blocks(int group) {
-  return group == 1 ? 8 : group == 4 ? 5 : 4;
+  return group == 1 ? 6 : group == 4 ? 5 : 4;
 }
 
-// N channels of UNROLL cached rows, asked for before any of them is needed.
-template <int UNROLL, int N, typename T>
+// A wide piece of UNROLL cached rows, asked for before any of them is needed.  Nothing branches: loads
+// on the two sides of a branch would wait for each other.  In place of rows from `end` on the last one
+// is read again.  Whole words, as 16-bit numbers would be taken apart before they are needed.
+template <int UNROLL, typename T>
 struct Rows {
-  Vector<T, N> at[UNROLL];
+  uint4 at[UNROLL];
 
   template <typename Address>
   __device__ void load(const T* from, const Address& address, int first, int step, int end) {
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
-      const int i = first + u * step;
-      if (i < end) {
-        at[u] = *reinterpret_cast<const Vector<T, N>*>(from + address(i));
-      } else {
-#pragma unroll
-        for (int c = 0; c < N; ++c) at[u].at[c] = narrow<T>(0.0f);
-      }
+      const int i = min(first + u * step, end - 1);
+      at[u] = *reinterpret_cast<const uint4*>(from + address(i));
     }
+  }
+
+  __device__ Vector<T, WIDE<T>> row(int u) const {
+    return reinterpret_cast<const Vector<T, WIDE<T>>&>(at[u]);
   }
 };
 
@@ -58,8 +59,10 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
   constexpr int LANES = row_lanes<T, HEAD_SIZE>();
   constexpr int STEP = THREADS / LANES;  // cached rows that the block reads at once
   static_assert(HEAD_SIZE % WIDE<T> == 0 && LANES <= WARP, "a row is whole wide loads of a warp");
-  constexpr int UNROLL = GROUP == 8 ? 2 : 4;
-  static_assert(SPLIT % (UNROLL * STEP) == 0 && SPLIT % WARP == 0, "a split is whole steps");
+  // More query heads leave fewer registers.
+  constexpr int UNROLL = GROUP == 1 ? 8 : GROUP == 4 ? 4 : 2;
+  constexpr int BATCH = UNROLL * STEP;
+  static_assert(SPLIT % BATCH == 0 && SPLIT % WARP == 0, "a split is whole batches");
   __shared__ float weights[GROUP][SPLIT];
   __shared__ float sums[WARPS][GROUP][HEAD_SIZE];
   __shared__ float maxima[GROUP], totals[GROUP];
@@ -85,8 +88,8 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
     return;
   }
 
-  const int channel = lane % LANES * WIDE<T>;
-  const bool reads = channel < HEAD_SIZE;
+  const bool idle = lane % LANES * WIDE<T> >= HEAD_SIZE;
+  const int channel = idle ? 0 : lane % LANES * WIDE<T>;  // the idle read what is read anyway
   const int mine = threadIdx.x / LANES;  // row of a step
   const int* const table = block_tables + sequence * table_width;
   const int block_size = 1 << block_shift;
@@ -98,21 +101,18 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
   };
 
   // Scores: a row's lanes multiply a piece each and add up.
+  Rows<UNROLL, T> read;
+  read.load(keys, row_at, mine, STEP, count);
   float query[GROUP][WIDE<T>];
 #pragma unroll
   for (int g = 0; g < GROUP; ++g) {
-#pragma unroll
-    for (int c = 0; c < WIDE<T>; ++c) query[g][c] = 0.0f;
-    if (reads && g < here) {
-      load<WIDE<T>>(q + sequence * q_stride + (first_head + g) * HEAD_SIZE + channel, query[g]);
-    }
+    const int head = first_head + min(g, here - 1);
+    load<WIDE<T>>(q + sequence * q_stride + head * HEAD_SIZE + channel, query[g]);
 #pragma unroll
     for (int c = 0; c < WIDE<T>; ++c) query[g][c] *= scale;
   }
-  Rows<UNROLL, WIDE<T>, T> read;
-  const int readable = reads ? count : 0;
-  for (int step = 0; step < count; step += UNROLL * STEP) {
-    read.load(keys, row_at, step + mine, STEP, readable);
+  for (int step = 0; step < count; step += BATCH) {
+    if (step > 0) read.load(keys, row_at, step + mine, STEP, count);
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
       const int i = step + u * STEP + mine;
@@ -120,26 +120,30 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
       for (int g = 0; g < GROUP; ++g) {
         float score = 0.0f;
 #pragma unroll
-        for (int c = 0; c < WIDE<T>; ++c) score += query[g][c] * widen(read.at[u].at[c]);
-        score = warp_sum<LANES>(score);
+        for (int c = 0; c < WIDE<T>; ++c) score += query[g][c] * widen(read.row(u).at[c]);
+        score = warp_sum<LANES>(idle ? 0.0f : score);
         if (lane % LANES == 0) weights[g][i] = score;
       }
     }
   }
+  read.load(values, row_at, mine, STEP, count);  // on their way during the softmax
   __syncthreads();
 
-  // Softmax of the split, a warp a head.
+  // Softmax of the split, a warp a head; positions past the end weigh nothing.
 #pragma unroll 1
   for (int g = warp; g < GROUP; g += WARPS) {
-    float highest = -infinity();
-#pragma unroll 2
-    for (int i = lane; i < count; i += WARP) highest = fmaxf(highest, weights[g][i]);
+    float own[SPLIT / WARP], highest = -infinity(), total = 0.0f;
+#pragma unroll
+    for (int j = 0; j < SPLIT / WARP; ++j) {
+      const int i = j * WARP + lane;
+      own[j] = i < count ? weights[g][i] : -infinity();
+      highest = fmaxf(highest, own[j]);
+    }
     highest = warp_max(highest);
-    float total = 0.0f;
-#pragma unroll 2
-    for (int i = lane; i < count; i += WARP) {
-      const float weight = expf(weights[g][i] - highest);
-      weights[g][i] = weight;
+#pragma unroll
+    for (int j = 0; j < SPLIT / WARP; ++j) {
+      const float weight = expf(own[j] - highest);
+      weights[g][j * WARP + lane] = weight;
       total += weight;
     }
     total = warp_sum(total);
@@ -157,17 +161,15 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
 #pragma unroll
     for (int c = 0; c < WIDE<T>; ++c) sum[g][c] = 0.0f;
   }
-  for (int step = 0; step < count; step += UNROLL * STEP) {
-    read.load(values, row_at, step + mine, STEP, readable);
+  for (int step = 0; step < count; step += BATCH) {
+    if (step > 0) read.load(values, row_at, step + mine, STEP, count);
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
-      const int i = step + u * STEP + mine;
-      if (i >= readable) continue;
 #pragma unroll
       for (int g = 0; g < GROUP; ++g) {
-        const float weight = weights[g][i];
+        const float weight = weights[g][step + u * STEP + mine];
 #pragma unroll
-        for (int c = 0; c < WIDE<T>; ++c) sum[g][c] += weight * widen(read.at[u].at[c]);
+        for (int c = 0; c < WIDE<T>; ++c) sum[g][c] += weight * widen(read.row(u).at[c]);
       }
     }
   }
@@ -179,7 +181,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
       for (int step = LANES; step < WARP; step *= 2) {
         sum[g][c] += __shfl_xor_sync(WHOLE_WARP, sum[g][c], step);
       }
-      if (reads && lane < LANES) sums[warp][g][channel + c] = sum[g][c];
+      if (!idle && lane < LANES) sums[warp][g][channel + c] = sum[g][c];
     }
   }
   __syncthreads();

@@ -9,6 +9,10 @@ A block is 128 threads for up to 8 query heads of one KV head over SPLIT positio
 read once for all of them.  128 positions are 64 KB of keys and values of 128 half channels: 4
 blocks a sequence and head at 512 positions are enough to fill the GPU from 2 sequences on, and
 longer splits would save little of the parts.
+
+A thread asks for 8 rows at once, 16 bytes of each (4 or 2 rows where more query heads take the
+registers), and for the first values before the softmax: a multiprocessor has 96 KB on their way (40
+or 16).  4.8 TB/s over 132 of them, at a latency of 0.7 us, are 25 KB.
 """
 
 from __future__ import annotations

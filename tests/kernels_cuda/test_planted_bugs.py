@@ -80,8 +80,8 @@ PLANTED = {
     ),
     "positions past the end": (
         "decode_attention",
-        "const int readable = reads ? count : 0;",
-        "const int readable = reads ? SPLIT : 0;",
+        "min(first + u * step, end - 1)",
+        "first + u * step",
         sum_of_lengths,
     ),
     "splits past the end are merged": (
