@@ -1,7 +1,8 @@
 """One attention from partial ones: see merge.cu.
 
 Bytes, splits: 4 (D + 2) for each split of a row, and s D of the result; two sets: 3 s D a row.
-About 3 operations a number read: bound by memory, and at few rows by the launch.
+About 3 operations a number read: bound by memory, and at few rows by the launch and by how long
+memory takes to answer, so 8 splits are asked for at once, before their weights are known.
 """
 
 from __future__ import annotations

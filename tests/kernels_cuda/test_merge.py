@@ -31,11 +31,14 @@ def test_an_empty_set_is_not_read(device):
     assert torch.equal(swapped, got)
 
 
+@pytest.mark.parametrize("splits", [4, 8, 70])
 @pytest.mark.parametrize("head_size", [64, 80, 96, 128])
-def test_splits_are_summed_up_to_the_length(device, head_size):
-    lengths = [0, 1, SPLIT, SPLIT + 1, 3 * SPLIT, 4 * SPLIT]
-    parts = random((6, 2, 4, head_size))
-    stats = torch.stack((random((6, 2, 4), seed=1, scale=9.0), random((6, 2, 4)).exp()), -1)
+def test_splits_are_summed_up_to_the_length(device, head_size, splits):
+    """Also more than are asked for at once, and more than a warp weighs at once."""
+    lengths = [0, 1, SPLIT, SPLIT + 1, (splits - 1) * SPLIT, splits * SPLIT]
+    parts = random((6, 2, splits, head_size))
+    shape = (6, 2, splits)
+    stats = torch.stack((random(shape, seed=1, scale=9.0), random(shape).exp()), -1)
     wanted = torch.zeros(6, 2, head_size, dtype=torch.float64)
     wanted_lse = torch.full((6, 2), float("-inf"), dtype=torch.float64)
     for row, length in enumerate(lengths):
