@@ -60,6 +60,12 @@ __device__ __forceinline__ void store(T* to, const float (&from)[N]) {
   *reinterpret_cast<Vector<T, N>*>(to) = raw;
 }
 
+// The same number, without the compiler's knowing it: what follows from it is computed where it stands.
+__device__ __forceinline__ int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // Sums and maxima by a butterfly: always the same tree, and the same bits in every lane.
 // LANES neighbours (a power of two) reduce among themselves; all lanes of the warp must come.
 template <int LANES = WARP, typename T>

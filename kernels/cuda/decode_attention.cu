@@ -22,16 +22,16 @@ __device__ constexpr int resident_blocks(int group) {
 // A wide piece of UNROLL cached rows, asked for before any of them is needed.  Nothing branches: loads
 // on the two sides of a branch would wait for each other.  In place of rows from `end` on the last one
 // is read again.  Whole words, as 16-bit numbers would be taken apart before they are needed.
-template <int UNROLL, typename T>
+template <typename T, int HEAD_SIZE, int UNROLL>
 struct Rows {
   uint4 at[UNROLL];
 
-  template <typename Address>
-  __device__ void load(const T* from, const Address& address, int first, int step, int end) {
+  template <typename Line>
+  __device__ void load(const T* from, const Line& line, int first, int step, int end) {
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
       const int i = min(first + u * step, end - 1);
-      at[u] = *reinterpret_cast<const uint4*>(from + address(i));
+      at[u] = *reinterpret_cast<const uint4*>(from + static_cast<int64>(line(i)) * HEAD_SIZE);
     }
   }
 
@@ -40,9 +40,10 @@ struct Rows {
   }
 };
 
-// Block (x, y, z): GROUP query heads that share a KV head, of sequence y, over the positions
-// [z * SPLIT, (z + 1) * SPLIT): cut where it is cut for every sequence and batch, so that a row's
-// sums depend on its own length alone.  Positions from lengths[y] on are not read.
+// Block (x, y, z): GROUP query heads that share a KV head, of sequence y, over the splits z, z +
+// gridDim.z and so on.  Split i is the positions [i * SPLIT, (i + 1) * SPLIT): cut where it is cut for
+// every sequence, batch and grid, so that a row's sums depend on its own length alone.  Positions from
+// lengths[y] on are not read.  splits: of the longest text that the block tables have room for.
 //
 // With one split the result goes to out [batch, heads, HEAD_SIZE] and lse [batch, heads] (if
 // given); else sums of exp(score - maximum) * value go to parts [batch, heads, splits, HEAD_SIZE],
@@ -52,17 +53,18 @@ template <typename T, int HEAD_SIZE, int GROUP, int SPLIT>
 __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
     decode_attention(const T* __restrict__ q, int64 q_stride, const T* __restrict__ keys,
                      const T* __restrict__ values, const int* __restrict__ block_tables,
-                     int table_width, const int* __restrict__ lengths, int kv_heads,
-                     int heads_per_kv, int block_shift, float scale, T* __restrict__ out,
-                     float* __restrict__ lse, float* __restrict__ parts,
+                     int table_width, const int* __restrict__ lengths, int splits,
+                     int kv_heads, int heads_per_kv, int block_shift, float scale,
+                     T* __restrict__ out, float* __restrict__ lse, float* __restrict__ parts,
                      float* __restrict__ stats) {
   constexpr int LANES = row_lanes<T, HEAD_SIZE>();
   constexpr int STEP = THREADS / LANES;  // cached rows that the block reads at once
   static_assert(HEAD_SIZE % WIDE<T> == 0 && LANES <= WARP, "a row is whole wide loads of a warp");
   // More query heads leave fewer registers.
-  constexpr int UNROLL = GROUP == 1 ? 8 : GROUP == 4 ? 4 : 2;
+  constexpr int UNROLL = GROUP == 1 ? 8 : 4;
   constexpr int BATCH = UNROLL * STEP;
   static_assert(SPLIT % BATCH == 0 && SPLIT % WARP == 0, "a split is whole batches");
+  __shared__ Vector<float, WIDE<T>> queries[GROUP][HEAD_SIZE / WIDE<T>];
   __shared__ float weights[GROUP][SPLIT];
   __shared__ float sums[WARPS][GROUP][HEAD_SIZE];
   __shared__ float maxima[GROUP], totals[GROUP];
@@ -73,138 +75,139 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
   const int here = min(GROUP, (kv_head + 1) * heads_per_kv - first_head);  // heads of this block
   const int64 sequence = blockIdx.y;
   const int64 first_row = sequence * kv_heads * heads_per_kv + first_head;
-  const int start = blockIdx.z * SPLIT;
-  const int count = min(SPLIT, lengths[sequence] - start);
-  const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-  if (count <= 0) {  // nothing here; merge_splits does not look
-    if (gridDim.z == 1) {
-      for (int i = threadIdx.x; i < here * HEAD_SIZE; i += THREADS) {
-        out[first_row * HEAD_SIZE + i] = narrow<T>(0.0f);
-      }
-      if (lse != nullptr && static_cast<int>(threadIdx.x) < here) {
-        lse[first_row + threadIdx.x] = -infinity();
-      }
-    }
-    return;
+  const int length = lengths[sequence];
+  // For all splits: kept by the threads, the queries would take the registers of the sums.
+  for (int i = threadIdx.x; i < GROUP * HEAD_SIZE; i += THREADS) {
+    const int g = i / HEAD_SIZE, channel = i % HEAD_SIZE, head = first_head + min(g, here - 1);
+    const float x = widen(q[sequence * q_stride + head * HEAD_SIZE + channel]);
+    queries[g][channel / WIDE<T>].at[channel % WIDE<T>] = x * scale;
   }
-
-  const bool idle = lane % LANES * WIDE<T> >= HEAD_SIZE;
-  const int channel = idle ? 0 : lane % LANES * WIDE<T>;  // the idle read what is read anyway
-  const int mine = threadIdx.x / LANES;  // row of a step
-  const int* const table = block_tables + sequence * table_width;
-  const int block_size = 1 << block_shift;
-  const auto row_at = [&](int i) {  // where position start + i lies in either cache
-    const int position = start + i;
-    const int64 block = table[position >> block_shift];
-    const int64 line = (block * kv_heads + kv_head) * block_size + (position & (block_size - 1));
-    return line * HEAD_SIZE + channel;
-  };
-
-  // Scores: a row's lanes multiply a piece each and add up.
-  Rows<UNROLL, T> read;
-  read.load(keys, row_at, mine, STEP, count);
-  float query[GROUP][WIDE<T>];
-#pragma unroll
-  for (int g = 0; g < GROUP; ++g) {
-    const int head = first_head + min(g, here - 1);
-    load<WIDE<T>>(q + sequence * q_stride + head * HEAD_SIZE + channel, query[g]);
-#pragma unroll
-    for (int c = 0; c < WIDE<T>; ++c) query[g][c] *= scale;
-  }
-  for (int step = 0; step < count; step += BATCH) {
-    if (step > 0) read.load(keys, row_at, step + mine, STEP, count);
-#pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
-      const int i = step + u * STEP + mine;
-#pragma unroll
-      for (int g = 0; g < GROUP; ++g) {
-        float score = 0.0f;
-#pragma unroll
-        for (int c = 0; c < WIDE<T>; ++c) score += query[g][c] * widen(read.row(u).at[c]);
-        score = warp_sum<LANES>(idle ? 0.0f : score);
-        if (lane % LANES == 0) weights[g][i] = score;
-      }
-    }
-  }
-  read.load(values, row_at, mine, STEP, count);  // on their way during the softmax
   __syncthreads();
+  if (length <= 0 && splits == 1) {  // of several, merge_splits sees that there are none
+    for (int i = threadIdx.x; i < here * HEAD_SIZE; i += THREADS) {
+      out[first_row * HEAD_SIZE + i] = narrow<T>(0.0f);
+    }
+    if (lse != nullptr && static_cast<int>(threadIdx.x) < here) {
+      lse[first_row + threadIdx.x] = -infinity();
+    }
+  }
 
-  // Softmax of the split, a warp a head; positions past the end weigh nothing.
 #pragma unroll 1
-  for (int g = warp; g < GROUP; g += WARPS) {
-    float own[SPLIT / WARP], highest = -infinity(), total = 0.0f;
-#pragma unroll
-    for (int j = 0; j < SPLIT / WARP; ++j) {
-      const int i = j * WARP + lane;
-      own[j] = i < count ? weights[g][i] : -infinity();
-      highest = fmaxf(highest, own[j]);
-    }
-    highest = warp_max(highest);
-#pragma unroll
-    for (int j = 0; j < SPLIT / WARP; ++j) {
-      const float weight = expf(own[j] - highest);
-      weights[g][j * WARP + lane] = weight;
-      total += weight;
-    }
-    total = warp_sum(total);
-    if (lane == 0) {
-      maxima[g] = highest;
-      totals[g] = total;
-    }
-  }
-  __syncthreads();
+  for (int split = blockIdx.z; split * SPLIT < length; split += gridDim.z) {
+    // What follows from the thread would be kept over the loop, and take the registers of the loads.
+    const int thread = opaque(threadIdx.x), warp = thread / WARP, lane = thread % WARP;
+    const bool idle = lane % LANES * WIDE<T> >= HEAD_SIZE;
+    const int channel = idle ? 0 : lane % LANES * WIDE<T>;  // the idle read what is read anyway
+    const int mine = thread / LANES;  // row of a step
+    const int* const table = block_tables + sequence * table_width;
+    const int block_size = 1 << block_shift;
+    const int start = split * SPLIT, count = min(SPLIT, length - start);
+    const auto line_at = [&](int i) {  // where position start + i lies in either cache, in rows
+      const int position = start + i;
+      const int block = table[position >> block_shift];
+      return ((block * kv_heads + kv_head) << block_shift) + (position & (block_size - 1));
+    };
 
-  // Weighted values: over a thread's rows, over the rows of a warp, over the warps.
-  float sum[GROUP][WIDE<T>];
+    // Scores: a row's lanes multiply a piece each and add up.
+    Rows<T, HEAD_SIZE, UNROLL> read;
+    float query[GROUP][WIDE<T>];
 #pragma unroll
-  for (int g = 0; g < GROUP; ++g) {
+    for (int g = 0; g < GROUP; ++g) load<WIDE<T>>(queries[g][channel / WIDE<T>].at, query[g]);
+    for (int step = 0; step < count; step += BATCH) {
+      read.load(keys + channel, line_at, step + mine, STEP, count);
 #pragma unroll
-    for (int c = 0; c < WIDE<T>; ++c) sum[g][c] = 0.0f;
-  }
-  for (int step = 0; step < count; step += BATCH) {
-    if (step > 0) read.load(values, row_at, step + mine, STEP, count);
+      for (int u = 0; u < UNROLL; ++u) {
+        const int i = step + u * STEP + mine;
 #pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
+        for (int g = 0; g < GROUP; ++g) {
+          float score = 0.0f;
 #pragma unroll
-      for (int g = 0; g < GROUP; ++g) {
-        const float weight = weights[g][step + u * STEP + mine];
-#pragma unroll
-        for (int c = 0; c < WIDE<T>; ++c) sum[g][c] += weight * widen(read.row(u).at[c]);
+          for (int c = 0; c < WIDE<T>; ++c) score += query[g][c] * widen(read.row(u).at[c]);
+          score = warp_sum<LANES>(idle ? 0.0f : score);
+          if (lane % LANES == 0) weights[g][i] = score;
+        }
       }
     }
-  }
-#pragma unroll
-  for (int g = 0; g < GROUP; ++g) {
-#pragma unroll
-    for (int c = 0; c < WIDE<T>; ++c) {
-#pragma unroll
-      for (int step = LANES; step < WARP; step *= 2) {
-        sum[g][c] += __shfl_xor_sync(WHOLE_WARP, sum[g][c], step);
-      }
-      if (!idle && lane < LANES) sums[warp][g][channel + c] = sum[g][c];
-    }
-  }
-  __syncthreads();
+    __syncthreads();
+    read.load(values + channel, line_at, mine, STEP, count);  // on their way during the softmax
 
-  for (int i = threadIdx.x; i < here * HEAD_SIZE; i += THREADS) {
-    const int g = i / HEAD_SIZE;
-    float whole = 0.0f;
+    // Softmax of the split, a warp a head; positions past the end weigh nothing.
+#pragma unroll 1
+    for (int g = warp; g < GROUP; g += WARPS) {
+      float own[SPLIT / WARP], highest = -infinity(), total = 0.0f;
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) whole += sums[w][g][i % HEAD_SIZE];
-    if (gridDim.z == 1) {
-      out[first_row * HEAD_SIZE + i] = narrow<T>(whole / totals[g]);
-    } else {
-      parts[((first_row + g) * gridDim.z + blockIdx.z) * HEAD_SIZE + i % HEAD_SIZE] = whole;
+      for (int j = 0; j < SPLIT / WARP; ++j) {
+        const int i = j * WARP + lane;
+        own[j] = i < count ? weights[g][i] : -infinity();
+        highest = fmaxf(highest, own[j]);
+      }
+      highest = warp_max(highest);
+#pragma unroll
+      for (int j = 0; j < SPLIT / WARP; ++j) {
+        const float weight = expf(own[j] - highest);
+        weights[g][j * WARP + lane] = weight;
+        total += weight;
+      }
+      total = warp_sum(total);
+      if (lane == 0) {
+        maxima[g] = highest;
+        totals[g] = total;
+      }
     }
-  }
-  if (static_cast<int>(threadIdx.x) < here) {
-    const int64 row = first_row + threadIdx.x;
-    const float highest = maxima[threadIdx.x], total = totals[threadIdx.x];
-    if (gridDim.z > 1) {
-      stats[(row * gridDim.z + blockIdx.z) * 2] = highest;
-      stats[(row * gridDim.z + blockIdx.z) * 2 + 1] = total;
-    } else if (lse != nullptr) {
-      lse[row] = highest + logf(total);
+    __syncthreads();
+
+    // Weighted values: over a thread's rows, over the rows of a warp, over the warps.
+    float sum[GROUP][WIDE<T>];
+#pragma unroll
+    for (int g = 0; g < GROUP; ++g) {
+#pragma unroll
+      for (int c = 0; c < WIDE<T>; ++c) sum[g][c] = 0.0f;
+    }
+    for (int step = 0; step < count; step += BATCH) {
+      if (step > 0) read.load(values + channel, line_at, step + mine, STEP, count);
+#pragma unroll
+      for (int u = 0; u < UNROLL; ++u) {
+#pragma unroll
+        for (int g = 0; g < GROUP; ++g) {
+          const float weight = weights[g][step + u * STEP + mine];
+#pragma unroll
+          for (int c = 0; c < WIDE<T>; ++c) sum[g][c] += weight * widen(read.row(u).at[c]);
+        }
+      }
+    }
+#pragma unroll
+    for (int g = 0; g < GROUP; ++g) {
+#pragma unroll
+      for (int c = 0; c < WIDE<T>; ++c) {
+#pragma unroll
+        for (int step = LANES; step < WARP; step *= 2) {
+          sum[g][c] += __shfl_xor_sync(WHOLE_WARP, sum[g][c], step);
+        }
+        if (!idle && lane < LANES) sums[warp][g][channel + c] = sum[g][c];
+      }
+    }
+    __syncthreads();
+
+    for (int i = thread; i < here * HEAD_SIZE; i += THREADS) {
+      const int g = i / HEAD_SIZE;
+      float whole = 0.0f;
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) whole += sums[w][g][i % HEAD_SIZE];
+      if (splits == 1) {
+        out[first_row * HEAD_SIZE + i] = narrow<T>(whole / totals[g]);
+      } else {
+        parts[((first_row + g) * splits + split) * HEAD_SIZE + i % HEAD_SIZE] = whole;
+      }
+    }
+    if (thread < here) {
+      const int64 row = first_row + thread;
+      const float highest = maxima[thread], total = totals[thread];
+      if (splits > 1) {
+        stats[(row * splits + split) * 2] = highest;
+        stats[(row * splits + split) * 2 + 1] = total;
+      } else if (lse != nullptr) {
+        lse[row] = highest + logf(total);
+      }
     }
   }
 }

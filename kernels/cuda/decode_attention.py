@@ -10,9 +10,12 @@ read once for all of them.  128 positions are 64 KB of keys and values of 128 ha
 blocks a sequence and head at 512 positions are enough to fill the GPU from 2 sequences on, and
 longer splits would save little of the parts.
 
-A thread asks for 8 rows at once, 16 bytes of each (4 or 2 rows where more query heads take the
-registers), and for the first values before the softmax: a multiprocessor has 96 KB on their way (40
-or 16).  4.8 TB/s over 132 of them, at a latency of 0.7 us, are 25 KB.
+A thread asks for 8 rows at once, 16 bytes of each (4 where blocks have several query heads, whose
+sums take the registers), and for the first values before the softmax: a multiprocessor has 96 KB on
+their way, 40 at 4 heads and 32 at 8.  4.8 TB/s over 132 of them, at a latency of 0.7 us, are 25 KB.
+
+Block tables are as wide as the longest text may become, so most splits of most texts hold nothing.
+Blocks take several splits each where there would be more of them than fill the GPU a few times.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nightjar.kernels.cuda.checks import ceil_div, check, check_storage
+from nightjar.kernels.cuda.checks import INT32_MAX, ceil_div, check, check_storage
+from nightjar.kernels.cuda.device import multiprocessors
 from nightjar.kernels.cuda.kernel import STORAGE, Kernel
 from nightjar.kernels.cuda.launch import launch
 from nightjar.kernels.cuda.merge import SPLIT, merge_splits
@@ -33,6 +37,12 @@ THREADS = 128
 
 GROUPS = (1, 4, 8)
 """Query heads of a block.  More than 8 of one KV head are several blocks."""
+
+
+BLOCKS_PER_MULTIPROCESSOR = 32
+"""Where there are more splits, blocks take several.  Five times what is resident (4 to 6), so that a
+long text among short ones is still shared out; 4,224 blocks that find nothing, of 132
+multiprocessors, take some microseconds."""
 
 
 def decode_attention(
@@ -65,9 +75,11 @@ def decode_attention(
             torch.empty(batch, heads, splits, n, dtype=torch.float32, device=q.device)
             for n in (head_size, 2)
         )
+    slices = kv_heads * ceil_div(heads_per_kv, group)
+    most = ceil_div(BLOCKS_PER_MULTIPROCESSOR * multiprocessors(q), max(1, slices * batch))
     launch(
         Kernel.of("decode_attention", "decode_attention", q.dtype, head_size, group, SPLIT),
-        (kv_heads * ceil_div(heads_per_kv, group), batch, splits),
+        (slices, batch, min(splits, most)),
         (THREADS,),
         q,
         np.int64(q.stride(0)),
@@ -76,6 +88,7 @@ def decode_attention(
         block_tables,
         np.int32(block_tables.shape[1]),
         lengths,
+        np.int32(splits),
         np.int32(kv_heads),
         np.int32(heads_per_kv),
         np.int32(block_size.bit_length() - 1),
@@ -124,6 +137,8 @@ def _check(
         raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads evenly")
     if block_size & (block_size - 1):
         raise ValueError(f"cache blocks of {block_size} positions: take a power of two")
+    if keys.numel() // head_size > INT32_MAX:
+        raise ValueError(f"a cache of {keys.numel() // head_size} rows: at most {INT32_MAX}")
     check("block_tables", block_tables, torch.int32, (batch, None), like=q)
     check("lengths", lengths, torch.int32, (batch,), like=q)
     if lse is not None:

@@ -1,8 +1,9 @@
-"""Is there a GPU that the kernels can run on, and if not, why; and does it still work."""
+"""Is there a GPU that the kernels can run on, and if not, why; does it still work; how large is it."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -59,3 +60,13 @@ def require_working(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def multiprocessors(tensor: torch.Tensor) -> int:
+    """Of the tensor's device; on a CPU so few that blocks have several pieces of work."""
+    return _multiprocessors_of(tensor.get_device()) if tensor.is_cuda else 1
+
+
+@cache
+def _multiprocessors_of(device: int) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -14,7 +14,6 @@ before the norm begins, and while sums are added up.  From 9 rows on cuBLAS does
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from nightjar.kernels.cuda.activation import KINDS
 from nightjar.kernels.cuda.checks import ceil_div, check
+from nightjar.kernels.cuda.device import multiprocessors
 from nightjar.kernels.cuda.kernel import Kernel
 from nightjar.kernels.cuda.launch import Argument, launch
 
@@ -140,7 +140,7 @@ def _linear(
     adds = out.dtype == torch.float32
     launch(
         Kernel.of("linear", "linear", weight.dtype, kind, gate is not None),
-        (min(tiles, BLOCKS_PER_MULTIPROCESSOR * _multiprocessors(x)) if rows else 0,),
+        (min(tiles, BLOCKS_PER_MULTIPROCESSOR * multiprocessors(x)) if rows else 0,),
         (THREADS,),
         *_row_arguments(x, norm),
         *factor,
@@ -160,18 +160,6 @@ def _row_arguments(x: Tensor, norm: Norm | None) -> tuple[Argument, ...]:
     if norm is None:
         return x, np.int64(x.stride(0)), None, None, None, np.float32(0)
     return None, np.int64(0), x, norm.weight, norm.bias, np.float32(norm.epsilon)
-
-
-def _multiprocessors(x: Tensor) -> int:
-    """Of the device; without one, so few that a block has several tiles."""
-    if not x.is_cuda:
-        return 1
-    return _multiprocessors_of(x.get_device())
-
-
-@cache
-def _multiprocessors_of(device: int) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _check(x: Tensor, factor: Factor, gate: Factor | None, activation: str | None) -> None:

@@ -3,6 +3,7 @@ import torch
 
 from nightjar import kernels
 from nightjar.kernels import PagedLayout, cuda_ops, reference
+from nightjar.kernels.cuda import decode_attention as module
 from nightjar.kernels.cuda.merge import SPLIT
 from tests.cuda_host import schedule
 from tests.kernels_cuda.devices import assert_near, poisoned, random, storages
@@ -98,6 +99,20 @@ def test_a_row_has_the_same_bits_in_any_company(device):
     narrow = Problem([100], 2, 1, 64, torch.float16, seed=3)
     alone = Problem([100], 2, 1, 64, torch.float16, width=9, seed=3)
     assert torch.equal(narrow.run(device), alone.run(device))
+
+
+@pytest.mark.parametrize("blocks", [2, 4, 1000])
+def test_blocks_of_several_splits_give_the_same_bits(device, monkeypatch, blocks):
+    """However many blocks share the splits: one of a row, two, as many as there are."""
+    problem = Problem([5 * SPLIT + 3, 0, SPLIT], 4, 2, 64, torch.float16, width=40)
+    lse = torch.full((3, 4), float("nan"), device=device)
+    monkeypatch.setattr(module, "BLOCKS_PER_MULTIPROCESSOR", 6)
+    monkeypatch.setattr(module, "multiprocessors", lambda _: 1)
+    one = problem.run(device, lse=lse)
+    assert_near(one, problem.wanted()[0], absolute=2e-5)
+    assert_near(lse, problem.wanted()[1], absolute=1e-4)
+    monkeypatch.setattr(module, "BLOCKS_PER_MULTIPROCESSOR", blocks * 6)
+    assert torch.equal(problem.run(device), one)
 
 
 def test_large_scores_do_not_overflow(device):

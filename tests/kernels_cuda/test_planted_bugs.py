@@ -74,8 +74,8 @@ PLANTED = {
     ),
     "scores read before they are written": (
         "decode_attention",
-        "  __syncthreads();\n\n  // Softmax",
-        "  // Softmax",
+        "    __syncthreads();\n    read.load(values",
+        "    read.load(values",
         sum_of_lengths,
     ),
     "positions past the end": (
