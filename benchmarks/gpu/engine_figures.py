@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import mean
 from typing import Any
 
 import torch
 
 from nightjar.gpu_worker.engine import Engine
+from nightjar.gpu_worker.engine.host_tier import HostTier
 
 from .kernel_figures import copy_bandwidth
 from .lab import BLOCK_SIZE, Lab, MeasuringError, Timing, answer, rankings, texts
@@ -227,18 +228,37 @@ def kv_cache(lab: Lab) -> Points:
     """Time to first token of a later turn whose beginning lies in pinned memory, over computing it
     all; and of a prompt that is looked for there in vain, over an engine without such memory.
 
-    Both engines have full caches, so that every prompt makes others leave.  Where computing is the
-    faster, nothing is loaded, and a hit is worth nothing.
+    At two lengths: the point is the longer one's.  At the shorter one loading and computing are
+    about level, and where computing is the faster nothing is loaded and a hit is worth nothing.
     """
-    config, cached = lab.scale.config(), lab.scale.cached_tokens
-    length = cached + lab.scale.turn_tokens
-    blocks = lab.blocks(2, length + 1)
+    found = []
+    for cached in lab.scale.cached_tokens:
+        found.append(_later_turn(lab, cached))
+        lab.collect()
+    level, long = found
+    return {
+        "points": long["points"],
+        "details": long["details"] | {"where both are level": level},
+    }
+
+
+def _later_turn(lab: Lab, cached: int) -> Points:
+    """`kv_cache` after `cached` tokens.
+
+    Both engines have full caches, with room for one such prompt, so that every prompt makes others
+    leave.
+    """
+    config, length = lab.scale.config(), cached + lab.scale.turn_tokens
+    blocks = lab.blocks(1, length + 1)
     crowd = blocks // (cached // BLOCK_SIZE) + 1  # prompts that fill the cache
-    host_bytes = kv_bytes(config, (2 * crowd + 6) * length, lab.half.itemsize)  # more than a round
+    host_bytes = kv_bytes(config, (2 * crowd + 4) * length, lab.half.itemsize)  # more than a round
     engines = {
-        name: lab.engine(lab.half, 2, length + 1, host_cache_bytes=size)
+        name: lab.engine(lab.half, 1, length + 1, host_cache_bytes=size)
         for name, size in (("tier", host_bytes), ("none", 0))
     }
+    tier = engines["tier"]._tier
+    assert tier is not None
+    loads = _loads(tier)
     (known,) = lab.prompts([cached])
     fresh = iter(lab.prompts([length] * (lab.scale.rounds + WARM) * 4 * (crowd + 1), seed=1))
     found: dict[str, list[float]] = {f"{kind}, {name}": [] for kind in KINDS for name in engines}
@@ -252,14 +272,34 @@ def kv_cache(lab: Lab) -> Points:
                 if kind == "hit":
                     prompt[:cached] = known
                 asked = texts([prompt], 1)
-                seconds = lab.wall_s(lambda e=engine, a=asked: answer(e, a))  # type: ignore[misc]
+                seconds = lab.answer_s(lambda e=engine, a=asked: answer(e, a))  # type: ignore[misc]
                 found[f"{kind}, {name}"].append(seconds)
     timings = {name: Timing(tuple(seconds[WARM:])) for name, seconds in found.items()}
+    learned = {
+        "computing_a_token_s": tier.costs._token_s.value,
+        "loading_a_byte_s": tier.costs._byte_s.value,
+        "loading_at_all_s": tier.costs._start_s,
+    }
     return {
         "points": {
             f"kv_{kind}": timings[f"{kind}, tier"].median / timings[f"{kind}, none"].median - 1
             for kind in KINDS
         },
         "details": {name: timing.figures() for name, timing in timings.items()}
-        | {"tokens": length, "cached": cached, "host_bytes": host_bytes},
+        | {"tokens": length, "cached": cached, "host_bytes": host_bytes}
+        | {"blocks": cached // BLOCK_SIZE, "blocks_of_loads": loads, "learned": learned},
     }
+
+
+def _loads(tier: HostTier) -> list[int]:
+    """The blocks of each load from now on: without one, a hit has been computed."""
+    found: list[int] = []
+    load = tier.load
+
+    def counted(blocks: Iterable[int], slots: Iterable[int]) -> None:
+        coming = list(blocks)
+        found.append(len(coming))
+        load(coming, slots)
+
+    tier.load = counted  # type: ignore[method-assign]
+    return found

@@ -199,7 +199,7 @@ def _product(
 def kv_transfer(lab: Lab) -> Points:
     """Cache blocks to pinned host memory and back: bytes/s, and milliseconds of the tokens that a
     conversation's earlier turns have."""
-    config, tokens = lab.scale.config(), lab.scale.cached_tokens
+    config, tokens = lab.scale.config(), lab.scale.cached_tokens[0]
     count = -(-tokens // BLOCK_SIZE)
     shape = (config.n_layers, count, config.n_kv_heads, BLOCK_SIZE, config.head_size)
     keys, values = (torch.randn(shape, device=lab.device).to(lab.half) for _ in range(2))

@@ -102,6 +102,16 @@ class Lab:
         self.sync()
         return time.perf_counter() - started
 
+    def answer_s(self, run: Callable[[], object]) -> float:
+        """Seconds until run() has its answer.  What the device goes on with behind it (copies to
+        the host's memory) is waited for, but does not count."""
+        self.sync()
+        started = time.perf_counter()
+        run()
+        seconds = time.perf_counter() - started
+        self.sync()
+        return seconds
+
     def rounds(self, run: Callable[[], object], warm: int = 1) -> Timing:
         """Wall time, `rounds` times after `warm` runs that do not count."""
         for _ in range(warm):

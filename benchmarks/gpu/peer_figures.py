@@ -18,9 +18,10 @@ Points = dict[str, Any]
 def _model(lab: Lab) -> Any:  # noqa: ANN401
     """A GPT of the same shape, with random weights made on the device."""
     scale = lab.scale
+    _, length, tokens = scale.job
     config = GPT2Config(
         vocab_size=scale.vocab_size,
-        n_positions=scale.positions,
+        n_positions=length + tokens,
         n_embd=scale.hidden,
         n_layer=scale.layers,
         n_head=scale.heads,

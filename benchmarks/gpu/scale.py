@@ -17,7 +17,8 @@ class Scale:
     step.  A ranking has a query and `documents` of document_length.  mixed: lengths of the prompts
     of a batch, and the tokens that each generates.  job: texts, their prompts' length and tokens
     of the comparisons of formats and with transformers.  cached_tokens: of a conversation's earlier
-    turns, turn_tokens: of its next one.  rounds: how often each is timed.
+    turns, where loading and computing them are about level, and where they are many; turn_tokens:
+    of its next one.  rounds: how often each is timed.
     copy_bytes, matmul: for the machine's own speed.
     """
 
@@ -42,7 +43,7 @@ class Scale:
     mixed: tuple[int, ...]
     mixed_tokens: int
     job: tuple[int, int, int]
-    cached_tokens: int
+    cached_tokens: tuple[int, int]
     turn_tokens: int
     rounds: int
     copy_bytes: int
@@ -81,7 +82,7 @@ FULL = Scale(
     hidden=2048,
     heads=16,
     vocab_size=51_200,
-    positions=2048,
+    positions=16_384,
     batches=(1, 8, 64, 256),
     context=512,
     short=16,
@@ -97,7 +98,7 @@ FULL = Scale(
     mixed=(64, 128, 256, 384, 512, 640, 896, 1024),
     mixed_tokens=64,
     job=(32, 512, 128),
-    cached_tokens=1024,
+    cached_tokens=(1024, 8064),
     turn_tokens=64,
     rounds=5,
     copy_bytes=4 << 30,
@@ -126,7 +127,7 @@ TINY = Scale(
     mixed=(8, 16, 24, 40),
     mixed_tokens=3,
     job=(2, 16, 4),
-    cached_tokens=64,
+    cached_tokens=(32, 64),
     turn_tokens=4,
     rounds=2,
     copy_bytes=1 << 20,

@@ -146,7 +146,7 @@ FIGURES = (
     ),
     Figure(
         "kv_cache",
-        30,
+        45,
         engine_figures.kv_cache,
         (
             Target(

@@ -54,6 +54,21 @@ def attention_operations(config: ModelConfig, queries: int, keys: float) -> floa
     return 4.0 * config.n_layers * config.n_heads * config.head_size * queries * keys
 
 
+def prompt_attention_operations(config: ModelConfig, lengths: Sequence[int]) -> float:
+    """Of prompts from their first token, each row against itself and those before it."""
+    return attention_operations(config, 1, sum(length * (length + 1) / 2 for length in lengths))
+
+
+def prefill_bytes(config: ModelConfig, rows: int, itemsize: int) -> float:
+    """Of what stands between the products of prompts: embedding, norms (the delta is added there),
+    `qkv_post`, the activation.  What products read and write is under way while they compute."""
+    s, layers, width = itemsize, config.n_layers, config.hidden_size
+    heads = 2 * config.n_heads + 5 * config.n_kv_heads
+    a_layer = 2 * width * (8 + 2 * s) + config.head_size * s * heads
+    a_layer += 2 * config.intermediate_size * s
+    return rows * (width * (2 * s + 4) + layers * a_layer)
+
+
 def prefill_operations(config: ModelConfig, lengths: Sequence[int]) -> float:
     """Of computing prompts from their first token and scoring their next one.
 
@@ -65,8 +80,7 @@ def prefill_operations(config: ModelConfig, lengths: Sequence[int]) -> float:
     after = layer_parameters(config) - width * heads
     products = 2.0 * rows * (config.n_layers * layer_parameters(config) - after)
     last = 2.0 * len(lengths) * (after + width * config.vocab_size)
-    pairs = sum(length * (length + 1) / 2 for length in lengths)
-    return products + last + attention_operations(config, 1, pairs)
+    return products + last + prompt_attention_operations(config, lengths)
 
 
 def branch_operations(config: ModelConfig, query: int, documents: Sequence[int]) -> float:

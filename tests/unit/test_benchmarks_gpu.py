@@ -3,6 +3,7 @@ die, its pages; and single figures at tiny size."""
 
 import json
 import logging
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import log, predict, report, work
 from benchmarks.gpu.engine_figures import KINDS, WARM, _step, kv_cache
 from benchmarks.gpu.kernel_figures import backend, decode_attention
-from benchmarks.gpu.lab import Lab, MeasuringError, Timing, answer, texts
+from benchmarks.gpu.lab import BLOCK_SIZE, Lab, MeasuringError, Timing, answer, texts
 from benchmarks.gpu.model import random_decoder
 from benchmarks.gpu.runner import Worker, run
 from benchmarks.gpu.scale import FULL, TINY
@@ -272,22 +273,57 @@ def test_a_hit_and_a_miss_are_timed_with_and_without_the_hosts_memory(lab, monke
     """What is timed is what the figure says: the known beginning has left the cache, and is found
     in the host's memory in one of the engines."""
     monkeypatch.setattr(LoadCosts, "loading_pays", lambda *_: True)
-    fresh, wall_s = [], Lab.wall_s
+    fresh, answer_s = [], Lab.answer_s
 
     def watched(self, run):
         rows = []
         with monkeypatch.context() as patch:
             patch.setattr(Decoder, "forward", counting(Decoder.forward, rows))
-            seconds = wall_s(self, run)
+            seconds = answer_s(self, run)
         fresh.append(sum(rows))
         return seconds
 
-    monkeypatch.setattr(Lab, "wall_s", watched)
+    monkeypatch.setattr(Lab, "answer_s", watched)
     found = kv_cache(lab)
     assert set(found["points"]) == {f"kv_{kind}" for kind in KINDS}
-    whole, turn = TINY.cached_tokens + TINY.turn_tokens, TINY.turn_tokens
-    # Each round: hit and miss with the host's memory, then without.
-    assert fresh == [turn, whole, whole, whole] * (WARM + TINY.rounds)
+    wanted, rounds, turn = [], WARM + TINY.rounds, TINY.turn_tokens
+    for cached in TINY.cached_tokens:
+        # Each round: hit and miss with the host's memory, then without.
+        wanted += [turn, *[cached + turn] * 3] * rounds
+    assert fresh == wanted
+    short, long = found["details"].pop("where both are level")["details"], found["details"]
+    for part, cached in zip((short, long), TINY.cached_tokens, strict=True):
+        assert part["cached"] == cached
+        assert part["blocks_of_loads"] == [cached // BLOCK_SIZE] * rounds
+        assert all(cost > 0 for cost in part["learned"].values())
+
+
+def test_a_hit_that_is_computed_says_so(lab, monkeypatch):
+    monkeypatch.setattr(LoadCosts, "loading_pays", lambda *_: False)
+    assert kv_cache(lab)["details"]["blocks_of_loads"] == []
+
+
+def test_an_answer_is_timed_without_what_the_device_does_behind_it(lab, monkeypatch):
+    order = []
+
+    def sync(self):
+        order.append("sync")
+        time.sleep(0.05)
+
+    monkeypatch.setattr(Lab, "sync", sync)
+    assert lab.answer_s(lambda: order.append("run")) < 0.04
+    assert order == ["sync", "run", "sync"]
+
+
+def test_prompts_of_later_turns_fit_one_step_and_their_memory_the_host():
+    """The longest prompt beside a sample, and pinned memory below 16 GB."""
+    config = FULL.config()
+    for cached in FULL.cached_tokens:
+        length = cached + FULL.turn_tokens
+        assert length <= 8192
+        assert length < FULL.positions
+        crowd = Lab("cpu", FULL).blocks(1, length + 1) // (cached // BLOCK_SIZE) + 1
+        assert work.kv_bytes(config, (2 * crowd + 4) * length, 2) < 16e9
 
 
 def counting(forward, rows):
@@ -299,13 +335,15 @@ def counting(forward, rows):
 
 
 def test_where_computing_is_faster_a_hit_is_worth_nothing():
-    """1,024 tokens of the 1.3B GPT: 4.0 ms over the bus; 3.4 ms at 790 TFLOP/s, 6.8 at half."""
-    found = predict.cached_turn(FULL, predict.H200)
-    assert found[0] == 0.0
-    assert found[1] == pytest.approx(0.014, abs=0.002)
-    half = replace(predict.H200, product=395e12)
-    hit, _ = predict.cached_turn(FULL, half)
-    assert hit == pytest.approx(-0.40, abs=0.02)
+    """8,064 tokens of the 1.3B GPT: 31.7 ms over the bus; 19.0 TFLOP of products, 6.5 of attention
+    and 22 GB between them take 34.6 + 18.6 + 5.0 ms at 550 and 350 TFLOP/s."""
+    machine = replace(predict.H200, product=550e12)
+    hit, miss = predict.cached_turn(FULL, machine)
+    assert hit == pytest.approx(31.7 / 58.2 - 1, abs=0.002)
+    assert miss == pytest.approx(0.37 / 58.2, abs=0.001)
+    assert predict.cached_turn(FULL, replace(machine, bus=machine.bus / 2))[0] == 0.0
+    level = replace(FULL, cached_tokens=(0, 1024))
+    assert -0.1 < predict.cached_turn(level, predict.H200)[0] <= 0.0
 
 
 def test_what_the_engine_complains_of_stands_beside_its_figure(lab, monkeypatch, result):
