@@ -35,8 +35,9 @@ def table(result: dict[str, Any]) -> str:
 def _line(target: Target, one: dict[str, Any], trial: bool) -> str:
     """One target's line; empty cells where nothing was measured."""
     value = one.get("points", {}).get(target.point)
+    note = one.get("notes", {}).get(target.point)
     cells = [
-        target.title,
+        f"{target.title}, {note}" if note else target.title,
         _bound(target, target.least),
         _bound(target, target.aim),
         target.write(value) if value is not None else one["status"],
@@ -88,9 +89,11 @@ def _failures(figures: dict[str, Any]) -> list[str]:
 
 
 def values(result: dict[str, Any]) -> dict[str, str]:
-    """Every measured point, written as in the table."""
+    """Every measured point, written as in the table, with what must be known of it."""
     found = {}
     for one in result["figures"].values():
         for point, value in one.get("points", {}).items():
-            found[point] = TARGETS[point].write(value)
+            note = one.get("notes", {}).get(point)
+            written = TARGETS[point].write(value)
+            found[point] = f"{written} ({note})" if note else written
     return found

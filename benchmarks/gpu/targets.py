@@ -171,7 +171,7 @@ FIGURES = (
     ),
     Figure(
         "transformers_continuous",
-        60,
+        90,
         _continuous_batching,
         (Target("over_continuous_batching", "over transformers, continuous batching", 3, 6, "x"),),
     ),

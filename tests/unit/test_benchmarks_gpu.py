@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import log, predict, report, work
+from benchmarks.gpu import log, peer_figures, predict, report, work
 from benchmarks.gpu.engine_figures import KINDS, WARM, _step, kv_cache
 from benchmarks.gpu.kernel_figures import backend, decode_attention
 from benchmarks.gpu.lab import BLOCK_SIZE, Lab, MeasuringError, Timing, answer, texts
@@ -382,6 +383,83 @@ def test_decode_attention_computes_what_is_timed(lab, monkeypatch):
     assert found["points"]["attention_share"] == min(
         one["share"] for one in found["details"].values()
     )
+
+
+def test_no_text_of_transformers_ends_early_and_none_pays_for_that(lab, monkeypatch):
+    """Scores that are all equal choose token 0, which ends texts by the model's own settings."""
+    make = peer_figures._model
+
+    def all_equal(lab):
+        model = make(lab)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.zero_()
+        return model
+
+    def refused(*_):
+        raise AssertionError("scores were processed")
+
+    monkeypatch.setattr(peer_figures, "_model", all_equal)
+    monkeypatch.setattr(transformers.MinNewTokensLengthLogitsProcessor, "__call__", refused)
+    found = peer_figures.over_static_cache(lab)
+    assert found["points"]["over_static_cache"] > 0
+    assert found["details"]["settings"]["attention"] == "sdpa"
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    """Two ways of continuous batching, and how often each was asked for."""
+    times = {None: 2.0, True: 1.0}
+    asked = []
+
+    def continuous(lab, model, graphs):
+        asked.append(graphs)
+        if times[graphs] is None:
+            raise RuntimeError("no room for a graph")
+        return Timing((times[graphs],)), {"attention": "paged|sdpa", "use_cuda_graph": graphs}
+
+    monkeypatch.setattr(peer_figures, "_continuous", continuous)
+    return times, asked
+
+
+def test_continuous_batching_is_compared_with_its_faster_way(lab, ways, result):
+    times, asked = ways
+    found = peer_figures.over_continuous_batching(lab)
+    ours = found["details"]["nightjar"]["median_s"]
+    assert found["points"]["over_continuous_batching"] == pytest.approx(1 / ours, rel=1e-3)
+    assert found["details"]["fastest"] == "use_cuda_graph=True"
+    assert found["details"]["settings"]["use_cuda_graph"]
+    times[True] = 3.0
+    found = peer_figures.over_continuous_batching(lab)
+    assert found["details"]["fastest"] == "its defaults"
+    assert found["details"]["transformers"]["median_s"] == 2.0
+    assert asked == [None, True] * 2
+    figures = {"transformers_continuous": {"status": "measured"} | found}
+    page = report.table(result | {"figures": figures})
+    assert "| over transformers, continuous batching, without flash-attn |" in page
+    written = report.values(result | {"figures": figures})
+    assert written["over_continuous_batching"].endswith("x (without flash-attn)")
+
+
+def test_a_way_that_fails_is_told_and_the_other_counts(lab, ways, monkeypatch):
+    times, asked = ways
+    times[True] = None
+    found = peer_figures.over_continuous_batching(lab)
+    assert found["details"]["transformers"]["median_s"] == 2.0
+    assert "no room for a graph" in found["details"]["tried"]["use_cuda_graph=True"]["reason"]
+    monkeypatch.setattr(peer_figures, "SECOND_BEFORE_S", -1.0)
+    with pytest.raises(MeasuringError, match="no time left"):
+        peer_figures.over_continuous_batching(lab)
+    assert asked == [None, True]
+
+
+def test_rounds_of_transformers_that_are_slow_are_two(lab, monkeypatch):
+    monkeypatch.setattr(peer_figures, "PATIENCE_S", -1.0)
+    count, _, tokens = TINY.job
+    slow = Lab("cpu", replace(TINY, rounds=5))
+    assert len(peer_figures._timed(slow, lambda: count * tokens).seconds) == 2
+    with pytest.raises(MeasuringError, match="made 1 tokens"):
+        peer_figures._timed(slow, lambda: 1)
 
 
 @pytest.mark.slow
