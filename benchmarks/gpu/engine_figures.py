@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from nightjar.gpu_worker.engine.host_tier import HostTier
 
 from .kernel_figures import copy_bandwidth
 from .lab import BLOCK_SIZE, Lab, MeasuringError, Timing, answer, rankings, texts
+from .launches import Launches
 from .work import decode_floor_bytes, kv_bytes, prefill_operations
 
 Points = dict[str, Any]
@@ -190,8 +191,45 @@ def half_over_single(lab: Lab) -> Points:
 
 
 def launch_overhead(lab: Lab) -> Points:
-    """The part of a decode step in which the device computes nothing: a step's wall time less its
-    kernels' own time, by torch's profiler, over the wall time."""
+    """The part of a decode step in which the device waits for the host: a step's wall time less the
+    time between the beginning and the end of its launch on the device, over the wall time.
+
+    Long texts less short ones, as in `_step`.
+    """
+    scale, batch = lab.scale, lab.batch(8)
+    prompts = lab.prompts([scale.decode_prompt] * batch)
+    engine = lab.engine(lab.half, batch, scale.decode_prompt + scale.long)
+    for tokens in (scale.long, scale.short) * 2:  # as in `_step`
+        answer(engine, texts(prompts, tokens))
+    launches = Launches.of(engine, lab.device)
+
+    def seconds(tokens: int) -> tuple[float, float, float]:
+        wall = lab.wall_s(lambda: answer(engine, texts(prompts, tokens)))
+        return wall, *launches.take()
+
+    found = []
+    for _ in range(scale.rounds):
+        pairs = zip(seconds(scale.long), seconds(scale.short), strict=True)
+        found.append([(long - short) / (scale.long - scale.short) for long, short in pairs])
+    wall, host, span = (Timing(tuple(column)) for column in zip(*found, strict=True))
+    if min(wall.median, host.median, span.median) <= 0:
+        raise MeasuringError("the steps were lost in noise: is the machine busy?")
+    details = wall.figures() | {"batch": batch, "host": host.figures(), "span": span.figures()}
+    if host.median > span.median / 2:
+        details["warning"] = (
+            f"the host launches a step in {1e6 * host.median:.0f} us, the device takes "
+            f"{1e6 * span.median:.0f} us: it may wait for the host where this does not count it"
+        )
+    return {
+        "points": {"launch_overhead": median(1 - one[2] / one[0] for one in found)},
+        "details": details,
+    }
+
+
+def kernel_gaps(lab: Lab) -> Points:
+    """The part of a decode step in which no kernel runs: a step's wall time less its kernels' own
+    time, by torch's profiler, over the wall time.  Most of it lies between the nodes of a graph,
+    where no host can help."""
     batch = lab.batch(8)
     timing = step_s(lab, batch, lab.half)
     prompts = lab.prompts([lab.scale.decode_prompt] * batch)
@@ -206,7 +244,7 @@ def launch_overhead(lab: Lab) -> Points:
         raise MeasuringError(f"the profiler saw kernels run for {busy} s: it does not work here")
     step_busy = (busy[1] - busy[0]) / (lab.scale.long - lab.scale.short)
     return {
-        "points": {"launch_overhead": 1 - step_busy / timing.median},
+        "points": {"kernel_gaps": 1 - step_busy / timing.median},
         "details": timing.figures() | {"busy_s": step_busy, "batch": batch},
     }
 

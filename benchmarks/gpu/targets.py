@@ -98,13 +98,19 @@ FIGURES = (
         (
             Target(
                 "launch_overhead",
-                "decode step of 8, time without a kernel",
+                "decode step of 8, launch overhead of the host",
                 0.10,
                 0.03,
                 share=True,
                 lower=True,
             ),
         ),
+    ),
+    Figure(
+        "kernel_gaps",
+        40,
+        engine_figures.kernel_gaps,
+        (Target("kernel_gaps", "decode step of 8, time without a kernel", share=True),),
     ),
     _decode(64, 0.70, 0.85),
     _decode(256, 0.70, 0.85),

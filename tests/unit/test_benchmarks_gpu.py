@@ -5,6 +5,8 @@ import json
 import logging
 import time
 from dataclasses import replace
+from inspect import signature
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,15 +14,17 @@ import transformers
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import log, peer_figures, predict, report, work
-from benchmarks.gpu.engine_figures import KINDS, WARM, _step, kv_cache
+from benchmarks.gpu.engine_figures import KINDS, WARM, _step, kv_cache, launch_overhead
 from benchmarks.gpu.kernel_figures import backend, decode_attention
 from benchmarks.gpu.lab import BLOCK_SIZE, Lab, MeasuringError, Timing, answer, texts
+from benchmarks.gpu.launches import Launches
 from benchmarks.gpu.model import random_decoder
 from benchmarks.gpu.runner import Worker, run
 from benchmarks.gpu.scale import FULL, TINY
 from benchmarks.gpu.targets import BY_NAME, FIGURES, TARGETS, Target
 from benchmarks.gpu.worker import measured
 from nightjar.gpu_worker.engine.load_costs import LoadCosts
+from nightjar.gpu_worker.engine.windows import DecodeWindows
 from nightjar.gpu_worker.models import Decoder
 from nightjar.kernels import cuda_ops
 from tests import measuring
@@ -250,6 +254,57 @@ def test_steps_that_noise_hides_are_no_figure(lab, monkeypatch):
     monkeypatch.setattr(Lab, "wall_s", lambda self, run: 1.0)
     with pytest.raises(MeasuringError, match="lost in noise"):
         _step(lab.engine(torch.float32, 1, 96), lab, lab.prompts([8]))
+
+
+class Mark:
+    """An event on a device whose clock stands at `now`, in milliseconds."""
+
+    now = 0.0
+
+    def record(self):
+        self.at = Mark.now
+
+    def elapsed_time(self, end):
+        return end.at - self.at
+
+
+def test_spans_of_windows_are_the_devices_and_the_hosts_seconds_its_own(monkeypatch):
+    """Two launches of 3 ms on the device, 1 ms apart: the wait between them is in no span."""
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Mark())
+
+    def launch(steps):
+        assert steps == 8
+        Mark.now += 3.0
+        time.sleep(0.01)
+
+    assert list(signature(DecodeWindows._launch).parameters) == ["self", "steps"]
+    engine = SimpleNamespace(_windows=SimpleNamespace(_launch=launch), _executor=None)
+    found = Launches.of(engine, "cuda")
+    for _ in range(2):
+        engine._windows._launch(8)
+        Mark.now += 1.0
+    host, span = found.take()
+    assert span == pytest.approx(0.006)
+    assert host >= 0.02
+    with pytest.raises(MeasuringError, match="no window of steps was launched"):
+        found.take()
+    with pytest.raises(MeasuringError, match="single steps"):
+        Launches.of(SimpleNamespace(_windows=None), "cuda")
+
+
+def test_launch_overhead_is_what_lies_between_spans(lab, monkeypatch, result):
+    """Steps of 2 ms by the wall, 1.9 ms of them in spans."""
+    taken = iter([one for _ in range(TINY.rounds) for one in ((0.020, 0.040), (0.004, 0.0096))])
+    walls = iter([0.042, 0.010] * TINY.rounds)
+    monkeypatch.setattr(Launches, "take", lambda self: next(taken))
+    monkeypatch.setattr(Lab, "wall_s", lambda self, run: next(walls))
+    assert (TINY.long - TINY.short) == 16
+    found = launch_overhead(lab)
+    assert found["points"]["launch_overhead"] == pytest.approx(0.05)
+    assert found["details"]["host"]["median_s"] == 0.001
+    assert "launches a step in 1000 us, the device takes 1900 us" in found["details"]["warning"]
+    page = report.table(result | {"figures": {"launch_overhead": {"status": "measured"} | found}})
+    assert "launch_overhead: the host launches a step in 1000 us" in page
 
 
 def test_what_is_shared_is_measured_once(lab):
