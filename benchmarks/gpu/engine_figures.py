@@ -11,7 +11,7 @@ import torch
 from nightjar.gpu_worker.engine import Engine
 from nightjar.gpu_worker.engine.host_tier import HostTier
 
-from .kernel_figures import copy_bandwidth
+from .kernel_figures import copy_bandwidth, memory_bandwidth, read_bandwidth
 from .lab import BLOCK_SIZE, Lab, MeasuringError, Timing, answer, rankings, texts
 from .launches import Launches
 from .work import decode_floor_bytes, kv_bytes, prefill_operations
@@ -55,19 +55,19 @@ def step_s(lab: Lab, batch: int, dtype: torch.dtype) -> Timing:
 
 
 def decode_share(batch: int) -> Callable[[Lab], Points]:
-    """The decode step as a share of the HBM floor: weights, keys and values once, at the speed of a
-    copy in this run."""
+    """The decode step as a share of the HBM floor: weights, keys and values once, at the speed of
+    reading or of a copy in this run, whichever is the faster."""
 
     def measure(lab: Lab) -> Points:
         texts_at_once = lab.batch(batch)
         timing = step_s(lab, texts_at_once, lab.half)
         config, context = lab.scale.config(), lab.scale.context
-        floor = decode_floor_bytes(
-            config, texts_at_once, context, lab.half.itemsize
-        ) / copy_bandwidth(lab)
+        bytes_ = decode_floor_bytes(config, texts_at_once, context, lab.half.itemsize)
+        floor = bytes_ / memory_bandwidth(lab)
+        speeds = {"copy_b_s": copy_bandwidth(lab), "read_b_s": read_bandwidth(lab)}
         return {
             "points": {f"decode_share_{batch}": floor / timing.median},
-            "details": timing.figures() | {"floor_s": floor, "context": context},
+            "details": timing.figures() | speeds | {"floor_s": floor, "context": context},
         }
 
     return measure

@@ -20,6 +20,9 @@ from .lab import BLOCK_SIZE, Lab, Timing
 
 Points = dict[str, Any]
 
+READ_ROW = 4096
+"""Numbers of a row, where rows are read."""
+
 
 def backend(lab: Lab) -> AbstractContextManager[None]:
     """CuPy's on a GPU; on the CPU the host that the kernels' tests run on, which checks that the
@@ -30,19 +33,22 @@ def backend(lab: Lab) -> AbstractContextManager[None]:
 
 
 def machine_speed(lab: Lab) -> Points:
-    """What the shares are taken of: a copy on the device, read and written, and a product."""
+    """What the shares are taken of: a copy on the device, read and written; reading alone; and a
+    product."""
     size, scale = lab.scale.matmul, lab.scale
-    copy_s = copy(lab)
+    copy_s, read_s = copy(lab), reads(lab)
     given = [torch.randn(size, size, device=lab.device).to(lab.half) for _ in range(2)]
     product = lab.device_s(lambda: given[0] @ given[1])
     return {
         "points": {
             "copy_tb_s": copy_bandwidth(lab) / 1e12,
+            "read_tb_s": read_bandwidth(lab) / 1e12,
             "product_tflop_s": 2 * size**3 / product.median / 1e12,
         },
         "details": {
             "copy_bytes": scale.copy_bytes,
             "copy": copy_s.figures(),
+            **{f"read: {name}": timing.figures() for name, timing in read_s.items()},
             "product_rows": size,
             "product": product.figures(),
         },
@@ -65,6 +71,41 @@ def copy(lab: Lab) -> Timing:
 def copy_bandwidth(lab: Lab) -> float:
     """Bytes/s of a copy, those read and those written."""
     return 2 * lab.scale.copy_bytes / copy(lab).median
+
+
+def reads(lab: Lab) -> dict[str, Timing]:
+    """Seconds of reading `copy_bytes` on the device, by several kernels of torch and cuBLAS: what
+    the fastest of them does, memory can."""
+
+    def measure() -> dict[str, Timing]:
+        source = torch.zeros(lab.scale.copy_bytes, dtype=torch.uint8, device=lab.device)
+        single, half = source.view(torch.float32), source.view(lab.half)
+        rows = half.view(-1, READ_ROW)
+        vector = torch.zeros(READ_ROW, dtype=lab.half, device=lab.device)
+        ways: dict[str, Callable[[], object]] = {
+            "sum, FP32": single.sum,
+            "largest, FP32": single.amax,
+            "largest, 16 bits": half.amax,
+            "sums of rows, FP32": lambda: single.view(-1, READ_ROW).sum(1),
+            "largest of rows, 16 bits": lambda: rows.amax(1),
+            "product with a vector, 16 bits": lambda: rows @ vector,
+        }
+        return {name: lab.device_s(run) for name, run in ways.items()}
+
+    found = lab.kept("reads", measure)
+    lab.collect()
+    return found
+
+
+def read_bandwidth(lab: Lab) -> float:
+    """Bytes/s of the fastest way of reading."""
+    return lab.scale.copy_bytes / min(timing.median for timing in reads(lab).values())
+
+
+def memory_bandwidth(lab: Lab) -> float:
+    """Bytes/s that floors are taken at: reading or copying, whichever is the faster, as a step that
+    hardly writes must not be held against what writing costs."""
+    return max(copy_bandwidth(lab), read_bandwidth(lab))
 
 
 def decode_attention(lab: Lab) -> Points:
@@ -106,19 +147,26 @@ def _attention(lab: Lab, batch: int, context: int) -> tuple[Timing, int]:
 
 
 def small_kernels(lab: Lab) -> Points:
-    """Share of the copy's bandwidth of other kernels of a decode step, at the largest batch."""
+    """Share of the copy's bandwidth of other kernels of a decode step, at the largest batch.
+
+    Each is launched on tensors of its own as often as no cache holds them all, results included.
+    """
     details = {}
     with backend(lab):
-        for name, run, moved in _calls(lab):
-            timing = lab.device_s(run)
-            share = moved / timing.median / copy_bandwidth(lab)
-            details[name] = timing.figures() | {"bytes": moved, "share": share}
-    lab.collect()
+        for name, make, moved in _calls(lab):
+            calls = [make() for _ in range(-(-lab.scale.cold_bytes // moved))]
+            timing = lab.device_s(lambda calls=calls: [call() for call in calls])  # type: ignore[misc]
+            one = Timing(tuple(seconds / len(calls) for seconds in timing.seconds))
+            share = moved / one.median / copy_bandwidth(lab)
+            details[name] = one.figures() | {"bytes": moved, "calls": len(calls), "share": share}
+            del calls
+            lab.collect()
     return {"points": {}, "details": details}
 
 
-def _calls(lab: Lab) -> Iterator[tuple[str, Callable[[], object], float]]:
-    """Each kernel's name, a call, and the bytes that docs/cuda.md states for it."""
+def _calls(lab: Lab) -> Iterator[tuple[str, Callable[[], Callable[[], object]], int]]:
+    """Each kernel's name, what makes a call with new tensors, and the bytes that docs/cuda.md
+    states for it."""
     config, dtype = lab.scale.config(), lab.half
     batch, s = max(lab.scale.batches), dtype.itemsize
     width, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
@@ -126,29 +174,33 @@ def _calls(lab: Lab) -> Iterator[tuple[str, Callable[[], object], float]]:
     def made(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.randn(*shape, device=lab.device).to(dtype)
 
-    wide = torch.float32
-    stream, delta = made(batch, width, dtype=wide), made(batch, width)
     ones, zeros = (make(width, device=lab.device) for make in (torch.ones, torch.zeros))
-    yield (
-        "layer_norm",
-        lambda: cuda_ops.layer_norm(stream, delta, ones, zeros, 1e-5, dtype),
-        batch * width * (8 + 2 * s),
-    )
-    x = made(batch, inner)
-    yield "activation", lambda: cuda_ops.activation(x, "gelu_tanh"), 2 * batch * inner * s
-    qkv = made(batch, config.n_heads + 2 * config.n_kv_heads, config.head_size)
-    shape = (batch, config.n_kv_heads, BLOCK_SIZE, config.head_size)
-    keys, values = made(*shape), made(*shape)
-    blocks = torch.arange(batch, device=lab.device)
-    cache = cuda_ops.CacheWrite(keys, values, blocks, torch.zeros_like(blocks))
+
+    def layer_norm() -> Callable[[], object]:
+        stream, delta = made(batch, width, dtype=torch.float32), made(batch, width)
+        return lambda: cuda_ops.layer_norm(stream, delta, ones, zeros, 1e-5, dtype)
+
+    def activation() -> Callable[[], object]:
+        x = made(batch, inner)
+        return lambda: cuda_ops.activation(x, "gelu_tanh")
+
+    def qkv_post() -> Callable[[], object]:
+        qkv = made(batch, config.n_heads + 2 * config.n_kv_heads, config.head_size)
+        shape = (batch, config.n_kv_heads, BLOCK_SIZE, config.head_size)
+        keys, values = made(*shape), made(*shape)
+        blocks = torch.arange(batch, device=lab.device)
+        cache = cuda_ops.CacheWrite(keys, values, blocks, torch.zeros_like(blocks))
+        return lambda: cuda_ops.qkv_post(qkv, config.n_heads, cache=cache)
+
+    def argmax() -> Callable[[], object]:
+        logits = made(batch, vocab, dtype=torch.float32)
+        return lambda: cuda_ops.argmax(logits)
+
     heads = 2 * config.n_heads + 5 * config.n_kv_heads
-    yield (
-        "qkv_post",
-        lambda: cuda_ops.qkv_post(qkv, config.n_heads, cache=cache),
-        batch * config.head_size * s * heads,
-    )
-    logits = made(batch, vocab, dtype=wide)
-    yield "argmax", lambda: cuda_ops.argmax(logits), 4 * batch * vocab
+    yield "layer_norm", layer_norm, batch * width * (8 + 2 * s)
+    yield "activation", activation, 2 * batch * inner * s
+    yield "qkv_post", qkv_post, batch * config.head_size * s * heads
+    yield "argmax", argmax, 4 * batch * vocab
 
 
 def few_rows(lab: Lab) -> Points:

@@ -74,6 +74,7 @@ FIGURES = (
         kernel_figures.machine_speed,
         (
             Target("copy_tb_s", "copy on the device, read and written", unit=" TB/s"),
+            Target("read_tb_s", "reading on the device", unit=" TB/s"),
             Target("product_tflop_s", "product of square matrices, 16 bits", unit=" TFLOP/s"),
         ),
     ),

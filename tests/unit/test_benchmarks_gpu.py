@@ -4,6 +4,7 @@ die, its pages; and single figures at tiny size."""
 import json
 import logging
 import time
+import weakref
 from dataclasses import replace
 from inspect import signature
 from types import SimpleNamespace
@@ -13,9 +14,9 @@ import torch
 import transformers
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import log, peer_figures, predict, report, work
+from benchmarks.gpu import engine_figures, log, peer_figures, predict, report, work
 from benchmarks.gpu.engine_figures import KINDS, WARM, _step, kv_cache, launch_overhead
-from benchmarks.gpu.kernel_figures import backend, decode_attention
+from benchmarks.gpu.kernel_figures import backend, decode_attention, machine_speed, small_kernels
 from benchmarks.gpu.lab import BLOCK_SIZE, Lab, MeasuringError, Timing, answer, texts
 from benchmarks.gpu.launches import Launches
 from benchmarks.gpu.model import random_decoder
@@ -515,6 +516,53 @@ def test_rounds_of_transformers_that_are_slow_are_two(lab, monkeypatch):
     assert len(peer_figures._timed(slow, lambda: count * tokens).seconds) == 2
     with pytest.raises(MeasuringError, match="made 1 tokens"):
         peer_figures._timed(slow, lambda: 1)
+
+
+def test_small_kernels_go_over_more_than_a_cache_holds(lab, monkeypatch):
+    """Each launch has tensors of its own, and so has its result: none is freed on the way."""
+    require_tools()
+    given, alive, most = set(), [], 0
+    compute = cuda_ops.activation
+
+    def watched(x, name):
+        nonlocal most
+        out = compute(x, name)
+        given.add(x.data_ptr())
+        alive.append(weakref.ref(out))
+        most = max(most, sum(one() is not None for one in alive))
+        return out
+
+    monkeypatch.setattr(cuda_ops, "activation", watched)
+    details = small_kernels(lab)["details"]
+    calls = details["activation"]["calls"]
+    assert len(given) == calls > 1
+    assert most == calls
+    assert all(one["calls"] * one["bytes"] >= TINY.cold_bytes for one in details.values())
+    assert FULL.cold_bytes >= 2 * (256 << 20)
+
+
+def test_floors_are_taken_at_the_faster_of_copying_and_reading(lab, monkeypatch):
+    """A copy moves its bytes twice."""
+    step = Timing((0.5,))
+    monkeypatch.setattr(engine_figures, "step_s", lambda *_: step)
+    size = TINY.copy_bytes
+    floor = work.decode_floor_bytes(TINY.config(), 1, TINY.context, 2)
+    for copied, read, speed in ((1.0, 1.0, 2 * size), (1.0, 0.25, 4 * size)):
+        lab._kept |= {"copy": Timing((copied,)), "reads": {"a": Timing((read,)), "b": step}}
+        if read == 1.0:
+            lab._kept["reads"].pop("b")
+        found = engine_figures.decode_share(1)(lab)
+        assert found["points"]["decode_share_1"] == pytest.approx(floor / speed / 0.5)
+        assert found["details"]["read_b_s"] == size / read
+
+
+def test_every_way_of_reading_is_timed(lab):
+    found = machine_speed(lab)
+    ways = [name for name in found["details"] if name.startswith("read: ")]
+    assert len(ways) == 6
+    fastest = min(found["details"][name]["median_s"] for name in ways)
+    speed = TINY.copy_bytes / fastest / 1e12
+    assert found["points"]["read_tb_s"] == pytest.approx(speed, rel=1e-3)
 
 
 @pytest.mark.slow
