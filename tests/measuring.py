@@ -19,6 +19,11 @@ def answers(pipe, device, scale):
         pipe.send(status | {"process": os.getpid()})
 
 
+def never_starts(pipe, device, scale):
+    """Says nothing."""
+    time.sleep(60)
+
+
 def does_not_start(pipe, device, scale):
     """Says why, and ends."""
     pipe.send({"failed": f"no {device}"})

@@ -37,7 +37,7 @@ class Worker:
     _process: SpawnProcess | None = None
     _pipe: Any = None
 
-    def start(self) -> None:
+    def start(self, limit_s: float = START_S) -> None:
         """Start the process, unless it runs."""
         if self._process is not None:
             return
@@ -47,17 +47,22 @@ class Worker:
         self._process = context.Process(target=self.target, args=(theirs, self.device, self.scale))
         self._process.start()
         theirs.close()
-        hello = self._receive(START_S)
+        hello = self._receive(limit_s)
         if hello is None or "machine" not in hello:
             self.stop()
-            raise WorkerError((hello or {}).get("failed", f"no answer within {START_S} s"))
+            raise WorkerError((hello or {}).get("failed", f"no answer within {limit_s:.0f} s"))
         self.machine = hello["machine"]
 
-    def measure(self, name: str, limit_s: float) -> Result:
-        """One figure's result; a process that is late or ends is replaced by the next call."""
+    def measure(self, name: str, budget_s: float, left_s: float) -> Result:
+        """One figure's result; a process that is late or ends is replaced by the next call.
+
+        budget_s: of the figure alone; left_s: of all, in which a process is started if none runs.
+        """
         started = time.monotonic()
+        limit_s = 0.0
         try:
-            self.start()
+            self.start(min(START_S, left_s))
+            limit_s = max(0.0, min(budget_s, left_s - (time.monotonic() - started)))
             self._pipe.send(name)
             found = self._receive(limit_s)
         except (WorkerError, OSError) as error:
@@ -108,7 +113,7 @@ def run(
             if left <= 0:
                 results[name] = {"status": "no time left", "reason": f"{limit_s:.0f} s are over"}
             else:
-                results[name] = worker.measure(name, min(budget_s, left))
+                results[name] = worker.measure(name, budget_s, left)
             wrote(worker.machine, results)
     finally:
         worker.stop(END_S)

@@ -20,7 +20,7 @@ from benchmarks.gpu.kernel_figures import backend, decode_attention, machine_spe
 from benchmarks.gpu.lab import BLOCK_SIZE, Lab, MeasuringError, Timing, answer, texts
 from benchmarks.gpu.launches import Launches
 from benchmarks.gpu.model import random_decoder
-from benchmarks.gpu.runner import Worker, run
+from benchmarks.gpu.runner import START_S, Worker, run
 from benchmarks.gpu.scale import FULL, TINY
 from benchmarks.gpu.targets import BY_NAME, FIGURES, TARGETS, Target
 from benchmarks.gpu.worker import measured
@@ -149,6 +149,32 @@ def test_time_that_is_over_ends_no_run():
     worker = Worker("cpu", "tiny", measuring.answers)
     _, results = run(worker, [("first", 20), ("second", 20)], -1, lambda *_: None)
     assert [one["status"] for one in results.values()] == ["no time left"] * 2
+
+
+class SlowWorker(Worker):
+    """Starts in 0.2 s and measures at once; keeps the limits that it was given."""
+
+    def start(self, limit_s):
+        self.limits = [limit_s]
+        self._pipe = SimpleNamespace(send=lambda name: None)
+        time.sleep(0.2)
+
+    def _receive(self, limit_s):
+        self.limits.append(limit_s)
+        return {"status": "measured"}
+
+
+def test_starting_a_process_takes_of_the_time_of_all():
+    worker = SlowWorker("cpu", "tiny")
+    worker.measure("first", 60, 1.0)
+    start_s, figure_s = worker.limits
+    assert start_s == 1.0
+    assert figure_s <= 0.8
+    worker.measure("first", 60, 500)
+    assert worker.limits == [START_S, 60]
+    never = Worker("cpu", "tiny", measuring.never_starts)
+    _, results = run(never, [("first", 60)], 1, lambda *_: None)
+    assert results["first"]["reason"] == "no answer within 1 s"
 
 
 def test_a_process_that_does_not_start_says_why():
