@@ -3,8 +3,9 @@
     python -m benchmarks.gpu.predict
 
 A kernel's time is what its bytes take at the speed of a copy or its operations at that of a
-product, whichever is longer; a launch inside a CUDA graph adds its own.  It is what the present
-kernels could reach if each were as good as its limit: a figure below it shows what to look for.
+product, whichever is longer, and its edges: the launch inside a CUDA graph, and what it waits for
+memory and for its own last sums while memory rests.  It is what the present kernels could reach if
+each were as good as its limit: a figure below it shows what to look for.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ class Machine:
     """Speeds that predictions are made with.
 
     copy: bytes/s, read and written; product, single_product: operations/s in 16 bits and in FP32
-    without TF32; attention: of prompts' attention in 16 bits; bus: bytes/s one way; launch_s: of
-    one kernel inside a CUDA graph.
+    without TF32; attention: of prompts' attention in 16 bits; bus: bytes/s one way.
+    launch_s: between two kernels of a CUDA graph; latency_s: of an access to memory that the next
+    one needs; product_s: of a product's launch, its first access and its last reduction together.
     """
 
     name: str
@@ -42,18 +44,34 @@ class Machine:
     single_product: float
     bus: float
     launch_s: float
+    latency_s: float
+    product_s: float
 
 
-H200 = Machine("one H200", 4.3e12, 790e12, 350e12, 60e12, 50e9, 1.3e-6)
+H200 = Machine(
+    name="one H200",
+    copy=4.3e12,
+    product=790e12,
+    attention=350e12,
+    single_product=60e12,
+    bus=50e9,
+    launch_s=1.3e-6,
+    latency_s=0.7e-6,
+    product_s=2.6e-6,
+)
 """Copy and product were measured on one through torch (`machine` measures them anew in every run);
 the bus and FP32 are published figures, the launch Hazy Research's.  FlashAttention-2, torch's own,
-reaches 35% of the operations of a GPU of this generation (arXiv 2407.08608)."""
+reaches 35% of the operations of a GPU of this generation (arXiv 2407.08608).  Latency and a
+product's edge are estimates, from the order of loads, barriers and sums in the kernels' machine
+code: nobody has measured them."""
 
 
 def kernel_s(work: Work, machine: Machine, product: float | None = None) -> float:
     """Seconds of all launches of one kernel."""
     limit = max(work.bytes / machine.copy, work.operations / (product or machine.product))
-    return limit + work.launches * machine.launch_s
+    if work.waits is None:
+        return limit + work.launches * machine.product_s
+    return limit + work.launches * (machine.launch_s + work.waits * machine.latency_s)
 
 
 def step_s(scale: Scale, machine: Machine, batch: int, itemsize: int = HALF) -> float:

@@ -11,15 +11,23 @@ from dataclasses import dataclass
 from nightjar.checkpoints import ModelConfig
 from nightjar.kernels.cuda.linear import MAX_ROWS
 
+WIDE = 4
+"""Bytes of a score: FP32."""
+
 
 @dataclass(frozen=True)
 class Work:
-    """One kernel, launched `launches` times: bytes to and from memory and operations of all."""
+    """One kernel, launched `launches` times: bytes to and from memory and operations of all.
+
+    waits: accesses to memory of one launch of which each needs the one before it; None of a
+    product, whose edge is known as a whole.
+    """
 
     name: str
     launches: int
     bytes: float
     operations: float = 0.0
+    waits: int | None = 1
 
 
 def layer_parameters(config: ModelConfig) -> int:
@@ -31,6 +39,12 @@ def layer_parameters(config: ModelConfig) -> int:
         + config.n_heads * config.head_size * width
         + (2 * width * inner)
     )
+
+
+def _after_attention(config: ModelConfig) -> int:
+    """Those of one block's products that follow its attention."""
+    heads = config.n_heads + 2 * config.n_kv_heads
+    return layer_parameters(config) - config.hidden_size * heads * config.head_size
 
 
 def weight_bytes(config: ModelConfig, itemsize: int) -> int:
@@ -75,9 +89,7 @@ def prefill_operations(config: ModelConfig, lengths: Sequence[int]) -> float:
     Past the last attention only the last row of each prompt goes on, as in the engine: what it does
     not compute does not count.
     """
-    rows, width = sum(lengths), config.hidden_size
-    heads = (config.n_heads + 2 * config.n_kv_heads) * config.head_size
-    after = layer_parameters(config) - width * heads
+    rows, width, after = sum(lengths), config.hidden_size, _after_attention(config)
     products = 2.0 * rows * (config.n_layers * layer_parameters(config) - after)
     last = 2.0 * len(lengths) * (after + width * config.vocab_size)
     return products + last + prompt_attention_operations(config, lengths)
@@ -85,14 +97,20 @@ def prefill_operations(config: ModelConfig, lengths: Sequence[int]) -> float:
 
 def branch_operations(config: ModelConfig, query: int, documents: Sequence[int]) -> float:
     """Of a ranking whose query is computed once: the query, then each document's rows but its last
-    token, whose scores nothing needs, against the query and themselves; scores at every row."""
-    rows = query + sum(length - 1 for length in documents)
+    token, whose scores nothing needs, against the query and themselves; scores at every row.
+
+    Past the last attention only rows with scores go on: the query's last one, and the documents'.
+    """
+    of_documents = sum(length - 1 for length in documents)
+    rows = query + of_documents
     pairs = query * (query + 1) / 2 + sum(
         (length - 1) * (query + length / 2) for length in documents
     )
     scored = sum(documents)
+    after = _after_attention(config)
     return (
-        2.0 * rows * config.n_layers * layer_parameters(config)
+        2.0 * rows * (config.n_layers * layer_parameters(config) - after)
+        + 2.0 * (1 + of_documents) * after
         + attention_operations(config, 1, pairs)
         + 2.0 * scored * config.hidden_size * config.vocab_size
     )
@@ -108,7 +126,7 @@ def decode_step(config: ModelConfig, batch: int, context: int, itemsize: int) ->
     # Products of few rows have their norm, their activation and their addition in them.
     few = batch <= MAX_ROWS and itemsize == 2
     norms = 1 if few else 2 * layers + 1
-    yield Work("embed", 1, batch * width * (2 * s + 4))
+    yield Work("embed", 1, batch * width * (2 * s + 4), waits=2)
     yield Work("layer_norm", norms, norms * batch * width * (8 + 2 * s))
     for name, inputs, outputs, ends in (
         ("qkv product", width, (heads + 2 * kv_heads) * size, 4 * width if few else 0),
@@ -117,20 +135,24 @@ def decode_step(config: ModelConfig, batch: int, context: int, itemsize: int) ->
         ("down product", inner, width, 8 * width if few else 0),
     ):
         numbers = inputs * outputs * layers + rows * (inputs + outputs)
-        yield Work(name, layers, numbers * s + rows * ends, 2.0 * rows * inputs * outputs)
-    yield Work("qkv_post", layers, rows * size * s * (2 * heads + 5 * kv_heads))
+        yield Work(name, layers, numbers * s + rows * ends, 2.0 * rows * inputs * outputs, None)
+    yield Work("qkv_post", layers, rows * size * s * (2 * heads + 5 * kv_heads), waits=2)
     yield Work(
         "decode_attention",
         layers,
         kv_bytes(config, batch * context, s) + 4.0 * rows * heads * splits * (size + 2),
         attention_operations(config, batch, context),
+        waits=3,  # the length and the table, which a cache holds; keys; values
     )
     yield Work("merge_splits", layers, rows * heads * (4.0 * splits * (size + 2) + s * size))
     if not few:
         yield Work("activation", layers, 2.0 * rows * inner * s)
-    head = (width * vocab + batch * width) * s + batch * vocab * 4
-    yield Work("LM head product", 1, head, 2.0 * batch * width * vocab)
+    head = (width * vocab + batch * (width + vocab)) * s
+    yield Work("LM head product", 1, head, 2.0 * batch * width * vocab, None)
+    if s != WIDE:
+        yield Work("scores to FP32", 1, batch * vocab * (s + WIDE))
     yield Work("penalize", 1, batch * vocab / 8)
+    yield Work("number of the step", 3, 64.0 * batch)  # cast, kept beside its token, counted on
     yield Work("uniform", 1, 32.0 * batch)
-    yield Work("sample", 1, 4.0 * batch * vocab)
-    yield Work("step_update", 1, 200.0 * batch)
+    yield Work("sample", 1, 4.0 * batch * vocab, waits=2)
+    yield Work("step_update", 1, 200.0 * batch, waits=4)
