@@ -180,13 +180,22 @@ def job_s(lab: Lab, dtype: torch.dtype) -> Timing:
 
 
 def half_over_single(lab: Lab) -> Points:
-    """The job in FP32 over the job in FP16; FP32's products stay in FP32 (no TF32)."""
+    """The job in FP32 over the job in FP16; FP32's products stay in FP32 (no TF32).
+
+    Flash attention takes 16 bits: FP32's prompts attend one sequence after the other, in products
+    that are launched one by one (kernels/cuda/varlen.py).
+    """
     half = job_s(lab, lab.half)
     single = job_s(lab, torch.float32)
     lab.drop_model()
     return {
         "points": {"half_over_single": single.median / half.median},
-        "details": {"half": half.figures(), "single": single.figures(), "job": lab.scale.job},
+        "details": {
+            "half": half.figures(),
+            "single": single.figures(),
+            "job": lab.scale.job,
+            "note": "up to a tenth of this may be prompts in FP32, which attend one by one",
+        },
     }
 
 

@@ -80,12 +80,12 @@ def _details(figures: dict[str, Any]) -> list[str]:
 
 def _failures(figures: dict[str, Any]) -> list[str]:
     """What could not be measured, in its own words; what the engine complained of meanwhile, and
-    what makes a figure doubtful."""
+    what must be known of a figure."""
     lines = []
     for name, one in figures.items():
         lines += [f"{name}, the engine: {line}\n" for line in one.get("said", [])]
-        if "warning" in one.get("details", {}):
-            lines.append(f"{name}: {one['details']['warning']}\n")
+        details = one.get("details", {})
+        lines += [f"{name}: {details[word]}\n" for word in ("warning", "note") if word in details]
         if "reason" in one:
             lines += [f"{name}, {one['status']}:", "", "```", one["reason"], "```", ""]
     return lines

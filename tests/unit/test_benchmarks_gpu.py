@@ -508,6 +508,13 @@ def test_no_text_of_transformers_ends_early_and_none_pays_for_that(lab, monkeypa
     assert found["details"]["settings"]["attention"] == "sdpa"
 
 
+def test_the_page_says_what_must_be_known_of_formats(lab, monkeypatch, result):
+    monkeypatch.setattr(engine_figures, "job_s", lambda *_: Timing((1.0,)))
+    found = {"status": "measured"} | engine_figures.half_over_single(lab)
+    page = report.table(result | {"figures": {"formats": found}})
+    assert "formats: up to a tenth of this may be prompts in FP32, which attend one by one" in page
+
+
 @pytest.fixture
 def ways(monkeypatch):
     """Two ways of continuous batching, and how often each was asked for."""
