@@ -339,6 +339,20 @@ def test_spans_of_windows_are_the_devices_and_the_hosts_seconds_its_own(monkeypa
         Launches.of(SimpleNamespace(_windows=None), "cuda")
 
 
+def test_an_engines_own_windows_are_watched(lab, monkeypatch):
+    """On the CUDA host an engine has windows: one of the 3 steps after a prompt's."""
+    require_tools()
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Mark())
+    with backend(lab):
+        engine = lab.engine(lab.half, 1, 12)
+        found = Launches.of(engine, "cuda")
+        answer(engine, texts(lab.prompts([4]), 4))
+    assert len(found._marks) == 1
+    host, span = found.take()
+    assert host > 0
+    assert span == 0.0
+
+
 def test_launch_overhead_is_what_lies_between_spans(lab, monkeypatch, result):
     """Steps of 2 ms by the wall, 1.9 ms of them in spans."""
     taken = iter([one for _ in range(TINY.rounds) for one in ((0.020, 0.040), (0.004, 0.0096))])
