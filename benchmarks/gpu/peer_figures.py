@@ -35,6 +35,8 @@ def _model(lab: Lab) -> Any:  # noqa: ANN401
         bos_token_id=0,
         eos_token_id=0,
     )
+    # As torch comes: we have turned it off for our products.
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
     with torch.device(lab.device):
         model: Any = GPT2LMHeadModel(config)
     model = model.to(lab.half).eval()

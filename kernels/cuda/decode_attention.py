@@ -38,10 +38,9 @@ THREADS = 128
 GROUPS = (1, 4, 8)
 """Query heads of a block.  More than 8 of one KV head are several blocks."""
 
-
 BLOCKS_PER_MULTIPROCESSOR = 32
-"""Where there are more splits, blocks take several.  Five times what is resident (4 to 6), so that a
-long text among short ones is still shared out; 4,224 blocks that find nothing, of 132
+"""Where there are more splits, blocks take several.  Five times what is resident (4 to 6), so that
+a long text among short ones is still shared out; 4,224 blocks that find nothing, of 132
 multiprocessors, take some microseconds."""
 
 

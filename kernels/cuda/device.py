@@ -1,4 +1,4 @@
-"""Is there a GPU that the kernels can run on, and if not, why; does it still work; how large is it."""
+"""Is there a GPU that the kernels can run on, and if not, why; does it work; how large is it."""
 
 from __future__ import annotations
 
