@@ -140,11 +140,11 @@ def decode_step(config: ModelConfig, batch: int, context: int, itemsize: int) ->
     yield Work(
         "decode_attention",
         layers,
-        kv_bytes(config, batch * context, s) + 4.0 * rows * heads * splits * (size + 2),
+        kv_bytes(config, batch * context, s)
+        + rows * heads * (8.0 * splits * (size + 2) + s * size),
         attention_operations(config, batch, context),
-        waits=3,  # the length and the table, which a cache holds; keys; values
+        waits=5,  # the length and the table, which a cache holds; keys; values; the count; the parts
     )
-    yield Work("merge_splits", layers, rows * heads * (4.0 * splits * (size + 2) + s * size))
     if not few:
         yield Work("activation", layers, 2.0 * rows * inner * s)
     head = (width * vocab + batch * (width + vocab)) * s

@@ -16,7 +16,7 @@ __device__ constexpr int row_lanes() {
 // Blocks of a multiprocessor that registers must suffice for: enough loads are under way then, and
 // the compiler has a bound to keep to.
 __device__ constexpr int resident_blocks(int group) {
-  return group == 1 ? 6 : group == 4 ? 5 : 4;
+  return group == 8 ? 4 : 5;
 }
 
 // A wide piece of UNROLL cached rows, asked for before any of them is needed.  Nothing branches: loads
@@ -40,23 +40,96 @@ struct Rows {
   }
 };
 
+constexpr int PARTS_AHEAD = 8;  // parts that are asked for before any of them is needed
+
+// What other blocks have written: from the cache that all multiprocessors share.
+__device__ __forceinline__ void load_shared(const float* from, float (&to)[4]) {
+  const float4 raw = __ldcg(reinterpret_cast<const float4*>(from));
+  to[0] = raw.x, to[1] = raw.y, to[2] = raw.z, to[3] = raw.w;
+}
+__device__ __forceinline__ void load_shared(const float* from, float (&to)[2]) {
+  const float2 raw = __ldcg(reinterpret_cast<const float2*>(from));
+  to[0] = raw.x, to[1] = raw.y;
+}
+
+// The splits of one (sequence, head) added up by a warp, in ascending order of position: parts
+// [splits, HEAD_SIZE], stats [splits, 2]; out [HEAD_SIZE]; lse one number, or null.
+template <typename T, int HEAD_SIZE>
+__device__ __forceinline__ void merge_splits(const float* parts, const float* stats, int splits,
+                                             T* out, float* lse) {
+  constexpr int CHANNELS = WIDE<float>;  // of a lane
+  static_assert(HEAD_SIZE % CHANNELS == 0 && HEAD_SIZE <= WARP * CHANNELS, "a warp holds a row");
+  static_assert(WARP % PARTS_AHEAD == 0, "whole times PARTS_AHEAD splits of a warp");
+  const int lane = threadIdx.x % WARP;
+  const bool idle = lane * CHANNELS >= HEAD_SIZE;
+  const int channel = idle ? 0 : lane * CHANNELS;  // the idle read what is read anyway
+  float total = 0.0f, highest = -infinity(), sum[CHANNELS] = {}, part[PARTS_AHEAD][CHANNELS];
+  const auto ask = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < PARTS_AHEAD; ++i) {  // the last one again in place of any after it
+      load_shared(parts + min(first + i, splits - 1) * HEAD_SIZE + channel, part[i]);
+    }
+  };
+  ask(0);  // on their way while the stats are
+#pragma unroll 4
+  for (int i = lane; i < splits; i += WARP) highest = fmaxf(highest, __ldcg(stats + 2 * i));
+  highest = warp_max(highest);
+  float weight = 0.0f, share = 0.0f;
+  for (int first = 0; first < splits; first += PARTS_AHEAD) {
+    if (first > 0) ask(first);
+    if (first % WARP == 0) {  // each lane weighs one of the next splits; past the last, nothing
+      float own[2] = {-infinity(), 0.0f};
+      if (first + lane < splits) load_shared(stats + 2 * (first + lane), own);
+      weight = expf(own[0] - highest);
+      share = weight * own[1];
+    }
+#pragma unroll
+    for (int i = 0; i < PARTS_AHEAD; ++i) {
+      const float scale = __shfl_sync(WHOLE_WARP, weight, first % WARP + i);
+      total += __shfl_sync(WHOLE_WARP, share, first % WARP + i);
+#pragma unroll
+      for (int c = 0; c < CHANNELS; ++c) sum[c] += scale * part[i][c];
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < CHANNELS; ++c) sum[c] /= total;
+  if (!idle) store<CHANNELS>(out + channel, sum);
+  if (lse != nullptr && lane == 0) *lse = highest + logf(total);
+}
+
+// Whether this is the last of so many blocks to come here; what the others wrote before can be read
+// then, past the caches of a multiprocessor.  arrived: 0 before the first comes, and after the last.
+// Barrier and fence on both sides of the count, as cooperative groups wait for a grid.
+__device__ __forceinline__ bool comes_last(int* arrived, int blocks) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();  // what the block wrote is seen before its arrival is
+    last = atomicAdd(arrived, 1) == blocks - 1;
+    __threadfence();  // and read after the others'
+    if (last) atomicExch(arrived, 0);
+  }
+  __syncthreads();
+  return last;
+}
+
 // Block (x, y, z): GROUP query heads that share a KV head, of sequence y, over the splits z, z +
 // gridDim.z and so on.  Split i is the positions [i * SPLIT, (i + 1) * SPLIT): cut where it is cut for
 // every sequence, batch and grid, so that a row's sums depend on its own length alone.  Positions from
 // lengths[y] on are not read.  splits: of the longest text that the block tables have room for.
 //
-// With one split the result goes to out [batch, heads, HEAD_SIZE] and lse [batch, heads] (if
-// given); else sums of exp(score - maximum) * value go to parts [batch, heads, splits, HEAD_SIZE],
-// and (maximum, sum of exponentials) to stats [batch, heads, splits, 2], for merge_splits.
-// keys, values: [blocks, kv_heads, 1 << block_shift, HEAD_SIZE].
+// The result goes to out [batch, heads, HEAD_SIZE] and lse [batch, heads] (if given).  Of several
+// splits, sums of exp(score - maximum) * value go to parts [batch, heads, splits, HEAD_SIZE], and
+// (maximum, sum of exponentials) to stats [batch, heads, splits, 2], which the last block of these
+// heads merges; arrived [batch, gridDim.x], zeros, counts its blocks.  keys, values: [blocks, kv_heads, 1 << block_shift, HEAD_SIZE].
 template <typename T, int HEAD_SIZE, int GROUP, int SPLIT>
 __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
     decode_attention(const T* __restrict__ q, int64 q_stride, const T* __restrict__ keys,
                      const T* __restrict__ values, const int* __restrict__ block_tables,
                      int table_width, const int* __restrict__ lengths, int splits,
                      int kv_heads, int heads_per_kv, int block_shift, float scale,
-                     T* __restrict__ out, float* __restrict__ lse, float* __restrict__ parts,
-                     float* __restrict__ stats) {
+                     T* __restrict__ out, float* __restrict__ lse, float* parts, float* stats,
+                     int* arrived) {
   constexpr int LANES = row_lanes<T, HEAD_SIZE>();
   constexpr int STEP = THREADS / LANES;  // cached rows that the block reads at once
   static_assert(HEAD_SIZE % WIDE<T> == 0 && LANES <= WARP, "a row is whole wide loads of a warp");
@@ -76,6 +149,9 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
   const int64 sequence = blockIdx.y;
   const int64 first_row = sequence * kv_heads * heads_per_kv + first_head;
   const int length = lengths[sequence];
+  const int filled = (length + SPLIT - 1) / SPLIT;  // splits that hold something
+  const int working = min(filled, static_cast<int>(gridDim.z));  // blocks that have one
+  if (static_cast<int>(blockIdx.z) >= max(1, working)) return;
   // For all splits: kept by the threads, the queries would take the registers of the sums.
   for (int i = threadIdx.x; i < GROUP * HEAD_SIZE; i += THREADS) {
     const int g = i / HEAD_SIZE, channel = i % HEAD_SIZE, head = first_head + min(g, here - 1);
@@ -83,7 +159,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
     queries[g][channel / WIDE<T>].at[channel % WIDE<T>] = x * scale;
   }
   __syncthreads();
-  if (length <= 0 && splits == 1) {  // of several, merge_splits sees that there are none
+  if (length <= 0) {
     for (int i = threadIdx.x; i < here * HEAD_SIZE; i += THREADS) {
       out[first_row * HEAD_SIZE + i] = narrow<T>(0.0f);
     }
@@ -193,7 +269,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
       float whole = 0.0f;
 #pragma unroll
       for (int w = 0; w < WARPS; ++w) whole += sums[w][g][i % HEAD_SIZE];
-      if (splits == 1) {
+      if (filled == 1) {
         out[first_row * HEAD_SIZE + i] = narrow<T>(whole / totals[g]);
       } else {
         parts[((first_row + g) * splits + split) * HEAD_SIZE + i % HEAD_SIZE] = whole;
@@ -202,12 +278,21 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
     if (thread < here) {
       const int64 row = first_row + thread;
       const float highest = maxima[thread], total = totals[thread];
-      if (splits > 1) {
+      if (filled > 1) {
         stats[(row * splits + split) * 2] = highest;
         stats[(row * splits + split) * 2 + 1] = total;
       } else if (lse != nullptr) {
         lse[row] = highest + logf(total);
       }
     }
+  }
+
+  if (filled <= 1) return;
+  if (!comes_last(arrived + sequence * gridDim.x + blockIdx.x, working)) return;
+#pragma unroll 1
+  for (int g = threadIdx.x / WARP; g < here; g += WARPS) {
+    const int64 row = first_row + g;
+    merge_splits<T, HEAD_SIZE>(parts + row * splits * HEAD_SIZE, stats + row * splits * 2, filled,
+                               out + row * HEAD_SIZE, lse == nullptr ? nullptr : lse + row);
   }
 }

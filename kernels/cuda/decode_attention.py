@@ -11,7 +11,7 @@ blocks a sequence and head at 512 positions are enough to fill the GPU from 2 se
 longer splits would save little of the parts.
 
 A thread asks for 8 rows at once, 16 bytes of each (4 where blocks have several query heads, whose
-sums take the registers), and for the first values before the softmax: a multiprocessor has 96 KB on
+sums take the registers), and for the first values before the softmax: a multiprocessor has 80 KB on
 their way, 40 at 4 heads and 32 at 8.  4.8 TB/s over 132 of them, at a latency of 0.7 us, are 25 KB.
 
 Block tables are as wide as the longest text may become, so most splits of most texts hold nothing.
@@ -30,7 +30,6 @@ from nightjar.kernels.cuda.checks import INT32_MAX, ceil_div, check, check_stora
 from nightjar.kernels.cuda.device import multiprocessors
 from nightjar.kernels.cuda.kernel import STORAGE, Kernel
 from nightjar.kernels.cuda.launch import launch
-from nightjar.kernels.cuda.merge import SPLIT, merge_splits
 from nightjar.kernels.cuda.qkv_post import HEAD_SIZES
 
 THREADS = 128
@@ -38,8 +37,15 @@ THREADS = 128
 GROUPS = (1, 4, 8)
 """Query heads of a block.  More than 8 of one KV head are several blocks."""
 
+SPLIT = 128
+"""Cached positions whose attention is one partial result.  Splits begin at multiples of it, so that
+no row's sums depend on the lengths of others."""
+
+LEAST_ARRIVALS = 1 << 16
+"""Sequences times blocks of heads that are counted at once: 256 KB, hardly ever outgrown."""
+
 BLOCKS_PER_MULTIPROCESSOR = 32
-"""Where there are more splits, blocks take several.  Five times what is resident (4 to 6), so that
+"""Where there are more splits, blocks take several.  Six times what is resident (4 or 5), so that
 a long text among short ones is still shared out; 4,224 blocks that find nothing, of 132
 multiprocessors, take some microseconds."""
 
@@ -68,13 +74,14 @@ def decode_attention(
     group = next((g for g in GROUPS if g >= heads_per_kv), GROUPS[-1])
     splits = max(1, ceil_div(block_tables.shape[1] * block_size, SPLIT))
     out = torch.empty(batch, heads, head_size, dtype=q.dtype, device=q.device)
-    parts = stats = None
+    slices = kv_heads * ceil_div(heads_per_kv, group)
+    parts = stats = arrived = None
     if splits > 1:
         parts, stats = (
             torch.empty(batch, heads, splits, n, dtype=torch.float32, device=q.device)
             for n in (head_size, 2)
         )
-    slices = kv_heads * ceil_div(heads_per_kv, group)
+        arrived = _arrivals(q.get_device(), batch * slices)
     most = ceil_div(BLOCKS_PER_MULTIPROCESSOR * multiprocessors(q), max(1, slices * batch))
     launch(
         Kernel.of("decode_attention", "decode_attention", q.dtype, head_size, group, SPLIT),
@@ -96,9 +103,8 @@ def decode_attention(
         lse,
         parts,
         stats,
+        arrived,
     )
-    if parts is not None and stats is not None:
-        merge_splits(parts, stats, lengths, out, lse)
     return out
 
 
@@ -109,6 +115,20 @@ def specialisations() -> Iterator[Kernel]:
             for group in GROUPS:
                 arguments = (storage, head_size, group, SPLIT)
                 yield Kernel.of("decode_attention", "decode_attention", *arguments)
+
+
+def _arrivals(device: int, count: int) -> Tensor:
+    """Zeros int32[count at least], which each launch leaves as zeros: on a device one launch runs
+    at a time, as all are on one stream."""
+    held = _held.setdefault(device, [])
+    if not held or held[-1].numel() < count:
+        where = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
+        held.append(torch.zeros(max(count, LEAST_ARRIVALS), dtype=torch.int32, device=where))
+    return held[-1]
+
+
+_held: dict[int, list[Tensor]] = {}
+"""By device; the outgrown ones, too, as recorded graphs have their addresses."""
 
 
 def _check(

@@ -4,7 +4,7 @@ import torch
 from nightjar import kernels
 from nightjar.kernels import PagedLayout, cuda_ops, reference
 from nightjar.kernels.cuda import decode_attention as module
-from nightjar.kernels.cuda.merge import SPLIT
+from nightjar.kernels.cuda.decode_attention import SPLIT
 from tests.cuda_host import schedule
 from tests.kernels_cuda.devices import assert_near, poisoned, random, storages
 
@@ -99,6 +99,37 @@ def test_a_row_has_the_same_bits_in_any_company(device):
     narrow = Problem([100], 2, 1, 64, torch.float16, seed=3)
     alone = Problem([100], 2, 1, 64, torch.float16, width=9, seed=3)
     assert torch.equal(narrow.run(device), alone.run(device))
+
+
+@pytest.mark.parametrize("head_size", [64, 80, 96, 128])
+@pytest.mark.parametrize("storage", storages)
+def test_splits_of_every_head_size_and_storage_are_merged(device, head_size, storage):
+    """Texts of none, one, two and three splits, in a table that is wider still."""
+    lengths = [SPLIT + 1, 0, 2 * SPLIT + 7, 9]
+    problem = Problem(lengths, 2, 2, head_size, storages[storage], width=24)
+    lse = torch.full((4, 2), float("nan"), device=device)
+    out, wanted = problem.run(device, lse=lse), problem.wanted()
+    assert_near(out, wanted[0], absolute=2e-5)
+    assert_near(lse, wanted[1], absolute=1e-4)
+
+
+@pytest.mark.parametrize("splits", [8, 9, 33])
+def test_more_splits_than_are_asked_for_or_weighed_at_once(device, splits):
+    problem = Problem([splits * SPLIT - 5, 3 * SPLIT], 1, 1, 64, torch.float16)
+    lse = torch.full((2, 1), float("nan"), device=device)
+    out, wanted = problem.run(device, lse=lse), problem.wanted()
+    assert_near(out, wanted[0], absolute=2e-5)
+    assert_near(lse, wanted[1], absolute=1e-4)
+
+
+def test_every_launch_leaves_its_counts_at_zero_for_the_next(device):
+    """Heads in two blocks, of which each has a last one."""
+    problem = Problem([3 * SPLIT, 2 * SPLIT, 5, 0], 11, 1, 64, torch.float16)
+    first = problem.run(device)
+    for _ in range(2):
+        assert torch.equal(problem.run(device), first)
+    counts = module._arrivals(torch.zeros(1, device=device).get_device(), 8)
+    assert not counts.any()
 
 
 @pytest.mark.parametrize("blocks", [2, 4, 1000])

@@ -85,10 +85,40 @@ PLANTED = {
         sum_of_lengths,
     ),
     "splits past the end are merged": (
-        "merge",
-        "min(max_splits, (lengths[row / heads] + SPLIT - 1) / SPLIT)",
-        "max_splits",
+        "decode_attention",
+        "stats + row * splits * 2, filled,",
+        "stats + row * splits * 2, splits,",
         sum_of_lengths,
+    ),
+    "splits merged by the first block to come": (
+        "decode_attention",
+        "atomicAdd(arrived, 1) == blocks - 1",
+        "atomicAdd(arrived, 1) == 0",
+        sum_of_lengths,
+    ),
+    "a split that is not written when its block has come": (
+        "decode_attention",
+        "    __threadfence();  // what the block wrote is seen before its arrival is\n",
+        "",
+        sum_of_lengths,
+    ),
+    "splits read before the last block has come": (
+        "decode_attention",
+        "    __threadfence();  // and read after the others'\n",
+        "",
+        sum_of_lengths,
+    ),
+    "an arrival while the block still writes": (
+        "decode_attention",
+        "  __shared__ bool last;\n  __syncthreads();\n",
+        "  __shared__ bool last;\n",
+        sum_of_lengths,
+    ),
+    "blocks counted on from the launch before": (
+        "decode_attention",
+        "    if (last) atomicExch(arrived, 0);\n",
+        "",
+        partial(attention.test_every_launch_leaves_its_counts_at_zero_for_the_next, "cpu"),
     ),
     "pivots cleared while they are read": (
         "sample",
