@@ -1,8 +1,10 @@
 """Cache blocks to and from contiguous memory: see kv_transfer.cu.
 
-Bytes: twice what the blocks hold, no operations.  With `packed` in pinned host memory one side goes
-over the bus: about 50 GB/s, and the kernel needs few multiprocessors; on the device it is a copy
-at memory speed, in front of one transfer a block.
+Bytes: twice what the blocks hold, no operations.  It is for `packed` in pinned host memory: one
+side goes over the bus, about 50 GB/s, which at 2 us for an answer are 0.1 MB on their way.  A few
+blocks of threads ask for 0.5 MB on few multiprocessors: more would fill all of them with threads
+that wait for the bus, and keep off what is computed meanwhile.  On the device it is a copy at some
+hundred GB/s.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ from nightjar.kernels.cuda.kernel import Kernel
 from nightjar.kernels.cuda.launch import launch
 
 THREADS = 256
-"""Of a block, a word each: 4 KB, a page of the host's memory."""
+PIECE = 4 * THREADS
+"""Words that a block has on their way: 16 KB."""
+
+BLOCKS = 32
+"""At most."""
 
 WORD_BYTES = 16
 
@@ -75,14 +81,17 @@ def _transfer(
     if block_bytes % WORD_BYTES or any(x.data_ptr() % WORD_BYTES for x in (keys, values, packed)):
         raise ValueError(f"cache blocks of {block_bytes} bytes must be whole words of {WORD_BYTES}")
     words = block_bytes // WORD_BYTES
+    pieces = count * 2 * layers * ceil_div(words, PIECE)
     launch(
         Kernel.of("kv_transfer", "kv_transfer", pack),
-        (blocks.shape[0], 2 * layers, ceil_div(words, THREADS)),
+        (min(BLOCKS, pieces),),
         (THREADS,),
         *(x.view(torch.int32) for x in (keys, values)),
         blocks,
         slots,
         packed.view(torch.int32),
+        np.int64(pieces),
+        np.int32(2 * layers),
         np.int64(n_blocks),
         np.int64(packed.stride(0) * keys.element_size() // WORD_BYTES),
         np.int32(words),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nightjar.kernels import cuda_ops, reference
+from nightjar.kernels.cuda import kv_transfer as module
 from nightjar.kernels.cuda.kernel import Kernel
 from tests.kernels_cuda.devices import poisoned, random, storages
 
@@ -94,11 +95,22 @@ def test_memory_of_the_host_that_is_not_pinned_is_refused(monkeypatch):
     assert backend._argument(kernel, tensor, 0) == tensor.data_ptr()
 
 
-def test_blocks_of_more_words_than_a_block_of_threads_has(device):
-    keys, values = caches(torch.float32, blocks=3, layers=1, heads=2, block_size=8, head_size=128)
-    packed = poisoned((1, 1, 2, 2, 8, 128), torch.float32).to(device)
-    cuda_ops.kv_pack(*(x.to(device) for x in (keys, values, torch.tensor([2]))), packed)
-    assert torch.equal(packed[0, 0].cpu(), torch.stack((keys[0, 2], values[0, 2])))
+@pytest.mark.parametrize("most", [1, 3, 100])
+def test_pieces_are_shared_out_among_any_number_of_blocks(device, monkeypatch, most):
+    """Cache blocks of two pieces, the second of which is not a whole one."""
+    monkeypatch.setattr(module, "BLOCKS", most)
+    keys, values = caches(torch.float32, blocks=4, layers=2, block_size=20, head_size=128)
+    blocks = torch.tensor([2, 0])
+    packed = poisoned((2, 2, 2, 2, 20, 128), torch.float32).to(device)
+    given = [x.to(device) for x in (keys, values, blocks)]
+    cuda_ops.kv_pack(*given, packed)
+    wanted = torch.stack((keys[:, blocks], values[:, blocks]), 2).transpose(0, 1)
+    assert torch.equal(packed.cpu(), wanted)
+    emptied = [torch.zeros_like(x) for x in given[:2]]
+    cuda_ops.kv_unpack(*emptied, given[2], packed)
+    for got, whole in zip(emptied, (keys, values), strict=True):
+        assert torch.equal(got[:, blocks].cpu(), whole[:, blocks])
+        assert not got[:, [1, 3]].any()
 
 
 def test_no_blocks_are_no_work(device):
