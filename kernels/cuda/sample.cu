@@ -4,6 +4,7 @@
 constexpr int WARPS = 16;  // more, and the pivots' sums would not fit into registers
 constexpr int THREADS = WARPS * WARP;
 constexpr int PIVOTS = 15;  // thresholds tried in one pass over the row: 4 bits of the answer
+constexpr int AHEAD = 1;  // loads of 4 scores: weighing them takes longer than a cache to answer
 constexpr float UNIT = 0x1p44f;  // weight of the best token; 2^18 of them fit into 64 bits
 
 // A row's scores, from the best one down, and their weights.
@@ -12,7 +13,7 @@ struct Row {
   int vocab_size;
   float best, temperature;
 
-  __device__ float score(int token) const { return (logits[token] - best) / temperature; }
+  __device__ float scaled(float logit) const { return (logit - best) / temperature; }
 };
 
 // Weights are whole numbers: their sums are exact, so no order of adding can matter.
@@ -40,17 +41,17 @@ __device__ unsigned find_threshold(const Row& row, uint64 wanted, unsigned least
 #pragma unroll
     for (int p = 0; p < PIVOTS; ++p) mine[p] = 0;
     bool any = false;
-    for (int token = threadIdx.x; token < row.vocab_size; token += THREADS) {
-      const float score = row.score(token);
+    each_score<THREADS, AHEAD>(row.logits, 0, row.vocab_size, threadIdx.x, [&](int, float logit) {
+      const float score = row.scaled(logit);
       const unsigned bits = ordered_bits(score), digit = (bits - found) >> shift;
-      if (bits < found || bits < least || digit == 0 || digit > PIVOTS) continue;
+      if (bits < found || bits < least || digit == 0 || digit > PIVOTS) return;
       any = true;
       const uint64 mass = MASS::of(score);
 #pragma unroll
       for (int p = 0; p < PIVOTS; ++p) {
         if (digit > p) mine[p] += mass;
       }
-    }
+    });
     __syncthreads();  // the reads of the last pass are over
     if (threadIdx.x < PIVOTS) masses[threadIdx.x] = 0;
     __syncthreads();
@@ -75,8 +76,8 @@ struct Filter {
   unsigned threshold;
   float min_p;
 
-  __device__ uint64 kept(const Row& row, int token) const {
-    const float score = row.score(token);
+  __device__ uint64 kept(const Row& row, float logit) const {
+    const float score = row.scaled(logit);
     return ordered_bits(score) >= threshold && expf(score) >= min_p ? weight(score) : 0;
   }
 };
@@ -87,7 +88,8 @@ __device__ void add_pieces(const Row& row, const Filter& filter, int begin, int 
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   const int from = begin + warp * piece, to = min(from + piece, end);
   uint64 sum = 0;
-  for (int token = from + lane; token < to; token += WARP) sum += filter.kept(row, token);
+  each_score<WARP, AHEAD>(row.logits, from, to, lane,
+                          [&](int, float logit) { sum += filter.kept(row, logit); });
   sum = warp_sum(sum);
   __syncthreads();  // the reads of earlier sums are over
   if (lane == 0) sums[warp] = sum;
@@ -122,7 +124,7 @@ __device__ int walk(const Row& row, const Filter& filter, double draw, uint64* s
     add_pieces(row, filter, begin, end, piece, sums);
   }
   const int lane = threadIdx.x % WARP, token = begin + lane;
-  uint64 sum = token < end ? filter.kept(row, token) : 0;
+  uint64 sum = token < end ? filter.kept(row, row.logits[token]) : 0;
 #pragma unroll
   for (int step = 1; step < WARP; step *= 2) {
     const uint64 before = __shfl_up_sync(WHOLE_WARP, sum, step);

@@ -1,7 +1,8 @@
 """Negative log-likelihoods of given tokens from logits: see token_nll.cu.
 
 Bytes: s V for each row that something is predicted from, read once; 16 for each token.  An
-exponential and 3 operations a score: bound by memory.
+exponential and 3 operations a score: bound by memory.  A thread asks for 4 loads of 16 bytes (8 of
+one score where rows are not aligned) before it adds any up.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ def best(device, logits):
     return cuda_ops.argmax(logits.to(device), finite).cpu(), finite.cpu()
 
 
-@pytest.mark.parametrize("vocab_size", [1, 2, 31, 512, 513, 3001])
+@pytest.mark.parametrize("vocab_size", [1, 2, 31, 512, 513, 3001, 9001])
 def test_the_reference_agrees(device, vocab_size):
     logits = random((4, vocab_size), seed=vocab_size)
     tokens, finite = best(device, logits)

@@ -12,6 +12,7 @@ import torch
 from nightjar.kernels.cuda import launch
 from nightjar.kernels.cuda.kernel import Kernel
 from tests.cuda_host import KernelFault, RawModule
+from tests.kernels_cuda import test_argmax as best
 from tests.kernels_cuda import test_decode_attention as attention
 from tests.kernels_cuda import test_embedding as embedding
 from tests.kernels_cuda import test_linear as product
@@ -119,6 +120,12 @@ PLANTED = {
         "    if (last) atomicExch(arrived, 0);\n",
         "",
         partial(attention.test_every_launch_leaves_its_counts_at_zero_for_the_next, "cpu"),
+    ),
+    "the last scores of a row": (
+        "argmax",
+        "  if (last + thread < end) visit(last + thread, row[last + thread]);\n",
+        "",
+        partial(best.test_the_reference_agrees, "cpu", 1),
     ),
     "pivots cleared while they are read": (
         "sample",

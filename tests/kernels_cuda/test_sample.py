@@ -82,6 +82,19 @@ def test_the_reference_agrees_on_nearly_every_draw(device):
     assert torch.equal(sampled(device, logits, given), reference.sampling.sample(logits, *given))
 
 
+@pytest.mark.parametrize("first", range(4))
+def test_rows_that_begin_anywhere_give_the_same_tokens(device, first):
+    """Wide loads, and single ones at the ends."""
+    logits = random((1, 2600), seed=7, scale=2.0).expand(4, -1)
+    given = parameters(4, 0.8, 300, 0.9, 0.001)
+    given = (*given[:4], torch.tensor([0.0, 0.3, 0.8, 1 - 2**-53], dtype=torch.float64))
+    wanted = sampled(device, logits.contiguous(), given)
+    shifted = torch.full((first + logits.numel(),), float("nan")).to(device)
+    shifted[first:] = logits.flatten().to(device)
+    tokens = sampled(device, shifted[first:].view(4, -1), given)
+    assert torch.equal(tokens, wanted)
+
+
 def test_equal_scores_stay_or_go_together(device):
     logits = torch.zeros(3, 600)
     logits[:, 300:] = 1.0

@@ -10,7 +10,7 @@ def wanted_nll(logits, rows, targets):
 
 
 @pytest.mark.parametrize("storage", storages)
-@pytest.mark.parametrize("vocab_size", [1, 111, 512, 5000])
+@pytest.mark.parametrize("vocab_size", [1, 111, 512, 5000, 8801, 8808])
 def test_rows_of_every_storage(device, storage, vocab_size):
     logits = random((4, vocab_size), storages[storage], scale=3.0)
     rows = torch.tensor([0, 0, 1, 3])
