@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(THREADS, 2)
            float* onto, int rows, int inputs, int channels) {
   constexpr int CHANNELS = GATED ? TILE / 2 : TILE;  // that a tile gives
   extern __shared__ uint4 shared[];
-  __shared__ float parts[2][WARPS][TILE * ROWS];
+  alignas(WIDE_BYTES) __shared__ float parts[2][WARPS][TILE * ROWS];
   T* const normed = reinterpret_cast<T*>(shared);
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   const int tiles = (channels + CHANNELS - 1) / CHANNELS;
