@@ -9,8 +9,8 @@ constexpr int HEADS_PER_BLOCK = 4;
 // head passes through shared memory.
 //
 // qkv [rows, query_heads + 2 * kv_heads, HEAD_SIZE] is changed in place; queries and keys are
-// normalised and turned, values are not.  Rows below cached_rows go to the cache
-// [blocks, kv_heads, block_size, HEAD_SIZE] unless their block is negative (a place of the batch
+// normalised and turned, values are not.  units: heads of all rows.  Rows below cached_rows go to the
+// cache [blocks, kv_heads, block_size, HEAD_SIZE] unless their block is negative (a place of the batch
 // that holds no sequence).  A position outside the table gives NaN.
 template <typename T, int HEAD_SIZE>
 __global__ void __launch_bounds__(HEADS_PER_BLOCK* WARP)
@@ -18,20 +18,29 @@ __global__ void __launch_bounds__(HEADS_PER_BLOCK* WARP)
              const float* __restrict__ key_norm, float epsilon, const float* __restrict__ cosines,
              const float* __restrict__ sines, const int64* __restrict__ positions,
              int64 n_positions, int n_turned, T* __restrict__ keys, T* __restrict__ values,
-             const int64* __restrict__ blocks, const int64* __restrict__ offsets, int64 rows,
-             int query_heads, int kv_heads, int64 cached_rows, int block_size) {
+             const int64* __restrict__ blocks, const int64* __restrict__ offsets, int units,
+             int query_heads, int kv_heads, int cached_rows, int block_size) {
   static_assert(HEAD_SIZE % 2 == 0, "lanes hold pairs of channels");
   constexpr int PAIRS = (HEAD_SIZE / 2 + WARP - 1) / WARP;
   __shared__ float turning[HEADS_PER_BLOCK][HEAD_SIZE];
 
   const int heads = query_heads + 2 * kv_heads;
-  const int64 unit = static_cast<int64>(blockIdx.x) * HEADS_PER_BLOCK + threadIdx.y;
-  if (unit >= rows * heads) return;
-  const int64 row = unit / heads;
-  const int head = static_cast<int>(unit % heads);
+  const int unit = blockIdx.x * HEADS_PER_BLOCK + threadIdx.y;
+  if (unit >= units) return;
+  const int row = unit / heads, head = unit % heads;
   const bool is_value = head >= query_heads + kv_heads;
   const bool is_key = head >= query_heads && !is_value;
-  T* const place = qkv + unit * HEAD_SIZE;
+  const float* const norm = is_value ? nullptr : is_key ? key_norm : query_norm;
+  const bool changed = bias != nullptr || (!is_value && (norm != nullptr || cosines != nullptr));
+  const bool is_cached = (is_key || is_value) && row < cached_rows;
+  if (!changed && !is_cached) return;
+  T* const place = qkv + static_cast<int64>(unit) * HEAD_SIZE;
+
+  // Whatever memory is asked for is asked for first: places, the head, the angles.
+  const bool turns = cosines != nullptr && !is_value;
+  const int64 block = is_cached ? blocks[row] : -1;
+  const int64 offset = is_cached ? offsets[row] : 0;
+  const int64 position = turns ? positions[row] : -1;
 
   float v[PAIRS][2];
 #pragma unroll
@@ -49,7 +58,21 @@ __global__ void __launch_bounds__(HEADS_PER_BLOCK* WARP)
     }
   }
 
-  const float* const norm = is_value ? nullptr : is_key ? key_norm : query_norm;
+  const bool known = position >= 0 && position < n_positions;
+  const int64 line = known ? position * n_turned : 0;
+  float cosine[PAIRS][2], sine[PAIRS][2];
+#pragma unroll
+  for (int j = 0; j < PAIRS; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int channel = 2 * (j * WARP + static_cast<int>(threadIdx.x)) + i;
+      const int angle = channel < n_turned ? channel : channel - n_turned;
+      const bool there = known && angle < n_turned;
+      cosine[j][i] = there ? (cosines + line)[angle] : not_a_number();
+      sine[j][i] = there ? (sines + line)[angle] : not_a_number();
+    }
+  }
+
   if (norm != nullptr) {
     float squares = 0.0f;
 #pragma unroll
@@ -65,7 +88,7 @@ __global__ void __launch_bounds__(HEADS_PER_BLOCK* WARP)
     }
   }
 
-  if (cosines != nullptr && !is_value) {
+  if (turns) {
     float* const whole = turning[threadIdx.y];
 #pragma unroll
     for (int j = 0; j < PAIRS; ++j) {
@@ -76,8 +99,6 @@ __global__ void __launch_bounds__(HEADS_PER_BLOCK* WARP)
       }
     }
     __syncwarp();
-    const int64 position = positions[row];
-    const bool known = position >= 0 && position < n_positions;
 #pragma unroll
     for (int j = 0; j < PAIRS; ++j) {
 #pragma unroll
@@ -85,22 +106,19 @@ __global__ void __launch_bounds__(HEADS_PER_BLOCK* WARP)
         const int channel = 2 * (j * WARP + static_cast<int>(threadIdx.x)) + i;
         if (channel >= 2 * n_turned) continue;
         const bool first = channel < n_turned;
-        const int angle = first ? channel : channel - n_turned;
-        const float other = whole[first ? channel + n_turned : angle];
-        const float cosine = known ? cosines[position * n_turned + angle] : not_a_number();
-        const float sine = known ? sines[position * n_turned + angle] : not_a_number();
-        v[j][i] = first ? v[j][i] * cosine - other * sine : v[j][i] * cosine + other * sine;
+        const float other = whole[first ? channel + n_turned : channel - n_turned];
+        const float turned = v[j][i] * cosine[j][i], across = other * sine[j][i];
+        v[j][i] = first ? turned - across : turned + across;
       }
     }
   }
 
   T* cached = nullptr;
-  if ((is_key || is_value) && row < cached_rows && blocks[row] >= 0) {
+  if (block >= 0) {
     const int kv_head = head - query_heads - (is_value ? kv_heads : 0);
-    const int64 line = (blocks[row] * kv_heads + kv_head) * block_size + offsets[row];
+    const int64 line = (block * kv_heads + kv_head) * block_size + offset;
     cached = (is_value ? values : keys) + line * HEAD_SIZE;
   }
-  const bool changed = bias != nullptr || (!is_value && (norm != nullptr || cosines != nullptr));
 #pragma unroll
   for (int j = 0; j < PAIRS; ++j) {
     const int channel = 2 * (j * WARP + static_cast<int>(threadIdx.x));

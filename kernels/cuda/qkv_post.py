@@ -1,8 +1,10 @@
 """Bias, head norms, rotation and the cache write after the QKV projection: see qkv_post.cu.
 
 Bytes of T rows, a head of D channels of s bytes: T * D * s * (2 (Hq + Hkv) read and written back,
-+ Hkv values read, + 2 Hkv written to the cache).  At most 20 operations an element: bound by
-memory.  One launch in the place of five (bias, two norms, rotation, write).
++ Hkv values read, + 2 Hkv written to the cache).  Heads that nothing changes are not read: without
+bias, norm and rotation only keys and values are, 2 Hkv, and written to the cache.  At most 20
+operations an element: bound by memory.  One launch in the place of five (bias, two norms, rotation,
+write).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nightjar.kernels.cuda.checks import ceil_div, check, check_storage
+from nightjar.kernels.cuda.checks import INT32_MAX, ceil_div, check, check_storage
 from nightjar.kernels.cuda.kernel import STORAGE, Kernel
 from nightjar.kernels.cuda.launch import Argument, launch
 from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
@@ -46,6 +48,8 @@ def qkv_post(
         raise ValueError(f"{heads} heads are not {query_heads} query heads and pairs of key, value")
     if head_size not in HEAD_SIZES:
         raise ValueError(f"heads of {head_size} channels: there are kernels for {HEAD_SIZES}")
+    if rows * heads > INT32_MAX - HEADS_PER_BLOCK:
+        raise ValueError(f"{rows} rows of {heads} heads at once: give fewer rows")
     if bias is not None:
         check("bias", bias, qkv.dtype, (heads * head_size,), like=qkv)
     if norms is not None:
@@ -64,10 +68,10 @@ def qkv_post(
         *_norm_arguments(norms),
         *_rotation_arguments(rotation),
         *_cache_arguments(cache),
-        np.int64(rows),
+        np.int32(rows * heads),
         np.int32(query_heads),
         np.int32(kv_heads),
-        np.int64(0 if cache is None else cache.blocks.shape[0]),
+        np.int32(0 if cache is None else cache.blocks.shape[0]),
         np.int32(1 if cache is None else cache.keys.shape[2]),
     )
 

@@ -138,3 +138,8 @@ def test_a_position_outside_the_table_is_nan_for_its_row_alone(device):
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         cuda_ops.qkv_post(**({"qkv": torch.ones(2, 3, 64), "query_heads": 1} | arguments))
+
+
+def test_more_heads_than_32_bits_count_are_refused():
+    with pytest.raises(ValueError, match="give fewer rows"):
+        cuda_ops.qkv_post(torch.empty(2**31 // 3, 3, 64, device="meta"), 1)
