@@ -184,3 +184,13 @@ def test_bad_arguments_are_named(change, message):
     }
     with pytest.raises(ValueError, match=message):
         cuda_ops.decode_attention(**(given | change))
+
+
+def test_a_cache_of_more_rows_than_32_bits_count_is_refused():
+    cache = torch.empty(2**26, 1, 32, 64, device="meta")
+    q, tables, lengths = (
+        torch.empty(shape, dtype=dtype, device="meta")
+        for shape, dtype in (((2, 4, 64), torch.float32), ((2, 1), torch.int32), (2, torch.int32))
+    )
+    with pytest.raises(ValueError, match="a cache of 2147483648 rows"):
+        cuda_ops.decode_attention(q, cache, cache, tables, lengths, 1.0)
