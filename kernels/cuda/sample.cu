@@ -5,6 +5,7 @@ constexpr int WARPS = 16;  // more, and the pivots' sums would not fit into regi
 constexpr int THREADS = WARPS * WARP;
 constexpr int PIVOTS = 15;  // thresholds tried in one pass over the row: 4 bits of the answer
 constexpr int AHEAD = 1;  // loads of 4 scores: weighing them takes longer than a cache to answer
+constexpr int FEW = 2048;  // scores that are worth a list of their own: four a thread
 constexpr float UNIT = 0x1p44f;  // weight of the best token; 2^18 of them fit into 64 bits
 
 // A row's scores, from the best one down, and their weights.
@@ -30,32 +31,49 @@ struct Weights {
 
 // The highest threshold on ordered_bits(score), at least `least`, that MASS reaches `wanted` from:
 // what is kept is as little as can be, equal scores together.  Found 4 bits at a time; a pass adds
-// up only the tokens between the last two pivots, the mass above them being known.
+// up only the tokens between the last two pivots, the mass above them being known.  Once these are
+// FEW, a pass lists their logits in `few`, in any order, and the passes after it read no others.
 template <typename MASS>
-__device__ unsigned find_threshold(const Row& row, uint64 wanted, unsigned least) {
+__device__ unsigned find_threshold(const Row& row, uint64 wanted, unsigned least, float* few) {
   __shared__ uint64 masses[PIVOTS];
+  __shared__ int between, listed;
+  if (threadIdx.x == 0) listed = 0;
+  __syncthreads();
   unsigned found = 0;
   uint64 above = 0;
+  int left = row.vocab_size;  // tokens between the pivots of the last pass over the row
+  bool lists = left <= FEW, reads_list = false;
   for (int shift = 28; shift >= 0; shift -= 4) {
     uint64 mine[PIVOTS];
 #pragma unroll
     for (int p = 0; p < PIVOTS; ++p) mine[p] = 0;
-    bool any = false;
-    each_score<THREADS, AHEAD>(row.logits, 0, row.vocab_size, threadIdx.x, [&](int, float logit) {
+    int here = 0;
+    const auto add = [&](int, float logit) {
       const float score = row.scaled(logit);
       const unsigned bits = ordered_bits(score), digit = (bits - found) >> shift;
-      if (bits < found || bits < least || digit == 0 || digit > PIVOTS) return;
-      any = true;
+      if (bits < found || bits < least || digit > PIVOTS) return;
+      ++here;
+      if (lists) few[atomicAdd(&listed, 1)] = logit;
+      if (digit == 0) return;
       const uint64 mass = MASS::of(score);
 #pragma unroll
       for (int p = 0; p < PIVOTS; ++p) {
         if (digit > p) mine[p] += mass;
       }
-    });
+    };
+    if (reads_list) {
+#pragma unroll 1
+      for (int i = threadIdx.x; i < left; i += THREADS) add(0, few[i]);
+    } else {
+      each_score<THREADS, AHEAD>(row.logits, 0, row.vocab_size, threadIdx.x, add);
+    }
     __syncthreads();  // the reads of the last pass are over
     if (threadIdx.x < PIVOTS) masses[threadIdx.x] = 0;
+    if (threadIdx.x == 0) between = 0;
     __syncthreads();
-    if (__any_sync(WHOLE_WARP, any)) {  // after some passes, few warps have such tokens
+    if (__any_sync(WHOLE_WARP, here > 0)) {  // after some passes, few warps have such tokens
+      here = warp_sum(here);
+      if (threadIdx.x % WARP == 0) atomicAdd(&between, here);
 #pragma unroll
       for (int p = 0; p < PIVOTS; ++p) {
         const uint64 sum = warp_sum(mine[p]);
@@ -67,6 +85,11 @@ __device__ unsigned find_threshold(const Row& row, uint64 wanted, unsigned least
     while (digit < PIVOTS && above + masses[digit] >= wanted) ++digit;
     found += digit << shift;
     if (digit < PIVOTS) above += masses[digit];
+    if (!reads_list) {
+      left = between;
+      reads_list = lists;
+      lists = !reads_list && left <= FEW;
+    }
   }
   return max(found, least);
 }
@@ -136,13 +159,14 @@ __device__ int walk(const Row& row, const Filter& filter, double draw, uint64* s
 // Block: one row of logits [batch, vocab_size].  Temperature first, then top_k (0: off), top_p over
 // what that left (1: off), min_p (0: off); then the draw in [0, 1) walks the weights in the order of
 // the vocabulary.  A temperature of 0 takes the best token; a row whose best score is not finite
-// gets token -1.
-__global__ void __launch_bounds__(THREADS)
+// gets token -1.  One block a multiprocessor: the registers of two would spill.
+__global__ void __launch_bounds__(THREADS, 1)
     sample(const float* __restrict__ logits, const float* __restrict__ temperature,
            const int64* __restrict__ top_k, const float* __restrict__ top_p,
            const float* __restrict__ min_p, const double* __restrict__ draws,
            int64* __restrict__ tokens, int vocab_size) {
   __shared__ uint64 sums[WARPS];
+  __shared__ float few[FEW];
   const int64 place = blockIdx.x;
   logits += place * vocab_size;
   int token = token_of(best_token<WARPS>(logits, vocab_size));
@@ -153,12 +177,12 @@ __global__ void __launch_bounds__(THREADS)
     // From the best score down, a temperature next to 0 leaves the best token and no NaN.
     const Row row{logits, vocab_size, best, fmaxf(temperature[place], 1e-30f)};
     Filter filter{0, 0.0f};
-    if (top_k[place] > 0) filter.threshold = find_threshold<Tokens>(row, top_k[place], 0);
+    if (top_k[place] > 0) filter.threshold = find_threshold<Tokens>(row, top_k[place], 0, few);
     if (top_p[place] < 1.0f) {
       add_pieces(row, filter, 0, vocab_size, piece_of(vocab_size), sums);
       const double wanted = ceil(static_cast<double>(total(sums)) * top_p[place]);
       filter.threshold = find_threshold<Weights>(row, max(static_cast<uint64>(wanted), 1ull),
-                                                 filter.threshold);
+                                                 filter.threshold, few);
     }
     filter.min_p = min_p[place];
     token = walk(row, filter, draws[place], sums);

@@ -1,7 +1,9 @@
 """Drawing tokens from the filtered softmax without sorting: see sample.cu.
 
 A row of V scores is read once to find the best (4 V bytes from memory), then again from the cache
-of the multiprocessor or the GPU: 8 times for top-k, 9 for top-p, once and a little for the draw.
+of the multiprocessor or the GPU: up to 8 times for top-k, 9 for top-p, once and a little for the
+draw.  Once at most 2,048 tokens are left to look at, the next pass lists them in shared memory, and
+those after it read the list: of 8 passes about half.
 About 30 operations a score and pass.  One block a row: its time is that of the passes, not of
 memory, and rows do not wait for each other up to one a multiprocessor.
 """

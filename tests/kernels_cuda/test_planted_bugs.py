@@ -127,6 +127,12 @@ PLANTED = {
         "",
         partial(best.test_the_reference_agrees, "cpu", 1),
     ),
+    "a list that is begun before it is empty": (
+        "sample",
+        "  if (threadIdx.x == 0) listed = 0;\n  __syncthreads();\n",
+        "  if (threadIdx.x == 0) listed = 0;\n",
+        draw,
+    ),
     "pivots cleared while they are read": (
         "sample",
         "    __syncthreads();  // the reads of the last pass are over\n",

@@ -95,12 +95,14 @@ def test_rows_that_begin_anywhere_give_the_same_tokens(device, first):
     assert torch.equal(tokens, wanted)
 
 
-def test_equal_scores_stay_or_go_together(device):
-    logits = torch.zeros(3, 600)
-    logits[:, 300:] = 1.0
+@pytest.mark.parametrize("half", [300, 3000])
+def test_equal_scores_stay_or_go_together(device, half):
+    """Also more of them than are worth a list of their own."""
+    logits = torch.zeros(3, 2 * half)
+    logits[:, half:] = 1.0
     given = parameters(3, top_k=5)
     given = (*given[:4], torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64))
-    assert sampled(device, logits, given).tolist() == [300, 450, 599]
+    assert sampled(device, logits, given).tolist() == [half, half + half // 2, 2 * half - 1]
 
 
 def test_a_temperature_of_zero_takes_the_best_with_ties_to_the_lowest(device):
