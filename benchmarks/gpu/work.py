@@ -143,7 +143,7 @@ def decode_step(config: ModelConfig, batch: int, context: int, itemsize: int) ->
         kv_bytes(config, batch * context, s)
         + rows * heads * (8.0 * splits * (size + 2) + s * size),
         attention_operations(config, batch, context),
-        waits=5,  # the length and the table, which a cache holds; keys; values; the count; the parts
+        waits=5,  # length and table, which a cache holds; keys; values; the count; the parts
     )
     if not few:
         yield Work("activation", layers, 2.0 * rows * inner * s)
