@@ -18,11 +18,14 @@ from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.engine import GPU_MEMORY_SHARE, Result
 from nightjar.gpu_worker.engine.errors import CannotComputeError
 from nightjar.gpu_worker.fake_engine import FakeEngine
+from nightjar.gpu_worker.shards.activity import Activity, Doing
 from nightjar.gpu_worker.shards.process import (
+    Place,
     add_place_arguments,
     leave,
     leaving_when_lost,
     live_no_longer_than_the_worker,
+    place_of,
 )
 from nightjar.gpu_worker.translation import Translator
 from nightjar.process import keep_freed_memory, spare_what_stays
@@ -40,11 +43,16 @@ class ComputeLoop:
     """Moves messages between the pipe and the engine, a step at a time."""
 
     def __init__(
-        self, engine: "Engine | FakeEngine", translator: Translator, pipe: Connection
+        self,
+        engine: "Engine | FakeEngine",
+        translator: Translator,
+        pipe: Connection,
+        activity: Activity,
     ) -> None:
         self._engine = engine
         self._translator = translator
         self._pipe = pipe
+        self._activity = activity
         self._steps = 0
         self._busy_s = 0.0
         self._said_at = 0.0
@@ -61,12 +69,16 @@ class ComputeLoop:
             self._busy_s += time.monotonic() - started
             self._steps += 1
             self._send(outcomes)
+            self._activity.progressed()
 
     def _receive(self) -> None:
         """Take every waiting message; block only when there is nothing to compute."""
         while not self._engine.has_work or self._pipe.poll():
-            for message in messages.decode_to_compute(self._pipe.recv_bytes()):
+            with self._activity.waiting(Doing.IDLE):
+                frame = self._pipe.recv_bytes()
+            for message in messages.decode_to_compute(frame):
                 self._handle(message)
+                self._activity.progressed()
 
     def _handle(self, message: messages.ToCompute) -> None:
         match message:
@@ -124,23 +136,24 @@ def main() -> int:
     parser.add_argument("--followers", default="", help="file descriptors to ranks 1, 2, ...")
     add_place_arguments(parser)
     args = parser.parse_args()
-    live_no_longer_than_the_worker()
+    live_no_longer_than_the_worker(args.worker)
+    place = place_of(args)
     logs.configure("compute")
     with leaving_when_lost():
-        status = _serve(args, Connection(args.pipe))
-    if args.ranks > 1:
+        status = _serve(args, place, Connection(args.pipe))
+    if place.ranks > 1:
         leave(status)
     return status
 
 
-def _serve(args: argparse.Namespace, pipe: Connection) -> int:
+def _serve(args: argparse.Namespace, place: Place, pipe: Connection) -> int:
     """Load the model and compute until the worker closes the pipe; returns the exit status."""
     started = time.monotonic()
     keep_freed_memory()
     try:
         directory = ModelDirectory.open(args.model)
         tokenizer = directory.tokenizer()
-        engine, dtype = _choose_engine(args, directory, tokenizer)
+        engine, dtype = _choose_engine(args, place, directory, tokenizer)
     except (CheckpointError, CannotComputeError, MemoryError, ValueError) as error:
         pipe.send_bytes(messages.encode([messages.LoadFailed(message=str(error))]))
         return 1
@@ -155,12 +168,12 @@ def _serve(args: argparse.Namespace, pipe: Connection) -> int:
     ready = messages.Ready(model=directory.name, dtype=dtype, load_s=load_s)
     pipe.send_bytes(messages.encode([ready]))
     spare_what_stays()
-    ComputeLoop(engine, Translator(tokenizer), pipe).run()
+    ComputeLoop(engine, Translator(tokenizer), pipe, place.activity).run()
     return 0
 
 
 def _choose_engine(
-    args: argparse.Namespace, directory: ModelDirectory, tokenizer: Tokenizer
+    args: argparse.Namespace, place: Place, directory: ModelDirectory, tokenizer: Tokenizer
 ) -> tuple["Engine | FakeEngine", str]:
     """The engine that was asked for, and what it computes in."""
     if args.engine == "fake":
@@ -169,7 +182,7 @@ def _choose_engine(
     # Here and not above: it takes torch, two seconds and 150 MiB that a fake engine does without.
     from nightjar.gpu_worker.model_engine import open_engine
 
-    return open_engine(args, directory, tokenizer)
+    return open_engine(args, place, directory, tokenizer)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from nightjar.gpu_worker.shards.exits import EXIT_GROUP_LOST
+from nightjar.gpu_worker.shards.activity import FIRST_SIGN, Doing, Sign, last_sign
+from nightjar.gpu_worker.shards.exits import EXIT_FAILED, EXIT_GROUP_LOST
 
 _EXIT_GRACE_S = 5.0
 _REAP_S = 1.0  # between the last file descriptor of a process and its exit status
@@ -28,6 +29,10 @@ _ENVIRONMENT = {
     # The ranks of a group are on one machine; nobody else can reach what they say to each other.
     "GLOO_SOCKET_IFNAME": _LOOPBACK,
     "NCCL_SOCKET_IFNAME": _LOOPBACK,
+    # Unless told, torch's watchdog of NCCL gives itself a minute to write down what it saw before
+    # it ends a process that has waited too long.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
 }
 
 
@@ -39,7 +44,7 @@ class ComputeConfig:
     kv_cache_bytes: of each rank; None for what the device gets unless told.
     shards: ranks that the model is split among; devices: the CUDA device of each, or none where all
     compute on `device`.
-    rank_late_after_s: a rank that keeps the others waiting or is silent for so long is lost.
+    rank_late_after_s: a rank that keeps another waiting or is silent for so long is lost.
     """
 
     model: Path
@@ -71,9 +76,10 @@ class ComputeConfig:
 
     def command(self, rank: int, pipe: int) -> list[str]:
         """The command line of a rank that speaks over file descriptor `pipe`."""
-        module = "compute" if rank == 0 else "shards.follower"
+        module = "compute" if rank == 0 else "shards"
         command = [sys.executable, "-m", f"nightjar.gpu_worker.{module}", f"--model={self.model}"]
         command += [f"--pipe={pipe}", f"--device={'cuda' if self.devices else self.device}"]
+        command.append(f"--worker={os.getpid()}")
         if rank == 0:
             command += [f"--dtype={self.dtype}", f"--engine={self.engine}"]
             if self.kv_cache_bytes is not None:
@@ -92,12 +98,52 @@ class ComputeConfig:
 
 @dataclass(slots=True)
 class _Member:
-    """One rank's process; life: where its signs of life come from, until it ends."""
+    """One rank's process, and what is known of it.
+
+    life: where its signs of life come from, until it ends. silent_s: since the last of them.
+    late_s: for how long it has stood still while another waited for it.
+    """
 
     rank: int
     process: subprocess.Popen[bytes]
     life: int | None
+    sign: Sign = FIRST_SIGN
     silent_s: float = 0.0
+    late_s: float = 0.0
+    worked: tuple[int, ...] = ()
+
+    def hear(self, sign: Sign) -> None:
+        """It has given a sign of life."""
+        self.silent_s = 0.0
+        if sign != self.sign:
+            self.sign, self.late_s = sign, 0.0
+
+    def hear_nothing(self, passed_s: float) -> None:
+        """It has not, for so long.
+
+        While weights come from a slow disk, a process may hold Python's lock for longer than
+        anybody would wait for a step: then the system is asked whether it does anything.
+        """
+        loads = self.sign.doing is Doing.LOADING and self._is_at_work()
+        self.silent_s = 0.0 if loads else self.silent_s + passed_s
+
+    def is_waited_for_by(self, other: "_Member") -> bool:
+        """Whether another rank can do nothing until this one moves on."""
+        if self.sign.doing is not Doing.WORKING:
+            return False
+        if self.rank == 0 and other.sign.doing is Doing.AWAITING_COMMAND:
+            return True
+        return other.sign.position > self.sign.position
+
+    def _is_at_work(self) -> bool:
+        """Whether the process has computed since the last call, or waits for a disk."""
+        try:
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8")
+        except OSError:
+            return True  # the system does not tell
+        state, *numbers = stat.rpartition(")")[2].split()
+        before, self.worked = self.worked, tuple(map(int, numbers[10:12]))  # user, system time
+        return state == "D" or self.worked != before
 
 
 class ComputeGroup:
@@ -134,23 +180,31 @@ class ComputeGroup:
         """File descriptors that signs of life come from; none of a process that is alone."""
         return [member.life for member in self._members if member.life is not None]
 
-    def fault(self, ready: Container[object], *, silence_counts: bool) -> str | None:
+    def fault(self, ready: Container[object]) -> str | None:
         """Read the signs of life that are `ready`; what is wrong with a rank, or None.
 
         Only so much of the time between two looks counts as there can be between two signs: where
         nobody looked, because this process was stopped as well, silence says nothing.
         """
-        now = time.monotonic()
+        now, limit = time.monotonic(), self._config.rank_late_after_s
         passed, self._looked_at = min(now - self._looked_at, _LONGEST_LOOK_S), now
-        for member in self._members:
-            if member.life in ready and not os.read(member.life or 0, 4096):
+        lives = [(member, member.life) for member in self._members if member.life is not None]
+        members = [member for member, _ in lives]
+        for member, life in lives:
+            if life not in ready:
+                member.hear_nothing(passed)
+            elif (sign := last_sign(life)) is not None:
+                member.hear(sign)
+            else:
                 return self._blame(member)
-            heard = member.life in ready or not silence_counts
-            member.silent_s = 0.0 if heard else member.silent_s + passed
-            limit = self._config.rank_late_after_s
-            if member.life is not None and member.silent_s > limit:
+        for member in members:
+            if member.silent_s > limit:
                 return f"of rank {member.rank} stalled: no sign of life in {limit:g} s"
-        return None
+        for member in members:
+            waited_for = any(map(member.is_waited_for_by, members))
+            member.late_s = member.late_s + passed if waited_for else 0.0
+        late = [member for member in members if member.late_s > limit]
+        return self._late(late) if late else None
 
     def kill(self, reason: str) -> None:
         """End every process at once, for this reason."""
@@ -215,13 +269,22 @@ class ComputeGroup:
         except subprocess.TimeoutExpired:
             return f"of rank {ended.rank} closed its pipes"
         statuses = {member.rank: member.process.poll() for member in self._members}
+        alive = [member for member in self._members if statuses[member.rank] is None]
+        late = [m for m in alive if m.late_s > self._config.rank_late_after_s / 2]
+        left = [EXIT_GROUP_LOST]
+        if late:  # NCCL's watchdog aborts a process that has waited for another
+            left.append(-signal.SIGABRT)
         for rank, status in statuses.items():
-            if status not in (None, EXIT_GROUP_LOST):
+            if status is not None and status not in left:
                 return f"of rank {rank} {_how(status)}"
-        late = [f"{rank}" for rank, status in statuses.items() if status is None]
-        limit = self._config.rank_late_after_s
-        who = f"of rank {' or '.join(late)}" if late else "of every rank"
-        return f"{who} stalled: the others waited {limit:g} s"
+        return self._late(late or alive)
+
+    def _late(self, members: "list[_Member]") -> str:
+        """What is said of ranks, some of which kept the others waiting: whoever is behind."""
+        least = min((member.sign.position for member in members), default=0)
+        behind = [f"{member.rank}" for member in members if member.sign.position == least]
+        who = f"of rank {' or '.join(behind)}" if behind else "of every rank"
+        return f"{who} stalled: the others waited {self._config.rank_late_after_s:g} s"
 
     def _close_lives(self) -> None:
         for member in self._members:
@@ -239,6 +302,8 @@ def _cores() -> int:
 
 def _how(status: int) -> str:
     """How a process with this status ended, as a verb."""
+    if status == EXIT_FAILED:
+        return "ended by an error of its own: see the log"
     if status >= 0:
         return f"ended with status {status}"
     try:

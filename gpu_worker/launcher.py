@@ -207,7 +207,7 @@ class Launcher:
         group = self._group
         try:
             ready = wait([group.pipe, *group.watched], _WATCH_EVERY_S)
-            fault = group.fault(ready, silence_counts=self._ready.is_set())
+            fault = group.fault(ready)
             if fault is not None and not self._closing:
                 logger.error("compute process %s", fault, extra={"action": "rank_lost"})
                 group.kill(fault)

@@ -18,7 +18,7 @@ from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.gpu_worker.models.precision import MORE_PRECISE, fastest_dtype
 from nightjar.gpu_worker.shards.collective import TorchCollective, require_device
 from nightjar.gpu_worker.shards.leader import Leader
-from nightjar.gpu_worker.shards.process import Place, give_signs_of_life, place_of
+from nightjar.gpu_worker.shards.process import Place
 from nightjar.kernels.cuda.device import DeviceError, use_device
 from nightjar.kernels.native.build import NativeBuildError, library
 
@@ -53,7 +53,7 @@ class CacheMemory:
 
 
 def open_engine(
-    args: argparse.Namespace, directory: ModelDirectory, tokenizer: Tokenizer
+    args: argparse.Namespace, place: Place, directory: ModelDirectory, tokenizer: Tokenizer
 ) -> tuple[Engine, str]:
     """The engine that the compute process's arguments ask for, and what it computes in.
 
@@ -64,7 +64,6 @@ def open_engine(
     """
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    place = place_of(args)
     if place.ranks > 1:
         require_device(args.device, place.rank)
     try:
@@ -137,6 +136,6 @@ def _loader(args: argparse.Namespace, place: Place, directory: ModelDirectory, d
     """What loads the model: here alone, or as rank 0 of several."""
     if place.ranks == 1:
         return partial(load_model, directory, device=device)
-    give_signs_of_life(place.life)
     followers = [Connection(int(number)) for number in args.followers.split(",")]
-    return Leader(directory, followers, device, partial(TorchCollective, place, device)).load
+    join = partial(TorchCollective, place, device)
+    return Leader(directory, followers, device, join, place.activity).load

@@ -31,6 +31,7 @@ from nightjar.gpu_worker.engine import (
     Result,
 )
 from nightjar.gpu_worker.models import Decoder
+from nightjar.gpu_worker.shards.activity import Activity
 from nightjar.gpu_worker.shards.collective import TorchCollective
 from nightjar.gpu_worker.shards.follower import Follower
 from nightjar.gpu_worker.shards.leader import Leader
@@ -87,7 +88,11 @@ def thread_leader(directory: ModelDirectory, ranks: int, device: str = "cpu") ->
     pipes = [Pipe() for _ in range(ranks - 1)]
     followers = [
         Follower(
-            directory.path, rank, ranks, device, theirs, partial(ThreadCollective, meeting, rank)
+            directory.path,
+            Place(rank, ranks, None, PATIENCE_S, Activity()),
+            device,
+            theirs,
+            partial(ThreadCollective, meeting, rank),
         )
         for rank, (_, theirs) in enumerate(pipes, 1)
     ]
@@ -97,9 +102,8 @@ def thread_leader(directory: ModelDirectory, ranks: int, device: str = "cpu") ->
     for thread in threads:
         thread.start()
     try:
-        yield Leader(
-            directory, [ours for ours, _ in pipes], device, partial(ThreadCollective, meeting, 0)
-        )
+        join = partial(ThreadCollective, meeting, 0)
+        yield Leader(directory, [ours for ours, _ in pipes], device, join, Activity())
     finally:
         for ours, _ in pipes:
             ours.close()
@@ -118,7 +122,7 @@ def process_leader(directory: ModelDirectory, ranks: int) -> Iterator[Leader]:
         processes = [
             subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "nightjar.gpu_worker.shards.follower"),
+                    *(sys.executable, "-m", "nightjar.gpu_worker.shards"),
                     *(f"--model={directory.path}", f"--pipe={theirs.fileno()}", "--threads=1"),
                     *(f"--rank={rank}", f"--ranks={ranks}", f"--life={life}"),
                     *(f"--meeting={meeting}", f"--patience-s={PATIENCE_S}"),
@@ -131,11 +135,12 @@ def process_leader(directory: ModelDirectory, ranks: int) -> Iterator[Leader]:
         met: list[TorchCollective] = []
 
         def join() -> TorchCollective:
-            met.append(TorchCollective(Place(0, ranks, meeting, PATIENCE_S, life), "cpu"))
+            met.append(TorchCollective(Place(0, ranks, meeting, PATIENCE_S, activity), "cpu"))
             return met[0]
 
+        activity = Activity()
         try:
-            yield Leader(directory, [ours for ours, _ in pipes], "cpu", join)
+            yield Leader(directory, [ours for ours, _ in pipes], "cpu", join, activity)
         finally:
             for ours, theirs in pipes:
                 theirs.close()

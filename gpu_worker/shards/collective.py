@@ -27,6 +27,7 @@ class TorchCollective:
         self._rank = place.rank
         self._ranks = place.ranks
         self._on_cpu = device == "cpu"
+        self._activity = place.activity
         store = FileStore(str(place.meeting), place.ranks)
         with _or_lost():
             dist.init_process_group(
@@ -45,7 +46,7 @@ class TorchCollective:
         of the tensor; so the pieces are exchanged, summed in order by one rank each, and shared.
         """
         x = x.contiguous()
-        with _or_lost():
+        with self._exchange():
             if self._ranks == 2 or not self._on_cpu:
                 dist.all_reduce(x)
                 return x
@@ -55,20 +56,27 @@ class TorchCollective:
         """Every rank's x on rank 0."""
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self._ranks)] if self._rank == 0 else None
-        with _or_lost():
+        with self._exchange():
             dist.gather(x, parts, dst=0)
         return parts or []
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Rank 0's x."""
         x = x.contiguous()
-        with _or_lost():
+        with self._exchange():
             dist.broadcast(x, src=0)
         return x
 
     def close(self) -> None:
         """Leave the others."""
         dist.destroy_process_group()
+
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """A call that all ranks make."""
+        self._activity.exchanges()
+        with _or_lost():
+            yield
 
     def _ordered_sum(self, x: Tensor) -> Tensor:
         piece = -(-x.numel() // self._ranks)

@@ -1,4 +1,4 @@
-"""A rank that follows, `python -m nightjar.gpu_worker.shards.follower`: it carries out commands.
+"""A rank that follows: it carries out rank 0's commands, in a process of its own (`__main__.py`).
 
 It ends when rank 0 does: the pipe closes. What fails here ends it too, since the others go on: the
 launcher sees it and starts the group again.
@@ -6,22 +6,19 @@ launcher sees it and starts the group again.
 
 from __future__ import annotations
 
-import argparse
 import logging
 from collections.abc import Callable
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Never
 
 import torch
 
-from nightjar import logs
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models import Decoder, KVTensors, load_model
 from nightjar.gpu_worker.models.shard import Collective, ShardDecoder
 from nightjar.gpu_worker.models.split import Part
-from nightjar.gpu_worker.shards.collective import TorchCollective, require_device
+from nightjar.gpu_worker.shards.activity import Doing
+from nightjar.gpu_worker.shards.collective import require_device
 from nightjar.gpu_worker.shards.commands import (
     Allocate,
     Clear,
@@ -38,17 +35,10 @@ from nightjar.gpu_worker.shards.commands import (
     encode,
     tensor_of,
 )
-from nightjar.gpu_worker.shards.process import (
-    add_place_arguments,
-    give_signs_of_life,
-    leave,
-    leaving_when_lost,
-    live_no_longer_than_the_worker,
-    place_of,
-)
+from nightjar.gpu_worker.shards.process import Place
 from nightjar.kernels.cuda.device import use_device
 from nightjar.kernels.native.build import library
-from nightjar.process import keep_freed_memory, spare_what_stays
+from nightjar.process import spare_what_stays
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +48,7 @@ class Follower:
 
     Args:
         model: Its directory.
-        rank, ranks: Which part.
+        place: Which part.
         device: Where this rank computes.
         pipe: From rank 0.
         join: Meets the others, when all have loaded; called once.
@@ -67,18 +57,20 @@ class Follower:
     def __init__(
         self,
         model: Path,
-        rank: int,
-        ranks: int,
+        place: Place,
         device: str,
         pipe: Connection,
         join: Callable[[], Collective],
     ) -> None:
         self._model = model
-        self._rank = rank
-        self._ranks = ranks
+        self._rank = place.rank
+        self._ranks = place.ranks
         self._device = device
         self._pipe = pipe
         self._join = join
+        self._activity = place.activity
+        self._done: torch.cuda.Event | None = None
+        self._activity.is_computing = self._is_computing
         self._loaded: tuple[Decoder, Part] | None = None
         self._collective: Collective | None = None
         self._models: list[ShardDecoder] = []
@@ -89,15 +81,19 @@ class Follower:
         """Carry out commands until rank 0 closes the pipe."""
         while True:
             try:
-                frame = self._pipe.recv_bytes()
+                with self._activity.waiting(Doing.AWAITING_COMMAND):
+                    frame = self._pipe.recv_bytes()
             except (EOFError, ConnectionError):
                 return
-            self._obey(decode_command(frame))
+            with self._activity.command():
+                self._obey(decode_command(frame))
+                self._mark()
 
     def _obey(self, command: Command) -> None:
         match command:
             case Load():
-                self._pipe.send_bytes(encode(Loaded(self._load(command.dtype))))
+                with self._activity.loading():
+                    self._pipe.send_bytes(encode(Loaded(self._load(command.dtype))))
             case Keep():
                 self._keep()
             case Allocate():
@@ -120,6 +116,17 @@ class Follower:
                     tensor_of(x, self._device) for x in (command.rows, command.targets)
                 )
                 model.token_nll(self._hidden(model, command.count), rows, targets)
+
+    def _mark(self) -> None:
+        """What the device has been told ends here."""
+        if self._device != "cpu" and self._models:
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+            self._done = done
+
+    def _is_computing(self) -> bool:
+        """Whether the device is still busy with what it was told."""
+        return self._done is not None and not self._done.query()  # type: ignore[no-untyped-call]
 
     def _load(self, dtype: str) -> str | None:
         """Load this rank's part; returns why that cannot be done."""
@@ -152,29 +159,3 @@ class Follower:
         return model.collective.broadcast(
             torch.empty(shape, dtype=model.dtype, device=model.device)
         )
-
-
-def main() -> Never:
-    """Entry point: follow rank 0 until it ends."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--pipe", type=int, required=True, help="file descriptor from rank 0")
-    parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch")
-    add_place_arguments(parser)
-    args = parser.parse_args()
-    live_no_longer_than_the_worker()
-    place = place_of(args)
-    logs.configure(f"compute rank {place.rank}")
-    give_signs_of_life(place.life)
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    join = partial(TorchCollective, place, args.device)
-    keep_freed_memory()
-    with leaving_when_lost():
-        pipe = Connection(args.pipe)
-        Follower(args.model, place.rank, place.ranks, args.device, pipe, join).run()
-    leave(0)
-
-
-if __name__ == "__main__":
-    main()

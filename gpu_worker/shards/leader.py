@@ -13,6 +13,7 @@ from nightjar.checkpoints import ModelDirectory, ShardError
 from nightjar.gpu_worker.models import Decoder, KVTensors, TokenBatch, load_model
 from nightjar.gpu_worker.models.shard import Collective, ShardDecoder
 from nightjar.gpu_worker.models.split import Part
+from nightjar.gpu_worker.shards.activity import Activity
 from nightjar.gpu_worker.shards.commands import (
     Allocate,
     Clear,
@@ -38,6 +39,7 @@ class Leader:
         followers: A pipe to each of ranks 1, 2, ...
         device: Where this rank computes.
         join: Meets the others, when all have loaded; called once.
+        activity: Of this rank.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class Leader:
         followers: Sequence[Connection],
         device: str,
         join: Callable[[], Collective],
+        activity: Activity,
     ) -> None:
         self._directory = directory
         self._followers = list(followers)
         self._device = device
         self._join = join
+        self._activity = activity
         self._collective: Collective | None = None
         self._models = 0
 
@@ -62,17 +66,19 @@ class Leader:
             CheckpointError: Rank 0 cannot load its own.
         """
         part = Part.of(self._directory.config, 0, len(self._followers) + 1)
-        self.tell(Load(dtype))
-        try:
-            own = load_model(self._directory, dtype, self._device, part)
-        finally:
-            errors = self._answers()
+        with self._activity.loading(), self._activity.command():
+            self.tell(Load(dtype))
+            try:
+                own = load_model(self._directory, dtype, self._device, part)
+            finally:
+                errors = self._answers()
         for rank, error in enumerate(errors, 1):
             if error is not None:
                 raise ShardError(f"rank {rank} cannot load its part: {error}")
-        self.tell(Keep())
-        if self._collective is None:
-            self._collective = self._join()
+        with self._activity.command():
+            self.tell(Keep())
+            if self._collective is None:
+                self._collective = self._join()
         self._models += 1
         return _LeadingDecoder(own, part, self._collective, self, self._models - 1)
 
@@ -83,11 +89,12 @@ class Leader:
         Raises:
             OutOfStepError: This rank failed in it; the others may wait for it for ever.
         """
-        self.tell(command)
-        try:
-            yield
-        except Exception as error:
-            raise OutOfStepError(f"rank 0 failed in {type(command).__name__}") from error
+        with self._activity.command():
+            self.tell(command)
+            try:
+                yield
+            except Exception as error:
+                raise OutOfStepError(f"rank 0 failed in {type(command).__name__}") from error
 
     def tell(self, command: Command) -> None:
         """Send a command to every other rank."""

@@ -7,21 +7,17 @@ import logging
 import os
 import signal
 import sys
-import threading
-import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Never
 
-from nightjar.gpu_worker.shards.exits import EXIT_GROUP_LOST
+from nightjar.gpu_worker.shards.activity import Activity
+from nightjar.gpu_worker.shards.exits import EXIT_FAILED, EXIT_GROUP_LOST
 from nightjar.process import die_with_parent
 
 logger = logging.getLogger(__name__)
-
-_BEAT_EVERY_S = 1.0
 
 
 class GroupLostError(BaseException):
@@ -43,14 +39,14 @@ class Place:
     meeting: a file that does not exist yet, where the ranks find each other; None for a rank that
     is alone.
     patience_s: how long a rank waits for the others in one exchange.
-    life: file descriptor towards the launcher for signs of life.
+    activity: what the launcher is told of this rank.
     """
 
     rank: int
     ranks: int
     meeting: Path | None
     patience_s: float
-    life: int
+    activity: Activity
 
 
 def add_place_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,48 +57,38 @@ def add_place_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--meeting", type=Path, help="file where the ranks find each other")
     parser.add_argument("--patience-s", type=float, default=0.0, help="longest wait for a rank")
     parser.add_argument("--life", type=int, default=-1, help="file descriptor for signs of life")
+    parser.add_argument("--worker", type=int, help="process id of the worker to end with")
 
 
 def place_of(args: argparse.Namespace) -> Place:
-    """The place that was given on the command line."""
-    return Place(args.rank, args.ranks, args.meeting, args.patience_s, args.life)
+    """The place that was given on the command line; from here on the launcher hears of it."""
+    activity = Activity()
+    if args.ranks > 1:
+        activity.give_signs(args.life)
+    return Place(args.rank, args.ranks, args.meeting, args.patience_s, activity)
 
 
-def live_no_longer_than_the_worker() -> None:
-    """End with the worker's thread that started this process, and no sooner.
+def live_no_longer_than_the_worker(worker: int | None) -> None:
+    """End with the worker's thread that started this process, and no sooner; to be called first.
 
     Ctrl-C in a terminal reaches the whole group: the worker drains, and needs its engine for it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
-
-
-def give_signs_of_life(life: int) -> None:
-    """Write a byte a second to a file descriptor, from a thread: a process that is stopped, or
-    holds Python's lock for good, falls silent."""
-
-    def beat() -> None:
-        try:
-            while True:
-                os.write(life, b".")
-                time.sleep(_BEAT_EVERY_S)
-        except OSError:
-            return  # the launcher is gone, and this process about to be
-
-    threading.Thread(target=beat, name="signs-of-life", daemon=True).start()
+    die_with_parent(worker)
 
 
 @contextmanager
 def leaving_when_lost() -> Iterator[None]:
-    """End the process at once where the group is lost: its collective may hang on to threads."""
+    """End the process at once where the group is lost or an error leaves no way on: its collective
+    keeps threads, see `leave`."""
     try:
         yield
     except GroupLostError as error:
         logger.error("%s", error, extra={"action": "group_lost"})  # noqa: TRY400 - no fault here
         leave(EXIT_GROUP_LOST)
-    except OutOfStepError:
-        traceback.print_exc()
-        leave(1)
+    except (Exception, OutOfStepError):
+        logger.exception("this process cannot go on", extra={"action": "failed"})
+        leave(EXIT_FAILED)
 
 
 def leave(status: int) -> Never:

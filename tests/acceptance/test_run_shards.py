@@ -49,8 +49,8 @@ def test_a_killed_rank_costs_no_row_and_changes_none(tiny_model: Path, tmp_path:
         run = start_nightjar(*common, split, "--shards", "2", log=tmp_path / "log")
     finally:
         del os.environ["NIGHTJAR_MICRO_BATCH_REQUESTS"]
-    wait_until("the second rank", lambda: find_children(run.pid, "shards.follower"))
-    (follower,) = find_children(run.pid, "shards.follower")
+    wait_until("the second rank", lambda: find_children(run.pid, "gpu_worker.shards"))
+    (follower,) = find_children(run.pid, "gpu_worker.shards")
     log = split.with_name(f"{split.name}.work") / "logs"
     wait_until("the model", lambda: any("model_loaded" in f.read_text() for f in log.iterdir()))
     follower.send_signal(signal.SIGKILL)

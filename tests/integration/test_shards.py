@@ -2,8 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +22,7 @@ from nightjar.gpu_worker.compute_group import ComputeConfig
 from nightjar.gpu_worker.launcher import ComputeLostError, InFlight, Launcher, LauncherError
 from nightjar.gpu_worker.models import load_model
 from tests.families import CASES, save_family
-from tests.processes import wait_until
+from tests.processes import all_ended, wait_until
 from tests.shards import answers, assert_same, every_kind, first_logits, process_leader
 
 PATIENCE_S = 120
@@ -114,6 +117,152 @@ def test_a_rank_that_dies_or_hangs_is_noticed_and_the_group_starts_again(
     assert not any(map(psutil.pid_exists, pids))
     launcher.wait_ready()
     assert text(ask(launcher)) == before
+
+
+SPOILED = """
+import pathlib, runpy, sys, time
+flag = pathlib.Path(sys.argv.pop(1))
+module = sys.argv.pop(1)
+from nightjar.gpu_worker.engine.loop import Engine
+from nightjar.gpu_worker.models.shard import ShardDecoder
+
+def spoil(owner, name):
+    plain = getattr(owner, name)
+    def spoiled(*given):
+        if flag.exists():
+            {fault}
+        return plain(*given)
+    setattr(owner, name, spoiled)
+
+spoil({where})
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+LOOPS = "\n            ".join(["while True:", "    pass"])
+SLEEPS = "time.sleep(1000)"
+RAISES = "raise RuntimeError('no such row')"
+
+
+@dataclass(frozen=True)
+class Spoiled(ComputeConfig):
+    """Some ranks meet a fault in a place of their step while a file is there."""
+
+    spoiled: tuple[int, ...] = ()
+    fault: str = ""
+    where: str = ""
+    flag: Path = Path()
+
+    def command(self, rank: int, pipe: int) -> list[str]:
+        plain = super().command(rank, pipe)
+        if rank not in self.spoiled:
+            return plain
+        python, _, module, *arguments = plain
+        script = SPOILED.format(fault=self.fault, where=self.where)
+        return [python, "-c", script, str(self.flag), module, *arguments]
+
+
+STEP, SUM = "Engine, '_schedule'", "ShardDecoder, '_joined'"
+
+
+@pytest.mark.parametrize(
+    ("rank", "where", "fault", "ending"),
+    [
+        (0, STEP, LOOPS, "rank 0 stalled: the others waited 8 s"),
+        (0, SUM, SLEEPS, "rank 0 stalled: the others waited 8 s"),
+        (1, SUM, SLEEPS, "rank 1 stalled: the others waited 8 s"),
+        (1, SUM, RAISES, "rank 1 ended by an error of its own: see the log"),
+        (0, STEP, RAISES, "rank 0 ended by an error of its own: see the log"),
+    ],
+)
+def test_a_rank_that_is_well_and_does_not_come_is_noticed(
+    tiny_model: Path, tmp_path: Path, rank: int, where: str, fault: str, ending: str
+) -> None:
+    """Its signs of life go on: it loops or waits before, in or between its part of the steps."""
+    flag = tmp_path / "flag"
+    config = Spoiled(tiny_model, "fp32", threads=2, shards=2, flag=flag)
+    launcher = Launcher(
+        replace(config, spoiled=(rank,), fault=fault, where=where), on_failure=print
+    )
+    try:
+        launcher.register_vectors("v@1", save({"v": np.ones((2, 32), np.float32)}))
+        launcher.wait_ready()
+        before = text(ask(launcher))
+        time.sleep(1)  # idle
+        pids = launcher.pids
+        flag.touch()
+        began = time.monotonic()
+        flight = ask(launcher)
+        assert flight.done.wait(PATIENCE_S)
+        assert time.monotonic() - began < NOTICED_S
+        assert type(flight.lost) is ComputeLostError
+        assert ending in str(flight.lost)
+        flag.unlink()
+        wait_until("the next group", lambda: launcher.pids != pids)
+        assert not any(map(psutil.pid_exists, pids))
+        launcher.wait_ready()
+        assert text(ask(launcher)) == before
+    finally:
+        launcher.close()
+
+
+def test_a_step_may_take_longer_than_a_rank_may_be_late(tiny_model: Path, tmp_path: Path) -> None:
+    """All ranks are at work all the time."""
+    flag = tmp_path / "flag"
+    config = Spoiled(tiny_model, "fp32", threads=2, shards=2, rank_late_after_s=1.5, flag=flag)
+    config = replace(config, spoiled=(0, 1), fault="time.sleep(2)", where=SUM)
+    launcher = Launcher(config, on_failure=print)
+    try:
+        launcher.register_vectors("v@1", save({"v": np.ones((2, 32), np.float32)}))
+        launcher.wait_ready()
+        pids = launcher.pids
+        flag.touch()
+        began = time.monotonic()
+        assert text(ask(launcher, max_tokens=1))
+        assert time.monotonic() - began > 6
+        assert launcher.pids == pids
+    finally:
+        launcher.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the system what a process does")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_stops_while_it_loads_is_noticed(tiny_model: Path, rank: int) -> None:
+    launcher = Launcher(ComputeConfig(tiny_model, "fp32", threads=2, shards=2), on_failure=print)
+    try:
+        pids = launcher.pids
+        os.kill(pids[rank], signal.SIGSTOP)
+        began = time.monotonic()
+        wait_until("the next group", lambda: launcher.pids != pids)
+        assert time.monotonic() - began < NOTICED_S
+        assert not any(map(psutil.pid_exists, pids))
+        launcher.wait_ready()
+    finally:
+        launcher.close()
+
+
+STARTS = """
+import os, pathlib, sys, time
+from nightjar.gpu_worker.compute_group import ComputeConfig, ComputeGroup
+group = ComputeGroup(ComputeConfig(pathlib.Path(sys.argv[1]), shards=2))
+print(*group.pids, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system ends a process with its parent")
+def test_ranks_that_stopped_while_they_loaded_end_with_their_worker(tiny_model: Path) -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", STARTS, str(tiny_model)], stdout=subprocess.PIPE, text=True
+    )
+    assert worker.stdout is not None
+    ranks = [psutil.Process(int(pid)) for pid in worker.stdout.readline().split()]
+    for rank in ranks:
+        maps = Path(f"/proc/{rank.pid}/maps")
+        wait_until("torch to be loaded", lambda maps=maps: "libtorch" in maps.read_text())
+        rank.suspend()
+    worker.kill()
+    worker.wait()
+    worker.stdout.close()
+    wait_until("the ranks to end", lambda: all_ended(ranks))
 
 
 def test_a_second_group_works_beside_the_first(launcher: Launcher, tiny_model: Path) -> None:

@@ -13,19 +13,43 @@ import pytest
 
 from nightjar.gpu_worker import compute_group
 from nightjar.gpu_worker.compute_group import ComputeConfig, ComputeGroup
-from nightjar.gpu_worker.shards.exits import EXIT_GROUP_LOST
+from nightjar.gpu_worker.shards.exits import EXIT_FAILED, EXIT_GROUP_LOST
 from tests.processes import wait_until
 
 PATIENCE_S = 60
 
-LIVES = """
-import os, sys, time
-life = next(int(word[7:]) for word in sys.argv if word.startswith("--life="))
-while True:
-    os.write(life, b".")
-    time.sleep(0.2)
+START = """
+import argparse, os, signal, sys, time
+from nightjar.gpu_worker.shards.activity import Doing
+from nightjar.gpu_worker.shards.process import add_place_arguments, place_of
+parser = argparse.ArgumentParser()
+add_place_arguments(parser)
+activity = place_of(parser.parse_known_args()[0]).activity
 """
+LIVES = START + "time.sleep(100)"
+IDLE = START + "activity._doing = Doing.IDLE; time.sleep(100)"
+AWAITS = START + "activity._doing = Doing.AWAITING_COMMAND; time.sleep(100)"
+WORKS = START + "activity._doing = Doing.WORKING; activity.exchanges(); time.sleep(100)"
+IS_AHEAD = (
+    START
+    + """
+activity._doing = Doing.WORKING
+for _ in range(3):
+    activity.exchanges()
+time.sleep(100)
+"""
+)
+GOES_ON = (
+    START
+    + """
+activity._doing = Doing.WORKING
+while True:
+    activity.progressed()
+    time.sleep(0.1)
+"""
+)
 LEAVES = f"import sys, time; time.sleep(0.5); sys.exit({EXIT_GROUP_LOST})"
+FAILS = f"import sys; sys.exit({EXIT_FAILED})"
 
 
 @dataclass(frozen=True)
@@ -43,18 +67,24 @@ def group_of(*scripts: str, late_after_s: float = 1.0) -> ComputeGroup:
     return ComputeGroup(config)
 
 
-def first_fault(group: ComputeGroup, *, silence_counts: bool = True) -> str:
+def first_fault(group: ComputeGroup) -> str:
     """What the group says of the first rank that fails."""
-    deadline = time.monotonic() + PATIENCE_S
+    fault = fault_within(group, PATIENCE_S)
+    assert fault is not None
+    group.kill(fault)
+    group.wait()
+    assert group.ending() == fault
+    return fault
+
+
+def fault_within(group: ComputeGroup, seconds: float) -> str | None:
+    """What the group says in so many seconds."""
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        ready = wait(group.watched, 0.2)
-        fault = group.fault(ready, silence_counts=silence_counts)
+        fault = group.fault(wait(group.watched, 0.2))
         if fault is not None:
-            group.kill(fault)
-            group.wait()
-            assert group.ending() == fault
             return fault
-    raise AssertionError("nothing is said")
+    return None
 
 
 def test_a_rank_that_is_killed_is_to_blame_and_not_those_that_leave() -> None:
@@ -88,16 +118,80 @@ def test_a_rank_that_keeps_the_others_waiting_is_told_when_they_leave() -> None:
     assert first_fault(group) == "of rank 1 stalled: the others waited 60 s"
 
 
-def test_silence_says_nothing_while_nobody_looked_or_a_model_loads() -> None:
-    group = group_of(LIVES, LIVES, late_after_s=2.0)
+@pytest.mark.parametrize(
+    ("scripts", "rank"),
+    [
+        ((IS_AHEAD, WORKS), 1),
+        ((WORKS, IS_AHEAD), 0),
+        ((IS_AHEAD, WORKS, IS_AHEAD), 1),
+        ((WORKS, AWAITS), 0),
+        ((WORKS, AWAITS, IS_AHEAD), 0),
+    ],
+)
+def test_a_rank_that_stands_still_is_late_while_another_waits_for_it(
+    scripts: tuple[str, ...], rank: int
+) -> None:
+    """In a command that another has gone on with; rank 0 also while others await one."""
+    assert first_fault(group_of(*scripts)) == f"of rank {rank} stalled: the others waited 1 s"
+
+
+@pytest.mark.parametrize(
+    "scripts",
+    [
+        (WORKS, WORKS),
+        (IDLE, AWAITS),
+        (LIVES, AWAITS),
+        (IS_AHEAD, AWAITS.replace("AWAITING_COMMAND", "LOADING")),
+        (GOES_ON, AWAITS),
+    ],
+    ids=["all compute", "nothing to do", "rank 0 loads", "rank 1 loads", "rank 0 moves on"],
+)
+def test_nobody_is_late_whom_nobody_waits_for(scripts: tuple[str, ...]) -> None:
+    group = group_of(*scripts)
+    try:
+        assert fault_within(group, 3) is None
+    finally:
+        group.kill("the test is over")
+        group.wait()
+
+
+def test_a_rank_that_its_watchdog_aborts_has_waited_for_another() -> None:
+    """As NCCL's does; one that is aborted out of hand is to blame itself."""
+    group = group_of(IS_AHEAD, WORKS, late_after_s=4.0)
+    while group._members[1].late_s <= 2:
+        assert fault_within(group, 0.1) is None
+    os.kill(group.pids[0], signal.SIGABRT)
+    assert first_fault(group) == "of rank 1 stalled: the others waited 4 s"
+    aborts = START + "time.sleep(0.5); os.abort()"
+    assert first_fault(group_of(WORKS, aborts)) == "of rank 1 was ended by SIGABRT"
+
+
+def test_a_rank_that_met_an_error_is_told_from_those_that_leave() -> None:
+    leaves = LEAVES.replace("0.5", "2")
+    said = first_fault(group_of(leaves, FAILS, late_after_s=PATIENCE_S))
+    assert said == "of rank 1 ended by an error of its own: see the log"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_rank_that_stops_while_it_loads_is_told_from_one_that_is_busy() -> None:
+    """A process that reads and never lets go of Python's lock is silent as well."""
+    busy = "import re; re.match('(a+)+$', 'a' * 40 + 'b')"
+    group = group_of(busy, LIVES, late_after_s=2.0)
+    assert fault_within(group, 4) is None
+    os.kill(group.pids[1], signal.SIGSTOP)
+    assert first_fault(group) == "of rank 1 stalled: no sign of life in 2 s"
+
+
+def test_silence_says_nothing_while_nobody_looked() -> None:
+    group = group_of(AWAITS, AWAITS, late_after_s=2.0)
+    wait_until("a sign of life of each", lambda: len(wait(group.watched, 1)) == 2)
     try:
         for pid in group.pids:
             os.kill(pid, signal.SIGSTOP)
         while ready := wait(group.watched, 0.3):  # what they had written
-            assert group.fault(ready, silence_counts=True) is None
+            assert group.fault(ready) is None
         time.sleep(3)
-        assert group.fault([], silence_counts=True) is None
-        assert [group.fault([], silence_counts=False) for _ in range(9)] == [None] * 9
+        assert group.fault([]) is None
     finally:
         group.kill("the test is over")
         group.wait()
@@ -128,6 +222,14 @@ def test_each_rank_sees_its_own_device() -> None:
     assert [config.environment(rank)["CUDA_VISIBLE_DEVICES"] for rank in (0, 1)] == ["4", "7"]
     assert "--device=cuda" in config.command(1, 3)
     assert "--device=cpu" in ComputeConfig(Path("m"), shards=2).command(1, 3)
+
+
+def test_each_rank_is_told_how_long_to_wait(tmp_path: Path) -> None:
+    tells = f"import sys; open({str(tmp_path / 'told')!r}, 'w').write(' '.join(sys.argv[1:]))"
+    group = group_of(LIVES, tells, late_after_s=3.5)
+    first_fault(group)
+    told = (tmp_path / "told").read_text(encoding="utf-8").split()
+    assert {"--rank=1", "--ranks=2", "--patience-s=3.5"} <= set(told)
 
 
 def test_a_made_up_engine_has_no_shards() -> None:

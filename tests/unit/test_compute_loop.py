@@ -14,6 +14,7 @@ from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.compute import ComputeLoop
 from nightjar.gpu_worker.engine import Result
 from nightjar.gpu_worker.fake_engine import FakeEngine
+from nightjar.gpu_worker.shards.activity import Activity
 from nightjar.gpu_worker.translation import Translator
 
 PATIENCE_S = 30
@@ -39,7 +40,7 @@ def pipe(tiny_model: Path) -> Iterator[Connection]:
     tokenizer = ModelDirectory.open(tiny_model).tokenizer()
     ours, theirs = Pipe()
     engine = FakeEngine(tokenizer.token_bytes)
-    loop = ComputeLoop(engine, BrokenTranslator(tokenizer), theirs)
+    loop = ComputeLoop(engine, BrokenTranslator(tokenizer), theirs, Activity())
     running = threading.Thread(target=loop.run)
     running.start()
     yield ours
