@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Self
 
 from nightjar.gpu_worker.shards.activity import FIRST_SIGN, Doing, Sign, last_sign
 from nightjar.gpu_worker.shards.exits import EXIT_FAILED, EXIT_GROUP_LOST
+from nightjar.pipeline.settings import Settings
 
 _EXIT_GRACE_S = 5.0
 _REAP_S = 1.0  # between the last file descriptor of a process and its exit status
@@ -61,6 +63,25 @@ class ComputeConfig:
     shards: int = 1
     devices: tuple[str, ...] = ()
     rank_late_after_s: float = 8.0
+
+    @classmethod
+    def of(cls, settings: Settings, model: Path) -> Self:
+        """What the settings say about a model's processes."""
+        return cls(
+            model=model,
+            dtype=settings.dtype,
+            device=settings.device,
+            kv_cache_bytes=settings.kv_cache_bytes,
+            gpu_memory_share=settings.gpu_memory_share,
+            host_cache_bytes=settings.host_cache_bytes,
+            threads=settings.compute_threads,
+            stalled_after_s=settings.compute_stalled_after_s,
+            engine=settings.engine,
+            fake_step_s=settings.fake_step_s,
+            shards=settings.shard_count,
+            devices=settings.device_list,
+            rank_late_after_s=settings.rank_late_after_s,
+        )
 
     @property
     def ranks(self) -> int:

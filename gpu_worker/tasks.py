@@ -48,24 +48,9 @@ class _Parts:
             raise LauncherError("NIGHTJAR_MODEL is not set: name the directory of the served model")
         model = ModelDirectory.open(settings.model)
         store = Store(settings.database_url.get_secret_value())
-        config = ComputeConfig(
-            model=model.path,
-            dtype=settings.dtype,
-            device=settings.device,
-            kv_cache_bytes=settings.kv_cache_bytes,
-            gpu_memory_share=settings.gpu_memory_share,
-            host_cache_bytes=settings.host_cache_bytes,
-            threads=settings.compute_threads,
-            stalled_after_s=settings.compute_stalled_after_s,
-            engine=settings.engine,
-            fake_step_s=settings.fake_step_s,
-            shards=settings.shard_count,
-            devices=settings.device_list,
-            rank_late_after_s=settings.rank_late_after_s,
-        )
         # Before the model is loaded: files that change meanwhile are another model.
         cache = open_cache(settings, store, model)
-        launcher = Launcher(config, on_failure=_leave)
+        launcher = Launcher(ComputeConfig.of(settings, model.path), on_failure=_leave)
         launcher.wait_ready()
         worker = GpuWorker(
             store,

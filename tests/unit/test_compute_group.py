@@ -14,6 +14,7 @@ import pytest
 from nightjar.gpu_worker import compute_group
 from nightjar.gpu_worker.compute_group import ComputeConfig, ComputeGroup
 from nightjar.gpu_worker.shards.exits import EXIT_FAILED, EXIT_GROUP_LOST
+from nightjar.pipeline.settings import Settings
 from tests.processes import wait_until
 
 PATIENCE_S = 60
@@ -230,6 +231,37 @@ def test_each_rank_is_told_how_long_to_wait(tmp_path: Path) -> None:
     first_fault(group)
     told = (tmp_path / "told").read_text(encoding="utf-8").split()
     assert {"--rank=1", "--ranks=2", "--patience-s=3.5"} <= set(told)
+
+
+def test_a_worker_starts_what_its_settings_say() -> None:
+    """Every field has its setting but one, which nobody sets."""
+    given = {
+        "dtype": "bf16",
+        "kv_cache_bytes": 5,
+        "gpu_memory_share": 0.5,
+        "host_cache_bytes": 6,
+        "compute_threads": 7,
+        "compute_stalled_after_s": 8.0,
+        "engine": "fake",
+        "fake_step_s": 9.0,
+        "devices": "1,3",
+        "rank_late_after_s": 10.0,
+    }
+    assert ComputeConfig.of(Settings.read(**given), Path("m")) == ComputeConfig(
+        model=Path("m"),
+        dtype="bf16",
+        kv_cache_bytes=5,
+        gpu_memory_share=0.5,
+        host_cache_bytes=6,
+        threads=7,
+        stalled_after_s=8.0,
+        engine="fake",
+        fake_step_s=9.0,
+        shards=2,
+        devices=("1", "3"),
+        rank_late_after_s=10.0,
+    )
+    assert ComputeConfig.of(Settings.read(device="cuda:1"), Path("m")).device == "cuda:1"
 
 
 def test_a_made_up_engine_has_no_shards() -> None:

@@ -7,6 +7,7 @@ from nightjar.checkpoints import ShardError
 from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateResult, RequestFailed
 from nightjar.gpu_worker.models import load_model
 from nightjar.gpu_worker.shards import follower as follower_module
+from nightjar.gpu_worker.shards.follower import Follower
 from nightjar.gpu_worker.shards.process import GroupLostError, OutOfStepError
 from tests.engines import VOCAB, assert_nothing_held, drain, generate, ids, one
 from tests.shards import first_logits, thread_leader
@@ -38,6 +39,36 @@ def test_scores_that_are_not_finite_are_computed_again_on_every_rank(directory, 
     assert result[9].recomputed_in == "fp64"
     assert result[1].token_ids == one(model, token_bytes, generate(1, ids(9))).token_ids
     assert after == one(model, token_bytes, generate(2, ids(60), n=2, temperature=1.0))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("change", ["clear", "copy"])
+def test_what_happens_to_blocks_of_a_cache_happens_on_every_rank(directory, monkeypatch, change):
+    """Another rank's part of a block may hold what rank 0's does not: NaN, for one."""
+    followers = []
+
+    class Kept(Follower):
+        def __init__(self, *given):
+            super().__init__(*given)
+            followers.append(self)
+
+    monkeypatch.setattr("tests.shards.Follower", Kept)
+    with thread_leader(directory, 2) as leader:
+        model = leader.load("fp32")
+        cache = model.allocate_cache(3, 16)
+        model.logits(torch.zeros(1, 32))  # past this the follower has its cache
+        (theirs,) = followers[0]._caches.values()
+        theirs.keys[:, 1], theirs.values[:, 1] = torch.nan, torch.nan
+        theirs.keys[:, 2], theirs.values[:, 2] = 2.0, 3.0
+        if change == "clear":
+            cache.clear([1])
+        else:
+            cache.copy([(2, 1)])
+        model.logits(torch.zeros(1, 32))
+    expected = (0.0, 0.0) if change == "clear" else (2.0, 3.0)
+    for tensor, first, kept in zip((theirs.keys, theirs.values), expected, (2.0, 3.0), strict=True):
+        assert tensor[:, 1].unique().tolist() == [first]
+        assert tensor[:, 2].unique().tolist() == [kept]
 
 
 def test_a_rank_that_cannot_load_a_higher_precision_costs_that_request_alone(
