@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Self
 
+from nightjar.checkpoints import ShardError
 from nightjar.gpu_worker.shards.activity import FIRST_SIGN, Doing, Sign, last_sign
 from nightjar.gpu_worker.shards.exits import EXIT_FAILED, EXIT_GROUP_LOST
 from nightjar.pipeline.settings import Settings
@@ -35,7 +36,10 @@ _ENVIRONMENT = {
     # it ends a process that has waited too long.
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
+    # Numbers of devices are nvidia-smi's; unless told, CUDA counts the fastest first.
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 }
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,8 @@ class ComputeConfig:
 
     threads: CPU threads of all ranks together.
     kv_cache_bytes: of each rank; None for what the device gets unless told.
-    shards: ranks that the model is split among; devices: the CUDA device of each, or none where all
-    compute on `device`.
+    shards: ranks that the model is split among; devices: the CUDA device of each, as this process
+    counts those that it sees, or none where all compute on `device`.
     rank_late_after_s: a rank that keeps another waiting or is silent for so long is lost.
     """
 
@@ -112,8 +116,12 @@ class ComputeConfig:
         return command if threads is None else [*command, f"--threads={threads}"]
 
     def environment(self, rank: int) -> dict[str, str]:
-        """The environment of a rank, which sees its own device alone."""
-        own = {"CUDA_VISIBLE_DEVICES": self.devices[rank]} if self.devices else {}
+        """The environment of a rank, which sees its own device alone.
+
+        Raises:
+            ShardError: This process sees fewer devices.
+        """
+        own = {_VISIBLE: _visible(int(self.devices[rank]))} if self.devices else {}
         return _ENVIRONMENT | os.environ | own
 
 
@@ -312,6 +320,22 @@ class ComputeGroup:
             if member.life is not None:
                 os.close(member.life)
                 member.life = None
+
+
+def _visible(number: int) -> str:
+    """What the device with this number, among those that this process sees, is called by CUDA."""
+    listed = os.environ.get(_VISIBLE)
+    if listed is None:
+        return f"{number}"
+    # Numbers, or the names of devices and of parts of them; CUDA takes what is before a -1.
+    names = [name.strip() for name in listed.split(",")]
+    names = names[: names.index("-1")] if "-1" in names else [name for name in names if name]
+    if number >= len(names):
+        raise ShardError(
+            f"device {number}: {_VISIBLE}={listed} shows {len(names)} devices to this process, and "
+            "NIGHTJAR_DEVICES (--devices) counts those from 0"
+        )
+    return names[number]
 
 
 def _cores() -> int:

@@ -136,6 +136,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
 
     if dtype not in ("auto", "fp64", "fp32", "bf16", "fp16", "int8"):
         _fail(f"--dtype {dtype!r}: use auto, fp64, fp32, bf16, fp16 or int8", EXIT_USAGE)
+    _require_one_place(device, devices)
     if device is not None:
         os.environ["NIGHTJAR_DEVICE"] = device
     arguments = RunArguments(
@@ -192,6 +193,7 @@ def worker(
     ] = None,
 ) -> None:
     """Start a Celery worker; settings come from NIGHTJAR_* variables."""
+    _require_one_place(device, devices)
     given = {"ENGINE": engine, "DEVICE": device, "SHARDS": shards, "DEVICES": devices}
     os.environ.update({f"NIGHTJAR_{k}": str(v) for k, v in given.items() if v is not None})
     settings = _settings()
@@ -345,6 +347,11 @@ def migrate() -> None:
     store = Store(_settings().database_url.get_secret_value())
     store.migrate()
     store.close()
+
+
+def _require_one_place(device: str | None, devices: str | None) -> None:
+    if device is not None and devices is not None:
+        _fail(f"--device {device} --devices {devices}: give one of them", EXIT_USAGE)
 
 
 def _settings() -> Settings:

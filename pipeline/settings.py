@@ -101,7 +101,9 @@ class Settings(BaseSettings):
         "",
         pattern="^([0-9]+(,[0-9]+)*)?$",
         validate_default=True,
-        description="CUDA devices of this worker, one a shard, such as 0,1; empty for the CPU",
+        description="CUDA devices of this worker, one a shard, such as 0,1: places in "
+        "CUDA_VISIBLE_DEVICES where that is set, else numbers as nvidia-smi gives them; empty for "
+        "what NIGHTJAR_DEVICE says",
     )
     rank_late_after_s: float = Field(
         8.0,
@@ -135,7 +137,13 @@ class Settings(BaseSettings):
         shards = info.data.get("shards")
         if named and shards is not None and shards != len(named):
             raise ValueError(f"{devices} names {len(named)} devices for {shards} shards")
-        if not named and (shards or 1) > 1 and info.data.get("device", "cpu") != "cpu":
+        device = info.data.get("device", "cpu")
+        if named and device != "cpu":
+            raise ValueError(
+                f"{devices} beside NIGHTJAR_DEVICE {device}: give one of them; --devices 1 is one "
+                "GPU as well"
+            )
+        if not named and (shards or 1) > 1 and device != "cpu":
             raise ValueError(f"none for {shards} shards on a GPU; name one for each")
         return devices
 

@@ -67,6 +67,9 @@ def test_shards_that_do_not_divide_end_the_run_with_the_reason(
     told = nightjar("run", source, *arguments, "--shards", "2", "--devices", "0,1,2")
     assert told.returncode == 2
     assert "3 devices for 2 shards" in told.stderr
+    told = nightjar("run", source, *arguments, "--device", "cpu", "--devices", "0,1")
+    assert told.returncode == 2
+    assert "--device cpu --devices 0,1: give one of them" in told.stderr
     told = nightjar("run", source, *arguments, "--shards", "3")
     assert told.returncode == 2
     assert "possible are 1, 2, 4" in told.stderr

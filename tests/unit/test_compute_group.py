@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nightjar.checkpoints import ShardError
 from nightjar.gpu_worker import compute_group
 from nightjar.gpu_worker.compute_group import ComputeConfig, ComputeGroup
 from nightjar.gpu_worker.shards.exits import EXIT_FAILED, EXIT_GROUP_LOST
@@ -218,9 +219,40 @@ def test_threads_are_divided_among_the_ranks(monkeypatch: pytest.MonkeyPatch) ->
     assert ComputeConfig(Path(), shards=2).threads_per_rank == 3
 
 
-def test_each_rank_sees_its_own_device() -> None:
+@pytest.mark.parametrize(
+    ("inherited", "seen"),
+    [
+        (None, ["2", "0"]),
+        ("4,7,5", ["5", "4"]),
+        ("GPU-8932f937, GPU-46451c43 ,MIG-3f1a", ["MIG-3f1a", "GPU-8932f937"]),
+    ],
+)
+def test_each_rank_sees_its_own_device_of_those_that_its_worker_sees(
+    monkeypatch: pytest.MonkeyPatch, inherited: str | None, seen: list[str]
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    if inherited is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", inherited)
+    config = ComputeConfig(Path("m"), shards=2, devices=("2", "0"))
+    ranks = [config.environment(rank) for rank in (0, 1)]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in ranks] == seen
+    assert {one["CUDA_DEVICE_ORDER"] for one in ranks} == {"PCI_BUS_ID"}
+
+
+@pytest.mark.parametrize(("inherited", "count"), [("3,5", 2), ("", 0), ("0,1,-1,2", 2), ("-1", 0)])
+def test_a_device_that_the_worker_does_not_see_is_refused(
+    monkeypatch: pytest.MonkeyPatch, inherited: str, count: int
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", inherited)
+    config = ComputeConfig(Path("m"), shards=2, devices=("0", "2"))
+    with pytest.raises(ShardError, match=f"device 2: .*={inherited} shows {count} devices"):
+        config.environment(1)
+
+
+def test_ranks_are_told_the_kind_of_their_device() -> None:
     config = ComputeConfig(Path("m"), shards=2, devices=("4", "7"))
-    assert [config.environment(rank)["CUDA_VISIBLE_DEVICES"] for rank in (0, 1)] == ["4", "7"]
     assert "--device=cuda" in config.command(1, 3)
     assert "--device=cpu" in ComputeConfig(Path("m"), shards=2).command(1, 3)
 

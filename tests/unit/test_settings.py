@@ -28,6 +28,7 @@ def test_a_shard_a_device(given, count, devices):
         ({"devices": "cuda:0"}, "NIGHTJAR_DEVICES"),
         ({"shards": 0}, "NIGHTJAR_SHARDS"),
         ({"shards": 2, "device": "cuda"}, "NIGHTJAR_DEVICES.*none for 2 shards on a GPU"),
+        ({"devices": "0,1", "device": "cuda"}, "NIGHTJAR_DEVICES.*0,1 beside NIGHTJAR_DEVICE cuda"),
     ],
 )
 def test_what_does_not_fit_is_named(given, fault):
