@@ -10,7 +10,6 @@ from datetime import timedelta
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch._C._distributed_c10d import FileStore
 
 from nightjar.checkpoints import ShardError
 from nightjar.gpu_worker.shards.process import GroupLostError, Place
@@ -28,7 +27,8 @@ class TorchCollective:
         self._ranks = place.ranks
         self._on_cpu = device == "cpu"
         self._activity = place.activity
-        store = FileStore(str(place.meeting), place.ranks)
+        store = dist.FileStore(str(place.meeting), place.ranks)  # type: ignore[attr-defined]
+        own = None if self._on_cpu else torch.device("cuda", torch.cuda.current_device())
         with _or_lost():
             dist.init_process_group(
                 "gloo" if self._on_cpu else "nccl",
@@ -36,7 +36,12 @@ class TorchCollective:
                 rank=place.rank,
                 world_size=place.ranks,
                 timeout=timedelta(seconds=place.patience_s),
+                device_id=own,
             )
+        # NCCL connects, and takes memory for that, when first used: now, not in the first step.
+        self.sum(torch.zeros(1, device=own))
+        if own is not None:
+            torch.cuda.synchronize(own)
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over the ranks: on the CPU always in their order, so that a row's bits depend
