@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -45,10 +45,13 @@ class CacheMemory:
     gpu_share: float = GPU_MEMORY_SHARE
     host_bytes: int = 0
 
-    def kv_bytes_on(self, device: str) -> int | None:
-        """What is to be taken on a device that holds its model already; None: say nothing."""
+    def kv_bytes_on(self, device: str, elsewhere: Sequence[int] = ()) -> int | None:
+        """What is to be taken on a device that holds its model already; None: say nothing.
+
+        elsewhere: see `cache_budget`.
+        """
         if self.kv_bytes is None and device != "cpu":
-            return cache_budget(device, self.gpu_share)
+            return cache_budget(device, self.gpu_share, elsewhere)
         return self.kv_bytes
 
 
@@ -99,7 +102,8 @@ def build_engine(
 ) -> Engine:
     """Load the model and build its engine.
 
-    A higher precision is computed in on the CPU: the GPU's memory is spoken for.
+    A higher precision is computed in on the CPU: the GPU's memory is spoken for. A model that is
+    split among GPUs has none: rank 0 would have to hold it whole in the host's memory.
 
     Raises:
         CheckpointError: The weights do not fit the configuration, cannot be split as asked, or the
@@ -112,11 +116,11 @@ def build_engine(
     config = EngineConfig(banned_token_ids=banned, host_cache_bytes=memory.host_bytes)
     if device != "cpu":
         config = replace(config, max_running=GPU_RUNNING, max_step_tokens=GPU_STEP_TOKENS)
-    if (kv_bytes := memory.kv_bytes_on(device)) is not None:
+    if (kv_bytes := memory.kv_bytes_on(device, model.free_elsewhere)) is not None:
         config = replace(config, kv_cache_bytes=kv_bytes)
     higher = MORE_PRECISE.get(dtype)
     more_precise = None
-    if higher is not None:
+    if higher is not None and not (model.in_lockstep and device != "cpu"):
         again = load if device == "cpu" else partial(load_model, directory)
         more_precise = partial(again, higher)
     return Engine(model, tokenizer.token_bytes, config, more_precise)

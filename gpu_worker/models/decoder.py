@@ -42,11 +42,13 @@ class Decoder:
     """Packed tokens in, hidden states of the wanted rows out; logits and scores from those.
 
     in_lockstep: whether other processes make every step with this one, and must be told of it;
-    is_whole: whether its products are whole, not parts of sums over several processes.
+    is_whole: whether its products are whole, not parts of sums over several processes;
+    free_elsewhere: bytes that the GPUs of those processes had left when they had loaded it.
     """
 
     in_lockstep = False
     is_whole = True
+    free_elsewhere: tuple[int, ...] = ()
 
     def __init__(
         self,

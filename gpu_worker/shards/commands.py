@@ -1,7 +1,8 @@
 """What rank 0 tells the ranks that follow it, and what they say to that.
 
 One command a frame, MessagePack, over the pipe from rank 0 to each of them. Every command but
-`Load` and `Keep` names one of the models that were loaded, in the order of their loading. Hidden
+`Load` and `Keep` names one of the models that were loaded, in the order of their loading; these two
+and `Allocate` are answered by `Done`. Hidden
 states and sums do not come this way: they go through the collective.
 """
 
@@ -21,15 +22,19 @@ Ids = bytearray
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Load this rank's part of the model in a precision; answered by Loaded."""
+    """Load this rank's part of the model in a precision."""
 
     dtype: str
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """error: why this rank cannot load its part, or None."""
+class Done(msgspec.Struct, frozen=True):
+    """A command has been carried out.
 
-    error: str | None
+    error: why it cannot be, or None. free_bytes: what the rank's GPU has left.
+    """
+
+    error: str | None = None
+    free_bytes: int | None = None
 
 
 class Keep(msgspec.Struct, frozen=True, tag=True):
@@ -125,10 +130,10 @@ Command = Load | Keep | Allocate | Clear | Copy | Forward | Logits | TokenNll
 
 _encoder = msgspec.msgpack.Encoder()
 _command: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
-_loaded = msgspec.msgpack.Decoder(Loaded)
+_done = msgspec.msgpack.Decoder(Done)
 
 
-def encode(message: Command | Loaded) -> bytes:
+def encode(message: Command | Done) -> bytes:
     """One frame."""
     return _encoder.encode(message)
 
@@ -138,9 +143,9 @@ def decode_command(frame: bytes) -> Command:
     return _command.decode(frame)
 
 
-def decode_loaded(frame: bytes) -> Loaded:
-    """The answer to Load."""
-    return _loaded.decode(frame)
+def decode_done(frame: bytes) -> Done:
+    """The answer to a command that has one."""
+    return _done.decode(frame)
 
 
 def forward_of(model: int, batch: TokenBatch) -> Forward:

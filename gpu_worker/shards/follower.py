@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from nightjar.checkpoints import ModelDirectory
+from nightjar.gpu_worker.engine.gpu_memory import free_bytes
 from nightjar.gpu_worker.models import Decoder, KVTensors, load_model
 from nightjar.gpu_worker.models.shard import Collective, ShardDecoder
 from nightjar.gpu_worker.models.split import Part
@@ -24,10 +25,10 @@ from nightjar.gpu_worker.shards.commands import (
     Clear,
     Command,
     Copy,
+    Done,
     Forward,
     Keep,
     Load,
-    Loaded,
     Logits,
     TokenNll,
     batch_of,
@@ -93,13 +94,14 @@ class Follower:
         match command:
             case Load():
                 with self._activity.loading():
-                    self._pipe.send_bytes(encode(Loaded(self._load(command.dtype))))
+                    self._say(Done(self._load(command.dtype)))
             case Keep():
                 self._keep()
+                on_cpu = self._device == "cpu"
+                self._say(Done(free_bytes=None if on_cpu else free_bytes(self._device)))
             case Allocate():
-                model = self._models[command.model]
-                cache = model.allocate_cache(command.blocks, command.block_size)
-                self._caches[command.model] = cache
+                with self._activity.loading():
+                    self._say(Done(self._allocate(command)))
             case Clear():
                 self._caches[command.model].clear(command.blocks)
             case Copy():
@@ -142,6 +144,20 @@ class Follower:
             logger.exception("rank %d cannot load its part", self._rank)
             return f"{type(error).__name__}: {error}"
         return None
+
+    def _allocate(self, command: Allocate) -> str | None:
+        """Make a model's cache; returns why that cannot be done."""
+        model = self._models[command.model]
+        try:
+            cache = model.allocate_cache(command.blocks, command.block_size)
+        except Exception as error:
+            logger.exception("rank %d cannot make its cache", self._rank)
+            return f"{type(error).__name__}: {error}"
+        self._caches[command.model] = cache
+        return None
+
+    def _say(self, done: Done) -> None:
+        self._pipe.send_bytes(encode(done))
 
     def _keep(self) -> None:
         if self._loaded is None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -19,16 +20,19 @@ from nightjar.gpu_worker.shards.commands import (
     Clear,
     Command,
     Copy,
+    Done,
     Keep,
     Load,
     Logits,
     TokenNll,
-    decode_loaded,
+    decode_done,
     encode,
     forward_of,
     ids_of,
 )
 from nightjar.gpu_worker.shards.process import GroupLostError, OutOfStepError
+
+Own = TypeVar("Own")
 
 
 class Leader:
@@ -66,21 +70,16 @@ class Leader:
             CheckpointError: Rank 0 cannot load its own.
         """
         part = Part.of(self._directory.config, 0, len(self._followers) + 1)
-        with self._activity.loading(), self._activity.command():
-            self.tell(Load(dtype))
-            try:
-                own = load_model(self._directory, dtype, self._device, part)
-            finally:
-                errors = self._answers()
-        for rank, error in enumerate(errors, 1):
-            if error is not None:
-                raise ShardError(f"rank {rank} cannot load its part: {error}")
-        with self._activity.command():
-            self.tell(Keep())
-            if self._collective is None:
-                self._collective = self._join()
+        own, _ = self.ask(
+            Load(dtype),
+            "load its part",
+            lambda: load_model(self._directory, dtype, self._device, part),
+        )
+        collective, done = self.ask(Keep(), "meet the others", self._met)
         self._models += 1
-        return _LeadingDecoder(own, part, self._collective, self, self._models - 1)
+        model = _LeadingDecoder(own, part, collective, self, self._models - 1)
+        model.free_elsewhere = tuple(x.free_bytes for x in done if x.free_bytes is not None)
+        return model
 
     @contextmanager
     def together(self, command: Command) -> Iterator[None]:
@@ -105,12 +104,37 @@ class Leader:
         except OSError as error:
             raise GroupLostError(f"another rank does not listen: {error}") from error
 
-    def _answers(self) -> list[str | None]:
-        """What keeps each other rank from loading."""
+    def ask(self, command: Command, purpose: str, own: Callable[[], Own]) -> tuple[Own, list[Done]]:
+        """Have the others carry out a command that may fail, while this rank does its own part;
+        returns what comes of that, and what the others say.
+
+        Raises:
+            ShardError: Another rank cannot; all are in step all the same.
+        """
+        with self._activity.loading(), self._activity.command():
+            self.tell(command)
+            try:
+                found = own()
+            except Exception:
+                self._answers()
+                raise
+            answers = self._answers()
+        for rank, answer in enumerate(answers, 1):
+            if answer.error is not None:
+                raise ShardError(f"rank {rank} cannot {purpose}: {answer.error}")
+        return found, answers
+
+    def _met(self) -> Collective:
+        if self._collective is None:
+            self._collective = self._join()
+        return self._collective
+
+    def _answers(self) -> list[Done]:
+        """What the other ranks say to a command."""
         try:
-            return [decode_loaded(pipe.recv_bytes()).error for pipe in self._followers]
+            return [decode_done(pipe.recv_bytes()) for pipe in self._followers]
         except (EOFError, OSError) as error:
-            raise GroupLostError("another rank ended while it loaded its part") from error
+            raise GroupLostError("another rank ended in a command that it was to answer") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +166,14 @@ class _LeadingDecoder(ShardDecoder):
         self._model = model
 
     def allocate_cache(self, blocks: int, block_size: int) -> KVTensors:
-        with self._leader.together(Allocate(self._model, blocks, block_size)):
-            own = super().allocate_cache(blocks, block_size)
+        def make() -> KVTensors:
+            try:
+                return super(_LeadingDecoder, self).allocate_cache(blocks, block_size)
+            except (MemoryError, RuntimeError) as error:  # torch's own is the latter
+                raise ShardError(f"rank 0 cannot make its cache: {error}") from error
+
+        command = Allocate(self._model, blocks, block_size)
+        own, _ = self._leader.ask(command, "make its cache", make)
         return _LeadingCache(own.keys, own.values, self._leader, self._model)
 
     def forward(self, batch: TokenBatch, cache: KVTensors) -> Tensor:

@@ -121,6 +121,7 @@ def test_the_cache_takes_a_share_of_what_is_free(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 4000))
     assert cache_budget("cuda:0", 0.85) == 850
     assert CacheMemory().kv_bytes_on("cuda:0") == 850
+    assert CacheMemory().kv_bytes_on("cuda:0", (2000, 600, 700)) == 510  # of the fullest GPU
     assert CacheMemory(kv_bytes=5).kv_bytes_on("cuda:0") == 5
     assert CacheMemory().kv_bytes_on("cpu") is None
     with pytest.raises(ValueError, match="between 0 and 1"):

@@ -1,16 +1,24 @@
 """An engine over ranks in threads: second precisions, requests that leave, ranks that fail."""
 
+import threading
+from functools import partial
+from multiprocessing import Pipe
+
 import pytest
 import torch
 
 from nightjar.checkpoints import ShardError
 from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateResult, RequestFailed
-from nightjar.gpu_worker.models import load_model
+from nightjar.gpu_worker.model_engine import CacheMemory, build_engine
+from nightjar.gpu_worker.models import KVTensors, load_model
 from nightjar.gpu_worker.shards import follower as follower_module
+from nightjar.gpu_worker.shards.activity import Activity
+from nightjar.gpu_worker.shards.commands import Done, encode
 from nightjar.gpu_worker.shards.follower import Follower
+from nightjar.gpu_worker.shards.leader import Leader
 from nightjar.gpu_worker.shards.process import GroupLostError, OutOfStepError
 from tests.engines import VOCAB, assert_nothing_held, drain, generate, ids, one
-from tests.shards import first_logits, thread_leader
+from tests.shards import Meeting, ThreadCollective, first_logits, thread_leader
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -89,6 +97,51 @@ def test_a_rank_that_cannot_load_a_higher_precision_costs_that_request_alone(
     assert isinstance(results[9], RequestFailed)
     assert "rank 1 cannot load" in results[9].message
     assert isinstance(results[1], GenerateResult)
+
+
+def test_a_rank_that_cannot_make_its_cache_says_why(directory, token_bytes, monkeypatch):
+    """Rank 0 as well; and then the ranks are still in step."""
+    plain = KVTensors.allocate
+    broken = threading.Event()
+
+    def no_room(*given):
+        if threading.current_thread().name.startswith("Thread") and not broken.is_set():
+            raise MemoryError("no room here")
+        if broken.is_set() and threading.current_thread() is threading.main_thread():
+            raise RuntimeError("out of memory")
+        return plain(*given)
+
+    monkeypatch.setattr(KVTensors, "allocate", no_room)
+    with thread_leader(directory, 2) as leader:
+        model = leader.load("fp32")
+        with pytest.raises(ShardError, match=r"rank 1 cannot make its cache: .*no room here"):
+            Engine(model, token_bytes, EngineConfig())
+        broken.set()
+        with pytest.raises(ShardError, match="rank 0 cannot make its cache: out of memory"):
+            Engine(model, token_bytes, EngineConfig())
+        monkeypatch.undo()
+        engine = Engine(model, token_bytes, EngineConfig())
+        assert isinstance(drain(engine, generate(2, ids(9)))[2], GenerateResult)
+
+
+def test_what_the_other_gpus_have_left_comes_with_the_model(directory):
+    pipes = [Pipe() for _ in range(3)]
+    for (_, theirs), free in zip(pipes, (500, None, 700), strict=True):
+        theirs.send_bytes(encode(Done()))
+        theirs.send_bytes(encode(Done(free_bytes=free)))
+    meeting = partial(ThreadCollective, Meeting(4), 0)
+    leader = Leader(directory, [ours for ours, _ in pipes], "cpu", meeting, Activity())
+    assert leader.load("fp32").free_elsewhere == (500, 700)
+
+
+def test_a_model_split_among_gpus_has_no_higher_precision(directory):
+    """Rank 0 would load the whole of it into the host's memory, in FP32."""
+    memory = CacheMemory(kv_bytes=1 << 20)
+    with thread_leader(directory, 2) as leader:
+        given = (directory, directory.tokenizer(), "bf16", leader.load)
+        engine = build_engine(*given, device="cuda:0", memory=memory)
+        assert engine._rescue is None
+        assert build_engine(*given, memory=memory)._rescue is not None
 
 
 def test_a_cancelled_request_leaves_every_rank(directory, token_bytes):
