@@ -297,23 +297,31 @@ class ComputeGroup:
             ended.process.wait(_REAP_S)
         except subprocess.TimeoutExpired:
             return f"of rank {ended.rank} closed its pipes"
-        statuses = {member.rank: member.process.poll() for member in self._members}
-        alive = [member for member in self._members if statuses[member.rank] is None]
-        late = [m for m in alive if m.late_s > self._config.rank_late_after_s / 2]
+        late = [
+            member
+            for member in self._members
+            if member.process.poll() is None and member.late_s > self._config.rank_late_after_s / 2
+        ]
         left = [EXIT_GROUP_LOST]
         if late:  # NCCL's watchdog aborts a process that has waited for another
             left.append(-signal.SIGABRT)
-        for rank, status in statuses.items():
-            if status is not None and status not in left:
-                return f"of rank {rank} {_how(status)}"
-        return self._late(late or alive)
+        deadline = time.monotonic() + _REAP_S
+        while True:
+            for member in self._members:
+                status = member.process.poll()
+                if status is not None and status not in left:
+                    return f"of rank {member.rank} {_how(status)}"
+            if late:
+                return self._late(late)
+            if time.monotonic() > deadline:
+                return f"of rank {ended.rank} lost the others: see the log"
+            time.sleep(_REAP_S / 20)  # whose end made this one leave may not have ended quite
 
     def _late(self, members: "list[_Member]") -> str:
-        """What is said of ranks, some of which kept the others waiting: whoever is behind."""
-        least = min((member.sign.position for member in members), default=0)
-        behind = [f"{member.rank}" for member in members if member.sign.position == least]
-        who = f"of rank {' or '.join(behind)}" if behind else "of every rank"
-        return f"{who} stalled: the others waited {self._config.rank_late_after_s:g} s"
+        """What is said of ranks that kept another waiting: the one that is behind is to blame."""
+        least = min(members, key=lambda member: member.sign.position)
+        limit = self._config.rank_late_after_s
+        return f"of rank {least.rank} stalled: the others waited {limit:g} s"
 
     def _close_lives(self) -> None:
         for member in self._members:

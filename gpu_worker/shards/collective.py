@@ -29,7 +29,7 @@ class TorchCollective:
         self._activity = place.activity
         store = dist.FileStore(str(place.meeting), place.ranks)  # type: ignore[attr-defined]
         own = None if self._on_cpu else torch.device("cuda", torch.cuda.current_device())
-        with _or_lost():
+        with self._exchange():
             dist.init_process_group(
                 "gloo" if self._on_cpu else "nccl",
                 store=store,

@@ -249,9 +249,14 @@ time.sleep(1000)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system ends a process with its parent")
-def test_ranks_that_stopped_while_they_loaded_end_with_their_worker(tiny_model: Path) -> None:
+def test_ranks_that_stopped_while_they_loaded_end_with_their_worker(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     worker = subprocess.Popen(
-        [sys.executable, "-c", STARTS, str(tiny_model)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", STARTS, str(tiny_model)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
     )
     assert worker.stdout is not None
     ranks = [psutil.Process(int(pid)) for pid in worker.stdout.readline().split()]

@@ -51,7 +51,7 @@ while True:
 """
 )
 LEAVES = f"import sys, time; time.sleep(0.5); sys.exit({EXIT_GROUP_LOST})"
-FAILS = f"import sys; sys.exit({EXIT_FAILED})"
+FAILS = f"import sys, time; time.sleep(0.5); sys.exit({EXIT_FAILED})"
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,25 @@ def test_a_rank_that_stops_is_told_by_its_silence() -> None:
     assert first_fault(group) == "of rank 1 stalled: no sign of life in 1 s"
 
 
-def test_a_rank_that_keeps_the_others_waiting_is_told_when_they_leave() -> None:
+@pytest.mark.parametrize("sent", [signal.SIGABRT, signal.SIGUSR1], ids=["aborted", "left"])
+def test_a_rank_that_gives_up_on_another_is_not_to_blame(sent: signal.Signals) -> None:
+    """NCCL's watchdog aborts it, gloo lets it leave; one that others wait for is behind."""
+    leaves = f"signal.signal(signal.SIGUSR1, lambda *_: os._exit({EXIT_GROUP_LOST}))\n"
+    group = group_of(IS_AHEAD.replace("for _", f"{leaves}for _"), WORKS, late_after_s=4.0)
+    while group._members[1].late_s <= 2:
+        assert fault_within(group, 0.1) is None
+    os.kill(group.pids[0], sent)
+    assert first_fault(group) == "of rank 1 stalled: the others waited 4 s"
+
+
+def test_a_rank_that_aborts_while_nobody_is_late_is_to_blame() -> None:
+    aborts = START + "time.sleep(0.5); os.abort()"
+    assert first_fault(group_of(WORKS, aborts)) == "of rank 1 was ended by SIGABRT"
+
+
+def test_a_rank_that_leaves_while_nobody_is_late_speaks_for_itself() -> None:
     group = group_of(LEAVES, LIVES, late_after_s=PATIENCE_S)
-    assert first_fault(group) == "of rank 1 stalled: the others waited 60 s"
+    assert first_fault(group) == "of rank 0 lost the others: see the log"
 
 
 @pytest.mark.parametrize(
@@ -157,20 +173,9 @@ def test_nobody_is_late_whom_nobody_waits_for(scripts: tuple[str, ...]) -> None:
         group.wait()
 
 
-def test_a_rank_that_its_watchdog_aborts_has_waited_for_another() -> None:
-    """As NCCL's does; one that is aborted out of hand is to blame itself."""
-    group = group_of(IS_AHEAD, WORKS, late_after_s=4.0)
-    while group._members[1].late_s <= 2:
-        assert fault_within(group, 0.1) is None
-    os.kill(group.pids[0], signal.SIGABRT)
-    assert first_fault(group) == "of rank 1 stalled: the others waited 4 s"
-    aborts = START + "time.sleep(0.5); os.abort()"
-    assert first_fault(group_of(WORKS, aborts)) == "of rank 1 was ended by SIGABRT"
-
-
 def test_a_rank_that_met_an_error_is_told_from_those_that_leave() -> None:
-    leaves = LEAVES.replace("0.5", "2")
-    said = first_fault(group_of(leaves, FAILS, late_after_s=PATIENCE_S))
+    """Whichever end is noticed first."""
+    said = first_fault(group_of(LEAVES, FAILS, late_after_s=PATIENCE_S))
     assert said == "of rank 1 ended by an error of its own: see the log"
 
 
