@@ -302,7 +302,7 @@ class ComputeGroup:
             for member in self._members
             if member.process.poll() is None and member.late_s > self._config.rank_late_after_s / 2
         ]
-        left = [EXIT_GROUP_LOST]
+        left = [0, EXIT_GROUP_LOST]  # 0: rank 0 has closed its pipe to it
         if late:  # NCCL's watchdog aborts a process that has waited for another
             left.append(-signal.SIGABRT)
         deadline = time.monotonic() + _REAP_S

@@ -173,9 +173,11 @@ def test_nobody_is_late_whom_nobody_waits_for(scripts: tuple[str, ...]) -> None:
         group.wait()
 
 
-def test_a_rank_that_met_an_error_is_told_from_those_that_leave() -> None:
-    """Whichever end is noticed first."""
-    said = first_fault(group_of(LEAVES, FAILS, late_after_s=PATIENCE_S))
+@pytest.mark.parametrize("status", [0, EXIT_GROUP_LOST])
+def test_a_rank_that_met_an_error_is_told_from_those_that_leave(status: int) -> None:
+    """Whichever end is noticed first; one that follows leaves with 0 when rank 0's pipe closes."""
+    leaves = LEAVES.replace(f"{EXIT_GROUP_LOST}", f"{status}").replace("0.5", "0.2")
+    said = first_fault(group_of(leaves, FAILS, late_after_s=PATIENCE_S))
     assert said == "of rank 1 ended by an error of its own: see the log"
 
 
