@@ -75,6 +75,25 @@ __device__ __forceinline__ T warp_sum(T x) {
   return x;
 }
 
+// The same sums, bit for bit, of N numbers at once (a power of two, at most LANES): lane i of its LANES
+// gets that of number i * N / LANES.  Half the numbers go to the other half of the lanes at each step:
+// N shuffles and a few, where N butterflies take several times as many.
+template <int LANES, int N>
+__device__ __forceinline__ float warp_sums(float (&x)[N]) {
+  static_assert(N <= LANES, "a lane has one sum");
+  int step = LANES / 2;
+#pragma unroll
+  for (int half = N / 2; half > 0; half /= 2, step /= 2) {
+    const bool upper = threadIdx.x & step;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float other = __shfl_xor_sync(WHOLE_WARP, upper ? x[i] : x[i + half], step);
+      x[i] = (upper ? x[i + half] : x[i]) + other;
+    }
+  }
+  return warp_sum<LANES / N>(x[0]);
+}
+
 template <int LANES = WARP>
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll

@@ -193,15 +193,17 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
       read.load(keys + channel, line_at, step + mine, STEP, count);
 #pragma unroll
       for (int u = 0; u < UNROLL; ++u) {
-        const int i = step + u * STEP + mine;
+        float scores[GROUP];
 #pragma unroll
         for (int g = 0; g < GROUP; ++g) {
           float score = 0.0f;
 #pragma unroll
           for (int c = 0; c < WIDE<T>; ++c) score += query[g][c] * widen(read.row(u).at[c]);
-          score = warp_sum<LANES>(idle ? 0.0f : score);
-          if (lane % LANES == 0) weights[g][i] = score;
+          scores[g] = idle ? 0.0f : score;
         }
+        const float whole = warp_sums<LANES>(scores);
+        constexpr int HOLDERS = LANES / GROUP;  // lanes that have the same score
+        if (lane % HOLDERS == 0) weights[lane % LANES / HOLDERS][step + u * STEP + mine] = whole;
       }
     }
     __syncthreads();
