@@ -126,6 +126,18 @@ def test_a_rank_that_gives_up_on_another_is_not_to_blame(sent: signal.Signals) -
     assert first_fault(group) == "of rank 1 stalled: the others waited 4 s"
 
 
+def test_of_several_late_ranks_the_one_that_is_behind_is_to_blame() -> None:
+    """The other waits for it, too."""
+    group = group_of(IS_AHEAD.replace("range(3)", "range(9)"), IS_AHEAD, WORKS)
+    try:
+        while [member.sign.position for member in group._members] != [9, 3, 1]:
+            group.fault(wait(group.watched, 1))
+        assert group._late(group._members[1:]) == "of rank 2 stalled: the others waited 1 s"
+    finally:
+        group.kill("the test is over")
+        group.wait()
+
+
 def test_a_rank_that_aborts_while_nobody_is_late_is_to_blame() -> None:
     aborts = START + "time.sleep(0.5); os.abort()"
     assert first_fault(group_of(WORKS, aborts)) == "of rank 1 was ended by SIGABRT"
