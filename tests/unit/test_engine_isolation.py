@@ -95,46 +95,28 @@ def test_a_sample_that_fails_while_another_starts_costs_only_its_request(
     assert_nothing_held(engine)
 
 
-def test_where_the_device_has_failed_nobody_is_blamed(model, token_bytes, monkeypatch):
-    """Whoever came next would fail, too: the step raises, and the process ends."""
+@pytest.mark.parametrize("errors", [1, 2], ids=["together", "one by one"])
+def test_where_the_device_has_failed_nobody_is_blamed(model, token_bytes, monkeypatch, errors):
+    """Found out when a step's requests fail together, or when the first of them fails by itself:
+    whoever came next would fail, too, so the step raises and the process ends."""
+    asked = []
 
     def failing(*_):
         raise RuntimeError("an illegal memory access")
 
-    def failed(device):
-        assert device == torch.device("cpu")
-        raise RuntimeError("the device has failed")
-
-    engine = engine_of(model, token_bytes)
-    engine.submit(generate(0, ids(4)))
-    engine.submit(generate(1, ids(5)))
-    monkeypatch.setattr(Decoder, "forward", failing)
-    monkeypatch.setattr(loop, "require_working", failed)
-    with pytest.raises(RuntimeError, match="the device has failed"):
-        engine.step()
-
-
-def test_where_it_fails_while_requests_run_one_by_one_the_others_are_not_blamed(
-    model, token_bytes, monkeypatch
-):
-    calls = []
-
-    def failing(*_):
-        raise RuntimeError("planted")
-
-    def failed_at_last(device):
-        calls.append(device)
-        if len(calls) > 1:
+    def require_working(device):
+        asked.append(device)
+        if len(asked) == errors:
             raise RuntimeError("the device has failed")
 
     engine = engine_of(model, token_bytes)
     engine.submit(generate(0, ids(4)))
     engine.submit(generate(1, ids(5)))
     monkeypatch.setattr(Decoder, "forward", failing)
-    monkeypatch.setattr(loop, "require_working", failed_at_last)
+    monkeypatch.setattr(loop, "require_working", require_working)
     with pytest.raises(RuntimeError, match="the device has failed"):
         engine.step()
-    assert len(calls) == 2
+    assert asked == [torch.device("cpu")] * errors
 
 
 def test_a_block_copied_for_an_ended_text_can_be_copied_to_again(model, token_bytes, monkeypatch):
