@@ -61,18 +61,14 @@ class DecodeWindows:
         upkeep: CacheUpkeep,
         token_bytes: Sequence[bytes],
         config: EngineConfig,
-        *,
-        recorder: Recorder | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
         self._upkeep = upkeep
         self._config = config
         self._block_size = config.block_size
-        if recorder is None:
-            recorded = config.cuda_graphs and cache.keys.is_cuda
-            recorder = CudaGraphs() if recorded else eager
-        self._record = recorder
+        recorded = config.cuda_graphs and cache.keys.is_cuda
+        self._record: Recorder = CudaGraphs() if recorded else eager
         banned = sorted(set(config.banned_token_ids))
         self._banned = torch.tensor(banned, dtype=torch.int64, device=model.device)
         self._texts = token_texts(token_bytes, model.device)

@@ -1,7 +1,5 @@
 """Whole requests through the engine on the CUDA kernels, against the CPU's and transformers."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from nightjar.gpu_worker.models import load_model
 from nightjar.kernels.cuda import launch
 from tests.engines import assert_nothing_held, generate, random_ids, run
 from tests.engines import drain as drained
-from tests.kernels_cuda.devices import run_on_host
 
 CACHE = {"kv_cache_bytes": 1 << 23}
 
@@ -73,28 +70,6 @@ def test_few_texts_of_16_bits_stay_near_32(device, name, dtype, request):
         (wanted,) = run(load_model(directory, "fp32"), text_bytes, asked).values()
     (got,) = run(load_model(directory, dtype, device), text_bytes, asked, **CACHE).values()
     np.testing.assert_allclose(got.mean_nll, wanted.mean_nll, rtol=0.01)
-
-
-def test_a_decode_step_of_few_rows_starts_few_kernels(gpt, host, texts):
-    """Of its norms only the last is a kernel of its own, and no activation is."""
-    started = Counter()
-
-    def counting(kernel, *given):
-        started[kernel.source] += 1
-        run_on_host(kernel, *given)
-
-    with launch.using(counting):
-        engine = Engine(load_model(gpt, "fp16"), texts, EngineConfig(**CACHE, window_steps=1))
-        for i in range(3):
-            engine.submit(generate(i, prompt(9, i), max_tokens=4))
-        engine.step()
-        started.clear()
-        engine.step()
-    products = started.pop("linear")
-    assert products == 4 * gpt.config.n_layers + 1
-    assert started["norm"] == 1
-    assert "activation" not in started
-    assert started["decode_attention"] == started["qkv_post"] == gpt.config.n_layers
 
 
 def test_rankings_have_the_scores_of_the_cpu(on_device, by_cpu, texts):

@@ -1,0 +1,100 @@
+"""Recorded steps, without a GPU: a tape (tape.py) in a CUDA graph's place."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from benchmarks.gpu.work import decode_step
+from nightjar.gpu_worker.engine import Engine, EngineConfig
+from nightjar.gpu_worker.models import load_model
+from tests.engine_cuda.tape import Tapes
+from tests.engine_cuda.test_engine import CACHE, prompt
+from tests.engines import assert_nothing_held, drain, generate, run
+from tests.kernels_cuda.devices import run_on_host
+
+
+def engine_on_tapes(model, texts, **config):
+    """An engine whose windows are played back, and their tapes."""
+    engine = Engine(model, texts, EngineConfig(**(CACHE | config)))
+    tapes = Tapes(run_on_host)
+    engine._windows._record = tapes
+    return engine, tapes.tapes
+
+
+def batch(first, count):
+    """Texts of every kind that the device continues by itself, which end at different steps."""
+    kinds = (
+        {},
+        {"temperature": 0.9, "seed": 4, "top_k": 30},
+        {"repetition_penalty": 1.4, "frequency_penalty": 0.3},
+        {"temperature": 1.1, "seed": 5, "top_p": 0.9, "presence_penalty": 0.7},
+        {"stop": (b"e", b"th")},
+    )
+    return [
+        generate(i, prompt(3 + 7 * i % 40, i), max_tokens=2 + i % 5, **kinds[i % 5])
+        for i in range(first, first + count)
+    ]
+
+
+@pytest.mark.parametrize("device", ["host"], indirect=True)
+@pytest.mark.parametrize(("name", "precision"), [("gpt", "fp16"), ("family", "fp32")])
+def test_steps_played_back_write_what_fresh_ones_write(device, name, precision, request):
+    """Batches of two sizes by turns, so that each tape is played after the other's, with the texts,
+    lengths and cache blocks of another batch than it was recorded with."""
+    directory = request.getfixturevalue(name)
+    model, texts = load_model(directory, precision, device), directory.tokenizer().token_bytes
+    engine, tapes = engine_on_tapes(model, texts, window_steps=3)
+    for first, count in ((0, 6), (10, 9), (20, 6), (30, 9)):
+        asked = batch(first, count)
+        assert drain(engine, *asked) == run(model, texts, asked, window_steps=3, **CACHE)
+    assert engine._windows is not None  # else recording has failed
+    assert len(tapes) == 2
+    assert all(tape.replays > 4 for tape in tapes)
+    assert_nothing_held(engine)
+
+
+@pytest.mark.parametrize("device", ["host"], indirect=True)
+@pytest.mark.parametrize("count", [3, 9])
+def test_a_step_launches_what_predictions_count(device, gpt, texts, count):
+    """Of few rows and of many: what edges cost stands and falls with the number of launches."""
+    engine, tapes = engine_on_tapes(load_model(gpt, "fp16", device), texts)
+    drain(engine, *(generate(i, prompt(9, i), max_tokens=4) for i in range(count)))
+    (tape,) = tapes
+    launched = Counter(tape.launches)
+    works = {work.name: work.launches for work in decode_step(gpt.config, count, 9, 2)}
+    assert len(tape.launches) == sum(works.values())
+    assert launched["linear"] + launched["aten::linear"] == 4 * gpt.config.n_layers + 1
+    assert launched["norm"] == works["layer_norm"]
+    for name in ("qkv_post", "decode_attention", "activation", "penalize", "uniform", "sample"):
+        assert launched[name] == works.get(name, 0), name
+
+
+@pytest.mark.parametrize("bug", [None, "a number of Python's", "memory of another tape"])
+def test_tapes_find_what_must_not_stay_as_it_was(bug):
+    """Two steps that add one to a number, played in turns."""
+    number, python, kept = torch.zeros(1), iter(range(1, 100)), []
+
+    def step():
+        if bug == "a number of Python's":
+            number.fill_(next(python))
+            return
+        one = torch.ones(1)
+        kept.append(one)
+        number.add_(kept[1] if bug == "memory of another tape" and len(kept) > 3 else one)
+
+    tapes = Tapes(run_on_host)
+    steps = [tapes(step), tapes(step)]  # the second of the four runs is the first tape's
+    number.zero_()
+    for _ in range(3):
+        for play in steps:
+            play()
+    assert (number.item() == 6) == (bug is None)
+
+
+def test_no_tape_can_be_made_of_a_step_that_waits():
+    number = torch.zeros(1)
+    with pytest.raises(RuntimeError, match="local_scalar_dense: not while a graph is recorded"):
+        Tapes(run_on_host)(lambda: number.fill_(number.item() + 1))
+    with pytest.raises(RuntimeError, match="lift_fresh: not while a graph is recorded"):
+        Tapes(run_on_host)(lambda: number.add_(torch.tensor([1.0])))
