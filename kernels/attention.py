@@ -3,6 +3,8 @@
 The cache may be narrower than the rows: an FP16 cache beside FP32 rows, say.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -39,20 +41,42 @@ def attend(
     if not serves(qkv) and qkv.dtype == torch.float16:
         # In half precision torch would round every step in between.
         return attend(qkv.float(), norms, rotation, cache, rows, scale).half()
-    qkv_post(qkv, norms, rotation, cache)
     keys, values, kv_heads = cache.keys, cache.values, cache.keys.shape[1]
-    q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    query_heads = qkv.shape[1] - 2 * kv_heads
     prefill, cached = rows.prefill_rows, cache.blocks.shape[0]
+    running = slice(prefill, cached)
+    # On a GPU the attention of running texts finishes their heads itself.
+    at_once = serves(qkv) and query_heads <= cuda_ops.MOST_SHARED * kv_heads
+    if at_once and rows.decode is not None:
+        for others in (slice(0, prefill), slice(cached, qkv.shape[0])):
+            if others.start < others.stop:
+                qkv_post(qkv[others], norms, *_of_rows(others, rotation, cache))
+    else:
+        qkv_post(qkv, norms, rotation, cache)
+    q, k, v = torch.split(qkv, [query_heads, kv_heads, kv_heads], dim=1)
     parts = []
     if rows.prefill is not None:
         own = k[:prefill], v[:prefill]
         parts.append(prefill_attention(q[:prefill], keys, values, rows.prefill, scale, own))
-    if rows.decode is not None:
-        parts.append(decode_attention(q[prefill:cached], keys, values, rows.decode, scale))
+    if rows.decode is not None and at_once:
+        turned, written = _of_rows(running, rotation, cache)
+        layout = rows.decode.on(qkv.device)
+        tables = layout.tables, layout.lengths
+        parts.append(cuda_ops.decode_heads(qkv[running], norms, turned, written, *tables, scale))
+    elif rows.decode is not None:
+        parts.append(decode_attention(q[running], keys, values, rows.decode, scale))
     if rows.branch is not None:
         documents = q[cached:], k[cached:], v[cached:]
         parts.append(branch_attention(*documents, keys, values, rows.branch, scale))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _of_rows(
+    rows: slice, rotation: Rotation | None, cache: CacheWrite
+) -> tuple[Rotation | None, CacheWrite]:
+    """What some rows are turned by, and where those of them that are cached go."""
+    turned = None if rotation is None else replace(rotation, positions=rotation.positions[rows])
+    return turned, replace(cache, blocks=cache.blocks[rows], offsets=cache.offsets[rows])
 
 
 def qkv_post(
@@ -66,7 +90,7 @@ def qkv_post(
     query_heads = qkv.shape[1] - 2 * kv_heads
     if serves(qkv):
         written = cache if cache.blocks.shape[0] else None
-        cuda_ops.qkv_post(qkv, query_heads, None, norms, rotation, written)
+        cuda_ops.qkv_post(qkv, query_heads, norms, rotation, written)
         return
     q, k, v = torch.split(qkv, [query_heads, kv_heads, kv_heads], dim=1)
     if norms is not None:

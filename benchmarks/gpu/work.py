@@ -136,14 +136,15 @@ def decode_step(config: ModelConfig, batch: int, context: int, itemsize: int) ->
     ):
         numbers = inputs * outputs * layers + rows * (inputs + outputs)
         yield Work(name, layers, numbers * s + rows * ends, 2.0 * rows * inputs * outputs, None)
-    yield Work("qkv_post", layers, rows * size * s * (2 * heads + 5 * kv_heads), waits=2)
     yield Work(
         "decode_attention",
         layers,
         kv_bytes(config, batch * context, s)
-        + rows * heads * (8.0 * splits * (size + 2) + s * size),
+        + rows * size * s * (2 * heads + 4 * kv_heads)  # the newest: read, written to the cache
+        + rows * heads * 8.0 * splits * (size + 2),
         attention_operations(config, batch, context),
-        waits=5,  # length and table, which a cache holds; keys; values; the count; the parts
+        # Length and table, or the newest head, which a cache holds; keys; values; count; parts.
+        waits=5,
     )
     if not few:
         yield Work("activation", layers, 2.0 * rows * inner * s)

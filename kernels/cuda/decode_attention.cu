@@ -1,5 +1,5 @@
-// Attention of one new token a sequence to its cached keys and values: split-KV.
-#include "common.cuh"
+// Attention of one new token a sequence to its cached keys and values, its own among them: split-KV.
+#include "heads.cuh"
 
 constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / WARP;
@@ -118,18 +118,28 @@ __device__ __forceinline__ bool comes_last(int* arrived, int blocks) {
 // every sequence, batch and grid, so that a row's sums depend on its own length alone.  Positions from
 // lengths[y] on are not read.  splits: of the longest text that the block tables have room for.
 //
+// heads: a row of query heads each, row_stride apart; where `blocks` is given, key and value heads
+// follow, all as the projection left them: they are normalised and turned here, and the block of the
+// newest position writes its key and value to the cache, at a position of a cache block (negative:
+// nowhere).  Then no more than GROUP query heads may share a KV head, or several blocks would write.
+//
 // The result goes to out [batch, heads, HEAD_SIZE] and lse [batch, heads] (if given).  Of several
 // splits, sums of exp(score - maximum) * value go to parts [batch, heads, splits, HEAD_SIZE], and
 // (maximum, sum of exponentials) to stats [batch, heads, splits, 2], which the last block of these
-// heads merges; arrived [batch, gridDim.x], zeros, counts its blocks.  keys, values: [blocks, kv_heads, 1 << block_shift, HEAD_SIZE].
+// heads merges; arrived [batch, gridDim.x], zeros, counts its blocks.  keys, values: [blocks, kv_heads,
+// 1 << block_shift, HEAD_SIZE].
 template <typename T, int HEAD_SIZE, int GROUP, int SPLIT>
 __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
-    decode_attention(const T* __restrict__ q, int64 q_stride, const T* __restrict__ keys,
-                     const T* __restrict__ values, const int* __restrict__ block_tables,
-                     int table_width, const int* __restrict__ lengths, int splits,
-                     int kv_heads, int heads_per_kv, int block_shift, float scale,
-                     T* __restrict__ out, float* __restrict__ lse, float* parts, float* stats,
-                     int* arrived) {
+    decode_attention(const T* __restrict__ heads, int64 row_stride,
+                     const float* __restrict__ query_norm, const float* __restrict__ key_norm,
+                     float epsilon, const float* __restrict__ cosines,
+                     const float* __restrict__ sines, const int64* __restrict__ positions,
+                     int64 n_positions, int n_turned, const int64* __restrict__ blocks,
+                     const int64* __restrict__ offsets, T* keys, T* values,
+                     const int* __restrict__ block_tables, int table_width,
+                     const int* __restrict__ lengths, int splits, int kv_heads, int heads_per_kv,
+                     int block_shift, float scale, T* __restrict__ out, float* __restrict__ lse,
+                     float* parts, float* stats, int* arrived) {
   constexpr int LANES = row_lanes<T, HEAD_SIZE>();
   constexpr int STEP = THREADS / LANES;  // cached rows that the block reads at once
   static_assert(HEAD_SIZE % WIDE<T> == 0 && LANES <= WARP, "a row is whole wide loads of a warp");
@@ -139,7 +149,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
   static_assert(SPLIT % BATCH == 0 && SPLIT % WARP == 0, "a split is whole batches");
   __shared__ Vector<float, WIDE<T>> queries[GROUP][HEAD_SIZE / WIDE<T>];
   __shared__ float weights[GROUP][SPLIT];
-  __shared__ float sums[WARPS][GROUP][HEAD_SIZE];
+  alignas(WIDE_BYTES) __shared__ float sums[WARPS][GROUP][HEAD_SIZE];
   __shared__ float maxima[GROUP], totals[GROUP];
 
   const int slices = (heads_per_kv + GROUP - 1) / GROUP;
@@ -148,15 +158,40 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
   const int here = min(GROUP, (kv_head + 1) * heads_per_kv - first_head);  // heads of this block
   const int64 sequence = blockIdx.y;
   const int64 first_row = sequence * kv_heads * heads_per_kv + first_head;
+  const int64 newest_block = blocks == nullptr ? -1 : blocks[sequence];
+  const int64 newest_offset = blocks == nullptr ? 0 : offsets[sequence];
+  const int64 position = cosines == nullptr ? -1 : positions[sequence];
   const int length = lengths[sequence];
   const int filled = (length + SPLIT - 1) / SPLIT;  // splits that hold something
   const int working = min(filled, static_cast<int>(gridDim.z));  // blocks that have one
   if (static_cast<int>(blockIdx.z) >= max(1, working)) return;
-  // For all splits: kept by the threads, the queries would take the registers of the sums.
-  for (int i = threadIdx.x; i < GROUP * HEAD_SIZE; i += THREADS) {
-    const int g = i / HEAD_SIZE, channel = i % HEAD_SIZE, head = first_head + min(g, here - 1);
-    const float x = widen(q[sequence * q_stride + head * HEAD_SIZE + channel]);
-    queries[g][channel / WIDE<T>].at[channel % WIDE<T>] = x * scale;
+
+  // The queries, a warp a head, for all splits: kept by the threads, they would take the registers of
+  // the sums.  And the newest key and value, which the barrier shows to the whole block.
+  const HeadTables tables{query_norm, key_norm, epsilon, cosines, sines, n_positions, n_turned};
+  const bool writes = newest_block >= 0 && length > 0 &&
+                      (filled - 1) % static_cast<int>(gridDim.z) == static_cast<int>(blockIdx.z);
+#pragma unroll 1
+  for (int unit = threadIdx.x / WARP; unit < (writes ? GROUP + 2 : GROUP); unit += WARPS) {
+    const bool is_key = unit == GROUP, is_value = unit > GROUP;
+    const int head = is_value ? kv_heads * (heads_per_kv + 1) + kv_head
+                     : is_key ? kv_heads * heads_per_kv + kv_head
+                              : first_head + min(unit, here - 1);
+    const float* const norm = is_value ? nullptr : is_key ? key_norm : query_norm;
+    const bool turns = cosines != nullptr && !is_value;
+    Head<HEAD_SIZE> own;
+    own.load(heads + sequence * row_stride + head * HEAD_SIZE);
+    Angles<HEAD_SIZE> angles;
+    angles.load(tables, turns ? position : -1);
+    if (norm != nullptr) own.normalize(norm, epsilon);
+    if (turns) own.turn(angles, n_turned, sums[threadIdx.x / WARP][0]);
+    if (unit < GROUP) {
+      own.template round_and_scale<T>(scale);
+      own.store(queries[unit][0].at);
+    } else {
+      const int64 line = ((newest_block * kv_heads + kv_head) << block_shift) + newest_offset;
+      own.store((is_value ? values : keys) + line * HEAD_SIZE);
+    }
   }
   __syncthreads();
   if (length <= 0) {

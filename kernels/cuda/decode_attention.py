@@ -14,6 +14,9 @@ A thread asks for 8 rows at once, 16 bytes of each (4 where blocks have several 
 sums take the registers), and for the first values before the softmax: a multiprocessor has 80 KB on
 their way, 40 at 4 heads and 32 at 8.  4.8 TB/s over 132 of them, at a latency of 0.7 us, are 25 KB.
 
+A decode step's rows come as the QKV projection left them.  Each block finishes its own queries, as
+`qkv_post` would, and the one that has the newest position that key and value: a launch less.
+
 Block tables are as wide as the longest text may become, so most splits of most texts hold nothing.
 Blocks take several splits each where there would be more of them than fill the GPU a few times.
 """
@@ -29,13 +32,22 @@ from torch import Tensor
 from nightjar.kernels.cuda.checks import INT32_MAX, ceil_div, check, check_storage
 from nightjar.kernels.cuda.device import multiprocessors
 from nightjar.kernels.cuda.kernel import STORAGE, Kernel
-from nightjar.kernels.cuda.launch import launch
-from nightjar.kernels.cuda.qkv_post import HEAD_SIZES
+from nightjar.kernels.cuda.launch import Argument, launch
+from nightjar.kernels.cuda.qkv_post import (
+    HEAD_SIZES,
+    check_heads,
+    norm_arguments,
+    rotation_arguments,
+)
+from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
 
 THREADS = 128
 
 GROUPS = (1, 4, 8)
 """Query heads of a block.  More than 8 of one KV head are several blocks."""
+
+MOST_SHARED = GROUPS[-1]
+"""Query heads of a KV head that are one block, which may write their newest key and value."""
 
 SPLIT = 128
 """Cached positions whose attention is one partial result.  Splits begin at multiples of it, so that
@@ -67,31 +79,79 @@ def decode_attention(
     lse: float32[B, Hq], filled with the log-sum-exp of the scores, for merge_attention.
     Returns [B, Hq, D] in q's dtype.  A row's bits depend on its own sequence alone.
     """
-    _check(q, keys, values, block_tables, lengths, lse)
-    batch, heads, head_size = q.shape
+    _check(q, keys, values, block_tables, lengths)
+    if lse is not None:
+        check("lse", lse, torch.float32, q.shape[:2], like=q)
+    finish = (*norm_arguments(None), *rotation_arguments(None), None, None)
+    cached = keys, values, block_tables, lengths
+    return _launch(q, q.shape[1], finish, cached, scale, lse)
+
+
+def decode_heads(
+    qkv: Tensor,
+    norms: HeadNorms | None,
+    rotation: Rotation | None,
+    cache: CacheWrite,
+    block_tables: Tensor,
+    lengths: Tensor,
+    scale: float,
+) -> Tensor:
+    """`qkv_post` of running texts and their attention in one launch; qkv stays as it is.
+
+    qkv: [B, Hq + 2 Hkv, D], packed as query, key, value heads, of which no more than
+    MOST_SHARED query heads share a key head; cache: where the newest keys and values go, the last
+    of `lengths`; the others as for decode_attention.  Returns [B, Hq, D] in qkv's dtype.
+    """
+    query_heads = qkv.shape[1] - 2 * cache.keys.shape[1]
+    _check(qkv[:, :query_heads], cache.keys, cache.values, block_tables, lengths)
+    kv_heads = check_heads(qkv, query_heads, norms, rotation, cache)
+    if query_heads > MOST_SHARED * kv_heads:
+        raise ValueError(
+            f"{query_heads} query heads share {kv_heads} key heads, which is more than "
+            f"{MOST_SHARED} to one: call qkv_post and decode_attention"
+        )
+    if cache.blocks.shape[0] != qkv.shape[0]:
+        raise ValueError(f"{cache.blocks.shape[0]} rows are to be cached of {qkv.shape[0]}")
+    places = cache.blocks, cache.offsets
+    finish = (*norm_arguments(norms), *rotation_arguments(rotation), *places)
+    cached = cache.keys, cache.values, block_tables, lengths
+    return _launch(qkv, query_heads, finish, cached, scale, None)
+
+
+def _launch(
+    heads: Tensor,
+    query_heads: int,
+    finish: tuple[Argument, ...],
+    cached: tuple[Tensor, Tensor, Tensor, Tensor],
+    scale: float,
+    lse: Tensor | None,
+) -> Tensor:
+    """finish: what is done to the heads first, as the kernel takes it; cached: keys, values, block
+    tables and lengths."""
+    keys, _, block_tables, lengths = cached
+    batch, head_size = heads.shape[0], heads.shape[2]
     kv_heads, block_size = keys.shape[1:3]
-    heads_per_kv = heads // kv_heads
+    heads_per_kv = query_heads // kv_heads
     group = next((g for g in GROUPS if g >= heads_per_kv), GROUPS[-1])
     splits = max(1, ceil_div(block_tables.shape[1] * block_size, SPLIT))
-    out = torch.empty(batch, heads, head_size, dtype=q.dtype, device=q.device)
+    out = torch.empty(batch, query_heads, head_size, dtype=heads.dtype, device=heads.device)
     slices = kv_heads * ceil_div(heads_per_kv, group)
     parts = stats = arrived = None
     if splits > 1:
         parts, stats = (
-            torch.empty(batch, heads, splits, n, dtype=torch.float32, device=q.device)
+            torch.empty(batch, query_heads, splits, n, dtype=torch.float32, device=heads.device)
             for n in (head_size, 2)
         )
-        arrived = _arrivals(q.get_device(), batch * slices)
-    most = ceil_div(BLOCKS_PER_MULTIPROCESSOR * multiprocessors(q), max(1, slices * batch))
+        arrived = _arrivals(heads.get_device(), batch * slices)
+    most = ceil_div(BLOCKS_PER_MULTIPROCESSOR * multiprocessors(heads), max(1, slices * batch))
     launch(
-        Kernel.of("decode_attention", "decode_attention", q.dtype, head_size, group, SPLIT),
+        Kernel.of("decode_attention", "decode_attention", heads.dtype, head_size, group, SPLIT),
         (slices, batch, min(splits, most)),
         (THREADS,),
-        q,
-        np.int64(q.stride(0)),
-        keys,
-        values,
-        block_tables,
+        heads,
+        np.int64(heads.stride(0)),
+        *finish,
+        *cached[:3],
         np.int32(block_tables.shape[1]),
         lengths,
         np.int32(splits),
@@ -137,7 +197,6 @@ def _check(
     values: Tensor,
     block_tables: Tensor,
     lengths: Tensor,
-    lse: Tensor | None,
 ) -> None:
     """See check."""
     check_storage("q", q)
@@ -160,5 +219,3 @@ def _check(
         raise ValueError(f"a cache of {keys.numel() // head_size} rows: at most {INT32_MAX}")
     check("block_tables", block_tables, torch.int32, (batch, None), like=q)
     check("lengths", lengths, torch.int32, (batch,), like=q)
-    if lse is not None:
-        check("lse", lse, torch.float32, (batch, heads), like=q)

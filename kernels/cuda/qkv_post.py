@@ -1,10 +1,11 @@
-"""Bias, head norms, rotation and the cache write after the QKV projection: see qkv_post.cu.
+"""Head norms, rotation and the cache write after the QKV projection: see qkv_post.cu.
 
 Bytes of T rows, a head of D channels of s bytes: T * D * s * (2 (Hq + Hkv) read and written back,
 + Hkv values read, + 2 Hkv written to the cache).  Heads that nothing changes are not read: without
-bias, norm and rotation only keys and values are, 2 Hkv, and written to the cache.  At most 20
-operations an element: bound by memory.  One launch in the place of five (bias, two norms, rotation,
-write).
+norm and rotation only keys and values are, 2 Hkv, and written to the cache.  At most 20 operations
+an element: bound by memory.  One launch in the place of four (two norms, rotation, write).
+
+Rows of running texts need none of their own: decode_attention.py does the same to them.
 """
 
 from __future__ import annotations
@@ -30,43 +31,28 @@ HEADS_PER_BLOCK = 4
 def qkv_post(
     qkv: Tensor,
     query_heads: int,
-    bias: Tensor | None = None,
     norms: HeadNorms | None = None,
     rotation: Rotation | None = None,
     cache: CacheWrite | None = None,
 ) -> None:
     """Finish queries, keys and values in place, and write keys and values into the cache.
 
-    qkv: [T, Hq + 2 Hkv, D], packed as query, key, value heads; bias: [(Hq + 2 Hkv) * D].
+    qkv: [T, Hq + 2 Hkv, D], packed as query, key, value heads.
     Reference: `kernels.rms_norm` and `kernels.rotary` of the heads, then `kernels.kv_write`.
     """
     check_storage("qkv", qkv)
     check("qkv", qkv, qkv.dtype, (None, None, None))
     rows, heads, head_size = qkv.shape
-    kv_heads = (heads - query_heads) // 2
-    if query_heads < 1 or kv_heads < 1 or query_heads + 2 * kv_heads != heads:
-        raise ValueError(f"{heads} heads are not {query_heads} query heads and pairs of key, value")
-    if head_size not in HEAD_SIZES:
-        raise ValueError(f"heads of {head_size} channels: there are kernels for {HEAD_SIZES}")
     if rows * heads > INT32_MAX - HEADS_PER_BLOCK:
         raise ValueError(f"{rows} rows of {heads} heads at once: give fewer rows")
-    if bias is not None:
-        check("bias", bias, qkv.dtype, (heads * head_size,), like=qkv)
-    if norms is not None:
-        check("query norm", norms.query, torch.float32, (head_size,), like=qkv)
-        check("key norm", norms.key, torch.float32, (head_size,), like=qkv)
-    if rotation is not None:
-        _check_rotation(rotation, qkv)
-    if cache is not None:
-        _check_cache(cache, qkv, kv_heads)
+    kv_heads = check_heads(qkv, query_heads, norms, rotation, cache)
     launch(
         Kernel.of("qkv_post", "qkv_post", qkv.dtype, head_size),
         (ceil_div(rows * heads, HEADS_PER_BLOCK),),
         (32, HEADS_PER_BLOCK),
         qkv,
-        bias,
-        *_norm_arguments(norms),
-        *_rotation_arguments(rotation),
+        *norm_arguments(norms),
+        *rotation_arguments(rotation),
         *_cache_arguments(cache),
         np.int32(rows * heads),
         np.int32(query_heads),
@@ -81,6 +67,46 @@ def specialisations() -> Iterator[Kernel]:
     for storage in STORAGE:
         for head_size in HEAD_SIZES:
             yield Kernel.of("qkv_post", "qkv_post", storage, head_size)
+
+
+def check_heads(
+    qkv: Tensor,
+    query_heads: int,
+    norms: HeadNorms | None,
+    rotation: Rotation | None,
+    cache: CacheWrite | None,
+) -> int:
+    """See check; how many key heads there are."""
+    heads, head_size = qkv.shape[1:]
+    kv_heads = (heads - query_heads) // 2
+    if query_heads < 1 or kv_heads < 1 or query_heads + 2 * kv_heads != heads:
+        raise ValueError(f"{heads} heads are not {query_heads} query heads and pairs of key, value")
+    if head_size not in HEAD_SIZES:
+        raise ValueError(f"heads of {head_size} channels: there are kernels for {HEAD_SIZES}")
+    if norms is not None:
+        check("query norm", norms.query, torch.float32, (head_size,), like=qkv)
+        check("key norm", norms.key, torch.float32, (head_size,), like=qkv)
+    if rotation is not None:
+        _check_rotation(rotation, qkv)
+    if cache is not None:
+        _check_cache(cache, qkv, kv_heads)
+    return kv_heads
+
+
+def norm_arguments(norms: HeadNorms | None) -> tuple[Argument, ...]:
+    """Two weights and epsilon."""
+    if norms is None:
+        return None, None, np.float32(0)
+    return norms.query, norms.key, np.float32(norms.epsilon)
+
+
+def rotation_arguments(rotation: Rotation | None) -> tuple[Argument, ...]:
+    """Cosines, sines, positions, and the table's sizes."""
+    if rotation is None:
+        return None, None, None, np.int64(0), np.int32(0)
+    sizes = rotation.cosines.shape
+    tables = rotation.cosines, rotation.sines, rotation.positions
+    return *tables, np.int64(sizes[0]), np.int32(sizes[1])
 
 
 def _check_rotation(rotation: Rotation, qkv: Tensor) -> None:
@@ -104,22 +130,6 @@ def _check_cache(cache: CacheWrite, qkv: Tensor, kv_heads: int) -> None:
     check("offsets", cache.offsets, torch.int64, cache.blocks.shape, like=qkv)
     if cache.blocks.shape[0] > rows:
         raise ValueError(f"{cache.blocks.shape[0]} rows are to be cached, there are {rows}")
-
-
-def _norm_arguments(norms: HeadNorms | None) -> tuple[Argument, ...]:
-    """Two weights and epsilon."""
-    if norms is None:
-        return None, None, np.float32(0)
-    return norms.query, norms.key, np.float32(norms.epsilon)
-
-
-def _rotation_arguments(rotation: Rotation | None) -> tuple[Argument, ...]:
-    """Cosines, sines, positions, and the table's sizes."""
-    if rotation is None:
-        return None, None, None, np.int64(0), np.int32(0)
-    sizes = rotation.cosines.shape
-    tables = rotation.cosines, rotation.sines, rotation.positions
-    return *tables, np.int64(sizes[0]), np.int32(sizes[1])
 
 
 def _cache_arguments(cache: CacheWrite | None) -> tuple[Argument, ...]:

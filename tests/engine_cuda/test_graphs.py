@@ -66,7 +66,7 @@ def test_a_step_launches_what_predictions_count(device, gpt, texts, count):
     assert len(tape.launches) == sum(works.values())
     assert launched["linear"] + launched["aten::linear"] == 4 * gpt.config.n_layers + 1
     assert launched["norm"] == works["layer_norm"]
-    for name in ("qkv_post", "decode_attention", "activation", "penalize", "uniform", "sample"):
+    for name in ("decode_attention", "activation", "penalize", "uniform", "sample", "step_update"):
         assert launched[name] == works.get(name, 0), name
 
 

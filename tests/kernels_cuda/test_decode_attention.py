@@ -2,11 +2,12 @@ import pytest
 import torch
 
 from nightjar import kernels
-from nightjar.kernels import PagedLayout, cuda_ops, reference
+from nightjar.kernels import CacheWrite, HeadNorms, PagedLayout, Rotation, cuda_ops, reference
 from nightjar.kernels.cuda import decode_attention as module
 from nightjar.kernels.cuda.decode_attention import SPLIT
 from tests.cuda_host import schedule
 from tests.kernels_cuda.devices import assert_near, poisoned, random, storages
+from tests.kernels_cuda.test_qkv_post import moved
 
 BLOCK_SIZE = 32
 
@@ -158,6 +159,125 @@ def test_no_schedule_shows_a_race_or_changes_a_bit(device, seed):
     first = problem.run(device)
     with schedule(seed):
         assert torch.equal(problem.run(device), first)
+
+
+class Step:
+    """The newest position of a problem's sequences, which the cache does not hold yet."""
+
+    def __init__(self, problem, norms=False, turned=0, seed=7):
+        lengths = torch.tensor(problem.lengths)
+        batch, size = len(problem.lengths), problem.q.shape[2]
+        dtype, self.scale = problem.keys.dtype, problem.scale
+        self.qkv = random((batch, problem.heads + 2 * problem.kv_heads, size), dtype, seed=seed)
+        newest = (lengths - 1).clamp(min=0)
+        tables = torch.tensor(problem.block_tables, dtype=torch.int64)
+        blocks = tables.gather(1, newest[:, None] // BLOCK_SIZE).squeeze(1)
+        blocks[lengths == 0] = -1
+        keys, values = problem.keys.clone(), problem.values.clone()
+        for cache in (keys, values):
+            cache[blocks[lengths > 0], :, (newest % BLOCK_SIZE)[lengths > 0]] = float("nan")
+        self.cache = CacheWrite(keys, values, blocks, newest % BLOCK_SIZE)
+        self.cached = tables.to(torch.int32), lengths.to(torch.int32)
+        self.norms = HeadNorms(random(size, seed=4), random(size, seed=5), 1e-6) if norms else None
+        angles = random((int(lengths.max()), turned), seed=3)
+        self.rotation = Rotation(angles.cos(), angles.sin(), newest) if turned else None
+
+    def run(self, device, rows=slice(None)):
+        """In one launch: the result, and the cache after it."""
+        cache, rotation = (moved(record, device) for record in (self.cache, self.rotation))
+        cache = CacheWrite(cache.keys, cache.values, cache.blocks[rows], cache.offsets[rows])
+        if rotation is not None:
+            rotation = Rotation(rotation.cosines, rotation.sines, rotation.positions[rows])
+        tables, lengths = (x.to(device)[rows] for x in self.cached)
+        given = self.qkv.to(device)[rows]
+        norms = moved(self.norms, device)
+        out = cuda_ops.decode_heads(given, norms, rotation, cache, tables, lengths, self.scale)
+        return out, cache
+
+    def apart(self, device):
+        """The same by `qkv_post` and `decode_attention`."""
+        qkv, cache = self.qkv.to(device), moved(self.cache, device)
+        records = moved(self.norms, device), moved(self.rotation, device), cache
+        heads = qkv.shape[1] - 2 * cache.keys.shape[1]
+        cuda_ops.qkv_post(qkv, heads, *records)
+        cached = cache.keys, cache.values, *(x.to(device) for x in self.cached)
+        return cuda_ops.decode_attention(qkv[:, :heads], *cached, self.scale), cache
+
+    def compare(self, device):
+        (out, cache), (wanted, written) = self.run(device), self.apart(device)
+        torch.testing.assert_close(out, wanted, rtol=0, atol=0)
+        for got, made in ((cache.keys, written.keys), (cache.values, written.values)):
+            torch.testing.assert_close(got, made, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("head_size", [64, 80, 96, 128])
+@pytest.mark.parametrize("storage", storages)
+def test_heads_are_finished_on_the_way(device, head_size, storage):
+    """Norms, rotation and the cache write, for texts of no, one and two splits: the bits of
+    `qkv_post` and the attention after it, both of which have a reference of their own."""
+    problem = Problem([SPLIT + 1, 0, 40, 1], 2, 2, head_size, storages[storage], width=12)
+    Step(problem, norms=True, turned=head_size // 2).compare(device)
+
+
+@pytest.mark.parametrize("length", [1, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT])
+def test_the_newest_position_is_written_before_it_is_read(device, length):
+    problem = Problem([length, 5], 1, 1, 64, torch.float16, width=12)
+    Step(problem).compare(device)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 1), (4, 1), (8, 2), (7, 1), (8, 1), (16, 2)])
+@pytest.mark.parametrize("turned", [0, 5, 32])
+def test_shared_key_heads_are_written_once(device, heads, kv_heads, turned):
+    """A race, if two blocks did it."""
+    problem = Problem([33, 2], heads, kv_heads, 64, torch.float16)
+    Step(problem, norms=turned == 5, turned=turned).compare(device)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 1000])
+def test_whichever_block_has_the_newest_position_writes_it(device, monkeypatch, blocks):
+    problem = Problem([5 * SPLIT + 3, 0, SPLIT], 4, 2, 64, torch.float16, width=40)
+    monkeypatch.setattr(module, "BLOCKS_PER_MULTIPROCESSOR", blocks * 6)
+    monkeypatch.setattr(module, "multiprocessors", lambda _: 1)
+    Step(problem, turned=32).compare(device)
+
+
+def test_a_finished_row_has_the_same_bits_in_any_company(device):
+    step = Step(Problem([100, 300, 1], 2, 1, 64, torch.float16), norms=True, turned=32)
+    together, _ = step.run(device)
+    for row in range(3):
+        assert torch.equal(step.run(device, slice(row, row + 1))[0][0], together[row])
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_no_schedule_shows_a_race_of_finished_heads(device, seed):
+    step = Step(Problem([130, 0, 31], 4, 1, 64, torch.float16), norms=True, turned=20)
+    first, _ = step.run(device)
+    with schedule(seed):
+        assert torch.equal(step.run(device)[0], first)
+
+
+@pytest.mark.parametrize(
+    ("shape", "places", "message"),
+    [
+        ((2, 20, 64), 2, "18 query heads share 1 key heads"),
+        ((2, 4, 64), 1, "1 rows are to be cached of 2"),
+        ((2, 2, 64), 2, "2 heads are not 0 query heads"),
+        ((2, 4, 72), 2, "heads of 72 channels"),
+    ],
+)
+def test_heads_that_cannot_be_finished_are_named(shape, places, message):
+    keys, values = (torch.ones(3, 1, 32, shape[2]) for _ in range(2))
+    zeros = torch.zeros(places, dtype=torch.int64)
+    with pytest.raises(ValueError, match=message):
+        cuda_ops.decode_heads(
+            torch.ones(shape),
+            None,
+            None,
+            CacheWrite(keys, values, zeros, zeros),
+            torch.ones(2, 1, dtype=torch.int32),
+            torch.ones(2, dtype=torch.int32),
+            1.0,
+        )
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,12 @@ def draw():
     sampling.sampled("cpu", random((1, 700)), sampling.parameters(1, 0.9, 20, 0.8))
 
 
+def finished_heads():
+    """Heads that are normalised and turned by the blocks that attend, several splits of a text."""
+    problem = attention.Problem([attention.SPLIT + 1, 5], 8, 1, 64, torch.float16)
+    attention.Step(problem, norms=True, turned=20).compare("cpu")
+
+
 def sum_of_lengths():
     attention.test_lengths_around_the_split("cpu", attention.SPLIT + 1)
 
@@ -84,6 +90,30 @@ PLANTED = {
         "min(first + u * step, end - 1)",
         "first + u * step",
         sum_of_lengths,
+    ),
+    "a newest key that every block writes": (
+        "decode_attention",
+        "newest_block >= 0 && length > 0 &&",
+        "newest_block >= 0 || length > 0 ||",
+        finished_heads,
+    ),
+    "a newest key that is read before it is written": (
+        "decode_attention",
+        "  }\n  __syncthreads();\n  if (length <= 0) {",
+        "  }\n  if (length <= 0) {",
+        finished_heads,
+    ),
+    "a head turned over the one before it": (
+        "decode_attention",
+        "sums[threadIdx.x / WARP][0]);",
+        "sums[0][0]);",
+        finished_heads,
+    ),
+    "a head over the one before it, which is still read": (
+        "decode_attention",
+        "    __syncwarp();  // the reads of the head before are over\n",
+        "",
+        finished_heads,
     ),
     "splits past the end are merged": (
         "decode_attention",
@@ -177,7 +207,7 @@ def planting(source, old, new):
 
     def run(kernel, grid, block, args, shared_bytes):
         text = (SOURCES / f"{kernel.source}.cu").read_text()
-        for header in ("activation", "best_token", "mma", "common"):
+        for header in ("activation", "best_token", "heads", "mma", "common"):
             inner = (SOURCES / f"{header}.cuh").read_text().replace("#pragma once", "")
             include = f'#include "{header}.cuh"'
             text = text.replace(include, inner, 1).replace(include, "")

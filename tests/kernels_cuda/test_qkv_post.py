@@ -30,13 +30,10 @@ def moved(record, device):
     return type(record)(*(x.to(device) if isinstance(x, torch.Tensor) else x for x in values))
 
 
-def reference(qkv, query_heads, bias, norms, rotation, cache):
+def reference(qkv, query_heads, norms, rotation, cache):
     """The torch ops one after another, in float64."""
-    _, heads, head_size = qkv.shape
-    kv_heads = (heads - query_heads) // 2
+    kv_heads = (qkv.shape[1] - query_heads) // 2
     wide = qkv.double()
-    if bias is not None:
-        wide += bias.double().view(heads, head_size)
     q, k, v = wide.split([query_heads, kv_heads, kv_heads], dim=1)
     if norms is not None:
         for part, weight in ((q, norms.query), (k, norms.key)):
@@ -53,11 +50,11 @@ def reference(qkv, query_heads, bias, norms, rotation, cache):
     return wide, keys, values
 
 
-def compare(device, qkv, query_heads, bias=None, norms=None, rotation=None, cache=None):
-    wanted, keys, values = reference(qkv, query_heads, bias, norms, rotation, cache)
+def compare(device, qkv, query_heads, norms=None, rotation=None, cache=None):
+    wanted, keys, values = reference(qkv, query_heads, norms, rotation, cache)
     got = qkv.to(device)
     records = [moved(x, device) for x in (norms, rotation, cache)]
-    cuda_ops.qkv_post(got, query_heads, None if bias is None else bias.to(device), *records)
+    cuda_ops.qkv_post(got, query_heads, *records)
     assert_near(got, wanted, absolute=1e-5)
     if cache is not None:
         assert_near(records[2].keys, keys, absolute=1e-5)
@@ -66,27 +63,26 @@ def compare(device, qkv, query_heads, bias=None, norms=None, rotation=None, cach
 
 @pytest.mark.parametrize("head_size", [64, 80, 96, 128])
 @pytest.mark.parametrize("storage", storages)
-def test_bias_rotation_and_cache_of_every_head_size(device, head_size, storage):
+def test_rotation_and_cache_of_every_head_size(device, head_size, storage):
     dtype = storages[storage]
     rows, query_heads, kv_heads = 5, 3, 1
     heads = query_heads + 2 * kv_heads
     qkv = random((rows, heads, head_size), dtype)
-    bias = random(heads * head_size, dtype, seed=1)
     cache = cache_for(kv_heads, head_size, dtype, rows)
-    compare(device, qkv, query_heads, bias, None, rotation_for(rows, head_size // 2), cache)
+    compare(device, qkv, query_heads, None, rotation_for(rows, head_size // 2), cache)
 
 
 def test_norms_of_queries_and_keys_come_before_the_rotation(device):
     norms = HeadNorms(random(64, seed=4), random(64, seed=5), 1e-6)
     qkv = random((4, 8, 64), torch.bfloat16)
-    compare(device, qkv, 4, None, norms, rotation_for(4, 32), cache_for(2, 64, torch.bfloat16, 4))
+    compare(device, qkv, 4, norms, rotation_for(4, 32), cache_for(2, 64, torch.bfloat16, 4))
 
 
 @pytest.mark.parametrize("n", [1, 8, 20, 40])
 def test_channels_past_the_turned_ones_are_kept(device, n):
     """GPT-NeoX turns a part of each head; n may be odd or reach over lanes."""
     qkv = random((3, 4, 80))
-    compare(device, qkv, 2, None, None, rotation_for(3, n))
+    compare(device, qkv, 2, None, rotation_for(3, n))
 
 
 def test_learned_positions_need_the_cache_write_alone(device):
@@ -100,7 +96,7 @@ def test_learned_positions_need_the_cache_write_alone(device):
 
 def test_rows_of_documents_are_turned_and_not_cached(device):
     qkv = random((6, 3, 64), torch.float16)
-    compare(device, qkv, 1, None, None, rotation_for(6, 32), cache_for(1, 64, torch.float16, 2))
+    compare(device, qkv, 1, None, rotation_for(6, 32), cache_for(1, 64, torch.float16, 2))
 
 
 def test_places_without_a_sequence_write_nothing(device):
@@ -128,7 +124,6 @@ def test_a_position_outside_the_table_is_nan_for_its_row_alone(device):
         ({"qkv": torch.ones(2, 3, 72)}, "heads of 72 channels"),
         ({"qkv": torch.ones(2, 4, 64)}, "4 heads are not 1 query heads"),
         ({"qkv": torch.ones(2, 64, 3).transpose(1, 2)}, "not contiguous"),
-        ({"bias": torch.ones(64)}, "bias has shape"),
         ({"rotation": rotation_for(3, 32)}, "positions has shape"),
         ({"rotation": rotation_for(2, 33)}, "66 channels"),
         ({"cache": cache_for(1, 64, torch.float16, 2)}, "keys is float16"),
