@@ -17,6 +17,7 @@ from nightjar.kernels.cuda.linear import (
     normed_linear,
     serves_norm,
     serves_rows,
+    serves_weight,
 )
 from nightjar.kernels.cuda.merge import merge_attention
 from nightjar.kernels.cuda.norm import layer_norm, rms_norm
@@ -66,6 +67,7 @@ __all__ = [
     "sample",
     "serves_norm",
     "serves_rows",
+    "serves_weight",
     "step_update",
     "token_nll",
     "uniform",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import Tensor
 
 from nightjar.kernels.heads import CacheWrite, Rotation
 from nightjar.kernels.layout import StepRows
-from nightjar.kernels.linear import GatedWeight, LinearWeight, block_panels
+from nightjar.kernels.linear import GatedWeight, LinearWeight, block_panels, followed_by
 from nightjar.kernels.native.layers import NativeLayer, NativeLayers
 from nightjar.kernels.native.products import PanelWeight
 from nightjar.kernels.norm import Norm
@@ -59,6 +60,28 @@ class Layers:
         if len(layers) < len(self.weights) or len(kinds) != 1:
             return None
         return NativeLayers(layers, self.activation)
+
+
+def chained(
+    layers: Sequence[LayerWeights], head: LinearWeight
+) -> tuple[tuple[LayerWeights, ...], LinearWeight]:
+    """The same layers and LM head, each of their weights knowing which a decode step reads next;
+    after the head, those of the next step."""
+    found = []
+    for layer, after in zip(layers, [*(one.qkv for one in layers[1:]), head], strict=True):
+        qkv, out, up, down = layer.qkv, layer.attention_out, layer.up, layer.down
+        found.append(
+            replace(
+                layer,
+                qkv=followed_by(qkv, out),
+                attention_out=followed_by(out, up),
+                up=replace(up, up=followed_by(up.up, down))
+                if isinstance(up, GatedWeight)
+                else followed_by(up, down),
+                down=followed_by(down, after),
+            )
+        )
+    return tuple(found), followed_by(head, layers[0].qkv)
 
 
 def run_layers(

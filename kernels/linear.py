@@ -1,7 +1,7 @@
 """Matrix products with weights packed once, in floating point or in bytes, and the parts of a
 block that are one call where the backend has them in one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, TypeGuard
 
 import torch
@@ -79,6 +79,18 @@ def pack_gated(gate: Parts, up: Parts, precision: WeightPrecision = "float") -> 
     return GatedWeight(pack_linear(*gate, precision), pack_linear(*up, precision))
 
 
+def followed_by(weight: LinearWeight, after: LinearWeight | GatedWeight) -> LinearWeight:
+    """The same weight, knowing what is read after it: a GPU's product of few rows asks for that
+    ahead.  Other kinds stay as they are."""
+    if not isinstance(weight, FloatWeight) or not serves(weight.data):
+        return weight
+    pair = (after.gate, after.up) if isinstance(after, GatedWeight) else (after,)
+    following = [one.data for one in pair if isinstance(one, FloatWeight)]
+    if not all(map(cuda_ops.serves_weight, following)):
+        return weight
+    return replace(weight, following=tuple(following))
+
+
 def gated_linear(x: Tensor, weight: GatedWeight, activation: str) -> Tensor:
     """activation(x @ gate) * (x @ up) (GLU variants, arXiv 2002.05202): [T, in] -> [T, out]."""
     if weight.gate is None:
@@ -87,7 +99,7 @@ def gated_linear(x: Tensor, weight: GatedWeight, activation: str) -> Tensor:
         return linear(x, weight.gate, activation).mul_(linear(x, weight.up))
     gate, up = weight.gate, weight.up
     if _takes_few(up, x) and isinstance(gate, FloatWeight):
-        return cuda_ops.linear(x, up.factor, activation, gate.factor)
+        return cuda_ops.linear(x, up.factor, activation, gate.factor, up.following)
     return cuda_ops.activation(linear(x, gate), activation, up=linear(x, up))
 
 
@@ -109,7 +121,7 @@ def linear(
     elif isinstance(weight, Int8Weight):
         y = int8_linear(x.float(), weight, activation)
     elif _takes_few(weight, x):
-        y = cuda_ops.linear(x, weight.factor, activation)
+        y = cuda_ops.linear(x, weight.factor, activation, following=weight.following)
     elif serves(x):
         y = F.linear(x, weight.data, weight.bias)
         y = y if activation is None else cuda_ops.activation(y, activation)
@@ -125,7 +137,7 @@ def linear_onto(residual: Tensor, x: Tensor, weight: LinearWeight) -> Tensor | N
         native.products.linear_onto(residual, x, weight)
         return None
     if _takes_few(weight, x):
-        cuda_ops.linear_onto(residual, x, weight.factor)
+        cuda_ops.linear_onto(residual, x, weight.factor, weight.following)
         return None
     return linear(x, weight)
 
@@ -235,7 +247,7 @@ def _few_normed(
     if not serves(residual) or not cuda_ops.serves_norm(residual, up.data):
         return None
     other = gate.factor if isinstance(gate, FloatWeight) else None
-    return cuda_ops.normed_linear(residual, norm, up.factor, activation, other)
+    return cuda_ops.normed_linear(residual, norm, up.factor, activation, other, up.following)
 
 
 def block_panels(

@@ -27,7 +27,7 @@ from nightjar.kernels.cuda_ops import (
 from nightjar.kernels.embedding import TokenTable, embed, tied_table
 from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
 from nightjar.kernels.kv_transfer import kv_pack, kv_unpack
-from nightjar.kernels.layers import Layers, LayerWeights, run_layers
+from nightjar.kernels.layers import Layers, LayerWeights, chained, run_layers
 from nightjar.kernels.linear import (
     GatedWeight,
     LinearWeight,
@@ -79,6 +79,7 @@ __all__ = [
     "bias_tokens",
     "block_tokens",
     "branch_attention",
+    "chained",
     "decode_attention",
     "embed",
     "feed_forward",

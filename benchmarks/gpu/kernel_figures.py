@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from nightjar.kernels import Norm, cuda_ops
 from nightjar.kernels.cuda import launch
-from nightjar.kernels.cuda.linear import MAX_ROWS, Factor
+from nightjar.kernels.cuda.linear import MAX_ROWS, Factor, Next
 
 from .lab import BLOCK_SIZE, Lab, Timing
 
@@ -208,14 +208,18 @@ def _calls(lab: Lab) -> Iterator[tuple[str, Callable[[], Callable[[], object]], 
 
 def few_rows(lab: Lab) -> Points:
     """Share of the copy's bandwidth of a decode step's products of few rows: by the kernel that has
-    the norm before and the activation or the addition after it in itself, and by cuBLAS alone."""
+    the norm before and the activation or the addition after it in itself, each by itself and as in
+    a step, where it asks for the next one's weights ahead; and by cuBLAS alone."""
     config, details = lab.scale.config(), {}
     width, inner = config.hidden_size, config.intermediate_size
     ones, zeros = (make(width, device=lab.device) for make in (torch.ones, torch.zeros))
     norm = Norm(ones, zeros, 1e-5)
 
-    def plain(x: Tensor, factor: Factor) -> Tensor:
+    def plain(x: Tensor, factor: Factor, following: Next) -> Tensor:
         return F.linear(x, *factor)
+
+    def alone(run: Callable[..., object]) -> Callable[..., object]:
+        return lambda factor, following: run(factor)
 
     with backend(lab):
         for batch in (size for size in lab.scale.batches if size <= MAX_ROWS):
@@ -225,9 +229,11 @@ def few_rows(lab: Lab) -> Points:
             down = partial(cuda_ops.linear_onto, stream, x)
             narrow = x[:, :width].contiguous()
             for name, outputs, inputs, run in (
-                (f"up of {batch}, with norm and activation", inner, width, up),
+                (f"up of {batch}, with norm and activation", inner, width, alone(up)),
+                (f"up of {batch}, and the next ahead", inner, width, up),
                 (f"up of {batch}, by cuBLAS", inner, width, partial(plain, narrow)),
-                (f"down of {batch}, with the addition", width, inner, down),
+                (f"down of {batch}, with the addition", width, inner, alone(down)),
+                (f"down of {batch}, and the next ahead", width, inner, down),
                 (f"down of {batch}, by cuBLAS", width, inner, partial(plain, x)),
             ):
                 details[name] = _product(lab, outputs, inputs, run)
@@ -235,17 +241,20 @@ def few_rows(lab: Lab) -> Points:
     return {"points": {}, "details": details}
 
 
-def _product(
-    lab: Lab, outputs: int, inputs: int, run: Callable[[Factor], object]
-) -> dict[str, Any]:
-    """One product, with the weights of several layers in turn, so that no cache holds them."""
+def _product(lab: Lab, outputs: int, inputs: int, run: Callable[..., object]) -> dict[str, Any]:
+    """One product, with the weights of several layers in turn, so that no cache holds them.
+
+    run: given a factor, and as `following` the weight of the next.
+    """
     layers = lab.scale.attention_layers
 
     def made(*shape: int) -> Tensor:
         return torch.randn(*shape, device=lab.device).to(lab.half)
 
     factors = [(made(outputs, inputs), made(outputs)) for _ in range(layers)]
-    timing = lab.device_s(lambda: [run(factor) for factor in factors])
+    ahead = [(weight,) for weight, _ in factors[1:] + factors[:1]]
+    pairs = list(zip(factors, ahead, strict=True))
+    timing = lab.device_s(lambda: [run(factor, following=after) for factor, after in pairs])
     one = Timing(tuple(seconds / layers for seconds in timing.seconds))
     read = outputs * inputs * lab.half.itemsize
     return one.figures() | {"bytes": read, "share": read / one.median / copy_bandwidth(lab)}

@@ -70,7 +70,8 @@ def kernel_s(work: Work, machine: Machine, product: float | None = None) -> floa
     """Seconds of all launches of one kernel."""
     limit = max(work.bytes / machine.copy, work.operations / (product or machine.product))
     if work.waits is None:
-        return limit + work.launches * machine.product_s
+        hidden = machine.launch_s if work.fetched else 0.0
+        return limit + work.launches * (machine.product_s - hidden)
     return limit + work.launches * (machine.launch_s + work.waits * machine.latency_s)
 
 

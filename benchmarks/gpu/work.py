@@ -20,7 +20,8 @@ class Work:
     """One kernel, launched `launches` times: bytes to and from memory and operations of all.
 
     waits: accesses to memory of one launch of which each needs the one before it; None of a
-    product, whose edge is known as a whole.
+    product, whose edge is known as a whole; fetched: whether the product before it has asked for
+    the beginning of its weights, so that memory does not rest during its launch.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Work:
     bytes: float
     operations: float = 0.0
     waits: int | None = 1
+    fetched: bool = False
 
 
 def layer_parameters(config: ModelConfig) -> int:
@@ -135,7 +137,8 @@ def decode_step(config: ModelConfig, batch: int, context: int, itemsize: int) ->
         ("down product", inner, width, 8 * width if few else 0),
     ):
         numbers = inputs * outputs * layers + rows * (inputs + outputs)
-        yield Work(name, layers, numbers * s + rows * ends, 2.0 * rows * inputs * outputs, None)
+        moved = numbers * s + rows * ends
+        yield Work(name, layers, moved, 2.0 * rows * inputs * outputs, None, few)
     yield Work(
         "decode_attention",
         layers,
@@ -149,7 +152,7 @@ def decode_step(config: ModelConfig, batch: int, context: int, itemsize: int) ->
     if not few:
         yield Work("activation", layers, 2.0 * rows * inner * s)
     head = (width * vocab + batch * (width + vocab)) * s
-    yield Work("LM head product", 1, head, 2.0 * batch * width * vocab, None)
+    yield Work("LM head product", 1, head, 2.0 * batch * width * vocab, None, few)
     if s != WIDE:
         yield Work("scores to FP32", 1, batch * vocab * (s + WIDE))
     yield Work("penalize", 1, batch * vocab / 8)

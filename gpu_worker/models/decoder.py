@@ -60,7 +60,8 @@ class Decoder:
     ) -> None:
         """dtype: activations and tables; cache_dtype: keys and values, as narrow at the most."""
         self.config = config
-        self.weights = weights
+        layers, head = kernels.chained(weights.layers, weights.head)
+        self.weights = replace(weights, layers=layers, head=head)
         self.dtype = dtype
         self.cache_dtype = cache_dtype
         self.device = device

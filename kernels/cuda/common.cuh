@@ -60,6 +60,18 @@ __device__ __forceinline__ void store(T* to, const float (&from)[N]) {
   *reinterpret_cast<Vector<T, N>*>(to) = raw;
 }
 
+// Let so many bytes from global memory come into the cache that all multiprocessors share; nobody waits
+// for them.  Address and bytes: multiples of 16.  For GPUs that do it by the piece.
+__device__ __forceinline__ void fetch_ahead(const void* from, int bytes) {
+#if defined(CUDA_ON_HOST)
+  cuda_host::prefetch_l2(from, bytes);
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;"
+               :
+               : "l"(__cvta_generic_to_global(from)), "r"(bytes));
+#endif
+}
+
 // The same number, without the compiler's knowing it: what follows from it is computed where it stands.
 __device__ __forceinline__ int opaque(int x) {
   asm volatile("" : "+r"(x));

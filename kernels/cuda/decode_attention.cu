@@ -21,7 +21,8 @@ __device__ constexpr int resident_blocks(int group) {
 
 // A wide piece of UNROLL cached rows, asked for before any of them is needed.  Nothing branches: loads
 // on the two sides of a branch would wait for each other.  In place of rows from `end` on the last one
-// is read again.  Whole words, as 16-bit numbers would be taken apart before they are needed.
+// is read again.  Whole words, as 16-bit numbers would be taken apart before they are needed; the first
+// to leave the caches, as each is read once.
 template <typename T, int HEAD_SIZE, int UNROLL>
 struct Rows {
   uint4 at[UNROLL];
@@ -31,7 +32,8 @@ struct Rows {
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
       const int i = min(first + u * step, end - 1);
-      at[u] = *reinterpret_cast<const uint4*>(from + static_cast<int64>(line(i)) * HEAD_SIZE);
+      at[u] = __ldcs(
+          reinterpret_cast<const uint4*>(from + static_cast<int64>(line(i)) * HEAD_SIZE));
     }
   }
 

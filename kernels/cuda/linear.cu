@@ -76,20 +76,34 @@ __device__ __forceinline__ void normalize(const float* __restrict__ stream,
   __syncthreads();
 }
 
+// What the blocks of the next product ask for first, of so many of its channels: its memory is busy
+// while this kernel ends and that one begins.
+template <typename T>
+__device__ __forceinline__ void fetch_first(const T* weight, int channels, int inputs) {
+  const int bytes = min(inputs, SPAN * WARPS * AHEAD) * static_cast<int>(sizeof(T));
+  if (threadIdx.x % WARP != 0) return;  // a warp's lanes would ask one after the other
+  for (int channel = blockIdx.x + threadIdx.x / WARP * gridDim.x; channel < channels;
+       channel += WARPS * gridDim.x) {
+    fetch_ahead(weight + static_cast<int64>(channel) * inputs, bytes);
+  }
+}
+
 // Tiles of 16 channels, one after another a block: its warps share a tile's inputs out, each for all
 // rows, and add up in their order, so a row's bits depend neither on the others nor on the grid.
 //
 // x: [rows, inputs], x_stride apart; with a norm instead `stream`, float [rows, inputs].  weight, gate:
 // [channels, inputs]; GATED: y = activation(gate) * weight, 8 channels of each a tile; biases may be
 // null.  The result goes to y [rows, channels], or if that is null it is added to `onto`, float [rows,
-// channels].  inputs: a multiple of 8.
+// channels].  inputs: a multiple of 8.  next, and next_too if it is gated: weights of the product after
+// this one, [any, next_inputs], of which next_channels are asked for here, or none.
 template <typename T, int NORM, bool GATED>
 __global__ void __launch_bounds__(THREADS, 2)
     linear(const T* __restrict__ x, int64 x_stride, const float* __restrict__ stream,
            const float* __restrict__ norm_weight, const float* __restrict__ norm_bias,
            float epsilon, const T* __restrict__ weight, const T* __restrict__ bias,
            const T* __restrict__ gate, const T* __restrict__ gate_bias, int activation, T* y,
-           float* onto, int rows, int inputs, int channels) {
+           float* onto, int rows, int inputs, int channels, const T* __restrict__ next,
+           const T* __restrict__ next_too, int next_channels, int next_inputs) {
   constexpr int CHANNELS = GATED ? TILE / 2 : TILE;  // that a tile gives
   extern __shared__ uint4 shared[];
   alignas(WIDE_BYTES) __shared__ float parts[2][WARPS][TILE * ROWS];
@@ -175,4 +189,6 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
     turn ^= 1;
   }
+  if (next != nullptr) fetch_first(next, next_channels, next_inputs);
+  if (next_too != nullptr) fetch_first(next_too, next_channels, next_inputs);
 }

@@ -9,6 +9,11 @@ A decode step of few rows has little to read at once and many kernels: what they
 and for memory counts more than their work.  So the norm before a product, and the activation, the
 gate or the addition to the residual stream after it, are parts of it; 64 KB a block are asked for
 before the norm begins, and while sums are added up.  From 9 rows on cuBLAS does better.
+
+Between two products memory would rest for the launch, the first access and the last sums, about as
+long as 11 MB take.  So each block, before it ends, asks for what the next product's blocks will ask
+for first, 17 MB at the most, to be brought into the second-level cache (compute capability 9.0 and
+later: PTX ISA, cp.async.bulk.prefetch.L2).  It changes no result.
 """
 
 from __future__ import annotations
@@ -48,15 +53,22 @@ BLOCKS_PER_MULTIPROCESSOR = 2
 Factor: TypeAlias = tuple[Tensor, Tensor | None]
 """A weight [N, K], and its bias [N] if it has one."""
 
+Next: TypeAlias = tuple[Tensor, ...]
+"""The weights of the product after this one: one, or of a gated one two of the same shape; none
+where it is not known."""
+
+
+def serves_weight(weight: Tensor) -> bool:
+    """Whether `linear` takes a weight [N, K]: of 16 bits, of whole loads."""
+    return weight.dtype in STORAGE and weight.shape[1] % 8 == 0 and weight.data_ptr() % 16 == 0
+
 
 def serves_rows(x: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` takes x [M, K] or a stream [M, K] for the weight: few rows, of 16 bits, of
-    whole loads.  A rule of shapes and dtypes, so that the same model always takes the same path."""
+    """Whether `linear` takes x [M, K] or a stream [M, K] for the weight: few rows, of whole loads.
+    A rule of shapes and dtypes, so that the same model always takes the same path."""
     return (
         x.shape[0] <= MAX_ROWS
-        and weight.dtype in STORAGE
-        and weight.shape[1] % 8 == 0
-        and weight.data_ptr() % 16 == 0
+        and serves_weight(weight)
         and x.data_ptr() % 16 == 0
         and x.stride(0) * x.element_size() % 16 == 0
     )
@@ -68,11 +80,16 @@ def serves_norm(stream: Tensor, weight: Tensor) -> bool:
 
 
 def linear(
-    x: Tensor, factor: Factor, activation: str | None = None, gate: Factor | None = None
+    x: Tensor,
+    factor: Factor,
+    activation: str | None = None,
+    gate: Factor | None = None,
+    following: Next = (),
 ) -> Tensor:
     """activation(x @ weight + bias) of x [M, K], its rows at any stride -> [M, N] in x's dtype.
 
     gate: of the weight's shape; then activation(x @ gate) * (x @ weight) (arXiv 2002.05202).
+    following: weights that are likely to be read next, asked for ahead.
     A row's bits do not depend on the others.
 
     Raises:
@@ -81,16 +98,16 @@ def linear(
     weight = factor[0]
     check("x", x, weight.dtype, (None, weight.shape[-1]), strided=True)
     out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
-    _linear(x, None, factor, gate, activation, out)
+    _linear(x, None, factor, gate, activation, out, following)
     return out
 
 
-def linear_onto(residual: Tensor, x: Tensor, factor: Factor) -> None:
+def linear_onto(residual: Tensor, x: Tensor, factor: Factor, following: Next = ()) -> None:
     """Add x [M, K] @ weight + bias to the residual stream, float32[M, N]: see `linear`."""
     weight = factor[0]
     check("x", x, weight.dtype, (residual.shape[0], weight.shape[-1]), strided=True)
     check("residual", residual, torch.float32, (x.shape[0], weight.shape[0]), like=x)
-    _linear(x, None, factor, None, None, residual)
+    _linear(x, None, factor, None, None, residual, following)
 
 
 def normed_linear(
@@ -99,6 +116,7 @@ def normed_linear(
     factor: Factor,
     activation: str | None = None,
     gate: Factor | None = None,
+    following: Next = (),
 ) -> Tensor:
     """`linear` of the normalised residual stream, float32[M, K]; the normalised rows are rounded to
     the weight's dtype first."""
@@ -111,7 +129,7 @@ def normed_linear(
         raise ValueError(f"{weight.shape[-1]} inputs with a norm: at most {MAX_NORMED_INPUTS}")
     shape = residual.shape[0], weight.shape[0]
     out = torch.empty(shape, dtype=weight.dtype, device=residual.device)
-    _linear(residual, norm, factor, gate, activation, out)
+    _linear(residual, norm, factor, gate, activation, out, following)
     return out
 
 
@@ -130,17 +148,19 @@ def _linear(
     gate: Factor | None,
     activation: str | None,
     out: Tensor,
+    following: Next,
 ) -> None:
     """Check, choose the instance and start it; out: [M, N] of the weight's dtype, or a stream."""
     weight = factor[0]
-    _check(x, factor, gate, activation)
+    _check(x, factor, gate, activation, following)
     rows, (channels, inputs) = x.shape[0], weight.shape
     kind = "PLAIN" if norm is None else "RMS" if norm.bias is None else "LAYER"
     tiles = ceil_div(channels, TILE if gate is None else TILE // 2)
     adds = out.dtype == torch.float32
+    most = BLOCKS_PER_MULTIPROCESSOR * multiprocessors(x)
     launch(
         Kernel.of("linear", "linear", weight.dtype, kind, gate is not None),
-        (min(tiles, BLOCKS_PER_MULTIPROCESSOR * multiprocessors(x)) if rows else 0,),
+        (min(tiles, most) if rows else 0,),
         (THREADS,),
         *_row_arguments(x, norm),
         *factor,
@@ -151,6 +171,7 @@ def _linear(
         np.int32(rows),
         np.int32(inputs),
         np.int32(channels),
+        *_next_arguments(following, most * TILE),
         shared_bytes=0 if norm is None else rows * (inputs + ROW_PAD) * weight.element_size(),
     )
 
@@ -162,7 +183,23 @@ def _row_arguments(x: Tensor, norm: Norm | None) -> tuple[Argument, ...]:
     return None, np.int64(0), x, norm.weight, norm.bias, np.float32(norm.epsilon)
 
 
-def _check(x: Tensor, factor: Factor, gate: Factor | None, activation: str | None) -> None:
+def _next_arguments(following: Next, channels: int) -> tuple[Argument, ...]:
+    """Two weights, how many of their channels the next product's first blocks have, and their
+    inputs; channels: of all blocks that run at a time."""
+    if not following:
+        return None, None, np.int32(0), np.int32(0)
+    weight, other = following[0], following[1] if len(following) > 1 else None
+    share = min(weight.shape[0], channels // len(following))
+    return weight, other, np.int32(share), np.int32(weight.shape[1])
+
+
+def _check(
+    x: Tensor,
+    factor: Factor,
+    gate: Factor | None,
+    activation: str | None,
+    following: Next,
+) -> None:
     """See check."""
     weight, bias = factor
     check("weight", weight, STORAGE, (None, None), like=x)
@@ -182,3 +219,7 @@ def _check(x: Tensor, factor: Factor, gate: Factor | None, activation: str | Non
         check("gate", gate[0], weight.dtype, weight.shape, like=x)
         if gate[0].data_ptr() % 16:
             raise ValueError("gate must begin at a multiple of 16 bytes")
+    for one in following:
+        check("following", one, weight.dtype, following[0].shape, like=x)
+        if not serves_weight(one):
+            raise ValueError("following: every row must begin at a multiple of 16 bytes")

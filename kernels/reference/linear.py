@@ -24,12 +24,14 @@ FUSED = {
 
 @dataclass(frozen=True, slots=True)
 class FloatWeight:
-    """A weight ready for `linear`: data [out, in], blocked for oneDNN where `packed`."""
+    """A weight ready for `linear`: data [out, in], blocked for oneDNN where `packed`; following:
+    what a decode step reads after it, where that is known and of use."""
 
     data: Tensor
     bias: Tensor | None
     out_features: int
     packed: bool
+    following: tuple[Tensor, ...] = ()
 
     @property
     def factor(self) -> tuple[Tensor, Tensor | None]:

@@ -78,6 +78,28 @@ def test_a_block_goes_on_to_its_next_tile(device, normed):
     close(got, exact(x, given), slack=8 * EPSILON[torch.float16] if normed else 1e-4)
 
 
+@pytest.mark.parametrize(
+    ("shape", "gated"),
+    [((1, 8), False), ((40, SHARE + 8), False), ((40, 64), True), ((16 * 300, 8), True)],
+)
+@pytest.mark.parametrize("channels", [20, 500])
+def test_what_is_asked_for_ahead_changes_nothing(device, shape, gated, channels):
+    """Weights smaller and larger than what the next product's blocks begin with; on the host, what
+    lies beside them is a fault."""
+    x, given = random((3, 72), torch.float16).to(device), moved(factor(channels, 72), device)
+    after = tuple(factor(*shape, seed=i)[0].to(device) for i in range(1 + gated))
+    stream = random((3, 72)).to(device)
+    norm = Norm(torch.ones(72, device=device), None, 1e-5)
+    for call in (
+        lambda **given_too: cuda_ops.linear(x, given, "relu", given, **given_too),
+        lambda **given_too: cuda_ops.normed_linear(stream, norm, given, **given_too),
+    ):
+        assert torch.equal(call(following=after), call())
+    residual = torch.zeros(3, channels, device=device)
+    cuda_ops.linear_onto(residual, x, given, after)
+    close(residual, exact(x.cpu(), moved(given, "cpu")))
+
+
 @storages
 @pytest.mark.parametrize("rows", range(MAX_ROWS + 1))
 def test_every_number_of_rows(device, dtype, rows):
@@ -216,6 +238,14 @@ X, WEIGHT = torch.zeros(2, 64, dtype=torch.half), torch.zeros(16, 64, dtype=torc
         (lambda: cuda_ops.linear(X, (WEIGHT.T.contiguous().T, None)), "weight is not contiguous"),
         (lambda: cuda_ops.linear(X, (WEIGHT, WEIGHT[0])), "bias has shape"),
         (lambda: cuda_ops.linear(X, (WEIGHT, None), None, (WEIGHT[:8], None)), "gate has shape"),
+        (
+            lambda: cuda_ops.linear(X, (WEIGHT, None), following=(WEIGHT[:, :12].contiguous(),)),
+            "following: every row",
+        ),
+        (
+            lambda: cuda_ops.linear(X, (WEIGHT, None), following=(WEIGHT, WEIGHT[:8])),
+            "following has shape",
+        ),
         (lambda: cuda_ops.linear_onto(X.float(), X, (WEIGHT, None)), "residual has shape"),
         (lambda: cuda_ops.linear_onto(X[:, :16], X, (WEIGHT, None)), "residual is float16"),
         (

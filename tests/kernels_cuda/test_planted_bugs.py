@@ -187,6 +187,18 @@ PLANTED = {
         "  }\n}",
         partial(product.test_the_norm_before_it, "cpu", torch.float16, True, 3, 8),
     ),
+    "channels asked for ahead that are not there": (
+        "linear",
+        "channel < channels;",
+        "channel <= channels;",
+        partial(product.test_what_is_asked_for_ahead_changes_nothing, "cpu", (1, 8), False, 20),
+    ),
+    "inputs asked for ahead that are not there": (
+        "linear",
+        "min(inputs, SPAN * WARPS * AHEAD) * static_cast<int>(sizeof(T));",
+        "SPAN * WARPS * AHEAD * static_cast<int>(sizeof(T));",
+        partial(product.test_what_is_asked_for_ahead_changes_nothing, "cpu", (40, 64), True, 20),
+    ),
     "channels past the end": (
         "linear",
         "row < rows && channel < channels",
@@ -200,6 +212,12 @@ PLANTED = {
         partial(stepping.test_a_stop_that_the_first_tokens_complete_does_not_count, "cpu"),
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def _own_counts(monkeypatch):
+    """What a bug leaves in the counts of arrived blocks is no other test's."""
+    monkeypatch.setattr(attention.module, "_held", {})
 
 
 def planting(source, old, new):

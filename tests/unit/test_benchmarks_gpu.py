@@ -87,6 +87,8 @@ def test_edges_of_a_kernel():
     machine = replace(predict.H200, copy=1e12, launch_s=1e-6, latency_s=1e-5, product_s=1e-4)
     assert predict.kernel_s(work.Work("a", 2, 1e6, waits=3), machine) == pytest.approx(63e-6)
     assert predict.kernel_s(work.Work("b", 2, 1e6, 0.0, None), machine) == pytest.approx(201e-6)
+    fetched = work.Work("c", 2, 1e6, 0.0, None, fetched=True)
+    assert predict.kernel_s(fetched, machine) == pytest.approx(199e-6)
 
 
 def test_predictions_are_of_known_points_and_below_their_limits():
