@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
   static_assert(SPLIT % BATCH == 0 && SPLIT % WARP == 0, "a split is whole batches");
   __shared__ Vector<float, WIDE<T>> queries[GROUP][HEAD_SIZE / WIDE<T>];
   __shared__ float weights[GROUP][SPLIT];
-  alignas(WIDE_BYTES) __shared__ float sums[WARPS][GROUP][HEAD_SIZE];
+  __shared__ Vector<float, WIDE<T>> sums[WARPS][GROUP][HEAD_SIZE / WIDE<T>];
   __shared__ float maxima[GROUP], totals[GROUP];
 
   const int slices = (heads_per_kv + GROUP - 1) / GROUP;
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
     Angles<HEAD_SIZE> angles;
     angles.load(tables, turns ? position : -1);
     if (norm != nullptr) own.normalize(norm, epsilon);
-    if (turns) own.turn(angles, n_turned, sums[threadIdx.x / WARP][0]);
+    if (turns) own.turn(angles, n_turned, sums[threadIdx.x / WARP][0][0].at);
     if (unit < GROUP) {
       own.template round_and_scale<T>(scale);
       own.store(queries[unit][0].at);
@@ -298,16 +298,16 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
         for (int step = LANES; step < WARP; step *= 2) {
           sum[g][c] += __shfl_xor_sync(WHOLE_WARP, sum[g][c], step);
         }
-        if (!idle && lane < LANES) sums[warp][g][channel + c] = sum[g][c];
       }
+      if (!idle && lane < LANES) store<WIDE<T>>(sums[warp][g][channel / WIDE<T>].at, sum[g]);
     }
     __syncthreads();
 
     for (int i = thread; i < here * HEAD_SIZE; i += THREADS) {
-      const int g = i / HEAD_SIZE;
+      const int g = i / HEAD_SIZE, place = i % HEAD_SIZE;
       float whole = 0.0f;
 #pragma unroll
-      for (int w = 0; w < WARPS; ++w) whole += sums[w][g][i % HEAD_SIZE];
+      for (int w = 0; w < WARPS; ++w) whole += sums[w][g][place / WIDE<T>].at[place % WIDE<T>];
       if (filled == 1) {
         out[first_row * HEAD_SIZE + i] = narrow<T>(whole / totals[g]);
       } else {

@@ -105,8 +105,8 @@ PLANTED = {
     ),
     "a head turned over the one before it": (
         "decode_attention",
-        "sums[threadIdx.x / WARP][0]);",
-        "sums[0][0]);",
+        "sums[threadIdx.x / WARP][0][0].at);",
+        "sums[0][0][0].at);",
         finished_heads,
     ),
     "a head over the one before it, which is still read": (
