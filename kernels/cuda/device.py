@@ -70,3 +70,15 @@ def multiprocessors(tensor: torch.Tensor) -> int:
 @cache
 def _multiprocessors_of(device: int) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def block_shared_bytes(tensor: torch.Tensor) -> int:
+    """Shared memory that a block may have on the tensor's device: 163 KB of compute capability 8.0,
+    99 of 8.6, 8.9 and 12.0; on a CPU the former."""
+    return _block_shared_bytes_of(tensor.get_device()) if tensor.is_cuda else 163 << 10
+
+
+@cache
+def _block_shared_bytes_of(device: int) -> int:
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from nightjar.kernels.cuda.activation import KINDS
 from nightjar.kernels.cuda.checks import ceil_div, check
-from nightjar.kernels.cuda.device import multiprocessors
+from nightjar.kernels.cuda.device import block_shared_bytes, multiprocessors
 from nightjar.kernels.cuda.kernel import Kernel
 from nightjar.kernels.cuda.launch import Argument, launch
 
@@ -38,8 +38,7 @@ MAX_ROWS = 8
 """Columns of a tensor core's product: up to here another row costs next to nothing."""
 
 MAX_NORMED_INPUTS = 8192
-"""Of a product with a norm before it: 8 rows of 16 bits beside 8 KB of sums fit into the 163 KB of
-shared memory that a block of compute capability 8.0 may have."""
+"""Of a product with a norm before it, where shared memory holds them: see most_normed_inputs."""
 
 STORAGE = (torch.float16, torch.bfloat16)
 THREADS = 256
@@ -48,6 +47,9 @@ SHARE = 2048
 """Inputs that the warps of a block share out at a time."""
 
 ROW_PAD = 32
+SUMS_BYTES = 8192
+"""Of shared memory, whatever the shape."""
+
 BLOCKS_PER_MULTIPROCESSOR = 2
 
 Factor: TypeAlias = tuple[Tensor, Tensor | None]
@@ -76,7 +78,15 @@ def serves_rows(x: Tensor, weight: Tensor) -> bool:
 
 def serves_norm(stream: Tensor, weight: Tensor) -> bool:
     """Whether `normed_linear` takes them, too."""
-    return weight.shape[1] <= MAX_NORMED_INPUTS and serves_rows(stream, weight)
+    return weight.shape[1] <= most_normed_inputs(stream) and serves_rows(stream, weight)
+
+
+def most_normed_inputs(stream: Tensor) -> int:
+    """Inputs of which 8 normalised rows of 16 bits fit, beside the sums, into the shared memory of
+    a block there: 8192 into 163 KB, 5792 into 99.  8, however many there are, so that the same
+    model always takes the same path."""
+    room = block_shared_bytes(stream) - SUMS_BYTES
+    return min(MAX_NORMED_INPUTS, room // (2 * MAX_ROWS) - ROW_PAD)
 
 
 def linear(
@@ -125,8 +135,8 @@ def normed_linear(
     check("norm", norm.weight, torch.float32, (weight.shape[-1],), like=residual)
     if norm.bias is not None:
         check("bias of the norm", norm.bias, torch.float32, (weight.shape[-1],), like=residual)
-    if weight.shape[-1] > MAX_NORMED_INPUTS:
-        raise ValueError(f"{weight.shape[-1]} inputs with a norm: at most {MAX_NORMED_INPUTS}")
+    if weight.shape[-1] > (most := most_normed_inputs(residual)):
+        raise ValueError(f"{weight.shape[-1]} inputs with a norm: at most {most}")
     shape = residual.shape[0], weight.shape[0]
     out = torch.empty(shape, dtype=weight.dtype, device=residual.device)
     _linear(residual, norm, factor, gate, activation, out, following)

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from nightjar.kernels import Norm, cuda_ops, pack_linear, reference
+from nightjar.kernels.cuda import gate, launch
+from nightjar.kernels.cuda import linear as module
 from nightjar.kernels.cuda.linear import MAX_NORMED_INPUTS, MAX_ROWS, SHARE, STORAGE
 from nightjar.kernels.linear import sum_in_fp32
 from tests.kernels_cuda.devices import EPSILON, assert_near, random
@@ -221,6 +223,23 @@ def test_what_it_serves():
     wide = torch.zeros(1, MAX_NORMED_INPUTS + 8, dtype=torch.half)
     assert cuda_ops.serves_rows(wide, wide)
     assert not cuda_ops.serves_norm(stream, wide)
+
+
+@pytest.mark.parametrize(("kilobytes", "most"), [(163, 8192), (99, 5792), (227, 8192)])
+def test_normed_rows_fit_into_the_devices_shared_memory(monkeypatch, kilobytes, most):
+    """As compute capability 8.0, 8.6, 8.9 and 12.0, and 9.0 and 10.0 have it."""
+    asked = []
+    monkeypatch.setattr(module, "block_shared_bytes", lambda _: kilobytes << 10)
+    weight, stream = torch.zeros(16, most, dtype=torch.half), torch.zeros(8, most)
+    assert cuda_ops.serves_norm(stream, weight)
+    with launch.using(lambda *given: asked.append(given[-1])):
+        cuda_ops.normed_linear(stream, norm_of(most), (weight, None))
+    own = max(groups["linear"].shared_bytes for groups in gate.read_budget().values())
+    assert asked[0] + own <= kilobytes << 10
+    wide, weight = torch.zeros(1, most + 8), torch.zeros(16, most + 8, dtype=torch.half)
+    assert not cuda_ops.serves_norm(wide, weight)
+    with pytest.raises(ValueError, match=f"inputs with a norm: at most {most}"):
+        cuda_ops.normed_linear(wide, norm_of(most + 8), (weight, None))
 
 
 X, WEIGHT = torch.zeros(2, 64, dtype=torch.half), torch.zeros(16, 64, dtype=torch.half)
