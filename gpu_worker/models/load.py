@@ -26,6 +26,7 @@ from nightjar.gpu_worker.models.split import Part, channels
 from nightjar.gpu_worker.models.weight_reader import WeightReader
 from nightjar.kernels import GatedWeight, LayerWeights, LinearWeight, Norm
 from nightjar.kernels.cuda.qkv_post import HEAD_SIZES
+from nightjar.kernels.cuda.sample import MAX_VOCAB
 
 _ALL = slice(None)
 
@@ -42,7 +43,7 @@ def load_model(
     part: what to load, for a ShardDecoder; nothing else is read.
 
     Raises:
-        CheckpointError: The GPU has no kernels for the model's heads.
+        CheckpointError: The GPU has no kernels for the model's heads or for so many tokens.
         ValueError: An unknown dtype, or not one of the device's.
     """
     if dtype not in PRECISIONS:
@@ -76,6 +77,11 @@ def _check_gpu(config: ModelConfig, dtype: str, device: str) -> None:
         raise CheckpointError(
             f"the model's heads have {config.head_size} channels, and on {device} there are "
             f"kernels for {sizes}: compute it on the CPU"
+        )
+    if config.vocab_size > MAX_VOCAB:
+        raise CheckpointError(
+            f"the model has {config.vocab_size} tokens, and on {device} there are kernels for "
+            f"{MAX_VOCAB} at most: compute it on the CPU"
         )
 
 

@@ -138,3 +138,10 @@ def test_a_dtype_without_cuda_kernels_is_refused_before_anything_is_read(dtype):
 def test_heads_without_cuda_kernels_are_refused(directory):
     with pytest.raises(CheckpointError, match="heads have 8 channels, and on cuda:0"):
         load_model(directory, "fp16", "cuda:0")
+
+
+def test_a_vocabulary_that_nothing_draws_from_is_refused_before_anything_is_read():
+    """Not at the first step, where every request would fail by itself."""
+    config = SimpleNamespace(head_size=64, vocab_size=(1 << 18) + 1)
+    with pytest.raises(CheckpointError, match="has 262145 tokens, and on cuda:0"):
+        load_model(SimpleNamespace(config=config), "fp16", "cuda:0")
