@@ -51,6 +51,8 @@ SUMS_BYTES = 8192
 """Of shared memory, whatever the shape."""
 
 BLOCKS_PER_MULTIPROCESSOR = 2
+RESERVED_BYTES = 1024
+"""Of shared memory, of each block; a multiprocessor has as much more than one block may have."""
 
 Factor: TypeAlias = tuple[Tensor, Tensor | None]
 """A weight [N, K], and its bias [N] if it has one."""
@@ -166,11 +168,11 @@ def _linear(
     rows, (channels, inputs) = x.shape[0], weight.shape
     kind = "PLAIN" if norm is None else "RMS" if norm.bias is None else "LAYER"
     tiles = ceil_div(channels, TILE if gate is None else TILE // 2)
+    shared_bytes = 0 if norm is None else rows * (inputs + ROW_PAD) * weight.element_size()
     adds = out.dtype == torch.float32
-    most = BLOCKS_PER_MULTIPROCESSOR * multiprocessors(x)
     launch(
         Kernel.of("linear", "linear", weight.dtype, kind, gate is not None),
-        (min(tiles, most) if rows else 0,),
+        (min(tiles, _resident_blocks(x, shared_bytes)) if rows else 0,),
         (THREADS,),
         *_row_arguments(x, norm),
         *factor,
@@ -181,9 +183,17 @@ def _linear(
         np.int32(rows),
         np.int32(inputs),
         np.int32(channels),
-        *_next_arguments(following, most * TILE),
-        shared_bytes=0 if norm is None else rows * (inputs + ROW_PAD) * weight.element_size(),
+        *_next_arguments(following, BLOCKS_PER_MULTIPROCESSOR * multiprocessors(x) * TILE),
+        shared_bytes=shared_bytes,
     )
+
+
+def _resident_blocks(x: Tensor, shared_bytes: int) -> int:
+    """Blocks that the device runs at once.  One that waits for another to end would normalise its
+    rows anew, with nothing else under way on its multiprocessor."""
+    of_block = shared_bytes + SUMS_BYTES + RESERVED_BYTES
+    fit = (block_shared_bytes(x) + RESERVED_BYTES) // of_block
+    return min(BLOCKS_PER_MULTIPROCESSOR, fit) * multiprocessors(x)
 
 
 def _row_arguments(x: Tensor, norm: Norm | None) -> tuple[Argument, ...]:

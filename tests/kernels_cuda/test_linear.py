@@ -242,6 +242,22 @@ def test_normed_rows_fit_into_the_devices_shared_memory(monkeypatch, kilobytes, 
         cuda_ops.normed_linear(wide, norm_of(most + 8), (weight, None))
 
 
+@pytest.mark.parametrize(
+    ("kilobytes", "rows", "inputs", "blocks"),
+    [(163, 8, 4096, 2), (163, 8, 5120, 1), (163, 4, 5120, 2), (227, 8, 5120, 2), (227, 8, 8192, 1)],
+)
+def test_no_block_waits_for_another_to_end(monkeypatch, kilobytes, rows, inputs, blocks):
+    """Of a multiprocessor's two, where its shared memory holds one."""
+    asked = []
+    monkeypatch.setattr(module, "block_shared_bytes", lambda _: kilobytes << 10)
+    monkeypatch.setattr(module, "multiprocessors", lambda _: 3)
+    weight = torch.zeros(200, inputs, dtype=torch.half)
+    with launch.using(lambda _, grid, *__: asked.append(grid)):
+        cuda_ops.normed_linear(torch.zeros(rows, inputs), norm_of(inputs), (weight, None))
+        cuda_ops.linear(torch.zeros(rows, inputs, dtype=torch.half), (weight, None))
+    assert asked == [(3 * blocks,), (6,)]
+
+
 X, WEIGHT = torch.zeros(2, 64, dtype=torch.half), torch.zeros(16, 64, dtype=torch.half)
 
 
