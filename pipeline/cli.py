@@ -94,13 +94,14 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         Path, typer.Option(metavar="OUT.jsonl", help="Successes; failures go to OUT.errors.jsonl.")
     ],
     dtype: Annotated[
-        str, typer.Option(help="auto (the fastest that is safe), fp32, bf16, fp16 or int8.")
+        str, typer.Option(help="auto (the fastest that is safe), fp64, fp32, bf16, fp16 or int8.")
     ] = "auto",
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or cuda:<number> [NIGHTJAR_DEVICE, else cpu].")
+        str | None,
+        typer.Option(help="cpu, cuda or cuda:<number> (default: NIGHTJAR_DEVICE, else cpu)."),
     ] = None,
     workdir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="State of the run [OUT.jsonl.work].")
+        Path | None, typer.Option(metavar="DIR", help="State of the run (default: OUT.jsonl.work).")
     ] = None,
     prompt_vector: Annotated[
         list[str] | None,
@@ -108,10 +109,13 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     ] = None,
     shards: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes that the model is split among [one a device]."),
+        typer.Option(
+            min=1, help="Processes that the model is split among (default: one a device)."
+        ),
     ] = None,
     devices: Annotated[
-        str | None, typer.Option(metavar="0,1,...", help="CUDA devices, one a shard [the CPU].")
+        str | None,
+        typer.Option(metavar="0,1,...", help="CUDA devices, one a shard (default: --device)."),
     ] = None,
     retry: Annotated[
         bool,
@@ -181,15 +185,16 @@ def worker(
         typer.Option(help="model; fake makes answers up without a model, to test what is around."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or cuda:<number> [NIGHTJAR_DEVICE, else cpu].")
+        str | None,
+        typer.Option(help="cpu, cuda or cuda:<number> (default: NIGHTJAR_DEVICE, else cpu)."),
     ] = None,
     shards: Annotated[
         int | None,
-        typer.Option(help="Processes that this worker's model is split among [one a device]."),
+        typer.Option(help="Processes that the model is split among (default: one a device)."),
     ] = None,
     devices: Annotated[
         str | None,
-        typer.Option(metavar="0,1,...", help="This worker's CUDA devices, one a shard [the CPU]."),
+        typer.Option(metavar="0,1,...", help="CUDA devices, one a shard (default: --device)."),
     ] = None,
 ) -> None:
     """Start a Celery worker; settings come from NIGHTJAR_* variables."""
@@ -319,7 +324,7 @@ def _client(api_url: str) -> "Iterator[Client]":
 @app.command()
 def vectors(
     name: Annotated[str, typer.Argument(help="What requests write in prompt_vector.")],
-    file: Annotated[Path, typer.Argument(help="A safetensors file, one tensor [rows, width].")],
+    file: Annotated[Path, typer.Argument(help="A safetensors file, one tensor (rows, width).")],
 ) -> None:
     """Register prompt vectors (P-tuning) in the database under a name."""
     from nightjar.checkpoints import ModelDirectory

@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import pytest
+import typer
+from rich.text import Text
 
+from nightjar.pipeline.cli import app
 from tests.processes import nightjar
 
 COMMANDS = [
@@ -28,6 +31,14 @@ def test_help_names_every_command() -> None:
     done = nightjar("--help")
     assert done.returncode == 0
     assert all(f" {command} " in done.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_loses_nothing_to_markup(command: str) -> None:
+    """Rich takes a word in square brackets for a style, and leaves it out."""
+    found = typer.main.get_command(app).commands[command]
+    for told in (found.help, *(getattr(parameter, "help", None) for parameter in found.params)):
+        assert Text.from_markup(told or "").plain == (told or "")
 
 
 @pytest.mark.parametrize(
