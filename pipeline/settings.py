@@ -1,8 +1,9 @@
 """Settings of every Nightjar process, read from `NIGHTJAR_*` environment variables."""
 
+import re
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -28,10 +29,8 @@ class Settings(BaseSettings):
     model_name: str | None = Field(
         None, description="name that requests and answers carry; the directory's unless given"
     )
-    dtype: str = Field("auto", pattern="^(auto|fp64|fp32|bf16|fp16|int8)$")
-    device: str = Field(
-        "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:<number>"
-    )
+    dtype: Literal["auto", "fp64", "fp32", "bf16", "fp16", "int8"] = "auto"
+    device: str = Field("cpu", description="cpu, cuda or cuda:<number>")
     kv_cache_bytes: int | None = Field(
         None,
         ge=1,
@@ -46,9 +45,8 @@ class Settings(BaseSettings):
         ge=0,
         description="host memory for keys and values that the cache has no room for; 0 for none",
     )
-    engine: str = Field(
+    engine: Literal["model", "fake"] = Field(
         "model",
-        pattern="^(model|fake)$",
         description="fake: answers are made up without a model, to test and time what is around it",
     )
     fake_step_s: float = Field(
@@ -99,7 +97,6 @@ class Settings(BaseSettings):
     )
     devices: str = Field(
         "",
-        pattern="^([0-9]+(,[0-9]+)*)?$",
         validate_default=True,
         description="CUDA devices of this worker, one a shard, such as 0,1: places in "
         "CUDA_VISIBLE_DEVICES where that is set, else numbers as nvidia-smi gives them; empty for "
@@ -128,10 +125,19 @@ class Settings(BaseSettings):
         60.0, gt=0, description="an upload that sends nothing for so long is refused"
     )
 
+    @field_validator("device")
+    @classmethod
+    def _names_a_device(cls, device: str) -> str:
+        if re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
+            raise ValueError(f"{device!r}: give cpu, cuda or cuda:<number>")
+        return device
+
     @field_validator("devices")
     @classmethod
     def _one_device_a_shard(cls, devices: str, info: ValidationInfo) -> str:
         named = devices.split(",") if devices else []
+        if not all(re.fullmatch("[0-9]+", number) for number in named):
+            raise ValueError(f"{devices!r}: give numbers with commas between them, such as 0,1")
         if len(set(named)) < len(named):
             raise ValueError(f"{devices} names a device twice; give each shard its own")
         shards = info.data.get("shards")
@@ -168,7 +174,10 @@ class Settings(BaseSettings):
             return cls(**given)
         except ValidationError as error:
             # Not the error's own text: it repeats values, and a URL holds a password.
-            faults = [f"{_variable(fault['loc'][0])}: {fault['msg']}" for fault in error.errors()]
+            faults = [
+                f"{_variable(fault['loc'][0])}: {fault['msg'].removeprefix('Value error, ')}"
+                for fault in error.errors()
+            ]
             raise SettingsError("; ".join(faults)) from None
 
     @cached_property

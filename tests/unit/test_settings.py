@@ -1,4 +1,4 @@
-"""Settings of shards: what belongs together is checked, and a fault names its variable."""
+"""Settings: what belongs together is checked; a fault names its variable, and what mends it."""
 
 import pytest
 
@@ -23,9 +23,13 @@ def test_a_shard_a_device(given, count, devices):
 @pytest.mark.parametrize(
     ("given", "fault"),
     [
-        ({"devices": "0,1", "shards": 3}, "NIGHTJAR_DEVICES.*2 devices for 3 shards"),
+        ({"dtype": "int4"}, "NIGHTJAR_DTYPE: Input should be 'auto', .* 'fp16' or 'int8'"),
+        ({"engine": "real"}, "NIGHTJAR_ENGINE: Input should be 'model' or 'fake'"),
+        ({"device": "gpu"}, "NIGHTJAR_DEVICE: 'gpu': give cpu, cuda or cuda:<number>"),
+        ({"devices": "0,1", "shards": 3}, "NIGHTJAR_DEVICES: 0,1 names 2 devices for 3 shards"),
         ({"devices": "1,1"}, "NIGHTJAR_DEVICES.*twice"),
-        ({"devices": "cuda:0"}, "NIGHTJAR_DEVICES"),
+        ({"devices": "cuda:0"}, "NIGHTJAR_DEVICES: 'cuda:0': give numbers with commas between"),
+        ({"devices": "0,"}, "NIGHTJAR_DEVICES: '0,': give numbers with commas between"),
         ({"shards": 0}, "NIGHTJAR_SHARDS"),
         ({"shards": 2, "device": "cuda"}, "NIGHTJAR_DEVICES.*none for 2 shards on a GPU"),
         ({"devices": "0,1", "device": "cuda"}, "NIGHTJAR_DEVICES.*0,1 beside NIGHTJAR_DEVICE cuda"),
