@@ -21,7 +21,7 @@ KV_BUDGET_MIB = 1024
 def figures(
     records: Sequence[SystemRecord], workloads: dict[str, Workload], model: Path, threads: int
 ) -> dict[str, Any]:
-    """By precision: what the issue's table asks of the engine itself."""
+    """By precision: what the goals of docs/performance.md ask of the engine itself."""
     return {
         record.precision: _of_record(record, workloads, model, threads)
         for record in records

@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .report import table
 from .runner import Worker, run, write_json
 from .scale import SCALES
@@ -70,8 +72,15 @@ def version() -> str:
 
 
 def main(given: list[str] | None = None) -> int:
-    """Returns 1 where a figure failed."""
+    """Returns 1 where a figure failed, 2 where none can be measured: then nothing is written."""
     options, started = arguments(given), time.monotonic()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print(
+            "benchmarks.gpu: torch sees no CUDA device; --device cpu --scale tiny --out DIR tries "
+            "the harness without one",
+            file=sys.stderr,
+        )
+        return 2
     options.out.mkdir(parents=True, exist_ok=True)
     now = datetime.now(UTC)
     stem = free_stem(options.out, now.date().isoformat())

@@ -27,7 +27,7 @@ class Row:
     `recovery_s`: seconds from the (last) fault to what the note says, the worst of all times.
     """
 
-    number: int  # of the issue's list
+    number: int  # of the fault: the first column
     fault: str
     system: str
     database: str

@@ -39,7 +39,7 @@ def lab():
     return Lab("cpu", TINY)
 
 
-def test_the_floor_of_the_issue_is_met():
+def test_the_floor_of_a_step_by_hand():
     """1.3B GPT in FP16 on 4.3 TB/s: 0.63, 0.80, 2.11 and 6.60 ms at context 512."""
     config = FULL.config()
     floors = [work.decode_floor_bytes(config, b, 512, 2) / 4.3e12 * 1e3 for b in FULL.batches]
@@ -101,7 +101,7 @@ def test_predictions_are_of_known_points_and_below_their_limits():
     assert "over_static_cache" not in found
 
 
-def test_every_line_of_the_issues_table_is_there():
+def test_what_is_asked_of_each_figure():
     wanted = {
         "decode_share_1": (0.55, 0.75),
         "decode_share_8": (0.60, 0.75),
@@ -216,6 +216,13 @@ def test_a_trial_never_lands_in_the_results(capsys):
     assert command.arguments([]).out == command.RESULTS
     with pytest.raises(SystemExit):
         command.arguments(["--only", "speed"])
+
+
+def test_nothing_is_written_where_there_is_no_gpu(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command.main(["--out", str(tmp_path / "results")]) == 2
+    assert "torch sees no CUDA device" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_result_is_written_over(tmp_path):
