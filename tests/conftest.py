@@ -46,13 +46,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if elsewhere and asks_for_gpu_alone(config.option.markexpr) else None
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Without a GPU its tests are skipped; who asks for them alone is told."""
-    if not item.get_closest_marker("gpu") or torch.cuda.is_available():
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Who asks for a GPU's tests alone, where there is none, is told once and not by each test."""
+    option = session.config.option
+    if not asks_for_gpu_alone(option.markexpr) or option.collectonly:
         return
-    if asks_for_gpu_alone(item.config.option.markexpr):
-        pytest.fail("torch sees no CUDA device on this machine", pytrace=False)
-    pytest.skip("needs a CUDA device")
+    if session.items and not torch.cuda.is_available():
+        raise pytest.UsageError(f"torch sees no CUDA device: {len(session.items)} tests need one")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Among others a GPU's tests are skipped where there is none."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -110,6 +110,20 @@ def test_mark_expressions_that_take_gpu_tests_alone(expression, alone):
     assert asks_for_gpu_alone(expression) is alone
 
 
+def test_who_asks_for_gpu_tests_without_a_gpu_is_told_once():
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "tests/kernels_cuda/test_upload.py"],
+        cwd=ROOT,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout[-2000:]
+    assert (done.stdout + done.stderr).count("torch sees no CUDA device") == 1
+
+
 def brought_along() -> set[str]:
     """The distributions of a bare machine with all that they need, by normalised name."""
     waiting, found = list(DISTRIBUTIONS), set()
