@@ -11,12 +11,6 @@ from nightjar.kernels.cuda import nvrtc
 from nightjar.kernels.cuda.kernel import Kernel
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: $NIGHTJAR_KERNEL_CACHE, else under ~/.cache."""
-    named = os.environ.get("NIGHTJAR_KERNEL_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "nightjar" / "kernels"
-
-
 def cubin(kernel: Kernel, arch: str, folder: Path) -> tuple[Path, str]:
     """The compiled kernel's file and its symbol in it; compiled now if it is not there.
 
@@ -30,7 +24,7 @@ def cubin(kernel: Kernel, arch: str, folder: Path) -> tuple[Path, str]:
     symbols = path.with_suffix(".symbol")
     if not (path.is_file() and symbols.is_file()):
         binary = nvrtc.compile_source(kernel.source, [kernel.expression], arch)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(symbols, binary.names[kernel.expression].encode())
         _write(path, binary.cubin)
     return path, symbols.read_text(encoding="utf-8")

@@ -14,7 +14,8 @@ import cupy
 import torch
 from torch import Tensor
 
-from nightjar.kernels.cuda.cubin_cache import cache_folder, cubin
+from nightjar.kernels.cache_folder import cache_folder
+from nightjar.kernels.cuda.cubin_cache import cubin
 from nightjar.kernels.cuda.kernel import Kernel
 from nightjar.kernels.cuda.launch import Argument, Size
 

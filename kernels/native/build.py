@@ -18,6 +18,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from nightjar.kernels.cache_folder import cache_folder
+
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent
@@ -75,12 +77,6 @@ def compiled() -> ctypes.CDLL:
     if kernels is None:
         raise RuntimeError("the compiled kernels are not there: ask `serves` first")
     return kernels
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept."""
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
-    return Path(root) / "nightjar" / "kernels"
 
 
 def load(folder: Path) -> ctypes.CDLL:

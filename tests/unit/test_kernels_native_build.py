@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nightjar.kernels.cache_folder import cache_folder
 from nightjar.kernels.native import build
 from tests.backends import STRICT_COMPILER, require_compiler
 
@@ -57,7 +58,7 @@ def test_the_real_kernels_compile_without_a_warning(monkeypatch):
     the compiler was content: one that is there already is proof enough."""
     require_compiler()
     monkeypatch.setenv("CXX", STRICT_COMPILER)
-    assert build.load(build.cache_folder()).attention_tile_rows() in (16, 32)
+    assert build.load(cache_folder()).attention_tile_rows() in (16, 32)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="another processor's registers")
@@ -128,6 +129,17 @@ def test_no_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler --fast")
     with pytest.raises(build.NativeBuildError, match=r"no-such-compiler --fast.*install g\+\+"):
         build.load(tmp_path)
+
+
+def test_where_compiled_kernels_are_kept(tmp_path, monkeypatch):
+    monkeypatch.delenv("NIGHTJAR_KERNEL_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder() == tmp_path / "home" / ".cache" / "nightjar" / "kernels"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert cache_folder() == tmp_path / "caches" / "nightjar" / "kernels"
+    monkeypatch.setenv("NIGHTJAR_KERNEL_CACHE", str(tmp_path / "named"))
+    assert cache_folder() == tmp_path / "named"
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
