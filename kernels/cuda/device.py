@@ -46,7 +46,7 @@ def use_device(name: str) -> str:
             f"device {name}: compute capability {major}.{minor}, the kernels need 8.0 or later"
         )
     if find_spec("cupy") is None:
-        raise DeviceError(f"device {name}: CuPy is not installed; install nightjar[gpu]")
+        raise DeviceError(f"device {name}: CuPy is not installed; install nightjar-batch[gpu]")
     torch.cuda.set_device(index)
     return f"cuda:{index}"
 

@@ -48,7 +48,9 @@ def test_what_a_machine_lacks_is_named(machine, monkeypatch):
         use_device("cuda:2")
     with monkeypatch.context() as patch:
         patch.setattr(devices, "find_spec", lambda _: None)
-        with pytest.raises(DeviceError, match=r"CuPy is not installed; install nightjar\[gpu\]"):
+        with pytest.raises(
+            DeviceError, match=r"CuPy is not installed; install nightjar-batch\[gpu\]"
+        ):
             use_device("cuda")
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
