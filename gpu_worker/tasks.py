@@ -6,6 +6,7 @@ process, not this one.
 
 import os
 import signal
+import sys
 import threading
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from nightjar.pipeline.celery_app import (
     TICK_TASK,
     create_celery_app,
 )
+from nightjar.pipeline.commands import CANNOT_START, EXIT_CANNOT_START
 from nightjar.pipeline.reuse import open_cache
 from nightjar.pipeline.settings import Settings
 from nightjar.process import spare_what_stays, step_back
@@ -86,7 +88,8 @@ def _open(**_: object) -> None:
     try:
         _parts.append(_Parts.open())
     except (CheckpointError, LauncherError) as error:
-        raise SystemExit(f"nightjar worker: {error}") from error
+        sys.stderr.write(f"{CANNOT_START}{error}\n")
+        raise SystemExit(EXIT_CANNOT_START) from error
     spare_what_stays()
 
 

@@ -7,6 +7,12 @@ from enum import StrEnum
 from nightjar.pipeline.queues import PLAN_QUEUE, compute_queues
 from nightjar.pipeline.settings import Settings
 
+EXIT_CANNOT_START = 78
+"""Status of a worker that cannot do its work here (EX_CONFIG of sysexits.h)."""
+
+CANNOT_START = "nightjar worker: "
+"""What such a worker writes last: this, and why."""
+
 CLOCK_APP = "nightjar.pipeline.clock"
 PLANNER_APP = "nightjar.pipeline.tasks"
 GPU_WORKER_APP = "nightjar.gpu_worker.tasks"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nightjar.pipeline.commands import CANNOT_START, EXIT_CANNOT_START
 from nightjar.process import die_with_parent
 
 # A service that ends so often while no result lands will not get better by being started again.
@@ -50,10 +51,14 @@ class Service:
         """Start it again if it has ended; return whether that was so.
 
         Raises:
-            ServiceError: It ended too often; the message holds the end of its log.
+            ServiceError: It cannot start, or ended too often; the message holds the end of its log.
         """
         if self.process is None or self.process.poll() is None:
             return False
+        # Later on it has worked here before, and may again.
+        if self.process.returncode == EXIT_CANNOT_START and not self.ends:
+            reason = self.log_tail().rpartition(CANNOT_START)[2].strip()
+            raise ServiceError(f"the {self.name} cannot start: {reason}")
         self.ends += 1
         if self.ends == _MOST_ENDS:
             raise ServiceError(

@@ -291,6 +291,20 @@ def test_term_ends_a_run_in_order(tiny_model: Path, tmp_path: Path) -> None:
     wait_until("every child to end", lambda: all_ended(children))
 
 
+def test_a_worker_that_cannot_start_is_not_started_again(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NIGHTJAR_KV_CACHE_BYTES", str(1 << 50))
+    out = tmp_path / "out.jsonl"
+    done = nightjar(*run_arguments(write_lines(tmp_path / "in", many_lines(2)), tiny_model, out))
+    assert done.returncode == 1
+    told = "nightjar: the gpu-worker cannot start: the KV cache is to take 1125899906842624 bytes"
+    assert told in done.stderr
+    assert "lower NIGHTJAR_KV_CACHE_BYTES" in done.stderr
+    log = out.with_name("out.jsonl.work") / "logs" / "gpu-worker.log"
+    assert log.read_text().count("nightjar worker: ") == 1
+
+
 def test_a_hostile_environment_does_no_harm(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
