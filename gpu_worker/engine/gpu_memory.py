@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-import torch
+from nightjar.kernels.cuda.device import free_bytes
 
 
 def cache_budget(device: str, share: float, elsewhere: Sequence[int] = ()) -> int:
@@ -16,10 +16,3 @@ def cache_budget(device: str, share: float, elsewhere: Sequence[int] = ()) -> in
     if not 0 < share < 1:
         raise ValueError(f"gpu_memory_share {share}: give a number between 0 and 1")
     return int(min([free_bytes(device), *elsewhere]) * share)
-
-
-def free_bytes(device: str) -> int:
-    """What a GPU has left."""
-    torch.cuda.empty_cache()  # what loading took in passing is free, too
-    free, _ = torch.cuda.mem_get_info(device)
-    return free

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.gpu_worker.engine.gpu_memory import free_bytes
 from nightjar.gpu_worker.models import Decoder, KVTensors, load_model
 from nightjar.gpu_worker.models.shard import Collective, ShardDecoder
 from nightjar.gpu_worker.models.split import Part
@@ -37,7 +36,7 @@ from nightjar.gpu_worker.shards.commands import (
     tensor_of,
 )
 from nightjar.gpu_worker.shards.process import Place
-from nightjar.kernels.cuda.device import use_device
+from nightjar.kernels.cuda.device import free_bytes, use_device
 from nightjar.kernels.native.build import library
 from nightjar.process import spare_what_stays
 

@@ -1,4 +1,5 @@
-"""Is there a GPU that the kernels can run on, and if not, why; does it work; how large is it."""
+"""Is there a GPU that the kernels can run on, and if not, why; does it work; how large is it; what
+has it left."""
 
 from __future__ import annotations
 
@@ -60,6 +61,13 @@ def require_working(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def free_bytes(name: str) -> int:
+    """What a GPU has left."""
+    torch.cuda.empty_cache()  # what loading took in passing is free, too
+    free, _ = torch.cuda.mem_get_info(name)
+    return free
 
 
 def multiprocessors(tensor: torch.Tensor) -> int:
