@@ -60,7 +60,7 @@ class ComputeConfig:
     gpu_memory_share: float = 0.85
     host_cache_bytes: int = 0
     threads: int | None = None
-    stalled_after_s: float = 600.0
+    stalled_after_s: float = 120.0
     load_timeout_s: float = 1800.0
     engine: str = "model"  # or "fake", whose steps take fake_step_s
     fake_step_s: float = 0.0

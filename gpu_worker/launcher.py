@@ -167,7 +167,7 @@ class Launcher:
             self._send([messages.Cancel(tickets=waiting)])
 
     def release(self) -> None:
-        """Give up what is in flight: those futures end with ComputeNotReadyError."""
+        """Give up what is in flight: it is lost, as ComputeNotReadyError says."""
         self._fail_pending(ComputeNotReadyError("the worker ends"))
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 RESCUE_CACHE_BYTES = 4 << 30
 
-PRECISIONS = {
+_PRECISIONS = {
     torch.float64: "fp64",
     torch.float32: "fp32",
     torch.bfloat16: "bf16",
@@ -93,7 +93,8 @@ class Engine:
         self._rescue: Rescue | None = None
         if more_precise is not None:
             self._rescue = Rescue(lambda: self._second(more_precise(), token_bytes, config))
-        self.precision = PRECISIONS[model.dtype]
+        # Of a model that answers say they were computed in again; int8, for one, has FP32's dtype.
+        self.precision = _PRECISIONS[model.dtype]
 
     def register_prompt_vectors(self, key: str, vectors: Tensor) -> None:
         """Make vectors [n, H] usable by requests submitted from now on."""
@@ -271,7 +272,7 @@ class Engine:
         if self._rescue is None:
             return [self._fail(job, "not_finite", NOT_FINITE)]
         logger.warning(
-            "request %d: %s in %s; computing it again", job.request_id, NOT_FINITE, self.precision
+            "request %d: %s; computing it again in a higher precision", job.request_id, NOT_FINITE
         )
         self._disturbed = True
         self._spoil(job)

@@ -2,8 +2,8 @@
 
 One command a frame, MessagePack, over the pipe from rank 0 to each of them. Every command but
 `Load` and `Keep` names one of the models that were loaded, in the order of their loading; these two
-and `Allocate` are answered by `Done`. Hidden
-states and sums do not come this way: they go through the collective.
+and `Allocate` are answered by `Done`. Hidden states and sums do not come this way: they go through
+the collective.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Keep(msgspec.Struct, frozen=True, tag=True):
-    """Every rank has its part of what was loaded last: it becomes the next model.  The first time,
-    the ranks meet."""
+    """Every rank has its part of what was loaded last: it becomes the next model.  The first
+    time the ranks meet."""
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):

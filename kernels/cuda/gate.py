@@ -36,8 +36,8 @@ INSTANCES_AT_ONCE = 8
 
 
 def group(kernel: Kernel) -> str:
-    """Kernels that share a budget: decode attention by its query heads, whose state is in
-    registers; any other by its function."""
+    """Kernels that share a budget: decode attention by its query heads, norms by the columns that a
+    thread holds, as both keep those in registers; any other by its function."""
     if kernel.entry == "decode_attention":
         return f"{kernel.entry}, {kernel.arguments[2]} heads"
     if kernel.entry == "norm":

@@ -62,8 +62,8 @@ def launch(kernel: Kernel, grid: Size, block: Size, *args: Argument, shared_byte
 
 
 @contextmanager
-def using(backend: Backend) -> Iterator[None]:
-    """Inside, kernels run there."""
+def using(backend: Backend | None) -> Iterator[None]:
+    """Inside, kernels run there; None: on the GPU by CuPy, if the tensors are there."""
     token = _backend.set(backend)
     try:
         yield
