@@ -281,7 +281,7 @@ def test_a_follower_that_is_retried_after_its_leader_has_its_answer_at_once(
     assert (found.state, found.completed, found.failed) == (JobState.COMPLETED, 2, 0)
 
 
-def leave_behind(database_url: str, job_id: str) -> None:
+def leave_behind(database_url: str) -> None:
     """Followers of ended leaders wait again, as a worker of the version before leaves them."""
     database = Database(database_url)
     led = request.c.leader_id.is_not(None)
@@ -300,7 +300,7 @@ def test_followers_that_an_older_worker_left_are_landed(store: Store, database_u
     (ref,) = plan(store, job_id)
     assert store.land_orphans() == 0
     assert compute(store, ref)
-    leave_behind(database_url, job_id)
+    leave_behind(database_url)
     assert store.job(job_id).completed == 1
     assert store.land_orphans() == 4
     assert store.land_orphans() == 0

@@ -199,10 +199,13 @@ def test_taking_suspects_and_deadlines_back_keeps_the_jobs(engine: sa.Engine) ->
 
 
 def test_upgrading_again_changes_nothing(store: Store) -> None:
-    store.beat("worker", ComputeSeconds())
+    store.beat("worker", ComputeSeconds(engine_s=2.0, load_s=1.0))
+    written = store.heartbeats(), store.compute_seconds()
     store.migrate()
     store.migrate()
-    store.beat("worker", ComputeSeconds())
+    assert (store.heartbeats(), store.compute_seconds()) == written
+    store.beat("worker", ComputeSeconds(engine_s=3.0, load_s=1.0))
+    assert store.compute_seconds() == ComputeSeconds(engine_s=3.0, load_s=1.0)
 
 
 def test_a_revision_that_fails_leaves_nothing(
