@@ -60,8 +60,8 @@ H200 = Machine(
     product_s=2.6e-6,
 )
 """Copy and product were measured on one through torch (`machine` measures them anew in every run);
-the bus and FP32 are published figures, the launch Hazy Research's.  FlashAttention-2, torch's own,
-reaches 35% of the operations of a GPU of this generation (arXiv 2407.08608).  Latency and a
+the bus, FP32 and the launch (by Hazy Research) are published figures.  FlashAttention-2, torch's
+own, reaches 35% of the operations of a GPU of this generation (arXiv 2407.08608).  Latency and a
 product's edge are estimates, from the order of loads, barriers and sums in the kernels' machine
 code: nobody has measured them."""
 
