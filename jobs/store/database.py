@@ -31,6 +31,8 @@ BUSY_TIMEOUT_MS = 30_000
 WRITE_ATTEMPTS = 3
 # PostgreSQL: deadlock_detected, serialization_failure. The transaction left no trace.
 _RETRIABLE = frozenset({"40P01", "40001"})
+# undefined_table, undefined_column.
+_UNDEFINED = frozenset({"42P01", "42703"})
 
 
 def database_url(url: str) -> URL:
@@ -107,9 +109,11 @@ def translated_errors() -> Iterator[None]:
     except sa.exc.TimeoutError as error:
         raise StoreUnavailableError("every database connection is in use") from error
     except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
-        raise StoreUnavailableError(f"the database is not available: {error.orig}") from error
+        why = f"{error.orig}{_mend(error)}"
+        raise StoreUnavailableError(f"the database is not available: {why}") from error
     except sa.exc.ProgrammingError as error:
-        raise StoreError(f"the database refused a statement: {_first_line(error)}") from error
+        why = f"{_first_line(error)}{_mend(error)}"
+        raise StoreError(f"the database refused a statement: {why}") from error
     except sa.exc.DBAPIError as error:
         raise StoreError(f"the database refused the data: {_first_line(error)}") from error
 
@@ -117,6 +121,13 @@ def translated_errors() -> Iterator[None]:
 def _is_retriable(error: StoreError) -> bool:
     driver_error = getattr(error.__cause__, "orig", None)
     return getattr(driver_error, "sqlstate", None) in _RETRIABLE
+
+
+def _mend(error: sa.exc.DBAPIError) -> str:
+    """What helps where a table or a column is not there: nobody has migrated the database yet."""
+    state = getattr(error.orig, "sqlstate", None)
+    lacks = state in _UNDEFINED or str(error.orig).startswith(("no such table", "no such column"))
+    return "; run `nightjar migrate`" if lacks else ""
 
 
 def _first_line(error: sa.exc.DBAPIError) -> str:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.errors import StoreUnavailableError
+from nightjar.jobs.errors import StoreError, StoreUnavailableError
 from nightjar.jobs.records import ComputeSeconds, NewJob, NewRequest, RequestKind
 from nightjar.jobs.store import Store
 from tests.jobs import submit
@@ -31,6 +31,17 @@ def postgres_store(postgres_url: str) -> Iterator[Store]:
     opened.migrate()
     yield opened
     opened.close()
+
+
+def test_a_database_that_was_not_migrated_says_what_to_do(database_url: str) -> None:
+    store = Store(database_url)
+    try:
+        with pytest.raises(StoreError, match=r"job.*run `nightjar migrate`"):
+            store.ping()
+        store.migrate()
+        store.ping()
+    finally:
+        store.close()
 
 
 def test_a_locked_file_is_reported_and_used_again(sqlite_store: Store, sqlite_url: str) -> None:
