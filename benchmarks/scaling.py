@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shlex
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +24,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 from nightjar.checkpoints import ModelDirectory
+from nightjar.gpu_worker.models.precision import PRECISIONS
 
 from .environments import CACHE, ROOT
 from .machine import describe
@@ -219,12 +222,16 @@ def plot(name: str, by_precision: dict[str, dict[str, Any]], path: Path) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scaling", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--model", choices=list(SHAPES), default=GPT2_SMALL.name)
-    parser.add_argument("--precisions", type=lambda text: text.split(","), default=["fp32"])
+    parser.add_argument("--precisions", type=lambda text: text.split(","), default=["fp32", "int8"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
+    if unknown := sorted(set(args.precisions) - set(PRECISIONS)):
+        parser.error(f"no precision {', '.join(unknown)}; there are {', '.join(PRECISIONS)}")
     RESULTS.mkdir(parents=True, exist_ok=True)
     machine = describe(args.threads)
     model = cached_model(args.model)
@@ -239,7 +246,7 @@ def main() -> None:
     date = datetime.now(UTC).date().isoformat()
     result = {
         "date": date,
-        "command": f"python -m benchmarks.scaling --precisions {','.join(args.precisions)}",
+        "command": shlex.join(["python", "-m", "benchmarks.scaling", *sys.argv[1:]]),
         "machine": machine,
         "model": asdict(SHAPES[args.model]),
         "rounds": args.rounds,

@@ -75,16 +75,26 @@ def measure(kind: str, args: argparse.Namespace, work: Path) -> dict[str, Any]:
     return figures
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """Checked: a misspelt database would be measured as PostgreSQL, under its wrong name."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.control_plane", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--requests", type=int, default=50_000)
     parser.add_argument("--job-requests", type=int, default=10_000, help="requests in one job")
     parser.add_argument("--celery-requests", type=int, default=5_000, help="0: without Celery")
-    parser.add_argument("--databases", default=",".join(DATABASES))
+    parser.add_argument("--databases", type=lambda text: text.split(","), default=list(DATABASES))
     parser.add_argument("--model", type=Path, default=Path("examples/demo_model"))
     parser.add_argument("--work", type=Path, default=Path("build/control-plane"))
     parser.add_argument("--out", type=Path, default=None)
-    args = parser.parse_args()
+    found = parser.parse_args(given)
+    if unknown := sorted(set(found.databases) - set(DATABASES)):
+        parser.error(f"no database {', '.join(unknown)}; there are {', '.join(DATABASES)}")
+    return found
+
+
+def main() -> None:
+    args = arguments()
     shutil.rmtree(args.work, ignore_errors=True)
     date = datetime.now(UTC).date().isoformat()
     out = args.out or RESULTS / f"control-plane-{date}.json"
@@ -96,7 +106,7 @@ def main() -> None:
         "prompt_tokens": PROMPT_TOKENS,
         "max_tokens": MAX_TOKENS,
     }
-    for kind in args.databases.split(","):
+    for kind in args.databases:
         figures[kind] = measure(kind, args, args.work)
         print(kind, json.dumps(figures[kind], indent=1), flush=True)
     out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

@@ -41,6 +41,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     found = parser.parse_args(given)
     if unknown := [name for name in found.only if name not in BY_NAME]:
         parser.error(f"no figure {', '.join(unknown)}; there are {', '.join(BY_NAME)}")
+    if found.out.exists() and not found.out.is_dir():
+        parser.error(f"--out {found.out} is no folder")
     trial = is_trial(found.device, found.scale)
     if trial and RESULTS.resolve() in (found.out.resolve(), *found.out.resolve().parents):
         parser.error("a trial is not written to the results: give another folder with --out")

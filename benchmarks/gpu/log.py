@@ -78,19 +78,22 @@ def end(text: str, result: dict[str, Any], name: str) -> str:
     return first + mark + newest + next_mark + older
 
 
-def main() -> None:
+def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.log")
     parser.add_argument("step", choices=("begin", "end"))
     parser.add_argument("what", help="what a version changes; or the JSON of its run")
-    options = parser.parse_args()
+    options = parser.parse_args(given)
     text = LOG.read_text(encoding="utf-8") if LOG.is_file() else ""
-    if options.step == "begin":
-        today = datetime.now(UTC).date().isoformat()
-        text = begin(text, section(options.what, version(), today, predictions()))
-    else:
-        path = Path(options.what)
-        result = json.loads(path.read_text(encoding="utf-8"))
-        text = end(text, result, path.with_suffix(".md").name)
+    try:
+        if options.step == "begin":
+            today = datetime.now(UTC).date().isoformat()
+            text = begin(text, section(options.what, version(), today, predictions()))
+        else:
+            path = Path(options.what)
+            result = json.loads(path.read_text(encoding="utf-8"))
+            text = end(text, result, path.with_suffix(".md").name)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     LOG.parent.mkdir(parents=True, exist_ok=True)
     LOG.write_text(text, encoding="utf-8")
 

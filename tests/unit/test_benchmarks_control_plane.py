@@ -29,6 +29,13 @@ def test_prompts_have_the_tokens_that_the_figures_say() -> None:
     assert texts == list(prompts(MODEL, 300))
 
 
+def test_an_unknown_database_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.arguments(["--databases", "sqlite,postgres"])
+    assert "no database postgres; there are sqlite, postgresql" in capsys.readouterr().err
+    assert command.arguments(["--databases", "sqlite"]).databases == ["sqlite"]
+
+
 def test_jobs_hold_every_request_once(tmp_path: Path) -> None:
     files = write_jobs(tmp_path, MODEL, 25, 10)
     rows: list[Any] = []

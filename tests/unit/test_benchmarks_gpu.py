@@ -281,6 +281,20 @@ def test_the_log_keeps_what_was_predicted_and_takes_what_was_measured(result):
         log.begin("words", "")
 
 
+def test_a_log_that_cannot_be_written_says_why(tmp_path, monkeypatch, capsys, result):
+    monkeypatch.setattr(log, "LOG", tmp_path / "LOG.md")
+    with pytest.raises(SystemExit):
+        log.main(["end", str(tmp_path / "absent.json")])
+    assert "absent.json" in capsys.readouterr().err
+    (tmp_path / "run.json").write_text(json.dumps(result))
+    with pytest.raises(SystemExit):
+        log.main(["end", str(tmp_path / "run.json")])
+    assert "begin another" in capsys.readouterr().err
+    log.main(["begin", "what changes"])
+    log.main(["end", str(tmp_path / "run.json")])
+    assert "[run.md](run.md)" in (tmp_path / "LOG.md").read_text()
+
+
 def test_the_committed_log_has_no_outcome_without_its_run():
     """Of every section that is measured the run lies beside the log, and of others all is empty."""
     text = log.LOG.read_text(encoding="utf-8")
