@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
 
 import typer
 from rich.console import Console
@@ -23,7 +23,7 @@ from nightjar.pipeline.commands import (
     forget_celery_variables,
     worker_command,
 )
-from nightjar.pipeline.settings import Settings, SettingsError
+from nightjar.pipeline.settings import Dtype, Settings, SettingsError
 
 if TYPE_CHECKING:
     from nightjar.pipeline.client import Client
@@ -138,8 +138,8 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     from nightjar.pipeline.embedded.workdir import UsageError
     from nightjar.pipeline.progress import ProgressView, print_summary
 
-    if dtype not in ("auto", "fp64", "fp32", "bf16", "fp16", "int8"):
-        _fail(f"--dtype {dtype!r}: use auto, fp64, fp32, bf16, fp16 or int8", EXIT_USAGE)
+    if dtype not in get_args(Dtype):
+        _fail(f"--dtype {dtype!r}: use one of {', '.join(get_args(Dtype))}", EXIT_USAGE)
     _require_one_place(device, devices)
     if device is not None:
         os.environ["NIGHTJAR_DEVICE"] = device

@@ -8,6 +8,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+Dtype = Literal["auto", "fp64", "fp32", "bf16", "fp16", "int8"]
+
 
 class SettingsError(Exception):
     """A setting is missing or cannot be used; the message names the variable."""
@@ -29,7 +31,7 @@ class Settings(BaseSettings):
     model_name: str | None = Field(
         None, description="name that requests and answers carry; the directory's unless given"
     )
-    dtype: Literal["auto", "fp64", "fp32", "bf16", "fp16", "int8"] = "auto"
+    dtype: Dtype = "auto"
     device: str = Field("cpu", description="cpu, cuda or cuda:<number>")
     kv_cache_bytes: int | None = Field(
         None,
