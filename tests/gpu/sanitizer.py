@@ -47,6 +47,16 @@ class Outcome:
         return int(found[1])
 
     @property
+    def all_passed(self) -> bool:
+        """Whether tests ran inside and passed, all of them.
+
+        Of the sanitizer's own lines, which begin with =, none is read: they count errors as well.
+        """
+        said = [line for line in self.output.splitlines() if not line.startswith("=")]
+        counts = re.findall(r"\b\d+ (passed|failed|errors?|skipped)", "\n".join(said))
+        return set(counts) == {"passed"}
+
+    @property
     def summary(self) -> str:
         """The end of the output, where the sanitizer counts what it found."""
         return f"compute-sanitizer returned {self.returncode}:\n{self.output[-6000:]}"
