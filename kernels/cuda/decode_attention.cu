@@ -125,6 +125,9 @@ __device__ __forceinline__ bool comes_last(int* arrived, int blocks) {
 // newest position writes its key and value to the cache, at a position of a cache block (negative:
 // nowhere).  Then no more than GROUP query heads may share a KV head, or several blocks would write.
 //
+// at_once: all blocks are resident together.  Then each asks for its first split as a whole before
+// anything else, as there are too few of them to keep memory busy otherwise.
+//
 // The result goes to out [batch, heads, HEAD_SIZE] and lse [batch, heads] (if given).  Of several
 // splits, sums of exp(score - maximum) * value go to parts [batch, heads, splits, HEAD_SIZE], and
 // (maximum, sum of exponentials) to stats [batch, heads, splits, 2], which the last block of these
@@ -140,8 +143,8 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
                      const int64* __restrict__ offsets, T* keys, T* values,
                      const int* __restrict__ block_tables, int table_width,
                      const int* __restrict__ lengths, int splits, int kv_heads, int heads_per_kv,
-                     int block_shift, float scale, T* __restrict__ out, float* __restrict__ lse,
-                     float* parts, float* stats, int* arrived) {
+                     int block_shift, int at_once, float scale, T* __restrict__ out,
+                     float* __restrict__ lse, float* parts, float* stats, int* arrived) {
   constexpr int LANES = row_lanes<T, HEAD_SIZE>();
   constexpr int STEP = THREADS / LANES;  // cached rows that the block reads at once
   static_assert(HEAD_SIZE % WIDE<T> == 0 && LANES <= WARP, "a row is whole wide loads of a warp");
@@ -167,6 +170,19 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
   const int filled = (length + SPLIT - 1) / SPLIT;  // splits that hold something
   const int working = min(filled, static_cast<int>(gridDim.z));  // blocks that have one
   if (static_cast<int>(blockIdx.z) >= max(1, working)) return;
+
+  if (at_once && threadIdx.x / WARP == WARPS - 1) {  // the warp with the fewest heads
+    const int first = blockIdx.z * SPLIT, last = min(first + SPLIT, length);
+    const int block_size = 1 << block_shift, run = min(block_size, SPLIT);
+    for (int i = first + static_cast<int>(threadIdx.x) % WARP * run; i < last; i += WARP * run) {
+      const int block = block_tables[sequence * table_width + (i >> block_shift)];
+      const int64 line = (static_cast<int64>(block * kv_heads + kv_head) << block_shift) +
+                         (i & (block_size - 1));
+      const int bytes = min(run, last - i) * HEAD_SIZE * static_cast<int>(sizeof(T));
+      fetch_ahead(keys + line * HEAD_SIZE, bytes);
+      fetch_ahead(values + line * HEAD_SIZE, bytes);
+    }
+  }
 
   // The queries, a warp a head, for all splits: kept by the threads, they would take the registers of
   // the sums.  And the newest key and value, which the barrier shows to the whole block.

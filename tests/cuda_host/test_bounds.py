@@ -15,6 +15,10 @@ extern "C" __global__ void cast_const_away(const float* x) { const_cast<float*>(
 extern "C" __global__ void copy_wide(const float* x, float* out, int index) {
   *reinterpret_cast<float4*>(out) = *reinterpret_cast<const float4*>(x + index);
 }
+extern "C" __global__ void ask_for(float* x, int index, int bytes) {
+  cuda_host::prefetch_l2(x + index, bytes);
+  x[threadIdx.x] = 1.0f;
+}
 struct alignas(32) Row { float at[8]; };
 extern "C" __global__ void copy_struct(const Row* x, Row* out, int index) { *out = x[index]; }
 
@@ -168,6 +172,15 @@ def test_a_view_is_as_misaligned_here_as_on_a_gpu(module):
 def test_a_wide_load_that_ends_past_the_end(module):
     found = fault(module, "copy_wide", floats(6), floats(4), np.int32(4))
     assert found.kinds == {"out of bounds"}
+
+
+def test_what_is_asked_for_ahead_must_be_there_and_races_with_nobody(module):
+    x = torch.zeros(64)
+    module.get_function("ask_for")((1,), (64,), (x, np.int32(16), np.int32(192)))
+    assert x.eq(1).all()
+    for index, bytes_, message in ((20, 192, "out of bounds"), (17, 16, "misalign"), (0, 8, "16")):
+        with pytest.raises(KernelFault, match=message):
+            module.get_function("ask_for")((1,), (64,), (x, np.int32(index), np.int32(bytes_)))
 
 
 def test_a_struct_is_seen_whole(module):

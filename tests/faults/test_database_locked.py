@@ -28,10 +28,24 @@ def locked(url: str, tables: Iterable[str] = tuple(metadata.tables)) -> Iterator
         if is_sqlite:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         else:
-            names = ", ".join(sorted(tables))
-            connection.exec_driver_sql(f"LOCK TABLE {names} IN EXCLUSIVE MODE")
+            _lock(connection, tables)
         yield
         connection.rollback()
+
+
+def _lock(connection: sa.Connection, tables: Iterable[str]) -> None:
+    """Tables are locked one after another, so a transaction that writes into them in another order
+    may wait for this one, and this one for it: PostgreSQL ends one of the two."""
+    names = ", ".join(sorted(tables))
+    for left in reversed(range(10)):
+        try:
+            connection.exec_driver_sql(f"LOCK TABLE {names} IN EXCLUSIVE MODE")
+        except sa.exc.OperationalError:
+            connection.rollback()
+            if not left:
+                raise
+        else:
+            return
 
 
 # Longer than a worker may be silent; and longer than SQLite (30 s) waits for the lock.

@@ -147,6 +147,19 @@ def test_blocks_of_several_splits_give_the_same_bits(device, monkeypatch, blocks
     assert torch.equal(problem.run(device), one)
 
 
+@pytest.mark.parametrize("lengths", [[1, 0, 31], [SPLIT, SPLIT + 33, 2 * SPLIT + 1], [1100, 9]])
+def test_what_is_asked_for_ahead_changes_nothing(device, monkeypatch, lengths):
+    """On the host, what lies outside of the cache is a fault, and so is a table past a text."""
+    problem = Problem(lengths, 4, 2, 64, torch.float16, width=40)
+    step = Step(problem, turned=32)
+    found = []
+    for blocks in (0, 10**6):
+        monkeypatch.setattr(module, "RESIDENT_BLOCKS", blocks)
+        found.append((problem.run(device), step.run(device)[0]))
+    assert all(map(torch.equal, *found))
+    assert_near(found[0][0], problem.wanted()[0], absolute=2e-5)
+
+
 def test_large_scores_do_not_overflow(device):
     problem = Problem([60], 1, 1, 64, torch.float16)
     problem.q *= 300

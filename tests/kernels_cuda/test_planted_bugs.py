@@ -43,6 +43,11 @@ def finished_heads():
     attention.Step(problem, norms=True, turned=20).compare("cpu")
 
 
+def asked_for_ahead():
+    with pytest.MonkeyPatch.context() as patch:
+        attention.test_what_is_asked_for_ahead_changes_nothing("cpu", patch, [1, 0, 31])
+
+
 def sum_of_lengths():
     attention.test_lengths_around_the_split("cpu", attention.SPLIT + 1)
 
@@ -78,6 +83,12 @@ PLANTED = {
         SECOND_BARRIER,
         SECOND_BARRIER.replace("__syncthreads();", ""),
         two_sums,
+    ),
+    "positions asked for ahead that are not there": (
+        "decode_attention",
+        "last = min(first + SPLIT, length);",
+        "last = first + SPLIT;",
+        asked_for_ahead,
     ),
     "scores read before they are written": (
         "decode_attention",

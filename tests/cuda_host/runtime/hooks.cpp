@@ -128,6 +128,16 @@ void cuda_host_fence() {
   self.fenced = std::move(snapshot);
 }
 
+// Reads nothing, so it races with nobody.
+void cuda_host_prefetch(const void* address, size_t bytes, const void* site) {
+  const auto from = reinterpret_cast<uint64_t>(address);
+  if (from % 16 || bytes % 16) {
+    cuda_host::stop_at(Kind::kMisaligned, Action::kRead, site,
+                       "a prefetch of or at no multiple of 16 bytes");
+  }
+  cuda_host::memory.require(from, static_cast<uint32_t>(bytes), site);
+}
+
 void cuda_host_trap(const char* text) {
   cuda_host::stop_at(Kind::kTrap, Action::kRuns, PLACE, text);
 }

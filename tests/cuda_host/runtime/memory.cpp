@@ -87,6 +87,11 @@ void Memory::begin_block() {
   }
 }
 
+void Memory::require(uint64_t address, uint32_t bytes, const void* place) {
+  if (find(address, bytes)) return;
+  refuse(Kind::kOutOfBounds, nearest(address), address, bytes, Action::kRead, place);
+}
+
 void Memory::check(uint64_t address, uint32_t bytes, Action action, const void* place) {
   Shadow* shadow = find(address, bytes);
   if (!shadow) refuse(Kind::kOutOfBounds, nearest(address), address, bytes, action, place);

@@ -49,6 +49,9 @@ class Memory {
   // Checks one access of the running thread. Stops the launch where the access must not happen.
   void check(uint64_t address, uint32_t bytes, Action action, const void* place);
 
+  // Stops the launch where memory is not there, as for a read.
+  void require(uint64_t address, uint32_t bytes, const void* place);
+
   // An atomic of the running thread passes on and takes what was published at this address.
   void synchronise(uint64_t address);
 

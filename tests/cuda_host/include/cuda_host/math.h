@@ -109,12 +109,9 @@ CUDA_HOST_LOAD(__ldcs)
 
 namespace cuda_host {
 
-// PTX's cp.async.bulk.prefetch.L2 of a multiple of 16 bytes: nothing comes of it, but both ends must be
-// there.
-__forceinline__ void prefetch_l2(const void* from, int bytes) {
-  const auto* const pieces = static_cast<const volatile uint4*>(from);
-  (void)pieces[0].x;
-  (void)pieces[bytes / 16 - 1].w;
+// PTX's cp.async.bulk.prefetch.L2: nothing is read, but all of it must be there.
+CUDA_HOST_UNSEEN inline void prefetch_l2(const void* from, int bytes) {
+  cuda_host_prefetch(from, bytes, __builtin_return_address(0));
 }
 
 }  // namespace cuda_host

@@ -39,5 +39,6 @@ CUDA_HOST_RUNTIME uint32_t cuda_host_lane();
 // An atomic read-modify-write is about to happen; `site` is the place in the kernel.
 CUDA_HOST_RUNTIME void cuda_host_atomic(const void* address, size_t bytes, const void* site);
 CUDA_HOST_RUNTIME void cuda_host_fence();
+CUDA_HOST_RUNTIME void cuda_host_prefetch(const void* address, size_t bytes, const void* site);
 [[noreturn]] CUDA_HOST_RUNTIME void cuda_host_trap(const char* text);
 }
