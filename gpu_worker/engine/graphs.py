@@ -44,13 +44,14 @@ class CudaGraphs:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side = self._stream
         side.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        # Around the recording, too: where that fails, torch leaves its stream the current one.
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
                 step()
+            with _no_collection(), torch.cuda.graph(graph, pool=self._pool, stream=side):
+                step()
         torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with _no_collection(), torch.cuda.graph(graph, pool=self._pool, stream=side):
-            step()
         self._pool = graph.pool()
         return graph.replay
 
