@@ -198,9 +198,7 @@ class HostMemory:
         self._packed = torch.empty(shape, dtype=cache.keys.dtype)
         self.block_bytes = self._packed[0].numel() * self._packed.element_size()
         if cache.keys.is_cuda:
-            address = _pin(self._packed)
-            unpin = torch.cuda.cudart().cudaHostUnregister  # type: ignore[no-untyped-call]
-            weakref.finalize(self, unpin, address)
+            weakref.finalize(self, _unpin, _pin(self._packed), cache.keys.device)
 
     def save(self, blocks: Tensor, slots: Tensor) -> None:
         """Copy blocks to slots."""
@@ -237,6 +235,15 @@ def _pin(memory: Tensor) -> int:
             "NIGHTJAR_HOST_CACHE_BYTES or raise the limit on locked memory (ulimit -l)"
         )
     return address
+
+
+def _unpin(address: int, device: torch.device) -> None:
+    """Let memory go, when no kernel has it any more: a copy is hardly ever waited for by the host,
+    and CUDA does not say that unlocking does so."""
+    try:
+        torch.cuda.synchronize(device)
+    finally:
+        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
 
 def _timing_event() -> torch.cuda.Event:

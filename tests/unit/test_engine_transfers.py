@@ -187,3 +187,21 @@ def test_what_rested_is_saved_beside_the_step_and_not_after_it(monkeypatch):
     assert waited == []
     moved.save([(1, 1)], rested=False)
     assert waited == [streams.main]
+
+
+def test_memory_is_unlocked_when_the_device_has_done_all_that_it_was_asked_for(monkeypatch):
+    """A copy may be under way when an engine is dropped."""
+    done, block = [], (2, 4, 8)
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda *_: done.append("lock") or 0,
+        cudaHostUnregister=lambda _: done.append("unlock"),
+    )
+    cuda = SimpleNamespace(
+        cudart=lambda: runtime, synchronize=lambda device: done.append(f"wait for {device}")
+    )
+    monkeypatch.setattr(transfers, "torch", SimpleNamespace(**vars(torch) | {"cuda": cuda}))
+    keys = SimpleNamespace(shape=(3, 6, *block), dtype=torch.float16, is_cuda=True, device="cuda:0")
+    memory = HostMemory(SimpleNamespace(keys=keys), 2)
+    assert done == ["lock"]
+    del memory
+    assert done == ["lock", "wait for cuda:0", "unlock"]
