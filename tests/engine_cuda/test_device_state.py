@@ -16,6 +16,7 @@ def flying(model, texts, *requests, windows=1, **config):
     for request in requests:
         engine.submit(request)
     while not engine._windows.in_flight:
+        assert engine.has_work  # else the requests have failed
         engine.step()
     for _ in range(windows - 1):
         engine._windows.follow(crowded=False)
