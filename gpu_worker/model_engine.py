@@ -80,14 +80,15 @@ def open_engine(
         dtype = fastest_dtype() if device == "cpu" else "bf16"
     if device == "cpu" and args.kv_cache_bytes is not None:
         _require_memory(args.kv_cache_bytes * place.ranks)
-    engine = build_engine(
-        directory,
-        tokenizer,
-        dtype,
-        _loader(args, place, directory, device),
-        device=device,
-        memory=CacheMemory(args.kv_cache_bytes, args.gpu_memory_share, args.host_cache_bytes),
-    )
+    memory = CacheMemory(args.kv_cache_bytes, args.gpu_memory_share, args.host_cache_bytes)
+    load = _loader(args, place, directory, device)
+    try:
+        engine = build_engine(directory, tokenizer, dtype, load, device=device, memory=memory)
+    except torch.OutOfMemoryError as error:
+        raise CannotComputeError(
+            f"the model and its cache do not fit into the memory of {device}: lower "
+            f"NIGHTJAR_KV_CACHE_BYTES, or compute elsewhere ({error})"
+        ) from error
     return engine, dtype
 
 

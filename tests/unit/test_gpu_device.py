@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from nightjar.checkpoints import CheckpointError
+from nightjar.gpu_worker import model_engine
+from nightjar.gpu_worker.engine.errors import CannotComputeError
 from nightjar.gpu_worker.engine.gpu_memory import cache_budget
 from nightjar.gpu_worker.launcher import ComputeConfig
 from nightjar.gpu_worker.model_engine import CacheMemory
@@ -128,6 +130,26 @@ def test_the_cache_takes_a_share_of_what_is_free(monkeypatch):
     assert CacheMemory().kv_bytes_on("cpu") is None
     with pytest.raises(ValueError, match="between 0 and 1"):
         cache_budget("cuda:0", 1.0)
+
+
+def test_a_model_that_does_not_fit_is_said_and_not_tried_again(machine, monkeypatch):
+    def build(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 200.00 GiB.")
+
+    monkeypatch.setattr(model_engine, "library", lambda: None)
+    monkeypatch.setattr(model_engine, "build_engine", build)
+    asked = SimpleNamespace(
+        threads=None,
+        device="cuda:1",
+        dtype="auto",
+        kv_cache_bytes=None,
+        gpu_memory_share=0.85,
+        host_cache_bytes=0,
+    )
+    with pytest.raises(
+        CannotComputeError, match=r"memory of cuda:1: lower .* allocate 200\.00 GiB"
+    ):
+        model_engine.open_engine(asked, SimpleNamespace(ranks=1), None, None)
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "int8"])
