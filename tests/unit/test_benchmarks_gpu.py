@@ -125,6 +125,13 @@ def test_what_is_asked_of_each_figure():
     assert len(BY_NAME) == len(FIGURES)
 
 
+def test_pinned_memory_may_be_as_slow_to_find_as_the_documents_say():
+    """Up to 4 s a GiB; at both lengths 8 prompts lie in the host's memory."""
+    lengths = [cached + FULL.turn_tokens for cached in FULL.cached_tokens]
+    pinned = work.kv_bytes(FULL.config(), 8 * sum(lengths), 2)
+    assert 4 * pinned / 2**30 + 20 < BY_NAME["kv_cache"].budget_s
+
+
 def test_how_a_value_stands():
     more, less = Target("a", "a", 3, 6), Target("b", "b", 1.1, 1.03, lower=True)
     assert [more.met(v) for v in (2.9, 3, 6)] == ["below", "least", "aim"]
