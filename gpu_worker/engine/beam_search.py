@@ -28,8 +28,11 @@ def search_step(
     width = beams[0][0].text.request.sampling.width
     candidates = state.candidates([choice.candidates for _, choice in beams])
     for place, candidate in enumerate(candidates):
-        parent = beams[candidate.parent][0]
+        parent, choice = beams[candidate.parent]
         child = parent.branch()
+        if choice.logprobs is not None:
+            chosen = dict(choice.candidates)[candidate.token]
+            child.logprobs.append(replace(choice.logprobs, chosen=chosen))
         ending = child.add(candidate.token, token_bytes[candidate.token])
         if ending is None:
             going.append(candidate)

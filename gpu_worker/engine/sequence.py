@@ -140,6 +140,7 @@ class GenerateSequence:
             self.processors,  # those of a search keep no counts
             generated=list(self.generated),
             pieces=list(self.pieces),
+            logprobs=list(self.logprobs),
         )
 
     def output(self, ending: Ending) -> GenerateOutput:

@@ -100,6 +100,25 @@ def test_a_stop_ends_a_beam(model, token_bytes):
         assert stop not in output.text
 
 
+def test_every_token_of_a_beam_is_reported(model, token_bytes):
+    """What was asked for beside a search: of each text its own tokens, as `generate` alone would
+    report them after the same beginning."""
+    request = search(1, ids(9), 3, n=3, logprobs=2)
+    outputs = found(model, token_bytes, [request])[1].outputs
+    plain = found(model, token_bytes, [search(1, ids(9), 3, n=3)])[1].outputs
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
+    for output in outputs:
+        assert len(output.logprobs) == len(output.token_ids)
+        total = sum(step.chosen for step in output.logprobs)
+        assert total == pytest.approx(output.cumulative_logprob, abs=1e-5)
+        for place, step in enumerate(output.logprobs):
+            after = request.token_ids + output.token_ids[:place]
+            alone = GenerateRequest(2, after, SamplingParams(1, logprobs=2))
+            (wanted,) = found(model, token_bytes, [alone])[2].outputs[0].logprobs
+            assert [token for token, _ in step.top] == [token for token, _ in wanted.top]
+            assert step.top[0][1] == pytest.approx(wanted.top[0][1], abs=1e-5)
+
+
 def test_a_search_wider_than_the_engine_is_refused(model, token_bytes):
     (result,) = found(model, token_bytes, [search(0, [5, 6], 5)], max_running=4).values()
     assert result.code == "invalid_sampling"
