@@ -48,6 +48,17 @@ class Admission:
             return self._text(request, arrival, base)
         return self._ranking(request, arrival, base)
 
+    def admit_alone(self, job: TextJob | RankJob) -> TextJob | RankJob:
+        """A job's request once more, from its beginning, and sharing nothing with others."""
+        if isinstance(job, TextJob):
+            text = self._text(job.request, job.arrival, job.prefix.vector_base)
+            text.prefix.keys = []
+            return text
+        ranking = self._ranking(job.request, job.arrival, job.parts[0].prefix.vector_base)
+        for part in ranking.parts:
+            part.prefix.keys = []
+        return ranking
+
     def _text(self, request: GenerateRequest, arrival: int, base: int) -> TextJob:
         """A prompt and the texts that are to follow it."""
         params = request.sampling

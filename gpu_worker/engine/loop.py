@@ -257,8 +257,11 @@ class Engine:
         rescued = self._rescue is not None and self._rescue.holds(request.request_id)
         if request.request_id in self._live or rescued:
             raise RefusedError("duplicate_request", "a request with this id is still running")
-        job = self._admission.admit(request, next(self._arrivals))
-        self._live[request.request_id] = job
+        self._enter(self._admission.admit(request, next(self._arrivals)))
+
+    def _enter(self, job: Job) -> None:
+        """Put a job into the scheduler's queue."""
+        self._live[job.request_id] = job
         self._scheduler.add(job)
         self._disturbed = True
 
@@ -268,7 +271,16 @@ class Engine:
 
     def _not_finite(self, job: Job) -> list[Result]:
         """Scores that are NaN or infinite: compute the request again in a higher precision, if
-        there is one."""
+        there is one; but first by itself, if others may be to blame.
+
+        A block is shared once its part of a prompt is computed, before any score vouches for it;
+        and on a GPU a NaN reaches rows before its own, where attention weighs it with 0.
+        """
+        if job.is_on_trust:
+            self._spoil(job)
+            self._drop(job)
+            self._enter(self._admission.admit_alone(job))
+            return []
         if self._rescue is None:
             return [self._fail(job, "not_finite", NOT_FINITE)]
         logger.warning(

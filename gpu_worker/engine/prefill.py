@@ -56,6 +56,7 @@ class Prefill:
             return Opening.NO_BLOCKS
         prefix.table = BlockTable(self._pool, own, known)
         prefix.computed = len(known) * self._pool.block_size
+        prefix.borrowed = bool(known)
         if self._tier is not None:
             self._load(self._tier, prefix, filling[len(known) :])
         self._copy_beginning(prefix, usable)
@@ -124,8 +125,9 @@ class Prefill:
         prefix, size = chunk.prefix, self._pool.block_size
         prefix.computed = chunk.end
         filling = prefix.keys[self._grains - 1 :: self._grains]
-        for place in range(chunk.start // size, chunk.end // size):
-            self._pool.publish(prefix.held.blocks[place], filling[place])
+        whole = slice(chunk.start // size, chunk.end // size)
+        for block, key in zip(prefix.held.blocks[whole], filling[whole], strict=False):
+            self._pool.publish(block, key)
 
     def publish_beginnings(self, prefix: Prefix) -> None:
         """Let others find the beginnings of a prompt's blocks, once finite scores vouch for all of

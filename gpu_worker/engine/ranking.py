@@ -120,6 +120,11 @@ class RankJob:
         return [part.prefix.table for part in self.parts if part.prefix.table is not None]
 
     @property
+    def is_on_trust(self) -> bool:
+        """Whether it reads blocks of others."""
+        return any(part.prefix.borrowed for part in self.parts)
+
+    @property
     def token_counts(self) -> list[int]:
         """How many tokens each document's score is the mean of."""
         found = {d.index: d.scored for part in self.parts for d in part.documents}

@@ -27,12 +27,14 @@ from nightjar.gpu_worker.engine.stopping import StopMatcher
 class Prefix:
     """Tokens that are computed once and read by all that follows them: a prompt, or a query.
 
-    keys: what the prefix cache knows its beginnings by, one for each grain of the pool.
+    keys: what the prefix cache knows its beginnings by, one for each grain of the pool; none where
+    it is to share nothing.
     scored_from: the first position whose token is scored; len(tokens) for none.  (Where documents
     begin with the same tokens, these stand here and not in each of them.)
     max_blocks: what it reserves, for itself and for what is forked from it.
-    computed: positions whose keys and values are in the cache.  last_hidden [H]: the hidden state
-    of the last token, kept while something still waits to be predicted from it.
+    computed: positions whose keys and values are in the cache; borrowed: whether others computed
+    some of them.  last_hidden [H]: the hidden state of the last token, kept while something still
+    waits to be predicted from it.
     """
 
     tokens: list[int]
@@ -42,6 +44,7 @@ class Prefix:
     max_blocks: int
     table: BlockTable | None = None
     computed: int = 0
+    borrowed: bool = False
     last_hidden: Tensor | None = None
 
     @property
@@ -190,6 +193,11 @@ class TextJob:
         """The blocks it holds."""
         held = [self.prefix.table, *(sequence.table for sequence in self.running)]
         return [table for table in held if table is not None]
+
+    @property
+    def is_on_trust(self) -> bool:
+        """Whether it reads blocks of others that no token of its own vouches for yet."""
+        return self.prefix.borrowed and not self.running and not self.finished
 
     @property
     def max_length(self) -> int:

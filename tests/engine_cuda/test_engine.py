@@ -137,3 +137,27 @@ def test_of_a_block_in_part_the_same_the_beginning_is_copied(on_device, texts, m
     chosen = ([said.chosen for said in r.outputs[0].logprobs] for r in (warm, cold))
     np.testing.assert_allclose(*chosen, rtol=1e-5)
     assert_nothing_held(engine)
+
+
+@pytest.mark.parametrize("kind", ["text", "ranking"])
+def test_who_begins_as_a_prompt_that_is_not_finite_is_answered(device, family, kind):
+    """The prompt takes three steps, so its first blocks are found by another before its scores are
+    seen; and attention carries the NaN of its 41st token to the rows before it."""
+    model, texts = load_model(family, "fp32", device), family.tokenizer().token_bytes
+    shared, other = prompt(40), prompt(9, 1)
+    spoilt = generate(1, [*shared, 319, *prompt(40, 2)], max_tokens=3)
+    good = generate(2, shared + other, max_tokens=3)
+    if kind == "ranking":
+        good = RankRequest(2, shared + other, [prompt(5, 3)])
+    limits = CACHE | {"max_step_tokens": 32, "block_size": 8}
+    wanted = run(model, texts, [good], **limits)[2]
+    with torch.inference_mode():
+        model.weights.tokens[319] = float("nan")
+    engine = Engine(model, texts, EngineConfig(**limits, banned_token_ids=(319,)))
+    results = drained(engine, spoilt, good)
+    assert results[1].code == "not_finite"
+    if kind == "ranking":
+        np.testing.assert_allclose(results[2].mean_nll, wanted.mean_nll, rtol=1e-5)
+    else:
+        assert results[2] == wanted
+    assert_nothing_held(engine)
