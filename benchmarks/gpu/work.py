@@ -9,10 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nightjar.checkpoints import ModelConfig
+from nightjar.kernels.cuda.decode_attention import RESIDENT_BLOCKS
 from nightjar.kernels.cuda.linear import MAX_ROWS
 
 WIDE = 4
 """Bytes of a score: FP32."""
+
+RESIDENT = RESIDENT_BLOCKS * 132
+"""Blocks of decode attention that run at once on one H200."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +150,9 @@ def decode_step(config: ModelConfig, batch: int, context: int, itemsize: int) ->
         + rows * size * s * (2 * heads + 4 * kv_heads)  # the newest: read, written to the cache
         + rows * heads * 8.0 * splits * (size + 2),
         attention_operations(config, batch, context),
-        # Length and table, or the newest head, which a cache holds; keys; values; count; parts.
-        waits=5,
+        # Length and table, or the newest head, which a cache holds; count; parts; of keys and of
+        # values two each, or all four in one where all blocks run at once and ask for them ahead.
+        waits=4 if batch * kv_heads * splits <= RESIDENT else 7,
     )
     if not few:
         yield Work("activation", layers, 2.0 * rows * inner * s)
