@@ -46,8 +46,8 @@ def attend(
     prefill, cached = rows.prefill_rows, cache.blocks.shape[0]
     running = slice(prefill, cached)
     # On a GPU the attention of running texts finishes their heads itself.
-    at_once = serves(qkv) and query_heads <= cuda_ops.MOST_SHARED * kv_heads
-    if at_once and rows.decode is not None:
+    finishes = serves(qkv) and query_heads <= cuda_ops.MOST_SHARED * kv_heads
+    if finishes and rows.decode is not None:
         for others in (slice(0, prefill), slice(cached, qkv.shape[0])):
             if others.start < others.stop:
                 qkv_post(qkv[others], norms, *_of_rows(others, rotation, cache))
@@ -58,7 +58,7 @@ def attend(
     if rows.prefill is not None:
         own = k[:prefill], v[:prefill]
         parts.append(prefill_attention(q[:prefill], keys, values, rows.prefill, scale, own))
-    if rows.decode is not None and at_once:
+    if rows.decode is not None and finishes:
         turned, written = _of_rows(running, rotation, cache)
         layout = rows.decode.on(qkv.device)
         tables = layout.tables, layout.lengths
