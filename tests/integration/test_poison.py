@@ -4,6 +4,7 @@ The engine is the shipped fake one: its markers do to the compute process what a
 deadlock or too little memory do, and its answers are functions of the request alone.
 """
 
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -253,14 +255,24 @@ def test_a_compute_process_that_hangs_ends_with_its_worker(
     wait_until("the compute process to end", lambda: all_ended(children), patience_s=20)
 
 
+class StoppedProcess(subprocess.Popen[bytes]):
+    """A process that gets no further than its start."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.send_signal(signal.SIGSTOP)
+
+
 def test_a_process_that_ends_while_it_loads_blames_no_request(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = place.plan(innocent(2), each=2)
     (ref,) = place.store.dispatchable(1)
     pid = place.launcher.pid
-    psutil.Process(pid).kill()
-    wait_until("the next process", lambda: place.launcher.pid != pid)
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", StoppedProcess)
+        psutil.Process(pid).kill()
+        wait_until("the next process", lambda: place.launcher.pid != pid)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(place.worker.run, ref.id, 0)
         wait_until("the claim", place.store.heartbeats)
