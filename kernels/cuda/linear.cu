@@ -136,7 +136,19 @@ __global__ void __launch_bounds__(THREADS, 2)
   const T* const row = NORM == PLAIN ? x + r * x_stride : normed + r * (inputs + ROW_PAD);
   const int end = r < rows ? inputs : 0;
   int turn = 0;
+  // The first threads each have one number of a tile's result, as multiply_tile leaves them: d[0], d[1]
+  // and, if there is no gate, d[2], d[3] of each lane.
+  constexpr int KEPT = GATED ? 2 : 4;
+  const int holder = threadIdx.x / KEPT, kept = threadIdx.x % KEPT;
+  const int own_row = holder % 4 * 2 + kept % 2;
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    // What it is added to is asked for here: nobody could hide the way to it at the end.
+    const int channel = tile * CHANNELS + holder / 4 + kept / 2 * (TILE / 2);
+    const bool owns = threadIdx.x < CHANNELS * ROWS && own_row < rows && channel < channels;
+    const int64 place = static_cast<int64>(own_row) * channels + channel;
+    const T added = owns && bias != nullptr ? bias[channel] : narrow<T>(0.0f);
+    const T gate_added = owns && gate_bias != nullptr ? gate_bias[channel] : narrow<T>(0.0f);
+    const float before = owns && onto != nullptr ? onto[place] : 0.0f;
     float sums[4] = {};
     for (int batch = 0; batch < batches; ++batch) {
       const int place = place_of(batch);
@@ -162,29 +174,14 @@ __global__ void __launch_bounds__(THREADS, 2)
       for (int w = 0; w < WARPS; ++w) sum += parts[turn][w][place];
       return sum;
     };
-    if (threadIdx.x < CHANNELS * ROWS) {
-      // As multiply_tile leaves them: d[0], d[1] and, if there is no gate, d[2], d[3] of each lane.
-      constexpr int KEPT = GATED ? 2 : 4;
-      const int holder = threadIdx.x / KEPT, i = threadIdx.x % KEPT;
-      const int row = holder % 4 * 2 + i % 2;
-      const int channel = tile * CHANNELS + holder / 4 + i / 2 * (TILE / 2);
-      if (row < rows && channel < channels) {
-        float value = whole(holder * 4 + i);
-        if constexpr (GATED) {
-          if (gate_bias != nullptr) value += widen(gate_bias[channel]);
-          float other = whole(holder * 4 + i + 2);
-          if (bias != nullptr) other += widen(bias[channel]);
-          value = activated(activation, value) * other;
-        } else {
-          if (bias != nullptr) value += widen(bias[channel]);
-          value = activated(activation, value);
-        }
-        const int64 place = static_cast<int64>(row) * channels + channel;
-        if (y != nullptr) {
-          y[place] = narrow<T>(value);
-        } else {
-          onto[place] += value;
-        }
+    if (owns) {
+      float value = whole(holder * 4 + kept) + widen(GATED ? gate_added : added);
+      value = activated(activation, value);
+      if constexpr (GATED) value *= whole(holder * 4 + kept + 2) + widen(added);
+      if (y != nullptr) {
+        y[place] = narrow<T>(value);
+      } else {
+        onto[place] = before + value;
       }
     }
     turn ^= 1;

@@ -8,7 +8,8 @@ tensor cores, of which those of rows that are not there are wasted: far below wh
 A decode step of few rows has little to read at once and many kernels: what they wait for each other
 and for memory counts more than their work.  So the norm before a product, and the activation, the
 gate or the addition to the residual stream after it, are parts of it; 64 KB a block are asked for
-before the norm begins, and while sums are added up.  From 9 rows on cuBLAS does better.
+before the norm begins, and while sums are added up; what a result is added to is asked for before
+its products, too.  From 9 rows on cuBLAS does better.
 
 Between two products memory would rest for the launch, the first access and the last sums, about as
 long as 11 MB take.  So each block, before it ends, asks for what the next product's blocks will ask

@@ -200,8 +200,8 @@ PLANTED = {
     ),
     "channels asked for ahead that are not there": (
         "linear",
-        "channel < channels;",
-        "channel <= channels;",
+        "* gridDim.x; channel < channels;",
+        "* gridDim.x; channel <= channels;",
         partial(product.test_what_is_asked_for_ahead_changes_nothing, "cpu", (1, 8), False, 20),
     ),
     "inputs asked for ahead that are not there": (
