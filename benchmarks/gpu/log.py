@@ -58,7 +58,7 @@ def end(text: str, result: dict[str, Any], name: str) -> str:
     """The log with the newest section's outcomes.
 
     Raises:
-        ValueError: the result is a trial's, or the section has outcomes already.
+        ValueError: the result is a trial's, or the section has outcomes already, or lacks a figure.
     """
     if result["trial"]:
         raise ValueError("a trial's numbers are no outcomes")
@@ -70,7 +70,9 @@ def end(text: str, result: dict[str, Any], name: str) -> str:
     newest = newest.replace(NOT_RUN, said)
     measured = values(result)
     for point, target in TARGETS.items():
-        start = newest.index(f"| {target.title} |")
+        start = newest.find(f"| {target.title} |")
+        if start < 0:
+            raise ValueError(f"the newest section has no line {target.title!r}: begin another")
         stop = newest.index("\n", start)
         cells = newest[start:stop].strip("|").split("|")
         cells[-1] = f" {measured.get(point, '')} "

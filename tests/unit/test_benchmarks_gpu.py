@@ -284,6 +284,8 @@ def test_the_log_keeps_what_was_predicted_and_takes_what_was_measured(result):
         log.end(filled, result, "x.md")
     with pytest.raises(ValueError, match="no outcomes"):
         log.end(first, result | {"trial": True}, "x.md")
+    with pytest.raises(ValueError, match="no line 'ranking, against no sharing': begin another"):
+        log.end(first.replace("| ranking,", "| a ranking,"), result, "x.md")
     with pytest.raises(ValueError, match="does not begin"):
         log.begin("words", "")
 
