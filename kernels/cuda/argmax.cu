@@ -9,7 +9,8 @@ __global__ void __launch_bounds__(WARPS* WARP)
     argmax(const float* __restrict__ logits, int64* __restrict__ tokens,
            unsigned char* __restrict__ finite, int vocab_size) {
   const int64 row = blockIdx.x;
-  const int token = token_of(best_token<WARPS>(logits + row * vocab_size, vocab_size));
+  const uint64 own = own_best<WARPS>(logits + row * vocab_size, vocab_size);
+  const int token = token_of(best_of<WARPS>(own));
   if (threadIdx.x == 0) {
     tokens[row] = token;
     if (finite != nullptr) finite[row] = isfinite(logits[row * vocab_size + token]);

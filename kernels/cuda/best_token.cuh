@@ -11,6 +11,11 @@ __device__ __forceinline__ unsigned ordered_bits(float x) {
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
+// The number of which these are the ordered bits.
+__device__ __forceinline__ float ordered_number(unsigned bits) {
+  return __uint_as_float(bits >> 31 ? bits & 0x7fffffffu : ~bits);
+}
+
 // Score and token in one number: the largest is the best score at the lowest token.
 __device__ __forceinline__ uint64 candidate(float score, int token) {
   return static_cast<uint64>(ordered_bits(score)) << 32 | (0xffffffffu - token);
@@ -56,14 +61,21 @@ __device__ __forceinline__ void each_score(const float* __restrict__ row, int be
   for (; token < last; token += STEP) visit_scores<1, STEP>(row, token, visit);
 }
 
-// For every thread of WARPS warps along x: the best candidate of logits [vocab_size].
+// Of each thread of WARPS warps along x: the best candidate of its share of logits [vocab_size]; 0
+// where it has none.
 template <int WARPS>
-__device__ __forceinline__ uint64 best_token(const float* __restrict__ logits, int vocab_size) {
-  __shared__ uint64 bests[WARPS];
+__device__ __forceinline__ uint64 own_best(const float* __restrict__ logits, int vocab_size) {
   uint64 best = 0;
   each_score<WARPS * WARP, 4>(
       logits, 0, vocab_size, threadIdx.x,
       [&](int token, float score) { best = max(best, candidate(score, token)); });
+  return best;
+}
+
+// For every thread of WARPS warps along x: the best of their candidates.
+template <int WARPS>
+__device__ __forceinline__ uint64 best_of(uint64 best) {
+  __shared__ uint64 bests[WARPS];
 #pragma unroll
   for (int step = WARP / 2; step > 0; step /= 2) {
     best = max(best, __shfl_xor_sync(WHOLE_WARP, best, step));

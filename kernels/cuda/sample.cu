@@ -6,6 +6,7 @@ constexpr int THREADS = WARPS * WARP;
 constexpr int PIVOTS = 15;  // thresholds tried in one pass over the row: 4 bits of the answer
 constexpr int AHEAD = 1;  // loads of 4 scores: weighing them takes longer than a cache to answer
 constexpr int FEW = 2048;  // scores that are worth a list of their own: four a thread
+constexpr int WARPS_BEST = 24;  // lanes of each warp whose best score is sure to be on the first list
 constexpr float UNIT = 0x1p44f;  // weight of the best token; 2^18 of them fit into 64 bits
 
 // A row's scores, from the best one down, and their weights.
@@ -33,16 +34,18 @@ struct Weights {
 // what is kept is as little as can be, equal scores together.  Found 4 bits at a time; a pass adds
 // up only the tokens between the last two pivots, the mass above them being known.  Once these are
 // FEW, a pass lists their logits in `few`, in any order, and the passes after it read no others.
+// known: logits that `few` holds already, of all tokens that matter; 0: none.
 template <typename MASS>
-__device__ unsigned find_threshold(const Row& row, uint64 wanted, unsigned least, float* few) {
+__device__ unsigned find_threshold(const Row& row, uint64 wanted, unsigned least, float* few,
+                                   int known) {
   __shared__ uint64 masses[PIVOTS];
   __shared__ int between, listed;
-  if (threadIdx.x == 0) listed = 0;
-  __syncthreads();
+  if (threadIdx.x == 0) listed = 0;  // barriers follow before the first pass that lists
   unsigned found = 0;
   uint64 above = 0;
-  int left = row.vocab_size;  // tokens between the pivots of the last pass over the row
-  bool lists = left <= FEW, reads_list = false;
+  bool reads_list = known > 0;
+  int left = known;  // on the list, or to be listed
+  bool lists = false;
   for (int shift = 28; shift >= 0; shift -= 4) {
     uint64 mine[PIVOTS];
 #pragma unroll
@@ -94,6 +97,37 @@ __device__ unsigned find_threshold(const Row& row, uint64 wanted, unsigned least
   return max(found, least);
 }
 
+// The logits of the best tokens into `few`, in any order: all that score at least as high as a certain
+// one, which three quarters of the threads' own best tokens do, so several hundred of tens of
+// thousands.  Returns how many, or 0 where there is no room for them.  own: see own_best.
+__device__ int list_best(const Row& row, uint64 own, float* few) {
+  __shared__ unsigned bounds[WARPS];
+  __shared__ int listed;
+  const auto mine = static_cast<unsigned>(own >> 32);
+  const int lane = threadIdx.x % WARP;
+  int before = 0;  // lanes with a better token
+#pragma unroll
+  for (int other = 0; other < WARP; ++other) {
+    const unsigned theirs = __shfl_sync(WHOLE_WARP, mine, other);
+    before += theirs > mine || (theirs == mine && other < lane);
+  }
+  if (before == WARPS_BEST - 1) bounds[threadIdx.x / WARP] = mine;
+  if (threadIdx.x == 0) listed = 0;
+  __syncthreads();
+  unsigned bound = bounds[0];
+#pragma unroll
+  for (int warp = 1; warp < WARPS; ++warp) bound = min(bound, bounds[warp]);
+  // Compared as thresholds are: tokens of different logits may have one score.
+  if (bound > 0) bound = ordered_bits(row.scaled(ordered_number(bound)));
+  each_score<THREADS, AHEAD>(row.logits, 0, row.vocab_size, threadIdx.x, [&](int, float logit) {
+    if (ordered_bits(row.scaled(logit)) < bound) return;
+    const int place = atomicAdd(&listed, 1);
+    if (place < FEW) few[place] = logit;
+  });
+  __syncthreads();
+  return listed <= FEW ? listed : 0;
+}
+
 // Which tokens may be drawn: thresholds on the score and on the weight relative to the best token's.
 struct Filter {
   unsigned threshold;
@@ -123,6 +157,19 @@ __device__ uint64 total(const uint64* sums) {
   uint64 sum = 0;
   for (int w = 0; w < WARPS; ++w) sum += sums[w];
   return sum;
+}
+
+// The kept weights of `known` listed tokens.
+__device__ uint64 listed_mass(const Row& row, const Filter& filter, const float* few, int known,
+                              uint64* sums) {
+  uint64 sum = 0;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < known; i += THREADS) sum += filter.kept(row, few[i]);
+  sum = warp_sum(sum);
+  __syncthreads();  // the reads of earlier sums are over
+  if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = sum;
+  __syncthreads();
+  return total(sums);
 }
 
 // A warp's share of a range: whole steps of a warp.
@@ -169,7 +216,8 @@ __global__ void __launch_bounds__(THREADS, 1)
   __shared__ float few[FEW];
   const int64 place = blockIdx.x;
   logits += place * vocab_size;
-  int token = token_of(best_token<WARPS>(logits, vocab_size));
+  const uint64 own = own_best<WARPS>(logits, vocab_size);
+  int token = token_of(best_of<WARPS>(own));
   const float best = logits[token];
   if (!isfinite(best)) {
     token = -1;
@@ -177,12 +225,23 @@ __global__ void __launch_bounds__(THREADS, 1)
     // From the best score down, a temperature next to 0 leaves the best token and no NaN.
     const Row row{logits, vocab_size, best, fmaxf(temperature[place], 1e-30f)};
     Filter filter{0, 0.0f};
-    if (top_k[place] > 0) filter.threshold = find_threshold<Tokens>(row, top_k[place], 0, few);
-    if (top_p[place] < 1.0f) {
-      add_pieces(row, filter, 0, vocab_size, piece_of(vocab_size), sums);
-      const double wanted = ceil(static_cast<double>(total(sums)) * top_p[place]);
-      filter.threshold = find_threshold<Weights>(row, max(static_cast<uint64>(wanted), 1ull),
-                                                 filter.threshold, few);
+    const int64 k = top_k[place];
+    const float p = top_p[place];
+    int known = k > 0 || p < 1.0f ? list_best(row, own, few) : 0;
+    bool whole = known == vocab_size;  // whether what is kept so far is all on the list
+    if (k > 0) {
+      whole = whole || known >= k;
+      if (!whole) known = 0;  // the search takes the list's room
+      filter.threshold = find_threshold<Tokens>(row, k, 0, few, known);
+    }
+    if (p < 1.0f) {
+      const uint64 listed = known > 0 ? listed_mass(row, filter, few, known, sums) : 0;
+      if (!whole) add_pieces(row, filter, 0, vocab_size, piece_of(vocab_size), sums);
+      const uint64 sum = whole ? listed : total(sums);
+      const double share = ceil(static_cast<double>(sum) * p);
+      const uint64 wanted = max(static_cast<uint64>(share), 1ull);
+      if (!whole && listed < wanted) known = 0;
+      filter.threshold = find_threshold<Weights>(row, wanted, filter.threshold, few, known);
     }
     filter.min_p = min_p[place];
     token = walk(row, filter, draws[place], sums);

@@ -1,9 +1,10 @@
 """Drawing tokens from the filtered softmax without sorting: see sample.cu.
 
 A row of V scores is read once to find the best (4 V bytes from memory), then again from the cache
-of the multiprocessor or the GPU: up to 8 times for top-k, 9 for top-p, once and a little for the
-draw.  Once at most 2,048 tokens are left to look at, the next pass lists them in shared memory, and
-those after it read the list: of 8 passes about half.
+of the multiprocessor or the GPU: once for top-k or top-p to list the best several hundred tokens in
+shared memory, once for the sum that top-p is a share of, once and a little for the draw.  The
+thresholds are found on the list.  Where it is too short for them, the k best or p of the sum, they
+take up to 8 passes over the row each, of which those over at most 2,048 tokens are listed, too.
 About 30 operations a score and pass.  One block a row: its time is that of the passes, not of
 memory, and rows do not wait for each other up to one a multiprocessor.
 """

@@ -171,8 +171,22 @@ PLANTED = {
     "a list that is begun before it is empty": (
         "sample",
         "  if (threadIdx.x == 0) listed = 0;\n  __syncthreads();\n",
-        "  if (threadIdx.x == 0) listed = 0;\n",
+        "  if (threadIdx.x == 0) listed = 0;\n  __syncwarp();\n",
         draw,
+    ),
+    "a list of the best that is too short for top-p": (
+        "sample",
+        "if (!whole && listed < wanted) known = 0;",
+        "",
+        partial(sampling.test_thresholds_on_and_past_the_list_of_the_best, "cpu", 0.5, 0, 0.9, 0.2),
+    ),
+    "a list of the best that is too short for top-k": (
+        "sample",
+        "if (!whole) known = 0;",
+        "",
+        partial(
+            sampling.test_thresholds_on_and_past_the_list_of_the_best, "cpu", 0.5, 3000, 1.0, 0.2
+        ),
     ),
     "pivots cleared while they are read": (
         "sample",

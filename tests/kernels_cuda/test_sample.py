@@ -95,6 +95,26 @@ def test_rows_that_begin_anywhere_give_the_same_tokens(device, first):
     assert torch.equal(tokens, wanted)
 
 
+@pytest.mark.parametrize("draw", [0.2, 1 - 2**-53])
+@pytest.mark.parametrize(
+    ("scale", "top_k", "top_p"),
+    [
+        (3.0, 50, 0.9),
+        (3.0, 0, 0.5),
+        (3.0, 3000, 1.0),
+        (3.0, 3000, 0.9),
+        (0.5, 0, 0.9),
+        (0.5, 9, 0.9),
+    ],
+)
+def test_thresholds_on_and_past_the_list_of_the_best(device, scale, top_k, top_p, draw):
+    """Of 6,000 scores several hundred are listed: enough for the 50 best or for half of a peaked
+    row's weight, too few for the 3,000 best or for most of a flat row's."""
+    logits = random((1, 6000), seed=11, scale=scale)
+    given = parameters(1, 0.7, top_k, top_p, draw=draw)
+    assert int(sampled(device, logits, given)) in acceptable(logits, given, 0)
+
+
 @pytest.mark.parametrize("half", [300, 3000])
 def test_equal_scores_stay_or_go_together(device, half):
     """Also more of them than are worth a list of their own."""
