@@ -115,6 +115,19 @@ __device__ __forceinline__ bool comes_last(int* arrived, int blocks) {
   return last;
 }
 
+// Whether the blocks that have a split are so few that all of them run together; asked by a whole warp.
+// Tables are wider than texts are long, and places of the batch are free.
+template <int SPLIT>
+__device__ __forceinline__ bool run_together(const int* lengths, int resident) {
+  const int sequences = gridDim.y;
+  if (static_cast<int>(gridDim.x) * sequences > resident) return false;
+  int blocks = 0;
+  for (int i = threadIdx.x % WARP; i < sequences; i += WARP) {
+    blocks += min((lengths[i] + SPLIT - 1) / SPLIT, static_cast<int>(gridDim.z));
+  }
+  return warp_sum(blocks) * static_cast<int>(gridDim.x) <= resident;
+}
+
 // Block (x, y, z): GROUP query heads that share a KV head, of sequence y, over the splits z, z +
 // gridDim.z and so on.  Split i is the positions [i * SPLIT, (i + 1) * SPLIT): cut where it is cut for
 // every sequence, batch and grid, so that a row's sums depend on its own length alone.  Positions from
@@ -125,8 +138,8 @@ __device__ __forceinline__ bool comes_last(int* arrived, int blocks) {
 // newest position writes its key and value to the cache, at a position of a cache block (negative:
 // nowhere).  Then no more than GROUP query heads may share a KV head, or several blocks would write.
 //
-// at_once: all blocks are resident together.  Then each asks for its first split as a whole before
-// anything else, as there are too few of them to keep memory busy otherwise.
+// resident: so many blocks run together.  Where that is all that have a split, each asks for its first
+// one as a whole before anything else, as there are too few of them to keep memory busy otherwise.
 //
 // The result goes to out [batch, heads, HEAD_SIZE] and lse [batch, heads] (if given).  Of several
 // splits, sums of exp(score - maximum) * value go to parts [batch, heads, splits, HEAD_SIZE], and
@@ -143,7 +156,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
                      const int64* __restrict__ offsets, T* keys, T* values,
                      const int* __restrict__ block_tables, int table_width,
                      const int* __restrict__ lengths, int splits, int kv_heads, int heads_per_kv,
-                     int block_shift, int at_once, float scale, T* __restrict__ out,
+                     int block_shift, int resident, float scale, T* __restrict__ out,
                      float* __restrict__ lse, float* parts, float* stats, int* arrived) {
   constexpr int LANES = row_lanes<T, HEAD_SIZE>();
   constexpr int STEP = THREADS / LANES;  // cached rows that the block reads at once
@@ -171,7 +184,8 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
   const int working = min(filled, static_cast<int>(gridDim.z));  // blocks that have one
   if (static_cast<int>(blockIdx.z) >= max(1, working)) return;
 
-  if (at_once && threadIdx.x / WARP == WARPS - 1) {  // the warp with the fewest heads
+  // By the warp with the fewest heads.
+  if (threadIdx.x / WARP == WARPS - 1 && run_together<SPLIT>(lengths, resident)) {
     const int first = blockIdx.z * SPLIT, last = min(first + SPLIT, length);
     const int block_size = 1 << block_shift, run = min(block_size, SPLIT);
     for (int i = first + static_cast<int>(threadIdx.x) % WARP * run; i < last; i += WARP * run) {

@@ -15,8 +15,8 @@ sums take the registers), and for the first values before the softmax: a multipr
 their way, 40 at 4 heads and 32 at 8.  4.8 TB/s over 132 of them, at a latency of 0.7 us, are 25 KB.
 
 Of a few texts all blocks together are less than keeps memory busy, and each would wait four times
-for it, twice for keys and twice for values.  So where all of them run at once, each asks first for
-its whole split to be brought into the second-level cache (see linear.py).
+for it, twice for keys and twice for values.  So where all that have a split run at once, each asks
+first for the whole of it to be brought into the second-level cache (see linear.py).
 
 A decode step's rows come as the QKV projection left them.  Each block finishes its own queries, as
 `qkv_post` would, and the one that has the newest position that key and value: a launch less.
@@ -165,7 +165,7 @@ def _launch(
         np.int32(kv_heads),
         np.int32(heads_per_kv),
         np.int32(block_size.bit_length() - 1),
-        np.int32(slices * batch * min(splits, most) <= RESIDENT_BLOCKS * multiprocessors(heads)),
+        np.int32(RESIDENT_BLOCKS * multiprocessors(heads)),
         np.float32(scale),
         out,
         lse,

@@ -4,6 +4,7 @@ The first three are what FasterTransformer's forks had to mend: a penalty that r
 vocabulary, ids past the vocabulary, and a finished row that goes on.
 """
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -273,6 +274,25 @@ def test_a_planted_bug_is_seen(name):
     ):
         scenario()
     assert "no longer holds" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "asks"),
+    [
+        ([31, 0, 0, 0], True),
+        ([3 * attention.SPLIT + 1, 0, 0, 0], True),
+        ([3 * attention.SPLIT + 1, 5, 0, 0], False),
+        ([31, 31, 31, 31, 31], False),
+    ],
+)
+def test_blocks_that_find_nothing_do_not_count_as_running(lengths, asks):
+    """Attention asks ahead by how long texts are, not by how wide tables: where it does, asking for
+    what lies past a text is seen.  Four blocks run at once here."""
+    problem = attention.Problem(lengths, 1, 1, 64, torch.float16, width=40)
+    source, old, new, _ = PLANTED["positions asked for ahead that are not there"]
+    seen = pytest.raises(KernelFault, match="out of bounds") if asks else nullcontext()
+    with launch.using(planting(source, old, new)), seen:
+        problem.run("cpu")
 
 
 def test_a_kernel_that_is_not_in_the_catalogue_is_noticed():
