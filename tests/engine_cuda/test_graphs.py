@@ -10,6 +10,7 @@ from benchmarks.gpu.work import decode_step
 from nightjar.gpu_worker.engine import Engine, EngineConfig
 from nightjar.gpu_worker.models import load_model
 from nightjar.kernels.cuda import launch
+from nightjar.kernels.cuda.linear import TILE
 from tests.engine_cuda.tape import Tapes
 from tests.engine_cuda.test_engine import CACHE, prompt
 from tests.engines import assert_nothing_held, drain, generate, run
@@ -75,7 +76,8 @@ def test_a_step_launches_what_predictions_count(device, gpt, texts, count):
 @pytest.mark.parametrize("device", ["host"], indirect=True)
 @pytest.mark.parametrize("name", ["gpt", "family"])
 def test_each_product_asks_for_what_the_next_one_reads(device, name, request):
-    """In the order of the step, from its head to the next step's first layer, too."""
+    """In the order of the step, from its head to the next step's first layer, too: of each weight
+    the channels of the tiles that its blocks begin with."""
     directory = request.getfixturevalue(name)
     model, texts = load_model(directory, "fp16", device), directory.tokenizer().token_bytes
     products = []
@@ -84,15 +86,18 @@ def test_each_product_asks_for_what_the_next_one_reads(device, name, request):
         if kernel.entry == "linear":
             weight, gate, following = args[6], args[8], args[16:18]
             reads = [weight] if gate is None else [gate, weight]
-            products.append((reads, [one for one in following if one is not None]))
+            first = min(weight.shape[0], grid[0] * TILE // len(reads)), weight.shape[1]
+            asked = [one for one in following if one is not None]
+            products.append((reads, first, asked, tuple(args[18:20])))
         run_on_host(kernel, grid, block, args, shared_bytes)
 
     with launch.using(watching):
         drain(Engine(model, texts, EngineConfig(**CACHE)), generate(1, prompt(9), max_tokens=4))
     steps = products[-2 * (4 * directory.config.n_layers + 1) :]
     assert len(steps) < len(products)
-    for (_, asked), (read, _) in pairwise(steps):
+    for (*_, asked, share), (read, first, *_) in pairwise(steps):
         assert [one.data_ptr() for one in asked] == [one.data_ptr() for one in read]
+        assert share == first
 
 
 @pytest.mark.parametrize("bug", [None, "a number of Python's", "memory of another tape"])
