@@ -86,8 +86,9 @@ def open_engine(
         engine = build_engine(directory, tokenizer, dtype, load, device=device, memory=memory)
     except torch.OutOfMemoryError as error:
         raise CannotComputeError(
-            f"the model and its cache do not fit into the memory of {device}: lower "
-            f"NIGHTJAR_KV_CACHE_BYTES, or compute elsewhere ({error})"
+            f"the model and its cache do not fit into the free memory of {device}: end what else "
+            "uses it, take a GPU with more, split the model with --shards, or lower "
+            f"NIGHTJAR_KV_CACHE_BYTES if it is set ({error})"
         ) from error
     return engine, dtype
 

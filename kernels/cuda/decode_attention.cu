@@ -22,7 +22,7 @@ __device__ constexpr int resident_blocks(int group) {
 // A wide piece of UNROLL cached rows, asked for before any of them is needed.  Nothing branches: loads
 // on the two sides of a branch would wait for each other.  In place of rows from `end` on the last one
 // is read again.  Whole words, as 16-bit numbers would be taken apart before they are needed; the first
-// to leave the caches, as each is read once.
+// to leave the caches, as most are read once.
 template <typename T, int HEAD_SIZE, int UNROLL>
 struct Rows {
   uint4 at[UNROLL];

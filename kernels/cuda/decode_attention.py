@@ -57,8 +57,9 @@ SPLIT = 128
 """Cached positions whose attention is one partial result.  Splits begin at multiples of it, so that
 no row's sums depend on the lengths of others."""
 
-RESIDENT_BLOCKS = 4
-"""Of a multiprocessor at the least, each with 64 KB of keys and values: so many all run at once."""
+RESIDENT_BLOCKS = 5
+"""Of a multiprocessor, by the registers they take (4 at 8 query heads a key head): so many blocks run
+at once, each with 64 KB of keys and values."""
 
 LEAST_ARRIVALS = 1 << 16
 """Sequences times blocks of heads that are counted at once: 256 KB, hardly ever outgrown."""
