@@ -58,8 +58,8 @@ SPLIT = 128
 no row's sums depend on the lengths of others."""
 
 RESIDENT_BLOCKS = 5
-"""Of a multiprocessor, by the registers they take (4 at 8 query heads a key head): so many blocks run
-at once, each with 64 KB of keys and values."""
+"""Of a multiprocessor, by the registers they take (4 at 8 query heads a key head): so many run at
+once, each with 64 KB of keys and values."""
 
 LEAST_ARRIVALS = 1 << 16
 """Sequences times blocks of heads that are counted at once: 256 KB, hardly ever outgrown."""
