@@ -285,9 +285,10 @@ def test_a_planted_bug_is_seen(name):
         ([31, 31, 31, 31, 31], False),
     ],
 )
-def test_blocks_that_find_nothing_do_not_count_as_running(lengths, asks):
+def test_blocks_that_find_nothing_do_not_count_as_running(monkeypatch, lengths, asks):
     """Attention asks ahead by how long texts are, not by how wide tables: where it does, asking for
-    what lies past a text is seen.  Four blocks run at once here."""
+    what lies past a text is seen."""
+    monkeypatch.setattr(attention.module, "RESIDENT_BLOCKS", 4)  # of the host's one multiprocessor
     problem = attention.Problem(lengths, 1, 1, 64, torch.float16, width=40)
     source, old, new, _ = PLANTED["positions asked for ahead that are not there"]
     seen = pytest.raises(KernelFault, match="out of bounds") if asks else nullcontext()

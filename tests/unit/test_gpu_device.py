@@ -146,9 +146,7 @@ def test_a_model_that_does_not_fit_is_said_and_not_tried_again(machine, monkeypa
         gpu_memory_share=0.85,
         host_cache_bytes=0,
     )
-    with pytest.raises(
-        CannotComputeError, match=r"memory of cuda:1: lower .* allocate 200\.00 GiB"
-    ):
+    with pytest.raises(CannotComputeError, match=r"memory of cuda:1: .* allocate 200\.00 GiB"):
         model_engine.open_engine(asked, SimpleNamespace(ranks=1), None, None)
 
 
