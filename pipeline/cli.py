@@ -36,6 +36,18 @@ DEFAULT_API = "http://127.0.0.1:8000"
 ApiUrl = Annotated[
     str, typer.Option("--api", envvar="NIGHTJAR_API", help="Where `nightjar api` listens.")
 ]
+Device = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda or cuda:<number> (default: NIGHTJAR_DEVICE, else cpu)."),
+]
+Shards = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes that the model is split among (default: one a device)."),
+]
+Devices = Annotated[
+    str | None,
+    typer.Option(metavar="0,1,...", help="CUDA devices, one a shard (default: --device)."),
+]
 
 
 class Outcome(StrEnum):
@@ -96,10 +108,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     dtype: Annotated[
         str, typer.Option(help="auto (the fastest that is safe), fp64, fp32, bf16, fp16 or int8.")
     ] = "auto",
-    device: Annotated[
-        str | None,
-        typer.Option(help="cpu, cuda or cuda:<number> (default: NIGHTJAR_DEVICE, else cpu)."),
-    ] = None,
+    device: Device = None,
     workdir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="State of the run (default: OUT.jsonl.work).")
     ] = None,
@@ -107,16 +116,8 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         list[str] | None,
         typer.Option(metavar="NAME=FILE", help="Prompt vectors that requests may name."),
     ] = None,
-    shards: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Processes that the model is split among (default: one a device)."
-        ),
-    ] = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(metavar="0,1,...", help="CUDA devices, one a shard (default: --device)."),
-    ] = None,
+    shards: Shards = None,
+    devices: Devices = None,
     retry: Annotated[
         bool,
         typer.Option("--retry", help="Rows that failed through no fault of theirs, once more."),
@@ -184,18 +185,9 @@ def worker(
         str | None,
         typer.Option(help="model; fake makes answers up without a model, to test what is around."),
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="cpu, cuda or cuda:<number> (default: NIGHTJAR_DEVICE, else cpu)."),
-    ] = None,
-    shards: Annotated[
-        int | None,
-        typer.Option(help="Processes that the model is split among (default: one a device)."),
-    ] = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(metavar="0,1,...", help="CUDA devices, one a shard (default: --device)."),
-    ] = None,
+    device: Device = None,
+    shards: Shards = None,
+    devices: Devices = None,
 ) -> None:
     """Start a Celery worker; settings come from NIGHTJAR_* variables."""
     _require_one_place(device, devices)

@@ -5,7 +5,8 @@ Bytes of T rows, a head of D channels of s bytes: T * D * s * (2 (Hq + Hkv) read
 norm and rotation only keys and values are, 2 Hkv, and written to the cache.  At most 20 operations
 an element: bound by memory.  One launch in the place of four (two norms, rotation, write).
 
-Rows of running texts need none of their own: decode_attention.py does the same to them.
+Rows of running texts need none of their own where at most 8 query heads share a key head:
+decode_attention.py does the same to them.
 """
 
 from __future__ import annotations
