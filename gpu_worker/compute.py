@@ -129,6 +129,7 @@ def main() -> int:
     parser.add_argument("--kv-cache-bytes", type=int, default=None)
     parser.add_argument("--gpu-memory-share", type=float, default=GPU_MEMORY_SHARE)
     parser.add_argument("--host-cache-bytes", type=int, default=0)
+    parser.add_argument("--window-steps", type=int, default=8, help="decode steps on a GPU")
     parser.add_argument("--engine", choices=("model", "fake"), default="model")
     parser.add_argument("--fake-step-s", type=float, default=0.0, help="seconds of a fake step")
     parser.add_argument("--pipe", type=int, required=True, help="file descriptor of the pipe")

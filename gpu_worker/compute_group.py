@@ -19,6 +19,7 @@ from typing import Self
 from nightjar.checkpoints import ShardError
 from nightjar.gpu_worker.shards.activity import FIRST_SIGN, Doing, Sign, last_sign
 from nightjar.gpu_worker.shards.exits import EXIT_FAILED, EXIT_GROUP_LOST
+from nightjar.gpu_worker.shards.process import SWITCHES
 from nightjar.pipeline.settings import Settings
 
 _EXIT_GRACE_S = 5.0
@@ -67,6 +68,11 @@ class ComputeConfig:
     shards: int = 1
     devices: tuple[str, ...] = ()
     rank_late_after_s: float = 8.0
+    window_steps: int = 8
+    cuda_graphs: bool = True
+    cuda_prefetch: bool = True
+    cuda_small_products: bool = True
+    cuda_fused_heads: bool = True
 
     @classmethod
     def of(cls, settings: Settings, model: Path) -> Self:
@@ -85,6 +91,11 @@ class ComputeConfig:
             shards=settings.shard_count,
             devices=settings.device_list,
             rank_late_after_s=settings.rank_late_after_s,
+            window_steps=settings.window_steps,
+            cuda_graphs=settings.cuda_graphs,
+            cuda_prefetch=settings.cuda_prefetch,
+            cuda_small_products=settings.cuda_small_products,
+            cuda_fused_heads=settings.cuda_fused_heads,
         )
 
     @property
@@ -105,6 +116,7 @@ class ComputeConfig:
         command = [sys.executable, "-m", f"nightjar.gpu_worker.{module}", f"--model={self.model}"]
         command += [f"--pipe={pipe}", f"--device={'cuda' if self.devices else self.device}"]
         command.append(f"--worker={os.getpid()}")
+        command += [f"--without={name}" for name in SWITCHES if not getattr(self, name)]
         if rank == 0:
             command += [f"--dtype={self.dtype}", f"--engine={self.engine}"]
             if self.kv_cache_bytes is not None:
@@ -112,6 +124,7 @@ class ComputeConfig:
             command.append(f"--gpu-memory-share={self.gpu_memory_share}")
             command.append(f"--host-cache-bytes={self.host_cache_bytes}")
             command.append(f"--fake-step-s={self.fake_step_s}")
+            command.append(f"--window-steps={self.window_steps}")
         threads = self.threads_per_rank
         return command if threads is None else [*command, f"--threads={threads}"]
 

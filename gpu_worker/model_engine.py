@@ -19,6 +19,7 @@ from nightjar.gpu_worker.models.precision import MORE_PRECISE, fastest_dtype
 from nightjar.gpu_worker.shards.collective import TorchCollective, require_device
 from nightjar.gpu_worker.shards.leader import Leader
 from nightjar.gpu_worker.shards.process import Place
+from nightjar.gpu_worker.shards.switches import switch_off
 from nightjar.kernels.cuda.device import DeviceError, use_device
 from nightjar.kernels.native.build import NativeBuildError, library
 
@@ -74,6 +75,7 @@ def open_engine(
         device = use_device(args.device)
     except (DeviceError, NativeBuildError) as error:
         raise CannotComputeError(str(error)) from error
+    switch_off(args.without, args.window_steps, device)
     dtype = args.dtype
     if dtype == "auto":
         # Both 16-bit formats are as fast on a GPU; bf16 has the range of FP32.
@@ -82,8 +84,13 @@ def open_engine(
         _require_memory(args.kv_cache_bytes * place.ranks)
     memory = CacheMemory(args.kv_cache_bytes, args.gpu_memory_share, args.host_cache_bytes)
     load = _loader(args, place, directory, device)
+    base = EngineConfig(
+        window_steps=args.window_steps, cuda_graphs="cuda_graphs" not in args.without
+    )
     try:
-        engine = build_engine(directory, tokenizer, dtype, load, device=device, memory=memory)
+        engine = build_engine(
+            directory, tokenizer, dtype, load, device=device, memory=memory, base=base
+        )
     except torch.OutOfMemoryError as error:
         raise CannotComputeError(
             f"the model and its cache do not fit into the free memory of {device}: end what else "
@@ -101,8 +108,11 @@ def build_engine(
     *,
     device: str = "cpu",
     memory: CacheMemory = CacheMemory(),
+    base: EngineConfig | None = None,
 ) -> Engine:
     """Load the model and build its engine.
+
+    base: the engine's settings, but for the memory and the batch, which the device decides.
 
     A higher precision is computed in on the CPU: the GPU's memory is spoken for. A model that is
     split among GPUs has none: rank 0 would have to hold it whole in the host's memory.
@@ -115,7 +125,9 @@ def build_engine(
     prompt_id = tokenizer.token_id(PROMPT_TOKEN)
     banned = () if prompt_id is None else (prompt_id,)
     model = load(dtype)
-    config = EngineConfig(banned_token_ids=banned, host_cache_bytes=memory.host_bytes)
+    config = replace(
+        base or EngineConfig(), banned_token_ids=banned, host_cache_bytes=memory.host_bytes
+    )
     if device != "cpu":
         config = replace(config, max_running=GPU_RUNNING, max_step_tokens=GPU_STEP_TOKENS)
     if (kv_bytes := memory.kv_bytes_on(device, model.free_elsewhere)) is not None:

@@ -46,7 +46,7 @@ def attend(
     prefill, cached = rows.prefill_rows, cache.blocks.shape[0]
     running = slice(prefill, cached)
     # On a GPU the attention of running texts finishes their heads itself.
-    finishes = serves(qkv) and query_heads <= cuda_ops.MOST_SHARED * kv_heads
+    finishes = serves(qkv) and cuda_ops.finishes_heads(query_heads, kv_heads)
     if finishes and rows.decode is not None:
         for others in (slice(0, prefill), slice(cached, qkv.shape[0])):
             if others.start < others.stop:

@@ -8,7 +8,11 @@ never leaves the device, and no other backend has them.
 
 from nightjar.kernels.cuda.activation import activation
 from nightjar.kernels.cuda.argmax import argmax
-from nightjar.kernels.cuda.decode_attention import MOST_SHARED, decode_attention, decode_heads
+from nightjar.kernels.cuda.decode_attention import (
+    decode_attention,
+    decode_heads,
+    finishes_heads,
+)
 from nightjar.kernels.cuda.embedding import embed
 from nightjar.kernels.cuda.kv_transfer import kv_pack, kv_unpack
 from nightjar.kernels.cuda.linear import (
@@ -38,7 +42,6 @@ from nightjar.kernels.cuda.token_nll import token_nll
 from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
 
 __all__ = [
-    "MOST_SHARED",
     "CacheWrite",
     "Column",
     "HeadNorms",
@@ -53,6 +56,7 @@ __all__ = [
     "decode_attention",
     "decode_heads",
     "embed",
+    "finishes_heads",
     "kv_pack",
     "kv_unpack",
     "layer_norm",

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from nightjar.kernels import cuda_ops, native, reference
 from nightjar.kernels.cuda.launch import serves
+from nightjar.kernels.cuda.switches import current
 from nightjar.kernels.native.products import PanelWeight, Parts
 from nightjar.kernels.norm import Norm, normalize
 from nightjar.kernels.reference.int8_linear import Int8Weight, int8_linear, pack_int8
@@ -229,7 +230,9 @@ def _takes_panels(weight: Tensor) -> bool:
 
 def _takes_few(weight: LinearWeight, x: Tensor) -> TypeGuard[FloatWeight]:
     """Whether x has so few rows that a GPU has a kernel of its own for the product."""
-    return isinstance(weight, FloatWeight) and serves(x) and cuda_ops.serves_rows(x, weight.data)
+    if not current().small_products or not isinstance(weight, FloatWeight):
+        return False
+    return serves(x) and cuda_ops.serves_rows(x, weight.data)
 
 
 def _few_normed(
@@ -242,7 +245,7 @@ def _few_normed(
     """The product of few rows by the kernel that normalises them itself, in the weight's dtype, if
     it serves: it adds nothing to the stream first."""
     gate, up = (weight.gate, weight.up) if isinstance(weight, GatedWeight) else (None, weight)
-    if delta is not None or not isinstance(up, FloatWeight):
+    if delta is not None or not isinstance(up, FloatWeight) or not current().small_products:
         return None
     if not serves(residual) or not cuda_ops.serves_norm(residual, up.data):
         return None

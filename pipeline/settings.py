@@ -42,6 +42,22 @@ class Settings(BaseSettings):
     gpu_memory_share: float = Field(
         0.85, gt=0, lt=1, description="share of the GPU's memory, left by the model, for its cache"
     )
+    window_steps: int = Field(
+        8,
+        ge=1,
+        le=64,
+        description="decode steps that a GPU takes before the host looks; 1 switches windows off",
+    )
+    cuda_graphs: bool = Field(True, description="launch decode steps on a GPU as CUDA graphs")
+    cuda_prefetch: bool = Field(
+        True, description="bring weights and caches into a GPU's second-level cache ahead of use"
+    )
+    cuda_small_products: bool = Field(
+        True, description="use Nightjar's kernel for products of up to 8 rows; else cuBLAS"
+    )
+    cuda_fused_heads: bool = Field(
+        True, description="let decode attention on a GPU normalise, rotate and cache its heads"
+    )
     host_cache_bytes: int = Field(
         0,
         ge=0,

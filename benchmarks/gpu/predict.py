@@ -157,7 +157,7 @@ def predictions(scale: Scale = FULL, machine: Machine = H200) -> dict[str, float
         if work.name == "decode_attention"
     )
     read = kv_bytes(config, 64 * scale.context, HALF)
-    found["attention_share"] = read / machine.copy / kernel_s(attention, machine)
+    found["attention_share_1"] = read / machine.copy / kernel_s(attention, machine)
     lengths = [scale.prefill_length] * scale.prefill_prompts
     operations = prefill_operations(config, lengths)
     found["prefill_tflop_s"] = operations / prefill_s(scale, machine, lengths) / 1e12

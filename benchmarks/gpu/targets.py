@@ -67,6 +67,14 @@ def _decode(batch: int, least: float, aim: float) -> Figure:
     return Figure(f"decode_{batch}", 60, engine_figures.decode_share(batch), (target,))
 
 
+def _attention(group: int, least: float, aim: float) -> Figure:
+    point = f"attention_share_{group}"
+    title = f"decode attention, share of a copy, {group} query heads a key head"
+    target = Target(point, title, least, aim, share=True)
+    name = f"decode_attention_{group}"
+    return Figure(name, 30, kernel_figures.decode_attention(group, point), (target,))
+
+
 FIGURES = (
     Figure(
         "machine",
@@ -78,12 +86,9 @@ FIGURES = (
             Target("product_tflop_s", "product of square matrices, 16 bits", unit=" TFLOP/s"),
         ),
     ),
-    Figure(
-        "decode_attention",
-        40,
-        kernel_figures.decode_attention,
-        (Target("attention_share", "decode attention, share of a copy", 0.80, 0.92, share=True),),
-    ),
+    _attention(1, 0.80, 0.92),
+    _attention(4, 0.75, 0.88),
+    _attention(8, 0.70, 0.85),
     _decode(1, 0.55, 0.75),
     _decode(8, 0.60, 0.75),
     Figure(

@@ -61,18 +61,26 @@ def measured(lab: Any, name: str) -> dict[str, Any]:  # noqa: ANN401
         logging.getLogger("nightjar").removeHandler(said)
     if said.lines:
         status["said"] = said.lines
+    if said.gave_up and status["status"] == "measured":
+        reason = "the engine gave its windows up: what was timed are single steps"
+        status = {"status": "failed", "reason": reason, "said": said.lines}
     return status | {"took_s": round(time.perf_counter() - started, 2)}
 
 
 class Said(logging.Handler):
-    """Warnings of the engine: where it can go on, slower, it does, and a figure must say so."""
+    """Warnings of the engine: where it can go on, slower, it does, and a figure must say so.
+
+    gave_up: whether it went on without windows, as where a graph cannot be captured.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
+        self.gave_up = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep each message once, with its error."""
+        self.gave_up |= getattr(record, "action", None) == "windows_given_up"
         error = record.exc_info[1] if record.exc_info else None
         line = record.getMessage() + (f": {error!r}" if error is not None else "")
         if line not in self.lines:

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 RESCUE_CACHE_BYTES = 4 << 30
 
+GIVEN_UP = "windows of steps cannot be launched; going on step by step"
+
 _PRECISIONS = {
     torch.float64: "fp64",
     torch.float32: "fp32",
@@ -166,9 +168,8 @@ class Engine:
         try:
             windows.start(plan.decodes, crowded=self._scheduler.has_waiting)
         except Exception:
-            logger.exception("windows of steps cannot be launched; going on step by step")
-            self._require_working_device()
-            self._windows = None
+            logger.exception(GIVEN_UP, extra={"action": "windows_given_up"})
+            self._give_windows_up()
             return self._process(self._forward(plan))
         return []
 
@@ -178,13 +179,17 @@ class Engine:
             try:
                 windows.follow(crowded=self._scheduler.has_waiting)
             except Exception:
-                logger.exception("a window of steps cannot be launched; going on step by step")
-                self._require_working_device()
-                self._windows = None
+                logger.exception(GIVEN_UP, extra={"action": "windows_given_up"})
+                self._give_windows_up()
         results: list[Result] = []
         for moved in windows.land():
             results += self._process(StepOutput(tokens=moved))
         return results
+
+    def _give_windows_up(self) -> None:
+        """Go on step by step, if the device still works."""
+        self._require_working_device()
+        self._windows = None
 
     def _schedule(self) -> StepPlan:
         """Who runs now, in cache blocks made ready for it."""

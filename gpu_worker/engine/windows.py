@@ -83,6 +83,11 @@ class DecodeWindows:
         """Whether a window is under way that has not been taken in."""
         return bool(self._flying)
 
+    @property
+    def shapes_held(self) -> int:
+        """How many shapes of a step have tensors and, where they are captured, a graph."""
+        return len(self._steps)
+
     def serves(self, plan: StepPlan) -> bool:
         """Whether a plan can be the first step of a window: nothing but running texts, and none of
         them with a wish that only the host can fulfil."""

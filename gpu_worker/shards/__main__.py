@@ -35,10 +35,12 @@ def main() -> Never:
 
         from nightjar.gpu_worker.shards.collective import TorchCollective
         from nightjar.gpu_worker.shards.follower import Follower
+        from nightjar.gpu_worker.shards.switches import switch_off
 
         if args.threads is not None:
             torch.set_num_threads(args.threads)
         keep_freed_memory()
+        switch_off(args.without, 0, args.device)  # windows are rank 0's
         join = partial(TorchCollective, place, args.device)
         Follower(args.model, place, args.device, Connection(args.pipe), join).run()
     leave(0)

@@ -14,11 +14,16 @@ from torch import distributed as dist
 from nightjar.checkpoints import ShardError
 from nightjar.gpu_worker.shards.process import GroupLostError, Place
 
+START_S = {"nccl": 120.0, "gloo": 0.0}
+"""Seconds that the ranks have to connect, if that is more than `Place.patience_s`.  NCCL looks at
+every GPU and every link of the machine first: eight of them may take longer than a step may."""
+
 
 class TorchCollective:
     """A Collective over NCCL on GPUs and gloo on the CPU; one a process.
 
     A rank that comes to a call later than `Place.patience_s` after the first is taken for lost.
+    Connecting has START_S of its own.
     """
 
     def __init__(self, place: Place, device: str) -> None:
@@ -29,19 +34,22 @@ class TorchCollective:
         self._activity = place.activity
         store = dist.FileStore(str(place.meeting), place.ranks)  # type: ignore[attr-defined]
         own = None if self._on_cpu else torch.device("cuda", torch.cuda.current_device())
+        backend = "gloo" if self._on_cpu else "nccl"
         with self._exchange():
             dist.init_process_group(
-                "gloo" if self._on_cpu else "nccl",
+                backend,
                 store=store,
                 rank=place.rank,
                 world_size=place.ranks,
-                timeout=timedelta(seconds=place.patience_s),
+                timeout=timedelta(seconds=max(START_S[backend], place.patience_s)),
                 device_id=own,
             )
         # NCCL connects, and takes memory for that, when first used: now, not in the first step.
         self.sum(torch.zeros(1, device=own))
         if own is not None:
             torch.cuda.synchronize(own)
+        patience = timedelta(seconds=place.patience_s)
+        dist.distributed_c10d._set_pg_timeout(patience)
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over the ranks: on the CPU always in their order, so that a row's bits depend

@@ -19,6 +19,9 @@ from nightjar.process import die_with_parent
 
 logger = logging.getLogger(__name__)
 
+SWITCHES = ("cuda_graphs", "cuda_prefetch", "cuda_small_products", "cuda_fused_heads")
+"""Settings that switch a part of the CUDA path off."""
+
 
 class GroupLostError(BaseException):
     """Another rank is gone or late.
@@ -58,6 +61,9 @@ def add_place_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--patience-s", type=float, default=0.0, help="longest wait for a rank")
     parser.add_argument("--life", type=int, default=-1, help="file descriptor for signs of life")
     parser.add_argument("--worker", type=int, help="process id of the worker to end with")
+    parser.add_argument(
+        "--without", action="append", default=[], choices=SWITCHES, help="part of the CUDA path"
+    )
 
 
 def place_of(args: argparse.Namespace) -> Place:

@@ -43,6 +43,7 @@ from nightjar.kernels.cuda.qkv_post import (
     norm_arguments,
     rotation_arguments,
 )
+from nightjar.kernels.cuda.switches import current
 from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
 
 THREADS = 128
@@ -126,6 +127,12 @@ def decode_heads(
     return _launch(qkv, query_heads, finish, cached, scale, None)
 
 
+def finishes_heads(query_heads: int, kv_heads: int) -> bool:
+    """Whether `decode_heads` computes heads of these numbers: MOST_SHARED query heads a key head at
+    most, and fused heads not switched off."""
+    return current().fused_heads and query_heads <= MOST_SHARED * kv_heads
+
+
 def _launch(
     heads: Tensor,
     query_heads: int,
@@ -152,6 +159,8 @@ def _launch(
         )
         arrived = _arrivals(heads.get_device(), batch * slices)
     most = ceil_div(BLOCKS_PER_MULTIPROCESSOR * multiprocessors(heads), max(1, slices * batch))
+    # 0: no launch counts as resident, so none prefetches.
+    resident = RESIDENT_BLOCKS * multiprocessors(heads) if current().prefetch else 0
     launch(
         Kernel.of("decode_attention", "decode_attention", heads.dtype, head_size, group, SPLIT),
         (slices, batch, min(splits, most)),
@@ -166,7 +175,7 @@ def _launch(
         np.int32(kv_heads),
         np.int32(heads_per_kv),
         np.int32(block_size.bit_length() - 1),
-        np.int32(RESIDENT_BLOCKS * multiprocessors(heads)),
+        np.int32(resident),
         np.float32(scale),
         out,
         lse,

@@ -31,6 +31,7 @@ from nightjar.kernels.cuda.checks import ceil_div, check
 from nightjar.kernels.cuda.device import block_shared_bytes, multiprocessors
 from nightjar.kernels.cuda.kernel import Kernel
 from nightjar.kernels.cuda.launch import Argument, launch
+from nightjar.kernels.cuda.switches import current
 
 if TYPE_CHECKING:
     from nightjar.kernels.norm import Norm
@@ -207,7 +208,7 @@ def _row_arguments(x: Tensor, norm: Norm | None) -> tuple[Argument, ...]:
 def _next_arguments(following: Next, channels: int) -> tuple[Argument, ...]:
     """Two weights, how many of their channels the next product's first blocks have, and their
     inputs; channels: of all blocks that run at a time."""
-    if not following:
+    if not following or not current().prefetch:
         return None, None, np.int32(0), np.int32(0)
     weight, other = following[0], following[1] if len(following) > 1 else None
     share = min(weight.shape[0], channels // len(following))

@@ -55,17 +55,18 @@ def test_prompts_that_are_whole_are_read_where_they_are(device, spans, monkeypat
         for x in (keys, values)
     )
     given = [x.to(device) for x in (q, keys, values)]
-    wanted = cuda_ops.prefill_attention(*given, layout, SCALE)
+    gathered = cuda_ops.prefill_attention(*given, layout, SCALE)
     reads, read = [], Gather.read
     monkeypatch.setattr(Gather, "read", lambda *args: reads.append(1) or read(*args))
     packed = torch.cat((q, *own), dim=1).to(device)  # as a projection leaves them
     there = packed.split([4, 2, 2], dim=1)
     found = cuda_ops.prefill_attention(there[0], *given[1:], layout, SCALE, there[1:])
-    assert torch.equal(found, wanted)
+    # Not equal to the last bit: cuBLAS may take another kernel for rows at another stride.
+    assert_near(found, gathered.cpu().double(), ulps=32, absolute=1e-5)
     assert len(reads) == (2 if any(start for start, _ in spans) else 0)
     reads.clear()
     halves = tuple(x.half().to(device) for x in own)  # not what the cache holds
-    assert torch.equal(cuda_ops.prefill_attention(*given, layout, SCALE, halves), wanted)
+    assert torch.equal(cuda_ops.prefill_attention(*given, layout, SCALE, halves), gathered)
     assert len(reads) == 2
 
 

@@ -14,9 +14,9 @@ import torch
 import transformers
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import engine_figures, log, peer_figures, predict, report, work
+from benchmarks.gpu import engine_figures, kernel_figures, log, peer_figures, predict, report, work
 from benchmarks.gpu.engine_figures import KINDS, WARM, _step, kv_cache, launch_overhead
-from benchmarks.gpu.kernel_figures import backend, decode_attention, machine_speed, small_kernels
+from benchmarks.gpu.kernel_figures import backend, machine_speed, small_kernels
 from benchmarks.gpu.lab import BLOCK_SIZE, Lab, MeasuringError, Timing, answer, texts
 from benchmarks.gpu.launches import Launches
 from benchmarks.gpu.model import random_decoder
@@ -107,7 +107,9 @@ def test_what_is_asked_of_each_figure():
         "decode_share_8": (0.60, 0.75),
         "decode_share_64": (0.70, 0.85),
         "decode_share_256": (0.70, 0.85),
-        "attention_share": (0.80, 0.92),
+        "attention_share_1": (0.80, 0.92),
+        "attention_share_4": (0.75, 0.88),
+        "attention_share_8": (0.70, 0.85),
         "prefill_tflop_s": (400, 550),
         "ranking_sharing": (6, 9),
         "mixed_over_singles": (5, 7),
@@ -269,53 +271,40 @@ def test_the_page_has_figures_and_failures(result):
     assert "| 512 TFLOP/s |  | 18.2% |" in trial
 
 
-def test_the_log_keeps_what_was_predicted_and_takes_what_was_measured(result):
-    first = log.begin("", log.section("first", "abc", "2026-11-21", {"prefill_tflop_s": 790.0}))
-    row = "| prefill, 8k tokens in flight | 400 TFLOP/s | 550 TFLOP/s | 790 TFLOP/s |"
-    assert f"{row}  |\n" in first
-    filled = log.end(first, result, "2026-11-21.md")
-    assert f"{row} 512 TFLOP/s |\n" in filled
-    assert "Measured on made up at abc: [2026-11-21.md](2026-11-21.md)." in filled
-    assert "| ranking, against no sharing | 6x | 9x |  |  |\n" in filled
-    both = log.begin(filled, log.section("second", "def", "2026-11-22", {}))
-    assert both.index("## second") < both.index("## first")
-    assert both.count("512 TFLOP/s") == 1
-    with pytest.raises(ValueError, match="begin another"):
-        log.end(filled, result, "x.md")
+def test_the_log_has_goal_prediction_and_outcome(result):
+    before = log.page()
+    row = "| prefill, 8k tokens in flight | 400 TFLOP/s | 550 TFLOP/s | 641 TFLOP/s |"
+    assert f"{row}  |\n" in before
+    assert log.NOT_RUN in before
+    assert before.count("\n| ") == len(TARGETS) + 1
+    after = log.page(result, "2026-11-21.md")
+    assert f"{row} 512 TFLOP/s |\n" in after
+    assert "Measured on made up at abc: [2026-11-21.md](2026-11-21.md)." in after
+    assert "| ranking, against no sharing | 6x | 9x | 10.6x |  |\n" in after
     with pytest.raises(ValueError, match="no outcomes"):
-        log.end(first, result | {"trial": True}, "x.md")
-    with pytest.raises(ValueError, match="no line 'ranking, against no sharing': begin another"):
-        log.end(first.replace("| ranking,", "| a ranking,"), result, "x.md")
-    with pytest.raises(ValueError, match="does not begin"):
-        log.begin("words", "")
+        log.page(result | {"trial": True}, "x.md")
 
 
 def test_a_log_that_cannot_be_written_says_why(tmp_path, monkeypatch, capsys, result):
     monkeypatch.setattr(log, "LOG", tmp_path / "LOG.md")
     with pytest.raises(SystemExit):
-        log.main(["end", str(tmp_path / "absent.json")])
+        log.main([str(tmp_path / "absent.json")])
     assert "absent.json" in capsys.readouterr().err
+    assert not log.LOG.exists()
     (tmp_path / "run.json").write_text(json.dumps(result))
-    with pytest.raises(SystemExit):
-        log.main(["end", str(tmp_path / "run.json")])
-    assert "begin another" in capsys.readouterr().err
-    log.main(["begin", "what changes"])
-    log.main(["end", str(tmp_path / "run.json")])
-    assert "[run.md](run.md)" in (tmp_path / "LOG.md").read_text()
+    log.main([str(tmp_path / "run.json")])
+    assert "[run.md](run.md)" in log.LOG.read_text()
 
 
-def test_the_committed_log_has_no_outcome_without_its_run():
-    """Of every section that is measured the run lies beside the log, and of others all is empty."""
+def test_the_committed_log_is_that_of_its_run():
+    """Of the run that it names, or of none; no outcome was written by hand."""
     text = log.LOG.read_text(encoding="utf-8")
-    for part in text.split("\n## ")[1:]:
-        if log.NOT_RUN in part:
-            rows = [line for line in part.splitlines() if line.startswith("| ")][1:]
-            assert rows
-            assert all(line.endswith("|  |") for line in rows)
-        else:
-            page = part.partition("](")[2].partition(")")[0]
-            run_of_it = json.loads((log.RESULTS / page).with_suffix(".json").read_text())
-            assert not run_of_it["trial"]
+    if log.NOT_RUN in text:
+        assert text == log.page()
+    else:
+        name = text.partition("](")[2].partition(")")[0]
+        result = json.loads((log.RESULTS / name).with_suffix(".json").read_text())
+        assert text == log.page(result, name)
 
 
 def test_the_random_model_answers(lab):
@@ -514,23 +503,59 @@ def test_what_the_engine_complains_of_stands_beside_its_figure(lab, monkeypatch,
     assert "prefill, the engine: going on slowly" in page
 
 
-def test_decode_attention_computes_what_is_timed(lab, monkeypatch):
+@pytest.mark.parametrize("group", [1, 4, 8])
+def test_decode_attention_computes_what_is_timed(lab, monkeypatch, group):
     """The figure's call, run on the CUDA host: right shapes, and no length 0."""
     require_tools()
     seen = []
     compute = cuda_ops.decode_attention
 
     def watched(q, keys, values, tables, lengths, scale):
-        seen.append((q.shape[0], int(lengths[0]), keys.shape[1]))
+        seen.append((q.shape[:2], int(lengths[0]), keys.shape[1]))
         return compute(q, keys, values, tables, lengths, scale)
 
     monkeypatch.setattr(cuda_ops, "decode_attention", watched)
     with backend(lab):
-        found = decode_attention(lab)
-    assert set(seen) == {(batch, context, TINY.heads) for batch, context in TINY.attention}
-    assert found["points"]["attention_share"] == min(
-        one["share"] for one in found["details"].values()
-    )
+        found = BY_NAME[f"decode_attention_{group}"].measure(lab)
+    heads = TINY.heads
+    assert set(seen) == {((b, group * heads), context, heads) for b, context in TINY.attention}
+    assert found["points"] == {
+        f"attention_share_{group}": min(one["share"] for one in found["details"].values())
+    }
+
+
+def test_a_capture_that_failed_fails_the_figure(lab, monkeypatch):
+    """The engine goes on with single steps, which are no figure."""
+
+    def broken(step):
+        raise RuntimeError("operation failed during capture")
+
+    def stepped(lab):
+        with backend(lab):
+            engine = lab.engine(torch.float16, 1, 8)
+            engine._windows._record = broken
+            answer(engine, texts(lab.prompts([4]), 4))
+        return {"points": {"prefill_tflop_s": 1.0}}
+
+    require_tools()
+    monkeypatch.setitem(BY_NAME, "prefill", type(BY_NAME["prefill"])("prefill", 1, stepped, ()))
+    found = measured(lab, "prefill")
+    assert found["status"] == "failed"
+    assert "gave its windows up" in found["reason"]
+    assert "failed during capture" in found["said"][0]
+
+
+def test_baselines_move_random_bytes(lab, monkeypatch):
+    """Zeros would flatter them, and the shares that are taken of them."""
+    filled = []
+    monkeypatch.setattr(Lab, "device_s", lambda self, run: filled.append(run) or Timing((1.0,)))
+    made = kernel_figures._random_bytes(lab)
+    assert made.numel() == TINY.copy_bytes
+    assert len(made.unique()) > 200
+    monkeypatch.setattr(kernel_figures, "_random_bytes", lambda _: filled.append("random") or made)
+    kernel_figures.copy(lab)
+    kernel_figures.reads(lab)
+    assert filled.count("random") == 2
 
 
 def test_no_text_of_transformers_ends_early_and_none_pays_for_that(lab, monkeypatch):

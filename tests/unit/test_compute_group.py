@@ -276,6 +276,14 @@ def test_ranks_are_told_the_kind_of_their_device() -> None:
     assert "--device=cpu" in ComputeConfig(Path("m"), shards=2).command(1, 3)
 
 
+def test_every_rank_is_told_what_is_switched_off() -> None:
+    config = ComputeConfig(Path("m"), shards=2, cuda_prefetch=False, window_steps=1)
+    for rank in (0, 1):
+        assert "--without=cuda_prefetch" in config.command(rank, 3)
+    assert "--window-steps=1" in config.command(0, 3)
+    assert not any("--without" in word for word in ComputeConfig(Path("m")).command(0, 3))
+
+
 def test_each_rank_is_told_how_long_to_wait(tmp_path: Path) -> None:
     tells = f"import sys; open({str(tmp_path / 'told')!r}, 'w').write(' '.join(sys.argv[1:]))"
     group = group_of(LIVES, tells, late_after_s=3.5)
@@ -297,6 +305,11 @@ def test_a_worker_starts_what_its_settings_say() -> None:
         "fake_step_s": 9.0,
         "devices": "1,3",
         "rank_late_after_s": 10.0,
+        "window_steps": 1,
+        "cuda_graphs": False,
+        "cuda_prefetch": False,
+        "cuda_small_products": False,
+        "cuda_fused_heads": False,
     }
     assert ComputeConfig.of(Settings.read(**given), Path("m")) == ComputeConfig(
         model=Path("m"),
@@ -311,6 +324,11 @@ def test_a_worker_starts_what_its_settings_say() -> None:
         shards=2,
         devices=("1", "3"),
         rank_late_after_s=10.0,
+        window_steps=1,
+        cuda_graphs=False,
+        cuda_prefetch=False,
+        cuda_small_products=False,
+        cuda_fused_heads=False,
     )
     assert ComputeConfig.of(Settings.read(device="cuda:1"), Path("m")).device == "cuda:1"
 

@@ -13,6 +13,7 @@ from nightjar.gpu_worker.launcher import ComputeConfig
 from nightjar.gpu_worker.model_engine import CacheMemory
 from nightjar.gpu_worker.models import load_model
 from nightjar.kernels.cuda import device as devices
+from nightjar.kernels.cuda import switches
 from nightjar.kernels.cuda.device import DeviceError, require_working, use_device
 from nightjar.pipeline.settings import Settings, SettingsError
 
@@ -132,10 +133,13 @@ def test_the_cache_takes_a_share_of_what_is_free(monkeypatch):
         cache_budget("cuda:0", 1.0)
 
 
-def test_a_model_that_does_not_fit_is_said_and_not_tried_again(machine, monkeypatch):
+def test_a_model_that_does_not_fit_is_said_and_not_tried_again(machine, monkeypatch, caplog):
+    """And what is switched off is logged before."""
+
     def build(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 200.00 GiB.")
 
+    monkeypatch.setattr(switches, "_current", switches.Switches())
     monkeypatch.setattr(model_engine, "library", lambda: None)
     monkeypatch.setattr(model_engine, "build_engine", build)
     asked = SimpleNamespace(
@@ -145,9 +149,13 @@ def test_a_model_that_does_not_fit_is_said_and_not_tried_again(machine, monkeypa
         kv_cache_bytes=None,
         gpu_memory_share=0.85,
         host_cache_bytes=0,
+        without=["cuda_graphs", "cuda_prefetch"],
+        window_steps=1,
     )
     with pytest.raises(CannotComputeError, match=r"memory of cuda:1: .* allocate 200\.00 GiB"):
         model_engine.open_engine(asked, SimpleNamespace(ranks=1), None, None)
+    assert switches.current() == switches.Switches(prefetch=False)
+    assert "NIGHTJAR_CUDA_GRAPHS, NIGHTJAR_CUDA_PREFETCH, NIGHTJAR_WINDOW_STEPS=1" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "int8"])

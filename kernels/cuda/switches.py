@@ -1,0 +1,55 @@
+"""Parts of the CUDA path that can be switched off, to find the cause of a fault or of a slow run.
+
+Results stay right whatever is off.  Only the order of sums may change, and with it last bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """What the kernels of this process use.
+
+    prefetch: bring the next product's weights, and a split's keys and values, into the
+    second-level cache ahead of their use.
+    small_products: compute products of up to 8 rows in 16 bits with `linear.cu`; else with cuBLAS.
+    fused_heads: let decode attention finish its heads itself; else `qkv_post` runs before it.
+    """
+
+    prefetch: bool = True
+    small_products: bool = True
+    fused_heads: bool = True
+
+    @property
+    def off(self) -> tuple[str, ...]:
+        """Names of what is switched off."""
+        return tuple(field.name for field in fields(self) if not getattr(self, field.name))
+
+
+_current = Switches()
+
+
+def current() -> Switches:
+    """The switches of this process."""
+    return _current
+
+
+def choose(switches: Switches) -> None:
+    """Set them for the process.  Call it before weights are packed and graphs are captured."""
+    global _current  # noqa: PLW0603 (the process has one set)
+    _current = switches
+
+
+@contextmanager
+def using(switches: Switches) -> Iterator[None]:
+    """Inside, these switches hold.  An engine must be made and used inside."""
+    before = current()
+    choose(switches)
+    try:
+        yield
+    finally:
+        choose(before)
