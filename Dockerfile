@@ -1,4 +1,8 @@
+# docker build --build-arg EXTRAS=postgres,gpu . makes the image that computes on a GPU.
 FROM python:3.11-slim
+ARG EXTRAS=postgres
+# PyTorch's CPU index keeps gigabytes of CUDA out of an image that has no use for them.
+ARG PIP_EXTRA_INDEX_URL=
 ENV PYTHONUNBUFFERED=1
 # Root owns the code, this user runs it; a fixed number, so that files can be given to it.
 RUN useradd --system --no-create-home --uid 10001 nightjar
@@ -11,8 +15,10 @@ WORKDIR /src
 COPY constraints.txt .
 RUN pip install --no-cache-dir --root-user-action=ignore -c constraints.txt torch
 COPY . .
-RUN pip install --no-cache-dir --root-user-action=ignore -c constraints.txt ".[postgres]"
+RUN pip install --no-cache-dir --root-user-action=ignore -c constraints.txt ".[${EXTRAS}]"
 # Not in /src: what runs is what was installed.
 WORKDIR /
+# What NVIDIA's container runtime brings in; it ignores an image that does not ask.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER nightjar
 CMD ["nightjar", "--help"]

@@ -42,7 +42,7 @@ lint: $(VENV)/installed-dev ## Linter, formatter, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy examples benchmarks
+	$(BIN)/mypy examples benchmarks tools
 
 format: $(VENV)/installed-dev ## Format the code
 	$(BIN)/ruff format .
@@ -60,8 +60,8 @@ bench-scaling: $(VENV)/installed-dev ## How the engine's cost grows, with plots
 bench-control-plane: $(VENV)/installed-dev ## Requests/s without a model, beside plain Celery
 	$(BIN)/python -m benchmarks.control_plane
 
-test-gpu: ## Every test that needs a GPU; PYTHON= an environment with torch, CuPy, transformers, pytest
-	$(PYTHON) -m pytest -W default -m gpu
+test-gpu: ## Kernels, then engine, on a GPU; PYTHON= an environment with torch, CuPy, transformers, pytest
+	@failed=0; for stage in 1 2; do $(PYTHON) tools/first_gpu_hour $$stage || failed=1; done; exit $$failed
 
 bench-gpu: ## Every figure on a GPU in 8 minutes, with the same PYTHON=; nothing is installed
 	$(PYTHON) -m benchmarks.gpu

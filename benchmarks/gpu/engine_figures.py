@@ -24,7 +24,7 @@ WARM = 2
 KINDS = ("hit", "miss")
 
 
-def _step(engine: Engine, lab: Lab, prompts: Sequence[Sequence[int]]) -> Timing:
+def timed_step(engine: Engine, lab: Lab, prompts: Sequence[Sequence[int]]) -> Timing:
     """Seconds of one decode step, the host's part included: what texts of `long` tokens take
     beyond those of `short`, over the steps between.  The prompts lie in the prefix cache."""
     scale, found = lab.scale, []
@@ -47,7 +47,7 @@ def step_s(lab: Lab, batch: int, dtype: torch.dtype) -> Timing:
     def measure() -> Timing:
         prompts = lab.prompts([lab.scale.decode_prompt] * batch)
         engine = lab.engine(dtype, batch, lab.scale.decode_prompt + lab.scale.long)
-        return _step(engine, lab, prompts)
+        return timed_step(engine, lab, prompts)
 
     found = lab.kept(("step", batch, dtype), measure)
     lab.collect()
@@ -203,12 +203,12 @@ def launch_overhead(lab: Lab) -> Points:
     """The part of a decode step in which the device waits for the host: a step's wall time less the
     time between the beginning and the end of its launch on the device, over the wall time.
 
-    Long texts less short ones, as in `_step`.
+    Long texts less short ones, as in `timed_step`.
     """
     scale, batch = lab.scale, lab.batch(8)
     prompts = lab.prompts([scale.decode_prompt] * batch)
     engine = lab.engine(lab.half, batch, scale.decode_prompt + scale.long)
-    for tokens in (scale.long, scale.short) * 2:  # as in `_step`
+    for tokens in (scale.long, scale.short) * 2:  # as in `timed_step`
         answer(engine, texts(prompts, tokens))
     launches = Launches.of(engine, lab.device)
 
@@ -243,7 +243,7 @@ def kernel_gaps(lab: Lab) -> Points:
     timing = step_s(lab, batch, lab.half)
     prompts = lab.prompts([lab.scale.decode_prompt] * batch)
     engine = lab.engine(lab.half, batch, lab.scale.decode_prompt + lab.scale.long)
-    for tokens in (lab.scale.long, lab.scale.short) * 2:  # as in `_step`
+    for tokens in (lab.scale.long, lab.scale.short) * 2:  # as in `timed_step`
         answer(engine, texts(prompts, tokens))
     busy = [
         _busy_s(lab, lambda tokens=tokens: answer(engine, texts(prompts, tokens)))  # type: ignore[misc]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import engine_figures, kernel_figures
+from . import causes, engine_figures, kernel_figures
 from .lab import Lab
 
 
@@ -190,4 +190,9 @@ FIGURES = (
 )
 
 BY_NAME = {figure.name: figure for figure in FIGURES}
+CAUSES = {
+    name: Figure(name, 80, causes.decode_steps(variant), ())
+    for name, variant in causes.VARIANTS.items()
+}
+"""What is measured to find a cause: no figures of the table."""
 TARGETS = {target.point: target for figure in FIGURES for target in figure.targets}

@@ -40,8 +40,15 @@ def launched(device):
         yield found
 
 
-@pytest.mark.parametrize("off", ["prefetch", "small_products", "fused_heads"])
-@pytest.mark.parametrize("name", ["gpt", "family"])
+@pytest.mark.parametrize(
+    ("name", "off"),
+    [
+        ("gpt", "prefetch"),
+        ("family", "prefetch"),
+        ("gpt", "small_products"),
+        ("family", "fused_heads"),
+    ],
+)
 def test_what_is_off_is_not_launched_and_texts_stay(device, launched, request, name, off):
     directory = request.getfixturevalue(name)
     texts = directory.tokenizer().token_bytes

@@ -24,6 +24,35 @@ FOUND_ERRORS = 86
 
 LONGEST_S = 540
 
+SELECTION = (
+    "test_activation.py::test_a_gate_multiplies_halves_of_one_projection",
+    "test_argmax.py::test_ties_go_to_the_lowest_id",
+    "test_decode_attention.py::test_lengths_around_the_split",
+    "test_decode_attention.py::test_every_launch_leaves_its_counts_at_zero_for_the_next",
+    "test_decode_attention.py::test_query_heads_that_share_key_heads",
+    "test_decode_attention.py::test_shared_key_heads_are_written_once",
+    "test_decode_attention.py::test_what_is_asked_for_ahead_changes_nothing",
+    "test_embedding.py::test_ids_past_the_vocabulary_read_their_own_prompt_vectors",
+    "test_kv_transfer.py::test_unpacking_elsewhere_restores_the_blocks_and_nothing_else",
+    "test_linear.py::test_a_block_goes_on_to_its_next_tile",
+    "test_linear.py::test_every_channel_is_written_once",
+    "test_linear.py::test_the_norm_before_it",
+    "test_linear.py::test_what_is_asked_for_ahead_changes_nothing",
+    "test_merge.py::test_an_empty_set_is_not_read",
+    "test_norm.py::test_heads_inside_a_packed_projection_are_normalised_in_place",
+    "test_norm.py::test_rows_do_not_depend_on_their_batch",
+    "test_penalties.py::test_bits_past_the_vocabulary_reach_nothing",
+    "test_philox.py::test_more_numbers_than_a_block_has_threads",
+    "test_qkv_post.py::test_channels_past_the_turned_ones_are_kept",
+    "test_sample.py::test_rows_of_all_kinds_share_a_batch",
+    "test_step_update.py::test_a_finished_row_stays_as_it_was",
+    "test_step_update.py::test_more_rows_than_a_block_has_threads",
+    "test_token_nll.py::test_rows_at_a_stride",
+)
+NODES = [f"tests/kernels_cuda/{name}" for name in SELECTION]
+"""A launch of every source, with what is awkward for it: a sanitizer makes each some hundred times
+slower."""
+
 TOOLKITS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/cuda/bin")
 
 
@@ -90,24 +119,30 @@ def require(environment: Mapping[str, str] = os.environ) -> str:
     return found
 
 
-def run(sanitizer: str, tool: str, python_arguments: Sequence[str]) -> Outcome:
-    """Run our Python under one of the tools, from the repository's root.
+ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+"""Every tensor gets an allocation of its own (torch keeps none), so that reading beside one, or
+reading what nobody wrote, is seen."""
 
-    Every tensor gets an allocation of its own (torch keeps none), so that reading beside one, or
-    reading what nobody wrote, is seen.  Errors that calls of CUDA's API return are left to the
-    program: torch asks for some of them.
-    """
-    command = [
+
+def prefix(sanitizer: str, tool: str) -> tuple[str, ...]:
+    """What stands before a program that a tool is to watch.  Errors that calls of CUDA's API return
+    are left to the program: torch asks for some of them."""
+    return (
         sanitizer,
         *("--tool", tool),
         *("--error-exitcode", str(FOUND_ERRORS)),
         *("--report-api-errors", "no"),
         *("--print-limit", "20"),
-        sys.executable,
-        *python_arguments,
-    ]
+    )
+
+
+def run(
+    sanitizer: str, tool: str, python_arguments: Sequence[str], limit_s: float = LONGEST_S
+) -> Outcome:
+    """Run our Python under one of the tools, from the repository's root."""
+    command = [*prefix(sanitizer, tool), sys.executable, *python_arguments]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": path}
+    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": path}
     try:
         done = subprocess.run(
             command,
@@ -117,11 +152,11 @@ def run(sanitizer: str, tool: str, python_arguments: Sequence[str]) -> Outcome:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=LONGEST_S,
+            timeout=limit_s,
             check=False,
         )
     except subprocess.TimeoutExpired as late:
         said = late.output or b""
         text = said if isinstance(said, str) else said.decode(errors="replace")
-        return Outcome(-1, f"{text}\nnot finished after {LONGEST_S} s")
+        return Outcome(-1, f"{text}\nnot finished after {limit_s:.0f} s")
     return Outcome(done.returncode, done.stdout)

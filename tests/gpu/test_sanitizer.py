@@ -10,6 +10,7 @@ from tests.gpu import sanitizer
 from tests.gpu.planted import SOURCES
 from tests.gpu.sanitizer import (
     FOUND_ERRORS,
+    NODES,
     OFF,
     ROOT,
     TOOLS,
@@ -20,34 +21,6 @@ from tests.gpu.sanitizer import (
     run,
 )
 
-# A launch of every source, with what is awkward for it: a sanitizer makes each some hundred times
-# slower.
-SELECTION = (
-    "test_activation.py::test_a_gate_multiplies_halves_of_one_projection",
-    "test_argmax.py::test_ties_go_to_the_lowest_id",
-    "test_decode_attention.py::test_lengths_around_the_split",
-    "test_decode_attention.py::test_every_launch_leaves_its_counts_at_zero_for_the_next",
-    "test_decode_attention.py::test_query_heads_that_share_key_heads",
-    "test_decode_attention.py::test_shared_key_heads_are_written_once",
-    "test_decode_attention.py::test_what_is_asked_for_ahead_changes_nothing",
-    "test_embedding.py::test_ids_past_the_vocabulary_read_their_own_prompt_vectors",
-    "test_kv_transfer.py::test_unpacking_elsewhere_restores_the_blocks_and_nothing_else",
-    "test_linear.py::test_a_block_goes_on_to_its_next_tile",
-    "test_linear.py::test_every_channel_is_written_once",
-    "test_linear.py::test_the_norm_before_it",
-    "test_linear.py::test_what_is_asked_for_ahead_changes_nothing",
-    "test_merge.py::test_an_empty_set_is_not_read",
-    "test_norm.py::test_heads_inside_a_packed_projection_are_normalised_in_place",
-    "test_norm.py::test_rows_do_not_depend_on_their_batch",
-    "test_penalties.py::test_bits_past_the_vocabulary_reach_nothing",
-    "test_philox.py::test_more_numbers_than_a_block_has_threads",
-    "test_qkv_post.py::test_channels_past_the_turned_ones_are_kept",
-    "test_sample.py::test_rows_of_all_kinds_share_a_batch",
-    "test_step_update.py::test_a_finished_row_stays_as_it_was",
-    "test_step_update.py::test_more_rows_than_a_block_has_threads",
-    "test_token_nll.py::test_rows_at_a_stride",
-)
-NODES = [f"tests/kernels_cuda/{name}" for name in SELECTION]
 PYTEST = ["-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider"]
 
 
@@ -83,9 +56,7 @@ def test_the_selection_starts_every_source():
     found = {line.partition("[")[0] for line in listed.stdout.splitlines() if "::" in line}
     assert found == set(NODES)
     sources = {path.stem for path in (ROOT / "kernels" / "cuda").glob("*.cu")}
-    assert {Path(name.partition("::")[0]).stem.removeprefix("test_") for name in SELECTION} == (
-        sources
-    )
+    assert {Path(name.partition("::")[0]).stem.removeprefix("test_") for name in NODES} == sources
 
 
 def test_a_bug_is_planted_for_every_tool():

@@ -14,9 +14,14 @@ import pytest
 from tests.bare_machine import DISTRIBUTIONS, GPU_FOLDERS, PACKAGES, asks_for_gpu_alone
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = {"nightjar", "tests", "benchmarks"}
+OURS = {"nightjar", "tests", "benchmarks", "tools"}
 FOLDERS = [folder for folder in GPU_FOLDERS if (ROOT / "tests" / folder).is_dir()]
-STARTS = ["tests/conftest.py", *(f"tests/{folder}" for folder in FOLDERS), "benchmarks/gpu"]
+STARTS = [
+    "tests/conftest.py",
+    *(f"tests/{folder}" for folder in FOLDERS),
+    "benchmarks/gpu",
+    "tools",
+]
 # Imported by the conftest only where SQLAlchemy is installed.
 OPTIONAL = {"tests.databases"}
 

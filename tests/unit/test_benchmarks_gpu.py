@@ -15,7 +15,7 @@ import transformers
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import engine_figures, kernel_figures, log, peer_figures, predict, report, work
-from benchmarks.gpu.engine_figures import KINDS, WARM, _step, kv_cache, launch_overhead
+from benchmarks.gpu.engine_figures import KINDS, WARM, kv_cache, launch_overhead, timed_step
 from benchmarks.gpu.kernel_figures import backend, machine_speed, small_kernels
 from benchmarks.gpu.lab import BLOCK_SIZE, Lab, MeasuringError, Timing, answer, texts
 from benchmarks.gpu.launches import Launches
@@ -321,7 +321,7 @@ def test_the_random_model_answers(lab):
 def test_steps_that_noise_hides_are_no_figure(lab, monkeypatch):
     monkeypatch.setattr(Lab, "wall_s", lambda self, run: 1.0)
     with pytest.raises(MeasuringError, match="lost in noise"):
-        _step(lab.engine(torch.float32, 1, 96), lab, lab.prompts([8]))
+        timed_step(lab.engine(torch.float32, 1, 96), lab, lab.prompts([8]))
 
 
 class Mark:

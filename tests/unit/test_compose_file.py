@@ -1,5 +1,6 @@
 """docker-compose.yml as an operator reads it, before anything is started."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from tests.compose_file import ComposeError, read_compose, required_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLES = dict.fromkeys(required_variables(), "x")
-OURS = {"migrate", "api", "planner", "gpu-worker", "beat", "flower"}
+OURS = {"migrate", "api", "planner", "gpu-worker", "cuda-worker", "beat", "flower"}
 
 
 def test_ports_are_open_to_this_machine_alone() -> None:
@@ -30,7 +31,7 @@ def test_every_secret_is_asked_for_and_explained() -> None:
 def test_nothing_starts_before_what_it_needs() -> None:
     services = read_compose(VARIABLES)
     assert services["migrate"].depends_on == {"postgres": "service_healthy"}
-    for name in ("api", "planner", "gpu-worker"):
+    for name in ("api", "planner", "gpu-worker", "cuda-worker"):
         assert services[name].depends_on == {
             "migrate": "service_completed_successfully",
             "valkey": "service_healthy",
@@ -48,7 +49,10 @@ def test_what_ends_is_started_again() -> None:
 
 def test_one_image_one_clock_and_a_volume_where_postgres_18_wants_it() -> None:
     services = read_compose(VARIABLES)
-    images = {(services[name].raw["image"], services[name].raw["pull_policy"]) for name in OURS}
+    images = {
+        (services[name].raw["image"], services[name].raw["pull_policy"])
+        for name in OURS - {"cuda-worker"}
+    }
     assert images == {("nightjar", "build")}
     clocks = [name for name, service in services.items() if "beat" in service.command]
     assert clocks == ["beat"]
@@ -58,3 +62,20 @@ def test_one_image_one_clock_and_a_volume_where_postgres_18_wants_it() -> None:
     valkey = services["valkey"]
     password = valkey.command[valkey.command.index("--requirepass") + 1]
     assert valkey.environment == {"VALKEYCLI_AUTH": password}
+
+
+def test_a_profile_reserves_a_gpu_and_computes_on_it() -> None:
+    """And the worker of the other profile does not run beside it."""
+    services = read_compose(VARIABLES)
+    cpu, gpu = services["gpu-worker"], services["cuda-worker"]
+    assert (cpu.raw["profiles"], gpu.raw["profiles"]) == (["cpu"], ["gpu"])
+    assert "COMPOSE_PROFILES=cpu" in (ROOT / ".env.example").read_text().splitlines()
+    assert gpu.command == cpu.command
+    assert gpu.environment == cpu.environment | {"NIGHTJAR_DEVICE": "cuda"}
+    (device,) = gpu.raw["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    assert (gpu.raw["image"], gpu.raw["pull_policy"]) == ("nightjar-cuda", "build")
+    assert gpu.raw["build"]["args"] == {"EXTRAS": "postgres,gpu"}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {"postgres", "gpu"} <= set(extras["optional-dependencies"])
+    assert '".[${EXTRAS}]"' in (ROOT / "Dockerfile").read_text()

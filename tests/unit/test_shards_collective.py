@@ -34,8 +34,8 @@ os._exit(0)
 
 
 def test_a_rank_that_does_not_come_is_waited_for_so_long_and_no_longer(tmp_path: Path) -> None:
-    """Connecting may take longer: its time is START_S, NCCL's by default.  And every exchange that a
-    rank enters is counted before it waits."""
+    """Connecting may take longer: it has START_S.  And every exchange that a rank enters is counted
+    before it waits."""
 
     def start(rank: int) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", MEETS, str(tmp_path / "store"), str(rank), f"{PATIENCE_S}"]
