@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-gpu cpu-kernels lint format bench-peers bench-scaling \
+.PHONY: help demo test test-all test-faults test-gpu cpu-kernels lint format bench-peers bench-scaling \
 	bench-control-plane bench-gpu report clean
 
 help: ## Show the targets
@@ -30,6 +30,9 @@ demo: $(VENV)/installed ## Generate and rank with the demo model, through the wh
 test: $(VENV)/installed-dev ## Lint, types and every test but the long ones, two files at a time
 	$(MAKE) --jobs=2 lint cpu-kernels
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder
+
+test-all: test ## The same, and the long tests that kill nothing
+	$(BIN)/python -m pytest -m "slow and not gpu" --ignore=tests/faults
 
 test-faults: $(VENV)/installed-dev ## Kill, stop and starve every process; writes docs/faults.md
 	$(BIN)/python -m tests.faults
