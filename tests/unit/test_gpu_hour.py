@@ -12,7 +12,7 @@ import torch
 from benchmarks.gpu import causes
 from benchmarks.gpu.targets import CAUSES
 from nightjar.kernels.cuda import launch, nvrtc
-from nightjar.kernels.cuda.cubin_cache import COMPILER, PREBUILT, cubin, prebuild
+from nightjar.kernels.cuda.cubin_cache import PREBUILT, cubin, prebuild
 from nightjar.kernels.cuda.kernel import Kernel
 from tools.gpu_hour import command, counters, machine, stages
 from tools.gpu_hour.apart import Group, Outcome, run_groups
@@ -176,15 +176,16 @@ def test_flash_attention_is_as_the_engine_calls_it(monkeypatch):
 
 def test_prebuilt_kernels_need_no_compiler(tmp_path, monkeypatch):
     """They are taken whatever compiler there is, as long as the sources are the same."""
-    kernel = Kernel.of("argmax", "argmax")
-    assert prebuild("sm_90", [kernel], tmp_path / "built") == 1
-    monkeypatch.setenv(PREBUILT, str(tmp_path / "built"))
+    kernel, built = Kernel.of("argmax", "argmax"), tmp_path / "built"
+    assert prebuild("sm_90", [kernel], built) == 1
+    monkeypatch.setenv(PREBUILT, str(built))
     monkeypatch.setattr(nvrtc, "version", lambda: (99, 9))
     path, symbol = cubin(kernel, "sm_90", tmp_path / "own")
-    assert path.parent == tmp_path / "built"
+    assert path.parent == built
     assert symbol
+    assert prebuild("sm_90", [kernel], built) == 0
     assert not (tmp_path / "own").exists()
-    (tmp_path / "built" / COMPILER).write_text("(1, 0)")
+    monkeypatch.setattr(nvrtc, "OPTIONS", (*nvrtc.OPTIONS, "-DOTHER"))
     assert cubin(kernel, "sm_90", tmp_path / "own")[0].parent == tmp_path / "own"
 
 

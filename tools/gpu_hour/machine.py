@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import time
 from typing import TYPE_CHECKING
@@ -70,15 +69,11 @@ def prebuilt(run: Run) -> tuple[str, bool]:
     if run.dry:
         return f"{len(kernels)} kernels for {arch}: not compiled in a dry run", True
     os.environ[PREBUILT] = str(run.cubins.resolve())
-    before = len(list(run.cubins.glob(f"*-{arch}-*.cubin")))
     started = time.monotonic()
     try:
-        count = prebuild(arch, kernels, run.cubins) if before < len(kernels) else before
+        compiled = prebuild(arch, kernels, run.cubins)
     except (nvrtc.CompilationError, nvrtc.CompilerMissingError) as error:
-        return f"{inspect.cleandoc(str(error))[:500]}", False
+        return f"the kernels cannot be compiled: {str(error)[:500]}", False
     took = time.monotonic() - started
-    return (
-        f"{count} kernels for {arch} of {len(kernels)}: {min(before, count)} were prebuilt, the "
-        f"others compiled in {took:.0f} s",
-        count >= len(kernels),
-    )
+    there = f"{len(kernels) - compiled} of {len(kernels)} kernels for {arch} were prebuilt"
+    return f"{there}, {compiled} compiled in {took:.0f} s", True
