@@ -10,7 +10,7 @@ from nightjar.kernels.cuda.switches import Switches, using
 
 from .engine_figures import timed_step
 from .kernel_figures import backend
-from .lab import Lab
+from .lab import Lab, Timing
 
 BATCHES = (1, 8, 64)
 ALL_ON = Switches()
@@ -39,18 +39,20 @@ def decode_steps(variant: Variant) -> Callable[[Lab], dict[str, Any]]:
     """Seconds of a decode step at each batch, as the points "1", "8" and "64"."""
 
     def measure(lab: Lab) -> dict[str, Any]:
-        points, details = {}, {}
+        steps: dict[int, Timing] = {}  # a scale may have fewer sizes
         with using(variant.switches), backend(lab):
-            for batch in BATCHES:
-                prompts = lab.prompts([lab.scale.decode_prompt] * lab.batch(batch))
+            for size in dict.fromkeys(map(lab.batch, BATCHES)):
+                prompts = lab.prompts([lab.scale.decode_prompt] * size)
                 tokens = lab.scale.decode_prompt + lab.scale.long
-                engine = lab.engine(lab.half, len(prompts), tokens, **variant.settings)
-                timing = timed_step(engine, lab, prompts)
-                points[str(batch)] = timing.median
-                details[str(batch)] = timing.figures()
+                engine = lab.engine(lab.half, size, tokens, **variant.settings)
+                steps[size] = timed_step(engine, lab, prompts)
                 del engine
                 lab.collect()
-        return {"points": points, "details": details}
+        found = {str(batch): steps[lab.batch(batch)] for batch in BATCHES}
+        return {
+            "points": {batch: timing.median for batch, timing in found.items()},
+            "details": {batch: timing.figures() for batch, timing in found.items()},
+        }
 
     return measure
 
