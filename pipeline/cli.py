@@ -122,6 +122,9 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         bool,
         typer.Option("--retry", help="Rows that failed through no fault of theirs, once more."),
     ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace output files that hold something else.")
+    ] = False,
     reuse_results: Annotated[
         Path | None,
         typer.Option(
@@ -152,6 +155,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         workdir=workdir,
         prompt_vectors=_vector_options(prompt_vector or []),
         retry=retry,
+        overwrite=overwrite,
         reuse_results=reuse_results,
         shards=shards,
         devices=devices,

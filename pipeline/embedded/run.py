@@ -19,10 +19,12 @@ from nightjar.pipeline.embedded.processes import ServiceError
 from nightjar.pipeline.embedded.system import DRAIN_S, EmbeddedSystem
 from nightjar.pipeline.embedded.workdir import (
     UsageError,
+    check_overwrites,
     check_paths,
     default_workdir,
     file_digest,
     locked_workdir,
+    note_writing,
     note_written,
     output_paths,
     sqlite_url,
@@ -52,6 +54,7 @@ class RunArguments:
     prompt_vectors: Mapping[str, Path] = field(default_factory=dict)
     retry: bool = False  # rows that an earlier run failed through no fault of theirs
     reuse_results: Path | None = None  # a file of answers that runs share
+    overwrite: bool = False  # output files that no run in this work directory has written
     shards: int | None = None  # here and in `devices`: as the environment says
     devices: str | None = None
 
@@ -93,6 +96,8 @@ def run(arguments: RunArguments, listener: Listener) -> RunSummary:
     workdir = arguments.workdir or default_workdir(arguments.out)
     try:
         check_paths(arguments.source, arguments.out, workdir)
+        if not arguments.overwrite:
+            check_overwrites(arguments.out, workdir)
         model = ModelDirectory.open(arguments.model)
     except CheckpointError as error:
         raise UsageError(f"--model {arguments.model}: {error}") from error
@@ -236,6 +241,12 @@ class _Run:
     def _write(self, job: Job) -> None:
         out, errors = output_paths(self._arguments.out)
         outcomes: list[tuple[Path, Outcome]] = [(out, "succeeded"), (errors, "failed")]
+        if not self._arguments.overwrite:
+            try:  # once more: somebody may have put a file there while the run computed
+                check_overwrites(out, self._workdir)
+            except UsageError as error:
+                raise RunError(f"{error}; the results are kept in {self._workdir}") from error
+        note_writing(self._workdir, out)
         for path, outcome in outcomes:
             try:
                 write_results(path, self._store.iter_results(job.id, outcome=outcome))

@@ -96,10 +96,10 @@ class Finished:
     workdir: Path
     said: str
 
-    def again(self, model: Path, out: Path | None = None, **other: Path) -> Any:
+    def again(self, model: Path, out: Path | None = None, *more: str, **other: Path) -> Any:
         """Run it again with some arguments changed."""
         arguments = run_arguments(other.get("source", self.source), model, out or self.out)
-        return nightjar(*arguments, "--workdir", self.workdir, "--dtype", "fp32")
+        return nightjar(*arguments, "--workdir", self.workdir, "--dtype", "fp32", *more)
 
     def files(self) -> dict[Path, tuple[int, bytes]]:
         """What lies beside the results, and since when."""
@@ -196,7 +196,11 @@ def test_other_peoples_files_are_not_taken_for_the_results(
     for stale in (finished.out, finished.out.with_name("other.jsonl")):
         stale.write_text("stale")
         stale.with_suffix(".errors.jsonl").write_text("stale")
-        assert finished.again(tiny_model, stale).returncode == 0
+        refused = finished.again(tiny_model, stale)
+        assert refused.returncode == 2
+        assert f"overwrite {stale}" in refused.stderr
+        assert stale.read_text() == "stale"
+        assert finished.again(tiny_model, stale, "--overwrite").returncode == 0
         assert stale.read_text() == right
         assert stale.with_suffix(".errors.jsonl").read_text() == ""
 

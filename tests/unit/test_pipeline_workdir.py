@@ -6,11 +6,15 @@ import pytest
 
 from nightjar.pipeline.embedded.workdir import (
     UsageError,
+    check_overwrites,
     check_paths,
     default_workdir,
     file_digest,
     locked_workdir,
+    note_writing,
+    note_written,
     output_paths,
+    was_written,
 )
 
 
@@ -69,3 +73,35 @@ def test_digests_tell_files_apart(tmp_path: Path) -> None:
     assert file_digest(one) == file_digest(two)
     two.write_bytes(b"a" * 2_999_999 + b"b")
     assert file_digest(one) != file_digest(two)
+
+
+def test_a_file_that_is_not_a_runs_own_is_refused_by_name(tmp_path: Path) -> None:
+    out, work = tmp_path / "out.jsonl", tmp_path / "work"
+    check_overwrites(out, work)
+    for path in output_paths(out):
+        path.write_text("somebody's work")
+        with pytest.raises(UsageError, match=rf"overwrite {path}, and no run.*add --overwrite"):
+            check_overwrites(out, work)
+        path.write_text("")  # as mktemp leaves it: nothing to lose
+        check_overwrites(out, work)
+
+
+def test_a_runs_own_files_are_known_whenever_it_was_killed(tmp_path: Path) -> None:
+    out, work = tmp_path / "out.jsonl", tmp_path / "work"
+    work.mkdir()
+    note_writing(work, out)
+    for path in output_paths(out):  # killed after this move, before the note of it
+        path.write_text("results")
+        check_overwrites(out, work)
+    assert not was_written(work, out)
+    note_written(work, out)
+    assert was_written(work, out)
+    check_overwrites(out, work)
+    with pytest.raises(UsageError, match="no run of this work directory"):
+        check_overwrites(out, tmp_path / "other work")
+    out.write_text("results, edited")
+    with pytest.raises(UsageError, match="changed since Nightjar wrote it"):
+        check_overwrites(out, work)
+    (work / "written.json").write_text('[["half')
+    with pytest.raises(UsageError, match="no run of this work directory"):
+        check_overwrites(out, work)
