@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 EXIT_RUN = 1
 EXIT_USAGE = 2
 EXIT_ROWS_FAILED = 3
+EXIT_NO_ROW_SUCCEEDED = 4
 
 DEFAULT_API = "http://127.0.0.1:8000"
 ApiUrl = Annotated[
@@ -135,7 +136,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     """Compute a whole file on this machine; run it again to go on where it stopped.
 
     Exit status: 0 every row succeeded, 1 the run could not go on, 2 unusable arguments,
-    3 some rows failed.
+    3 some rows failed, 4 no row succeeded.
     """
     from nightjar.pipeline.embedded.run import RunArguments, RunError
     from nightjar.pipeline.embedded.run import run as run_embedded
@@ -173,6 +174,11 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         number = interrupt.args[0] if interrupt.args else signal.SIGINT
         raise typer.Exit(128 + number) from None
     print_summary(_errors, summary)
+    if not summary.job.completed:
+        told = f"none of the {summary.job.total} rows succeeded"
+        if summary.first_failure is not None:
+            told += f"; the first failure: {summary.first_failure}"
+        _fail(told, EXIT_NO_ROW_SUCCEEDED)
     if summary.job.failed or summary.job.cancelled:
         raise typer.Exit(EXIT_ROWS_FAILED)
 
@@ -252,11 +258,31 @@ def submit(
         int, typer.Option(min=0, max=9, help="Each step is worth an hour of waiting.")
     ] = 0,
 ) -> None:
-    """Send a file to a running deployment; prints the job."""
+    """Send a file to a running deployment; prints the job.
+
+    Exit status: 0 the job is there, 1 it is not, 2 unusable arguments, 4 every row was rejected.
+    """
+    from nightjar.pipeline.formats import UnusableInputError, check_format, failure_text
+
     if not source.is_file():
         _fail(f"the input {source} is not a file", EXIT_USAGE)
+    try:
+        check_format(source)
+    except UnusableInputError as error:
+        _fail(f"the input {source} {error}", EXIT_USAGE)
+    except OSError as error:
+        _fail(f"the input {source}: {error.strerror}", EXIT_USAGE)
     with _client(api_url) as client:
-        typer.echo(json.dumps(client.submit(source, key, completion_window, priority), indent=2))
+        job = client.submit(source, key, completion_window, priority)
+        typer.echo(json.dumps(job, indent=2))
+        failed, total = job["counts"]["failed"], job["counts"]["total"]
+        first = client.first_failure(job["id"]) if failed else None
+    if first is not None:
+        how = "were rejected" if "rejected" in job else "have failed"
+        told = f"{failed} of {total} rows {how}; the first: {failure_text(first)}"
+        _errors.print(f"nightjar: {told}", highlight=False, markup=False)
+    if failed == total:
+        raise typer.Exit(EXIT_NO_ROW_SUCCEEDED)
 
 
 @app.command()

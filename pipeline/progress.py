@@ -109,3 +109,5 @@ def print_summary(console: Console, summary: RunSummary) -> None:
     say(f"results: {summary.out}")
     if job.failed or job.cancelled:
         say(f"failures: {summary.errors}")
+        if summary.first_failure is not None and job.completed:
+            say(f"the first: {summary.first_failure}")

@@ -122,6 +122,9 @@ class Settings(BaseSettings):
     )
     result_cache_days: float = Field(30.0, gt=0, description="answers older than this are dropped")
 
+    bad_lines_in_a_row: int = Field(
+        1000, ge=1, description="`nightjar run` reads no further after so many unusable lines"
+    )
     max_upload_bytes: int = Field(1 << 30, ge=1)
     upload_stalled_after_s: float = Field(
         60.0, gt=0, description="an upload that sends nothing for so long is refused"

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory, ShardError, check_shards
+from nightjar.jobs.batch_lines import output_line
 from nightjar.jobs.errors import EmptyJobError, JobError, StoreError
 from nightjar.jobs.records import Job, NewJob
 from nightjar.jobs.store import Store
@@ -30,7 +31,13 @@ from nightjar.pipeline.embedded.workdir import (
     sqlite_url,
     was_written,
 )
-from nightjar.pipeline.formats import read_batch_lines, write_results
+from nightjar.pipeline.formats import (
+    UnusableInputError,
+    check_format,
+    failure_text,
+    read_batch_lines,
+    write_results,
+)
 from nightjar.pipeline.settings import Settings, SettingsError
 from nightjar.pipeline.vectors import VectorsError, register_vectors
 
@@ -71,6 +78,7 @@ class RunSummary:
     seconds: float
     engine_s: float  # of `seconds`: in steps of the engine
     load_s: float  # of `seconds`: in loading the model
+    first_failure: str | None = None
 
 
 class Listener:
@@ -98,9 +106,12 @@ def run(arguments: RunArguments, listener: Listener) -> RunSummary:
         check_paths(arguments.source, arguments.out, workdir)
         if not arguments.overwrite:
             check_overwrites(arguments.out, workdir)
+        check_format(arguments.source)
         model = ModelDirectory.open(arguments.model)
     except CheckpointError as error:
         raise UsageError(f"--model {arguments.model}: {error}") from error
+    except UnusableInputError as error:
+        raise UsageError(f"the input {arguments.source} {error}") from error
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
     started = time.monotonic()
@@ -109,6 +120,8 @@ def run(arguments: RunArguments, listener: Listener) -> RunSummary:
             return _Run(arguments, model, workdir, listener).execute(started)
         except (SettingsError, ShardError) as error:
             raise UsageError(str(error)) from error
+        except UnusableInputError as error:
+            raise UsageError(f"the input {arguments.source} {error}") from error
         except EmptyJobError as error:
             raise UsageError(f"the input {arguments.source} has no lines") from error
         except (ServiceError, JobError) as error:
@@ -161,6 +174,7 @@ class _Run:
             spent = self._store.compute_seconds() - earlier
             if not was_finished:
                 self._write(job)
+            failed = next(self._store.iter_results(job.id, outcome="failed"), None)
         finally:
             self._store.close()
         out, errors = output_paths(self._arguments.out)
@@ -173,6 +187,7 @@ class _Run:
             seconds=time.monotonic() - started,
             engine_s=spent.engine_s,
             load_s=spent.load_s,
+            first_failure=None if failed is None else failure_text(output_line(failed)),
         )
 
     def _prepare_cache(self) -> None:
@@ -203,7 +218,8 @@ class _Run:
                         "remove that directory"
                     )
                 with self._arguments.source.open("rb") as stream:
-                    submission.add(read_batch_lines(stream))
+                    most_bad = self._settings.bad_lines_in_a_row
+                    submission.add(read_batch_lines(stream, most_bad))
         return self._store.job(submission.job_id), submission.existing
 
     def _register_vectors(self) -> list[str]:
