@@ -96,6 +96,8 @@ def print_summary(console: Console, summary: RunSummary) -> None:
             f"time: {summary.engine_s:.2f} s in the engine, {summary.load_s:.2f} s loading the "
             f"model, {else_s:.2f} s else"
         )
+    if summary.precisions:
+        say(f"precision: {', '.join(summary.precisions)}")
     if job.reused:
         say(
             f"{job.reused} answers were shared with equal requests: {job.reused_tokens} tokens "

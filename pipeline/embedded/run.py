@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from nightjar.checkpoints import CheckpointError, ModelDirectory, ShardError, check_shards
 from nightjar.jobs.batch_lines import output_line
 from nightjar.jobs.errors import EmptyJobError, JobError, StoreError
-from nightjar.jobs.records import Job, NewJob
+from nightjar.jobs.records import Job, NewJob, ResultRecord
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.reading import Outcome
 from nightjar.pipeline.embedded.processes import ServiceError
@@ -78,7 +78,8 @@ class RunSummary:
     seconds: float
     engine_s: float  # of `seconds`: in steps of the engine
     load_s: float  # of `seconds`: in loading the model
-    first_failure: str | None = None
+    first_failure: str | None
+    precisions: Sequence[str]  # of the answers that were written
 
 
 class Listener:
@@ -157,6 +158,7 @@ class _Run:
         )
         check_shards(model.config, self._settings.shard_count)
         self._store = Store(self._settings.database_url.get_secret_value())
+        self._precisions: set[str] = set()
 
     def execute(self, started: float) -> RunSummary:
         try:
@@ -188,6 +190,7 @@ class _Run:
             engine_s=spent.engine_s,
             load_s=spent.load_s,
             first_failure=None if failed is None else failure_text(output_line(failed)),
+            precisions=sorted(self._precisions),
         )
 
     def _prepare_cache(self) -> None:
@@ -265,13 +268,20 @@ class _Run:
         note_writing(self._workdir, out)
         for path, outcome in outcomes:
             try:
-                write_results(path, self._store.iter_results(job.id, outcome=outcome))
+                results = self._store.iter_results(job.id, outcome=outcome)
+                write_results(path, self._noting_precisions(results))
             except OSError as error:
                 raise RunError(
                     f"{path} cannot be written: {error.strerror}; the results are kept in "
                     f"{self._workdir}: run the same command again to write them"
                 ) from error
         note_written(self._workdir, self._arguments.out)
+
+    def _noting_precisions(self, results: Iterable[ResultRecord]) -> Iterator[ResultRecord]:
+        for result in results:
+            if result.body is not None and "precision" in result.body:
+                self._precisions.add(result.body["precision"])
+            yield result
 
 
 def _cache_settings(path: Path | None) -> dict[str, Any]:

@@ -179,6 +179,13 @@ def test_a_finished_run_says_so_and_changes_nothing(
     assert finished.files() == before
 
 
+def test_the_summary_and_every_answer_name_the_precision(finished: Finished) -> None:
+    assert "\nprecision: fp32\n" in finished.said
+    bodies = [line["response"]["body"] for line in read_lines(finished.out)]
+    assert {body["precision"] for body in bodies} == {"fp32"}
+    assert {body["object"] for body in bodies} == {"text_completion", "rerank"}
+
+
 def test_the_summary_tells_the_engines_seconds_from_the_rest(finished: Finished) -> None:
     wall_s, engine_s, load_s, rest_s = told_seconds(finished.said)
     assert 0 < engine_s <= wall_s
