@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
@@ -15,7 +16,7 @@ import typer
 from rich.console import Console
 
 from nightjar import __version__
-from nightjar.jobs.errors import JobError
+from nightjar.jobs.errors import NO_POSTGRES_DRIVER, POSTGRES_DRIVER, JobError
 from nightjar.pipeline.commands import (
     WorkerRole,
     beat_command,
@@ -123,6 +124,10 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         bool,
         typer.Option("--retry", help="Rows that failed through no fault of theirs, once more."),
     ] = False,
+    accept_any_model: Annotated[
+        bool,
+        typer.Option("--accept-any-model", help="Compute lines that name another model, too."),
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace output files that hold something else.")
     ] = False,
@@ -157,6 +162,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         prompt_vectors=_vector_options(prompt_vector or []),
         retry=retry,
         overwrite=overwrite,
+        accept_any_model=accept_any_model,
         reuse_results=reuse_results,
         shards=shards,
         devices=devices,
@@ -204,6 +210,7 @@ def worker(
     given = {"ENGINE": engine, "DEVICE": device, "SHARDS": shards, "DEVICES": devices}
     os.environ.update({f"NIGHTJAR_{k}": str(v) for k, v in given.items() if v is not None})
     settings = _settings()
+    _check_driver(settings)
     _check_model(settings)
     _become(worker_command(role, settings))
 
@@ -211,6 +218,7 @@ def worker(
 @app.command()
 def beat() -> None:
     """Start the clock (Celery beat): exactly one a deployment."""
+    _settings()
     _become(beat_command())
 
 
@@ -220,6 +228,7 @@ def flower(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 5555,
 ) -> None:
     """Start Flower, read-only; NIGHTJAR_FLOWER_AUTH=user:password protects it."""
+    _settings()
     auth = os.environ.get("NIGHTJAR_FLOWER_AUTH") or None
     if auth is None and address not in ("127.0.0.1", "localhost", "::1"):
         _fail(
@@ -386,6 +395,13 @@ def _settings() -> Settings:
         return Settings.read()
     except SettingsError as error:
         _fail(str(error), EXIT_USAGE)
+
+
+def _check_driver(settings: Settings) -> None:
+    """Before Celery starts, which would show a traceback."""
+    url = settings.database_url.get_secret_value()
+    if url.startswith("postgres") and find_spec(POSTGRES_DRIVER) is None:
+        _fail(NO_POSTGRES_DRIVER, EXIT_RUN)
 
 
 def _check_model(settings: Settings) -> Path:

@@ -73,7 +73,7 @@ def flower_command(address: str, port: int) -> list[str]:
     command = [
         sys.executable,
         "-m",
-        "celery",
+        "nightjar.pipeline.flower_command",
         "-A",
         CLOCK_APP,
         "flower",

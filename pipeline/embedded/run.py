@@ -25,11 +25,13 @@ from nightjar.pipeline.embedded.workdir import (
     default_workdir,
     file_digest,
     locked_workdir,
+    note_asked,
     note_writing,
     note_written,
     output_paths,
     sqlite_url,
     was_written,
+    what_changed,
 )
 from nightjar.pipeline.formats import (
     UnusableInputError,
@@ -61,6 +63,7 @@ class RunArguments:
     prompt_vectors: Mapping[str, Path] = field(default_factory=dict)
     retry: bool = False  # rows that an earlier run failed through no fault of theirs
     reuse_results: Path | None = None  # a file of answers that runs share
+    accept_any_model: bool = False  # lines that name another model, too
     overwrite: bool = False  # output files that no run in this work directory has written
     shards: int | None = None  # here and in `devices`: as the environment says
     devices: str | None = None
@@ -146,12 +149,12 @@ class _Run:
         self._workdir = workdir
         self._listener = listener
         placed = {"shards": arguments.shards, "devices": arguments.devices}
+        placed["accept_any_model"] = arguments.accept_any_model or None
         self._settings = Settings.read(
             database_url=SecretStr(sqlite_url(workdir.resolve() / "nightjar.db")),
             model=model.path.resolve(),
             model_name=model.name,
             dtype=arguments.dtype,
-            accept_any_model=True,
             drain_s=DRAIN_S,
             **_cache_settings(arguments.reuse_results),
             **{name: value for name, value in placed.items() if value is not None},
@@ -207,19 +210,27 @@ class _Run:
 
     def _submit_or_resume(self) -> tuple[Job, bool]:
         """The job of these arguments, and whether an earlier run had submitted it."""
-        vectors = self._register_vectors()
-        parts = [file_digest(self._arguments.source), self._model.fingerprint]
-        parts += [self._arguments.dtype, *vectors]
-        key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-        earlier = self._store.jobs(limit=1, after=None)
+        asked = {
+            "the input": file_digest(self._arguments.source),
+            "the model": self._model.fingerprint,
+            "--dtype": self._arguments.dtype,
+            "the prompt vectors": "\n".join(self._register_vectors()),
+            "--accept-any-model": str(self._settings.accept_any_model),
+        }
+        key = hashlib.sha256("\n".join(asked.values()).encode()).hexdigest()
+        newest = next(iter(self._store.jobs(limit=1, after=None)), None)
+        # Where nothing has succeeded, nothing is lost: the mended input is computed anew.
+        is_spent = newest is not None and newest.is_over and not newest.completed
         with self._store.submission(NewJob(self._model.name, idempotency_key=key)) as submission:
-            if not submission.existing:
-                if earlier:
-                    raise UsageError(
-                        f"{self._workdir} belongs to another run: the input, the model, --dtype or "
-                        "the prompt vectors have changed since; give --workdir or --out anew, or "
-                        "remove that directory"
-                    )
+            known = submission.existing
+            if newest and (submission.job_id != newest.id if known else not is_spent):
+                raise UsageError(
+                    f"{self._workdir} belongs to another run: "
+                    f"{what_changed(self._workdir, asked)}; give --workdir or --out anew, or "
+                    "remove that directory"
+                )
+            if not known:
+                note_asked(self._workdir, asked)
                 with self._arguments.source.open("rb") as stream:
                     most_bad = self._settings.bad_lines_in_a_row
                     submission.add(read_batch_lines(stream, most_bad))

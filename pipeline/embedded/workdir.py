@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from sqlalchemy import URL
 
 _CHUNK_BYTES = 1 << 20
 _WRITTEN = "written.json"
+_ASKED = "asked.json"
+_MANY = "the prompt vectors"
 _IN_WRITING = (-1, -1)  # in the place of size and time
 
 _Stamp = list[str | int]  # path, size, time of the last change
@@ -114,6 +116,24 @@ def check_overwrites(out: Path, workdir: Path) -> None:
             f"--out would overwrite {path}, and {what}: move it away, name another --out, or add "
             "--overwrite to replace it"
         )
+
+
+def note_asked(workdir: Path, asked: Mapping[str, str]) -> None:
+    """Remember what the run of this directory computes, by the names that its user knows."""
+    (workdir / _ASKED).write_text(json.dumps(asked), encoding="utf-8")
+
+
+def what_changed(workdir: Path, asked: Mapping[str, str]) -> str:
+    """What is not as it was when the run of this directory began."""
+    try:
+        before = json.loads((workdir / _ASKED).read_text(encoding="utf-8"))
+        changed = [name for name, value in asked.items() if before[name] != value]
+    except (OSError, ValueError, TypeError, KeyError):  # a version before wrote none
+        changed = []
+    names = changed or list(asked)
+    verb = "has changed since" if len(changed) == 1 and changed != [_MANY] else "have changed since"
+    between = " and " if changed else " or "
+    return f"{', '.join(names[:-1])}{between if names[1:] else ''}{names[-1]} {verb}"
 
 
 def note_writing(workdir: Path, out: Path) -> None:

@@ -236,7 +236,7 @@ def test_flower_shows_every_micro_batch(deployment: Deployment, api: httpx.Clien
         gpu = next(name for name in flower.get("/api/workers").json() if name.startswith("gpu"))
         for path in (f"worker/shutdown/{gpu}", "task/async-apply/nightjar.tick"):
             assert flower.post(f"/api/{path}", json={}).status_code == 403
-    for path in ("/", "/api/tasks", "/api/workers"):
+    for path in ("/", "/api/tasks", "/api/workers", "/metrics"):
         assert httpx.get(f"{deployment.flower_url}{path}").status_code == 401
         wrong = httpx.get(f"{deployment.flower_url}{path}", auth=("owl", "howl"))
         assert wrong.status_code == 401

@@ -175,8 +175,37 @@ def test_a_finished_run_says_so_and_changes_nothing(
     changed = write_lines(tmp_path / "in.jsonl", [*read_lines(finished.source)[1:]])
     other = finished.again(tiny_model, source=changed)
     assert other.returncode == 2
-    assert "belongs to another run" in other.stderr
+    assert "belongs to another run: the input has changed since; give --workdir" in other.stderr
     assert finished.files() == before
+
+
+def test_the_logs_say_nothing_of_idle_ticks(finished: Finished) -> None:
+    """Two lines a tick and two a sweep were 790 kB in 21 minutes."""
+    logs = finished.workdir / "logs"
+    planner, beat = ((logs / f"{name}.log").read_text() for name in ("planner", "beat"))
+    assert "ready" in planner
+    assert "beat: Starting" in beat
+    for text in ("nightjar.sweep[", "nightjar.tick[", "Sending due task"):
+        idle = [line for line in (planner + beat).splitlines() if text in line]
+        assert all("succeeded" in line and re.search(r": [1-9]", line) for line in idle), idle
+
+
+def test_a_line_that_names_another_model_is_refused_unless_any_is_accepted(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    lines = [completion_line("other", prompt="a", model="gpt-4o", max_tokens=2)]
+    source, out = write_lines(tmp_path / "in.jsonl", [*lines]), tmp_path / "out.jsonl"
+    refused = nightjar(*run_arguments(source, tiny_model, out))
+    assert refused.returncode == 4, refused.stderr
+    assert "the model served here is 'tiny', not 'gpt-4o'" in refused.stderr
+    assert "--accept-any-model" in refused.stderr
+    # Nothing had succeeded: the same work directory takes the mended run.
+    done = nightjar(*run_arguments(source, tiny_model, out), "--accept-any-model")
+    assert done.returncode == 0, done.stderr
+    assert [line["custom_id"] for line in read_lines(out)] == ["other"]
+    other = nightjar(*run_arguments(source, tiny_model, out))
+    assert other.returncode == 2
+    assert "another run: --accept-any-model has changed since" in other.stderr
 
 
 def test_the_summary_and_every_answer_name_the_precision(finished: Finished) -> None:

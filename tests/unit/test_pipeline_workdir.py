@@ -11,10 +11,12 @@ from nightjar.pipeline.embedded.workdir import (
     default_workdir,
     file_digest,
     locked_workdir,
+    note_asked,
     note_writing,
     note_written,
     output_paths,
     was_written,
+    what_changed,
 )
 
 
@@ -105,3 +107,13 @@ def test_a_runs_own_files_are_known_whenever_it_was_killed(tmp_path: Path) -> No
     (work / "written.json").write_text('[["half')
     with pytest.raises(UsageError, match="no run of this work directory"):
         check_overwrites(out, work)
+
+
+def test_what_has_changed_is_named(tmp_path: Path) -> None:
+    asked = {"the input": "1", "the model": "2", "--dtype": "bf16", "the prompt vectors": ""}
+    everything = "the input, the model, --dtype or the prompt vectors have changed since"
+    assert what_changed(tmp_path, asked) == everything  # a version before has noted nothing
+    note_asked(tmp_path, asked)
+    assert what_changed(tmp_path, asked | {"--dtype": "fp32"}) == "--dtype has changed since"
+    both = what_changed(tmp_path, asked | {"the input": "3", "the prompt vectors": "v 1"})
+    assert both == "the input and the prompt vectors have changed since"
