@@ -296,9 +296,12 @@ def submit(
 
 @app.command()
 def status(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
-    """Show a job's state and counts."""
+    """Show a job's state and counts; says on standard error what it waits for."""
     with _client(api_url) as client:
-        typer.echo(json.dumps(client.job(job_id), indent=2))
+        job = client.job(job_id)
+    typer.echo(json.dumps(job, indent=2))
+    if job.get("waiting"):
+        _errors.print(f"nightjar: it waits: {job['waiting']}", highlight=False, markup=False)
 
 
 @app.command()
