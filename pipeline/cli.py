@@ -254,6 +254,22 @@ def api(
 
 
 @app.command()
+def health(
+    part: Annotated[
+        str, typer.Argument(metavar="planner|worker|beat", help="The process to ask after.")
+    ],
+) -> None:
+    """Exit with 0 if this machine's planner, GPU worker or clock does its work, else with 1."""
+    from nightjar.pipeline.health import Part, trouble
+
+    if part not in list(Part):
+        _fail(f"{part!r}: ask after one of {', '.join(Part)}", EXIT_USAGE)
+    if (found := trouble(Part(part), _settings())) is not None:
+        _fail(found, EXIT_RUN)
+    typer.echo("ok")
+
+
+@app.command()
 def submit(
     source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="OpenAI batch lines.")],
     api_url: ApiUrl = DEFAULT_API,

@@ -16,7 +16,7 @@ from nightjar.jobs.errors import EmptyJobError, JobError, StoreError
 from nightjar.jobs.records import Job, NewJob, ResultRecord
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.reading import Outcome
-from nightjar.jobs.store.waiting import WaitsFor
+from nightjar.pipeline.embedded.patience import Patience
 from nightjar.pipeline.embedded.processes import ServiceError
 from nightjar.pipeline.embedded.system import DRAIN_S, EmbeddedSystem
 from nightjar.pipeline.embedded.workdir import (
@@ -45,7 +45,6 @@ from nightjar.pipeline.settings import Settings, SettingsError
 from nightjar.pipeline.vectors import VectorsError, register_vectors
 
 _POLL_S = 0.2
-_PATIENCE_S = 10.0
 _FREE_BYTES = 32 << 20
 
 
@@ -252,7 +251,7 @@ class _Run:
         """Run the services until the job is over; when this returns, they have ended."""
         logs = self._workdir / "logs"
         with EmbeddedSystem(self._store, self._settings, logs, self._listener.noticed) as system:
-            watch = Patience(self._store, self._listener)
+            watch = Patience(self._store, self._listener.noticed)
             while not job.is_over:
                 time.sleep(_POLL_S)
                 system.watch()
@@ -297,29 +296,6 @@ class _Run:
             if result.body is not None and "precision" in result.body:
                 self._precisions.add(result.body["precision"])
             yield result
-
-
-class Patience:
-    """Says what a job waits for that makes no progress."""
-
-    def __init__(self, store: Store, listener: Listener) -> None:
-        self._store = store
-        self._listener = listener
-        self._ended = -1
-        self._look_at = 0.0
-        self._said: tuple[WaitsFor, ...] | None = None
-
-    def look(self, job: Job) -> None:
-        """Call every now and then; says the same once."""
-        now = time.monotonic()
-        if job.ended != self._ended:
-            self._ended, self._look_at, self._said = job.ended, now + _PATIENCE_S, None
-        elif now >= self._look_at:
-            self._look_at = now + _PATIENCE_S
-            waiting = self._store.waiting_for(job.id)
-            if waiting.message is not None and waiting.waits_for != self._said:
-                self._said = waiting.waits_for
-                self._listener.noticed(f"waits: {waiting.message}")
 
 
 def _cache_settings(path: Path | None) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from nightjar.jobs.store.base import now
 from nightjar.jobs.store.tables import worker
 from nightjar.jobs.store.waiting import SWEEPER, Waiting, WaitsFor
 from nightjar.pipeline import sweeper
-from nightjar.pipeline.embedded import run
-from nightjar.pipeline.embedded.run import Listener
+from nightjar.pipeline.embedded import patience as patience_module
+from nightjar.pipeline.embedded.patience import Patience
 from tests.jobs import planned, submit
 from tests.outcomes import claim, compute
 
@@ -91,31 +91,21 @@ def test_a_job_that_nobody_has_to_go_on_with(store: Store) -> None:
         store.waiting_for("job_nobody")
 
 
-class Heard(Listener):
-    """What a run would show."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def noticed(self, line: str) -> None:
-        self.lines.append(line)
-
-
 def test_a_run_without_progress_says_once_what_it_waits_for(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_PATIENCE_S", 0.0)
-    heard = Heard()
-    patience = run.Patience(store, heard)
+    monkeypatch.setattr(patience_module, "_PATIENCE_S", 0.0)
+    heard: list[str] = []
+    patience = Patience(store, heard.append)
     job_id, refs = planned(store, 2)
     for _ in range(3):
         patience.look(store.job(job_id))
-    assert len(heard.lines) == 1
-    assert heard.lines[0].startswith("waits: no GPU worker has given a sign of life yet")
+    assert len(heard) == 1
+    assert heard[0].startswith("waits: no GPU worker has given a sign of life yet")
     alive(store, SWEEPER, "gpu")
     for _ in range(2):
         patience.look(store.job(job_id))
-    assert heard.lines[1:] == ["waits: its turn: the GPU workers compute other work first"]
+    assert heard[1:] == ["waits: its turn: the GPU workers compute other work first"]
     claim(store, refs[0])
     patience.look(store.job(job_id))
-    assert len(heard.lines) == 2
+    assert len(heard) == 2
