@@ -242,6 +242,18 @@ def test_flower_shows_every_micro_batch(deployment: Deployment, api: httpx.Clien
         assert wrong.status_code == 401
 
 
+def test_every_healthcheck_of_a_process_that_takes_messages_or_sends_them(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("planner", "gpu-worker", "beat"):
+        command = deployment.compose[name].raw["healthcheck"]["test"]
+        assert command[:2] == ["CMD", "nightjar"]
+        for variable, value in deployment.environment(name).items():
+            monkeypatch.setenv(variable, value)
+        asked = nightjar(*command[2:])
+        assert (asked.returncode, asked.stdout) == (0, "ok\n"), asked.stderr
+
+
 def test_the_commands_of_a_client(
     deployment: Deployment, api: httpx.Client, tmp_path: Path
 ) -> None:
