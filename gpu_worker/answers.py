@@ -4,6 +4,7 @@ import codecs
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nightjar.gpu_worker import messages
@@ -63,8 +64,19 @@ def _sampling(request: ClaimedRequest) -> messages.Sampling:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """With what an answer was computed; it says so.
+
+    precision: the model's own; an answer that was computed again in a higher one names that, too.
+    """
+
+    model: str
+    precision: str
+
+
 def make_result(
-    request: ClaimedRequest, answer: messages.Answer, model: str, reused_documents: int = 0
+    request: ClaimedRequest, answer: messages.Answer, by: Computed, reused_documents: int = 0
 ) -> NewResult:
     """The result row of an answer; `reused_documents` of a ranking were scored for earlier jobs."""
     match answer:
@@ -72,12 +84,12 @@ def make_result(
             status = 400 if answer.code in _CALLERS_FAULTS else 500
             return NewResult.failure(request.id, answer.code, answer.message, status=status)
         case messages.Generated():
-            return _generated(request, answer, model)
+            return _generated(request, answer, by)
         case messages.Ranked():
-            return _ranked(request, answer, model, reused_documents)
+            return _ranked(request, answer, by, reused_documents)
 
 
-def _generated(request: ClaimedRequest, answer: messages.Generated, model: str) -> NewResult:
+def _generated(request: ClaimedRequest, answer: messages.Generated, by: Computed) -> NewResult:
     prompt = len(request.segments[0])
     asked = int(request.body["max_tokens"]) * len(answer.outputs)
     made = sum(output.completion_tokens for output in answer.outputs)
@@ -94,7 +106,8 @@ def _generated(request: ClaimedRequest, answer: messages.Generated, model: str) 
         "id": f"chatcmpl-{request.id}" if is_chat else f"cmpl-{request.id}",
         "object": "chat.completion" if is_chat else "text_completion",
         "created": int(time.time()),
-        "model": model,
+        "model": by.model,
+        "precision": by.precision,
         "choices": [choice(*place) for place in enumerate(answer.outputs)],
         "usage": usage,
     }
@@ -182,7 +195,7 @@ def _shown(token: bytes) -> str:
 
 
 def _ranked(
-    request: ClaimedRequest, answer: messages.Ranked, model: str, reused_documents: int
+    request: ClaimedRequest, answer: messages.Ranked, by: Computed, reused_documents: int
 ) -> NewResult:
     documents = request.body["documents"]
     results = [
@@ -197,7 +210,8 @@ def _ranked(
         "id": f"rerank-{request.id}",
         "object": "rerank",
         "created": int(time.time()),
-        "model": model,
+        "model": by.model,
+        "precision": by.precision,
         "results": results[: request.body["top_n"]],
         "usage": {"prompt_tokens": prompt, "completion_tokens": 0, "total_tokens": prompt},
     }

@@ -15,7 +15,8 @@ from nightjar.gpu_worker.engine.errors import CannotComputeError
 from nightjar.gpu_worker.engine.gpu_memory import cache_budget
 from nightjar.gpu_worker.engine.loop import Engine
 from nightjar.gpu_worker.models import Decoder, load_model
-from nightjar.gpu_worker.models.precision import MORE_PRECISE, fastest_dtype
+from nightjar.gpu_worker.models.chosen_dtype import chosen_dtype
+from nightjar.gpu_worker.models.precision import MORE_PRECISE
 from nightjar.gpu_worker.shards.collective import TorchCollective, require_device
 from nightjar.gpu_worker.shards.leader import Leader
 from nightjar.gpu_worker.shards.process import Place
@@ -79,7 +80,7 @@ def open_engine(
     dtype = args.dtype
     if dtype == "auto":
         # Both 16-bit formats are as fast on a GPU; bf16 has the range of FP32.
-        dtype = fastest_dtype() if device == "cpu" else "bf16"
+        dtype = chosen_dtype() if device == "cpu" else "bf16"
     if device == "cpu" and args.kv_cache_bytes is not None:
         _require_memory(args.kv_cache_bytes * place.ranks)
     memory = CacheMemory(args.kv_cache_bytes, args.gpu_memory_share, args.host_cache_bytes)

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from nightjar.gpu_worker import messages
-from nightjar.gpu_worker.answers import make_message, make_result
+from nightjar.gpu_worker.answers import Computed, make_message, make_result
 from nightjar.gpu_worker.gate import Gate, GateClosedError
 from nightjar.gpu_worker.known_scores import Ranking, rankings
 from nightjar.gpu_worker.launcher import (
@@ -191,7 +191,7 @@ class GpuWorker:
         results, asked = _messages(batch.requests)
         precision = self._launcher.precision
         known = {} if self._cache is None else rankings(asked, self._cache, precision)
-        answered, asked = self._shortened(asked, known)
+        answered, asked = self._shortened(asked, known, precision)
         results += answered
         flight = self._launcher.submit([partial(_with_ticket, message) for _, message in asked])
         self._wait(batch, flight)
@@ -202,13 +202,16 @@ class GpuWorker:
             answer = flight.answers.get(ticket)
             # Where there is none and none was lost, the store writes that it was cancelled.
             if answer is not None:
-                results.append(self._result(request, answer, known.get(request.id)))
+                results.append(self._result(request, answer, precision, known.get(request.id)))
                 if request.id in known and isinstance(answer, messages.Ranked):
                     scores += known[request.id].computed(answer)
         return _Computed(results, precision, scores, flight.lost)
 
     def _shortened(
-        self, asked: Sequence[tuple[ClaimedRequest, Message]], known: Mapping[int, Ranking]
+        self,
+        asked: Sequence[tuple[ClaimedRequest, Message]],
+        known: Mapping[int, Ranking],
+        precision: str,
     ) -> tuple[list[NewResult], list[tuple[ClaimedRequest, Message]]]:
         """The results of rankings of which all is known, and what is left to ask."""
         results: list[NewResult] = []
@@ -219,20 +222,24 @@ class GpuWorker:
             if rest is not None:
                 left.append((request, rest))
             elif ranking is not None:
-                result = self._result(request, ranking.whole(None), None)
+                result = self._result(request, ranking.whole(None), precision)
                 reused = None if result.error else Reuse.CACHE
                 results.append(msgspec.structs.replace(result, reused=reused))
         return results, left
 
     def _result(
-        self, request: ClaimedRequest, answer: messages.Answer, known: Ranking | None
+        self,
+        request: ClaimedRequest,
+        answer: messages.Answer,
+        precision: str,
+        known: Ranking | None = None,
     ) -> NewResult:
         """The result of an answer, to what was not known if something was."""
         try:
             reused = 0
             if known is not None and isinstance(answer, messages.Ranked):
                 answer, reused = known.whole(answer), known.reused_documents
-            return make_result(request, answer, self._model, reused)
+            return make_result(request, answer, Computed(self._model, precision), reused)
         except Exception as error:  # its neighbours have their answers
             logger.exception(
                 "the answer of request %d cannot be read",

@@ -31,3 +31,11 @@ class StoreUnavailableError(StoreError):
 
 class LifecycleError(JobError):
     """A state may not follow another one: jobs/lifecycle.py has the table."""
+
+
+POSTGRES_DRIVER = "psycopg"
+NO_POSTGRES_DRIVER = (
+    f"PostgreSQL needs the driver {POSTGRES_DRIVER}: pip install 'nightjar-batch[postgres]' (in a "
+    "checkout after `make demo`: .venv/bin/pip install -c constraints.txt -e '.[postgres]')"
+)
+"""Said where the driver, an extra of the package, is not installed."""

@@ -17,6 +17,7 @@ from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.logs import FieldsFormatter
 from nightjar.pipeline import transport
 from nightjar.pipeline.queues import PLAN_QUEUE, compute_queues
+from nightjar.pipeline.quiet_logs import QuietTicks
 from nightjar.pipeline.settings import Settings
 
 PLAN_TASK = "nightjar.plan"
@@ -69,6 +70,7 @@ def create_celery_app(settings: Settings) -> Celery:
 def _write_fields(logger: logging.Logger, **_: object) -> None:
     for handler in logger.handlers:
         handler.setFormatter(FieldsFormatter())
+        handler.addFilter(QuietTicks(frozenset((TICK_TASK, SWEEP_TASK))))
 
 
 def _queue(name: str) -> Queue:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
@@ -15,7 +16,7 @@ import typer
 from rich.console import Console
 
 from nightjar import __version__
-from nightjar.jobs.errors import JobError
+from nightjar.jobs.errors import NO_POSTGRES_DRIVER, POSTGRES_DRIVER, JobError
 from nightjar.pipeline.commands import (
     WorkerRole,
     beat_command,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 EXIT_RUN = 1
 EXIT_USAGE = 2
 EXIT_ROWS_FAILED = 3
+EXIT_NO_ROW_SUCCEEDED = 4
 
 DEFAULT_API = "http://127.0.0.1:8000"
 ApiUrl = Annotated[
@@ -122,6 +124,13 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         bool,
         typer.Option("--retry", help="Rows that failed through no fault of theirs, once more."),
     ] = False,
+    accept_any_model: Annotated[
+        bool,
+        typer.Option("--accept-any-model", help="Compute lines that name another model, too."),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace output files that hold something else.")
+    ] = False,
     reuse_results: Annotated[
         Path | None,
         typer.Option(
@@ -132,7 +141,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     """Compute a whole file on this machine; run it again to go on where it stopped.
 
     Exit status: 0 every row succeeded, 1 the run could not go on, 2 unusable arguments,
-    3 some rows failed.
+    3 some rows failed, 4 no row succeeded.
     """
     from nightjar.pipeline.embedded.run import RunArguments, RunError
     from nightjar.pipeline.embedded.run import run as run_embedded
@@ -152,6 +161,8 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         workdir=workdir,
         prompt_vectors=_vector_options(prompt_vector or []),
         retry=retry,
+        overwrite=overwrite,
+        accept_any_model=accept_any_model,
         reuse_results=reuse_results,
         shards=shards,
         devices=devices,
@@ -169,6 +180,11 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         number = interrupt.args[0] if interrupt.args else signal.SIGINT
         raise typer.Exit(128 + number) from None
     print_summary(_errors, summary)
+    if not summary.job.completed:
+        told = f"none of the {summary.job.total} rows succeeded"
+        if summary.first_failure is not None:
+            told += f"; the first failure: {summary.first_failure}"
+        _fail(told, EXIT_NO_ROW_SUCCEEDED)
     if summary.job.failed or summary.job.cancelled:
         raise typer.Exit(EXIT_ROWS_FAILED)
 
@@ -194,6 +210,7 @@ def worker(
     given = {"ENGINE": engine, "DEVICE": device, "SHARDS": shards, "DEVICES": devices}
     os.environ.update({f"NIGHTJAR_{k}": str(v) for k, v in given.items() if v is not None})
     settings = _settings()
+    _check_driver(settings)
     _check_model(settings)
     _become(worker_command(role, settings))
 
@@ -201,6 +218,7 @@ def worker(
 @app.command()
 def beat() -> None:
     """Start the clock (Celery beat): exactly one a deployment."""
+    _settings()
     _become(beat_command())
 
 
@@ -210,6 +228,7 @@ def flower(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 5555,
 ) -> None:
     """Start Flower, read-only; NIGHTJAR_FLOWER_AUTH=user:password protects it."""
+    _settings()
     auth = os.environ.get("NIGHTJAR_FLOWER_AUTH") or None
     if auth is None and address not in ("127.0.0.1", "localhost", "::1"):
         _fail(
@@ -235,6 +254,22 @@ def api(
 
 
 @app.command()
+def health(
+    part: Annotated[
+        str, typer.Argument(metavar="planner|worker|beat", help="The process to ask after.")
+    ],
+) -> None:
+    """Exit with 0 if this machine's planner, GPU worker or clock does its work, else with 1."""
+    from nightjar.pipeline.health import Part, trouble
+
+    if part not in list(Part):
+        _fail(f"{part!r}: ask after one of {', '.join(Part)}", EXIT_USAGE)
+    if (found := trouble(Part(part), _settings())) is not None:
+        _fail(found, EXIT_RUN)
+    typer.echo("ok")
+
+
+@app.command()
 def submit(
     source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="OpenAI batch lines.")],
     api_url: ApiUrl = DEFAULT_API,
@@ -248,18 +283,41 @@ def submit(
         int, typer.Option(min=0, max=9, help="Each step is worth an hour of waiting.")
     ] = 0,
 ) -> None:
-    """Send a file to a running deployment; prints the job."""
+    """Send a file to a running deployment; prints the job.
+
+    Exit status: 0 the job is there, 1 it is not, 2 unusable arguments, 4 every row was rejected.
+    """
+    from nightjar.pipeline.formats import UnusableInputError, check_format, failure_text
+
     if not source.is_file():
         _fail(f"the input {source} is not a file", EXIT_USAGE)
+    try:
+        check_format(source)
+    except UnusableInputError as error:
+        _fail(f"the input {source} {error}", EXIT_USAGE)
+    except OSError as error:
+        _fail(f"the input {source}: {error.strerror}", EXIT_USAGE)
     with _client(api_url) as client:
-        typer.echo(json.dumps(client.submit(source, key, completion_window, priority), indent=2))
+        job = client.submit(source, key, completion_window, priority)
+        typer.echo(json.dumps(job, indent=2))
+        failed, total = job["counts"]["failed"], job["counts"]["total"]
+        first = client.first_failure(job["id"]) if failed else None
+    if first is not None:
+        how = "were rejected" if "rejected" in job else "have failed"
+        told = f"{failed} of {total} rows {how}; the first: {failure_text(first)}"
+        _errors.print(f"nightjar: {told}", highlight=False, markup=False)
+    if failed == total:
+        raise typer.Exit(EXIT_NO_ROW_SUCCEEDED)
 
 
 @app.command()
 def status(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
-    """Show a job's state and counts."""
+    """Show a job's state and counts; says on standard error what it waits for."""
     with _client(api_url) as client:
-        typer.echo(json.dumps(client.job(job_id), indent=2))
+        job = client.job(job_id)
+    typer.echo(json.dumps(job, indent=2))
+    if job.get("waiting"):
+        _errors.print(f"nightjar: it waits: {job['waiting']}", highlight=False, markup=False)
 
 
 @app.command()
@@ -356,6 +414,13 @@ def _settings() -> Settings:
         return Settings.read()
     except SettingsError as error:
         _fail(str(error), EXIT_USAGE)
+
+
+def _check_driver(settings: Settings) -> None:
+    """Before Celery starts, which would show a traceback."""
+    url = settings.database_url.get_secret_value()
+    if url.startswith("postgres") and find_spec(POSTGRES_DRIVER) is None:
+        _fail(NO_POSTGRES_DRIVER, EXIT_RUN)
 
 
 def _check_model(settings: Settings) -> Path:

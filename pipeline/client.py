@@ -102,6 +102,12 @@ class Client:
                 return
             after = page["next_after"]
 
+    def first_failure(self, job_id: str) -> dict[str, Any] | None:
+        """The output line of the job's first failure, if there is one."""
+        query = {"limit": 1, "outcome": "failed"}
+        lines = self._call("GET", f"{_path(job_id)}/results", params=query)["data"]
+        return lines[0] if lines else None
+
     def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         url = f"{str(self._http.base_url).rstrip('/')}{path}"
         try:

@@ -19,7 +19,8 @@ GPU_WORKER_APP = "nightjar.gpu_worker.tasks"
 
 # Schedules are kept in memory: every entry is a short interval, and Celery's default scheduler
 # would keep a pickle on the disk.
-_MEMORY_SCHEDULER = "celery.beat:Scheduler"
+_MEMORY_SCHEDULER = "nightjar.pipeline.health:MarkingScheduler"
+PLANNER, GPU_WORKER = "planner", "gpu"  # what the names of Celery's workers begin with
 _PLANNER_THREADS = 2
 
 
@@ -54,8 +55,8 @@ class WorkerRole(StrEnum):
 def worker_command(role: WorkerRole, settings: Settings) -> list[str]:
     """Start a Celery worker of this role."""
     if role is WorkerRole.PLAN:
-        return _worker(PLANNER_APP, "planner", [PLAN_QUEUE], _PLANNER_THREADS)
-    return _worker(GPU_WORKER_APP, "gpu", compute_queues(), settings.worker_threads)
+        return _worker(PLANNER_APP, PLANNER, [PLAN_QUEUE], _PLANNER_THREADS)
+    return _worker(GPU_WORKER_APP, GPU_WORKER, compute_queues(), settings.worker_threads)
 
 
 def beat_command() -> list[str]:
@@ -73,7 +74,7 @@ def flower_command(address: str, port: int) -> list[str]:
     command = [
         sys.executable,
         "-m",
-        "celery",
+        "nightjar.pipeline.flower_command",
         "-A",
         CLOCK_APP,
         "flower",

@@ -150,8 +150,9 @@ class Encoder:
         if self._served_name is not None and asked not in (None, self._served_name):
             raise EncodeError(
                 "model_not_found",
-                f"this queue serves the model {self._served_name!r}, not {str(asked)[:80]!r}; "
-                "leave `model` out or name the served one",
+                f"the model served here is {self._served_name!r}, not {str(asked)[:80]!r}; leave "
+                "`model` out or name the served one; --accept-any-model (in a queue "
+                "NIGHTJAR_ACCEPT_ANY_MODEL) computes whatever name is given",
                 "body.model",
             )
 

@@ -8,17 +8,66 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nightjar.jobs.batch_lines import BatchReader, json_lines
-from nightjar.jobs.records import NewRequest, RejectedRow, ResultRecord
+from nightjar.jobs.file_kinds import HEAD_BYTES, other_format
+from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow, ResultRecord
 
 _CHUNK_BYTES = 1 << 20
 
 
-def read_batch_lines(stream: BinaryIO) -> Iterator[NewRequest | RejectedRow]:
-    """Parse a file line by line, in bounded memory; a bad line becomes a RejectedRow."""
+class UnusableInputError(ValueError):
+    """The input is no file of batch lines; the message follows the file's name and says why."""
+
+
+def check_format(path: Path) -> None:
+    """Refuse a file whose first bytes tell another format.
+
+    Raises:
+        UnusableInputError: They do.
+        OSError: The file cannot be read.
+    """
+    with path.open("rb") as stream:
+        found = other_format(stream.read(HEAD_BYTES))
+    if found is not None:
+        raise UnusableInputError(found)
+
+
+def read_batch_lines(
+    stream: BinaryIO, most_bad_in_a_row: int | None = None
+) -> Iterator[NewRequest | RejectedRow]:
+    """Parse a file line by line, in bounded memory; a bad line becomes a RejectedRow.
+
+    most_bad_in_a_row: after so many the file is taken for one of another kind.
+
+    Raises:
+        UnusableInputError: It is; the message holds what is wrong with the first of them.
+    """
+    bad, first = 0, None
+    for row in _rows(stream):
+        if isinstance(row, NewRequest):
+            bad, first = 0, None
+        else:
+            bad, first = bad + 1, first or row
+            if bad == most_bad_in_a_row:
+                raise UnusableInputError(
+                    f"has {bad} lines in a row that cannot be used; the first: {first.message}; "
+                    "mend the file, or raise NIGHTJAR_BAD_LINES_IN_A_ROW to go on past so many"
+                )
+        yield row
+
+
+def _rows(stream: BinaryIO) -> Iterator[NewRequest | RejectedRow]:
     reader = BatchReader()
     while chunk := stream.read(_CHUNK_BYTES):
         yield from reader.rows(chunk)
     yield from reader.last_rows()
+
+
+def failure_text(line: JsonObject) -> str:
+    """Which line failed and why, of an output line with an `error`."""
+    error = line["error"]
+    place = f"line {error['line']}"
+    message = str(error["message"])
+    return message if message.startswith(place) else f"{place}: {message}"
 
 
 @contextmanager

@@ -96,6 +96,8 @@ def print_summary(console: Console, summary: RunSummary) -> None:
             f"time: {summary.engine_s:.2f} s in the engine, {summary.load_s:.2f} s loading the "
             f"model, {else_s:.2f} s else"
         )
+    if summary.precisions:
+        say(f"precision: {', '.join(summary.precisions)}")
     if job.reused:
         say(
             f"{job.reused} answers were shared with equal requests: {job.reused_tokens} tokens "
@@ -109,3 +111,5 @@ def print_summary(console: Console, summary: RunSummary) -> None:
     say(f"results: {summary.out}")
     if job.failed or job.cancelled:
         say(f"failures: {summary.errors}")
+        if summary.first_failure is not None and job.completed:
+            say(f"the first: {summary.first_failure}")

@@ -1,5 +1,7 @@
 """Settings of every Nightjar process, read from `NIGHTJAR_*` environment variables."""
 
+import logging
+import os
 import re
 from functools import cached_property
 from pathlib import Path
@@ -8,7 +10,14 @@ from typing import Any, Literal, Self
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from nightjar.pipeline.variables import unknown_variables
+
+logger = logging.getLogger(__name__)
+
 Dtype = Literal["auto", "fp64", "fp32", "bf16", "fp16", "int8"]
+
+
+_BROKERS = ("redis", "rediss", "redis+socket", "sentinel")
 
 
 class SettingsError(Exception):
@@ -138,10 +147,25 @@ class Settings(BaseSettings):
     )
     result_cache_days: float = Field(30.0, gt=0, description="answers older than this are dropped")
 
+    bad_lines_in_a_row: int = Field(
+        1000, ge=1, description="`nightjar run` reads no further after so many unusable lines"
+    )
     max_upload_bytes: int = Field(1 << 30, ge=1)
     upload_stalled_after_s: float = Field(
         60.0, gt=0, description="an upload that sends nothing for so long is refused"
     )
+
+    @field_validator("broker_url")
+    @classmethod
+    def _names_a_broker(cls, url: SecretStr) -> SecretStr:
+        # Without a scheme kombu takes it for AMQP, and tries to connect for ever.
+        scheme, colon, _ = url.get_secret_value().partition("://")
+        if not colon or scheme not in _BROKERS:
+            raise ValueError(
+                "a broker's URL begins with redis:// (or rediss://, redis+socket://, sentinel://); "
+                "write redis://:PASSWORD@HOST:6379/0"
+            )
+        return url
 
     @field_validator("device")
     @classmethod
@@ -186,8 +210,12 @@ class Settings(BaseSettings):
         """The settings of the environment, with `given` fields over them.
 
         Raises:
-            SettingsError: A variable cannot be used.
+            SettingsError: A variable cannot be used, or its name is nearly that of a setting.
         """
+        for name, like in unknown_variables(os.environ, cls.model_fields):
+            if like is not None:
+                raise SettingsError(f"{name}: there is no such setting; did you mean {like}?")
+            logger.warning("%s: no setting has that name; it is passed over", name)
         try:
             return cls(**given)
         except ValidationError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +68,8 @@ little to win fp32 is the more exact."""
 _ROWS, _IN, _OUT = 32, 768, 768
 # On a busy host threads lose whole time slices: single products met calm ones in one dtype alone.
 _TURNS, _PER_TURN = 8, 16
+# A disturbance may outlast all turns: they are taken again, some time apart.
+_ROUNDS, _ROUNDS_APART_S = 5, 0.05
 
 
 def precision_of(dtype: str, device: str) -> Precision:
@@ -77,22 +80,54 @@ def precision_of(dtype: str, device: str) -> Precision:
     return PRECISIONS[dtype]
 
 
-def fastest_dtype(product: Callable[[str], float] | None = None) -> str:
-    """ "bf16" where its products are clearly faster than fp32's on this processor, else "fp32".
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The shortest times that a product took in each precision."""
+
+    fp32_s: float
+    bf16_s: float
+
+
+def computes_bfloat16() -> bool:
+    """Whether this processor has instructions for products in bfloat16."""
+    return serves_bfloat16("cpu") or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def fastest_dtype(found: Probe) -> str:
+    """ "bf16" where its products are clearly faster than fp32's on this processor, else "fp32"."""
+    return "bf16" if found.bf16_s * ADVANTAGE <= found.fp32_s else "fp32"
+
+
+def probe(product: Callable[[str], float] | None = None) -> Probe:
+    """Time products in both precisions.
 
     product: the seconds of one product in fp32 or bf16; by default one is run and timed. The two
-    take turns of several products, so that a busy moment meets both and both find calm ones; the
-    best times are compared.
+    take turns of several products, so that a busy moment meets both and both find calm ones.
     """
     if product is None:
-        if not (serves_bfloat16("cpu") or torch.ops.mkldnn._is_mkldnn_bf16_supported()):
-            return "fp32"
-        product = _PackedProduct()
+        with _one_thread():
+            return probe(_PackedProduct())
     fp32_s = bf16_s = math.inf
-    for _ in range(_TURNS):
-        fp32_s = min(fp32_s, *(product("fp32") for _ in range(_PER_TURN)))
-        bf16_s = min(bf16_s, *(product("bf16") for _ in range(_PER_TURN)))
-    return "bf16" if bf16_s * ADVANTAGE <= fp32_s else "fp32"
+    for number in range(_ROUNDS):
+        time.sleep(_ROUNDS_APART_S if number else 0)
+        for _ in range(_TURNS):
+            fp32_s = min(fp32_s, *(product("fp32") for _ in range(_PER_TURN)))
+            bf16_s = min(bf16_s, *(product("bf16") for _ in range(_PER_TURN)))
+    return Probe(fp32_s, bf16_s)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Two threads are fast only where each has a core of its own.
+
+    One precision may meet such a moment and the other not. One thread is fast whenever it runs.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _PackedProduct:

@@ -28,6 +28,7 @@ from nightjar.jobs.errors import (
 from nightjar.jobs.records import JsonObject
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.reading import Outcome
+from nightjar.jobs.store.waiting import Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +90,11 @@ def _jobs_router(store: Store, uploads: Uploads, forwarder: UploadForwarder | No
 
     @router.get("/{job_id}")
     def show_job(job_id: str) -> JsonObject:
-        """A job with its micro-batches by state."""
+        """A job with its micro-batches by state, and what it waits for."""
         job, counts = store.job_in_detail(job_id)
         payload = job_payload(job)
+        waiting = Waiting() if job.is_over else store.waiting_for(job_id)
+        payload |= {"waits_for": list(waiting.waits_for), "waiting": waiting.message}
         payload["micro_batches"] = {state.value: count for state, count in counts.items()}
         return payload
 

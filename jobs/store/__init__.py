@@ -17,6 +17,7 @@ from nightjar.jobs.store.stopping import StoppingStore
 from nightjar.jobs.store.submission import SubmissionStore
 from nightjar.jobs.store.suspects import SuspectStore
 from nightjar.jobs.store.vectors import VectorStore
+from nightjar.jobs.store.waiting import WaitingStore
 
 
 class Store(
@@ -30,6 +31,7 @@ class Store(
     OrphanStore,
     RetryStore,
     ReadingStore,
+    WaitingStore,
     VectorStore,
     CacheStore,
 ):

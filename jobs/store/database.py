@@ -20,7 +20,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.pool import NullPool, Pool, QueuePool
 
-from nightjar.jobs.errors import StoreError, StoreUnavailableError, UnusableDatabaseError
+from nightjar.jobs.errors import (
+    NO_POSTGRES_DRIVER,
+    StoreError,
+    StoreUnavailableError,
+    UnusableDatabaseError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +77,10 @@ def open_engine(
         # A prepared statement keeps the plan of the day when the tables were small, until they are
         # analysed: a million new rows were read through every second.
         options["connect_args"] = {"prepare_threshold": None}
-        return sa.create_engine(url, hide_parameters=True, pool_pre_ping=True, **options)
+        try:
+            return sa.create_engine(url, hide_parameters=True, pool_pre_ping=True, **options)
+        except ImportError as error:
+            raise UnusableDatabaseError(f"{NO_POSTGRES_DRIVER}; it says: {error}") from error
     options["connect_args"] = {"timeout": BUSY_TIMEOUT_MS / 1000}
     engine = sa.create_engine(url, hide_parameters=True, **options)
 

@@ -67,6 +67,18 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
+def identity() -> str:
+    """A name for the kernels that compute on this processor: another one for any other.
+
+    Raises:
+        NativeBuildError: See `library`.
+    """
+    kernels = library()
+    # The file's name is the fingerprint of sources, compiler and processor.
+    made = "torch" if kernels is None else Path(kernels._name).stem
+    return f"{made}-{hashlib.sha256(_processor()).hexdigest()[:32]}"
+
+
 def compiled() -> ctypes.CDLL:
     """The compiled kernels, for a wrapper whose `serves` has said that they are there.
 

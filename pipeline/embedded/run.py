@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,24 +11,36 @@ from typing import Any
 from pydantic import SecretStr
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory, ShardError, check_shards
+from nightjar.jobs.batch_lines import output_line
 from nightjar.jobs.errors import EmptyJobError, JobError, StoreError
-from nightjar.jobs.records import Job, NewJob
+from nightjar.jobs.records import Job, NewJob, ResultRecord
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.reading import Outcome
+from nightjar.pipeline.embedded.patience import Patience
 from nightjar.pipeline.embedded.processes import ServiceError
 from nightjar.pipeline.embedded.system import DRAIN_S, EmbeddedSystem
 from nightjar.pipeline.embedded.workdir import (
     UsageError,
+    check_overwrites,
     check_paths,
     default_workdir,
     file_digest,
     locked_workdir,
+    note_asked,
+    note_writing,
     note_written,
     output_paths,
     sqlite_url,
     was_written,
+    what_changed,
 )
-from nightjar.pipeline.formats import read_batch_lines, write_results
+from nightjar.pipeline.formats import (
+    UnusableInputError,
+    check_format,
+    failure_text,
+    read_batch_lines,
+    write_results,
+)
 from nightjar.pipeline.settings import Settings, SettingsError
 from nightjar.pipeline.vectors import VectorsError, register_vectors
 
@@ -52,6 +64,8 @@ class RunArguments:
     prompt_vectors: Mapping[str, Path] = field(default_factory=dict)
     retry: bool = False  # rows that an earlier run failed through no fault of theirs
     reuse_results: Path | None = None  # a file of answers that runs share
+    accept_any_model: bool = False  # lines that name another model, too
+    overwrite: bool = False  # output files that no run in this work directory has written
     shards: int | None = None  # here and in `devices`: as the environment says
     devices: str | None = None
 
@@ -68,6 +82,8 @@ class RunSummary:
     seconds: float
     engine_s: float  # of `seconds`: in steps of the engine
     load_s: float  # of `seconds`: in loading the model
+    first_failure: str | None
+    precisions: Sequence[str]  # of the answers that were written
 
 
 class Listener:
@@ -93,9 +109,14 @@ def run(arguments: RunArguments, listener: Listener) -> RunSummary:
     workdir = arguments.workdir or default_workdir(arguments.out)
     try:
         check_paths(arguments.source, arguments.out, workdir)
+        if not arguments.overwrite:
+            check_overwrites(arguments.out, workdir)
+        check_format(arguments.source)
         model = ModelDirectory.open(arguments.model)
     except CheckpointError as error:
         raise UsageError(f"--model {arguments.model}: {error}") from error
+    except UnusableInputError as error:
+        raise UsageError(f"the input {arguments.source} {error}") from error
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
     started = time.monotonic()
@@ -104,6 +125,8 @@ def run(arguments: RunArguments, listener: Listener) -> RunSummary:
             return _Run(arguments, model, workdir, listener).execute(started)
         except (SettingsError, ShardError) as error:
             raise UsageError(str(error)) from error
+        except UnusableInputError as error:
+            raise UsageError(f"the input {arguments.source} {error}") from error
         except EmptyJobError as error:
             raise UsageError(f"the input {arguments.source} has no lines") from error
         except (ServiceError, JobError) as error:
@@ -127,18 +150,19 @@ class _Run:
         self._workdir = workdir
         self._listener = listener
         placed = {"shards": arguments.shards, "devices": arguments.devices}
+        placed["accept_any_model"] = arguments.accept_any_model or None
         self._settings = Settings.read(
             database_url=SecretStr(sqlite_url(workdir.resolve() / "nightjar.db")),
             model=model.path.resolve(),
             model_name=model.name,
             dtype=arguments.dtype,
-            accept_any_model=True,
             drain_s=DRAIN_S,
             **_cache_settings(arguments.reuse_results),
             **{name: value for name, value in placed.items() if value is not None},
         )
         check_shards(model.config, self._settings.shard_count)
         self._store = Store(self._settings.database_url.get_secret_value())
+        self._precisions: set[str] = set()
 
     def execute(self, started: float) -> RunSummary:
         try:
@@ -156,6 +180,7 @@ class _Run:
             spent = self._store.compute_seconds() - earlier
             if not was_finished:
                 self._write(job)
+            failed = next(self._store.iter_results(job.id, outcome="failed"), None)
         finally:
             self._store.close()
         out, errors = output_paths(self._arguments.out)
@@ -168,6 +193,8 @@ class _Run:
             seconds=time.monotonic() - started,
             engine_s=spent.engine_s,
             load_s=spent.load_s,
+            first_failure=None if failed is None else failure_text(output_line(failed)),
+            precisions=sorted(self._precisions),
         )
 
     def _prepare_cache(self) -> None:
@@ -184,21 +211,32 @@ class _Run:
 
     def _submit_or_resume(self) -> tuple[Job, bool]:
         """The job of these arguments, and whether an earlier run had submitted it."""
-        vectors = self._register_vectors()
-        parts = [file_digest(self._arguments.source), self._model.fingerprint]
-        parts += [self._arguments.dtype, *vectors]
+        asked = {
+            "the input": file_digest(self._arguments.source),
+            "the model": self._model.fingerprint,
+            "--dtype": self._arguments.dtype,
+            "the prompt vectors": "\n".join(self._register_vectors()),
+            "--accept-any-model": "yes" if self._settings.accept_any_model else "",
+        }
+        # What is not asked for is left out: the key of a version that did not know it is the same.
+        parts = [value for value in asked.values() if value]
         key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-        earlier = self._store.jobs(limit=1, after=None)
+        newest = next(iter(self._store.jobs(limit=1, after=None)), None)
+        # Where nothing has succeeded, nothing is lost: the mended input is computed anew.
+        is_spent = newest is not None and newest.is_over and not newest.completed
         with self._store.submission(NewJob(self._model.name, idempotency_key=key)) as submission:
-            if not submission.existing:
-                if earlier:
-                    raise UsageError(
-                        f"{self._workdir} belongs to another run: the input, the model, --dtype or "
-                        "the prompt vectors have changed since; give --workdir or --out anew, or "
-                        "remove that directory"
-                    )
+            known = submission.existing
+            if newest and (submission.job_id != newest.id if known else not is_spent):
+                raise UsageError(
+                    f"{self._workdir} belongs to another run: "
+                    f"{what_changed(self._workdir, asked)}; give --workdir or --out anew, or "
+                    "remove that directory"
+                )
+            if not known:
+                note_asked(self._workdir, asked)
                 with self._arguments.source.open("rb") as stream:
-                    submission.add(read_batch_lines(stream))
+                    most_bad = self._settings.bad_lines_in_a_row
+                    submission.add(read_batch_lines(stream, most_bad))
         return self._store.job(submission.job_id), submission.existing
 
     def _register_vectors(self) -> list[str]:
@@ -215,6 +253,7 @@ class _Run:
         """Run the services until the job is over; when this returns, they have ended."""
         logs = self._workdir / "logs"
         with EmbeddedSystem(self._store, self._settings, logs, self._listener.noticed) as system:
+            watch = Patience(self._store, self._listener.noticed)
             while not job.is_over:
                 time.sleep(_POLL_S)
                 system.watch()
@@ -222,6 +261,7 @@ class _Run:
                 ended, job = job.ended, self._store.job(job.id)
                 if job.ended > ended:
                     system.progressed()
+                watch.look(job)
                 self._listener.progressed(job)
         return job
 
@@ -236,15 +276,28 @@ class _Run:
     def _write(self, job: Job) -> None:
         out, errors = output_paths(self._arguments.out)
         outcomes: list[tuple[Path, Outcome]] = [(out, "succeeded"), (errors, "failed")]
+        if not self._arguments.overwrite:
+            try:  # once more: somebody may have put a file there while the run computed
+                check_overwrites(out, self._workdir)
+            except UsageError as error:
+                raise RunError(f"{error}; the results are kept in {self._workdir}") from error
+        note_writing(self._workdir, out)
         for path, outcome in outcomes:
             try:
-                write_results(path, self._store.iter_results(job.id, outcome=outcome))
+                results = self._store.iter_results(job.id, outcome=outcome)
+                write_results(path, self._noting_precisions(results))
             except OSError as error:
                 raise RunError(
                     f"{path} cannot be written: {error.strerror}; the results are kept in "
                     f"{self._workdir}: run the same command again to write them"
                 ) from error
         note_written(self._workdir, self._arguments.out)
+
+    def _noting_precisions(self, results: Iterable[ResultRecord]) -> Iterator[ResultRecord]:
+        for result in results:
+            if result.body is not None and "precision" in result.body:
+                self._precisions.add(result.body["precision"])
+            yield result
 
 
 def _cache_settings(path: Path | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +12,11 @@ from sqlalchemy import URL
 
 _CHUNK_BYTES = 1 << 20
 _WRITTEN = "written.json"
+_ASKED = "asked.json"
+_MANY = "the prompt vectors"
+_IN_WRITING = (-1, -1)  # in the place of size and time
+
+_Stamp = list[str | int]  # path, size, time of the last change
 
 
 class UsageError(Exception):
@@ -89,23 +94,84 @@ def sqlite_url(path: Path) -> str:
     return URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
 
 
+def check_overwrites(out: Path, workdir: Path) -> None:
+    """Refuse to replace an output file that holds what no run in `workdir` has left there.
+
+    Nothing is lost where there is no file, an empty one, or a file as such a run has written it.
+
+    Raises:
+        UsageError: A file would be lost; the message names it.
+    """
+    noted = _noted(workdir)
+    for path in output_paths(out):
+        if not path.exists() or path.stat().st_size == 0:
+            continue
+        found = _stamp(path)
+        if found in noted or [found[0], *_IN_WRITING] in noted:
+            continue
+        what = "no run of this work directory has written it"
+        if found[0] in [stamp[0] for stamp in noted]:
+            what = "it has been changed since Nightjar wrote it"
+        raise UsageError(
+            f"--out would overwrite {path}, and {what}: move it away, name another --out, or add "
+            "--overwrite to replace it"
+        )
+
+
+def note_asked(workdir: Path, asked: Mapping[str, str]) -> None:
+    """Remember what the run of this directory computes, by the names that its user knows."""
+    (workdir / _ASKED).write_text(json.dumps(asked), encoding="utf-8")
+
+
+def what_changed(workdir: Path, asked: Mapping[str, str]) -> str:
+    """What is not as it was when the run of this directory began."""
+    try:
+        before = json.loads((workdir / _ASKED).read_text(encoding="utf-8"))
+        changed = [name for name, value in asked.items() if before[name] != value]
+    except (OSError, ValueError, TypeError, KeyError):  # a version before wrote none
+        changed = []
+    names = changed or list(asked)
+    verb = "has changed since" if len(changed) == 1 and changed != [_MANY] else "have changed since"
+    between = " and " if changed else " or "
+    return f"{', '.join(names[:-1])}{between if names[1:] else ''}{names[-1]} {verb}"
+
+
+def note_writing(workdir: Path, out: Path) -> None:
+    """Remember which files are about to be replaced: a killed run's own are known again."""
+    paths = [str(path.resolve()) for path in output_paths(out)]
+    _note(workdir, [[path, *_IN_WRITING] for path in paths])
+
+
 def note_written(workdir: Path, out: Path) -> None:
     """Remember which files hold the results, so that no other file is taken for them."""
-    (workdir / _WRITTEN).write_text(json.dumps(_stamps(out)), encoding="utf-8")
+    _note(workdir, _stamps(out))
 
 
 def was_written(workdir: Path, out: Path) -> bool:
     """Whether an earlier run wrote the results, and the files are still as it left them."""
     try:
-        noted = json.loads((workdir / _WRITTEN).read_text(encoding="utf-8"))
-        return bool(noted == _stamps(out))
-    except (FileNotFoundError, ValueError):
+        return _noted(workdir) == _stamps(out)
+    except FileNotFoundError:
         return False
 
 
-def _stamps(out: Path) -> list[list[str | int]]:
-    stamps: list[list[str | int]] = []
-    for path in output_paths(out):
-        status = path.stat()
-        stamps.append([str(path.resolve()), status.st_size, status.st_mtime_ns])
-    return stamps
+def _note(workdir: Path, stamps: list[_Stamp]) -> None:
+    (workdir / _WRITTEN).write_text(json.dumps(stamps), encoding="utf-8")
+
+
+def _noted(workdir: Path) -> list[_Stamp]:
+    """The stamps of the last note; none where there is no note, or half of one."""
+    try:
+        noted = json.loads((workdir / _WRITTEN).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return []
+    return noted if isinstance(noted, list) else []
+
+
+def _stamps(out: Path) -> list[_Stamp]:
+    return [_stamp(path) for path in output_paths(out)]
+
+
+def _stamp(path: Path) -> _Stamp:
+    status = path.stat()
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns]

@@ -1,5 +1,6 @@
 """Bad input: a clear error that names the line and the field; the good rows finish."""
 
+import gzip
 import json
 import os
 import shutil
@@ -168,6 +169,49 @@ def test_an_output_directory_without_write_permission(
     done = nightjar("run", source, "--model", tiny_model, "--out", out)
     assert done.returncode == 2
     assert str(out.parent) in done.stderr
+
+
+def test_a_file_of_another_format_is_told_before_any_work(
+    tiny_model: Path, source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    packed = tmp_path / "in.jsonl.gz"
+    packed.write_bytes(gzip.compress(source.read_bytes()))
+    said = refused(packed, tiny_model, out)
+    assert f"{packed} is compressed with gzip, not batch lines; unpack it: gunzip -c" in said
+    assert not out.with_name("out.jsonl.work").exists()
+    done = nightjar("submit", packed)
+    assert done.returncode == 2
+    assert "compressed with gzip" in done.stderr
+
+
+def test_too_many_bad_lines_in_a_row_end_the_run_with_the_first(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NIGHTJAR_BAD_LINES_IN_A_ROW", "20")
+    source = write_lines(tmp_path / "in.jsonl", [GOOD, *["what is this"] * 20, GOOD])
+    out = tmp_path / "out.jsonl"
+    said = refused(source, tiny_model, out)
+    assert f"{source} has 20 lines in a row that cannot be used; the first: line 2: brok" in said
+    assert "NIGHTJAR_BAD_LINES_IN_A_ROW" in said
+    # Nothing was kept of it: the mended file is no other run's.
+    write_lines(source, [GOOD, *["what is this"] * 19, completion_line("last", prompt="a")])
+    done = nightjar("run", source, "--model", tiny_model, "--out", out)
+    assert done.returncode == 3, done.stderr
+    assert [line["custom_id"] for line in read_lines(out)] == ["good", "last"]
+    assert "the first: line 2: broken JSON" in done.stderr
+
+
+def test_a_run_of_which_no_row_succeeds_has_a_status_of_its_own(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "hello"}, {"prompt": "again"}])
+    out = tmp_path / "out.jsonl"
+    for _ in range(2):  # the second finds it finished
+        done = nightjar("run", source, "--model", tiny_model, "--out", out)
+        assert done.returncode == 4, done.stderr
+        assert "none of the 2 rows succeeded; the first failure: line 1, custom_id" in done.stderr
+        assert len(read_lines(tmp_path / "out.errors.jsonl")) == 2
 
 
 OWN_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]

@@ -1,13 +1,20 @@
 """The command line itself: help, settings and addresses that cannot be used."""
 
+import os
+import socket
+import sys
 from pathlib import Path
 
+import httpx
 import pytest
 import typer
 from rich.text import Text
+from typer.testing import CliRunner
 
+from nightjar.pipeline import cli
 from nightjar.pipeline.cli import app
-from tests.processes import nightjar
+from tests.processes import nightjar, start_nightjar, wait_until
+from tests.services import free_port
 
 COMMANDS = [
     "run",
@@ -15,6 +22,7 @@ COMMANDS = [
     "beat",
     "flower",
     "api",
+    "health",
     "submit",
     "status",
     "results",
@@ -50,6 +58,9 @@ def test_help_loses_nothing_to_markup(command: str) -> None:
         (["worker", "compute", "--engine=real"], {}, "NIGHTJAR_ENGINE"),
         (["api"], {"NIGHTJAR_DTYPE": "int4"}, "NIGHTJAR_DTYPE"),
         (["flower", "--address=0.0.0.0"], {}, "NIGHTJAR_FLOWER_AUTH"),
+        (["health", "flower"], {}, "ask after one of planner, worker, beat"),
+        (["beat"], {"NIGHTJAR_BROKER_URL": "127.0.0.1:6379/0"}, "begins with redis://"),
+        (["flower"], {"NIGHTJAR_FLOWER_AUT": "owl:hoot"}, "did you mean NIGHTJAR_FLOWER_AUTH?"),
         (["run", "x.jsonl", "--model=m", "--out=o", "--prompt-vector=v"], {}, "NAME=FILE"),
     ],
 )
@@ -74,3 +85,54 @@ def test_a_database_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert "use SQLite or PostgreSQL" in done.stderr
     assert "secret" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_postgresql_without_its_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As after `make demo`: the driver is an extra."""
+    (tmp_path / "psycopg.py").write_text("raise ImportError('not installed')")
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", paths)
+    monkeypatch.setenv("NIGHTJAR_DATABASE_URL", "postgresql://owl:secret@127.0.0.1/night")
+    done = nightjar("migrate")
+    assert done.returncode == 1
+    assert "PostgreSQL needs the driver psycopg: pip install 'nightjar-batch[postgres]'" in (
+        done.stderr
+    )
+    assert "Traceback" not in done.stderr
+    monkeypatch.setattr(cli, "find_spec", lambda _: None)
+    worker = CliRunner().invoke(cli.app, ["worker", "plan"])
+    assert worker.exit_code == 1
+    assert "nightjar-batch[postgres]" in worker.stderr
+
+
+def test_a_taken_port_is_told_in_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = nightjar("flower", f"--port={port}")
+    assert done.returncode == 1
+    assert f"--port={port} is taken: end what listens there" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_flower_shows_its_metrics_to_nobody_without_the_password(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NIGHTJAR_FLOWER_AUTH", "owl:hoot")
+    monkeypatch.setenv("NIGHTJAR_BROKER_URL", "redis://127.0.0.1:1/0")
+    url = f"http://127.0.0.1:{(port := free_port())}"
+
+    def status(path: str, auth: tuple[str, str] | None = None) -> int:
+        try:
+            return httpx.get(url + path, auth=auth, timeout=5).status_code
+        except httpx.TransportError:
+            return 0
+
+    flower = start_nightjar("flower", f"--port={port}", log=tmp_path / "log")
+    try:
+        wait_until("Flower", lambda: status("/healthcheck") == 200, 30)
+        assert [status(path) for path in ("/metrics", "/tasks")] == [401, 401]
+        assert status("/metrics", ("owl", "howl")) == 401
+        assert status("/metrics", ("owl", "hoot")) == 200
+    finally:
+        flower.kill()
+        flower.wait()

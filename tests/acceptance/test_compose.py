@@ -236,10 +236,22 @@ def test_flower_shows_every_micro_batch(deployment: Deployment, api: httpx.Clien
         gpu = next(name for name in flower.get("/api/workers").json() if name.startswith("gpu"))
         for path in (f"worker/shutdown/{gpu}", "task/async-apply/nightjar.tick"):
             assert flower.post(f"/api/{path}", json={}).status_code == 403
-    for path in ("/", "/api/tasks", "/api/workers"):
+    for path in ("/", "/api/tasks", "/api/workers", "/metrics"):
         assert httpx.get(f"{deployment.flower_url}{path}").status_code == 401
         wrong = httpx.get(f"{deployment.flower_url}{path}", auth=("owl", "howl"))
         assert wrong.status_code == 401
+
+
+def test_every_healthcheck_of_a_process_that_takes_messages_or_sends_them(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("planner", "gpu-worker", "beat"):
+        command = deployment.compose[name].raw["healthcheck"]["test"]
+        assert command[:2] == ["CMD", "nightjar"]
+        for variable, value in deployment.environment(name).items():
+            monkeypatch.setenv(variable, value)
+        asked = nightjar(*command[2:])
+        assert (asked.returncode, asked.stdout) == (0, "ok\n"), asked.stderr
 
 
 def test_the_commands_of_a_client(

@@ -96,10 +96,10 @@ class Finished:
     workdir: Path
     said: str
 
-    def again(self, model: Path, out: Path | None = None, **other: Path) -> Any:
+    def again(self, model: Path, out: Path | None = None, *more: str, **other: Path) -> Any:
         """Run it again with some arguments changed."""
         arguments = run_arguments(other.get("source", self.source), model, out or self.out)
-        return nightjar(*arguments, "--workdir", self.workdir, "--dtype", "fp32")
+        return nightjar(*arguments, "--workdir", self.workdir, "--dtype", "fp32", *more)
 
     def files(self) -> dict[Path, tuple[int, bytes]]:
         """What lies beside the results, and since when."""
@@ -175,8 +175,44 @@ def test_a_finished_run_says_so_and_changes_nothing(
     changed = write_lines(tmp_path / "in.jsonl", [*read_lines(finished.source)[1:]])
     other = finished.again(tiny_model, source=changed)
     assert other.returncode == 2
-    assert "belongs to another run" in other.stderr
+    assert "belongs to another run: the input has changed since; give --workdir" in other.stderr
     assert finished.files() == before
+
+
+def test_the_logs_say_nothing_of_idle_ticks(finished: Finished) -> None:
+    """Two lines a tick and two a sweep were 790 kB in 21 minutes."""
+    logs = finished.workdir / "logs"
+    planner, beat = ((logs / f"{name}.log").read_text() for name in ("planner", "beat"))
+    assert "ready" in planner
+    assert "beat: Starting" in beat
+    for text in ("nightjar.sweep[", "nightjar.tick[", "Sending due task"):
+        idle = [line for line in (planner + beat).splitlines() if text in line]
+        assert all("succeeded" in line and re.search(r": [1-9]", line) for line in idle), idle
+
+
+def test_a_line_that_names_another_model_is_refused_unless_any_is_accepted(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    lines = [completion_line("other", prompt="a", model="gpt-4o", max_tokens=2)]
+    source, out = write_lines(tmp_path / "in.jsonl", [*lines]), tmp_path / "out.jsonl"
+    refused = nightjar(*run_arguments(source, tiny_model, out))
+    assert refused.returncode == 4, refused.stderr
+    assert "the model served here is 'tiny', not 'gpt-4o'" in refused.stderr
+    assert "--accept-any-model" in refused.stderr
+    # Nothing had succeeded: the same work directory takes the mended run.
+    done = nightjar(*run_arguments(source, tiny_model, out), "--accept-any-model")
+    assert done.returncode == 0, done.stderr
+    assert [line["custom_id"] for line in read_lines(out)] == ["other"]
+    other = nightjar(*run_arguments(source, tiny_model, out))
+    assert other.returncode == 2
+    assert "another run: --accept-any-model has changed since" in other.stderr
+
+
+def test_the_summary_and_every_answer_name_the_precision(finished: Finished) -> None:
+    assert "\nprecision: fp32\n" in finished.said
+    bodies = [line["response"]["body"] for line in read_lines(finished.out)]
+    assert {body["precision"] for body in bodies} == {"fp32"}
+    assert {body["object"] for body in bodies} == {"text_completion", "rerank"}
 
 
 def test_the_summary_tells_the_engines_seconds_from_the_rest(finished: Finished) -> None:
@@ -196,7 +232,11 @@ def test_other_peoples_files_are_not_taken_for_the_results(
     for stale in (finished.out, finished.out.with_name("other.jsonl")):
         stale.write_text("stale")
         stale.with_suffix(".errors.jsonl").write_text("stale")
-        assert finished.again(tiny_model, stale).returncode == 0
+        refused = finished.again(tiny_model, stale)
+        assert refused.returncode == 2
+        assert f"overwrite {stale}" in refused.stderr
+        assert stale.read_text() == "stale"
+        assert finished.again(tiny_model, stale, "--overwrite").returncode == 0
         assert stale.read_text() == right
         assert stale.with_suffix(".errors.jsonl").read_text() == ""
 

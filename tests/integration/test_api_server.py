@@ -17,7 +17,7 @@ from nightjar.jobs.api.upload import UploadLimits
 from nightjar.jobs.store import Store
 from nightjar.pipeline.settings import Settings
 from tests.api_process import Api, running_api, starting_api, upload_sockets
-from tests.processes import all_ended, find_children, wait_until
+from tests.processes import all_ended, find_children, nightjar, wait_until
 
 MAX_BYTES = 2_000_000
 JSONL = {"content-type": "application/jsonl"}
@@ -67,6 +67,24 @@ def test_an_upload_is_answered_as_if_there_was_one_process(
                 two = there.post(f"/v1/jobs{query}", headers=headers, content=sent(body, turn))
                 assert (two.status_code, plain(two)) == (alone.status_code, plain(alone)), query
     assert "metadata=" not in (tmp_path / "api.log").read_text(encoding="utf-8")
+
+
+def test_a_sender_is_told_of_rejected_rows_and_fails_with_all_of_them(
+    api: Api, tmp_path: Path
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(row("a") + b"{broken\n")
+    some = nightjar("submit", source, "--api", api.url)
+    assert (some.returncode, json.loads(some.stdout)["accepted"]) == (0, 1)
+    status = nightjar("status", json.loads(some.stdout)["id"], "--api", api.url)
+    assert json.loads(status.stdout)["waits_for"] == ["gpu_worker", "planner"]
+    assert "it waits: no GPU worker has given a sign of life yet" in status.stderr
+    assert "1 of 2 rows were rejected; the first: line 2: broken JSON" in some.stderr
+    source.write_bytes(b'{"prompt": "no batch line"}\n' * 3)
+    none = nightjar("submit", source, "--api", api.url)
+    assert none.returncode == 4, none.stderr
+    assert json.loads(none.stdout)["state"] == "failed"
+    assert "3 of 3 rows were rejected; the first: line 1, custom_id: is missing" in none.stderr
 
 
 def no_broker(_: str) -> None:

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightjar.gpu_worker import messages
-from nightjar.gpu_worker.answers import make_message, make_result
+from nightjar.gpu_worker.answers import Computed, make_message, make_result
 from nightjar.jobs.equality import derived_seed
 from nightjar.jobs.records import ClaimedRequest, RequestKind
 from nightjar.jobs.schemas import validate_body
 from nightjar.jobs.store.bodies import load_body
+
+BY = Computed("tiny", "bf16")
 
 
 def claimed(**fields: Any) -> ClaimedRequest:
@@ -62,7 +64,7 @@ def test_a_ranking_of_an_older_version_returns_every_document() -> None:
     message = make_message(request, 9)
     assert isinstance(message, messages.Rank)
     assert message.top_n is None
-    result = make_result(request, messages.Ranked(9, [2.0, 1.0], [1, 1]), "tiny")
+    result = make_result(request, messages.Ranked(9, [2.0, 1.0], [1, 1]), BY)
     assert result.body is not None
     assert [one["index"] for one in result.body["results"]] == [1, 0]
 
@@ -99,14 +101,14 @@ def answered(*outputs: messages.Output, **fields: Any) -> dict[str, Any]:
     answer = messages.Generated(9, list(outputs))
     (back,) = messages.decode_from_compute(messages.encode([answer]))
     assert back == answer
-    body = make_result(claimed(**fields), answer, "tiny").body
+    body = make_result(claimed(**fields), answer, BY).body
     assert body is not None
     return body
 
 
 def test_several_choices_and_their_usage() -> None:
     outputs = [messages.Output(b"one", 4, "stop"), messages.Output(b"two", 16, "length")]
-    result = make_result(claimed(n=2), messages.Generated(9, outputs), "tiny")
+    result = make_result(claimed(n=2), messages.Generated(9, outputs), BY)
     assert (result.prompt_tokens, result.completion_tokens) == (3, 20)
     assert (result.requested_tokens, result.saved_tokens) == (32, 12)
     assert result.finish_reason == "stop"
@@ -122,6 +124,19 @@ def test_several_choices_and_their_usage() -> None:
         "requested_tokens": 32,
         "saved_tokens": 12,
     }
+
+
+def test_an_answer_names_what_it_was_computed_in() -> None:
+    generated = messages.Generated(9, [messages.Output(b"one", 4, "stop")], recomputed_in="fp32")
+    ranking = stored(RequestKind.RANK, {"query": "q", "documents": ["a"]}, [[1], [2]])
+    bodies = [
+        make_result(claimed(), generated, BY).body,
+        make_result(ranking, messages.Ranked(9, [2.0], [1]), BY).body,
+    ]
+    named = [
+        (body["model"], body["precision"], body.get("recomputed_in")) for body in bodies if body
+    ]
+    assert named == [("tiny", "bf16", "fp32"), ("tiny", "bf16", None)]
 
 
 def test_logprobs_are_openais_object() -> None:
@@ -189,7 +204,7 @@ def test_a_text_that_ends_inside_a_character() -> None:
     [("invalid_sampling", 400), ("context_exceeded", 400), ("internal_error", 500)],
 )
 def test_who_is_at_fault(code: str, status: int) -> None:
-    result = make_result(claimed(), messages.Failed(9, code, "why"), "tiny")
+    result = make_result(claimed(), messages.Failed(9, code, "why"), BY)
     assert result.status_code == status
     assert result.error is not None
     assert (result.error.code, result.error.message) == (code, "why")

@@ -79,3 +79,35 @@ def test_a_profile_reserves_a_gpu_and_computes_on_it() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {"postgres", "gpu"} <= set(extras["optional-dependencies"])
     assert '".[${EXTRAS}]"' in (ROOT / "Dockerfile").read_text()
+
+
+def test_logs_memory_and_processes_of_every_service_are_bounded() -> None:
+    for name, service in read_compose(VARIABLES).items():
+        assert service.raw["logging"]["options"] == {"max-size": "10m", "max-file": "3"}, name
+        assert service.raw["mem_limit"][-1] in "gm", name
+        assert service.raw["pids_limit"] >= 512, name
+    valkey = read_compose(VARIABLES)["valkey"].command
+    assert valkey[valkey.index("--maxmemory") + 1] == "384mb"  # below its mem_limit
+
+
+def test_every_service_that_stays_is_asked_for_its_health() -> None:
+    asked = {
+        name: service.raw["healthcheck"]["test"]
+        for name, service in read_compose(VARIABLES).items()
+        if "healthcheck" in service.raw
+    }
+    assert set(asked) == set(read_compose(VARIABLES)) - {"migrate"}
+    for name, part in (
+        ("planner", "planner"),
+        ("gpu-worker", "worker"),
+        ("cuda-worker", "worker"),
+        ("beat", "beat"),
+    ):
+        assert asked[name] == ["CMD", "nightjar", "health", part]
+
+
+def test_images_of_others_may_be_named_by_digest() -> None:
+    given = VARIABLES | {"POSTGRES_IMAGE": "postgres@sha256:1", "VALKEY_IMAGE": "valkey@sha256:2"}
+    services = read_compose(given)
+    images = [services[name].raw["image"] for name in ("postgres", "valkey")]
+    assert images == ["postgres@sha256:1", "valkey@sha256:2"]

@@ -13,8 +13,10 @@ import torch
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateRequest, SamplingParams
-from nightjar.gpu_worker.models import Decoder, load_model
-from nightjar.gpu_worker.models.precision import ADVANTAGE, PRECISIONS, fastest_dtype
+from nightjar.gpu_worker.models import Decoder, load_model, precision
+from nightjar.gpu_worker.models import chosen_dtype as chosen_dtype_module
+from nightjar.gpu_worker.models.chosen_dtype import chosen_dtype
+from nightjar.gpu_worker.models.precision import ADVANTAGE, PRECISIONS, Probe, fastest_dtype, probe
 from nightjar.kernels import native
 from nightjar.kernels.embedding import HeadTable
 from nightjar.kernels.native.build import SWITCH
@@ -44,39 +46,112 @@ def planted(bf16_s: float):
     ],
 )
 def test_bf16_is_chosen_where_it_is_clearly_faster(bf16_s, chosen):
-    assert fastest_dtype(planted(bf16_s)) == chosen
+    assert fastest_dtype(Probe(FP32_S, bf16_s)) == chosen
 
 
 @pytest.mark.parametrize(("factor", "chosen"), [(0.5, "bf16"), (2.0, "fp32")])
 @pytest.mark.parametrize("calm_from", range(0, 40, 3))
-def test_a_busy_host_decides_nothing(factor, chosen, calm_from):
+def test_a_busy_host_decides_nothing(factor, chosen, calm_from, monkeypatch):
     """Most of the time others compute: of 40 products in a row, five find a calm moment."""
+    monkeypatch.setattr(precision, "_ROUNDS_APART_S", 0)
     calls = itertools.count()
 
     def disturbed(dtype):
         busy = (next(calls) - calm_from) % 40 >= 5
         return planted(FP32_S * factor)(dtype) * (10 if busy else 1)
 
-    assert fastest_dtype(disturbed) == chosen
+    assert fastest_dtype(probe(disturbed)) == chosen
 
 
-def test_both_dtypes_meet_the_same_moments():
+@pytest.mark.parametrize("slowed", ["fp32", "bf16"])
+def test_a_disturbance_of_one_precision_that_outlasts_all_turns_decides_nothing(
+    slowed, monkeypatch
+):
+    monkeypatch.setattr(precision, "_ROUNDS_APART_S", 0)
+    calls = itertools.count()
+
+    def disturbed(dtype):
+        return planted(FP32_S / 2)(dtype) * (4 if dtype == slowed and next(calls) < 400 else 1)
+
+    assert fastest_dtype(probe(disturbed)) == "bf16"
+
+
+def test_both_dtypes_meet_the_same_moments(monkeypatch):
+    monkeypatch.setattr(precision, "_ROUNDS_APART_S", 0)
     order = []
-    fastest_dtype(lambda dtype: order.append(dtype) or FP32_S)
+    probe(lambda dtype: order.append(dtype) or FP32_S)
     turns = [(dtype, len(list(products))) for dtype, products in itertools.groupby(order)]
     assert len(turns) >= 8
     assert len(turns) % 2 == 0
     assert len({length for _, length in turns}) == 1
 
 
-def test_fp32_where_the_processor_has_no_bf16(monkeypatch):
+@pytest.fixture
+def instructions(monkeypatch):
+    """A processor with instructions for bfloat16, whatever this one has."""
+    monkeypatch.setattr(chosen_dtype_module, "computes_bfloat16", lambda: True)
+
+
+SLOW_FP32, SLOW_BF16 = Probe(FP32_S, FP32_S / 2), Probe(FP32_S, FP32_S * 2)
+
+
+def never() -> Probe:
+    raise AssertionError("probed again")
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize(("found", "chosen"), [(SLOW_FP32, "bf16"), (SLOW_BF16, "fp32")])
+def test_a_choice_is_remembered(found, chosen, tmp_path):
+    folder = tmp_path / "not yet there"
+    assert chosen_dtype(folder, lambda: found) == chosen
+    assert chosen_dtype(folder, never) == chosen
+    assert len(list(folder.iterdir())) == 1
+
+
+@pytest.mark.usefixtures("instructions")
+def test_other_kernels_are_probed_again(tmp_path, monkeypatch):
+    assert chosen_dtype(tmp_path, lambda: SLOW_FP32) == "bf16"
+    monkeypatch.setattr(chosen_dtype_module, "identity", lambda: "another processor's")
+    assert chosen_dtype(tmp_path, lambda: SLOW_BF16) == "fp32"
+
+
+@pytest.mark.usefixtures("instructions")
+def test_of_two_starts_at_once_the_first_choice_stands(tmp_path):
+    def meanwhile() -> Probe:
+        assert chosen_dtype(tmp_path, lambda: SLOW_FP32) == "bf16"
+        return SLOW_BF16
+
+    assert chosen_dtype(tmp_path, meanwhile) == "bf16"
+    assert chosen_dtype(tmp_path, never) == "bf16"
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("broken", [b"", b"[]", b'{"dtype": "int4"}', b"\xff"])
+def test_a_broken_note_is_written_again(tmp_path, broken):
+    chosen_dtype(tmp_path, lambda: SLOW_FP32)
+    (note,) = tmp_path.iterdir()
+    note.write_bytes(broken)
+    assert chosen_dtype(tmp_path, lambda: SLOW_BF16) == "fp32"
+    assert chosen_dtype(tmp_path, never) == "fp32"
+
+
+@pytest.mark.usefixtures("instructions")
+def test_a_folder_that_takes_nothing_is_said(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    assert chosen_dtype(tmp_path / "file", lambda: SLOW_FP32) == "bf16"
+    assert "cannot be remembered" in caplog.text
+
+
+def test_fp32_where_the_processor_has_no_bf16(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     monkeypatch.setattr(native.float_linear, "serves_bfloat16", lambda: False)
-    assert fastest_dtype() == "fp32"
+    assert chosen_dtype(tmp_path, never) == "fp32"
 
 
-def test_the_probe_itself_chooses_one_of_the_two():
-    assert fastest_dtype() in ("fp32", "bf16")
+def test_the_probe_itself_chooses_one_of_the_two(tmp_path):
+    threads = torch.get_num_threads()
+    assert chosen_dtype(tmp_path) in ("fp32", "bf16")
+    assert torch.get_num_threads() == threads
 
 
 def test_every_precision_can_be_configured():

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from nightjar.jobs.records import NewRequest, RejectedRow, RequestError, ResultRecord
-from nightjar.pipeline.formats import read_batch_lines, replaced_when_whole, write_results
+from nightjar.pipeline.formats import (
+    UnusableInputError,
+    read_batch_lines,
+    replaced_when_whole,
+    write_results,
+)
 
 GOOD = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}'
 
@@ -46,6 +51,13 @@ def test_a_line_without_end_is_refused_without_being_kept() -> None:
     assert isinstance(refused, RejectedRow)
     assert refused.code == "line_too_long"
     assert isinstance(good, NewRequest)
+
+
+def test_only_bad_lines_in_a_row_end_the_reading() -> None:
+    scattered = (b"{\n" * 4 + GOOD + b"\n") * 3
+    assert len(list(read_batch_lines(io.BytesIO(scattered), 5))) == 15
+    with pytest.raises(UnusableInputError, match=r"5 lines in a row.*the first: line 16: broken"):
+        list(read_batch_lines(io.BytesIO(scattered + b"{\n" * 5), 5))
 
 
 def test_results_are_one_json_object_a_line(tmp_path: Path) -> None:

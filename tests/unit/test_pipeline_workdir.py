@@ -6,11 +6,17 @@ import pytest
 
 from nightjar.pipeline.embedded.workdir import (
     UsageError,
+    check_overwrites,
     check_paths,
     default_workdir,
     file_digest,
     locked_workdir,
+    note_asked,
+    note_writing,
+    note_written,
     output_paths,
+    was_written,
+    what_changed,
 )
 
 
@@ -69,3 +75,45 @@ def test_digests_tell_files_apart(tmp_path: Path) -> None:
     assert file_digest(one) == file_digest(two)
     two.write_bytes(b"a" * 2_999_999 + b"b")
     assert file_digest(one) != file_digest(two)
+
+
+def test_a_file_that_is_not_a_runs_own_is_refused_by_name(tmp_path: Path) -> None:
+    out, work = tmp_path / "out.jsonl", tmp_path / "work"
+    check_overwrites(out, work)
+    for path in output_paths(out):
+        path.write_text("somebody's work")
+        with pytest.raises(UsageError, match=rf"overwrite {path}, and no run.*add --overwrite"):
+            check_overwrites(out, work)
+        path.write_text("")  # as mktemp leaves it: nothing to lose
+        check_overwrites(out, work)
+
+
+def test_a_runs_own_files_are_known_whenever_it_was_killed(tmp_path: Path) -> None:
+    out, work = tmp_path / "out.jsonl", tmp_path / "work"
+    work.mkdir()
+    note_writing(work, out)
+    for path in output_paths(out):  # killed after this move, before the note of it
+        path.write_text("results")
+        check_overwrites(out, work)
+    assert not was_written(work, out)
+    note_written(work, out)
+    assert was_written(work, out)
+    check_overwrites(out, work)
+    with pytest.raises(UsageError, match="no run of this work directory"):
+        check_overwrites(out, tmp_path / "other work")
+    out.write_text("results, edited")
+    with pytest.raises(UsageError, match="changed since Nightjar wrote it"):
+        check_overwrites(out, work)
+    (work / "written.json").write_text('[["half')
+    with pytest.raises(UsageError, match="no run of this work directory"):
+        check_overwrites(out, work)
+
+
+def test_what_has_changed_is_named(tmp_path: Path) -> None:
+    asked = {"the input": "1", "the model": "2", "--dtype": "bf16", "the prompt vectors": ""}
+    everything = "the input, the model, --dtype or the prompt vectors have changed since"
+    assert what_changed(tmp_path, asked) == everything  # a version before has noted nothing
+    note_asked(tmp_path, asked)
+    assert what_changed(tmp_path, asked | {"--dtype": "fp32"}) == "--dtype has changed since"
+    both = what_changed(tmp_path, asked | {"the input": "3", "the prompt vectors": "v 1"})
+    assert both == "the input and the prompt vectors have changed since"

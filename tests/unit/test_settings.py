@@ -1,8 +1,12 @@
 """Settings: what belongs together is checked; a fault names its variable, and what mends it."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from nightjar.pipeline.settings import Settings, SettingsError
+from nightjar.pipeline.variables import unknown_variables
 
 
 @pytest.mark.parametrize(
@@ -31,10 +35,52 @@ def test_a_shard_a_device(given, count, devices):
         ({"devices": "cuda:0"}, "NIGHTJAR_DEVICES: 'cuda:0': give numbers with commas between"),
         ({"devices": "0,"}, "NIGHTJAR_DEVICES: '0,': give numbers with commas between"),
         ({"shards": 0}, "NIGHTJAR_SHARDS"),
+        ({"broker_url": "127.0.0.1:6379/0"}, "NIGHTJAR_BROKER_URL: .* begins with redis://"),
+        ({"broker_url": "amqp://owl:secret@host//"}, "NIGHTJAR_BROKER_URL: .* begins with redis"),
         ({"shards": 2, "device": "cuda"}, "NIGHTJAR_DEVICES.*none for 2 shards on a GPU"),
         ({"devices": "0,1", "device": "cuda"}, "NIGHTJAR_DEVICES.*0,1 beside NIGHTJAR_DEVICE cuda"),
     ],
 )
 def test_what_does_not_fit_is_named(given, fault):
-    with pytest.raises(SettingsError, match=fault):
+    with pytest.raises(SettingsError, match=fault) as caught:
         Settings.read(**given)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["redis://h/0", "rediss://:p@h:1/0", "redis+socket:///a/b.sock"])
+def test_brokers_that_celery_reaches(url):
+    assert Settings.read(broker_url=url).broker_url.get_secret_value() == url
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("NIGHTJAR_WORKER_THREDS", "NIGHTJAR_WORKER_THREADS"),
+        ("NIGHTJAR_MODELNAME", "NIGHTJAR_MODEL_NAME"),
+        ("NIGHTJAR_KERNELS_CACHE", "NIGHTJAR_KERNEL_CACHE"),
+    ],
+)
+def test_a_mistyped_variable_is_refused_with_what_was_meant(name, meant, monkeypatch):
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(SettingsError, match=f"{name}: there is no such setting.*mean {meant}"):
+        Settings.read()
+
+
+def test_a_variable_that_resembles_none_is_warned_of(monkeypatch, caplog):
+    monkeypatch.setenv("NIGHTJAR_OWL", "secret")
+    Settings.read()
+    assert "NIGHTJAR_OWL: no setting has that name" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_no_part_of_nightjar_reads_a_variable_that_it_would_refuse():
+    """One list of names: what is read beside the settings stands in it."""
+    root = Path(__file__).parents[2]
+    rooms = ("checkpoints", "gpu_worker", "jobs", "kernels", "nightjar", "pipeline")
+    files = [path for room in rooms for path in (root / room).rglob("*.py")]
+    quoted = re.compile(r"""["'](NIGHTJAR_[A-Z][A-Z0-9_]*)["']""")
+    read = {name for path in files for name in quoted.findall(path.read_text(encoding="utf-8"))}
+    shell = (root / "docker-compose.yml").read_text() + (root / "Dockerfile").read_text()
+    read |= set(re.findall("NIGHTJAR_[A-Z0-9_]*[A-Z0-9]", shell))
+    assert read >= {"NIGHTJAR_CPU_KERNELS", "NIGHTJAR_FLOWER_AUTH", "NIGHTJAR_MODEL_DIR"}
+    assert unknown_variables(read, Settings.model_fields) == []

@@ -1,0 +1,111 @@
+"""What a job waits for: whoever has to act is named, and nobody else."""
+
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+
+from nightjar.jobs.errors import UnknownJobError
+from nightjar.jobs.records import ComputeSeconds
+from nightjar.jobs.store import Store
+from nightjar.jobs.store.base import now
+from nightjar.jobs.store.tables import worker
+from nightjar.jobs.store.waiting import SWEEPER, Waiting, WaitsFor
+from nightjar.pipeline import sweeper
+from nightjar.pipeline.embedded import patience as patience_module
+from nightjar.pipeline.embedded.patience import Patience
+from tests.jobs import planned, submit
+from tests.outcomes import claim, compute
+
+BODY: dict[str, object] = {"prompt": "a"}
+
+
+def alive(store: Store, *owners: str) -> None:
+    for owner in owners:
+        store.beat(owner, ComputeSeconds())
+
+
+def silent(store: Store, owner: str, seconds: float) -> None:
+    """As if its last sign of life was so long ago."""
+    alive(store, owner)
+    values = {"seen_at": now() - timedelta(seconds=seconds)}
+    with store._database.engine.begin() as connection:
+        connection.execute(sa.update(worker).where(worker.c.owner == owner).values(values))
+
+
+def test_the_planner_beats_under_the_name_that_is_looked_for() -> None:
+    assert sweeper.OWNER == SWEEPER
+
+
+def test_nobody_is_there(store: Store) -> None:
+    waiting = store.waiting_for(submit(store, [BODY]))
+    assert waiting.waits_for == (WaitsFor.GPU_WORKER, WaitsFor.PLANNER)
+    assert waiting.message is not None
+    for said in ("no GPU worker has given a sign of life yet", "nightjar worker plan", "broker"):
+        assert said in waiting.message
+
+
+def test_who_has_fallen_silent_is_named_with_its_silence(store: Store) -> None:
+    job_id = submit(store, [BODY])
+    alive(store, SWEEPER)
+    silent(store, "gpu", 600)
+    waiting = store.waiting_for(job_id)
+    assert waiting.waits_for == (WaitsFor.GPU_WORKER,)
+    assert "no GPU worker has given a sign of life for 600 s" in (waiting.message or "")
+    alive(store, "other gpu")
+    silent(store, SWEEPER, 60)
+    waiting = store.waiting_for(job_id)
+    assert waiting.waits_for == (WaitsFor.PLANNER,)
+    assert "no planner has given a sign of life for 60 s" in (waiting.message or "")
+
+
+def test_a_job_on_its_way(store: Store) -> None:
+    alive(store, SWEEPER, "gpu")
+    unplanned = submit(store, [BODY])
+    assert store.waiting_for(unplanned) == Waiting(
+        (WaitsFor.PLANNER,), "its requests wait to be planned"
+    )
+    job_id, (ref,) = planned(store, 1)
+    assert store.waiting_for(job_id).waits_for == (WaitsFor.TURN,)
+    store.mark_dispatched([ref])
+    assert store.waiting_for(job_id).waits_for == (WaitsFor.TURN,)
+    silent(store, SWEEPER, 60)  # the message is in the broker: no planner is needed for it
+    assert store.waiting_for(job_id).waits_for == (WaitsFor.TURN,)
+    claim(store, ref)
+    assert store.waiting_for(job_id) == Waiting()
+    silent(store, "gpu", 60)  # whoever holds it has fallen silent
+    assert store.waiting_for(job_id).waits_for == (WaitsFor.GPU_WORKER,)
+
+
+def test_a_job_that_nobody_has_to_go_on_with(store: Store) -> None:
+    job_id, (ref,) = planned(store, 1)
+    store.pause(job_id)
+    waiting = store.waiting_for(job_id)
+    assert waiting.waits_for == (WaitsFor.RESUME,)
+    assert f"nightjar resume {job_id}" in (waiting.message or "")
+    store.resume(job_id)
+    compute(store, ref)
+    assert store.job(job_id).is_over
+    assert store.waiting_for(job_id) == Waiting()
+    with pytest.raises(UnknownJobError):
+        store.waiting_for("job_nobody")
+
+
+def test_a_run_without_progress_says_once_what_it_waits_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience_module, "_PATIENCE_S", 0.0)
+    heard: list[str] = []
+    patience = Patience(store, heard.append)
+    job_id, refs = planned(store, 2)
+    for _ in range(3):
+        patience.look(store.job(job_id))
+    assert len(heard) == 1
+    assert heard[0].startswith("waits: no GPU worker has given a sign of life yet")
+    alive(store, SWEEPER, "gpu")
+    for _ in range(2):
+        patience.look(store.job(job_id))
+    assert heard[1:] == ["waits: its turn: the GPU workers compute other work first"]
+    claim(store, refs[0])
+    patience.look(store.job(job_id))
+    assert len(heard) == 2
