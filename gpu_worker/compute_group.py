@@ -67,9 +67,10 @@ class ComputeConfig:
     shards: int = 1
     devices: tuple[str, ...] = ()
     rank_late_after_s: float = 8.0
+    stamp: str = ""  # of the model's files; a process that finds others does not start
 
     @classmethod
-    def of(cls, settings: Settings, model: Path) -> Self:
+    def of(cls, settings: Settings, model: Path, stamp: str = "") -> Self:
         """What the settings say about a model's processes."""
         return cls(
             model=model,
@@ -85,6 +86,7 @@ class ComputeConfig:
             shards=settings.shard_count,
             devices=settings.device_list,
             rank_late_after_s=settings.rank_late_after_s,
+            stamp=stamp,
         )
 
     @property
@@ -112,6 +114,7 @@ class ComputeConfig:
             command.append(f"--gpu-memory-share={self.gpu_memory_share}")
             command.append(f"--host-cache-bytes={self.host_cache_bytes}")
             command.append(f"--fake-step-s={self.fake_step_s}")
+            command.append(f"--stamp={self.stamp}")
         threads = self.threads_per_rank
         return command if threads is None else [*command, f"--threads={threads}"]
 

@@ -54,7 +54,7 @@ class _Parts:
         # Before the model is loaded: files that change meanwhile are another model.
         listen_for(app, model.fingerprint)
         cache = open_cache(settings, store, model)
-        launcher = Launcher(ComputeConfig.of(settings, model.path), on_failure=_leave)
+        launcher = Launcher(ComputeConfig.of(settings, model.path, model.stamp), on_failure=_leave)
         launcher.wait_ready()
         worker = GpuWorker(
             store,
