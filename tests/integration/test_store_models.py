@@ -1,5 +1,6 @@
 """Work belongs to a model: no other may claim it, and a change of models leaves nothing behind."""
 
+import pytest
 import sqlalchemy as sa
 
 from nightjar.jobs.records import (
@@ -14,7 +15,7 @@ from nightjar.jobs.records import (
     RequestKind,
 )
 from nightjar.jobs.store import Store
-from tests.jobs import submit
+from tests.jobs import before_the_next_write, submit
 from tests.outcomes import answers, claim, compute
 
 ALPHA, BETA = "a" * 64, "b" * 64
@@ -81,6 +82,16 @@ def test_what_nobody_computes_is_planned_anew_for_the_model_that_is_served(store
         assert compute(store, ref)
     assert store.job(job_id).state is JobState.COMPLETED
     assert len(store.results(job_id)) == 8
+
+
+def test_what_is_claimed_while_it_is_taken_apart_stays_with_its_worker(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, refs = planned_for(store, ALPHA, 2)
+    before_the_next_write(store, monkeypatch, lambda: claim(store, refs[0]))
+    assert [ref.id for ref in store.replan_others(BETA, MANY)] == [refs[1].id]
+    assert store.leased("worker") == refs[:1]
+    assert len(store.queued_requests(job_id, MANY)) == 1
 
 
 def test_work_of_the_served_model_is_left_as_it_is(store: Store) -> None:

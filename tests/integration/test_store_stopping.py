@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -22,7 +21,7 @@ from nightjar.jobs.records import (
 )
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.tables import job as job_table
-from tests.jobs import planned, submit
+from tests.jobs import before_the_next_write, planned, submit
 from tests.outcomes import answers, claim, codes, compute
 
 
@@ -255,20 +254,6 @@ def test_a_paused_job_can_be_cancelled(store: Store) -> None:
 def test_steering_an_unknown_job(store: Store, act: Callable[[Store, str], Job]) -> None:
     with pytest.raises(UnknownJobError):
         act(store, "job_nothing")
-
-
-def before_the_next_write(
-    store: Store, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
-) -> None:
-    """Let something happen between what is read next and the transaction that rests on it."""
-    database, write = store._database, store._database.write
-
-    def later(*arguments: Any, **options: Any) -> Any:
-        monkeypatch.setattr(database, "write", write)
-        act()
-        return write(*arguments, **options)
-
-    monkeypatch.setattr(database, "write", later)
 
 
 def test_a_job_that_ends_while_it_expires_has_ended(
