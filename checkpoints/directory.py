@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from nightjar.checkpoints.chat_template import ChatTemplate
 from nightjar.checkpoints.config import ModelConfig
+from nightjar.checkpoints.digest_cache import FileStamp
 from nightjar.checkpoints.errors import CheckpointError
 from nightjar.checkpoints.families import read_config
-from nightjar.checkpoints.fingerprint import fingerprint
+from nightjar.checkpoints.fingerprint import SMALL_NAMES, fingerprint, stamps
 from nightjar.checkpoints.json_file import read_json_object
 from nightjar.checkpoints.safetensors_header import SafetensorsHeader
 from nightjar.checkpoints.tokenizer import Tokenizer
@@ -28,12 +30,14 @@ class ModelDirectory:
 
     headers: the weight files' headers, in the order of their names.
     tensors: what they hold, by the names that the decoder asks for.
+    stamp: changes with the content of any file that answers depend on; taken before they were read.
     """
 
     path: Path
     config: ModelConfig
     headers: tuple[SafetensorsHeader, ...]
     tensors: Mapping[str, StoredTensor] = field(repr=False)
+    stamp: str = field(repr=False)
     _tokenizer: Tokenizer = field(repr=False, compare=False)
 
     @staticmethod
@@ -42,17 +46,21 @@ class ModelDirectory:
         directory = Path(path)
         if not directory.is_dir():
             raise CheckpointError(f"{directory}: no such directory; give a model directory")
+        small = [directory / name for name in SMALL_NAMES]
+        before = stamps(small)
         config = read_config(directory)
         if not (directory / "tokenizer.json").is_file():
             raise CheckpointError(
                 f"{directory}: no tokenizer.json; save the model's tokenizer into the directory "
                 "(AutoTokenizer.from_pretrained(...).save_pretrained(...))"
             )
-        headers = tuple(SafetensorsHeader.read(file) for file in _weight_files(directory))
+        weight_files = _weight_files(directory)
+        stamp = _stamp([*small, *weight_files], [*before, *stamps(weight_files)])
+        headers = tuple(SafetensorsHeader.read(file) for file in weight_files)
         tensors = find_tensors(config, headers)
         check_tensors(directory, config, tensors)
         tokenizer = Tokenizer.read(directory / "tokenizer.json", config.vocab_size)
-        return ModelDirectory(directory, config, headers, tensors, tokenizer)
+        return ModelDirectory(directory, config, headers, tensors, stamp, tokenizer)
 
     @property
     def name(self) -> str:
@@ -61,8 +69,24 @@ class ModelDirectory:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells this model from any other; read from the files when it is first asked for."""
-        return fingerprint(self.path, self.headers)
+        """Tells this model from any other; all files are read when it is first asked for.
+
+        Raises:
+            CheckpointError: They cannot be read, or have changed since the directory was opened.
+        """
+        found = fingerprint(self.path, [header.path for header in self.headers])
+        self.check_unchanged(self.stamp)
+        return found
+
+    def check_unchanged(self, stamp: str) -> None:
+        """Raise CheckpointError if the files are not those any more that had this stamp."""
+        files = [self.path / name for name in SMALL_NAMES]
+        files += [header.path for header in self.headers]
+        if _stamp(files, stamps(files)) != stamp:
+            raise CheckpointError(
+                f"{self.path}: the files have changed since they were opened; start again, and "
+                "serve another version of a model from another directory"
+            )
 
     def tokenizer(self) -> Tokenizer:
         """The directory's tokenizer, which fits the vocabulary of the weights."""
@@ -71,6 +95,11 @@ class ModelDirectory:
     def chat_template(self) -> ChatTemplate | None:
         """What makes a prompt of messages, or None; CheckpointError if the template is broken."""
         return ChatTemplate.read(self.path)
+
+
+def _stamp(files: Sequence[Path], looks: Sequence[FileStamp | None]) -> str:
+    parts = [f"{file.name} {look}" for file, look in zip(files, looks, strict=True)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -1,12 +1,24 @@
-"""A model directory's fingerprint: another content is another model."""
+"""A model directory's fingerprint: another content is another model.
+
+Every byte counts. Hashing takes about a second a GiB and processor core, so files are hashed in
+pieces by several threads (hashlib lets go of the interpreter), and the digest of a large file is
+remembered for as long as the file is the same.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import logging
+import os
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from nightjar.checkpoints.safetensors_header import SafetensorsHeader
+from nightjar.checkpoints.digest_cache import FileStamp, recall, remember
+from nightjar.checkpoints.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
 
 # What answers depend on beside the weights; generation_config.json holds the end-of-text tokens,
 # the last two the chat template.
@@ -18,39 +30,92 @@ SMALL_NAMES = (
     "chat_template.jinja",
 )
 
-WHOLE_BYTES = 2 << 30
-"""A weight file of up to so many bytes is read whole (a second or two a GiB)."""
-SAMPLES = 64
-SAMPLE_BYTES = 64 * 1024
-CHUNK_BYTES = 1 << 20
+PIECE_BYTES = 64 << 20
+"""One thread's work; part of what a fingerprint means, as are the hash and the order of files."""
+READ_BYTES = 1 << 20
+REMEMBERED_BYTES = 64 << 20
+"""A smaller file is hashed in less time than it is worth."""
+MOST_THREADS = 16
 
 
-def fingerprint(directory: Path, headers: Iterable[SafetensorsHeader]) -> str:
-    """sha256, in hexadecimal, over the small files and each weight file's name, size and content.
+def stamps(paths: Iterable[Path]) -> tuple[FileStamp | None, ...]:
+    """What changes with each file's content, without reading it; None for a file that is not there.
 
-    Of a weight file past WHOLE_BYTES only the header and evenly spread samples count.  Training a
-    model on changes nearly every number and is seen in them; an edit of a single tensor in so
-    large a file may fall between them.
+    Raises:
+        CheckpointError: A file cannot be looked at.
     """
+    return tuple(FileStamp.of(path) for path in paths)
+
+
+def fingerprint(directory: Path, weight_files: Sequence[Path]) -> str:
+    """sha256, in hexadecimal, over each file's name, size and content.
+
+    Raises:
+        CheckpointError: A file cannot be read, or changes meanwhile.
+    """
+    small = [directory / name for name in SMALL_NAMES if (directory / name).is_file()]
+    files = [*small, *weight_files]
+    before = stamps(files)
+    whole = hashlib.sha256(b"nightjar fingerprint 2\0")
+    started_ns = time.time_ns()
+    try:
+        for path, digest in zip(files, _digests(files), strict=True):
+            whole.update(f"{path.name}\0{digest}\0".encode())
+    except OSError as error:
+        raise CheckpointError(f"{directory}: cannot be read: {error}") from error
+    if stamps(files) != before:
+        raise CheckpointError(
+            f"{directory}: files change while they are read; wait until they are all there"
+        )
+    total_bytes = sum(stamp.size_bytes for stamp in before if stamp is not None)
+    logger.info(
+        "%s is the model %s: read %.1f GiB in %.1f s",
+        directory,
+        whole.hexdigest()[:12],
+        total_bytes / 2**30,
+        (time.time_ns() - started_ns) / 1e9,
+        extra={"action": "fingerprint"},
+    )
+    return whole.hexdigest()
+
+
+def _digests(files: Sequence[Path]) -> list[str]:
+    """The digest of each file, remembered or made now."""
+    known = [recall(path) if path.stat().st_size >= REMEMBERED_BYTES else None for path in files]
+    unknown = [path for path, digest in zip(files, known, strict=True) if digest is None]
+    made = dict(zip(unknown, _hash_files(unknown), strict=True))
+    return [digest or made[path] for path, digest in zip(files, known, strict=True)]
+
+
+def _hash_files(files: Sequence[Path]) -> list[str]:
+    """The digest of each file's size and of the digests of its pieces."""
+    looked = [FileStamp.of(path) for path in files]
+    starts = [range(0, max(1, path.stat().st_size), PIECE_BYTES) for path in files]
+    started_ns = time.time_ns()
+    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
+        pieces = [
+            [pool.submit(_hash_piece, path, start) for start in of_file]
+            for path, of_file in zip(files, starts, strict=True)
+        ]
+        digests = []
+        for path, stamp, of_file in zip(files, looked, pieces, strict=True):
+            whole = hashlib.sha256(path.stat().st_size.to_bytes(8, "big"))
+            for piece in of_file:
+                whole.update(piece.result())
+            digests.append(whole.hexdigest())
+            if stamp is not None and stamp.size_bytes >= REMEMBERED_BYTES:
+                remember(path, stamp, digests[-1], started_ns)
+    return digests
+
+
+def _hash_piece(path: Path, start: int) -> bytes:
+    """The digest of at most PIECE_BYTES of a file."""
     digest = hashlib.sha256()
-    for name in SMALL_NAMES:
-        if (directory / name).is_file():
-            content = (directory / name).read_bytes()
-            digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    for header in headers:
-        digest.update(f"{header.path.name}\0{header.size_bytes}\0".encode() + header.raw)
-        for chunk in _content(header):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _content(header: SafetensorsHeader) -> Iterator[bytes]:
-    """All bytes of the file, or samples of a large one."""
-    size, stride = CHUNK_BYTES, CHUNK_BYTES
-    if header.size_bytes > WHOLE_BYTES:
-        size = SAMPLE_BYTES
-        stride = max(1, header.size_bytes // (SAMPLES * SAMPLE_BYTES)) * SAMPLE_BYTES
-    with header.path.open("rb") as file:
-        for start in range(0, header.size_bytes, stride):
-            file.seek(start)
-            yield file.read(size)
+    buffer = memoryview(bytearray(READ_BYTES))
+    left = PIECE_BYTES
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        while left and (count := file.readinto(buffer[: min(left, READ_BYTES)])):
+            digest.update(buffer[:count])
+            left -= count
+    return digest.digest()

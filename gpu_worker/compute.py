@@ -132,6 +132,7 @@ def main() -> int:
     parser.add_argument("--window-steps", type=int, default=8, help="decode steps on a GPU")
     parser.add_argument("--engine", choices=("model", "fake"), default="model")
     parser.add_argument("--fake-step-s", type=float, default=0.0, help="seconds of a fake step")
+    parser.add_argument("--stamp", default="", help="of the files that the worker has read")
     parser.add_argument("--pipe", type=int, required=True, help="file descriptor of the pipe")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch")
     parser.add_argument("--followers", default="", help="file descriptors to ranks 1, 2, ...")
@@ -155,6 +156,8 @@ def _serve(args: argparse.Namespace, place: Place, pipe: Connection) -> int:
         directory = ModelDirectory.open(args.model)
         tokenizer = directory.tokenizer()
         engine, dtype = _choose_engine(args, place, directory, tokenizer)
+        if args.stamp:  # after loading: the worker speaks for these files and no others
+            directory.check_unchanged(args.stamp)
     except (CheckpointError, CannotComputeError, MemoryError, ValueError) as error:
         pipe.send_bytes(messages.encode([messages.LoadFailed(message=str(error))]))
         return 1

@@ -73,9 +73,10 @@ class ComputeConfig:
     cuda_prefetch: bool = True
     cuda_small_products: bool = True
     cuda_fused_heads: bool = True
+    stamp: str = ""  # of the model's files; a process that finds others does not start
 
     @classmethod
-    def of(cls, settings: Settings, model: Path) -> Self:
+    def of(cls, settings: Settings, model: Path, stamp: str = "") -> Self:
         """What the settings say about a model's processes."""
         return cls(
             model=model,
@@ -96,6 +97,7 @@ class ComputeConfig:
             cuda_prefetch=settings.cuda_prefetch,
             cuda_small_products=settings.cuda_small_products,
             cuda_fused_heads=settings.cuda_fused_heads,
+            stamp=stamp,
         )
 
     @property
@@ -125,6 +127,7 @@ class ComputeConfig:
             command.append(f"--host-cache-bytes={self.host_cache_bytes}")
             command.append(f"--fake-step-s={self.fake_step_s}")
             command.append(f"--window-steps={self.window_steps}")
+            command.append(f"--stamp={self.stamp}")
         threads = self.threads_per_rank
         return command if threads is None else [*command, f"--threads={threads}"]
 

@@ -24,6 +24,7 @@ from nightjar.pipeline.celery_app import (
     EXPECTED_ERRORS,
     TICK_TASK,
     create_celery_app,
+    listen_for,
 )
 from nightjar.pipeline.commands import CANNOT_START, EXIT_CANNOT_START
 from nightjar.pipeline.reuse import open_cache
@@ -51,13 +52,15 @@ class _Parts:
         model = ModelDirectory.open(settings.model)
         store = Store(settings.database_url.get_secret_value())
         # Before the model is loaded: files that change meanwhile are another model.
+        listen_for(app, model.fingerprint)
         cache = open_cache(settings, store, model)
-        launcher = Launcher(ComputeConfig.of(settings, model.path), on_failure=_leave)
+        launcher = Launcher(ComputeConfig.of(settings, model.path, model.stamp), on_failure=_leave)
         launcher.wait_ready()
         worker = GpuWorker(
             store,
             launcher,
             model=settings.model_name or model.name,
+            fingerprint=model.fingerprint,
             crashes_allowed=settings.request_crashes,
             cache=cache,
         )

@@ -77,6 +77,7 @@ class GpuWorker:
         store: Where leases are.
         launcher: The compute process.
         model: The name that answers carry.
+        fingerprint: Of the model that is served; what was planned for another is not claimed.
         crashes_allowed: So many crashes of a request that was computed alone make it fail.
         cache: Keeps answers for later jobs, if they are to be reused.
     """
@@ -87,6 +88,7 @@ class GpuWorker:
         launcher: Launcher,
         *,
         model: str,
+        fingerprint: str = "",
         crashes_allowed: int,
         cache: ResultCache | None = None,
     ) -> None:
@@ -94,6 +96,7 @@ class GpuWorker:
         self._store = store
         self._launcher = launcher
         self._model = model
+        self._fingerprint = fingerprint
         self._crashes_allowed = crashes_allowed
         self._cache = cache
         self._gate = Gate()
@@ -112,7 +115,7 @@ class GpuWorker:
         gate = self._gate.alone() if alone else self._gate.together()
         try:
             with gate, self._holding(micro_batch):
-                batch = self._store.claim(micro_batch, epoch, self.owner)
+                batch = self._store.claim(micro_batch, epoch, self.owner, self._fingerprint)
                 return Outcome("skipped") if batch is None else self._run(batch)
         except GateClosedError:
             # Not claimed: its message is sent again at once, to others.

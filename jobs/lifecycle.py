@@ -55,8 +55,9 @@ REQUEST_TRANSITIONS: Mapping[RequestState, frozenset[RequestState]] = {
     RequestState.FOLLOWING: frozenset(
         {RequestState.DONE, RequestState.FAILED, RequestState.CANCELLED}
     ),
+    # Queued again: its micro-batch was planned for a model that is not served any more.
     RequestState.PLANNED: frozenset(
-        {RequestState.DONE, RequestState.FAILED, RequestState.CANCELLED}
+        {RequestState.QUEUED, RequestState.DONE, RequestState.FAILED, RequestState.CANCELLED}
     ),
     RequestState.DONE: frozenset(),
     # Retried by hand: planned again, or computed alone if it had crashed, or with its leader.
@@ -68,10 +69,20 @@ REQUEST_TRANSITIONS: Mapping[RequestState, frozenset[RequestState]] = {
 
 MICRO_BATCH_TRANSITIONS: Mapping[MicroBatchState, frozenset[MicroBatchState]] = {
     MicroBatchState.READY: frozenset(
-        {MicroBatchState.DISPATCHED, MicroBatchState.LEASED, MicroBatchState.CANCELLED}
+        {
+            MicroBatchState.DISPATCHED,
+            MicroBatchState.LEASED,
+            MicroBatchState.CANCELLED,
+            MicroBatchState.REPLANNED,
+        }
     ),
     MicroBatchState.DISPATCHED: frozenset(
-        {MicroBatchState.READY, MicroBatchState.LEASED, MicroBatchState.CANCELLED}
+        {
+            MicroBatchState.READY,
+            MicroBatchState.LEASED,
+            MicroBatchState.CANCELLED,
+            MicroBatchState.REPLANNED,
+        }
     ),
     # Back to ready: its worker gave it back or died; the epoch rises with it.
     MicroBatchState.LEASED: frozenset(
@@ -85,6 +96,7 @@ MICRO_BATCH_TRANSITIONS: Mapping[MicroBatchState, frozenset[MicroBatchState]] = 
     MicroBatchState.DONE: frozenset(),
     MicroBatchState.CANCELLED: frozenset(),
     MicroBatchState.SPLIT: frozenset(),
+    MicroBatchState.REPLANNED: frozenset(),
 }
 
 

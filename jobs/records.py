@@ -65,6 +65,7 @@ class MicroBatchState(StrEnum):
     DONE = "done"
     CANCELLED = "cancelled"
     SPLIT = "split"  # it crashed; its requests go on in smaller ones, each computed alone
+    REPLANNED = "replanned"  # taken apart for another model; its requests are queued again
 
 
 class Reuse(StrEnum):
@@ -199,6 +200,7 @@ class MicroBatchRef:
     size: int
     tokens: int
     isolated: bool = False  # suspects: nothing else is computed beside them
+    fingerprint: str = ""  # of the model that it was planned for; "": by a version before 0013
     urgent: bool = False  # its job has a priority; `dispatchable` alone says so
 
 
@@ -226,6 +228,7 @@ class ClaimedMicroBatch:
     size: int
     tokens: int
     isolated: bool
+    fingerprint: str  # of the model that it was planned for
     attempts: int  # claims so far, this one included
     crashes: int  # crashes while its only request was computed alone
     requests: list[ClaimedRequest]

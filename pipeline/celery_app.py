@@ -59,7 +59,8 @@ def create_celery_app(settings: Settings) -> Celery:
         task_serializer="json",
         accept_content=["json"],
         task_default_queue=PLAN_QUEUE,
-        task_queues=[_queue(name) for name in (PLAN_QUEUE, *compute_queues())],
+        # A GPU worker adds the queues of its own model when it knows which that is.
+        task_queues=[celery_queue(PLAN_QUEUE)],
         task_create_missing_queues=False,
         task_routes={name: {"queue": PLAN_QUEUE} for name in (PLAN_TASK, TICK_TASK, SWEEP_TASK)},
         beat_schedule=_schedule(settings),
@@ -73,9 +74,18 @@ def _write_fields(logger: logging.Logger, **_: object) -> None:
         handler.addFilter(QuietTicks(frozenset((TICK_TASK, SWEEP_TASK))))
 
 
-def _queue(name: str) -> Queue:
+def celery_queue(name: str) -> Queue:
+    """A queue as Celery declares it."""
     # An exchange and a key of its own: with Celery's defaults every queue hangs on one exchange.
     return Queue(name, Exchange(name), routing_key=name)
+
+
+def listen_for(app: Celery, fingerprint: str) -> None:
+    """Let this worker take the micro-batches of one model, and no others; before it starts."""
+    queues = compute_queues(fingerprint)
+    for name in queues:
+        app.amqp.queues.add(celery_queue(name))
+    app.amqp.queues.select(queues)
 
 
 _BEGAN = datetime.now(UTC) - timedelta(seconds=time.monotonic())

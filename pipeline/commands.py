@@ -4,7 +4,7 @@ import os
 import sys
 from enum import StrEnum
 
-from nightjar.pipeline.queues import PLAN_QUEUE, compute_queues
+from nightjar.pipeline.queues import PLAN_QUEUE
 from nightjar.pipeline.settings import Settings
 
 EXIT_CANNOT_START = 78
@@ -56,7 +56,8 @@ def worker_command(role: WorkerRole, settings: Settings) -> list[str]:
     """Start a Celery worker of this role."""
     if role is WorkerRole.PLAN:
         return _worker(PLANNER_APP, PLANNER, [PLAN_QUEUE], _PLANNER_THREADS)
-    return _worker(GPU_WORKER_APP, GPU_WORKER, compute_queues(), settings.worker_threads)
+    # Its queues are those of its model, which it reads for itself.
+    return _worker(GPU_WORKER_APP, GPU_WORKER, [], settings.worker_threads)
 
 
 def beat_command() -> list[str]:
@@ -93,7 +94,7 @@ def _worker(app: str, name: str, queues: list[str], threads: int) -> list[str]:
         *_celery(app, "worker"),
         "--pool=threads",
         f"--concurrency={threads}",
-        f"--queues={','.join(queues)}",
+        *([f"--queues={','.join(queues)}"] if queues else []),
         f"--hostname={name}-{os.getpid()}@%h",
         "--task-events",
         "--without-gossip",

@@ -1,15 +1,22 @@
 """Dispatch: publish ready micro-batches, one Celery message each, a bounded window at a time."""
 
 import logging
+from functools import lru_cache
 
 from celery import Celery
+from kombu import Queue
 
 from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.store import Store
-from nightjar.pipeline.celery_app import COMPUTE_TASK, ORDINARY, URGENT
-from nightjar.pipeline.queues import compute_queue
+from nightjar.pipeline.celery_app import COMPUTE_TASK, ORDINARY, URGENT, celery_queue
+from nightjar.pipeline.queues import compute_queue, compute_queues
 
 logger = logging.getLogger(__name__)
+
+
+@lru_cache(1024)
+def _queue(name: str) -> Queue:
+    return celery_queue(name)
 
 
 def dispatch(app: Celery, store: Store, window: int) -> int:
@@ -32,7 +39,7 @@ def dispatch(app: Celery, store: Store, window: int) -> int:
 
 
 def publish(app: Celery, ref: MicroBatchRef) -> None:
-    """Send one micro-batch to the queue of its kind and bucket, readable in Flower."""
+    """Send one micro-batch to the queue of its model, kind and bucket, readable in Flower."""
     kwargs: dict[str, object] = {"micro_batch": ref.id, "epoch": ref.epoch}
     if ref.isolated:  # else left out: workers of the version before do not know it
         kwargs["alone"] = True
@@ -44,12 +51,20 @@ def publish(app: Celery, ref: MicroBatchRef) -> None:
     app.send_task(
         COMPUTE_TASK,
         kwargs=kwargs,
-        queue=compute_queue(ref.kind, ref.bucket),
+        # Declared by what it is, not looked up by its name: this process declares no such queue.
+        queue=_queue(compute_queue(ref.fingerprint, ref.kind, ref.bucket)),
         priority=URGENT if ref.urgent else ORDINARY,
         shadow=f"{ref.kind.value} {ref.size} {suspects}{_requests(ref.size)}, bucket {ref.bucket}",
         argsrepr="",
         kwargsrepr=summary,
     )
+
+
+def empty_queues(app: Celery, fingerprint: str) -> None:
+    """Drop the messages of a model; what of its work still waits in SQL is sent again."""
+    with app.connection_for_write() as connection, connection.channel() as channel:
+        for name in compute_queues(fingerprint):
+            channel.queue_purge(name)
 
 
 def _requests(count: int) -> str:

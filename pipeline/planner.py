@@ -31,6 +31,7 @@ class Planner:
 
     def __init__(self, settings: Settings, store: Store, model: ModelDirectory) -> None:
         self._settings = settings
+        self.fingerprint = model.fingerprint
         self._cache = open_cache(settings, store, model)
         self._store = store
         self._encoder = Encoder(
@@ -77,7 +78,9 @@ class Planner:
             most_requests=self._settings.micro_batch_requests,
             most_tokens=self._settings.micro_batch_tokens,
         )
-        self._store.save_plan(job_id, encoded, batches, rejected, answered)
+        self._store.save_plan(
+            job_id, encoded, batches, rejected, answered, fingerprint=self.fingerprint
+        )
         logger.info(
             "planned %d requests of %s into %d micro-batches, refused %d, had %d answers",
             len(encoded),

@@ -14,6 +14,7 @@ from nightjar.pipeline.variables import unknown_variables
 
 logger = logging.getLogger(__name__)
 
+OnModelChange = Literal["replan", "finish"]
 Dtype = Literal["auto", "fp64", "fp32", "bf16", "fp16", "int8"]
 
 
@@ -94,6 +95,11 @@ class Settings(BaseSettings):
         10, ge=0, le=19, description="priority of planners, workers and uploads, given up to polls"
     )
     worker_threads: int = Field(4, ge=1, description="micro-batches in one engine at a time")
+    on_model_change: OnModelChange = Field(
+        "replan",
+        description="what was planned for another model than the one that is served now and is not "
+        "being computed: planned anew, or left to the workers of that model",
+    )
     heartbeat_s: float = Field(1.0, gt=0)
     worker_dead_after_s: float = Field(8.0, gt=0)
     drain_s: float = Field(

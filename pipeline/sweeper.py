@@ -41,6 +41,7 @@ class Sweeper:
         longest_gap_s: The time between two looks counts at most so much.
         deaths_allowed: So many deaths of the worker of a request that was computed alone make
             it fail.
+        before_resending: Called with the micro-batches whose messages were lost.
         clock: Monotonic seconds.
     """
 
@@ -52,6 +53,7 @@ class Sweeper:
         redispatch_after_s: float,
         longest_gap_s: float,
         deaths_allowed: int,
+        before_resending: Callable[[Sequence[MicroBatchRef]], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
@@ -59,6 +61,7 @@ class Sweeper:
         self._redispatch_after_s = redispatch_after_s
         self._longest_gap_s = longest_gap_s
         self._deaths_allowed = deaths_allowed
+        self._before_resending = before_resending
         self._clock = clock
         self._looked_at = clock()
         self._watched_s = 0.0  # how long this sweeper has been looking
@@ -131,6 +134,8 @@ class Sweeper:
         for ref in lost:
             del self._messages[ref.id, ref.epoch]
         if lost:
+            if self._before_resending is not None:
+                self._before_resending(lost)
             self._store.requeue(lost)
             logger.warning(
                 "%d messages unclaimed for %.0f s: sent again",

@@ -10,7 +10,7 @@ import os
 import socket
 import uuid
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from threading import Lock
 
 from celery.signals import worker_init, worker_shutdown
@@ -25,8 +25,9 @@ from nightjar.pipeline.celery_app import (
     TICK_TASK,
     create_celery_app,
 )
-from nightjar.pipeline.dispatcher import dispatch
+from nightjar.pipeline.dispatcher import dispatch, empty_queues
 from nightjar.pipeline.leadership import Leadership
+from nightjar.pipeline.model_change import ModelChange
 from nightjar.pipeline.planner import Planner
 from nightjar.pipeline.settings import Settings, SettingsError
 from nightjar.pipeline.sweeper import Sweeper
@@ -58,7 +59,14 @@ def _sweeper() -> Sweeper:
         redispatch_after_s=settings.redispatch_after_s,
         longest_gap_s=2 * settings.sweep_every_s,
         deaths_allowed=settings.request_worker_deaths,
+        before_resending=_model_change().before_resending,
     )
+
+
+@cache
+def _model_change() -> ModelChange:
+    empty = partial(empty_queues, app)
+    return ModelChange(_store(), _planner().fingerprint, settings.on_model_change, empty)
 
 
 @cache
@@ -137,6 +145,7 @@ def sweep(hands: int = 0) -> dict[str, int]:
         _sweeper().watch()
         return {"handed_on": int(_hand_on(SWEEP_TASK, hands))}
     report = _sweeper().sweep()
+    _model_change().look()
     if report.released or report.requeued:
         _dispatch()
     return asdict(report)

@@ -24,7 +24,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError
 
-from nightjar.pipeline.queues import PLAN_QUEUE, compute_queues
+from nightjar.pipeline.queues import is_ours
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,8 @@ class Transport(RedisTransport):  # type: ignore[misc]  # kombu is half typed
     Channel = Channel
 
     def _deliver(self, message: object, queue: str) -> None:
-        fault = _fault(message) if queue in _QUEUES else None
+        # Kombu's own queues, of events and of remote control, carry messages of other shapes.
+        fault = _fault(message) if is_ours(queue) else None
         if fault is not None:
             _drop(fault)
         else:
@@ -90,8 +91,6 @@ def install() -> None:
         TRANSPORT_ALIASES[scheme] = f"{__name__}:{Transport.__name__}"
 
 
-# Kombu's own queues, of events and of remote control, carry messages of other shapes.
-_QUEUES = frozenset((PLAN_QUEUE, *compute_queues()))
 # What kombu and Celery look up in a message before anything of theirs catches an error.
 _PARTS = {
     "body": str,

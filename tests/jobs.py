@@ -1,6 +1,9 @@
 """Small jobs in a real store, for tests that begin in the middle of the journey."""
 
 from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from nightjar.jobs.records import (
     EncodedRequest,
@@ -52,3 +55,17 @@ def planned_texts(
     groups = [ids[start : start + each] for start in range(0, len(ids), each)]
     batches = [NewMicroBatch(RequestKind.GENERATE, 32, group, 7 * len(group)) for group in groups]
     return job_id, store.save_plan(job_id, encoded, batches, [])
+
+
+def before_the_next_write(
+    store: Store, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
+) -> None:
+    """Let something happen between what is read next and the transaction that rests on it."""
+    database, write = store._database, store._database.write
+
+    def later(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(database, "write", write)
+        act()
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(database, "write", later)

@@ -22,7 +22,7 @@ def answers(claimed: ClaimedMicroBatch) -> list[NewResult]:
 
 
 def claim(store: Store, ref: MicroBatchRef, owner: str = "worker") -> ClaimedMicroBatch:
-    claimed = store.claim(ref.id, ref.epoch, owner)
+    claimed = store.claim(ref.id, ref.epoch, owner, ref.fingerprint)
     assert claimed is not None
     return claimed
 

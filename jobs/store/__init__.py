@@ -11,6 +11,7 @@ from nightjar.jobs.store.leases import LeaseStore
 from nightjar.jobs.store.orphans import OrphanStore
 from nightjar.jobs.store.planning import PlanningStore
 from nightjar.jobs.store.reading import ReadingStore
+from nightjar.jobs.store.replanning import ReplanningStore
 from nightjar.jobs.store.result_cache import CacheStore
 from nightjar.jobs.store.retrying import RetryStore
 from nightjar.jobs.store.stopping import StoppingStore
@@ -23,6 +24,7 @@ from nightjar.jobs.store.waiting import WaitingStore
 class Store(
     SubmissionStore,
     PlanningStore,
+    ReplanningStore,
     LeaseStore,
     SuspectStore,
     HeartbeatStore,

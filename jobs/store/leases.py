@@ -32,6 +32,7 @@ _CLAIM = (
     .where(
         _mb.id == sa.bindparam("claimed"),
         _mb.epoch == sa.bindparam("at_epoch"),
+        _mb.fingerprint == sa.bindparam("of_model"),
         _mb.state.in_([MicroBatchState.READY, MicroBatchState.DISPATCHED]),
     )
     .values(state=MicroBatchState.LEASED, owner=sa.bindparam("by"), attempts=_mb.attempts + 1)
@@ -62,16 +63,24 @@ _CLAIMED_REQUESTS = (
 class LeaseStore(HoldingPart):
     """What workers and the sweeper ask for."""
 
-    def claim(self, micro_batch_id: int, epoch: int, owner: str) -> ClaimedMicroBatch | None:
+    def claim(
+        self, micro_batch_id: int, epoch: int, owner: str, fingerprint: str = ""
+    ) -> ClaimedMicroBatch | None:
         """Lease a micro-batch to `owner`; committed before the caller computes anything.
 
-        None if the message is stale or a duplicate (acknowledge it and go on), if
+        `fingerprint` is of the model that the owner serves. None if the micro-batch was planned
+        for another one, if the message is stale or a duplicate (acknowledge it and go on), if
         the job was stopped: then its requests end as such, or if it is paused. The
         first claim of a job sets it running.
         """
 
         def work(connection: Connection) -> ClaimedMicroBatch | None:
-            key = {"claimed": micro_batch_id, "at_epoch": epoch, "by": owner}
+            key = {
+                "claimed": micro_batch_id,
+                "at_epoch": epoch,
+                "of_model": fingerprint,
+                "by": owner,
+            }
             leased = connection.execute(_CLAIM, key).one_or_none()
             if leased is None:
                 return None
@@ -181,6 +190,7 @@ def _claimed(connection: Connection, leased: Row[Any]) -> ClaimedMicroBatch:
         size=leased.size,
         tokens=leased.tokens,
         isolated=leased.isolated,
+        fingerprint=leased.fingerprint,
         attempts=leased.attempts,
         crashes=leased.crashes,
         requests=requests,

@@ -31,7 +31,7 @@ from nightjar.jobs.store.bodies import load_body
 from nightjar.jobs.store.bulk import BulkUpdate
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.segments import pack_segments
-from nightjar.jobs.store.tables import NO_TOKENS, job, micro_batch, request
+from nightjar.jobs.store.tables import NO_TOKENS, READY_ALONE, job, micro_batch, request
 
 REJECTED_STATUS = 400
 _mb = micro_batch.c
@@ -47,22 +47,34 @@ _TO_PLAN = (
     )
     .order_by(*_RANK)
 )
-_IN_FLIGHT = sa.select(sa.func.count()).where(
-    _mb.state.in_([MicroBatchState.DISPATCHED, MicroBatchState.LEASED])
+_IN_FLIGHT = (
+    sa.select(_mb.fingerprint, sa.func.count())
+    .where(_mb.state.in_([MicroBatchState.DISPATCHED, MicroBatchState.LEASED]))
+    .group_by(_mb.fingerprint)
 )
+# With the partial index's own condition, so that the planner of SQL sees that it fits.
+_IS_READY_FOR = sa.and_(_mb.fingerprint == sa.bindparam("of_model"), READY_ALONE)
+# The next model that has ready micro-batches: a step in the index for each, however many wait.
+_NEXT_MODEL = (
+    sa.select(_mb.fingerprint)
+    .where(_mb.fingerprint > sa.bindparam("after"), READY_ALONE)
+    .order_by(_mb.fingerprint)
+    .limit(1)
+)
+_OF_NO_MODEL = sa.select(sa.literal(1)).where(_mb.fingerprint == "", READY_ALONE).limit(1)
 _RUNNABLE = (
     sa.select(job.c.id, job.c.priority)
     .where(
         job.c.state.in_(lifecycle.RUNNABLE),
-        has_rows(_mb.id, _mb.job_id == job.c.id, _mb.state == MicroBatchState.READY),
+        has_rows(_mb.id, _mb.job_id == job.c.id, _IS_READY_FOR),
     )
     .order_by(*_RANK)
     .limit(sa.bindparam("most"))
 )
 _REFS = sa.select(*REF_COLUMNS).order_by(_mb.job_id, _mb.id)
-_READY = _REFS.where(
-    _mb.state == MicroBatchState.READY, _mb.job_id == sa.bindparam("of_job")
-).limit(sa.bindparam("most"))
+_READY = _REFS.where(_IS_READY_FOR, _mb.job_id == sa.bindparam("of_job")).limit(
+    sa.bindparam("most")
+)
 _DISPATCHED = _REFS.where(_mb.state == MicroBatchState.DISPATCHED)
 _INSERT_MICRO_BATCHES = sa.insert(micro_batch).returning(_mb.id, sort_by_parameter_order=True)
 
@@ -102,11 +114,14 @@ class PlanningStore(StorePart):
         micro_batches: Sequence[NewMicroBatch],
         rejected: Sequence[tuple[int, RequestError]] = (),
         answered: Sequence[NewResult] = (),
+        *,
+        fingerprint: str = "",
     ) -> list[MicroBatchRef]:
         """Store micro-batches with their requests' token ids; land what need not be computed.
 
         That is a failure for each of the rejected, and the answers that are known already.
 
+        `fingerprint` is of the model that they were encoded for; no other may claim them.
         One transaction. A request that is no longer queued (another planner was
         faster, the job was cancelled) is left alone, and with it the whole
         micro-batch that it would have joined; the others of that micro-batch
@@ -132,7 +147,7 @@ class PlanningStore(StorePart):
         def work(connection: Connection) -> list[MicroBatchRef]:
             indexes = _lock_queued(connection, job_id, ids)
             stored = [item for item in micro_batches if indexes.keys() >= set(item.request_ids)]
-            refs = _insert_micro_batches(connection, job_id, stored)
+            refs = _insert_micro_batches(connection, job_id, stored, fingerprint)
             self._join_requests.run(connection, _members(refs, stored, packed))
             if answered:
                 set_running(connection, job_id)
@@ -152,13 +167,17 @@ class PlanningStore(StorePart):
     def dispatchable(self, window: int) -> list[MicroBatchRef]:
         """Ready micro-batches, of the job of the first rank first; no more than there is room.
 
-        `window` bounds the micro-batches that are dispatched or leased at once.
+        `window` bounds the micro-batches of each model that are dispatched or leased at once, so
+        that a model without workers keeps no other from being dispatched.
         """
         with self._database.reading() as connection:
-            room = window - (connection.scalar(_IN_FLIGHT) or 0)
-            if room <= 0:
-                return []
-            return _ready(connection, room)
+            in_flight: dict[str, int] = dict(connection.execute(_IN_FLIGHT).all())
+            found: list[MicroBatchRef] = []
+            for fingerprint in _models_with_ready(connection):
+                room = window - in_flight.get(fingerprint, 0)
+                if room > 0:
+                    found += _ready(connection, fingerprint, room)
+            return found
 
     def dispatched(self) -> list[MicroBatchRef]:
         """Micro-batches whose message was published and that nobody has claimed yet."""
@@ -204,13 +223,25 @@ def _by_id(ref: MicroBatchRef) -> int:
     return ref.id
 
 
-def _ready(connection: Connection, room: int) -> list[MicroBatchRef]:
-    """The first ready micro-batches; job by job, so that no backlog has to be sorted."""
+def _models_with_ready(connection: Connection) -> list[str]:
+    """The fingerprints of the models that ready micro-batches were planned for."""
+    found = [""] if connection.scalar(_OF_NO_MODEL) else []
+    after = ""
+    while following := connection.scalar(_NEXT_MODEL, {"after": after}):
+        found.append(following)
+        after = following
+    return found
+
+
+def _ready(connection: Connection, fingerprint: str, room: int) -> list[MicroBatchRef]:
+    """A model's first ready micro-batches; job by job, so that no backlog has to be sorted."""
     found: list[MicroBatchRef] = []
-    for job_id, priority in connection.execute(_RUNNABLE, {"most": room}).all():
+    of_model = {"of_model": fingerprint}
+    for job_id, priority in connection.execute(_RUNNABLE, {"most": room, **of_model}).all():
         if len(found) == room:
             break
-        refs = _refs(connection, _READY, of_job=job_id, most=room - len(found))
+        most = room - len(found)
+        refs = _refs(connection, _READY, of_job=job_id, most=most, **of_model)
         found += [replace(ref, urgent=True) for ref in refs] if priority > 0 else refs
     return found
 
@@ -241,7 +272,7 @@ def _lock_queued(connection: Connection, job_id: str, ids: Sequence[int]) -> dic
 
 
 def _insert_micro_batches(
-    connection: Connection, job_id: str, items: Sequence[NewMicroBatch]
+    connection: Connection, job_id: str, items: Sequence[NewMicroBatch], fingerprint: str
 ) -> list[MicroBatchRef]:
     if not items:
         return []
@@ -256,12 +287,22 @@ def _insert_micro_batches(
             "epoch": 0,
             "attempts": 0,
             "crashes": 0,
+            "fingerprint": fingerprint,
         }
         for item in items
     ]
     ids = connection.scalars(_INSERT_MICRO_BATCHES, rows).all()
     return [
-        MicroBatchRef(id_, 0, job_id, item.kind, item.bucket, len(item.request_ids), item.tokens)
+        MicroBatchRef(
+            id_,
+            0,
+            job_id,
+            item.kind,
+            item.bucket,
+            len(item.request_ids),
+            item.tokens,
+            fingerprint=fingerprint,
+        )
         for id_, item in zip(ids, items, strict=True)
     ]
 

@@ -28,6 +28,7 @@ _FAILURES = (
         _origin.bucket,
         _origin.size,
         _origin.tokens,
+        _origin.fingerprint,
     )
     .select_from(result)
     .join(request, request.c.id == result.c.request_id)

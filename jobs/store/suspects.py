@@ -131,6 +131,7 @@ def isolate(connection: Connection, origin: AnyRow, members: Sequence[int]) -> N
         "attempts": 0,
         "crashes": 0,
         "isolated": True,
+        "fingerprint": origin.fingerprint,
     }
     made = sa.insert(micro_batch).values(values).returning(micro_batch.c.id)
     connection.execute(

@@ -83,6 +83,8 @@ job = sa.Table(
     sa.Column("reused_tokens", sa.BigInteger, nullable=False, server_default="0"),
 )
 
+READY_ALONE = sa.text("state = 'ready'")
+
 micro_batch = sa.Table(
     "micro_batch",
     metadata,
@@ -100,8 +102,20 @@ micro_batch = sa.Table(
     sa.Column("worker_deaths", sa.Integer, nullable=False, server_default="0"),
     # A default of the database: a planner of the version before may still write its plans.
     sa.Column("isolated", sa.Boolean, nullable=False, server_default=sa.false()),
+    # Of the model that it was planned for: no worker of another model may claim it. "": planned by
+    # a version that did not say so.
+    sa.Column("fingerprint", sa.String(64), nullable=False, server_default=sa.text("''")),
     # Dispatching: the ready ones, oldest job first; counting: the states of one job.
     sa.Index(None, "state", "job_id", "id"),
+    # Dispatching for one model: the ready ones of others are not read.
+    sa.Index(
+        "ix_micro_batch_ready",
+        "fingerprint",
+        "job_id",
+        "id",
+        sqlite_where=READY_ALONE,
+        postgresql_where=READY_ALONE,
+    ),
 )
 
 # What may wait for planning: a row in no micro-batch that follows no other, unless the planner

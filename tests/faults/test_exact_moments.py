@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from nightjar.jobs.records import MicroBatchState
 from nightjar.jobs.store.database import database_url as usable_url
-from nightjar.pipeline.queues import compute_queues
+from nightjar.pipeline.queues import PLAN_QUEUE, is_ours
 from tests.faults.conftest import Place
 from tests.faults.load import wait_until_working
 from tests.faults.oracle import most_in_flight
@@ -26,10 +26,10 @@ COMPUTED_S = 3.0  # far longer than a step
 
 def take_messages(system: System) -> list[tuple[bytes, bytes]]:
     """Take all messages of micro-batches off their lists; each with its list's key."""
-    names = set(compute_queues())
     taken = []
     for key in system.broker.scan_iter():
-        while key.decode().split("\x06")[0] in names and (raw := system.broker.rpop(key)):
+        name = key.decode().split("\x06")[0]
+        while name != PLAN_QUEUE and is_ours(name) and (raw := system.broker.rpop(key)):
             taken.append((key, raw))
     return taken
 

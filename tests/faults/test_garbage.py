@@ -8,8 +8,14 @@ from celery import Celery
 from kombu.serialization import registry
 from pydantic import SecretStr
 
+from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.records import MicroBatchState, RequestKind
-from nightjar.pipeline.celery_app import COMPUTE_TASK, PLAN_TASK, create_celery_app
+from nightjar.pipeline.celery_app import (
+    COMPUTE_TASK,
+    PLAN_TASK,
+    celery_queue,
+    create_celery_app,
+)
 from nightjar.pipeline.embedded.broker import broker_url
 from nightjar.pipeline.queues import PLAN_QUEUE, compute_queue
 from nightjar.pipeline.settings import Settings
@@ -18,7 +24,6 @@ from tests.faults.load import wait_until_working
 from tests.faults.system import System
 
 pytestmark = pytest.mark.slow
-QUEUE = compute_queue(RequestKind.GENERATE, 32)
 RAW = [
     b"not JSON",
     b"\xff\xfe\x00",
@@ -44,20 +49,27 @@ ARGUMENTS: list[dict[str, object]] = [
 ]
 
 
+def queue_of(system: System) -> str:
+    """A queue that the system's worker listens on."""
+    model = ModelDirectory.open(system.environment["NIGHTJAR_MODEL"])
+    return compute_queue(model.fingerprint, RequestKind.GENERATE, 32)
+
+
 def send_garbage(system: System, app: Celery) -> int:
     """Put everything above into the queues; returns how many messages that were."""
     sent = 0
-    for queue in (QUEUE, f"{QUEUE}\x06\x169", PLAN_QUEUE):
+    compute = queue_of(system)
+    for queue in (compute, f"{compute}\x06\x169", PLAN_QUEUE):
         for raw in RAW:
             system.broker.lpush(queue, raw)
             sent += 1
     for kwargs in ARGUMENTS:
-        app.send_task(COMPUTE_TASK, kwargs=kwargs, queue=QUEUE)
+        app.send_task(COMPUTE_TASK, kwargs=kwargs, queue=celery_queue(compute))
     app.send_task(PLAN_TASK, args=["no such job"])
     app.send_task(PLAN_TASK, args=[{"job": 1}])
-    for queue in (QUEUE, PLAN_QUEUE):
-        app.send_task("nightjar.unknown", queue=queue)
-        app.send_task(COMPUTE_TASK, kwargs={}, queue=queue, serializer="pickle")
+    for name in (compute, PLAN_QUEUE):
+        app.send_task("nightjar.unknown", queue=celery_queue(name))
+        app.send_task(COMPUTE_TASK, kwargs={}, queue=celery_queue(name), serializer="pickle")
     return sent + len(ARGUMENTS) + 6
 
 
@@ -65,9 +77,10 @@ def send_stale(system: System, app: Celery) -> int:
     """Messages of micro-batches that are done, and of epochs that never were or have gone by."""
     ended = system.store.job_in_detail(system.jobs[0])[1][MicroBatchState.DONE]
     ids = range(1, 1 + min(ended, 20))  # the first job's are numbered from 1
+    queue = celery_queue(queue_of(system))
     for id_ in ids:
         for epoch in (-1, 0, 7):
-            app.send_task(COMPUTE_TASK, kwargs={"micro_batch": id_, "epoch": epoch}, queue=QUEUE)
+            app.send_task(COMPUTE_TASK, kwargs={"micro_batch": id_, "epoch": epoch}, queue=queue)
     return 3 * len(ids)
 
 

@@ -24,6 +24,7 @@ from nightjar.gpu_worker.launcher import (
     Launcher,
     LauncherError,
 )
+from tests.models import save_gpt2
 from tests.processes import wait_until
 
 PATIENCE_S = 60
@@ -248,3 +249,19 @@ def launcher_fails(launcher: Launcher) -> bool:
     except LauncherError:
         return True
     return False
+
+
+def test_a_process_that_finds_other_files_does_not_compute(tmp_path: Path) -> None:
+    """The worker's queues and claims name the model that it began with."""
+    model = save_gpt2(tmp_path / "model")
+    config = ComputeConfig(model, engine="fake", stamp=ModelDirectory.open(model).stamp)
+    said: list[str] = []
+    started = Launcher(config, on_failure=said.append)
+    try:
+        started.wait_ready()
+        save_gpt2(model, seed=1)
+        os.kill(started.pid, signal.SIGKILL)
+        wait_until("the refusal", lambda: said)
+        assert "the files have changed" in said[0]
+    finally:
+        started.close()

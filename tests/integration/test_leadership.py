@@ -152,3 +152,17 @@ def test_who_stood_by_knows_who_has_been_silent(store: Store, clock: Clock) -> N
         clock.now += 2
     assert [ref.id for ref in store.leased("silent")] == [held.id]
     assert standing_by.sweep() == SweepReport(released=1, requeued=1)
+
+
+def test_a_leader_that_renews_between_look_and_take_keeps_the_lead(store: Store) -> None:
+    seen = store.take_lead("planner", "ann", None)
+    assert seen is not None
+    assert store.renew_lead(seen)
+    assert store.take_lead("planner", "bob", seen) is None
+    current = store.leader("planner")
+    assert current is not None
+    assert (current.owner, current.counter) == ("ann", 1)
+    taken = store.take_lead("planner", "bob", current)
+    assert taken is not None
+    assert (taken.owner, taken.epoch) == ("bob", 2)
+    assert not store.renew_lead(seen)

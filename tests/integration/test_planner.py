@@ -24,7 +24,7 @@ def members(store: Store, job_id: str) -> list[str]:
     """The custom_ids of all planned requests, as workers get them."""
     found: list[str] = []
     for ref in store.dispatchable(1000):
-        batch = store.claim(ref.id, ref.epoch, "looker")
+        batch = store.claim(ref.id, ref.epoch, "looker", ref.fingerprint)
         assert batch is not None
         assert batch.job_id == job_id
         found += [request.custom_id for request in batch.requests]

@@ -5,6 +5,7 @@ import pytest
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import (
     ComputeSeconds,
+    Crash,
     JobState,
     MicroBatchState,
     NewResult,
@@ -175,3 +176,21 @@ def test_an_error_message_with_a_nul_lands_on_both_databases(store: Store) -> No
     (result,) = store.results(job_id)
     assert result.error is not None
     assert result.error.message == "ab"
+
+
+def test_an_owner_that_claimed_again_finishes_nothing_under_the_old_epoch(store: Store) -> None:
+    """A thread of a worker comes late, while another one computes the same micro-batch anew."""
+    job_id, (ref,) = planned(store, 2, each=2)
+    old = claim(store, ref)
+    assert store.give_back(ref.id, 0, "worker")
+    new = store.claim(ref.id, 1, "worker")
+    assert new is not None
+    crash = Crash("the compute process was ended by SIGSEGV", allowed=2)
+    error = RequestError("compute_failed", "it failed")
+    assert not store.finish(ref.id, old.epoch, "worker", answers(old))
+    assert not store.fail_micro_batch(ref.id, old.epoch, "worker", error)
+    assert not store.suspect(ref.id, old.epoch, "worker", crash)
+    assert not store.give_back(ref.id, old.epoch, "worker")
+    assert store.results(job_id) == []
+    assert store.finish(ref.id, new.epoch, "worker", answers(new))
+    assert store.job(job_id).completed == 2

@@ -20,7 +20,7 @@ from nightjar.jobs.records import (
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.tables import UNPLANNED, request
 from tests.jobs import planned, submit
-from tests.outcomes import claim, codes
+from tests.outcomes import claim, codes, compute
 
 GENERATE = RequestKind.GENERATE
 
@@ -244,3 +244,14 @@ def test_marking_and_requeueing_respect_state_and_epoch(store: Store) -> None:
     assert store.dispatched() == []
     assert [ref.epoch for ref in store.dispatchable(9)] == [1, 0]
     store.mark_dispatched([])
+
+
+def test_the_window_counts_what_earlier_jobs_have_taken_of_it(store: Store) -> None:
+    first, second, third = (planned(store, 2)[1] for _ in range(3))
+    assert store.dispatchable(3) == [*first, second[0]]
+    assert store.dispatchable(5) == [*first, *second, third[0]]
+    store.mark_dispatched(first)
+    assert compute(store, first[0])
+    claim(store, first[1])
+    assert store.dispatchable(3) == second  # one is in flight, of another job
+    assert store.dispatchable(1) == []

@@ -6,7 +6,11 @@ makes of a micro-batch: halves to be computed alone, and the end of a request
 that crashed alone once too often. At the end each request has exactly one outcome.
 """
 
+import shutil
 import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
@@ -31,6 +35,16 @@ CRASH = Crash("the compute process was ended by SIGSEGV", allowed=2)
 OWNERS = st.sampled_from(["ann", "bob"])
 
 
+@cache
+def migrated() -> tempfile.TemporaryDirectory[str]:
+    """A folder with a database that has tables: made once, and copied for each example."""
+    folder = tempfile.TemporaryDirectory()
+    store = Store(f"sqlite:///{folder.name}/jobs.db", synchronous="normal")
+    store.migrate()
+    store.close()
+    return folder
+
+
 class LeaseProtocol(RuleBasedStateMachine):
     """Messages may be kept and delivered at any later time; so may results."""
 
@@ -38,8 +52,8 @@ class LeaseProtocol(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         path = Path(self.folder.name) / "jobs.db"
+        shutil.copy(Path(migrated().name) / "jobs.db", path)
         self.store = Store(f"sqlite:///{path}", synchronous="normal")
-        self.store.migrate()
         self.messages: list[MicroBatchRef] = []
         self.claims: list[tuple[str, ClaimedMicroBatch]] = []
         self.leases: dict[int, tuple[str, ClaimedMicroBatch]] = {}  # by micro-batch
@@ -91,6 +105,18 @@ class LeaseProtocol(RuleBasedStateMachine):
         assert self.store.give_back(claimed.id, claimed.epoch, owner)
         self._take_back(claimed)
 
+    @precondition(lambda self: self.leases and not self.cancelled)
+    @rule(data=st.data())
+    def give_back_and_claim_again(self, data: st.DataObject) -> None:
+        """The same owner holds it under two epochs, one after the other."""
+        owner, claimed = data.draw(st.sampled_from(list(self.leases.values())))
+        assert self.store.give_back(claimed.id, claimed.epoch, owner)
+        self._take_back(claimed)
+        again = self.store.claim(claimed.id, claimed.epoch + 1, owner)
+        assert again is not None
+        self.leases[claimed.id] = (owner, again)
+        self.claims.append((owner, again))
+
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def lose_the_compute_process(self, data: st.DataObject) -> None:
@@ -98,7 +124,7 @@ class LeaseProtocol(RuleBasedStateMachine):
         count = data.draw(st.integers(0, claimed.size))
         answered = answers(claimed)[:count]
         assert self.store.suspect(claimed.id, claimed.epoch, owner, CRASH, answered)
-        self._suspect(claimed, answered=count)
+        self._suspect([claimed], answered=count)
 
     @precondition(lambda self: self._lost())
     @rule(data=st.data())
@@ -119,11 +145,11 @@ class LeaseProtocol(RuleBasedStateMachine):
             assert self.store.give_back_all(owner) == len(held)
         else:
             assert self.store.suspect_owner(owner, CRASH) == len(held)
+        if not leaves:
+            self._suspect(held, answered=0)
+            return
         for claimed in held:
-            if leaves:
-                self._take_back(claimed)
-            else:
-                self._suspect(claimed, answered=0)
+            self._take_back(claimed)
 
     @rule()
     def dispatch(self) -> None:
@@ -171,24 +197,26 @@ class LeaseProtocol(RuleBasedStateMachine):
         del self.leases[claimed.id]
         self._read_messages()
 
-    def _suspect(self, claimed: ClaimedMicroBatch, *, answered: int) -> None:
-        """What a crash makes of a micro-batch."""
-        lone = claimed.isolated and claimed.size == 1
-        dies = lone and claimed.crashes + 1 == CRASH.allowed
-        if self.cancelled or dies or answered == claimed.size:
-            self._end(claimed)
-        elif lone:
-            self._take_back(claimed)
-        else:
+    def _suspect(self, crashed: Sequence[ClaimedMicroBatch], *, answered: int) -> None:
+        """What a crash makes of the micro-batches that were held; `answered` of each had ended."""
+        halves: Counter[int] = Counter()  # by how many requests they hold
+        for claimed in crashed:
+            lone = claimed.isolated and claimed.size == 1
+            dies = lone and claimed.crashes + 1 == CRASH.allowed
+            if self.cancelled or dies or answered == claimed.size:
+                self._end(claimed)
+                continue
             del self.leases[claimed.id]
-            self.ended.add(claimed.id)
-            self.outcomes += answered
-            known = {ref.id for ref in self.messages}
-            self._read_messages()
-            halves = [ref for ref in self.messages if ref.id not in known]
-            assert all(half.isolated for half in halves)
-            assert sum(half.size for half in halves) == claimed.size - answered
-            assert all(half.size <= (claimed.size + 1) // 2 for half in halves)
+            if not lone:
+                self.ended.add(claimed.id)
+                self.outcomes += answered
+                rest = claimed.size - answered
+                halves.update(size for size in ((rest + 1) // 2, rest // 2) if size)
+        known = {ref.id for ref in self.messages}
+        self._read_messages()
+        new = [ref for ref in self.messages if ref.id not in known]
+        assert all(half.isolated for half in new)
+        assert Counter(half.size for half in new) == halves
 
     def _read_messages(self) -> None:
         """The newest messages first: hypothesis tries the first of a list most often."""

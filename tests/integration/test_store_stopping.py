@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
+import sqlalchemy as sa
 
 from nightjar.jobs.errors import UnknownJobError
 from nightjar.jobs.records import (
@@ -18,7 +20,8 @@ from nightjar.jobs.records import (
     RequestKind,
 )
 from nightjar.jobs.store import Store
-from tests.jobs import planned, submit
+from nightjar.jobs.store.tables import job as job_table
+from tests.jobs import before_the_next_write, planned, submit
 from tests.outcomes import answers, claim, codes, compute
 
 
@@ -251,3 +254,31 @@ def test_a_paused_job_can_be_cancelled(store: Store) -> None:
 def test_steering_an_unknown_job(store: Store, act: Callable[[Store, str], Job]) -> None:
     with pytest.raises(UnknownJobError):
         act(store, "job_nothing")
+
+
+def test_a_job_that_ends_while_it_expires_has_ended(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit_until(store, 0.01, requests=1)
+    (ref,) = plan_all(store, job_id)
+    claimed = claim(store, ref)
+    time.sleep(0.01)
+    results = answers(claimed)
+    before_the_next_write(store, monkeypatch, lambda: store.finish(ref.id, 0, "worker", results))
+    assert store.expire() == []
+    job = store.job(job_id)
+    assert (job.state, job.expired) == (JobState.COMPLETED, False)
+
+
+def test_a_deadline_that_is_moved_while_a_job_expires_counts(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit_until(store, 0.01)
+    time.sleep(0.01)
+    move = sa.update(job_table).values(expires_at=datetime.now(UTC) + timedelta(hours=1))
+    database = store._database
+    before_the_next_write(
+        store, monkeypatch, lambda: database.write(lambda connection: connection.execute(move))
+    )
+    assert store.expire() == []
+    assert store.job(job_id).state is JobState.QUEUED

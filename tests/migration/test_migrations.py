@@ -63,6 +63,7 @@ def test_partial_indexes_are_made_as_described(engine: sa.Engine) -> None:
         "ix_request_unplanned",
         "ix_request_following",
         "ix_result_failures",
+        "ix_micro_batch_ready",
     }
     assert "kind IS NOT NULL" in str(made["uq_request_job_id_custom_id"])
     assert "state" not in str(made["ix_request_unplanned"])
@@ -70,6 +71,7 @@ def test_partial_indexes_are_made_as_described(engine: sa.Engine) -> None:
     assert "leader_id IS NULL" in str(made["ix_request_unplanned"])
     assert "leader_id IS NOT NULL" in str(made["ix_request_following"])
     assert "error_code IS NOT NULL" in str(made["ix_result_failures"])
+    assert "ready" in str(made["ix_micro_batch_ready"])
 
 
 def test_no_index_of_requests_names_their_state(engine: sa.Engine) -> None:

@@ -14,7 +14,6 @@ from nightjar.checkpoints import (
     CheckpointError,
     ModelDirectory,
     Tokenizer,
-    fingerprint,
 )
 from nightjar.checkpoints.families import READERS
 from nightjar.checkpoints.weights import TENSOR_NAMES
@@ -76,63 +75,6 @@ def test_eos_from_generation_config(model):
     assert ModelDirectory.open(model).config.eos_token_ids == (0,)
     (model / "generation_config.json").write_text('{"eos_token_id": "<|end|>"}')
     assert "generation_config.json" in refusal(model)
-
-
-def test_fingerprint_sees_other_weights_under_the_same_header(model):
-    first = ModelDirectory.open(model).fingerprint
-    save_gpt2(model, seed=1)
-    assert ModelDirectory.open(model).fingerprint != first
-
-
-def test_fingerprint_follows_the_content(model, tmp_path):
-    first = ModelDirectory.open(model).fingerprint
-    twin = save_gpt2(tmp_path / "twin", Gpt2Shape(n_inner=100))
-    assert ModelDirectory.open(twin).fingerprint == first
-    change_config(model, layer_norm_epsilon=1e-6)
-    assert ModelDirectory.open(model).fingerprint != first
-
-
-def test_fingerprint_sees_the_end_of_text_tokens(model):
-    first = ModelDirectory.open(model).fingerprint
-    (model / "generation_config.json").write_text('{"eos_token_id": [0, 5]}')
-    assert ModelDirectory.open(model).fingerprint != first
-
-
-def test_fingerprint_sees_the_chat_template(model):
-    prints = {ModelDirectory.open(model).fingerprint}
-    for text in ("{{ messages }}", "{{ messages[0].content }}"):
-        (model / "chat_template.jinja").write_text(text)
-        prints.add(ModelDirectory.open(model).fingerprint)
-    assert len(prints) == 3
-
-
-def change_one_number(model, name):
-    """Edit the last number of one tensor; the file keeps its size and header."""
-    path = model / "model.safetensors"
-    tensors = load_file(path)
-    tensors[name].view(-1)[-1] += 1
-    save_file(tensors, str(path), metadata={"format": "pt"})
-
-
-def test_fingerprint_sees_a_single_number(model, monkeypatch):
-    # Samples as sparse as those of a file of hundreds of GiB.
-    monkeypatch.setattr(fingerprint, "SAMPLES", 2)
-    monkeypatch.setattr(fingerprint, "SAMPLE_BYTES", 16)
-    first = ModelDirectory.open(model).fingerprint
-    change_one_number(model, "transformer.h.1.ln_2.bias")
-    assert ModelDirectory.open(model).fingerprint != first
-
-
-def test_fingerprint_of_a_file_too_large_to_read_whole(model, monkeypatch):
-    monkeypatch.setattr(fingerprint, "WHOLE_BYTES", 1000)
-    monkeypatch.setattr(fingerprint, "SAMPLES", 8)
-    monkeypatch.setattr(fingerprint, "SAMPLE_BYTES", 64)
-    opened = ModelDirectory.open(model)
-    read = sum(map(len, fingerprint._content(opened.headers[0])))
-    assert read < 16 * 64
-    first = opened.fingerprint
-    save_gpt2(model, Gpt2Shape(n_inner=100), seed=1)
-    assert ModelDirectory.open(model).fingerprint != first
 
 
 def test_no_directory(tmp_path):

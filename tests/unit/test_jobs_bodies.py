@@ -387,3 +387,9 @@ def test_what_a_chat_body_refuses(fields, param, words):
         chat(**fields)
     assert caught.value.param == param
     assert words in caught.value.message
+
+
+def test_a_ranking_holds_ten_thousand_documents_and_no_more() -> None:
+    assert len(rerank(documents=["d"] * 10_000)["documents"]) == 10_000
+    with pytest.raises(BodyError, match="holds 10001 documents"):
+        rerank(documents=["d"] * 10_001)

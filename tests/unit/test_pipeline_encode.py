@@ -195,3 +195,27 @@ def test_what_a_model_expects_before_a_text_is_put_there(
     messages = [{"role": "user", "content": "안녕"}]
     chat = encoded(encoder, messages=messages, max_tokens=5)
     assert chat.segments == [[begin, *text]]
+
+
+def test_a_ranking_may_fill_the_context_and_no_more(
+    encoder: Encoder, model: ModelDirectory
+) -> None:
+    count = {size: len(model.tokenizer().encode("q" * size)) for size in range(1, 400)}
+    room = model.config.context_length - count[1]
+    fits = max(size for size, tokens in count.items() if tokens == room)
+    segments = encoded(encoder, query="q", documents=["a", "q" * fits]).segments
+    assert len(segments[0]) + len(segments[2]) == model.config.context_length
+    over = min(size for size, tokens in count.items() if tokens == room + 1)
+    error = refusal(encoder, query="q", documents=["a", "q" * over])
+    assert (error.code, error.param) == ("context_length_exceeded", "body.documents[1]")
+
+
+def test_a_prompt_and_its_answer_may_fill_the_context_and_no_more(
+    encoder: Encoder, model: ModelDirectory
+) -> None:
+    context = model.config.context_length
+    assert encoded(encoder, prompt=[5] * (context - 1), max_tokens=1).segments
+    assert encoded(encoder, prompt=[5], max_tokens=context - 1).segments
+    for length, more in ((context - 1, 2), (1, context), (context, 1)):
+        error = refusal(encoder, prompt=[5] * length, max_tokens=more)
+        assert error.code == "context_length_exceeded"

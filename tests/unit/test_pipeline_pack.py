@@ -1,6 +1,7 @@
 """Packing: every request once, within the budgets, kin together, lengths alike."""
 
 from collections import Counter
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,32 @@ def test_every_request_once_and_within_the_budgets(
         assert batch.tokens <= most_tokens or len(members) == 1
         assert batch.bucket in BUCKETS
         assert all(member.length <= batch.bucket for member in members)
+
+
+@given(piles(), st.integers(1, 10), st.integers(1, 400))
+def test_a_batch_ends_where_the_next_request_finds_no_room(
+    pile: list[Packable], most_requests: int, most_tokens: int
+) -> None:
+    """Otherwise batches of one request each would be within the budgets, too."""
+    cost = {item.request.id: item.cost for item in pile}
+    batches = pack(pile, most_requests=most_requests, most_tokens=most_tokens)
+    for batch, following in pairwise(batches):
+        if (batch.kind, batch.bucket) == (following.kind, following.bucket):
+            is_full = len(batch.request_ids) == most_requests
+            assert is_full or batch.tokens + cost[following.request_ids[0]] > most_tokens
+    kept = {(batch.kind, batch.bucket) for batch in batches}
+    runs = 1 + sum(
+        (one.kind, one.bucket) != (other.kind, other.bucket) for one, other in pairwise(batches)
+    )
+    assert len(kept) == (runs if batches else 0)  # all of a bucket stand together
+
+
+def test_a_batch_is_filled_to_its_budgets() -> None:
+    pile = [packable(n, [[n] * 8], max_tokens=2) for n in range(10)]
+    by_requests = pack(pile, most_requests=4, most_tokens=1_000)
+    assert [len(batch.request_ids) for batch in by_requests] == [4, 4, 2]
+    by_tokens = pack(pile, most_requests=100, most_tokens=30)
+    assert [batch.tokens for batch in by_tokens] == [30, 30, 30, 10]
 
 
 def test_lengths_of_a_batch_are_alike_when_nothing_is_shared() -> None:

@@ -1,0 +1,93 @@
+"""Taking apart what was planned for a model that is not served any more.
+
+Token ids mean something to the tokenizer that made them alone: the requests are queued again, to be
+encoded for the model that is served now.
+"""
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from nightjar.jobs import lifecycle
+from nightjar.jobs.records import MicroBatchRef, MicroBatchState, RequestState
+from nightjar.jobs.store.base import REF_COLUMNS, StorePart
+from nightjar.jobs.store.tables import READY_ALONE, micro_batch, request
+
+_mb = micro_batch.c
+_WAITING = (MicroBatchState.READY, MicroBatchState.DISPATCHED)
+_OTHER = _mb.fingerprint != sa.bindparam("served")
+# Apart, for each has an index of its own: what is dispatched is never much.
+_OTHERS_READY = (
+    sa.select(_mb.id)
+    .where(
+        READY_ALONE,
+        sa.or_(_mb.fingerprint < sa.bindparam("served"), _mb.fingerprint > sa.bindparam("served")),
+    )
+    .limit(sa.bindparam("most"))
+)
+_OTHERS_DISPATCHED = (
+    sa.select(_mb.id)
+    .where(_mb.state == MicroBatchState.DISPATCHED, _OTHER)
+    .limit(sa.bindparam("most"))
+)
+_LOCKED = (
+    sa.select(*REF_COLUMNS)
+    .where(_mb.id.in_(sa.bindparam("ids", expanding=True)), _mb.state.in_(_WAITING))
+    .order_by(_mb.id)
+    .with_for_update()
+)
+
+
+class ReplanningStore(StorePart):
+    """What the planner asks for when it serves another model than before."""
+
+    def replan_others(
+        self, served: str, most: int, *, unnamed_alone: bool = False
+    ) -> list[MicroBatchRef]:
+        """Queue the requests of micro-batches again that nobody computes and no `served` model can.
+
+        `served` is the fingerprint of the model that is planned for now. At most `most`
+        micro-batches, in one transaction; returns those that were taken apart, none when there are
+        none left. What is leased is left to its worker. `unnamed_alone`: only those that a
+        version has planned which did not name the model.
+        """
+        with self._database.reading() as connection:  # most looks find none, and need no lock
+            ids = _waiting_for_others(connection, served, most, unnamed_alone=unnamed_alone)
+        if not ids:
+            return []
+        for source in _WAITING:
+            lifecycle.check_step(
+                lifecycle.MICRO_BATCH_TRANSITIONS, source, MicroBatchState.REPLANNED
+            )
+
+        def work(connection: Connection) -> list[MicroBatchRef]:
+            refs = [MicroBatchRef(*row) for row in connection.execute(_LOCKED, {"ids": ids})]
+            taken = [ref.id for ref in refs]
+            _take_apart(connection, taken)
+            return refs
+
+        return self._database.write(work)
+
+
+def _waiting_for_others(
+    connection: Connection, served: str, most: int, *, unnamed_alone: bool
+) -> list[int]:
+    ids: list[int] = []
+    for statement in (_OTHERS_READY, _OTHERS_DISPATCHED):
+        chosen = statement.where(_mb.fingerprint == "") if unnamed_alone else statement
+        ids += connection.scalars(chosen, {"served": served, "most": most - len(ids)})
+    return ids
+
+
+def _take_apart(connection: Connection, micro_batches: list[int]) -> None:
+    lifecycle.check_step(lifecycle.REQUEST_TRANSITIONS, RequestState.PLANNED, RequestState.QUEUED)
+    connection.execute(
+        sa.update(micro_batch)
+        .where(_mb.id.in_(micro_batches))
+        .values(state=MicroBatchState.REPLANNED)
+    )
+    # The old token ids stay until the planner writes the new ones over them.
+    connection.execute(
+        sa.update(request)
+        .where(request.c.micro_batch_id.in_(micro_batches), request.c.state == RequestState.PLANNED)
+        .values(state=RequestState.QUEUED, micro_batch_id=None)
+    )
