@@ -314,6 +314,17 @@ class ResultRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultPage:
+    """Landed outcomes, and how to ask on."""
+
+    records: list[ResultRecord]
+    next_after: int  # ask on behind this: a row's index, or a place in the order of landing
+    has_more: bool  # more has landed, and can be asked for at once
+    complete: bool  # the job is over, and this page is the last
+    waits_for_row: int | None = None  # in row order: the first row without outcome ends the page
+
+
+@dataclass(frozen=True, slots=True)
 class PromptVector:
     """Trained input vectors under a name; `data` is a safetensors file (empty in listings)."""
 

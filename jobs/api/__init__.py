@@ -27,7 +27,7 @@ from nightjar.jobs.errors import (
 )
 from nightjar.jobs.records import JsonObject
 from nightjar.jobs.store import Store
-from nightjar.jobs.store.reading import Outcome
+from nightjar.jobs.store.paging import Outcome
 
 logger = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ _FAILURES = (
         request.c.row_index,
         request.c.leader_id,
         result.c.error_code,
+        result.c.landing,
         _origin.job_id,
         _origin.kind,
         _origin.bucket,
@@ -84,18 +85,20 @@ class RetryStore(StorePart):
         _step(connection, [row.id for row in crashed], RequestState.PLANNED)
         _step(connection, again, RequestState.QUEUED, micro_batch_id=None)
         _step(connection, [row.id for row in led], RequestState.FOLLOWING)
-        _reopen(connection, job_id, len(rows))
+        _reopen(connection, job_id, rows)
         # A leader of a step before may have ended again since.
         self._land_followers(connection, job_id, {row.leader_id for row in led})
         return rows
 
 
-def _reopen(connection: Connection, job_id: str, count: int) -> None:
+def _reopen(connection: Connection, job_id: str, rows: Sequence[AnyRow]) -> None:
     """Take failures off the job's count, and let it go on if it was over."""
+    emptied = sum(row.landing is not None for row in rows)
     begun = sa.case((job.c.started_at.is_(None), JobState.QUEUED), else_=JobState.RUNNING)
     reopened = sa.update(job).where(job.c.id == job_id, job.c.state.in_(lifecycle.RETRIABLE))
     values = {
-        "failed": job.c.failed - count,
+        "failed": job.c.failed - len(rows),
+        "taken_back": job.c.taken_back + emptied,
         "state": sa.case((job.c.state.in_(_OVER), begun), else_=job.c.state),
         "finished_at": None,
     }

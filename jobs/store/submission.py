@@ -32,6 +32,7 @@ from nightjar.jobs.store.base import StorePart, dump_json, now
 from nightjar.jobs.store.bodies import dump_body
 from nightjar.jobs.store.database import Database, translated_errors
 from nightjar.jobs.store.following import follow_equals, has_equals
+from nightjar.jobs.store.landings import new_token, note
 from nightjar.jobs.store.tables import BigId, job, request, result
 
 logger = logging.getLogger(__name__)
@@ -232,7 +233,7 @@ class Submission:
         """Failed results for the rejected rows; a job of such rows alone is over."""
         if not self.rejected:
             return
-        row = _staged.c
+        row, token = _staged.c, new_token()
         zeros = {
             name: sa.literal(0)
             for name in ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
@@ -246,6 +247,7 @@ class Submission:
             "error_message": row.error_message,
             "error_param": row.error_param,
             "created_at": sa.literal(now(), result.c.created_at.type),
+            "landing": sa.literal(token, sa.BigInteger),
             **zeros,
         }
         rejected = (
@@ -256,10 +258,21 @@ class Submission:
         )
         connection = self._connection
         connection.execute(sa.insert(result).from_select(list(values), rejected))
+        self._note_rejected(token)
         closing = sa.update(job).where(job.c.id == self.job_id).values(failed=self.rejected)
         if not self.accepted:
             closing = closing.values(state=JobState.FAILED, finished_at=now())
         connection.execute(closing)
+
+    def _note_rejected(self, token: int) -> None:
+        """The rejected rows come first in the job's order of landing."""
+        ids = self._connection.scalars(
+            sa.select(result.c.request_id)
+            .where(result.c.job_id == self.job_id)
+            .order_by(result.c.row_index)
+        )
+        for part in ids.partitions(CHUNK_ROWS):
+            note(self._connection, self.job_id, part, token)
 
 
 class SubmissionStore(StorePart):

@@ -14,7 +14,7 @@ from nightjar.checkpoints import CheckpointError, ModelDirectory, ShardError, ch
 from nightjar.jobs.errors import EmptyJobError, JobError, StoreError
 from nightjar.jobs.records import Job, NewJob
 from nightjar.jobs.store import Store
-from nightjar.jobs.store.reading import Outcome
+from nightjar.jobs.store.paging import Outcome
 from nightjar.pipeline.embedded.processes import ServiceError
 from nightjar.pipeline.embedded.system import DRAIN_S, EmbeddedSystem
 from nightjar.pipeline.embedded.workdir import (
