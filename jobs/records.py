@@ -89,6 +89,14 @@ AGEING_S = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
+class JobLimits:
+    """How many rows a job may have, and how many of them may be rejected; None for any number."""
+
+    rows: int | None = None
+    rejected: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NewJob:
     """A job to be created; filled by the submitter."""
 
@@ -98,6 +106,7 @@ class NewJob:
     completion_window_s: float | None = None  # what is not computed by then expires
     priority: int = 0  # each step is worth AGEING_S of waiting
     merge_equal: bool = True  # equal requests are computed once
+    limits: JobLimits = JobLimits()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from fastapi import FastAPI
 from nightjar import logs
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.api import create_app
+from nightjar.jobs.api.body import UploadLimits
 from nightjar.jobs.api.forwarding import START_S, UploadTaker
-from nightjar.jobs.api.upload import UploadLimits
 from nightjar.jobs.store import Store
 from nightjar.pipeline.celery_app import PLAN_TASK, create_celery_app
 from nightjar.pipeline.embedded.processes import private_directory
@@ -177,8 +177,16 @@ def _application(settings: Settings, store: Store, taker: UploadTaker | None) ->
         store,
         wake,
         served_model=served,
-        limits=UploadLimits(settings.max_upload_bytes, settings.upload_stalled_after_s),
+        limits=UploadLimits(
+            settings.max_upload_bytes,
+            settings.upload_stalled_after_s,
+            settings.upload_least_bytes_per_s,
+            settings.upload_deadline_s,
+            settings.max_job_rows,
+            settings.max_rejected_lines,
+        ),
         taker=taker,
+        trusted_hosts=settings.trusted_host_list,
     )
 
 

@@ -8,7 +8,7 @@ end is a few statements inside the database, whatever the number of rows.
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import islice
@@ -18,7 +18,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.equality import asked_without_seed, digest
-from nightjar.jobs.errors import EmptyJobError
+from nightjar.jobs.errors import (
+    EmptyJobError,
+    ReusedKeyError,
+    TooManyRejectedError,
+    TooManyRowsError,
+)
 from nightjar.jobs.records import (
     AGEING_S,
     JobState,
@@ -66,18 +71,39 @@ class Submission:
         self._new_job = new_job
         self.job_id = new_job_id()
         self.existing = False  # the idempotency key was known: `job_id` is the job it made
+        self.digest: str | None = None  # of all that was sent, where a key comes with it
         self.accepted = 0
         self.rejected = 0
+        self._staged = 0
+        self._refused = 0  # of those that were staged
+        self._first_refused: RejectedRow | None = None
 
     def add(self, rows: Iterable[NewRequest | RejectedRow]) -> None:
-        """Stage rows, in chunks, so that memory stays bounded; ignored for a known job."""
+        """Stage rows, in chunks, so that memory stays bounded; ignored for a known job.
+
+        Raises TooManyRowsError, and TooManyRejectedError with the first rejected one.
+        """
         if self.existing:
             return
         remaining = iter(rows)
         while chunk := list(islice(remaining, CHUNK_ROWS)):
+            self._check_limits(chunk)
             with translated_errors():
                 merge = self._new_job.merge_equal
                 self._stage([_staged_row(row, merge_equal=merge) for row in chunk])
+
+    def _check_limits(self, rows: Sequence[NewRequest | RejectedRow]) -> None:
+        limits = self._new_job.limits
+        self._staged += len(rows)
+        if limits.rows is not None and self._staged > limits.rows:
+            raise TooManyRowsError(limits.rows)
+        refused = [row for row in rows if type(row) is RejectedRow]
+        if not refused:
+            return
+        self._refused += len(refused)
+        self._first_refused = self._first_refused or refused[0]
+        if limits.rejected is not None and self._refused > limits.rejected:
+            raise TooManyRejectedError(limits.rejected, self._first_refused.message)
 
     def _stage(self, rows: list[tuple[Any, ...]]) -> None:
         with self._connection.begin():
@@ -110,6 +136,17 @@ class Submission:
         if known is not None:
             self.job_id, self.existing = known, True
 
+    def check_same(self) -> None:
+        """Raise ReusedKeyError where the key's job was made of something else.
+
+        A job of the version before has no digest, and a submitter may give none.
+        """
+        digest = sa.select(job.c.submission_digest).where(job.c.id == self.job_id)
+        known = self._connection.scalar(digest)
+        self._connection.rollback()
+        if None not in (known, self.digest) and known != self.digest:
+            raise ReusedKeyError(self.job_id)
+
     def land(self) -> None:
         """The one transaction: the job, its requests, and the results of rejected rows."""
         connection = self._connection
@@ -137,11 +174,13 @@ class Submission:
             "state": JobState.QUEUED,
             "model": new_job.model,
             "idempotency_key": new_job.idempotency_key,
+            "submission_digest": self.digest,
             "metadata": dump_json(new_job.metadata),
             "cancel_requested": False,
             "total": total,
             "created_at": created_at,
             "expires_at": None if window is None else created_at + timedelta(seconds=window),
+            "completion_window_s": window,
             "priority": new_job.priority,
             "rank_at": created_at - timedelta(seconds=new_job.priority * AGEING_S),
         }
@@ -198,6 +237,11 @@ class Submission:
         connection.execute(sa.insert(request).from_select(columns, rejected))
         count = sa.select(sa.func.count()).where(row.error_code.is_not(None))
         self.rejected = connection.scalar(count) or 0
+        limit = self._new_job.limits.rejected
+        if limit is not None and self.rejected > limit:
+            first = sa.select(row.error_message).where(row.error_code.is_not(None))
+            message = connection.scalar(first.order_by(row.row_index).limit(1))
+            raise TooManyRejectedError(limit, str(message))
 
     def _mark_duplicates(self) -> None:
         """Staged rows that the index kept out get their error, which names the first line."""
@@ -286,7 +330,8 @@ class SubmissionStore(StorePart):
         idempotency key the job of that key is returned (`existing`), also when
         another submission with the key lands first. Rejected rows, and those
         that repeat a custom_id, land as failed results at once. Raises
-        EmptyJobError for a job without rows.
+        EmptyJobError for a job without rows, TooManyRowsError and
+        TooManyRejectedError, and ReusedKeyError for other content under a known key.
         """
         with translated_errors(), self._database.engine.connect() as connection:
             submission = Submission(self._database, connection, new_job)
@@ -297,6 +342,8 @@ class SubmissionStore(StorePart):
                 yield submission
                 if not submission.existing:
                     submission.land()
+                if submission.existing:
+                    submission.check_same()
             finally:
                 _drop_stage(connection)
         logger.info(

@@ -76,6 +76,7 @@ job = sa.Table(
     sa.Column("started_at", UtcDateTime),
     sa.Column("finished_at", UtcDateTime),
     sa.Column("expires_at", UtcDateTime),
+    sa.Column("completion_window_s", sa.Double),  # null: none, or of the version before
     sa.Column("priority", sa.Integer, nullable=False, server_default="0"),
     # Whose is earlier goes first: the creation, less what the priority is worth.
     sa.Column("rank_at", UtcDateTime),

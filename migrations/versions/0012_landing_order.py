@@ -1,4 +1,4 @@
-"""The order of landing, and the digest of what was submitted under an Idempotency-Key.
+"""The order of landing, the digest of what came with an Idempotency-Key, the completion window.
 
 Online: columns that are null or have a constant default, and a table that starts empty. What landed
 before, or is landed by a worker of the version before, gets its place in the order when somebody
@@ -19,6 +19,7 @@ def upgrade() -> None:
         column = sa.Column(name, sa.BigInteger, nullable=False, server_default="0")
         op.add_column("job", column)
     op.add_column("job", sa.Column("submission_digest", sa.String(64)))
+    op.add_column("job", sa.Column("completion_window_s", sa.Double))
     op.add_column("result", sa.Column("landing", sa.BigInteger))
     op.create_table(
         "landing",
@@ -33,5 +34,5 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_table("landing")
     op.drop_column("result", "landing")
-    for name in ("submission_digest", "taken_back", "landed"):
+    for name in ("completion_window_s", "submission_digest", "taken_back", "landed"):
         op.drop_column("job", name)

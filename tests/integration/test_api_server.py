@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from nightjar.jobs.api import create_app
-from nightjar.jobs.api.upload import UploadLimits
+from nightjar.jobs.api.body import UploadLimits
 from nightjar.jobs.store import Store
 from nightjar.pipeline.settings import Settings
 from tests.api_process import Api, running_api, starting_api, upload_sockets
