@@ -19,6 +19,7 @@ UNREACHABLE = "the database is not available; the API's log says why"
 REFUSED = "the database refused a statement; the API's log says why"
 NO_TABLES = "the database lacks Nightjar's tables; run `nightjar migrate`"
 OK = "ok"
+UNKNOWN = "unknown"
 _WAITING = (MicroBatchState.READY, MicroBatchState.DISPATCHED)
 
 
@@ -26,10 +27,7 @@ class Deployment(Protocol):
     """The other processes, as the API sees them."""
 
     def parts(self) -> Mapping[str, str]:
-        """`broker`, `planner`, `beat` and `gpu_workers`, each "ok" or what is wrong with it.
-
-        Raises StoreError while the database cannot be asked.
-        """
+        """`broker`, `planner`, `beat` and `gpu_workers`: OK, UNKNOWN, or what is wrong with it."""
 
 
 def public_message(error: StoreError) -> str:
@@ -51,12 +49,13 @@ def waiting_for(
         return None
     if job.state is JobState.PAUSED:
         return "resume"
-    silent = [name for name in ("broker", "planner", "beat") if parts.get(name, OK) != OK]
+    missing = [name for name, state in parts.items() if state not in (OK, UNKNOWN)]
+    silent = [name for name in ("broker", "planner", "beat") if name in missing]
     if silent:
         return silent[0]
     if not any(counts[state] for state in _WAITING):
         return "planning"
-    return "turn" if parts.get("gpu_workers", OK) == OK else "gpu_worker"
+    return "gpu_worker" if "gpu_workers" in missing else "turn"
 
 
 def health_router(

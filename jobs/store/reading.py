@@ -1,16 +1,17 @@
 """Reading: what became of a job, in pages that never skip and never repeat."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from nightjar.jobs.errors import UnknownJobError
-from nightjar.jobs.records import Job, MicroBatchState, ResultRecord
-from nightjar.jobs.store.base import StorePart, load_json
+from nightjar.jobs.records import Job, MicroBatchState, ResultRecord, WorkerHeartbeat
+from nightjar.jobs.store.base import StorePart, load_json, now
 from nightjar.jobs.store.paging import PAGE_BYTES, Outcome, fetch, fitting, sizes_after
-from nightjar.jobs.store.tables import job, micro_batch
+from nightjar.jobs.store.tables import job, micro_batch, worker
 
 ROWS_IN_MEMORY = 200
 _JOB_COLUMNS = [job.c[name] for name in Job.__slots__]
@@ -70,6 +71,13 @@ class ReadingStore(StorePart):
         """
         with self._database.reading() as connection:
             return find_job(connection, job_id), _micro_batches(connection, job_id)
+
+    def worker_counters(self) -> list[WorkerHeartbeat]:
+        """The counters of the GPU workers, without those that ended long ago."""
+        recent = worker.c.seen_at > now() - timedelta(days=1)
+        statement = sa.select(worker.c.owner, worker.c.counter).where(recent)
+        with self._database.reading() as connection:
+            return [WorkerHeartbeat(*row) for row in connection.execute(statement)]
 
     def ping(self) -> None:
         """Raise StoreError unless the database answers and has Nightjar's tables."""
