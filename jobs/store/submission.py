@@ -17,7 +17,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.equality import asked_without_seed, digest
 from nightjar.jobs.errors import (
     EmptyJobError,
     ReusedKeyError,
@@ -27,39 +26,22 @@ from nightjar.jobs.errors import (
 from nightjar.jobs.records import (
     AGEING_S,
     JobState,
-    JsonObject,
     NewJob,
     NewRequest,
     RejectedRow,
     RequestState,
 )
 from nightjar.jobs.store.base import StorePart, dump_json, now
-from nightjar.jobs.store.bodies import dump_body
 from nightjar.jobs.store.database import Database, translated_errors
 from nightjar.jobs.store.following import follow_equals, has_equals
 from nightjar.jobs.store.landings import new_token, note
-from nightjar.jobs.store.tables import BigId, job, request, result
+from nightjar.jobs.store.staging import drop_stage, stage, staged
+from nightjar.jobs.store.tables import job, request, result
 
 logger = logging.getLogger(__name__)
 
 CHUNK_ROWS = 1_000
 REJECTED_STATUS = 400
-
-# A table of the connection, not of the schema: Alembic must not see it.
-_staged = sa.Table(
-    "nightjar_staged_row",
-    sa.MetaData(),
-    sa.Column("row_index", BigId, primary_key=True, autoincrement=False),
-    sa.Column("line", sa.BigInteger, nullable=False),
-    sa.Column("custom_id", sa.Text),
-    sa.Column("kind", sa.String(32)),
-    sa.Column("body", sa.Text),
-    sa.Column("error_code", sa.String(64)),  # null: accepted so far
-    sa.Column("error_message", sa.Text),
-    sa.Column("error_param", sa.Text),
-    sa.Column("digest", sa.LargeBinary),  # the same for requests that may be merged
-    prefixes=["TEMPORARY"],
-)
 
 
 class Submission:
@@ -90,7 +72,7 @@ class Submission:
             self._check_limits(chunk)
             with translated_errors():
                 merge = self._new_job.merge_equal
-                self._stage([_staged_row(row, merge_equal=merge) for row in chunk])
+                stage(self._database, self._connection, chunk, merge_equal=merge)
 
     def _check_limits(self, rows: Sequence[NewRequest | RejectedRow]) -> None:
         limits = self._new_job.limits
@@ -104,28 +86,6 @@ class Submission:
         self._first_refused = self._first_refused or refused[0]
         if limits.rejected is not None and self._refused > limits.rejected:
             raise TooManyRejectedError(limits.rejected, self._first_refused.message)
-
-    def _stage(self, rows: list[tuple[Any, ...]]) -> None:
-        with self._connection.begin():
-            if self._database.is_sqlite:
-                marks = ", ".join("?" * len(_staged.c))
-                insert = f"INSERT INTO {_staged.name} VALUES ({marks})"  # noqa: S608
-                self._connection.exec_driver_sql(insert, rows)
-                return
-            self._copy(rows)
-
-    def _copy(self, rows: list[tuple[Any, ...]]) -> None:
-        """PostgreSQL's fastest way in, which SQLAlchemy does not know."""
-        cursor: Any = self._connection.connection.cursor()
-        driver_error = self._connection.dialect.loaded_dbapi.Error
-        try:
-            with cursor, cursor.copy(f"COPY {_staged.name} FROM STDIN") as copy:
-                for row in rows:
-                    copy.write_row(row)
-        except driver_error as error:
-            raise sa.exc.DBAPIError.instance(
-                "COPY", None, error, driver_error, hide_parameters=True
-            ) from error
 
     def look_up(self) -> None:
         """Whether the idempotency key has made a job before."""
@@ -150,8 +110,8 @@ class Submission:
     def land(self) -> None:
         """The one transaction: the job, its requests, and the results of rejected rows."""
         connection = self._connection
-        total = connection.scalar(sa.select(sa.func.count()).select_from(_staged)) or 0
-        repeats = has_equals(connection, _staged)
+        total = connection.scalar(sa.select(sa.func.count()).select_from(staged)) or 0
+        repeats = has_equals(connection, staged)
         connection.rollback()
         if not total:
             raise EmptyJobError("the job has no rows; send at least one batch line")
@@ -161,7 +121,7 @@ class Submission:
                 return
             self._insert_requests()
             if repeats:
-                follow_equals(connection, _staged, self.job_id)
+                follow_equals(connection, staged, self.job_id)
             self.accepted = total - self.rejected
             self._close_rejected()
 
@@ -198,7 +158,7 @@ class Submission:
         """The accepted rows; whoever repeats a custom_id is found by the index and rejected."""
         connection, job_id = self._connection, sa.literal(self.job_id)
         columns = ["job_id", "row_index", "line", "custom_id", "kind", "body", "state"]
-        row = _staged.c
+        row = staged.c
         accepted = (
             sa.select(
                 job_id,
@@ -245,7 +205,7 @@ class Submission:
 
     def _mark_duplicates(self) -> None:
         """Staged rows that the index kept out get their error, which names the first line."""
-        row, first = _staged.c, request.alias("first")
+        row, first = staged.c, request.alias("first")
         landed = sa.exists().where(
             request.c.job_id == self.job_id, request.c.row_index == row.row_index
         )
@@ -266,7 +226,7 @@ class Submission:
             + "; give each line one of its own"
         )
         self._connection.execute(
-            sa.update(_staged)
+            sa.update(staged)
             .where(row.error_code.is_(None), ~landed)
             .values(
                 error_code="duplicate_custom_id", error_message=message, error_param="custom_id"
@@ -277,7 +237,7 @@ class Submission:
         """Failed results for the rejected rows; a job of such rows alone is over."""
         if not self.rejected:
             return
-        row, token = _staged.c, new_token()
+        row, token = staged.c, new_token()
         zeros = {
             name: sa.literal(0)
             for name in ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
@@ -297,7 +257,7 @@ class Submission:
         rejected = (
             sa.select(*values.values())
             .select_from(request)
-            .join(_staged, row.row_index == request.c.row_index)
+            .join(staged, row.row_index == request.c.row_index)
             .where(request.c.job_id == self.job_id, row.error_code.is_not(None))
         )
         connection = self._connection
@@ -336,7 +296,7 @@ class SubmissionStore(StorePart):
         with translated_errors(), self._database.engine.connect() as connection:
             submission = Submission(self._database, connection, new_job)
             submission.look_up()
-            _staged.create(connection)
+            staged.create(connection)
             connection.commit()
             try:
                 yield submission
@@ -345,7 +305,7 @@ class SubmissionStore(StorePart):
                 if submission.existing:
                     submission.check_same()
             finally:
-                _drop_stage(connection)
+                drop_stage(connection)
         logger.info(
             "job submitted",
             extra={
@@ -361,31 +321,3 @@ class SubmissionStore(StorePart):
 def new_job_id() -> str:
     """An id that sorts by creation and that nobody can guess."""
     return f"job_{time.time_ns() // 1_000_000:012x}{secrets.token_hex(8)}"
-
-
-def _drop_stage(connection: Connection) -> None:
-    """Leave the pooled connection as it was; one that is broken leaves the pool."""
-    try:
-        connection.rollback()
-        _staged.drop(connection)
-        connection.commit()
-    except sa.exc.DBAPIError:
-        connection.invalidate()
-
-
-def _staged_row(row: NewRequest | RejectedRow, *, merge_equal: bool) -> tuple[Any, ...]:
-    """The row's values in the order of the staging table's columns."""
-    if isinstance(row, RejectedRow):
-        error = (row.code, row.message, row.param)
-        return (row.index, row.line, row.custom_id, None, None, *error, None)
-    body = dump_body(row.body)
-    same = _digest(row.body, body) if merge_equal else None
-    return (row.index, row.line, row.custom_id, row.kind.value, body, None, None, None, same)
-
-
-def _digest(body: JsonObject, dumped: str) -> bytes | None:
-    """The digest of a body whose text is `dumped`; None for one that is like no other."""
-    asked = asked_without_seed(body)
-    if asked is None:
-        return None
-    return digest(dumped if asked is body else dump_body(asked))
