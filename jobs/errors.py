@@ -9,6 +9,36 @@ class EmptyJobError(JobError):
     """The job has no rows: send at least one batch line."""
 
 
+class TooManyRowsError(JobError):
+    """A job has more rows than it may have."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"a job has at most {limit} rows; split it into several, or raise "
+            "NIGHTJAR_MAX_JOB_ROWS where the API runs"
+        )
+
+
+class TooManyRejectedError(JobError):
+    """So many rows were rejected that the upload is hardly what was meant."""
+
+    def __init__(self, limit: int, first: str) -> None:
+        super().__init__(
+            f"more than {limit} lines were rejected, and nothing was stored; the first: {first}"
+        )
+
+
+class ReusedKeyError(JobError):
+    """An idempotency key came again, with other rows or parameters."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(
+            f"this Idempotency-Key made job {job_id!r} of other rows or parameters; give each job "
+            "a key of its own"
+        )
+        self.job_id = job_id
+
+
 class UnknownJobError(JobError):
     """There is no job with this id."""
 

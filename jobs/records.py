@@ -90,6 +90,14 @@ AGEING_S = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
+class JobLimits:
+    """How many rows a job may have, and how many of them may be rejected; None for any number."""
+
+    rows: int | None = None
+    rejected: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NewJob:
     """A job to be created; filled by the submitter."""
 
@@ -99,6 +107,7 @@ class NewJob:
     completion_window_s: float | None = None  # what is not computed by then expires
     priority: int = 0  # each step is worth AGEING_S of waiting
     merge_equal: bool = True  # equal requests are computed once
+    limits: JobLimits = JobLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +323,17 @@ class ResultRecord:
     requested_tokens: int
     saved_tokens: int
     finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ResultPage:
+    """Landed outcomes, and how to ask on."""
+
+    records: list[ResultRecord]
+    next_after: int  # ask on behind this: a row's index, or a place in the order of landing
+    has_more: bool  # more has landed, and can be asked for at once
+    complete: bool  # the job is over, and this page is the last
+    waits_for_row: int | None = None  # in row order: the first row without outcome ends the page
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,17 +18,20 @@ from pathlib import Path
 from types import TracebackType
 
 import uvicorn
+from celery import Celery
 from fastapi import FastAPI
 
 from nightjar import logs
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.api import create_app
+from nightjar.jobs.api.body import UploadLimits
 from nightjar.jobs.api.forwarding import START_S, UploadTaker
-from nightjar.jobs.api.upload import UploadLimits
+from nightjar.jobs.api.health import Deployment
 from nightjar.jobs.store import Store
 from nightjar.pipeline.celery_app import PLAN_TASK, create_celery_app
 from nightjar.pipeline.embedded.processes import private_directory
 from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.signs import Signs
 from nightjar.process import die_with_parent, spare_what_stays, step_back
 
 logger = logging.getLogger(__name__)
@@ -46,22 +49,33 @@ def serve(settings: Settings, host: str, port: int) -> None:
     logs.configure()
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses, with jobs' metadata
     sys.setswitchinterval(SWITCH_EVERY_S)
-    # Uvicorn ends in order and then raises the signal again, for whoever was there before it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with UploadProcess() as uploads, _store(settings) as store:
-        app = _application(settings, store, uploads)
+    _end_in_order()
+    # The store is closed last: SQLite's log is merged by whoever closes the last connection.
+    with _store(settings) as store, UploadProcess() as uploads:
+        celery = _celery(settings)
+        dead_after_s = settings.worker_dead_after_s
+        signs = Signs(store, celery, dead_after_s=dead_after_s)
+        app = _application(settings, store, celery, uploads, signs)
         spare_what_stays()
-        uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
+        with signs:
+            uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
 
 
 def serve_uploads(settings: Settings, socket: Path) -> None:
     """Take uploads through a unix socket until the process is told to end."""
     logs.configure()
     step_back(settings.worker_niceness)
+    _end_in_order()
     with _store(settings) as store:
-        app = _application(settings, store, None)
+        app = _application(settings, store, _celery(settings), None, None)
         spare_what_stays()
         uvicorn.run(app, uds=str(socket), log_level="warning", access_log=False)
+
+
+def _end_in_order() -> None:
+    """Let SIGTERM end the process by way of its `with` blocks, which close the database."""
+    # Uvicorn ends in order and then raises the signal again, for whoever was there before it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 
 class UploadProcess:
@@ -161,12 +175,21 @@ def _store(settings: Settings) -> closing[Store]:
     return closing(Store(settings.database_url.get_secret_value()))
 
 
-def _application(settings: Settings, store: Store, taker: UploadTaker | None) -> FastAPI:
+def _celery(settings: Settings) -> Celery:
     celery = create_celery_app(settings)
     # A broker that is down costs the caller little: the job is in SQL, beat finds it. Without
     # `max_retries` kombu goes on trying to connect for seconds, whatever `retry` says.
     celery.conf.broker_transport_options = settings.broker_transport_options | {"max_retries": 0}
+    return celery
 
+
+def _application(
+    settings: Settings,
+    store: Store,
+    celery: Celery,
+    taker: UploadTaker | None,
+    deployment: Deployment | None,
+) -> FastAPI:
     def wake(job_id: str) -> None:
         celery.send_task(PLAN_TASK, args=[job_id], retry=False)
 
@@ -177,8 +200,17 @@ def _application(settings: Settings, store: Store, taker: UploadTaker | None) ->
         store,
         wake,
         served_model=served,
-        limits=UploadLimits(settings.max_upload_bytes, settings.upload_stalled_after_s),
+        limits=UploadLimits(
+            settings.max_upload_bytes,
+            settings.upload_stalled_after_s,
+            settings.upload_least_bytes_per_s,
+            settings.upload_deadline_s,
+            settings.max_job_rows,
+            settings.max_rejected_lines,
+        ),
         taker=taker,
+        deployment=deployment,
+        trusted_hosts=settings.trusted_host_list,
     )
 
 

@@ -1,5 +1,6 @@
 """A small client of the HTTP API."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -92,15 +93,40 @@ class Client:
         return self._call("POST", f"{_path(job_id)}/retry")
 
     def results(self, job_id: str, outcome: str = "all") -> Iterator[dict[str, Any]]:
-        """OpenAI batch output lines of what has landed, in row order, page by page."""
-        after = -1
-        while True:
-            query: dict[str, Any] = {"after": after, "limit": _PAGE, "outcome": outcome}
-            page = self._call("GET", f"{_path(job_id)}/results", params=query)
+        """OpenAI batch output lines of what has landed, page by page.
+
+        In row order if the job is over, else in the order of landing.
+        """
+        order = "landed" if self.job(job_id)["finished_at"] is None else "row"
+        for page in self._pages(job_id, order, outcome):
             yield from page["data"]
             if not page["has_more"]:
                 return
-            after = page["next_after"]
+
+    def follow(
+        self, job_id: str, outcome: str = "all", every_s: float = 1.0
+    ) -> Iterator[dict[str, Any]]:
+        """Each line once, as it lands, until the job is over.
+
+        Args:
+            job_id: A job that may still run.
+            outcome: "all", "succeeded" or "failed".
+            every_s: Ask so often while nothing lands.
+        """
+        for page in self._pages(job_id, "landed", outcome):
+            yield from page["data"]
+            if page["complete"]:
+                return
+            if not page["has_more"]:
+                time.sleep(every_s)
+
+    def _pages(self, job_id: str, order: str, outcome: str) -> Iterator[dict[str, Any]]:
+        """Page after page, without end."""
+        query: dict[str, Any] = {"order": order, "limit": _PAGE, "outcome": outcome, "after": -1}
+        while True:
+            page = self._call("GET", f"{_path(job_id)}/results", params=query)
+            yield page
+            query["after"] = page["next_after"]
 
     def first_failure(self, job_id: str) -> dict[str, Any] | None:
         """The output line of the job's first failure, if there is one."""

@@ -5,34 +5,43 @@ so that a slow database never stops the event loop.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 
 import nightjar
+from nightjar.jobs.api.body import RefusedRequestError, UploadLimits
 from nightjar.jobs.api.forwarding import UploadForwarder, UploadTaker
-from nightjar.jobs.api.payloads import error_payload, job_payload, results_page
-from nightjar.jobs.api.upload import RefusedRequestError, UploadLimits, Uploads
-from nightjar.jobs.batch_lines import json_pieces
+from nightjar.jobs.api.guard import BrowserGuard
+from nightjar.jobs.api.health import Deployment, health_router, public_message
+from nightjar.jobs.api.payloads import error_payload, job_payload
+from nightjar.jobs.api.results import checked_after, checked_id, results_router
+from nightjar.jobs.api.upload import Uploads
 from nightjar.jobs.errors import (
     EmptyJobError,
     JobError,
     LifecycleError,
+    ReusedKeyError,
     StoreError,
     StoreUnavailableError,
+    TooManyRejectedError,
+    TooManyRowsError,
     UnknownJobError,
 )
 from nightjar.jobs.records import JsonObject
 from nightjar.jobs.store import Store
-from nightjar.jobs.store.reading import Outcome
 from nightjar.jobs.store.waiting import Waiting
 
 logger = logging.getLogger(__name__)
 
-MAX_PAGE = 10_000
+# FastAPI's own page loads a script from the internet, and is blank without it.
+DOCS = """<!doctype html><html lang="en"><title>Nightjar's API</title>
+<p>The description of this API is <a href="openapi.json">openapi.json</a>, in OpenAPI's format.
+Any viewer of that format shows it.</p></html>
+"""
 
 
 def create_app(
@@ -42,6 +51,8 @@ def create_app(
     served_model: str | None = None,
     limits: UploadLimits | None = None,
     taker: UploadTaker | None = None,
+    deployment: Deployment | None = None,
+    trusted_hosts: Collection[str] = (),
 ) -> FastAPI:
     """The application over a store whose tables exist.
 
@@ -49,15 +60,23 @@ def create_app(
     for the planner's own rounds. `served_model` is the model of jobs that name
     none in `?model=`, and the only one that may be named; None accepts any.
     `taker` is another process with this application that takes the uploads; None
-    takes them here.
+    takes them here. `deployment` knows of the other processes; None says nothing of them.
+    `trusted_hosts` are names under which the API is reached beside loopback and addresses.
     """
-    app = FastAPI(title="Nightjar", version=nightjar.__version__)
+    app = FastAPI(title="Nightjar", version=nightjar.__version__, docs_url=None, redoc_url=None)
+    app.add_middleware(BrowserGuard, hosts=trusted_hosts)
     limits = limits or UploadLimits()
     uploads = Uploads(store, wake, served_model, limits)
     forwarder = None if taker is None else UploadForwarder(taker, limits)
-    jobs = _jobs_router(store, uploads, forwarder)
-    for router in (jobs, _results_router(store), _health_router(store, taker)):
+    health = health_router(store, taker, deployment)
+    routers = (_jobs_router(store, uploads, forwarder), _following_router(store))
+    for router in (*routers, results_router(store), health):
         app.include_router(router)
+
+    @app.get("/docs", include_in_schema=False)
+    def docs() -> HTMLResponse:
+        return HTMLResponse(DOCS)
+
     app.add_exception_handler(JobError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_bad_parameter)
     return app
@@ -74,12 +93,41 @@ def _jobs_router(store: Store, uploads: Uploads, forwarder: UploadForwarder | No
         status, payload = await uploads.receive(request)
         return JSONResponse(payload, status_code=status)
 
+    @router.post("/{job_id}/cancel")
+    def cancel_job(job_id: str) -> JsonObject:
+        """Stop a job; what has landed stays."""
+        return job_payload(store.cancel(checked_id(job_id)))
+
+    @router.post("/{job_id}/pause")
+    def pause_job(job_id: str) -> JsonObject:
+        """Begin nothing more of a job; what is being computed finishes."""
+        return job_payload(store.pause(checked_id(job_id)))
+
+    @router.post("/{job_id}/resume")
+    def resume_job(job_id: str) -> JsonObject:
+        """Go on with a paused job."""
+        job = store.resume(checked_id(job_id))
+        return job_payload(job) | {"warning": uploads.try_to_wake(job_id)}
+
+    @router.post("/{job_id}/retry")
+    def retry_job(job_id: str) -> JsonObject:
+        """Compute what failed through no fault of the request again."""
+        retried = store.retry(checked_id(job_id))
+        warning = uploads.try_to_wake(job_id) if retried else None
+        return job_payload(store.job(job_id)) | {"retried": retried, "warning": warning}
+
+    return router
+
+
+def _following_router(store: Store) -> APIRouter:
+    router = APIRouter(prefix="/v1/jobs")
+
     @router.get("")
     def list_jobs(
         limit: Annotated[int, Query(ge=1, le=100)] = 20, after: str | None = None
     ) -> JsonObject:
         """Jobs, newest first."""
-        found = store.jobs(limit + 1, after)
+        found = store.jobs(limit + 1, checked_after(after))
         data = [job_payload(job) for job in found[:limit]]
         return {
             "object": "list",
@@ -91,98 +139,14 @@ def _jobs_router(store: Store, uploads: Uploads, forwarder: UploadForwarder | No
     @router.get("/{job_id}")
     def show_job(job_id: str) -> JsonObject:
         """A job with its micro-batches by state, and what it waits for."""
-        job, counts = store.job_in_detail(job_id)
+        job, counts = store.job_in_detail(checked_id(job_id))
         payload = job_payload(job)
         waiting = Waiting() if job.is_over else store.waiting_for(job_id)
         payload |= {"waits_for": list(waiting.waits_for), "waiting": waiting.message}
         payload["micro_batches"] = {state.value: count for state, count in counts.items()}
         return payload
 
-    @router.post("/{job_id}/cancel")
-    def cancel_job(job_id: str) -> JsonObject:
-        """Stop a job; what has landed stays."""
-        return job_payload(store.cancel(job_id))
-
-    @router.post("/{job_id}/pause")
-    def pause_job(job_id: str) -> JsonObject:
-        """Begin nothing more of a job; what is being computed finishes."""
-        return job_payload(store.pause(job_id))
-
-    @router.post("/{job_id}/resume")
-    def resume_job(job_id: str) -> JsonObject:
-        """Go on with a paused job."""
-        job = store.resume(job_id)
-        return job_payload(job) | {"warning": uploads.try_to_wake(job_id)}
-
-    @router.post("/{job_id}/retry")
-    def retry_job(job_id: str) -> JsonObject:
-        """Compute what failed through no fault of the request again."""
-        retried = store.retry(job_id)
-        warning = uploads.try_to_wake(job_id) if retried else None
-        return job_payload(store.job(job_id)) | {"retried": retried, "warning": warning}
-
     return router
-
-
-def _results_router(store: Store) -> APIRouter:
-    router = APIRouter(prefix="/v1/jobs/{job_id}")
-
-    @router.get("/results")
-    def page_results(
-        job_id: str,
-        after: Annotated[int, Query(ge=-1)] = -1,
-        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 1_000,
-        outcome: Outcome = "all",
-    ) -> JsonObject:
-        """A page of outcomes in row order; ask on with `after=next_after`."""
-        store.job(job_id)
-        # One more than asked for tells whether there is a next page.
-        found = store.results(job_id, after_index=after, limit=limit + 1, outcome=outcome)
-        return results_page(found, limit)
-
-    @router.get("/output")
-    def download_output(job_id: str) -> Response:
-        """Every success as JSON lines."""
-        return _download(store, job_id, "succeeded")
-
-    @router.get("/errors")
-    def download_errors(job_id: str) -> Response:
-        """Every failure as JSON lines."""
-        return _download(store, job_id, "failed")
-
-    return router
-
-
-def _health_router(store: Store, taker: UploadTaker | None) -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/health")
-    def health() -> JSONResponse:
-        """200 while the database answers and uploads are taken; else 503, and why in `message`.
-
-        An upload process that ended once is started again, and no reason for a 503.
-        """
-        body: JsonObject = {"status": "ok", "version": nightjar.__version__}
-        troubles = []
-        try:
-            store.ping()
-        except StoreError as error:
-            logger.warning("database unreachable", extra={"action": "health_failed"})
-            troubles.append(str(error))
-        if taker is not None and (trouble := taker.trouble()):
-            logger.warning("uploads are not taken", extra={"action": "health_failed"})
-            troubles.append(trouble)
-        if troubles:
-            body |= {"status": "unavailable", "message": "; ".join(troubles)}
-        return JSONResponse(body, status_code=503 if troubles else 200)
-
-    return router
-
-
-def _download(store: Store, job_id: str, outcome: Outcome) -> Response:
-    store.job(job_id)  # before the answer begins: an unknown job is a 404
-    records = store.iter_results(job_id, outcome=outcome)
-    return StreamingResponse(json_pieces(records), media_type="application/jsonl")
 
 
 def _answer_error(request: Request, error: Exception) -> JSONResponse:
@@ -193,9 +157,12 @@ def _answer_error(request: Request, error: Exception) -> JSONResponse:
     status, code = next(
         (answer for kind, answer in _STATUS_CODES if isinstance(error, kind)), (400, "invalid_job")
     )
+    message = str(error)
     if status >= 500:
         logger.error("request failed: %s", error, extra={"action": "api_error", "code": code})
-    return JSONResponse(error_payload(code, str(error)), status_code=status)
+    if isinstance(error, StoreError):
+        message = public_message(error)
+    return JSONResponse(error_payload(code, message), status_code=status)
 
 
 def _answer_bad_parameter(request: Request, error: Exception) -> JSONResponse:
@@ -213,6 +180,9 @@ def _answer_bad_parameter(request: Request, error: Exception) -> JSONResponse:
 _STATUS_CODES: list[tuple[type[JobError], tuple[int, str]]] = [
     (UnknownJobError, (404, "unknown_job")),
     (EmptyJobError, (400, "empty_job")),
+    (TooManyRowsError, (413, "too_many_rows")),
+    (TooManyRejectedError, (400, "too_many_rejected")),
+    (ReusedKeyError, (409, "idempotency_key_reused")),
     (LifecycleError, (409, "wrong_state")),
     (StoreUnavailableError, (503, "database_unavailable")),
     (StoreError, (500, "store_error")),

@@ -11,7 +11,7 @@ from typing import Protocol
 import httpx
 from fastapi import Request, Response
 
-from nightjar.jobs.api.upload import RefusedRequestError, UploadLimits, read_body
+from nightjar.jobs.api.body import RefusedRequestError, UploadLimits, read_body
 
 START_S = 30.0  # so long the other process may take to start, or to start again
 _RETRY_S = 0.1

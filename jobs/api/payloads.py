@@ -1,10 +1,9 @@
 """What the API says of jobs and results, as JSON."""
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from nightjar.jobs.batch_lines import output_line
-from nightjar.jobs.records import Job, JsonObject, ResultRecord
+from nightjar.jobs.records import Job, JsonObject, ResultPage
 
 
 def job_payload(job: Job) -> JsonObject:
@@ -39,14 +38,15 @@ def job_payload(job: Job) -> JsonObject:
     }
 
 
-def results_page(found: Sequence[ResultRecord], limit: int) -> JsonObject:
-    """A page of output lines; `found` may hold one record more than the page."""
-    page = found[:limit]
+def results_payload(page: ResultPage) -> JsonObject:
+    """A page of output lines, and how a client asks on."""
     return {
         "object": "list",
-        "data": [output_line(record) for record in page],
-        "has_more": len(found) > limit,
-        "next_after": page[-1].index if page else None,
+        "data": [output_line(record) for record in page.records],
+        "has_more": page.has_more,
+        "next_after": page.next_after,
+        "complete": page.complete,
+        "waits_for_row": page.waits_for_row,
     }
 
 

@@ -1,25 +1,29 @@
 """An upload of batch lines: parsed while it arrives, in bounded memory, into one job."""
 
 import asyncio
+import hashlib
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 
 from fastapi import Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
-from starlette.requests import ClientDisconnect
 
+from nightjar.jobs.api.body import RefusedRequestError, UploadLimits, read_body, too_large
+from nightjar.jobs.api.parameters import is_text, parse_metadata, parse_priority, parse_window
 from nightjar.jobs.api.payloads import job_payload
 from nightjar.jobs.batch_lines import BatchReader
-from nightjar.jobs.errors import JobError
-from nightjar.jobs.records import JsonObject, NewJob
+from nightjar.jobs.file_kinds import HEAD_BYTES, other_format
+from nightjar.jobs.records import JobLimits, JsonObject, NewJob
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.submission import Submission
 
 logger = logging.getLogger(__name__)
 
 UPLOADS_AT_ONCE = 4  # each of them holds a database connection
+CROWDED_AFTER_S = 10.0  # somebody has waited for a place for so long
 PARSE_BYTES = 256 * 1024  # a trip to a thread is worth so many bytes
 CONTENT_TYPES = frozenset(
     {
@@ -28,33 +32,10 @@ CONTENT_TYPES = frozenset(
         "application/json",
         "application/octet-stream",
         "text/plain",
+        # What curl --data-binary says of anything. A browser's form has an Origin: see guard.py.
+        "application/x-www-form-urlencoded",
     }
 )
-MAX_METADATA_PAIRS = 16
-MAX_METADATA_KEY = 64  # characters
-MAX_METADATA_VALUE = 512
-MAX_PRIORITY = 9
-_PRIORITIES = frozenset(map(str, range(MAX_PRIORITY + 1)))
-_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-MAX_WINDOW_S = 365 * _UNITS_S["d"]
-
-
-class RefusedRequestError(JobError):
-    """A request that the API refuses, with its HTTP status."""
-
-    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.param = param
-
-
-@dataclass(frozen=True, slots=True)
-class UploadLimits:
-    """How long a body may be, and for how long it may send nothing before it loses its place."""
-
-    max_bytes: int = 1024**3
-    stalled_after_s: float = 60.0
 
 
 class Uploads:
@@ -72,17 +53,28 @@ class Uploads:
         self._served_model = served_model
         self._limits = limits
         self._places = asyncio.Semaphore(UPLOADS_AT_ONCE)
+        self._waiting_since: dict[object, float] = {}
 
     async def receive(self, request: Request) -> tuple[int, JsonObject]:
         """The status and the body of the answer to `POST /v1/jobs`; raises RefusedRequestError."""
         self._check_headers(request)
         new_job = self._new_job(request)
+        digest = None if new_job.idempotency_key is None else _digest_of(new_job)
+        pieces = self._pieces(request)
+        # Who sends a little at a time, or little in all, holds no place before it is here.
+        first = await anext(pieces)
+        if (fault := other_format(first[:HEAD_BYTES])) is not None:
+            raise RefusedRequestError(400, "not_batch_lines", f"the upload {fault}")
         async with (
-            self._places,
+            self._place(),
             contextmanager_in_threadpool(self._store.submission(new_job)) as submission,
         ):
-            if not submission.existing:
-                await self._add_rows(request, submission)
+            reader = BatchReader()
+            await run_in_threadpool(_take, submission, reader, first, digest)
+            async for piece in pieces:
+                await run_in_threadpool(_take, submission, reader, piece, digest)
+            await run_in_threadpool(lambda: submission.add(reader.last_rows()))
+            submission.digest = None if digest is None else digest.hexdigest()
         payload: JsonObject = {}
         if not submission.existing:
             payload = {"accepted": submission.accepted, "rejected": submission.rejected}
@@ -90,16 +82,37 @@ class Uploads:
         job = await run_in_threadpool(self._store.job, submission.job_id)
         return (200 if submission.existing else 201), job_payload(job) | payload
 
-    async def _add_rows(self, request: Request, submission: Submission) -> None:
-        reader = BatchReader()
-        async for piece in self._pieces(request):
-            await run_in_threadpool(_parse_and_add, submission, reader, piece)
-        await run_in_threadpool(lambda: submission.add(reader.last_rows()))
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """One of the places, each a connection to the database; raises RefusedRequestError."""
+        waiter = object()
+        self._waiting_since[waiter] = time.monotonic()
+        try:
+            async with asyncio.timeout(self._limits.place_wait_s):
+                await self._places.acquire()
+        except TimeoutError as error:
+            raise RefusedRequestError(
+                503,
+                "uploads_busy",
+                f"{UPLOADS_AT_ONCE} uploads are being taken, and none ended in "
+                f"{self._limits.place_wait_s:.0f} s; send it again later",
+            ) from error
+        finally:
+            del self._waiting_since[waiter]
+        try:
+            yield
+        finally:
+            self._places.release()
+
+    def _is_crowded(self) -> bool:
+        """Whether somebody has waited for a place for a while."""
+        oldest = min(self._waiting_since.values(), default=None)
+        return oldest is not None and time.monotonic() - oldest > CROWDED_AFTER_S
 
     async def _pieces(self, request: Request) -> AsyncIterator[bytes]:
-        """The body in pieces worth a trip to a thread."""
+        """The body in pieces worth a trip to a thread; at least one, which may be empty."""
         piece = bytearray()
-        async for chunk in read_body(request, self._limits):
+        async for chunk in read_body(request, self._limits, self._is_crowded):
             piece += chunk
             if len(piece) >= PARSE_BYTES:
                 yield bytes(piece)
@@ -117,12 +130,12 @@ class Uploads:
             )
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._limits.max_bytes:
-            raise _too_large(self._limits)
+            raise too_large(self._limits)
 
     def _new_job(self, request: Request) -> NewJob:
         query = request.query_params
         model = query.get("model") or self._served_model
-        if not model or not _is_text(model, 512):
+        if not model or not is_text(model, 512):
             raise RefusedRequestError(
                 400,
                 "missing_model",
@@ -138,12 +151,14 @@ class Uploads:
                 "model",
             )
         key = request.headers.get("idempotency-key")
-        if key is not None and not _is_text(key, 255):
+        if key is not None and not is_text(key, 255):
             message = "must have 1 to 255 characters"
             raise RefusedRequestError(400, "invalid_idempotency_key", message, "Idempotency-Key")
         window_s = parse_window(query.get("completion_window"))
         priority = parse_priority(query.get("priority"))
-        return NewJob(model, key, parse_metadata(query.get("metadata")), window_s, priority)
+        limits = JobLimits(self._limits.max_rows, self._limits.max_rejected)
+        metadata = parse_metadata(query.get("metadata"))
+        return NewJob(model, key, metadata, window_s, priority, limits=limits)
 
     def try_to_wake(self, job_id: str) -> str | None:
         """Tell the planner of a job.
@@ -162,87 +177,21 @@ class Uploads:
         return None
 
 
-async def read_body(request: Request, limits: UploadLimits) -> AsyncIterator[bytes]:
-    """The body as it arrives; raises RefusedRequestError when it is too long, stalls or breaks."""
-    received = 0
-    stream = aiter(request.stream())
-    try:
-        while True:
-            async with asyncio.timeout(limits.stalled_after_s):
-                chunk = await anext(stream, None)
-            if chunk is None:
-                return
-            received += len(chunk)
-            if received > limits.max_bytes:
-                raise _too_large(limits)
-            yield chunk
-    except TimeoutError as error:
-        raise RefusedRequestError(
-            408, "upload_stalled", "the upload stalled; send it again"
-        ) from error
-    except ClientDisconnect as error:
-        raise RefusedRequestError(400, "upload_broken_off", "the upload broke off") from error
+def _take(
+    submission: Submission, reader: BatchReader, piece: bytes, digest: "hashlib._Hash | None"
+) -> None:
+    if digest is not None:
+        digest.update(piece)
+    if not submission.existing:
+        submission.add(reader.rows(piece))
 
 
-def _too_large(limits: UploadLimits) -> RefusedRequestError:
-    message = f"the upload is longer than {limits.max_bytes} bytes; split it into several jobs"
-    return RefusedRequestError(413, "upload_too_large", message)
-
-
-def _parse_and_add(submission: Submission, reader: BatchReader, piece: bytes) -> None:
-    submission.add(reader.rows(piece))
-
-
-def parse_metadata(text: str | None) -> dict[str, str]:
-    """The pairs of `?metadata={"key":"value"}`; raises RefusedRequestError."""
-    if text is None:
-        return {}
-    try:
-        pairs = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _bad_metadata("is not JSON") from error
-    if not isinstance(pairs, dict) or len(pairs) > MAX_METADATA_PAIRS:
-        raise _bad_metadata(f"must be a JSON object of at most {MAX_METADATA_PAIRS} pairs")
-    for key, value in pairs.items():
-        if not _is_text(key, MAX_METADATA_KEY) or not _is_text(value, MAX_METADATA_VALUE):
-            raise _bad_metadata(
-                f"keys are texts of at most {MAX_METADATA_KEY} characters, values of at most "
-                f"{MAX_METADATA_VALUE}"
-            )
-    return pairs
-
-
-def parse_window(text: str | None) -> float | None:
-    """The seconds of `?completion_window=24h`; raises RefusedRequestError."""
-    if text is None:
-        return None
-    number, unit = text[:-1], _UNITS_S.get(text[-1:])
-    if unit is None or not (number.isascii() and number.isdecimal()) or len(number) > 9:
-        message = 'is no span of time: write a whole number of "s", "m", "h" or "d", such as 24h'
-        raise RefusedRequestError(400, "invalid_completion_window", message, "completion_window")
-    seconds = int(number) * unit
-    if not 0 < seconds <= MAX_WINDOW_S:
-        message = f"must be more than nothing and at most {MAX_WINDOW_S // _UNITS_S['d']} days"
-        raise RefusedRequestError(400, "invalid_completion_window", message, "completion_window")
-    return float(seconds)
-
-
-def parse_priority(text: str | None) -> int:
-    """The number of `?priority=`, 0 unless given; raises RefusedRequestError."""
-    if text is None:
-        return 0
-    if text not in _PRIORITIES:
-        message = f"must be a whole number from 0 to {MAX_PRIORITY}; larger ones go first"
-        raise RefusedRequestError(400, "invalid_priority", message, "priority")
-    return int(text)
-
-
-def _bad_metadata(message: str) -> RefusedRequestError:
-    return RefusedRequestError(400, "invalid_metadata", message, "metadata")
-
-
-def _is_text(value: object, longest: int) -> bool:
-    """Whether it is a text, not empty, that both databases can store."""
-    if not isinstance(value, str) or not 0 < len(value) <= longest or "\x00" in value:
-        return False
-    return value.encode(errors="replace").decode() == value
+def _digest_of(new_job: NewJob) -> "hashlib._Hash":
+    """A digest that has taken in the job's parameters, and goes on with its rows."""
+    parameters = [
+        new_job.model,
+        sorted(new_job.metadata.items()),
+        new_job.completion_window_s,
+        new_job.priority,
+    ]
+    return hashlib.sha256(json.dumps(parameters).encode() + b"\n")

@@ -9,6 +9,7 @@ from nightjar.jobs.store.heartbeats import HeartbeatStore
 from nightjar.jobs.store.leading import LeaderStore
 from nightjar.jobs.store.leases import LeaseStore
 from nightjar.jobs.store.orphans import OrphanStore
+from nightjar.jobs.store.paging import PagingStore
 from nightjar.jobs.store.planning import PlanningStore
 from nightjar.jobs.store.reading import ReadingStore
 from nightjar.jobs.store.replanning import ReplanningStore
@@ -34,6 +35,7 @@ class Store(
     RetryStore,
     ReadingStore,
     WaitingStore,
+    PagingStore,
     VectorStore,
     CacheStore,
 ):

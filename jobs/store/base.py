@@ -23,6 +23,7 @@ from nightjar.jobs.records import (
 from nightjar.jobs.store.bulk import BulkInsert, driver_value
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.following import COUNTED_STATES, Followers
+from nightjar.jobs.store.landings import CountAndNote, new_token
 from nightjar.jobs.store.tables import UNPLANNED, job, micro_batch, request, result
 
 AnyRow = Row[*tuple[Any, ...]]
@@ -41,14 +42,14 @@ OPEN_JOBS = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, JobState.CANCELLI
 TOKEN_COUNTS = ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
 REUSE_COUNTS = ("reused", "reused_tokens")
 
-# Built once: these run with every micro-batch.
+# Built once: this runs with every micro-batch.
 _COUNT = (
     sa.update(job)
     .where(job.c.id == sa.bindparam("counted_job"))
     .values(
         {
             name: job.c[name] + sa.bindparam(f"more_{name}", type_=sa.BigInteger)
-            for name in (*COUNTED_STATES.values(), *TOKEN_COUNTS, *REUSE_COUNTS)
+            for name in (*COUNTED_STATES.values(), *TOKEN_COUNTS, *REUSE_COUNTS, "landed")
         }
     )
     .returning(
@@ -58,6 +59,7 @@ _COUNT = (
         job.c.cancelled,
         job.c.cancel_requested,
         job.c.expired,
+        job.c.landed,
     )
 )
 _RESULT_COLUMNS = [column.name for column in result.c]
@@ -146,6 +148,7 @@ class StorePart:
         self._database = database
         self._insert_results = BulkInsert(database, result, _RESULT_COLUMNS)
         self._followers = Followers(database)
+        self._count_and_note = CountAndNote(database, _COUNT)
         self._end_requests = {state: _end_requests(database, state) for state in COUNTED_STATES}
 
     def _land(
@@ -163,7 +166,10 @@ class StorePart:
         if not results:
             return
         moment = driver_value(self._database, result.c.created_at, now())
-        rows = [_result_row(item, job_id, indexes[item.request_id], moment) for item in results]
+        token = new_token()
+        rows = [
+            _result_row(item, job_id, indexes[item.request_id], moment, token) for item in results
+        ]
         inserted = self._insert_results.run(connection, rows)
         if inserted != len(rows):
             # State and outcome change together, so a request without end has no outcome.
@@ -175,8 +181,9 @@ class StorePart:
             listed = json.dumps(ids) if self._database.is_sqlite else ids
             connection.execute(self._end_requests[state], {"ids": listed})
         more = _counted(results, ended)
-        self._followers.land(connection, job_id, [item.request_id for item in results], more)
-        self._count(connection, job_id, more)
+        given = [item.request_id for item in results]
+        led = self._followers.land(connection, job_id, given, more, token)
+        self._count(connection, job_id, more, token, [*given, *led])
 
     def _land_followers(self, connection: Connection, job_id: str, leaders: Collection[int]) -> int:
         """Land the followers of those leaders that have ended; returns how many there were."""
@@ -189,15 +196,26 @@ class StorePart:
             .with_for_update()  # whoever is ending one sees its followers, or we its end
         )
         more = _counted((), {})
-        landed = self._followers.land(connection, job_id, list(connection.scalars(ended)), more)
+        ids, token = list(connection.scalars(ended)), new_token()
+        landed = self._followers.land(connection, job_id, ids, more, token)
         if landed:
-            self._count(connection, job_id, more)
-        return landed
+            self._count(connection, job_id, more, token, landed)
+        return len(landed)
 
-    def _count(self, connection: Connection, job_id: str, more: Mapping[str, int]) -> None:
-        """Add to the job's counters; the request that ends last gives the job its final state."""
+    def _count(
+        self,
+        connection: Connection,
+        job_id: str,
+        more: Mapping[str, int],
+        token: int,
+        ids: Sequence[int],
+    ) -> None:
+        """Add to the job's counters, and these requests to its order of landing.
+
+        The request that ends last gives the job its final state.
+        """
         added = {f"more_{name}": number for name, number in more.items()}
-        counted = connection.execute(_COUNT, {"counted_job": job_id, **added}).one()
+        counted = self._count_and_note.run(connection, job_id, added, token, ids)
         if counted.completed + counted.failed + counted.cancelled == counted.total:
             final = lifecycle.final_job_state(
                 counted.completed, counted.failed, stop_reason(counted)
@@ -240,7 +258,9 @@ def _end_requests(database: Database, state: RequestState) -> sa.Update:
     return sa.update(request).where(is_given, request.c.state.in_(sources)).values(state=state)
 
 
-def _result_row(item: NewResult, job_id: str, index: int, moment: object) -> tuple[Any, ...]:
+def _result_row(
+    item: NewResult, job_id: str, index: int, moment: object, token: int
+) -> tuple[Any, ...]:
     """The values of a result in the order of its table's columns."""
     error = item.error
     return (
@@ -259,4 +279,5 @@ def _result_row(item: NewResult, job_id: str, index: int, moment: object) -> tup
         item.finish_reason,
         moment,
         item.reused and item.reused.value,
+        token,
     )

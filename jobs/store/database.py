@@ -166,6 +166,16 @@ class Database:
         with translated_errors(), self._for_reading.connect() as connection:
             yield connection
 
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A connection for reading; whatever is read in the block is of one moment."""
+        if self.is_sqlite:
+            with self.reading() as connection:
+                yield connection
+            return
+        with translated_errors(), self.engine.connect() as plain:
+            yield plain.execution_options(isolation_level="REPEATABLE READ")
+
     def write(self, work: Callable[[Connection], Answer], *, durable: bool = True) -> Answer:
         """Run `work` in one transaction; it runs again if PostgreSQL found a deadlock.
 

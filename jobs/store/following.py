@@ -29,7 +29,7 @@ _leader = request.alias("leader")
 _SHARED = [
     column.name
     for column in result.c
-    if column.name not in ("request_id", "job_id", "row_index", "reused")
+    if column.name not in ("request_id", "job_id", "row_index", "reused", "landing")
 ]
 
 
@@ -104,11 +104,12 @@ class Followers:
                 request.c.row_index,
                 *(result.c[name] for name in _SHARED),
                 reused,
+                sa.bindparam("token", type_=sa.BigInteger),
             )
             .select_from(shared)
             .where(*led)
         )
-        names = ["request_id", "job_id", "row_index", *_SHARED, "reused"]
+        names = ["request_id", "job_id", "row_index", *_SHARED, "reused", "landing"]
         self._copy = sa.insert(result).from_select(names, outcomes)
         of_leader = sa.select(_leader.c.state).where(_leader.c.id == request.c.leader_id)
         self._end = (
@@ -119,17 +120,22 @@ class Followers:
         )
 
     def land(
-        self, connection: Connection, job_id: str, leaders: Sequence[int], more: dict[str, int]
-    ) -> int:
-        """Give the followers of ended requests their outcomes; returns how many there were.
+        self,
+        connection: Connection,
+        job_id: str,
+        leaders: Sequence[int],
+        more: dict[str, int],
+        token: int,
+    ) -> Sequence[int]:
+        """Give the followers of ended requests their outcomes; returns the followers' ids.
 
-        What they add to the job's counters is added to `more`.
+        What they add to the job's counters is added to `more`; `token` is that of the landing.
         """
         listed = json.dumps(leaders) if self._is_sqlite else leaders
         key = {"job": job_id, "leaders": listed}
-        found = len(connection.execute(self._lock, key).all())
+        found = connection.scalars(self._lock, key).all()
         if not found:
-            return 0
+            return ()
         for row in connection.execute(self._count, key).all():
             lifecycle.check_step(lifecycle.REQUEST_TRANSITIONS, RequestState.FOLLOWING, row.state)
             more[COUNTED_STATES[row.state]] += row.followers
@@ -138,7 +144,7 @@ class Followers:
             if row.state == RequestState.DONE:
                 more["reused"] += row.followers
                 more["reused_tokens"] += int(row.prompt_tokens + row.completion_tokens)
-        connection.execute(self._copy, key)
+        connection.execute(self._copy, key | {"token": token})
         connection.execute(self._end, key)
         return found
 

@@ -1,18 +1,18 @@
 """Reading: what became of a job, in pages that never skip and never repeat."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from datetime import timedelta
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from nightjar.jobs.errors import UnknownJobError
-from nightjar.jobs.records import Job, JsonObject, MicroBatchState, RequestError, ResultRecord
-from nightjar.jobs.store.base import StorePart, load_json
-from nightjar.jobs.store.tables import job, micro_batch, request, result
+from nightjar.jobs.records import Job, MicroBatchState, ResultRecord, WorkerHeartbeat
+from nightjar.jobs.store.base import StorePart, load_json, now
+from nightjar.jobs.store.paging import PAGE_BYTES, Outcome, fetch, fitting, sizes_after
+from nightjar.jobs.store.tables import job, micro_batch, worker
 
-Outcome = Literal["all", "succeeded", "failed"]
-# An answer may fill megabytes (a ranking of 10,000 documents does), and a page is in memory whole.
 ROWS_IN_MEMORY = 200
 _JOB_COLUMNS = [job.c[name] for name in Job.__slots__]
 
@@ -40,15 +40,18 @@ class ReadingStore(StorePart):
         after_index: int = -1,
         limit: int = 1_000,
         outcome: Outcome = "all",
+        max_bytes: int = PAGE_BYTES,
     ) -> list[ResultRecord]:
         """Up to `limit` landed outcomes whose row index lies above `after_index`, in row order.
 
-        Rows may land in any order: while the job runs, a row below `after_index`
-        can still appear. "failed" includes cancelled rows.
+        Fewer, but at least one, where more would exceed `max_bytes`. Rows may land in any order:
+        while the job runs, a row below `after_index` can still appear, and `results_page` is the
+        one to ask. "failed" includes cancelled rows.
         """
-        statement = _results_statement(job_id, after_index, limit, outcome)
-        with self._database.reading() as connection:
-            return [_record(row) for row in connection.execute(statement)]
+        with self._database.snapshot() as connection:
+            sizes = sizes_after(connection, self._database, job_id, after_index, limit, outcome)
+            taken = fitting(sizes, limit, max_bytes)
+            return fetch(connection, self._database, [row.request_id for row in taken])
 
     def iter_results(
         self, job_id: str, *, outcome: Outcome = "all", page_size: int = ROWS_IN_MEMORY
@@ -68,6 +71,13 @@ class ReadingStore(StorePart):
         """
         with self._database.reading() as connection:
             return find_job(connection, job_id), _micro_batches(connection, job_id)
+
+    def worker_counters(self) -> list[WorkerHeartbeat]:
+        """The counters of the GPU workers, without those that ended long ago."""
+        recent = worker.c.seen_at > now() - timedelta(days=1)
+        statement = sa.select(worker.c.owner, worker.c.counter).where(recent)
+        with self._database.reading() as connection:
+            return [WorkerHeartbeat(*row) for row in connection.execute(statement)]
 
     def ping(self) -> None:
         """Raise StoreError unless the database answers and has Nightjar's tables."""
@@ -99,49 +109,3 @@ def _job(row: Row[Any]) -> Job:
     values = dict(row._mapping)
     values["metadata"] = load_json(values["metadata"])
     return Job(**values)
-
-
-def _results_statement(
-    job_id: str, after_index: int, limit: int, outcome: Outcome
-) -> sa.Select[Any]:
-    row = result.c
-    statement = (
-        sa.select(*row, request.c.line, request.c.custom_id)
-        .join(request, request.c.id == row.request_id)
-        .where(row.job_id == job_id, row.row_index > after_index)
-        .order_by(row.row_index)
-        .limit(limit)
-    )
-    if outcome == "all":
-        return statement
-    failed = row.error_code.is_not(None)
-    return statement.where(failed if outcome == "failed" else ~failed)
-
-
-def _body(row: Row[Any]) -> JsonObject:
-    """The answer; one that was computed for another request says so, under an id of its own."""
-    body = load_json(row.body)
-    if row.reused is None:
-        return body
-    kind, _, _ = str(body.get("id", "")).rpartition("-")
-    return body | {"id": f"{kind}-{row.request_id}", "reused": row.reused.value}
-
-
-def _record(row: Row[Any]) -> ResultRecord:
-    error = None
-    if row.error_code is not None:
-        error = RequestError(row.error_code, row.error_message, row.error_param)
-    return ResultRecord(
-        id=row.request_id,
-        index=row.row_index,
-        line=row.line,
-        custom_id=row.custom_id,
-        status_code=row.status_code,
-        body=None if row.body is None else _body(row),
-        error=error,
-        prompt_tokens=row.prompt_tokens,
-        completion_tokens=row.completion_tokens,
-        requested_tokens=row.requested_tokens,
-        saved_tokens=row.saved_tokens,
-        finish_reason=row.finish_reason,
-    )

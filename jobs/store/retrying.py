@@ -1,6 +1,7 @@
 """Retrying by hand: requests that failed through no fault of their own get another chance."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
 
 import sqlalchemy as sa
@@ -9,7 +10,7 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import LifecycleError
 from nightjar.jobs.records import JobState, RequestState
-from nightjar.jobs.store.base import FAULT_STATUS, AnyRow, StorePart
+from nightjar.jobs.store.base import FAULT_STATUS, AnyRow, StorePart, now
 from nightjar.jobs.store.reading import find_job
 from nightjar.jobs.store.suspects import CRASHED_CODE, isolate
 from nightjar.jobs.store.tables import job, micro_batch, request, result
@@ -23,6 +24,7 @@ _FAILURES = (
         request.c.row_index,
         request.c.leader_id,
         result.c.error_code,
+        result.c.landing,
         _origin.job_id,
         _origin.kind,
         _origin.bucket,
@@ -56,8 +58,9 @@ class RetryStore(StorePart):
 
         Those are the failures that are not the request's own fault (status 500 and above).
         Requests that had crashed are computed alone from the start, and counted anew; the others
-        are planned again. Raises UnknownJobError, and LifecycleError for a job that was
-        cancelled or has expired.
+        are planned again. The completion window of a job that was over, or whose deadline has
+        passed, begins anew: the next sweep would end it otherwise. Raises UnknownJobError, and
+        LifecycleError for a job that was cancelled or has expired.
         """
         with self._database.reading() as connection:
             state = find_job(connection, job_id).state
@@ -85,23 +88,43 @@ class RetryStore(StorePart):
         _step(connection, [row.id for row in crashed], RequestState.PLANNED)
         _step(connection, again, RequestState.QUEUED, micro_batch_id=None)
         _step(connection, [row.id for row in led], RequestState.FOLLOWING)
-        _reopen(connection, job_id, len(rows))
+        _reopen(connection, job_id, rows)
         # A leader of a step before may have ended again since.
         self._land_followers(connection, job_id, {row.leader_id for row in led})
         return rows
 
 
-def _reopen(connection: Connection, job_id: str, count: int) -> None:
+def _reopen(connection: Connection, job_id: str, rows: Sequence[AnyRow]) -> None:
     """Take failures off the job's count, and let it go on if it was over."""
+    emptied = sum(row.landing is not None for row in rows)
+    row = connection.execute(
+        sa.select(job.c.state, job.c.created_at, job.c.expires_at, job.c.completion_window_s)
+        .where(job.c.id == job_id)
+        .with_for_update()
+    ).one()
     begun = sa.case((job.c.started_at.is_(None), JobState.QUEUED), else_=JobState.RUNNING)
     reopened = sa.update(job).where(job.c.id == job_id, job.c.state.in_(lifecycle.RETRIABLE))
     values = {
-        "failed": job.c.failed - count,
+        "failed": job.c.failed - len(rows),
+        "taken_back": job.c.taken_back + emptied,
         "state": sa.case((job.c.state.in_(_OVER), begun), else_=job.c.state),
         "finished_at": None,
+        **_new_deadline(row),
     }
     if connection.execute(reopened.values(values)).rowcount == 0:
         raise LifecycleError(f"job {job_id} was stopped: nothing of it can be retried")
+
+
+def _new_deadline(row: AnyRow) -> dict[str, object]:
+    """A job that was over, or whose deadline has passed, gets its completion window once more."""
+    moment = now()
+    if row.expires_at is None or (row.state not in _OVER and row.expires_at > moment):
+        return {}
+    window_s = row.completion_window_s
+    if window_s is None:  # of the version before
+        window_s = (row.expires_at - row.created_at).total_seconds()
+    expires_at = moment + timedelta(seconds=window_s)
+    return {"expires_at": expires_at, "completion_window_s": window_s}
 
 
 def _step(

@@ -8,7 +8,7 @@ end is a few statements inside the database, whatever the number of rows.
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import islice
@@ -17,43 +17,31 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.equality import asked_without_seed, digest
-from nightjar.jobs.errors import EmptyJobError
+from nightjar.jobs.errors import (
+    EmptyJobError,
+    ReusedKeyError,
+    TooManyRejectedError,
+    TooManyRowsError,
+)
 from nightjar.jobs.records import (
     AGEING_S,
     JobState,
-    JsonObject,
     NewJob,
     NewRequest,
     RejectedRow,
     RequestState,
 )
 from nightjar.jobs.store.base import StorePart, dump_json, now
-from nightjar.jobs.store.bodies import dump_body
 from nightjar.jobs.store.database import Database, translated_errors
 from nightjar.jobs.store.following import follow_equals, has_equals
-from nightjar.jobs.store.tables import BigId, job, request, result
+from nightjar.jobs.store.landings import new_token, note
+from nightjar.jobs.store.staging import drop_stage, stage, staged
+from nightjar.jobs.store.tables import job, request, result
 
 logger = logging.getLogger(__name__)
 
 CHUNK_ROWS = 1_000
 REJECTED_STATUS = 400
-
-# A table of the connection, not of the schema: Alembic must not see it.
-_staged = sa.Table(
-    "nightjar_staged_row",
-    sa.MetaData(),
-    sa.Column("row_index", BigId, primary_key=True, autoincrement=False),
-    sa.Column("line", sa.BigInteger, nullable=False),
-    sa.Column("custom_id", sa.Text),
-    sa.Column("kind", sa.String(32)),
-    sa.Column("body", sa.Text),
-    sa.Column("error_code", sa.String(64)),  # null: accepted so far
-    sa.Column("error_message", sa.Text),
-    sa.Column("error_param", sa.Text),
-    sa.Column("digest", sa.LargeBinary),  # the same for requests that may be merged
-    prefixes=["TEMPORARY"],
-)
 
 
 class Submission:
@@ -65,40 +53,39 @@ class Submission:
         self._new_job = new_job
         self.job_id = new_job_id()
         self.existing = False  # the idempotency key was known: `job_id` is the job it made
+        self.digest: str | None = None  # of all that was sent, where a key comes with it
         self.accepted = 0
         self.rejected = 0
+        self._staged = 0
+        self._refused = 0  # of those that were staged
+        self._first_refused: RejectedRow | None = None
 
     def add(self, rows: Iterable[NewRequest | RejectedRow]) -> None:
-        """Stage rows, in chunks, so that memory stays bounded; ignored for a known job."""
+        """Stage rows, in chunks, so that memory stays bounded; ignored for a known job.
+
+        Raises TooManyRowsError, and TooManyRejectedError with the first rejected one.
+        """
         if self.existing:
             return
         remaining = iter(rows)
         while chunk := list(islice(remaining, CHUNK_ROWS)):
+            self._check_limits(chunk)
             with translated_errors():
                 merge = self._new_job.merge_equal
-                self._stage([_staged_row(row, merge_equal=merge) for row in chunk])
+                stage(self._database, self._connection, chunk, merge_equal=merge)
 
-    def _stage(self, rows: list[tuple[Any, ...]]) -> None:
-        with self._connection.begin():
-            if self._database.is_sqlite:
-                marks = ", ".join("?" * len(_staged.c))
-                insert = f"INSERT INTO {_staged.name} VALUES ({marks})"  # noqa: S608
-                self._connection.exec_driver_sql(insert, rows)
-                return
-            self._copy(rows)
-
-    def _copy(self, rows: list[tuple[Any, ...]]) -> None:
-        """PostgreSQL's fastest way in, which SQLAlchemy does not know."""
-        cursor: Any = self._connection.connection.cursor()
-        driver_error = self._connection.dialect.loaded_dbapi.Error
-        try:
-            with cursor, cursor.copy(f"COPY {_staged.name} FROM STDIN") as copy:
-                for row in rows:
-                    copy.write_row(row)
-        except driver_error as error:
-            raise sa.exc.DBAPIError.instance(
-                "COPY", None, error, driver_error, hide_parameters=True
-            ) from error
+    def _check_limits(self, rows: Sequence[NewRequest | RejectedRow]) -> None:
+        limits = self._new_job.limits
+        self._staged += len(rows)
+        if limits.rows is not None and self._staged > limits.rows:
+            raise TooManyRowsError(limits.rows)
+        refused = [row for row in rows if type(row) is RejectedRow]
+        if not refused:
+            return
+        self._refused += len(refused)
+        self._first_refused = self._first_refused or refused[0]
+        if limits.rejected is not None and self._refused > limits.rejected:
+            raise TooManyRejectedError(limits.rejected, self._first_refused.message)
 
     def look_up(self) -> None:
         """Whether the idempotency key has made a job before."""
@@ -109,11 +96,22 @@ class Submission:
         if known is not None:
             self.job_id, self.existing = known, True
 
+    def check_same(self) -> None:
+        """Raise ReusedKeyError where the key's job was made of something else.
+
+        A job of the version before has no digest, and a submitter may give none.
+        """
+        digest = sa.select(job.c.submission_digest).where(job.c.id == self.job_id)
+        known = self._connection.scalar(digest)
+        self._connection.rollback()
+        if None not in (known, self.digest) and known != self.digest:
+            raise ReusedKeyError(self.job_id)
+
     def land(self) -> None:
         """The one transaction: the job, its requests, and the results of rejected rows."""
         connection = self._connection
-        total = connection.scalar(sa.select(sa.func.count()).select_from(_staged)) or 0
-        repeats = has_equals(connection, _staged)
+        total = connection.scalar(sa.select(sa.func.count()).select_from(staged)) or 0
+        repeats = has_equals(connection, staged)
         connection.rollback()
         if not total:
             raise EmptyJobError("the job has no rows; send at least one batch line")
@@ -123,7 +121,7 @@ class Submission:
                 return
             self._insert_requests()
             if repeats:
-                follow_equals(connection, _staged, self.job_id)
+                follow_equals(connection, staged, self.job_id)
             self.accepted = total - self.rejected
             self._close_rejected()
 
@@ -136,11 +134,13 @@ class Submission:
             "state": JobState.QUEUED,
             "model": new_job.model,
             "idempotency_key": new_job.idempotency_key,
+            "submission_digest": self.digest,
             "metadata": dump_json(new_job.metadata),
             "cancel_requested": False,
             "total": total,
             "created_at": created_at,
             "expires_at": None if window is None else created_at + timedelta(seconds=window),
+            "completion_window_s": window,
             "priority": new_job.priority,
             "rank_at": created_at - timedelta(seconds=new_job.priority * AGEING_S),
         }
@@ -158,7 +158,7 @@ class Submission:
         """The accepted rows; whoever repeats a custom_id is found by the index and rejected."""
         connection, job_id = self._connection, sa.literal(self.job_id)
         columns = ["job_id", "row_index", "line", "custom_id", "kind", "body", "state"]
-        row = _staged.c
+        row = staged.c
         accepted = (
             sa.select(
                 job_id,
@@ -197,10 +197,15 @@ class Submission:
         connection.execute(sa.insert(request).from_select(columns, rejected))
         count = sa.select(sa.func.count()).where(row.error_code.is_not(None))
         self.rejected = connection.scalar(count) or 0
+        limit = self._new_job.limits.rejected
+        if limit is not None and self.rejected > limit:
+            first = sa.select(row.error_message).where(row.error_code.is_not(None))
+            message = connection.scalar(first.order_by(row.row_index).limit(1))
+            raise TooManyRejectedError(limit, str(message))
 
     def _mark_duplicates(self) -> None:
         """Staged rows that the index kept out get their error, which names the first line."""
-        row, first = _staged.c, request.alias("first")
+        row, first = staged.c, request.alias("first")
         landed = sa.exists().where(
             request.c.job_id == self.job_id, request.c.row_index == row.row_index
         )
@@ -221,7 +226,7 @@ class Submission:
             + "; give each line one of its own"
         )
         self._connection.execute(
-            sa.update(_staged)
+            sa.update(staged)
             .where(row.error_code.is_(None), ~landed)
             .values(
                 error_code="duplicate_custom_id", error_message=message, error_param="custom_id"
@@ -232,7 +237,7 @@ class Submission:
         """Failed results for the rejected rows; a job of such rows alone is over."""
         if not self.rejected:
             return
-        row = _staged.c
+        row, token = staged.c, new_token()
         zeros = {
             name: sa.literal(0)
             for name in ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
@@ -246,20 +251,32 @@ class Submission:
             "error_message": row.error_message,
             "error_param": row.error_param,
             "created_at": sa.literal(now(), result.c.created_at.type),
+            "landing": sa.literal(token, sa.BigInteger),
             **zeros,
         }
         rejected = (
             sa.select(*values.values())
             .select_from(request)
-            .join(_staged, row.row_index == request.c.row_index)
+            .join(staged, row.row_index == request.c.row_index)
             .where(request.c.job_id == self.job_id, row.error_code.is_not(None))
         )
         connection = self._connection
         connection.execute(sa.insert(result).from_select(list(values), rejected))
+        self._note_rejected(token)
         closing = sa.update(job).where(job.c.id == self.job_id).values(failed=self.rejected)
         if not self.accepted:
             closing = closing.values(state=JobState.FAILED, finished_at=now())
         connection.execute(closing)
+
+    def _note_rejected(self, token: int) -> None:
+        """The rejected rows come first in the job's order of landing."""
+        ids = self._connection.scalars(
+            sa.select(result.c.request_id)
+            .where(result.c.job_id == self.job_id)
+            .order_by(result.c.row_index)
+        )
+        for part in ids.partitions(CHUNK_ROWS):
+            note(self._connection, self.job_id, part, token)
 
 
 class SubmissionStore(StorePart):
@@ -273,19 +290,22 @@ class SubmissionStore(StorePart):
         idempotency key the job of that key is returned (`existing`), also when
         another submission with the key lands first. Rejected rows, and those
         that repeat a custom_id, land as failed results at once. Raises
-        EmptyJobError for a job without rows.
+        EmptyJobError for a job without rows, TooManyRowsError and
+        TooManyRejectedError, and ReusedKeyError for other content under a known key.
         """
         with translated_errors(), self._database.engine.connect() as connection:
             submission = Submission(self._database, connection, new_job)
             submission.look_up()
-            _staged.create(connection)
+            staged.create(connection)
             connection.commit()
             try:
                 yield submission
                 if not submission.existing:
                     submission.land()
+                if submission.existing:
+                    submission.check_same()
             finally:
-                _drop_stage(connection)
+                drop_stage(connection)
         logger.info(
             "job submitted",
             extra={
@@ -301,31 +321,3 @@ class SubmissionStore(StorePart):
 def new_job_id() -> str:
     """An id that sorts by creation and that nobody can guess."""
     return f"job_{time.time_ns() // 1_000_000:012x}{secrets.token_hex(8)}"
-
-
-def _drop_stage(connection: Connection) -> None:
-    """Leave the pooled connection as it was; one that is broken leaves the pool."""
-    try:
-        connection.rollback()
-        _staged.drop(connection)
-        connection.commit()
-    except sa.exc.DBAPIError:
-        connection.invalidate()
-
-
-def _staged_row(row: NewRequest | RejectedRow, *, merge_equal: bool) -> tuple[Any, ...]:
-    """The row's values in the order of the staging table's columns."""
-    if isinstance(row, RejectedRow):
-        error = (row.code, row.message, row.param)
-        return (row.index, row.line, row.custom_id, None, None, *error, None)
-    body = dump_body(row.body)
-    same = _digest(row.body, body) if merge_equal else None
-    return (row.index, row.line, row.custom_id, row.kind.value, body, None, None, None, same)
-
-
-def _digest(body: JsonObject, dumped: str) -> bytes | None:
-    """The digest of a body whose text is `dumped`; None for one that is like no other."""
-    asked = asked_without_seed(body)
-    if asked is None:
-        return None
-    return digest(dumped if asked is body else dump_body(asked))

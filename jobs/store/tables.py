@@ -76,11 +76,17 @@ job = sa.Table(
     sa.Column("started_at", UtcDateTime),
     sa.Column("finished_at", UtcDateTime),
     sa.Column("expires_at", UtcDateTime),
+    sa.Column("completion_window_s", sa.Double),  # null: none, or of the version before
     sa.Column("priority", sa.Integer, nullable=False, server_default="0"),
     # Whose is earlier goes first: the creation, less what the priority is worth.
     sa.Column("rank_at", UtcDateTime),
     sa.Column("reused", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("reused_tokens", sa.BigInteger, nullable=False, server_default="0"),
+    # Places given in the order of landing, and how many of them a retry has emptied.
+    sa.Column("landed", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("taken_back", sa.BigInteger, nullable=False, server_default="0"),
+    # Of the rows and parameters, beside an idempotency key.
+    sa.Column("submission_digest", sa.String(64)),
 )
 
 READY_ALONE = sa.text("state = 'ready'")
@@ -192,6 +198,7 @@ result = sa.Table(
     sa.Column("finish_reason", sa.String(32)),
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Column("reused", _state(Reuse)),  # null: computed for this request
+    sa.Column("landing", sa.BigInteger),  # token of its landing; null: of the version before
     sa.Index(None, "job_id", "row_index"),
     # Failures are few: this finds them without a walk over the successes.
     sa.Index(
@@ -201,6 +208,17 @@ result = sa.Table(
         sqlite_where=sa.text("error_code IS NOT NULL"),
         postgresql_where=sa.text("error_code IS NOT NULL"),
     ),
+)
+
+# Results in the order in which their transactions committed, one row a transaction.
+landing = sa.Table(
+    "landing",
+    metadata,
+    sa.Column("job_id", sa.String(64), primary_key=True),
+    sa.Column("first", sa.BigInteger, primary_key=True, autoincrement=False),  # place, from 0
+    # Random. A result that was retried has another landing's token, and is shown there alone.
+    sa.Column("token", sa.BigInteger, nullable=False),
+    sa.Column("request_ids", sa.LargeBinary, nullable=False),  # 8 bytes each, little-endian
 )
 
 # Answers kept for equal requests to come; ids rise with age, the oldest leave.

@@ -15,7 +15,7 @@ from nightjar.jobs.batch_lines import output_line
 from nightjar.jobs.errors import EmptyJobError, JobError, StoreError
 from nightjar.jobs.records import Job, NewJob, ResultRecord
 from nightjar.jobs.store import Store
-from nightjar.jobs.store.reading import Outcome
+from nightjar.jobs.store.paging import Outcome
 from nightjar.pipeline.embedded.patience import Patience
 from nightjar.pipeline.embedded.processes import ServiceError
 from nightjar.pipeline.embedded.system import DRAIN_S, EmbeddedSystem

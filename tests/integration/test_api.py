@@ -91,6 +91,61 @@ def test_results_in_pages(client: TestClient, job_id: str) -> None:
     assert [item["custom_id"] for item in failed["data"]] == ["row-2"]
 
 
+def test_following_a_running_job(client: TestClient, store: Store) -> None:
+    """Rows land behind the one that was seen last."""
+    job_id, refs = planned(store, 5)
+    url, seen, after = f"/v1/jobs/{job_id}/results", list[str](), -1
+    for ref in reversed(refs):
+        compute(store, ref)
+        page = client.get(url, params={"order": "landed", "after": after}).json()
+        seen += [item["custom_id"] for item in page["data"]]
+        after = page["next_after"]
+        assert page["complete"] is (ref is refs[0])
+    assert seen == ["row-4", "row-3", "row-2", "row-1", "row-0"]
+
+
+def test_a_page_of_a_running_job_says_which_row_it_waits_for(
+    client: TestClient, store: Store
+) -> None:
+    job_id, refs = planned(store, 3)
+    compute(store, refs[0])
+    compute(store, refs[2])
+    page = client.get(f"/v1/jobs/{job_id}/results").json()
+    assert [item["custom_id"] for item in page["data"]] == ["row-0"]
+    assert (page["next_after"], page["waits_for_row"]) == (0, 1)
+    assert (page["has_more"], page["complete"]) == (False, False)
+
+
+def test_a_page_is_bounded_in_bytes(client: TestClient, store: Store) -> None:
+    """Rankings of 10,000 documents: a page of the largest limit is still a few megabytes."""
+    job_id, refs = planned(store, 60, each=60)
+    claimed = claim(store, refs[0])
+    ranking = {"results": [{"index": n, "relevance_score": -1.5} for n in range(10_000)]}
+    results = [NewResult(request.id, 200, ranking) for request in claimed.requests]
+    assert store.finish(refs[0].id, 0, "worker", results)
+    seen, after, complete = list[str](), -1, False
+    while not complete:
+        query = {"after": after, "limit": 10_000}
+        response = client.get(f"/v1/jobs/{job_id}/results", params=query)
+        assert len(response.content) < 5_000_000
+        page = response.json()
+        seen += [item["custom_id"] for item in page["data"]]
+        after, complete = page["next_after"], page["complete"]
+    assert seen == [f"row-{n}" for n in range(60)]
+
+
+def test_the_output_of_an_unfinished_job_says_so(client: TestClient, store: Store) -> None:
+    job_id, refs = planned(store, 2)
+    compute(store, refs[1])
+    output = client.get(f"/v1/jobs/{job_id}/output")
+    assert len(lines(output.text)) == 1
+    assert output.headers["nightjar-job-complete"] == "false"
+    assert output.headers["nightjar-job-state"] == "running"
+    compute(store, refs[0])
+    output = client.get(f"/v1/jobs/{job_id}/output")
+    assert output.headers["nightjar-job-complete"] == "true"
+
+
 def test_downloads(client: TestClient, job_id: str) -> None:
     output = client.get(f"/v1/jobs/{job_id}/output")
     assert output.headers["content-type"].startswith("application/jsonl")
@@ -176,9 +231,20 @@ def test_an_unknown_job(client: TestClient) -> None:
         assert response.json()["error"]["code"] == "unknown_job"
 
 
+@pytest.mark.parametrize("job_id", ["%00", "job_%00", "j" * 65, "%F0%9F%8C%99"])
+def test_an_id_that_no_job_can_have(client: TestClient, job_id: str) -> None:
+    calls = [("GET", path) for path in ("", "/results", "/output", "/errors")]
+    for method, path in [*calls, *(("POST", f"/{act}") for act in STEERING)]:
+        response = client.request(method, f"/v1/jobs/{job_id}{path}")
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "unknown_job")
+    response = client.get(f"/v1/jobs?after={job_id}")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "after")
+
+
 def test_bad_parameters(client: TestClient, job_id: str) -> None:
     queries: list[dict[str, Any]]
     queries = [{"limit": 0}, {"limit": 10_001}, {"after": "x"}, {"outcome": "good"}]
+    queries += [{"after": -2}, {"after": 2**63}, {"after": 10**40}, {"order": "any"}]
     for query in queries:
         response = client.get(f"/v1/jobs/{job_id}/results", params=query)
         assert response.status_code == 400, query
@@ -188,14 +254,41 @@ def test_bad_parameters(client: TestClient, job_id: str) -> None:
 def test_health(client: TestClient) -> None:
     response = client.get("/health")
     assert response.status_code == 200
-    assert response.json() == {"status": "ok", "version": nightjar.__version__}
+    parts = {"database": "ok", "uploads": "ok"}
+    assert response.json() == {"status": "ok", "version": nightjar.__version__, "parts": parts}
 
 
-def test_a_database_that_does_not_answer(database_url: str) -> None:
+def test_a_database_without_tables(database_url: str) -> None:
     without_tables = Store(database_url)
     with TestClient(create_app(without_tables, lambda job_id: None)) as client:
-        assert client.get("/health").status_code == 503
-        response = client.get("/v1/jobs")
+        health, response = client.get("/health"), client.get("/v1/jobs")
+    message = "the database lacks Nightjar's tables; run `nightjar migrate`"
+    assert (health.status_code, health.json()["message"]) == (503, message)
     assert response.status_code in {500, 503}
     assert response.json()["error"]["code"] in {"store_error", "database_unavailable"}
+    assert response.json()["error"]["message"] == message
     without_tables.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://nightjar:geheim@127.0.0.1:1/secret_db", "sqlite:////nowhere/secret_db"]
+)
+def test_strangers_do_not_learn_where_the_database_is(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = Store(url)
+    with TestClient(create_app(away, lambda job_id: None, served_model="tiny")) as client:
+        row = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}
+        answers = [
+            client.get("/health"),
+            client.get("/v1/jobs"),
+            client.get("/v1/jobs/job_1/results"),
+            client.post("/v1/jobs", json=row, headers={"idempotency-key": "k"}),
+        ]
+    for answer in answers:
+        assert answer.status_code == 503
+        for said in ("127.0.0.1", "secret", "geheim", "nowhere", "port"):
+            assert said not in answer.text
+        assert "the database is not available; the API's log says why" in answer.text
+    assert "geheim" not in caplog.text
+    away.close()

@@ -6,9 +6,11 @@ process would answer.
 
 import http.client
 import json
+import select
 import signal
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -175,6 +177,35 @@ def test_stalled_uploads_take_no_memory_and_keep_nobody_waiting(place: Place) ->
     assert taken_s < 2 * STALLED_AFTER_S + 10  # the last two had to get a place themselves
     held = peak_bytes(processes) - before
     assert held < count * len(body) / 8, f"{held >> 20} MiB for {count * len(body) >> 20} MiB"
+
+
+def test_senders_of_a_few_bytes_keep_nobody_waiting(place: Place) -> None:
+    """They never stall, and there are more of them than places."""
+    body = rows(4_000)
+    stop = threading.Event()
+
+    def trickle(connection: socket.socket) -> tuple[int, object]:
+        for byte in body[:1_000]:
+            if stop.is_set() or select.select([connection], [], [], 0.2)[0]:
+                break
+            connection.sendall(bytes([byte]))
+        return answer_on(connection)
+
+    with ExitStack() as stack, ThreadPoolExecutor(UPLOADS_AT_ONCE + 2) as pool:
+        slow = [
+            stack.enter_context(half_sent(place.api.url, body, 10))
+            for _ in range(UPLOADS_AT_ONCE + 2)
+        ]
+        answers = [pool.submit(trickle, connection) for connection in slow]
+        wait_until("them to arrive", lambda: place.uploads_underway() == len(slow))
+        began = time.monotonic()
+        assert post(place, rows(10)).json()["accepted"] == 10
+        took_s = time.monotonic() - began
+        refused = [answer.result(30) for answer in answers]
+        stop.set()
+    assert took_s < STALLED_AFTER_S
+    assert {status for status, _ in refused} == {408}
+    assert all("upload_too_slow" in str(answer) for _, answer in refused)
 
 
 def peak_bytes(processes: list[psutil.Process]) -> int:

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -13,10 +14,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from nightjar.jobs.api import create_app
-from nightjar.jobs.api.upload import UploadLimits
+from nightjar.jobs.api.body import UploadLimits
 from nightjar.jobs.store import Store
+from nightjar.pipeline.client import Client
 from nightjar.pipeline.settings import Settings
 from tests.api_process import Api, running_api, starting_api, upload_sockets
+from tests.jobs import planned
+from tests.outcomes import compute
 from tests.processes import all_ended, find_children, nightjar, wait_until
 
 MAX_BYTES = 2_000_000
@@ -186,3 +190,43 @@ def test_an_api_killed_while_its_second_process_starts_leaves_none(
         api.process.wait(30)
         assert not upload_sockets(children[0])
         wait_until("its end", lambda: all_ended(children))
+
+
+def test_an_api_told_to_end_leaves_no_log_of_sqlite_behind(
+    sqlite_url: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    made = Store(sqlite_url)
+    made.migrate()
+    made.close()
+    file = Path(sqlite_url.removeprefix("sqlite:///"))
+    many = b"".join(row(f"row-{n}") for n in range(5_000))
+    with running_api(sqlite_url, tiny_model, tmp_path) as api:
+        job = httpx.post(f"{api.url}/v1/jobs", headers=JSONL, content=many, timeout=60).json()
+        log = file.with_name(file.name + "-wal")
+        assert log.stat().st_size > 100_000
+        api.process.send_signal(signal.SIGTERM)
+        assert api.process.wait(30) == 0
+    assert not log.exists()
+    found = Store(sqlite_url)
+    assert found.job(job["id"]).total == 5_000
+    found.close()
+
+
+def test_a_client_follows_a_job_while_it_runs(api: Api, store: Store) -> None:
+    """Rows land from the last to the first; the client never looks back."""
+    job_id, refs = planned(store, 40, each=2)
+
+    def work() -> None:
+        for ref in reversed(refs):
+            compute(store, ref)
+
+    with Client(api.url) as client, ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        seen = [line["custom_id"] for line in client.follow(job_id, every_s=0.05)]
+        working.result()
+        assert sorted(seen) == sorted(f"row-{n}" for n in range(40))
+        in_order = [line["custom_id"] for line in client.results(job_id)]
+        assert in_order == [f"row-{n}" for n in range(40)]
+        waiting, some = planned(store, 4)
+        compute(store, some[2])
+        assert [line["custom_id"] for line in client.results(waiting)] == ["row-2"]

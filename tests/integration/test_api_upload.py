@@ -4,17 +4,22 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from nightjar.jobs.api import create_app
-from nightjar.jobs.api.upload import UploadLimits
+from nightjar.jobs.api.body import UploadLimits
+from nightjar.jobs.batch_lines import BatchReader
+from nightjar.jobs.errors import ReusedKeyError
+from nightjar.jobs.records import NewJob
 from nightjar.jobs.store import Store
 from tests.outcomes import codes
 
 HEADERS = {"content-type": "application/jsonl"}
+STALLING = UploadLimits(stalled_after_s=0.1)
 
 
 class Planner:
@@ -80,6 +85,86 @@ def test_the_same_idempotency_key_gives_the_same_job(client: TestClient, planner
     assert (first.status_code, again.status_code) == (201, 200)
     assert again.json()["id"] == first.json()["id"]
     assert len(planner.woken) == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "content"),
+    [
+        ({}, row("b")),
+        ({}, row("a") + row("b")),
+        ({"priority": "1"}, row("a")),
+        ({"completion_window": "1h"}, row("a")),
+        ({"metadata": '{"night": "2"}'}, row("a")),
+        ({}, b""),
+    ],
+)
+def test_a_known_idempotency_key_with_other_content_is_refused(
+    client: TestClient, store: Store, query: dict[str, str], content: bytes
+) -> None:
+    headers = {**HEADERS, "Idempotency-Key": "night"}
+    first = client.post("/v1/jobs", content=row("a"), headers=headers).json()
+    other = client.post("/v1/jobs", params=query, content=content, headers=headers)
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_key_reused")
+    assert first["id"] in other.json()["error"]["message"]
+    again = client.post("/v1/jobs", content=row("a"), headers=headers)
+    assert (again.status_code, again.json()["id"]) == (200, first["id"])
+    assert len(store.jobs()) == 1
+
+
+def test_of_two_at_once_with_one_key_the_one_with_other_content_is_refused(store: Store) -> None:
+    """Both begin before either has landed."""
+    opened = [store.submission(NewJob("tiny", "night")) for _ in range(3)]
+    made = [submission.__enter__() for submission in opened]
+    for submission, digest in zip(made, ("a", "a", "b"), strict=True):
+        submission.add(BatchReader().rows(row("x")))
+        submission.digest = digest
+    opened[0].__exit__(None, None, None)
+    opened[1].__exit__(None, None, None)
+    assert (made[1].existing, made[1].job_id) == (True, made[0].job_id)
+    with pytest.raises(ReusedKeyError):
+        opened[2].__exit__(None, None, None)
+
+
+def test_a_job_of_the_version_before_is_found_by_its_key(client: TestClient, store: Store) -> None:
+    with store.submission(NewJob("tiny", "night")) as submission:
+        submission.add(BatchReader().rows(row("a")))
+    headers = {**HEADERS, "Idempotency-Key": "night"}
+    response = client.post("/v1/jobs", content=row("b"), headers=headers)
+    assert (response.status_code, response.json()["id"]) == (200, submission.job_id)
+
+
+def test_an_upload_of_bad_lines_ends_with_the_first_of_them(store: Store) -> None:
+    app = create_app(store, lambda job_id: None, served_model="tiny")
+    with TestClient(app) as client:
+        response = client.post("/v1/jobs", content=row("a") + b"x\n" * 100_000, headers=HEADERS)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "too_many_rejected")
+    assert "10000 lines" in response.json()["error"]["message"]
+    assert "line 2" in response.json()["error"]["message"]
+    assert store.jobs() == []
+    if store._database.is_sqlite:
+        assert Path(str(store._database.url.database)).stat().st_size < 1_000_000
+
+
+def test_repeated_ids_are_bad_lines_too(store: Store) -> None:
+    limits = UploadLimits(max_rejected=3)
+    app = create_app(store, lambda job_id: None, served_model="tiny", limits=limits)
+    with TestClient(app) as client:
+        fewer = client.post("/v1/jobs", content=row("a") * 4, headers=HEADERS)
+        more = client.post("/v1/jobs", content=row("a") * 5, headers=HEADERS)
+    assert fewer.json()["rejected"] == 3
+    assert (more.status_code, more.json()["error"]["code"]) == (400, "too_many_rejected")
+    assert "line 2" in more.json()["error"]["message"]
+    assert len(store.jobs()) == 1
+
+
+def test_a_job_has_so_many_rows_at_most(store: Store) -> None:
+    limits = UploadLimits(max_rows=3)
+    app = create_app(store, lambda job_id: None, served_model="tiny", limits=limits)
+    with TestClient(app) as client:
+        text = b"".join(row(str(number)) for number in range(4))
+        response = client.post("/v1/jobs", content=text, headers=HEADERS)
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "too_many_rows")
+    assert store.jobs() == []
 
 
 def test_model_and_metadata(client: TestClient) -> None:
@@ -206,15 +291,18 @@ def test_a_job_needs_a_model(store: Store) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
 
 
-def upload(store: Store, *messages: dict[str, Any]) -> int:
-    """The status of an upload whose client sends these messages and then nothing more."""
-    limits = UploadLimits(stalled_after_s=0.1)
+def upload(
+    store: Store,
+    *messages: dict[str, Any],
+    limits: UploadLimits = STALLING,
+    every_s: float = 0.0,
+) -> tuple[int, str]:
+    """Status and body of an upload whose client sends these messages and then nothing more."""
     app = create_app(store, lambda job_id: None, served_model="tiny", limits=limits)
     waiting, sent = list(messages), list[dict[str, Any]]()
 
     async def receive() -> dict[str, Any]:
-        if not waiting:
-            await asyncio.sleep(60)
+        await asyncio.sleep(every_s if waiting else 60)
         return waiting.pop(0)
 
     async def send(message: dict[str, Any]) -> None:
@@ -222,18 +310,38 @@ def upload(store: Store, *messages: dict[str, Any]) -> int:
 
     scope = {"type": "http", "method": "POST", "path": "/v1/jobs", "query_string": b""}
     asyncio.run(app({**scope, "headers": []}, receive, send))  # type: ignore[arg-type]
-    return sent[0]["status"]
+    return sent[0]["status"], sent[1]["body"].decode()
+
+
+def pieces(size: int) -> list[dict[str, Any]]:
+    """The messages of a client that never ends."""
+    return [{"type": "http.request", "body": b"x" * size, "more_body": True}] * 10_000
+
+
+def test_a_slow_upload_is_refused_though_it_never_stalls(store: Store) -> None:
+    limits = UploadLimits(stalled_after_s=0.3, least_bytes_per_s=1_000)
+    status, body = upload(store, *pieces(1), limits=limits, every_s=0.01)
+    assert (status, "upload_too_slow" in body) == (408, True)
+    assert "at least 1000 are needed" in body
+    assert store.jobs() == []
+
+
+def test_an_upload_has_a_deadline_however_fast_it_is(store: Store) -> None:
+    limits = UploadLimits(deadline_s=0.3)
+    status, body = upload(store, *pieces(100), limits=limits, every_s=0.01)
+    assert (status, "longer than 0 s" in body) == (408, True)
+    assert store.jobs() == []
 
 
 def test_an_upload_that_stalls_leaves_no_job(store: Store) -> None:
     first = {"type": "http.request", "body": row("a"), "more_body": True}
-    assert upload(store, first) == 408
+    assert upload(store, first)[0] == 408
     assert store.jobs() == []
 
 
 def test_an_upload_that_breaks_off_leaves_no_job(store: Store) -> None:
     first = {"type": "http.request", "body": row("a"), "more_body": True}
-    assert upload(store, first, {"type": "http.disconnect"}) == 400
+    assert upload(store, first, {"type": "http.disconnect"})[0] == 400
     assert store.jobs() == []
 
 
@@ -242,3 +350,19 @@ def test_prompts_are_not_logged(client: TestClient, caplog: pytest.LogCaptureFix
         client.post("/v1/jobs", content=row("a") + row("b", stop=""), headers=HEADERS)
     assert caplog.records
     assert "a secret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("head", "mend"),
+    [(b"PAR1\x15\x04", "one JSON object a line"), (b"\x1f\x8b\x08\x00", "gunzip"), (b"[{}]", "jq")],
+)
+def test_a_file_of_another_format_is_refused_at_once(
+    client: TestClient, store: Store, head: bytes, mend: str
+) -> None:
+    """Else it would become thousands of bad lines."""
+    answer = client.post(
+        "/v1/jobs", content=head + b"\n" * 50, headers={"content-type": "application/jsonl"}
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "not_batch_lines")
+    assert mend in answer.json()["error"]["message"]
+    assert store.jobs(5, None) == []

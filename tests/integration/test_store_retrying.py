@@ -1,10 +1,24 @@
 """Retrying by hand: which failures come back, how, and what the job becomes."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
+import sqlalchemy as sa
 
 from nightjar.jobs.errors import LifecycleError, UnknownJobError
-from nightjar.jobs.records import Crash, JobState, NewResult, RequestError
+from nightjar.jobs.records import (
+    Crash,
+    EncodedRequest,
+    JobState,
+    NewJob,
+    NewMicroBatch,
+    NewRequest,
+    NewResult,
+    RequestError,
+    RequestKind,
+)
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.tables import job as job_table
 from tests.jobs import planned, submit
 from tests.outcomes import answers, claim, codes, compute
 
@@ -142,3 +156,48 @@ def test_answers_of_a_retried_request_land_like_any(store: Store) -> None:
     assert again.requests[0].segments == claimed.requests[0].segments
     assert store.finish(alone.id, 0, "worker", answers(again))
     assert store.job(job_id).completed == 1
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_retry_after_the_deadline_begins_the_window_anew(store: Store, written: bool) -> None:
+    """The next sweep would end the job otherwise, and its errors would be gone."""
+    rows = [NewRequest(0, 1, "a", RequestKind.GENERATE, {"prompt": "a"})]
+    with store.submission(NewJob("tiny", completion_window_s=60.0)) as submission:
+        submission.add(rows)
+    job_id = submission.job_id
+    (queued,) = store.queued_requests(job_id, 1)
+    plan = [NewMicroBatch(RequestKind.GENERATE, 32, [queued.id], 3)]
+    store.save_plan(job_id, [EncodedRequest(queued.id, [[1]])], plan, [])
+    fail(store, job_id, 500)
+    past = datetime.now(UTC) - timedelta(hours=1)
+    values: dict[str, object] = {"created_at": past, "expires_at": past + timedelta(seconds=60)}
+    if not written:  # a job of the version before
+        values["completion_window_s"] = None
+    with store._database.engine.begin() as connection:
+        connection.execute(sa.update(job_table).values(values))
+    for _ in range(2):  # the window is as long the second time
+        assert store.retry(job_id) == 1
+        expires_at = store.job(job_id).expires_at
+        assert expires_at is not None
+        assert 50 < (expires_at - datetime.now(UTC)).total_seconds() <= 60
+        assert store.expire() == []
+        (again,) = store.queued_requests(job_id, 1)
+        store.save_plan(job_id, [EncodedRequest(again.id, [[1]])], plan, [])
+        fail(store, job_id, 500)
+    assert codes(store.results(job_id)) == ["internal_error"]
+
+
+def test_a_retry_keeps_the_deadline_of_a_job_that_runs(store: Store) -> None:
+    rows = [NewRequest(n, n + 1, f"r{n}", RequestKind.GENERATE, {"prompt": "a"}) for n in (0, 1)]
+    with store.submission(NewJob("tiny", completion_window_s=60.0)) as submission:
+        submission.add(rows)
+    queued = store.queued_requests(submission.job_id, 2)
+    encoded = [EncodedRequest(item.id, [[1]]) for item in queued]
+    plan = [NewMicroBatch(RequestKind.GENERATE, 32, [item.id], 3) for item in queued]
+    first, _ = store.save_plan(submission.job_id, encoded, plan, [])
+    claimed = claim(store, first)
+    failure = NewResult.failure(claimed.requests[0].id, "x", "ours", status=500)
+    assert store.finish(first.id, 0, "worker", [failure])
+    before = store.job(submission.job_id).expires_at
+    assert store.retry(submission.job_id) == 1
+    assert store.job(submission.job_id).expires_at == before

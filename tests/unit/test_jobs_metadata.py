@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from nightjar.jobs.api.upload import RefusedRequestError, parse_metadata
+from nightjar.jobs.api.body import RefusedRequestError
+from nightjar.jobs.api.parameters import parse_metadata
 
 
 def test_good_metadata() -> None:

@@ -1,0 +1,70 @@
+"""What the API knows of the deployment around it."""
+
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+import nightjar
+from nightjar.jobs.api.forwarding import UploadTaker
+from nightjar.jobs.errors import StoreError, StoreUnavailableError
+from nightjar.jobs.records import JsonObject
+from nightjar.jobs.store import Store
+
+logger = logging.getLogger(__name__)
+
+UNREACHABLE = "the database is not available; the API's log says why"
+REFUSED = "the database refused a statement; the API's log says why"
+NO_TABLES = "the database lacks Nightjar's tables; run `nightjar migrate`"
+OK = "ok"
+UNKNOWN = "unknown"
+
+
+class Deployment(Protocol):
+    """The other processes, as the API sees them."""
+
+    def parts(self) -> Mapping[str, str]:
+        """`broker`, `planner`, `beat` and `gpu_workers`: OK, UNKNOWN, or what is wrong with it."""
+
+
+def public_message(error: StoreError) -> str:
+    """What a stranger may read of an error: without the address and the words of the database."""
+    if "nightjar migrate" in str(error):
+        return NO_TABLES
+    return UNREACHABLE if isinstance(error, StoreUnavailableError) else REFUSED
+
+
+def health_router(
+    store: Store, taker: UploadTaker | None, deployment: Deployment | None
+) -> APIRouter:
+    """`GET /health`."""
+    router = APIRouter()
+
+    @router.get("/health")
+    def health() -> JSONResponse:
+        """200 while the database answers and uploads are taken; else 503, and why in `message`.
+
+        `parts` says it of each part of the deployment. A broker, planner, beat or GPU worker that
+        is not there is no reason for a 503: the API takes jobs, which wait in SQL. An upload
+        process that ended once is started again, and no reason for a 503 either.
+        """
+        parts: dict[str, str] = {"database": OK, "uploads": OK}
+        try:
+            store.ping()
+            if deployment is not None:
+                parts |= deployment.parts()
+        except StoreError as error:
+            logger.warning("database unreachable: %s", error, extra={"action": "health_failed"})
+            parts["database"] = public_message(error)
+        if taker is not None and (trouble := taker.trouble()):
+            logger.warning("uploads are not taken", extra={"action": "health_failed"})
+            parts["uploads"] = trouble
+        troubles = [parts[name] for name in ("database", "uploads") if parts[name] != OK]
+        body: JsonObject = {"status": "ok", "version": nightjar.__version__}
+        if troubles:
+            body |= {"status": "unavailable", "message": "; ".join(troubles)}
+        return JSONResponse(body | {"parts": parts}, status_code=503 if troubles else 200)
+
+    return router

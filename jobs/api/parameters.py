@@ -1,0 +1,68 @@
+"""The parameters of `POST /v1/jobs`, read from its query."""
+
+import json
+
+from nightjar.jobs.api.body import RefusedRequestError
+
+MAX_METADATA_PAIRS = 16
+MAX_METADATA_KEY = 64  # characters
+MAX_METADATA_VALUE = 512
+MAX_PRIORITY = 9
+_PRIORITIES = frozenset(map(str, range(MAX_PRIORITY + 1)))
+_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+MAX_WINDOW_S = 365 * _UNITS_S["d"]
+
+
+def parse_metadata(text: str | None) -> dict[str, str]:
+    """The pairs of `?metadata={"key":"value"}`; raises RefusedRequestError."""
+    if text is None:
+        return {}
+    try:
+        pairs = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _bad_metadata("is not JSON") from error
+    if not isinstance(pairs, dict) or len(pairs) > MAX_METADATA_PAIRS:
+        raise _bad_metadata(f"must be a JSON object of at most {MAX_METADATA_PAIRS} pairs")
+    for key, value in pairs.items():
+        if not is_text(key, MAX_METADATA_KEY) or not is_text(value, MAX_METADATA_VALUE):
+            raise _bad_metadata(
+                f"keys are texts of at most {MAX_METADATA_KEY} characters, values of at most "
+                f"{MAX_METADATA_VALUE}"
+            )
+    return pairs
+
+
+def parse_window(text: str | None) -> float | None:
+    """The seconds of `?completion_window=24h`; raises RefusedRequestError."""
+    if text is None:
+        return None
+    number, unit = text[:-1], _UNITS_S.get(text[-1:])
+    if unit is None or not (number.isascii() and number.isdecimal()) or len(number) > 9:
+        message = 'is no span of time: write a whole number of "s", "m", "h" or "d", such as 24h'
+        raise RefusedRequestError(400, "invalid_completion_window", message, "completion_window")
+    seconds = int(number) * unit
+    if not 0 < seconds <= MAX_WINDOW_S:
+        message = f"must be more than nothing and at most {MAX_WINDOW_S // _UNITS_S['d']} days"
+        raise RefusedRequestError(400, "invalid_completion_window", message, "completion_window")
+    return float(seconds)
+
+
+def parse_priority(text: str | None) -> int:
+    """The number of `?priority=`, 0 unless given; raises RefusedRequestError."""
+    if text is None:
+        return 0
+    if text not in _PRIORITIES:
+        message = f"must be a whole number from 0 to {MAX_PRIORITY}; larger ones go first"
+        raise RefusedRequestError(400, "invalid_priority", message, "priority")
+    return int(text)
+
+
+def _bad_metadata(message: str) -> RefusedRequestError:
+    return RefusedRequestError(400, "invalid_metadata", message, "metadata")
+
+
+def is_text(value: object, longest: int) -> bool:
+    """Whether it is a text, not empty, that both databases can store."""
+    if not isinstance(value, str) or not 0 < len(value) <= longest or "\x00" in value:
+        return False
+    return value.encode(errors="replace").decode() == value

@@ -1,0 +1,92 @@
+"""Staging: an upload's rows wait in a temporary table of the submitter's own connection.
+
+They hold no lock there that anybody waits for, and leave with the connection's use.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from nightjar.jobs.equality import asked_without_seed, digest
+from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow
+from nightjar.jobs.store.bodies import dump_body
+from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.tables import BigId
+
+# A table of the connection, not of the schema: Alembic must not see it.
+staged = sa.Table(
+    "nightjar_staged_row",
+    sa.MetaData(),
+    sa.Column("row_index", BigId, primary_key=True, autoincrement=False),
+    sa.Column("line", sa.BigInteger, nullable=False),
+    sa.Column("custom_id", sa.Text),
+    sa.Column("kind", sa.String(32)),
+    sa.Column("body", sa.Text),
+    sa.Column("error_code", sa.String(64)),  # null: accepted so far
+    sa.Column("error_message", sa.Text),
+    sa.Column("error_param", sa.Text),
+    sa.Column("digest", sa.LargeBinary),  # the same for requests that may be merged
+    prefixes=["TEMPORARY"],
+)
+
+
+def stage(
+    database: Database,
+    connection: Connection,
+    rows: Sequence[NewRequest | RejectedRow],
+    *,
+    merge_equal: bool,
+) -> None:
+    """Put rows into the table, in a transaction."""
+    values = [_staged_row(row, merge_equal=merge_equal) for row in rows]
+    with connection.begin():
+        if database.is_sqlite:
+            marks = ", ".join("?" * len(staged.c))
+            insert = f"INSERT INTO {staged.name} VALUES ({marks})"  # noqa: S608
+            connection.exec_driver_sql(insert, values)
+            return
+        _copy(connection, values)
+
+
+def _copy(connection: Connection, rows: list[tuple[Any, ...]]) -> None:
+    """PostgreSQL's fastest way in, which SQLAlchemy does not know."""
+    cursor: Any = connection.connection.cursor()
+    driver_error = connection.dialect.loaded_dbapi.Error
+    try:
+        with cursor, cursor.copy(f"COPY {staged.name} FROM STDIN") as copy:
+            for row in rows:
+                copy.write_row(row)
+    except driver_error as error:
+        raise sa.exc.DBAPIError.instance(
+            "COPY", None, error, driver_error, hide_parameters=True
+        ) from error
+
+
+def drop_stage(connection: Connection) -> None:
+    """Leave the pooled connection as it was; one that is broken leaves the pool."""
+    try:
+        connection.rollback()
+        staged.drop(connection)
+        connection.commit()
+    except sa.exc.DBAPIError:
+        connection.invalidate()
+
+
+def _staged_row(row: NewRequest | RejectedRow, *, merge_equal: bool) -> tuple[Any, ...]:
+    """The row's values in the order of the staging table's columns."""
+    if isinstance(row, RejectedRow):
+        error = (row.code, row.message, row.param)
+        return (row.index, row.line, row.custom_id, None, None, *error, None)
+    body = dump_body(row.body)
+    same = _digest(row.body, body) if merge_equal else None
+    return (row.index, row.line, row.custom_id, row.kind.value, body, None, None, None, same)
+
+
+def _digest(body: JsonObject, dumped: str) -> bytes | None:
+    """The digest of a body whose text is `dumped`; None for one that is like no other."""
+    asked = asked_without_seed(body)
+    if asked is None:
+        return None
+    return digest(dumped if asked is body else dump_body(asked))

@@ -1,0 +1,98 @@
+"""Jobs and `/health` say which part of the deployment is not there."""
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from fastapi.testclient import TestClient
+from pydantic import SecretStr
+
+from nightjar.jobs.api import create_app
+from nightjar.jobs.records import ComputeSeconds
+from nightjar.jobs.store import Store
+from nightjar.pipeline.celery_app import TICK_TASK, create_celery_app
+from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
+from nightjar.pipeline.embedded.processes import Service
+from nightjar.pipeline.leadership import PLANNER
+from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.signs import NO_BEAT, NO_BROKER, NO_GPU_WORKER, NO_PLANNER, Signs
+from tests.processes import wait_until
+
+OK = "ok"
+
+
+@pytest.fixture
+def store(sqlite_url: str) -> Iterator[Store]:
+    opened = Store(sqlite_url)
+    opened.migrate()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def broker() -> Iterator[tuple[Service, Celery]]:
+    with tempfile.TemporaryDirectory(prefix="nightjar-") as name:
+        directory = Path(name)
+        service = Service("broker", broker_command(directory), directory / "log", {}, directory)
+        service.start()
+        wait_for_broker(directory, service)
+        celery = create_celery_app(Settings(broker_url=SecretStr(broker_url(directory))))
+        celery.conf.broker_transport_options["max_retries"] = 0
+        yield service, celery
+        celery.close()
+        service.stop(5)
+
+
+@contextmanager
+def living(store: Store, *, worker: bool, planner: bool) -> Iterator[None]:
+    """A GPU worker that beats, a planner that leads."""
+    stop = threading.Event()
+
+    def live() -> None:
+        lead = store.take_lead(PLANNER, "p", store.leader(PLANNER)) if planner else None
+        while not stop.wait(0.05):
+            if worker:
+                store.beat("w", ComputeSeconds())
+            if lead is not None:
+                store.renew_lead(lead)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_each_part_that_is_not_there_is_named(store: Store, broker: tuple[Service, Celery]) -> None:
+    service, celery = broker
+    with (
+        Signs(store, celery, dead_after_s=0.5, look_every_s=0.1) as signs,
+        TestClient(create_app(store, lambda _: None, deployment=signs)) as client,
+    ):
+
+        def parts() -> dict[str, str]:
+            answer = client.get("/health")
+            assert answer.status_code == 200  # jobs are taken, whoever else is missing
+            found: dict[str, str] = answer.json()["parts"]
+            assert found.pop("database") == found.pop("uploads") == OK
+            return found
+
+        assert parts()["gpu_workers"] == "unknown"  # it has only begun to look
+        with living(store, worker=True, planner=True):
+            wait_until("all of them", lambda: set(parts().values()) == {OK})
+        with living(store, worker=False, planner=True):
+            wait_until("the worker's end", lambda: parts()["gpu_workers"] == NO_GPU_WORKER)
+            assert parts()["planner"] == parts()["beat"] == OK
+        wait_until("silence", lambda: parts()["beat"] == NO_BEAT)
+        for _ in range(2):
+            celery.send_task(TICK_TASK)  # the clock goes on, and nobody takes what it sends
+        wait_until("a backlog", lambda: parts()["planner"] == NO_PLANNER)
+        service.stop(5)
+        wait_until("the broker's end", lambda: parts()["broker"] == NO_BROKER)
+        assert parts()["planner"] == "unknown"
