@@ -15,14 +15,13 @@ from nightjar.jobs.store.tables import READY_ALONE, micro_batch, request
 _mb = micro_batch.c
 _WAITING = (MicroBatchState.READY, MicroBatchState.DISPATCHED)
 _OTHER = _mb.fingerprint != sa.bindparam("served")
-# Apart, for each has an index of its own: what is dispatched is never much.
-_OTHERS_READY = (
-    sa.select(_mb.id)
-    .where(
-        READY_ALONE,
-        sa.or_(_mb.fingerprint < sa.bindparam("served"), _mb.fingerprint > sa.bindparam("served")),
+# Apart, so that each is a step in an index: what is dispatched is never much.
+_OTHERS_READY = tuple(
+    sa.select(_mb.id).where(READY_ALONE, other).limit(sa.bindparam("most"))
+    for other in (
+        _mb.fingerprint < sa.bindparam("served"),
+        _mb.fingerprint > sa.bindparam("served"),
     )
-    .limit(sa.bindparam("most"))
 )
 _OTHERS_DISPATCHED = (
     sa.select(_mb.id)
@@ -72,7 +71,7 @@ def _waiting_for_others(
     connection: Connection, served: str, most: int, *, unnamed_alone: bool
 ) -> list[int]:
     ids: list[int] = []
-    for statement in (_OTHERS_READY, _OTHERS_DISPATCHED):
+    for statement in (*_OTHERS_READY, _OTHERS_DISPATCHED):
         chosen = statement.where(_mb.fingerprint == "") if unnamed_alone else statement
         ids += connection.scalars(chosen, {"served": served, "most": most - len(ids)})
     return ids

@@ -17,7 +17,7 @@ down_revision = "0012"
 branch_labels = None
 depends_on = None
 
-READY_ALONE = sa.text("state = 'ready'")
+READY_ALONE = sa.text("state || '' = 'ready'")
 
 
 def upgrade() -> None:
