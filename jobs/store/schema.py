@@ -47,7 +47,7 @@ def revert(url: URL, revision: str = "base") -> None:
 def _run(url: URL, operation: Callable[[Config, str], None], revision: str) -> None:
     # SQLite changes a table by copying it and dropping the old one, which would
     # cascade through foreign keys; they can only be turned off outside a transaction.
-    engine = open_engine(url, pool=NullPool, foreign_keys=False)
+    engine = open_engine(url, pool=NullPool, foreign_keys=False, limited=False)
     while True:
         try:
             with translated_errors(), engine.connect() as plain:

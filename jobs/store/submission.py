@@ -275,7 +275,7 @@ class SubmissionStore(StorePart):
         that repeat a custom_id, land as failed results at once. Raises
         EmptyJobError for a job without rows.
         """
-        with translated_errors(), self._database.engine.connect() as connection:
+        with self._database.uploading() as connection:
             submission = Submission(self._database, connection, new_job)
             submission.look_up()
             _staged.create(connection)
