@@ -31,6 +31,9 @@ from nightjar.pipeline.reuse import open_cache
 from nightjar.pipeline.settings import Settings
 from nightjar.process import spare_what_stays, step_back
 
+# Longer than the database's own limit on a statement: a second connection is tried first.
+_FINISH_HANGS_AFTER_S = 120.0
+
 settings = Settings.read()
 app = create_celery_app(settings)
 
@@ -63,6 +66,7 @@ class _Parts:
             fingerprint=model.fingerprint,
             crashes_allowed=settings.request_crashes,
             cache=cache,
+            hung_after_beats=max(1, round(_FINISH_HANGS_AFTER_S / settings.heartbeat_s)),
         )
         heartbeat = Heartbeat(worker, settings.heartbeat_s)
         return cls(store, launcher, worker, heartbeat, Ticker(partial(app.send_task, TICK_TASK)))

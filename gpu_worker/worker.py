@@ -80,6 +80,8 @@ class GpuWorker:
         fingerprint: Of the model that is served; what was planned for another is not claimed.
         crashes_allowed: So many crashes of a request that was computed alone make it fail.
         cache: Keeps answers for later jobs, if they are to be reused.
+        hung_after_beats: So many heartbeats land, and the results of a micro-batch still do not:
+            it is given back.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class GpuWorker:
         fingerprint: str = "",
         crashes_allowed: int,
         cache: ResultCache | None = None,
+        hung_after_beats: int = 120,
     ) -> None:
         self.owner = owner_name()
         self._store = store
@@ -102,6 +105,8 @@ class GpuWorker:
         self._gate = Gate()
         self._lock = threading.Lock()
         self._held: Counter[int] = Counter()
+        self._landing: Counter[tuple[int, int]] = Counter()  # beats while results waited to land
+        self._hung_after_beats = hung_after_beats
         self._drained = threading.Event()
 
     def run(self, micro_batch: int, epoch: int, *, alone: bool = False) -> Outcome:
@@ -138,6 +143,29 @@ class GpuWorker:
     def beat(self) -> None:
         """Write a sign of life, and what the compute processes have spent."""
         self._store.beat(self.owner, self._launcher.seconds)
+
+    def keep_alive(self) -> None:
+        """Give back what hangs or was left behind, and write a sign of life.
+
+        Raises:
+            StoreError: The database is away, or a lease that hangs cannot be given back: there is
+                no sign of life then, so that the leases of this worker age.
+        """
+        with self._lock:
+            hung = [key for key, n in self._landing.items() if n >= self._hung_after_beats]
+        for micro_batch, epoch in hung:
+            logger.error(
+                "results of micro-batch %d did not land while %d heartbeats did: given back",
+                micro_batch,
+                self._hung_after_beats,
+                extra={"action": "finish_hangs", "micro_batch": micro_batch},
+            )
+            self._store.give_back(micro_batch, epoch, self.owner)
+        self.beat()
+        with self._lock:
+            for key in self._landing:
+                self._landing[key] += 1
+        self.give_back_leaked()
 
     def leave(self) -> None:
         """The worker ends, its launcher is closed: give back every lease, write the last seconds.
@@ -316,6 +344,21 @@ class GpuWorker:
         Raises:
             StoreUnavailableError: The worker is to end, and its grace period is over.
         """
+        with self._landing_of(batch):
+            return self._write_until_it_lands(batch, write)
+
+    @contextmanager
+    def _landing_of(self, batch: ClaimedMicroBatch) -> Iterator[None]:
+        key = batch.id, batch.epoch
+        with self._lock:
+            self._landing[key] = 0
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._landing[key]
+
+    def _write_until_it_lands(self, batch: ClaimedMicroBatch, write: Callable[[], bool]) -> bool:
         while True:
             try:
                 return write()
@@ -378,8 +421,7 @@ class Heartbeat:
     def _beat(self) -> None:
         while not self._stop.is_set():
             try:
-                self._worker.beat()
-                self._worker.give_back_leaked()
+                self._worker.keep_alive()
             except StoreError as error:
                 # The lease may be lost meanwhile; the fence at finish decides, not we.
                 logger.warning("no heartbeat: %s", error, extra={"action": "heartbeat_failed"})

@@ -15,6 +15,9 @@ context.configure(
     render_as_batch=connection.dialect.name == "sqlite",
     # Both databases can roll tables back; Alembic only knows it of PostgreSQL.
     transactional_ddl=True,
+    # PostgreSQL: a table's lock is held for one revision, and an index is built outside of any.
+    # On SQLite the caller's one transaction keeps a second process out.
+    transaction_per_migration=connection.dialect.name == "postgresql",
     compare_type=True,
 )
 with context.begin_transaction():

@@ -8,9 +8,9 @@ import logging
 import time
 from datetime import UTC, datetime, timedelta
 
-from celery import Celery
+from celery import Celery, Task
 from celery.schedules import schedule
-from celery.signals import after_setup_logger
+from celery.signals import after_setup_logger, worker_ready
 from kombu import Exchange, Queue
 
 from nightjar.jobs.errors import StoreUnavailableError
@@ -19,6 +19,9 @@ from nightjar.pipeline import transport
 from nightjar.pipeline.queues import PLAN_QUEUE, compute_queues
 from nightjar.pipeline.quiet_logs import QuietTicks
 from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.taking import watch_worker
+
+logger = logging.getLogger(__name__)
 
 PLAN_TASK = "nightjar.plan"
 TICK_TASK = "nightjar.tick"
@@ -64,8 +67,31 @@ def create_celery_app(settings: Settings) -> Celery:
         task_create_missing_queues=False,
         task_routes={name: {"queue": PLAN_QUEUE} for name in (PLAN_TASK, TICK_TASK, SWEEP_TASK)},
         beat_schedule=_schedule(settings),
+        # Several a second, and in Flower they would push the micro-batches of a night out.
+        task_annotations=[_Plumbing()],
     )
+    watch_worker(app, settings)
+    if settings.message_key is None:
+        worker_ready.connect(_warn_of_unsigned)
     return app
+
+
+class _Plumbing:
+    """Keeps the tasks that plan, dispatch and sweep out of Flower: they send no events."""
+
+    def annotate(self, task: Task) -> dict[str, object] | None:
+        return None if task.name == COMPUTE_TASK else {"send_events": False}
+
+    def annotate_any(self) -> None:
+        """Nothing holds for all tasks."""
+
+
+def _warn_of_unsigned(**_: object) -> None:
+    logger.warning(
+        "NIGHTJAR_MESSAGE_KEY is not set: unsigned messages are taken, from whoever reaches the "
+        "broker; set the same secret for all processes",
+        extra={"action": "messages_unsigned"},
+    )
 
 
 def _write_fields(logger: logging.Logger, **_: object) -> None:

@@ -43,7 +43,8 @@ def publish(app: Celery, ref: MicroBatchRef) -> None:
     kwargs: dict[str, object] = {"micro_batch": ref.id, "epoch": ref.epoch}
     if ref.isolated:  # else left out: workers of the version before do not know it
         kwargs["alone"] = True
-    suspects = "suspect " if ref.isolated else ""
+    # Flower's metrics keep a series for each name, for ever: no counts in it.
+    suspects = ", suspects" if ref.isolated else ""
     summary = (
         f"job={ref.job_id} micro_batch={ref.id} epoch={ref.epoch} kind={ref.kind.value} "
         f"bucket={ref.bucket} requests={ref.size} tokens={ref.tokens}"
@@ -54,7 +55,7 @@ def publish(app: Celery, ref: MicroBatchRef) -> None:
         # Declared by what it is, not looked up by its name: this process declares no such queue.
         queue=_queue(compute_queue(ref.fingerprint, ref.kind, ref.bucket)),
         priority=URGENT if ref.urgent else ORDINARY,
-        shadow=f"{ref.kind.value} {ref.size} {suspects}{_requests(ref.size)}, bucket {ref.bucket}",
+        shadow=f"{ref.kind.value}, bucket {ref.bucket}{suspects}",
         argsrepr="",
         kwargsrepr=summary,
     )
@@ -65,7 +66,3 @@ def empty_queues(app: Celery, fingerprint: str) -> None:
     with app.connection_for_write() as connection, connection.channel() as channel:
         for name in compute_queues(fingerprint):
             channel.queue_purge(name)
-
-
-def _requests(count: int) -> str:
-    return "request" if count == 1 else "requests"

@@ -4,16 +4,27 @@ The name tells in which process table a worker runs and when its process began, 
 shares that table (another process of the same machine, or of the same container) may ask the
 kernel instead of waiting for a heartbeat that does not come. For all others, and where there is no
 `/proc`, nothing is certain.
+
+Machines that were restored from one image may have the same boot id, and their containers the same
+namespace numbers. So the table's name also holds the host's name and a random identity. It lies in
+memory that a machine or container has for itself, where the first process puts it.
 """
 
 import hashlib
 import os
+import re
+import secrets
 import socket
+import tempfile
 import uuid
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 _PROC = Path("/proc")
+# In memory: it does not outlive the machine's or the container's start.
+_MEMORY = Path("/dev/shm")  # noqa: S108 - the file is made whole under another name
+_IDENTITY = "nightjar-machine"
 _ENDED = "ZX"  # states of a process that only waits to be reaped
 
 
@@ -48,15 +59,42 @@ def is_gone(owner: str) -> bool:
 
 @cache
 def _table() -> str:
-    """Which process table this process sees: the machine's boot, the namespace; "" if unknown."""
+    """Which process table this process sees; "" if unknown.
+
+    The machine's boot, the namespace, the host's name, and the identity.
+    """
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii")
         namespace = (_PROC / "self/ns/pid").stat().st_ino
         if not (_PROC / str(os.getpid())).exists():  # /proc is of another namespace
             return ""
+        parts = (boot, str(namespace), socket.gethostname(), _identity())
     except OSError:
         return ""
-    return hashlib.blake2b(f"{boot}{namespace}".encode(), digest_size=6).hexdigest()
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
+
+
+def _identity() -> str:
+    """The machine's or container's random identity; made by the first process that asks.
+
+    Raises:
+        OSError: There is none, and none can be made.
+    """
+    path = _MEMORY / _IDENTITY
+    if not path.exists():
+        number, made = tempfile.mkstemp(prefix=f"{_IDENTITY}-", dir=_MEMORY)
+        try:
+            with os.fdopen(number, "w", encoding="ascii") as file:
+                file.write(secrets.token_hex(16))
+            Path(made).chmod(0o444)  # workers of other users read it
+            with suppress(FileExistsError):
+                os.link(made, path)  # whole from the start, and the first wins
+        finally:
+            Path(made).unlink()
+    identity = path.read_text(encoding="ascii", errors="replace")
+    if re.fullmatch("[0-9a-f]{32}", identity) is None:
+        raise OSError(f"{path} is no identity")
+    return identity
 
 
 def _stat(pid: int) -> tuple[str, str] | None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from nightjar.pipeline.signing import Signer
 from nightjar.pipeline.variables import unknown_variables
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,12 @@ class Settings(BaseSettings):
 
     database_url: SecretStr = SecretStr("sqlite:///nightjar.db")
     broker_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
+    message_key: SecretStr | None = Field(
+        None,
+        min_length=16,
+        description="secret that signs messages, the same for all processes; unsigned messages are "
+        "dropped. Without one, whoever reaches the broker may send work",
+    )
 
     model: Path | None = Field(None, description="directory of the model that the workers serve")
     model_name: str | None = Field(
@@ -93,6 +100,12 @@ class Settings(BaseSettings):
 
     worker_niceness: int = Field(
         10, ge=0, le=19, description="priority of planners, workers and uploads, given up to polls"
+    )
+    worker_stuck_after_s: float = Field(
+        60.0,
+        gt=0,
+        description="a worker with an idle thread that takes nothing for so long while messages "
+        "wait for it ends, to be started again",
     )
     worker_threads: int = Field(4, ge=1, description="micro-batches in one engine at a time")
     on_model_change: OnModelChange = Field(
@@ -268,6 +281,8 @@ class Settings(BaseSettings):
             "socket_connect_timeout": 5,
             "socket_keepalive": True,
             "health_check_interval": 10,
+            # Not kombu's: Nightjar's own transport asks for it.
+            "signer": Signer(self.message_key.get_secret_value()) if self.message_key else None,
         }
 
 

@@ -26,6 +26,7 @@ from tests.processes import NIGHTJAR, wait_until
 VARIABLES = {
     "POSTGRES_PASSWORD": "p0stgres",
     "VALKEY_PASSWORD": "va1key",
+    "MESSAGE_KEY": "owls-sign-messages",
     "FLOWER_AUTH": "owl:hoot",
 }
 # In a test nobody wants to wait: the same mechanisms, on shorter times.

@@ -66,21 +66,27 @@ def open_engine(
     pool: type[Pool] = QueuePool,
     synchronous: Synchronous = "full",
     foreign_keys: bool = True,
+    limited: bool = True,
 ) -> Engine:
-    """An engine with the pragmas and transactions described above."""
+    """An engine with the pragmas and transactions described above.
+
+    limited: Statements end after a while, on PostgreSQL; migrations may take as long as they need.
+    """
     options: dict[str, Any] = {"poolclass": pool}
     if pool is not NullPool:
         # One connection a thread that is in a transaction: claims, beats, API threads.
         options |= {"pool_size": 8, "max_overflow": 32, "pool_timeout": 30}
     # Statements carry prompts: keep them out of error messages.
     if url.get_backend_name() == "postgresql":
-        # A prepared statement keeps the plan of the day when the tables were small, until they are
-        # analysed: a million new rows were read through every second.
-        options["connect_args"] = {"prepare_threshold": None}
         try:
-            return sa.create_engine(url, hide_parameters=True, pool_pre_ping=True, **options)
+            from nightjar.jobs.store import postgres  # noqa: PLC0415 - psycopg is an extra
         except ImportError as error:
             raise UnusableDatabaseError(f"{NO_POSTGRES_DRIVER}; it says: {error}") from error
+
+        options["connect_args"] = postgres.connect_args(url)
+        engine = sa.create_engine(url, hide_parameters=True, pool_pre_ping=True, **options)
+        postgres.set_limits(engine, statements=limited)
+        return engine
     options["connect_args"] = {"timeout": BUSY_TIMEOUT_MS / 1000}
     engine = sa.create_engine(url, hide_parameters=True, **options)
 
@@ -161,9 +167,14 @@ class Database:
         self.engine.dispose()
 
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """A connection for reading; on SQLite one snapshot, on PostgreSQL one a statement."""
+    def reading(self, *, probe: bool = False) -> Iterator[Connection]:
+        """A connection for reading; on SQLite one snapshot, on PostgreSQL one a statement.
+
+        probe: PostgreSQL has 5 s for each answer, for who asks whether it is there.
+        """
         with translated_errors(), self._for_reading.connect() as connection:
+            if probe:
+                self._hurry(connection)
             yield connection
 
     @contextmanager
@@ -176,17 +187,45 @@ class Database:
         with translated_errors(), self.engine.connect() as plain:
             yield plain.execution_options(isolation_level="REPEATABLE READ")
 
-    def write(self, work: Callable[[Connection], Answer], *, durable: bool = True) -> Answer:
+    @contextmanager
+    def uploading(self) -> Iterator[Connection]:
+        """A connection whose statements may take long, as they land millions of rows at once."""
+        with translated_errors(), self.engine.connect() as connection:
+            if self.is_sqlite:
+                yield connection
+                return
+            from nightjar.jobs.store import postgres  # noqa: PLC0415 - psycopg is an extra
+
+            driver: Any = connection.connection.driver_connection
+            postgres.limit_on_server(driver, postgres.BULK_LIMIT_S)
+            try:
+                yield connection
+            except BaseException:
+                connection.invalidate()  # rather than set right: what has failed may be the network
+                raise
+            connection.rollback()
+            postgres.limit_on_server(driver, postgres.STATEMENT_LIMIT_S)
+
+    def _hurry(self, connection: Connection) -> None:
+        if not self.is_sqlite:
+            from nightjar.jobs.store import postgres  # noqa: PLC0415 - psycopg is an extra
+
+            driver: Any = connection.connection.driver_connection
+            driver.limit_s = postgres.PROBE_LIMIT_S
+
+    def write(
+        self, work: Callable[[Connection], Answer], *, durable: bool = True, probe: bool = False
+    ) -> Answer:
         """Run `work` in one transaction; it runs again if PostgreSQL found a deadlock.
 
         Everybody sees the commit when this returns. `durable` says that it is on the disk, too;
         what is not, a power cut of the database's machine may undo: only for what the next look
-        at the tables sets right.
+        at the tables sets right. `probe` as in `reading`.
         """
         attempt = 1
         while True:
             try:
-                with translated_errors(), self._transaction(durable=durable) as connection:
+                with translated_errors(), self._transaction(durable, probe) as connection:
                     return work(connection)
             except StoreError as error:
                 if attempt == WRITE_ATTEMPTS or not _is_retriable(error):
@@ -195,12 +234,14 @@ class Database:
             attempt += 1
 
     @contextmanager
-    def _transaction(self, *, durable: bool) -> Iterator[Connection]:
+    def _transaction(self, durable: bool, probe: bool) -> Iterator[Connection]:
         options: dict[str, Any] = {"nightjar_write": True}
         if not durable:
             options["nightjar_synchronous"] = "normal"
         with self._writer or nullcontext(), self.engine.connect() as plain:
             connection = plain.execution_options(**options)
+            if probe:
+                self._hurry(connection)
             with connection.begin():
                 if not durable and not self.is_sqlite:
                     connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")

@@ -29,7 +29,8 @@ class HeartbeatStore(StorePart):
         statement = fresh.on_conflict_do_update(
             index_elements=[worker.c.owner], set_={"counter": worker.c.counter + 1, **written}
         )
-        self._database.write(lambda connection: connection.execute(statement))
+        # A probe: what takes longer than a worker may be silent is no sign of life.
+        self._database.write(lambda connection: connection.execute(statement), probe=True)
 
     def compute_seconds(self) -> ComputeSeconds:
         """What all workers, ended ones too, have said in their last beats, summed."""

@@ -81,7 +81,7 @@ class ReadingStore(StorePart):
 
     def ping(self) -> None:
         """Raise StoreError unless the database answers and has Nightjar's tables."""
-        with self._database.reading() as connection:
+        with self._database.reading(probe=True) as connection:
             connection.execute(sa.select(job.c.id).limit(1)).all()
 
 

@@ -24,7 +24,10 @@ logger = logging.getLogger(__name__)
 _MIGRATION_LOCK = 0x6E696768746A6172  # "nightjar"
 LOCK_TIMEOUT_MS = 2_000
 _RETRY_S = 1.0
+_LOCK_LOOK_S = 0.2
 _LOCK_NOT_AVAILABLE = "55P03"
+
+Operation = Callable[[Config, str], None]
 
 
 def alembic_config() -> Config:
@@ -35,7 +38,12 @@ def alembic_config() -> Config:
 
 
 def migrate(url: URL, revision: str = "head") -> None:
-    """Bring the tables to `revision` in one transaction; a second process waits for the first."""
+    """Bring the tables to `revision`; a second process waits for the first.
+
+    SQLite takes all revisions in one transaction. PostgreSQL takes each in one of its own, so that
+    no table stays locked through the work on another; a run that is interrupted goes on when it is
+    run again.
+    """
     _run(url, command.upgrade, revision)
 
 
@@ -44,17 +52,20 @@ def revert(url: URL, revision: str = "base") -> None:
     _run(url, command.downgrade, revision)
 
 
-def _run(url: URL, operation: Callable[[Config, str], None], revision: str) -> None:
+def _run(url: URL, operation: Operation, revision: str) -> None:
     # SQLite changes a table by copying it and dropping the old one, which would
     # cascade through foreign keys; they can only be turned off outside a transaction.
-    engine = open_engine(url, pool=NullPool, foreign_keys=False)
+    engine = open_engine(url, pool=NullPool, foreign_keys=False, limited=False)
     while True:
         try:
             with translated_errors(), engine.connect() as plain:
-                # On SQLite the write lock of BEGIN IMMEDIATE keeps the second process out.
-                connection = plain.execution_options(nightjar_write=True)
-                with connection.begin():
-                    _change(connection, operation, revision)
+                if plain.dialect.name == "postgresql":
+                    _change_postgres(plain, operation, revision)
+                else:
+                    # The write lock of BEGIN IMMEDIATE keeps the second process out.
+                    connection = plain.execution_options(nightjar_write=True)
+                    with connection.begin():
+                        _change(connection, operation, revision)
         except StoreUnavailableError as error:
             driver_error = getattr(error.__cause__, "orig", None)
             if getattr(driver_error, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
@@ -65,13 +76,29 @@ def _run(url: URL, operation: Callable[[Config, str], None], revision: str) -> N
             return
 
 
-def _change(
-    connection: Connection, operation: Callable[[Config, str], None], revision: str
-) -> None:
-    if connection.dialect.name == "postgresql":
-        key = {"key": _MIGRATION_LOCK}
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), key)
-        connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
+def _change_postgres(connection: Connection, operation: Operation, revision: str) -> None:
+    """Change the tables under a lock of the session, which ends with it.
+
+    The lock is asked for again and again: a statement that waits for it would hold a snapshot, and
+    an index that the first process builds waits until all of them are gone.
+    """
+    locked = text("SELECT pg_try_advisory_lock(:key)")
+    while not connection.scalar(locked, {"key": _MIGRATION_LOCK}):
+        connection.rollback()
+        time.sleep(_LOCK_LOOK_S)
+    connection.commit()
+    try:
+        connection.execute(text(f"SET lock_timeout = {LOCK_TIMEOUT_MS}"))
+        connection.commit()
+        _change(connection, operation, revision)
+        connection.commit()
+    finally:
+        connection.rollback()
+        connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _MIGRATION_LOCK})
+        connection.commit()
+
+
+def _change(connection: Connection, operation: Operation, revision: str) -> None:
     config = alembic_config()
     config.attributes["connection"] = connection
     operation(config, revision)

@@ -293,7 +293,7 @@ class SubmissionStore(StorePart):
         EmptyJobError for a job without rows, TooManyRowsError and
         TooManyRejectedError, and ReusedKeyError for other content under a known key.
         """
-        with translated_errors(), self._database.engine.connect() as connection:
+        with self._database.uploading() as connection:
             submission = Submission(self._database, connection, new_job)
             submission.look_up()
             staged.create(connection)

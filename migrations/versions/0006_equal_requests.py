@@ -1,12 +1,14 @@
 """Equal requests are computed once: request.leader_id, result.reused, job.reused, reused_tokens.
 
 Online: empty columns and such with a constant default are added without rewriting or copying the
-tables, and the index is built of no row. What workers of the version before end has its followers
-landed by the sweeper.
+tables, and the index is built, of no row, while others go on. What workers of the version before
+end has its followers landed by the sweeper.
 """
 
 import sqlalchemy as sa
 from alembic import op
+
+from nightjar.migrations.indexes import add_column, create_index
 
 revision = "0006"
 down_revision = "0005"
@@ -21,16 +23,10 @@ BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 def upgrade() -> None:
     for name in COUNTERS:
         column = sa.Column(name, sa.BigInteger, nullable=False, server_default="0")
-        op.add_column("job", column)
-    op.add_column("request", sa.Column("leader_id", BIG_ID))
-    op.add_column("result", sa.Column("reused", sa.String(32)))
-    op.create_index(
-        "ix_request_following",
-        "request",
-        ["job_id", "leader_id"],
-        sqlite_where=IS_FOLLOWING,
-        postgresql_where=IS_FOLLOWING,
-    )
+        add_column("job", column)
+    add_column("request", sa.Column("leader_id", BIG_ID))
+    add_column("result", sa.Column("reused", sa.String(32)))
+    create_index("ix_request_following", "request", ["job_id", "leader_id"], IS_FOLLOWING)
 
 
 def downgrade() -> None:

@@ -2,11 +2,13 @@
 
 The new index does not name the state, see jobs/store/tables.py. Requests that a planner of the
 version before has refused, or refuses, are in it, which costs that job's planning some time and
-nothing else. Building it reads the requests once, and writers wait so long.
+nothing else. Building it reads the requests once; on PostgreSQL others go on meanwhile.
 """
 
 import sqlalchemy as sa
 from alembic import op
+
+from nightjar.migrations.indexes import create_index, drop_index
 
 revision = "0009"
 down_revision = "0008"
@@ -33,11 +35,5 @@ def downgrade() -> None:
 
 
 def _replace(old: str, new: str, condition: sa.TextClause) -> None:
-    op.create_index(
-        new,
-        "request",
-        ["job_id", "row_index"],
-        sqlite_where=condition,
-        postgresql_where=condition,
-    )
-    op.drop_index(old, "request")
+    create_index(new, "request", ["job_id", "row_index"], condition)
+    drop_index(old, "request")

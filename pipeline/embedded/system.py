@@ -1,10 +1,13 @@
 """Broker, planner and GPU worker as child processes: the deployment of one machine."""
 
 import os
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+
+from pydantic import SecretStr
 
 import nightjar
 from nightjar.jobs.records import Crash
@@ -119,10 +122,11 @@ class EmbeddedSystem:
 
 def _environment(settings: Settings, broker: str) -> dict[str, str]:
     values = settings.model_dump(mode="json", exclude_none=True)
-    values["database_url"] = settings.database_url.get_secret_value()
-    values["broker_url"] = broker
-    if settings.result_cache_url is not None:
-        values["result_cache_url"] = settings.result_cache_url.get_secret_value()
+    for name in values:
+        if isinstance(secret := getattr(settings, name), SecretStr):
+            values[name] = secret.get_secret_value()
+    # Nobody else may send messages of this run: the key is made anew and told to the services.
+    values |= {"broker_url": broker, "message_key": secrets.token_hex(32)}
     variables = {f"NIGHTJAR_{name.upper()}": str(value) for name, value in values.items()}
     # The services stand in a directory of their own: a checkout that is not installed is told.
     paths = [str(Path(nightjar.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]

@@ -217,7 +217,7 @@ def test_flower_shows_every_micro_batch(deployment: Deployment, api: httpx.Clien
             ours = [task for task in tasks if job_id in (task["kwargs"] or "")]
             return {task["name"]: task for task in ours if "'done'" in (task["result"] or "")}
 
-        generate = "generate 3 requests, bucket 32"
+        generate = "generate, bucket 32"
         wait_until("Flower to show the job", lambda: len(shown()) == 2, 20)
         task = shown()[generate]
         assert "bucket=32 requests=3 " in task["kwargs"]
@@ -225,7 +225,7 @@ def test_flower_shows_every_micro_batch(deployment: Deployment, api: httpx.Clien
         assert "'completion_tokens': 24" in task["result"]
         assert task["worker"].startswith("gpu-")
         rank = next(task for name, task in shown().items() if name != generate)
-        assert rank["name"].startswith("rank 1 request")
+        assert rank["name"].startswith("rank, bucket ")
         assert "hi" not in rank["kwargs"]  # no prompt leaves SQL
 
         def workers() -> set[str]:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from nightjar.gpu_worker import answers
 from nightjar.gpu_worker.compute_group import ComputeConfig
 from nightjar.gpu_worker.launcher import Launcher
-from nightjar.gpu_worker.worker import GpuWorker, Heartbeat
+from nightjar.gpu_worker.worker import LEASE_LOST, GpuWorker, Heartbeat
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import (
     ClaimedRequest,
@@ -289,6 +290,67 @@ def test_the_heartbeat_writes_the_seconds_of_the_launcher(
     finally:
         heartbeat.stop()
     assert launcher.seconds.engine_s > 0
+
+
+def test_results_that_do_not_land_while_heartbeats_do_lose_their_lease(
+    store: Store,
+    launcher: Launcher,
+    thread: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = GpuWorker(store, launcher, model="tiny", crashes_allowed=2, hung_after_beats=3)
+    _, (ref,) = planned(store, 1)
+    finish, asked, let_go = store.finish, threading.Event(), threading.Event()
+
+    def hang(*arguments: Any) -> bool:
+        asked.set()
+        let_go.wait()
+        return finish(*arguments)
+
+    monkeypatch.setattr(store, "finish", hang)
+    running = thread.submit(worker.run, ref.id, ref.epoch)
+    try:
+        assert asked.wait(60)
+        for _ in range(3):
+            worker.keep_alive()
+            assert [held.id for held in store.leased(worker.owner)] == [ref.id]
+        worker.keep_alive()
+        assert store.leased(worker.owner) == []
+        assert [found.epoch for found in store.dispatchable(9)] == [ref.epoch + 1]
+    finally:
+        let_go.set()
+    assert running.result().outcome == LEASE_LOST
+
+
+def test_a_worker_that_cannot_give_back_what_hangs_is_silent(
+    store: Store,
+    launcher: Launcher,
+    thread: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = GpuWorker(store, launcher, model="tiny", crashes_allowed=2, hung_after_beats=1)
+    _, (ref,) = planned(store, 1)
+    finish, asked, let_go = store.finish, threading.Event(), threading.Event()
+
+    def hang(*arguments: Any) -> bool:
+        asked.set()
+        let_go.wait()
+        return finish(*arguments)
+
+    monkeypatch.setattr(store, "finish", hang)
+    running = thread.submit(worker.run, ref.id, ref.epoch)
+    try:
+        assert asked.wait(60)
+        worker.keep_alive()
+        beats = store.heartbeats()
+        with monkeypatch.context() as locked:
+            locked.setattr(store, "give_back", raiser(StoreUnavailableError("the row is locked")))
+            with pytest.raises(StoreUnavailableError):
+                worker.keep_alive()
+        assert store.heartbeats() == beats
+    finally:
+        let_go.set()
+    assert running.result().outcome == "done"
 
 
 def raiser(error: Exception) -> Callable[..., None]:

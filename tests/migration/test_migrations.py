@@ -226,6 +226,93 @@ def test_a_revision_that_fails_leaves_nothing(
     assert tables(engine) == set()
 
 
+REQUEST = sa.text(
+    "INSERT INTO request (job_id, row_index, line, custom_id, kind, body, state) "
+    "VALUES (:id, :row, :row, :row, 'generate', '{}', 'queued')"
+)
+
+
+def indexes_of_requests(engine: sa.Engine) -> dict[str, bool]:
+    """Whether they are valid, by name."""
+    statement = sa.text(
+        "SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
+        "WHERE i.indrelid = to_regclass('request')"
+    )
+    with engine.connect() as connection:
+        return {row.relname: row.indisvalid for row in connection.execute(statement)}
+
+
+def test_an_index_is_built_while_others_write(postgres_url: str) -> None:
+    """A plain build waits for `uploading`, and every writer waits behind it."""
+    url = usable_url(postgres_url)
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    migrate(url, "0008")
+    waits = sa.text("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%'")
+    with engine.begin() as connection:
+        connection.execute(JOB, {"id": "known"})
+    with ThreadPoolExecutor(1) as pool, engine.connect() as uploading, engine.connect() as worker:
+        uploading.execute(REQUEST, {"id": "known", "row": 1})
+        migrating = pool.submit(migrate, url)
+
+        def building() -> bool:
+            worker.rollback()  # a transaction sees the activity that it saw first
+            return bool(worker.scalar(waits)) or migrating.done()
+
+        wait_until("the build", building)
+        worker.rollback()
+        worker.execute(sa.text("SET lock_timeout = '1s'"))
+        for row in range(2, 20):
+            worker.execute(REQUEST, {"id": "known", "row": row})
+            worker.commit()
+        assert not migrating.done()
+        uploading.commit()
+        migrating.result(60)
+    assert indexes_of_requests(engine)["ix_request_unplanned"]
+    engine.dispose()
+
+
+def test_an_index_whose_build_was_interrupted_is_built_anew(postgres_url: str) -> None:
+    url = usable_url(postgres_url)
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    migrate(url, "0008")
+    with engine.begin() as connection:
+        connection.execute(JOB, {"id": "known"})
+        for row in range(2):
+            connection.execute(REQUEST, {"id": "known", "row": row})
+    building = sa.text("CREATE UNIQUE INDEX CONCURRENTLY ix_request_unplanned ON request (job_id)")
+    with (
+        engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
+        pytest.raises(sa.exc.IntegrityError),
+    ):
+        connection.execute(building)
+    assert not indexes_of_requests(engine)["ix_request_unplanned"]
+    migrate(url)
+    assert all(indexes_of_requests(engine).values())
+    assert "ix_request_queued" not in indexes_of_requests(engine)
+    unique = {found["name"]: found["unique"] for found in sa.inspect(engine).get_indexes("request")}
+    assert unique["ix_request_unplanned"] is False
+    engine.dispose()
+
+
+def test_a_migration_that_was_interrupted_before_an_index_goes_on(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created = op.create_index
+
+    def fail_at_one(name: str, *args: object, **options: object) -> None:
+        if name == "ix_request_following":
+            raise RuntimeError("the power went")
+        created(name, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(op, "create_index", fail_at_one)
+        with pytest.raises(RuntimeError, match="the power went"):
+            migrate(engine.url)
+    migrate(engine.url)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
 def test_threads_that_migrate_at_once(database_url: str) -> None:
     stores = [Store(database_url) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:

@@ -2,9 +2,12 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +68,60 @@ def test_nothing_is_certain_of_a_process_of_elsewhere(
 @pytest.mark.parametrize("name", ["host:99999999:8e4f5a00", "silent", "", "a:b:c:d:e:f"])
 def test_nothing_is_certain_of_a_name_of_another_version(name: str) -> None:
     assert not is_gone(name)
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Another machine's memory, empty."""
+    liveness._table.cache_clear()
+    monkeypatch.setattr(liveness, "_MEMORY", tmp_path)
+    yield tmp_path
+    liveness._table.cache_clear()
+
+
+def test_a_clone_of_the_machine_is_another_one(
+    other: tuple[subprocess.Popen[str], str], memory: Path
+) -> None:
+    """It shares boot id, namespace number and host name; only its memory is its own."""
+    process, name = other
+    process.kill()
+    process.wait()
+    assert not is_gone(name)
+    assert is_gone(owner_name().replace(f":{os.getpid()}:", f":{process.pid}:"))
+
+
+def test_a_host_of_another_name_is_another_one(
+    other: tuple[subprocess.Popen[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, name = other
+    process.kill()
+    process.wait()
+    liveness._table.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: "clone")
+        assert not is_gone(name)
+        liveness._table.cache_clear()
+    assert is_gone(name)
+
+
+def test_the_identity_is_made_once_and_for_every_user(memory: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        made = {future.result() for future in [pool.submit(liveness._identity) for _ in range(32)]}
+    assert len(made) == 1
+    assert [path.name for path in memory.iterdir()] == ["nightjar-machine"]
+    assert (memory / "nightjar-machine").stat().st_mode & 0o777 == 0o444
+
+
+@pytest.mark.parametrize("content", ["", "somebody's file"])
+def test_without_an_identity_nothing_is_certain(memory: Path, content: str) -> None:
+    (memory / "nightjar-machine").write_text(content)
+    assert liveness._table() == ""
+
+
+def test_without_memory_of_its_own_nothing_is_certain(memory: Path) -> None:
+    memory.rmdir()
+    assert liveness._table() == ""
+    memory.mkdir()
 
 
 def test_without_proc_nothing_is_certain(

@@ -8,16 +8,7 @@ from redis import ConnectionPool, Redis
 
 from nightjar.pipeline.celery_app import create_celery_app
 from nightjar.pipeline.settings import Settings
-from nightjar.pipeline.transport import Channel, Transport, _fault
-
-GOOD = {
-    "body": "W10=",
-    "headers": {"task": "nightjar.compute", "id": "1"},
-    "properties": {
-        "delivery_tag": "2",
-        "delivery_info": {"exchange": "generate-32", "routing_key": "generate-32"},
-    },
-}
+from nightjar.pipeline.transport import Channel, Transport
 
 
 @pytest.mark.parametrize("url", ["redis://:pw@valkey:6379/0", "redis+socket:///tmp/b.sock"])
@@ -62,24 +53,3 @@ def test_waiting_for_messages_has_a_client_of_its_own() -> None:
     sending = channel._create_client()
     assert channel._create_client(asynchronous=True).connection_pool is channel._async_pool
     assert channel._create_client() is sending
-
-
-@pytest.mark.parametrize(
-    ("message", "fault"),
-    [
-        ([], "body is missing"),
-        ({}, "body is missing"),
-        ("text", "body is missing"),
-        (None, "body is missing"),
-        (GOOD | {"headers": {"task": ["nightjar.compute"], "id": "1"}}, "headers.task"),
-        (GOOD | {"headers": {"task": "nightjar.compute"}}, "headers.id"),
-        (GOOD | {"properties": {"delivery_info": {}}}, "properties.delivery_tag"),
-        (GOOD | {"properties": "none"}, "properties is missing or no dict"),
-    ],
-)
-def test_what_is_no_message_of_celerys_is_known(message: object, fault: str) -> None:
-    assert fault in str(_fault(message))
-
-
-def test_a_message_of_celerys_passes() -> None:
-    assert _fault(GOOD) is None

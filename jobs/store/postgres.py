@@ -1,0 +1,102 @@
+"""Time limits towards PostgreSQL, the server's and our own.
+
+The server ends a statement that takes too long or waits too long for a lock. It cannot speak where
+the network stands still: behind a proxy that is frozen but still acknowledges every packet, neither
+keepalives nor `tcp_user_timeout` notice. So each wait for an answer has a limit here, too; when it
+is over, the connection is closed.
+"""
+
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import errors
+from psycopg.abc import PQGen
+from sqlalchemy import event
+from sqlalchemy.engine import URL, Engine
+
+Given = TypeVar("Given")
+
+PROBE_LIMIT_S = 5.0
+"""For a connection that is tried before it is used, for `/health` and for a heartbeat."""
+
+STATEMENT_LIMIT_S = 60.0
+BULK_LIMIT_S = 1800.0
+"""For a statement that lands an upload of millions of rows."""
+
+_LOCK_LIMIT_S = 30.0
+_MARGIN_S = 10.0  # the server's own limit comes first: it says more
+
+# Those that the URL names win.
+_TCP = {
+    "connect_timeout": 5,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+
+
+class LimitedConnection(psycopg.Connection[Any]):
+    """A connection that is closed when an answer does not come within `limit_s` seconds."""
+
+    limit_s: float | None = PROBE_LIMIT_S
+
+    def wait(self, gen: PQGen[Given], interval: float = 0.1, timeout: float | None = None) -> Given:
+        """Wait for the server, as psycopg does; OperationalError after the limit."""
+        try:
+            return super().wait(gen, interval, self.limit_s if timeout is None else timeout)
+        except errors._WaitTimeout as error:
+            if timeout is not None:
+                raise
+            self.pgconn.finish()
+            raise psycopg.OperationalError(f"no answer for {self.limit_s:.0f} s") from error
+
+
+def connect_args(url: URL) -> dict[str, Any]:
+    """What psycopg is given beside the URL."""
+    given = {name: value for name, value in _TCP.items() if name not in url.query}
+    # A prepared statement keeps the plan of the day when the tables were small, until they are
+    # analysed: a million new rows were read through every second.
+    return {"prepare_threshold": None, **given}
+
+
+def set_limits(engine: Engine, *, statements: bool) -> None:
+    """Limit what the engine's connections wait; `statements` is False for migrations."""
+
+    @event.listens_for(engine, "do_connect")
+    def connect(
+        dialect: object, record: object, arguments: list[Any], options: dict[str, Any]
+    ) -> LimitedConnection:
+        return LimitedConnection.connect(*arguments, **options)
+
+    @event.listens_for(engine, "connect")
+    def begin(connection: LimitedConnection, record: object) -> None:
+        if not statements:
+            connection.limit_s = None
+        elif "statement_timeout" not in str(engine.url.query.get("options", "")):
+            limit_on_server(connection, STATEMENT_LIMIT_S)
+
+    if not statements:
+        return
+
+    # Between uses the shorter limit holds, for the ping before the next one.
+    @event.listens_for(engine, "checkout")
+    def use(connection: LimitedConnection, record: object, proxy: object) -> None:
+        connection.limit_s = STATEMENT_LIMIT_S + _MARGIN_S
+
+    @event.listens_for(engine, "checkin")
+    def put_back(connection: LimitedConnection | None, record: object) -> None:
+        if connection is not None:  # else it was lost
+            connection.limit_s = PROBE_LIMIT_S
+
+
+def limit_on_server(connection: LimitedConnection, limit_s: float) -> None:
+    """Let the server end statements after so long; the wait on this side is a little longer."""
+    connection.limit_s = PROBE_LIMIT_S
+    connection.execute(
+        "SELECT set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false)",
+        (f"{limit_s * 1000:.0f}", f"{_LOCK_LIMIT_S * 1000:.0f}"),
+    )
+    connection.commit()
+    connection.limit_s = limit_s + _MARGIN_S

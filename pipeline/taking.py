@@ -1,0 +1,161 @@
+"""A worker that takes nothing while work waits for it says so and ends.
+
+A process may live on and yet take no messages: the loop that receives them stands still, or Celery
+has lost count of its free threads. No supervisor sees that from outside, so the worker looks at
+itself: a thread is idle, messages wait in its queues, and none was taken for a while.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from celery import Celery, signals
+from celery.worker import state
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from nightjar.pipeline.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+EXIT_STUCK = 75
+"""Status of a worker that ended because it took nothing (EX_TEMPFAIL of sysexits.h)."""
+
+_LOOKS = 6  # in the time after which a worker counts as stuck
+_LEAST_S = 0.1
+_SHUTDOWN_S = 30.0  # over the time to drain
+
+
+class Activity:
+    """What the worker's threads do: how many are busy, and when the last task began or ended."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._busy = 0
+        self._changed_at = clock()
+
+    def began(self, **_: object) -> None:
+        """A task begins."""
+        self._change(1)
+
+    def ended(self, **_: object) -> None:
+        """A task has ended."""
+        self._change(-1)
+
+    def idle_s(self, threads: int) -> float:
+        """For how long one of `threads` has been idle and nothing was taken; 0 if all are busy."""
+        with self._lock:
+            return 0.0 if self._busy >= threads else self._clock() - self._changed_at
+
+    def _change(self, by: int) -> None:
+        with self._lock:
+            self._busy += by
+            self._changed_at = self._clock()
+
+
+class TakingWatch:
+    """Watches one worker from a thread of its own, and ends it when it is stuck.
+
+    Args:
+        waiting: How many messages wait in the worker's queues.
+        threads: How many tasks the worker runs at a time.
+        stuck_after_s: An idle thread beside waiting messages for so long means that it is stuck.
+        end: Ends the worker.
+    """
+
+    def __init__(
+        self,
+        activity: Activity,
+        waiting: Callable[[], int],
+        threads: int,
+        stuck_after_s: float,
+        end: Callable[[], None],
+    ) -> None:
+        self._activity = activity
+        self._waiting = waiting
+        self._threads = threads
+        self._stuck_after_s = stuck_after_s
+        self._end = end
+        self._waited = 0  # looks in a row that found messages
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Watch until the worker ends."""
+        threading.Thread(target=self._run, name="taking", daemon=True).start()
+
+    def stop(self) -> None:
+        """The worker ends in order."""
+        self._stop.set()
+
+    def look(self) -> bool:
+        """Look once; whether the worker is stuck."""
+        # Only then is the broker asked.
+        if self._activity.idle_s(self._threads) < self._stuck_after_s / 2:
+            self._waited = 0
+            return False
+        self._waited = self._waited + 1 if self._waiting() else 0
+        # Messages found by every look since the first half of the time was over.
+        idle_s = self._activity.idle_s(self._threads)
+        return self._waited > _LOOKS / 2 and idle_s >= self._stuck_after_s
+
+    def _run(self) -> None:
+        while not self._stop.wait(max(_LEAST_S, self._stuck_after_s / _LOOKS)):
+            try:
+                stuck = self.look()
+            except (OperationalError, RedisError, OSError) as error:
+                self._waited = 0  # the broker is away: nothing can be taken
+                logger.info("broker not asked: %s", error, extra={"action": "taking_not_watched"})
+                continue
+            if stuck and not self._stop.is_set():
+                logger.critical(
+                    "stuck: messages have waited for %.0f s while a thread was idle and none was "
+                    "taken; the worker ends, to be started again",
+                    self._stuck_after_s,
+                    extra={"action": "worker_stuck"},
+                )
+                self._end()
+                return
+
+
+def watch_worker(app: Celery, settings: Settings) -> None:
+    """Let every worker of this application watch itself, from the moment when it is ready."""
+    watches: list[TakingWatch] = []
+
+    def begin(sender: object, **_: object) -> None:
+        activity = Activity()
+        signals.task_prerun.connect(activity.began, weak=False)
+        signals.task_postrun.connect(activity.ended, weak=False)
+        queues = list(app.amqp.queues.consume_from)
+        watch = TakingWatch(
+            activity,
+            lambda: _waiting(app, queues),
+            sender.pool.num_processes,  # type: ignore[attr-defined]  # Celery's consumer
+            settings.worker_stuck_after_s,
+            lambda: _end(settings.drain_s + _SHUTDOWN_S),
+        )
+        watches.append(watch)
+        watch.start()
+
+    def stop(**_: object) -> None:
+        for watch in watches:
+            watch.stop()
+
+    signals.worker_ready.connect(begin, weak=False)
+    signals.worker_shutting_down.connect(stop, weak=False)
+
+
+def _waiting(app: Celery, queues: list[str]) -> int:
+    with app.connection_for_write() as connection:
+        channel = connection.default_channel
+        return sum(channel._size(queue) for queue in queues)
+
+
+def _end(patience_s: float) -> None:
+    """End in order, as TERM does but for the status; at once when that takes too long."""
+    signals.worker_shutting_down.send(sender=None, sig="stuck", how="Warm", exitcode=EXIT_STUCK)
+    state.should_stop = EXIT_STUCK
+    time.sleep(patience_s)
+    os._exit(EXIT_STUCK)

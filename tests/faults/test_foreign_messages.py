@@ -1,0 +1,139 @@
+"""Strangers in the queues: more than a hundred kinds of messages that Nightjar did not send.
+
+Real workers on a real broker get all of them, and must then still take a good message, the same
+processes as before. One of them sufficed to end a class of workers, or to stop it unseen.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+from celery import Celery
+from pydantic import SecretStr
+
+from nightjar.jobs.records import RequestKind
+from nightjar.pipeline.celery_app import COMPUTE_TASK, PLAN_TASK, TICK_TASK, create_celery_app
+from nightjar.pipeline.embedded.broker import broker_url
+from nightjar.pipeline.queues import PLAN_QUEUE, compute_queue
+from nightjar.pipeline.settings import Settings
+from tests.faults.system import HASTE, PLANNER, System, running_system
+from tests.foreign_messages import foreign_messages, good_message
+
+pytestmark = pytest.mark.slow
+QUEUE = compute_queue(RequestKind.GENERATE, 32)
+KEY = secrets.token_hex(16)
+PATIENCE_S = 30.0
+MOST_MEMORY = 64 << 20
+
+
+def send_all(system: System) -> int:
+    """Put every kind into the queues of both workers; returns how many messages that were."""
+    sent = 0
+    for queue, task in ((QUEUE, COMPUTE_TASK), (PLAN_QUEUE, TICK_TASK)):
+        for raw in foreign_messages(queue, task).values():
+            for place in (queue, f"{queue}\x06\x169"):
+                system.broker.lpush(place, raw)
+                sent += 1
+    return sent
+
+
+def dropped(system: System) -> int:
+    """How many messages both workers have dropped, by the counts that they logged last."""
+    total = 0
+    for name in ("worker-0", PLANNER):
+        counts = system.log(name).split("foreign message dropped, ")[1:]
+        total += int(counts[-1].split()[0]) if counts else 0
+    return total
+
+
+def empty(system: System) -> bool:
+    """Whether all queues have been emptied."""
+    queues = (QUEUE, PLAN_QUEUE)
+    return not any(system.broker.llen(p) for q in queues for p in (q, f"{q}\x06\x169"))
+
+
+def client(system: System, key: str | None = None) -> Celery:
+    secret = None if key is None else SecretStr(key)
+    url = SecretStr(broker_url(system.private))
+    return create_celery_app(Settings(broker_url=url, message_key=secret))
+
+
+def works(system: System) -> None:
+    """The processes take a good job to its end."""
+    system.submit(40)
+    system.wait_done(PATIENCE_S)
+
+
+@pytest.fixture(params=[{}, {"NIGHTJAR_MESSAGE_KEY": KEY}], ids=["unsigned", "signed"])
+def environment(request: pytest.FixtureRequest) -> Mapping[str, str]:
+    given: dict[str, str] = request.param
+    return HASTE | given
+
+
+def test_no_foreign_message_ends_or_stops_a_worker(
+    tmp_path: Path, sqlite_url: str, tiny_model: Path, environment: Mapping[str, str]
+) -> None:
+    with running_system(tmp_path, sqlite_url, tiny_model, environment=environment) as system:
+        works(system)
+        pids = {name: system.pid(name) for name in system.services}
+        memory = sum(psutil.Process(pids[name]).memory_info().rss for name in ("worker-0", PLANNER))
+        sent = send_all(system)
+        system.wait_until("the queues to be empty", lambda: empty(system), PATIENCE_S)
+        works(system)
+        assert not system.restarted
+        assert {name: system.pid(name) for name in system.services} == pids
+        grown = sum(psutil.Process(pids[name]).memory_info().rss for name in ("worker-0", PLANNER))
+        assert grown - memory < MOST_MEMORY
+        assert sent > 2 * 2 * 100
+        assert system.broker.hlen("unacked") <= 4  # nothing is kept to be delivered again
+        assert dropped(system) == sent
+
+
+def test_unsigned_and_wrongly_signed_messages_are_dropped(
+    tmp_path: Path, sqlite_url: str, tiny_model: Path
+) -> None:
+    given = HASTE | {"NIGHTJAR_MESSAGE_KEY": KEY}
+    with running_system(tmp_path, sqlite_url, tiny_model, environment=given) as system:
+        works(system)
+        for key in (None, secrets.token_hex(16)):
+            with client(system, key) as app:
+                app.send_task(PLAN_TASK, args=["no-such-job"])
+                app.control.broadcast("ping", reply=False)
+        with client(system) as app:
+            app.control.broadcast("shutdown")  # signed or not: only questions are answered
+        with client(system, KEY) as app:
+            app.control.broadcast("shutdown")
+            taken = app.send_task(PLAN_TASK, args=["no-such-job"])
+            assert len(app.control.ping(timeout=3)) == 2
+        system.wait_until("the good task", lambda: taken.id in system.log(PLANNER), PATIENCE_S)
+        log = system.log(PLANNER)
+        assert log.count("it is not signed") == 2
+        assert log.count("its signature is wrong") == 2
+        assert log.count("method has a wrong type") == 2
+        assert log.count("Task nightjar.plan[") == log.count(f"Task nightjar.plan[{taken.id}]")
+        works(system)
+        assert not system.restarted
+
+
+def test_a_signed_message_cannot_be_changed_or_moved(
+    tmp_path: Path, sqlite_url: str, tiny_model: Path
+) -> None:
+    given = HASTE | {"NIGHTJAR_MESSAGE_KEY": KEY}
+    with running_system(tmp_path, sqlite_url, tiny_model, environment=given) as system:
+        system.kill(PLANNER)
+        system.broker.delete(PLAN_QUEUE)
+        with client(system, KEY) as app:
+            app.send_task(PLAN_TASK, args=["no-such-job"])
+        raw = next(m for m in system.broker.lrange(PLAN_QUEUE, 0, -1) if b"nightjar.plan" in m)
+        system.broker.delete(PLAN_QUEUE)
+        other = good_message(PLAN_QUEUE, PLAN_TASK, job_id="another-job")
+        for part, value in (("body", other["body"]), ("headers", {"task": TICK_TASK})):
+            changed = json.loads(raw)
+            changed[part] = changed[part] | value if isinstance(value, dict) else value
+            system.broker.lpush(PLAN_QUEUE, json.dumps(changed))
+        system.start(PLANNER)
+        works(system)
+        assert system.log(PLANNER).count("its signature is wrong") == 2

@@ -1,0 +1,102 @@
+"""A database behind a network that stands still: everybody who asks gets an end, in time."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import make_url
+
+from nightjar.jobs.errors import StoreUnavailableError
+from nightjar.jobs.records import ComputeSeconds
+from nightjar.jobs.store import Store, postgres
+from tests.freezing_proxy import FreezingProxy
+from tests.jobs import submit
+
+MOST_S = 12.0  # to try a connection, and to make another
+
+
+@pytest.fixture
+def proxy(postgres_url: str) -> Iterator[FreezingProxy]:
+    url = make_url(postgres_url)
+    folder = url.query.get("host", url.host)
+    assert isinstance(folder, str)
+    port = int(str(url.query.get("port", url.port or 5432)))
+    target = f"{folder}/.s.PGSQL.{port}" if folder.startswith("/") else (folder, port)
+    with FreezingProxy(target) as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(postgres_url: str, proxy: FreezingProxy) -> Iterator[Store]:
+    """A store that reaches its database through the proxy, and has a connection."""
+    url = make_url(postgres_url).set(host="127.0.0.1", port=proxy.port)
+    url = url.difference_update_query(["host", "port"])
+    opened = Store(url.render_as_string(hide_password=False))
+    opened.migrate()
+    opened.ping()
+    yield opened
+    opened.close()
+
+
+def test_health_and_heartbeat_end_and_work_again_afterwards(
+    store: Store, proxy: FreezingProxy
+) -> None:
+    asked = [store.ping, lambda: store.beat("worker", ComputeSeconds())]
+    for ask in asked:
+        ask()
+    proxy.freeze()
+    started = time.monotonic()
+    with ThreadPoolExecutor() as pool:
+        answers = [pool.submit(ask) for ask in asked]
+        for answer in answers:
+            with pytest.raises(StoreUnavailableError):
+                answer.result()
+    assert time.monotonic() - started < MOST_S
+    proxy.thaw()
+    for ask in asked:
+        ask()
+
+
+def test_it_ends_in_the_middle_of_a_transaction(
+    store: Store, proxy: FreezingProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "STATEMENT_LIMIT_S", 1.0)
+    monkeypatch.setattr(postgres, "_MARGIN_S", 1.0)
+    started = time.monotonic()
+
+    def work(connection: sa.Connection) -> None:
+        connection.execute(sa.text("SELECT 1"))
+        proxy.freeze()
+        connection.execute(sa.text("SELECT 2"))
+
+    with pytest.raises(StoreUnavailableError, match="no answer for 2 s"):
+        store._database.write(work)
+    assert time.monotonic() - started < 4
+    proxy.thaw()
+    store.ping()
+
+
+def settings_of(connection: sa.Connection) -> tuple[str, str]:
+    return (
+        str(connection.scalar(sa.text("SHOW statement_timeout"))),
+        str(connection.scalar(sa.text("SHOW lock_timeout"))),
+    )
+
+
+def test_statements_have_limits_and_uploads_longer_ones(store: Store) -> None:
+    with store._database.reading() as connection:
+        assert settings_of(connection) == ("1min", "30s")
+    with store._database.uploading() as connection:
+        assert settings_of(connection)[0] == "30min"
+    with store._database.reading() as connection:
+        assert settings_of(connection) == ("1min", "30s")
+    assert store.job(submit(store, [{"prompt": "a"}, {"prompt": "b"}])).total == 2
+
+
+def test_the_server_ends_what_takes_too_long(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres, "STATEMENT_LIMIT_S", 0.2)
+    store._database.engine.dispose()
+    with pytest.raises(StoreUnavailableError, match="statement timeout"):
+        store._database.write(lambda connection: connection.execute(sa.text("SELECT pg_sleep(9)")))

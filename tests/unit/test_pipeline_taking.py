@@ -1,0 +1,66 @@
+"""A worker that takes nothing while work waits for it is found to be stuck, and no other is."""
+
+import pytest
+
+from nightjar.pipeline.taking import Activity, TakingWatch
+
+STUCK_AFTER_S = 60.0
+THREADS = 2
+
+
+class Worker:
+    """A worker whose clock and queues are set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.waiting = 0
+        self.asked = 0
+        self.activity = Activity(lambda: self.now)
+        self.watch = TakingWatch(self.activity, self._waiting, THREADS, STUCK_AFTER_S, lambda: None)
+
+    def _waiting(self) -> int:
+        self.asked += 1
+        return self.waiting
+
+    def stuck_within(self, seconds: float) -> bool:
+        """Look every ten seconds."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 10
+            if self.watch.look():
+                return True
+        return False
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return Worker()
+
+
+def test_one_that_takes_nothing_while_messages_wait_is_stuck(worker: Worker) -> None:
+    worker.waiting = 1
+    assert worker.stuck_within(STUCK_AFTER_S)
+
+
+def test_one_that_has_nothing_to_take_is_not(worker: Worker) -> None:
+    assert not worker.stuck_within(10 * STUCK_AFTER_S)
+    worker.waiting = 1  # a message that has just come is taken in a moment
+    assert not worker.stuck_within(10)
+
+
+def test_one_whose_threads_are_all_busy_is_not(worker: Worker) -> None:
+    worker.waiting = 1
+    for _ in range(THREADS):
+        worker.activity.began()
+    assert not worker.stuck_within(10 * STUCK_AFTER_S)
+    worker.activity.ended()
+    assert worker.stuck_within(STUCK_AFTER_S)
+
+
+def test_one_that_takes_now_and_then_is_not_and_asks_nobody(worker: Worker) -> None:
+    worker.waiting = 1
+    for _ in range(20):
+        worker.activity.began()
+        worker.activity.ended()
+        assert not worker.stuck_within(STUCK_AFTER_S / 3)
+    assert worker.asked == 0
