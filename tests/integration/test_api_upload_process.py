@@ -43,6 +43,8 @@ def health(client: TestClient) -> tuple[int, str]:
     answer = client.get("/health")
     body = answer.json()
     message = body.pop("message", "")
+    parts = body.pop("parts")
+    assert all(part == "ok" or part in message for part in parts.values())
     assert body == OK | {"status": "ok" if answer.status_code == 200 else "unavailable"}
     return answer.status_code, message
 
