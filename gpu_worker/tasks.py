@@ -28,6 +28,7 @@ from nightjar.pipeline.celery_app import (
 from nightjar.pipeline.commands import CANNOT_START, EXIT_CANNOT_START
 from nightjar.pipeline.reuse import open_cache
 from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.waking import send_wake
 from nightjar.process import spare_what_stays, step_back
 
 settings = Settings.read()
@@ -62,7 +63,7 @@ class _Parts:
             cache=cache,
         )
         heartbeat = Heartbeat(worker, settings.heartbeat_s)
-        return cls(store, launcher, worker, heartbeat, Ticker(partial(app.send_task, TICK_TASK)))
+        return cls(store, launcher, worker, heartbeat, Ticker(partial(send_wake, app, TICK_TASK)))
 
     def close(self) -> None:
         self.heartbeat.stop()

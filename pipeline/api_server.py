@@ -29,6 +29,7 @@ from nightjar.jobs.store import Store
 from nightjar.pipeline.celery_app import PLAN_TASK, create_celery_app
 from nightjar.pipeline.embedded.processes import private_directory
 from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.waking import send_wake
 from nightjar.process import die_with_parent, spare_what_stays, step_back
 
 logger = logging.getLogger(__name__)
@@ -168,7 +169,7 @@ def _application(settings: Settings, store: Store, taker: UploadTaker | None) ->
     celery.conf.broker_transport_options = settings.broker_transport_options | {"max_retries": 0}
 
     def wake(job_id: str) -> None:
-        celery.send_task(PLAN_TASK, args=[job_id], retry=False)
+        send_wake(celery, PLAN_TASK, args=[job_id], retry=False)
 
     served = settings.model_name
     if served is None and settings.model is not None:

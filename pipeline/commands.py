@@ -19,7 +19,7 @@ GPU_WORKER_APP = "nightjar.gpu_worker.tasks"
 
 # Schedules are kept in memory: every entry is a short interval, and Celery's default scheduler
 # would keep a pickle on the disk.
-_MEMORY_SCHEDULER = "celery.beat:Scheduler"
+_MEMORY_SCHEDULER = "nightjar.pipeline.clock:Scheduler"
 _PLANNER_THREADS = 2
 
 

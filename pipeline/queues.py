@@ -1,6 +1,6 @@
 """Queue names: the one place that says which queues exist.
 
-- `plan`: planning, dispatching and sweeping (planner workers).
+- `plan`: what wakes the planner (planner workers).
 - `<kind>-<bucket>`: micro-batches of one kind whose longest sequence fits the bucket,
   for example `generate-128` (GPU workers).
 """

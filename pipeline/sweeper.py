@@ -8,6 +8,7 @@ heard then. Whether it takes writes the sweeper learns as the workers do, by a b
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -19,6 +20,7 @@ from nightjar.pipeline.liveness import is_gone
 
 logger = logging.getLogger(__name__)
 
+FindLost = Callable[[Sequence[MicroBatchRef], Sequence[MicroBatchRef]], Sequence[MicroBatchRef]]
 OWNER = "sweeper"  # of beats; it never holds a lease
 
 
@@ -41,6 +43,8 @@ class Sweeper:
         longest_gap_s: The time between two looks counts at most so much.
         deaths_allowed: So many deaths of the worker of a request that was computed alone make
             it fail.
+        find_lost: Of all messages that nobody has claimed, and of those that have waited for
+            `redispatch_after_s`, in the order of their age: which are lost. All unless given.
         clock: Monotonic seconds.
     """
 
@@ -52,6 +56,7 @@ class Sweeper:
         redispatch_after_s: float,
         longest_gap_s: float,
         deaths_allowed: int,
+        find_lost: FindLost | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
@@ -59,6 +64,7 @@ class Sweeper:
         self._redispatch_after_s = redispatch_after_s
         self._longest_gap_s = longest_gap_s
         self._deaths_allowed = deaths_allowed
+        self._find_lost = find_lost or (lambda _, overdue: overdue)
         self._clock = clock
         self._looked_at = clock()
         self._watched_s = 0.0  # how long this sweeper has been looking
@@ -66,25 +72,33 @@ class Sweeper:
         self._beats: dict[Hashable, float] = {}
         self._messages: dict[Hashable, float] = {}
 
-    def sweep(self) -> SweepReport:
-        """Look once, and act on it; safe to run twice at once.
+    def sweep(self, patience_s: float = math.inf) -> SweepReport:
+        """Look once, and act on it: leases first, then what is to end.
+
+        Args:
+            patience_s: Seconds for what is to end; what is left then is the next sweep's.
 
         Raises:
             StoreUnavailableError: The database is away, or takes no writes.
         """
         with self._lock:
             self._store.beat(OWNER, ComputeSeconds())
-            expired = self._store.expire()
-            if expired:
-                logger.info(
-                    "%d jobs have expired",
-                    len(expired),
-                    extra={"action": "expire", "jobs": expired},
-                )
-            self._store.finish_stops()
-            self._store.land_orphans()
             beats, messages = self._look()
-            return SweepReport(self._release_dead(beats), self._requeue_lost(messages))
+            report = SweepReport(self._release_dead(beats), self._requeue_lost(messages))
+            self._end_jobs(patience_s)
+            return report
+
+    def _end_jobs(self, patience_s: float) -> None:
+        began = time.monotonic()
+        expired = self._store.expire()
+        if expired:
+            logger.info(
+                "%d jobs have expired",
+                len(expired),
+                extra={"action": "expire", "jobs": expired},
+            )
+        self._store.finish_stops(patience_s)
+        self._store.land_orphans(max(0.0, patience_s - (time.monotonic() - began)))
 
     def watch(self) -> None:
         """Look without acting, so that whoever takes the lead over knows who has been silent."""
@@ -125,9 +139,9 @@ class Sweeper:
 
     def _requeue_lost(self, refs: Sequence[MicroBatchRef]) -> int:
         waited = self._waits(refs)
-        lost: list[MicroBatchRef] = [
-            ref for ref in refs if waited[ref.id, ref.epoch] >= self._redispatch_after_s
-        ]
+        overdue = [ref for ref in refs if waited[ref.id, ref.epoch] >= self._redispatch_after_s]
+        overdue.sort(key=lambda ref: -waited[ref.id, ref.epoch])
+        lost = self._find_lost(refs, overdue) if overdue else []
         for ref in lost:
             del self._messages[ref.id, ref.epoch]
         if lost:

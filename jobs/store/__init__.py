@@ -4,6 +4,7 @@ The statements are written by subject in the files beside this one.
 A store is safe to share between threads; each process opens its own.
 """
 
+from nightjar.jobs.store.backlog import BacklogStore
 from nightjar.jobs.store.database import Database, Synchronous
 from nightjar.jobs.store.heartbeats import HeartbeatStore
 from nightjar.jobs.store.leading import LeaderStore
@@ -21,6 +22,7 @@ from nightjar.jobs.store.vectors import VectorStore
 
 class Store(
     SubmissionStore,
+    BacklogStore,
     PlanningStore,
     LeaseStore,
     SuspectStore,

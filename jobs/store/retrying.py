@@ -98,6 +98,7 @@ def _reopen(connection: Connection, job_id: str, count: int) -> None:
         "failed": job.c.failed - count,
         "state": sa.case((job.c.state.in_(_OVER), begun), else_=job.c.state),
         "finished_at": None,
+        "plan_failures": 0,
     }
     if connection.execute(reopened.values(values)).rowcount == 0:
         raise LifecycleError(f"job {job_id} was stopped: nothing of it can be retried")

@@ -132,7 +132,7 @@ class StoppingStore(StorePart):
         return ended
 
     def _cancel_some(self, job_id: str) -> int:
-        # Followers that do not fit into their leaders' transaction come last, in steps of their own.
+        # Followers that do not fit into their leaders' transaction come last.
         for step in (self._cancel_micro_batches, self._cancel_queued, self._land_some):
             if count := self._database.write(partial(step, job_id=job_id)):
                 return count

@@ -81,6 +81,9 @@ job = sa.Table(
     sa.Column("rank_at", UtcDateTime),
     sa.Column("reused", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("reused_tokens", sa.BigInteger, nullable=False, server_default="0"),
+    # Chunks that could not be planned since one could, and why not the last.
+    sa.Column("plan_failures", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("plan_error", sa.Text),
 )
 
 micro_batch = sa.Table(
