@@ -244,3 +244,14 @@ def test_marking_and_requeueing_respect_state_and_epoch(store: Store) -> None:
     assert store.dispatched() == []
     assert [ref.epoch for ref in store.dispatchable(9)] == [1, 0]
     store.mark_dispatched([])
+
+
+def test_many_leases_make_room_for_more_messages(store: Store) -> None:
+    _, refs = planned(store, 12)
+    assert len(store.dispatchable(2, per_lease=3)) == 2
+    for ref in refs[:3]:
+        claim(store, ref)
+    store.mark_dispatched(refs[3:5])
+    assert store.dispatchable(2) == []
+    assert store.dispatchable(2, per_lease=3) == refs[5:9]  # nine in all
+    assert store.dispatchable(11, per_lease=3) == refs[5:11]
