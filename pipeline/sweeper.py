@@ -71,6 +71,7 @@ class Sweeper:
         self._lock = threading.Lock()
         self._beats: dict[Hashable, float] = {}
         self._messages: dict[Hashable, float] = {}
+        self._landings: dict[Hashable, float] = {}
 
     def sweep(self, patience_s: float = math.inf) -> SweepReport:
         """Look once, and act on it: leases first, then what is to end.
@@ -86,6 +87,7 @@ class Sweeper:
             beats, messages = self._look()
             report = SweepReport(self._release_dead(beats), self._requeue_lost(messages))
             self._end_jobs(patience_s)
+            self._drop_landings()
             return report
 
     def _end_jobs(self, patience_s: float) -> None:
@@ -99,6 +101,19 @@ class Sweeper:
             )
         self._store.finish_stops(patience_s)
         self._store.land_orphans(max(0.0, patience_s - (time.monotonic() - began)))
+
+    def _drop_landings(self) -> None:
+        """Rows of uploads whose process has died while they landed."""
+        landings = self._store.landings()
+        still = self._still(self._landings, [(one.name, one.counter) for one in landings])
+        for one in landings:
+            if still[one.name, one.counter] >= self._dead_after_s:
+                dropped = self._store.drop_landing(one.name)
+                logger.warning(
+                    "an upload of %d rows was left half-way and is taken away",
+                    dropped,
+                    extra={"action": "drop_landing", "job_id": one.name},
+                )
 
     def watch(self) -> None:
         """Look without acting, so that whoever takes the lead over knows who has been silent."""

@@ -7,6 +7,7 @@ A store is safe to share between threads; each process opens its own.
 from nightjar.jobs.store.backlog import BacklogStore
 from nightjar.jobs.store.database import Database, Synchronous
 from nightjar.jobs.store.heartbeats import HeartbeatStore
+from nightjar.jobs.store.landing import LandingStore
 from nightjar.jobs.store.leading import LeaderStore
 from nightjar.jobs.store.leases import LeaseStore
 from nightjar.jobs.store.orphans import OrphanStore
@@ -30,6 +31,7 @@ class Store(
     LeaderStore,
     StoppingStore,
     OrphanStore,
+    LandingStore,
     RetryStore,
     ReadingStore,
     VectorStore,

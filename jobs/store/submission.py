@@ -6,7 +6,9 @@ end is a few statements inside the database, whatever the number of rows.
 """
 
 import logging
+import os
 import secrets
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -32,11 +34,14 @@ from nightjar.jobs.store.base import StorePart, dump_json, now
 from nightjar.jobs.store.bodies import dump_body
 from nightjar.jobs.store.database import Database, translated_errors
 from nightjar.jobs.store.following import follow_equals, has_equals
+from nightjar.jobs.store.landing import SegmentedLanding, duplicate_error
 from nightjar.jobs.store.tables import BigId, job, request, result
 
 logger = logging.getLogger(__name__)
 
 CHUNK_ROWS = 1_000
+# So many rows land in one transaction, on SQLite, which lets nobody else write meanwhile.
+MOST_AT_ONCE = 20_000
 REJECTED_STATUS = 400
 
 # A table of the connection, not of the schema: Alembic must not see it.
@@ -64,6 +69,7 @@ class Submission:
         self._connection = connection
         self._new_job = new_job
         self.job_id = new_job_id()
+        self._owner = f"{socket.gethostname()}:{os.getpid()}:{self.job_id}"
         self.existing = False  # the idempotency key was known: `job_id` is the job it made
         self.accepted = 0
         self.rejected = 0
@@ -117,6 +123,9 @@ class Submission:
         connection.rollback()
         if not total:
             raise EmptyJobError("the job has no rows; send at least one batch line")
+        if self._database.is_sqlite and total > MOST_AT_ONCE:
+            self._land_in_segments(total)
+            return
         with self._database.landing(connection):
             if not self._insert_job(total):
                 self.look_up()
@@ -126,6 +135,24 @@ class Submission:
                 follow_equals(connection, _staged, self.job_id)
             self.accepted = total - self.rejected
             self._close_rejected()
+
+    def _land_in_segments(self, total: int) -> None:
+        row = _staged.c
+        landing = SegmentedLanding(
+            self._database, self._connection, _staged, self.job_id, self._owner, self._reject
+        )
+
+        def finish() -> bool:
+            if not self._insert_job(total):
+                self.look_up()
+                return False
+            count = sa.select(sa.func.count()).where(row.error_code.is_not(None))
+            self.rejected = self._connection.scalar(count) or 0
+            self.accepted = total - self.rejected
+            self._count_rejected()
+            return True
+
+        landing.run(total, finish)
 
     def _insert_job(self, total: int) -> bool:
         """False if another submission with the same idempotency key came first."""
@@ -213,25 +240,20 @@ class Submission:
             )
             .scalar_subquery()
         )
-        message = (
-            sa.literal("line ")
-            + sa.cast(row.line, sa.Text)
-            + ", custom_id: was already used on line "
-            + first_line
-            + "; give each line one of its own"
-        )
         self._connection.execute(
             sa.update(_staged)
             .where(row.error_code.is_(None), ~landed)
-            .values(
-                error_code="duplicate_custom_id", error_message=message, error_param="custom_id"
-            )
+            .values(duplicate_error(row, first_line))
         )
 
     def _close_rejected(self) -> None:
         """Failed results for the rejected rows; a job of such rows alone is over."""
-        if not self.rejected:
-            return
+        if self.rejected:
+            self._reject(_staged.c.error_code.is_not(None))
+            self._count_rejected()
+
+    def _reject(self, which: sa.ColumnElement[bool]) -> None:
+        """Failed results for those of the staged rows."""
         row = _staged.c
         zeros = {
             name: sa.literal(0)
@@ -252,14 +274,17 @@ class Submission:
             sa.select(*values.values())
             .select_from(request)
             .join(_staged, row.row_index == request.c.row_index)
-            .where(request.c.job_id == self.job_id, row.error_code.is_not(None))
+            .where(request.c.job_id == self.job_id, which)
         )
-        connection = self._connection
-        connection.execute(sa.insert(result).from_select(list(values), rejected))
+        self._connection.execute(sa.insert(result).from_select(list(values), rejected))
+
+    def _count_rejected(self) -> None:
+        if not self.rejected:
+            return
         closing = sa.update(job).where(job.c.id == self.job_id).values(failed=self.rejected)
         if not self.accepted:
             closing = closing.values(state=JobState.FAILED, finished_at=now())
-        connection.execute(closing)
+        self._connection.execute(closing)
 
 
 class SubmissionStore(StorePart):
