@@ -12,6 +12,7 @@ import tokenizers
 
 from nightjar.checkpoints.errors import CheckpointError
 from nightjar.checkpoints.json_file import read_json_object
+from nightjar.checkpoints.token_sizes import most_bytes_of_a_token
 from nightjar.checkpoints.word_cache import WordCache, cuts_at_blanks
 
 PROMPT_TOKEN = "<|PROMPT|>"  # noqa: S105 - a token of text, not of access
@@ -48,6 +49,7 @@ class Tokenizer:
     and ids past the tokenizer (embedding rows that pad the table) add nothing either.
     special_ids are the special tokens' ids.
     prefix_ids are what the model expects before a text, such as a begin-of-text token.
+    most_bytes is the most UTF-8 bytes of a text that one token can stand for; None if unknown.
     """
 
     def __init__(
@@ -58,11 +60,13 @@ class Tokenizer:
         special_ids: frozenset[int],
         *,
         by_words: bool = False,
+        most_bytes: int | None = None,
     ) -> None:
         self._backend = backend
         self._alphabet = alphabet
         self.token_bytes = token_bytes
         self.special_ids = special_ids
+        self.most_bytes = most_bytes
         self.prefix_ids = _prefix_ids(backend)
         self._words = WordCache(self.encode, self._encode_whole) if by_words else None
 
@@ -90,7 +94,14 @@ class Tokenizer:
                     )
             elif index not in special:
                 table[index] = plain[index] if index in plain else alphabet.raw_bytes(text)
-        return Tokenizer(backend, alphabet, table, special, by_words=cuts_at_blanks(description))
+        return Tokenizer(
+            backend,
+            alphabet,
+            table,
+            special,
+            by_words=cuts_at_blanks(description),
+            most_bytes=most_bytes_of_a_token(description, table),
+        )
 
     def encode(self, text: str) -> list[int]:
         """Token ids of the text; no special tokens are added around it."""

@@ -29,6 +29,7 @@ from nightjar.pipeline.celery_app import (
 from nightjar.pipeline.commands import CANNOT_START, EXIT_CANNOT_START
 from nightjar.pipeline.reuse import open_cache
 from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.waking import send_wake
 from nightjar.process import spare_what_stays, step_back
 
 # Longer than the database's own limit on a statement: a second connection is tried first.
@@ -69,7 +70,7 @@ class _Parts:
             hung_after_beats=max(1, round(_FINISH_HANGS_AFTER_S / settings.heartbeat_s)),
         )
         heartbeat = Heartbeat(worker, settings.heartbeat_s)
-        return cls(store, launcher, worker, heartbeat, Ticker(partial(app.send_task, TICK_TASK)))
+        return cls(store, launcher, worker, heartbeat, Ticker(partial(send_wake, app, TICK_TASK)))
 
     def close(self) -> None:
         self.heartbeat.stop()

@@ -177,6 +177,16 @@ class QueuedRequest(msgspec.Struct, frozen=True):
     custom_id: str
     kind: RequestKind
     body: JsonObject
+    size: int = 0  # bytes of its body as stored
+
+
+@dataclass(frozen=True, slots=True)
+class JobToPlan:
+    """A job that has queued requests; filled by the store."""
+
+    id: str
+    failures: int  # chunks that could not be planned since one could
+    error: str | None  # why not the last
 
 
 class EncodedRequest(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ from nightjar.pipeline.celery_app import PLAN_TASK, create_celery_app
 from nightjar.pipeline.embedded.processes import private_directory
 from nightjar.pipeline.settings import Settings
 from nightjar.pipeline.signs import Signs
+from nightjar.pipeline.waking import send_wake
 from nightjar.process import die_with_parent, spare_what_stays, step_back
 
 logger = logging.getLogger(__name__)
@@ -191,7 +192,7 @@ def _application(
     deployment: Deployment | None,
 ) -> FastAPI:
     def wake(job_id: str) -> None:
-        celery.send_task(PLAN_TASK, args=[job_id], retry=False)
+        send_wake(celery, PLAN_TASK, args=[job_id], retry=False)
 
     served = settings.model_name
     if served is None and settings.model is not None:

@@ -123,11 +123,6 @@ def steady_now() -> datetime:
 
 
 def _schedule(settings: Settings) -> dict[str, dict[str, object]]:
-    # Bounds what piles up while no planner runs. Far above any difference between two clocks:
-    # a planner whose clock is ahead must not take every tick for an old one.
-    options = {"expires": 6 * 3600}
+    # Sweeping needs no message: each planner has a thread for it.
     every = schedule(settings.sweep_every_s, nowfun=steady_now)
-    return {
-        "tick": {"task": TICK_TASK, "schedule": every, "options": options},
-        "sweep": {"task": SWEEP_TASK, "schedule": every, "options": options},
-    }
+    return {"tick": {"task": TICK_TASK, "schedule": every}}

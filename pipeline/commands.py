@@ -19,7 +19,7 @@ GPU_WORKER_APP = "nightjar.gpu_worker.tasks"
 
 # Schedules are kept in memory: every entry is a short interval, and Celery's default scheduler
 # would keep a pickle on the disk.
-_MEMORY_SCHEDULER = "nightjar.pipeline.health:MarkingScheduler"
+_MEMORY_SCHEDULER = "nightjar.pipeline.clock:Scheduler"
 PLANNER, GPU_WORKER = "planner", "gpu"  # what the names of Celery's workers begin with
 _PLANNER_THREADS = 2
 

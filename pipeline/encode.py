@@ -60,6 +60,8 @@ class Encoder:
         self._chat_template = chat_template
         self._prompt_id = tokenizer.token_id(PROMPT_TOKEN)
         self._prefix = list(tokenizer.prefix_ids)
+        bound = tokenizer.most_bytes
+        self._most_bytes = None if bound is None else max(bound, len(PROMPT_TOKEN))
 
     def encode(
         self, requests: Sequence[QueuedRequest]
@@ -70,7 +72,9 @@ class Encoder:
         texts: list[tuple[QueuedRequest, list[str]]] = []
         for request in requests:
             try:
-                texts.append((request, self._texts(request)))
+                given = self._texts(request)
+                self._check_bytes(request, given)
+                texts.append((request, given))
             except EncodeError as error:
                 rejected.append((request.id, error.error))
         pieces = [text.split(PROMPT_TOKEN) for _, group in texts for text in group]
@@ -95,6 +99,25 @@ class Encoder:
         if _is_chat(request):
             return [self._render(body["messages"], body["chat_template_kwargs"])]
         return [body["prompt"]] if isinstance(body["prompt"], str) else []
+
+    def _check_bytes(self, request: QueuedRequest, texts: Sequence[str]) -> None:
+        """Refuse what is too long whatever its tokens are, before it is tokenized."""
+        context = self._config.context_length
+        if self._most_bytes is None or not texts:
+            return
+        first, *documents = (_fewest_tokens(text, self._most_bytes) for text in texts)
+        at_least = first + max(documents, default=0)
+        if at_least <= context:
+            return
+        place = documents.index(max(documents)) + 1 if documents else 0
+        field = _field(request, place)
+        what = f"the query and {field} have" if place else "the prompt has"
+        raise EncodeError(
+            "context_length_exceeded",
+            f"{what} at least {at_least} tokens, by the length in bytes, past the model's "
+            f"context of {context}; shorten the text",
+            field,
+        )
 
     def _render(self, messages: Sequence[dict[str, str]], variables: dict[str, Any]) -> str:
         """The prompt that the model's template makes of messages."""
@@ -258,6 +281,11 @@ class Encoder:
 
 # Stands for <|PROMPT|> until the vectors' rows are known; no tokenizer gives it.
 _PLACEHOLDER = -1
+
+
+def _fewest_tokens(text: str, most_bytes: int) -> int:
+    """So many tokens a text has at least."""
+    return -(-len(text.encode()) // most_bytes)
 
 
 def _join(pieces: list[list[int]]) -> list[int]:

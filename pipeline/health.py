@@ -5,24 +5,17 @@ gives no answer. The clock leaves a mark in the broker whenever it sends a tick.
 """
 
 import socket
-import time
 from enum import StrEnum
 
 from celery import Celery
-from celery.beat import ScheduleEntry, Scheduler
-from celery.result import AsyncResult
-from kombu import Producer
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from nightjar.pipeline.celery_app import create_celery_app
 from nightjar.pipeline.commands import GPU_WORKER, PLANNER
 from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.waking import CLOCK_MARK, SILENT_AFTER_S
 
-CLOCK_MARK = "nightjar.clock"
-"""Key in the broker with the time of the last tick; gone when the clock has been silent."""
-
-SILENT_AFTER_S = 30
 _ANSWER_S = 10.0
 
 
@@ -35,19 +28,6 @@ class Part(StrEnum):
 
 
 _NAMES = {Part.PLANNER: PLANNER, Part.WORKER: GPU_WORKER}
-
-
-class MarkingScheduler(Scheduler):  # type: ignore[misc]  # celery is untyped
-    """Beat's scheduler in memory; every task that it sends leaves a mark."""
-
-    def apply_async(
-        self, entry: ScheduleEntry, producer: Producer | None = None, **options: bool
-    ) -> AsyncResult:
-        """Send the task of an entry, then leave the mark."""
-        sent = super().apply_async(entry, producer, **options)
-        with (producer or self.producer).channel.conn_or_acquire() as client:
-            client.set(CLOCK_MARK, int(time.time()), ex=SILENT_AFTER_S)
-        return sent
 
 
 def trouble(part: Part, settings: Settings) -> str | None:

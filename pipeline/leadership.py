@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from nightjar.jobs.records import Leader
 from nightjar.jobs.store import Store
+from nightjar.pipeline.liveness import is_gone
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,8 @@ class Leadership:
 
     Args:
         store: Where the lead is.
-        owner: This process, unlike any other.
+        owner: This process, unlike any other; by a name of `liveness.owner_name` others know at
+            once that it is gone.
         dead_after_s: A leader whose counter stood still for so long, while this process looked,
             is replaced by it.
         longest_gap_s: The time between two looks counts at most so much.
@@ -58,6 +60,18 @@ class Leadership:
         this process looked may be dead: what is only wasteful need not wait for that."""
         return self._held is None and self._moved
 
+    def may_act(self) -> bool:
+        """Whether to plan and dispatch here: this process leads, or no other is known to live.
+
+        Reads the lead again, as it may have been lost while this process was stopped. One that has
+        just begun waits until a leader that lives would have moved.
+        """
+        held = self._held
+        if held is None:
+            return not self._moved and self._watched_s >= self._longest_gap_s
+        now = self._store.leader(PLANNER)
+        return now is not None and (now.owner, now.epoch) == (held.owner, held.epoch)
+
     def look(self) -> bool:
         """Renew the lead, take it, or watch who has it; whether this process leads now."""
         with self._lock:
@@ -83,8 +97,8 @@ class Leadership:
         if seen != self._seen:
             self._moved = self._seen is not None
             self._seen, self._still_since_s = seen, self._watched_s
-            return False
-        if self._watched_s - self._still_since_s < self._dead_after_s:
+        silent_s = self._watched_s - self._still_since_s
+        if silent_s < self._dead_after_s and not is_gone(seen.owner):
             return False
         self._moved = False
         return self._take(seen)

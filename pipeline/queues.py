@@ -1,6 +1,6 @@
 """Queue names: the one place that says which queues exist.
 
-- `plan`: planning, dispatching and sweeping (planner workers).
+- `plan`: what wakes the planner (planner workers).
 - `<model>-<kind>-<bucket>`: micro-batches for one model, of one kind, whose longest sequence fits
   the bucket, for example `3f2a9c0d1b7e-generate-128` (the GPU workers of that model). `<model>` is
   the beginning of the model's fingerprint; the claim compares the whole of it.

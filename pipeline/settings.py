@@ -92,10 +92,22 @@ class Settings(BaseSettings):
     )
 
     plan_chunk_requests: int = Field(4096, ge=1, description="requests planned in one transaction")
+    plan_chunk_bytes: int = Field(
+        8 << 20, ge=1, description="bytes of request bodies that the planner holds at once"
+    )
+    plan_chunk_tokens: int = Field(
+        1 << 20, ge=1, description="tokens that the planner holds at once, but for one request's"
+    )
+    plan_attempts: int = Field(
+        5, ge=1, description="failures in a row of a job's planning which make the job fail"
+    )
     micro_batch_requests: int = Field(128, ge=1, description="most requests in one micro-batch")
     micro_batch_tokens: int = Field(16_384, ge=1, description="token budget of one micro-batch")
     dispatch_window: int = Field(
-        16, ge=1, description="most micro-batches in the broker or in flight; the rest wait in SQL"
+        16,
+        ge=1,
+        description="micro-batches in the broker or in flight; the rest wait in SQL. Where workers "
+        "hold many leases there are up to three times as many as those",
     )
 
     worker_niceness: int = Field(

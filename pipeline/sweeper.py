@@ -8,6 +8,7 @@ heard then. Whether it takes writes the sweeper learns as the workers do, by a b
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -19,6 +20,7 @@ from nightjar.pipeline.liveness import is_gone
 
 logger = logging.getLogger(__name__)
 
+FindLost = Callable[[Sequence[MicroBatchRef], Sequence[MicroBatchRef]], Sequence[MicroBatchRef]]
 OWNER = "sweeper"  # of beats; it never holds a lease
 
 
@@ -41,7 +43,8 @@ class Sweeper:
         longest_gap_s: The time between two looks counts at most so much.
         deaths_allowed: So many deaths of the worker of a request that was computed alone make
             it fail.
-        before_resending: Called with the micro-batches whose messages were lost.
+        find_lost: Of all messages that nobody has claimed, and of those that have waited for
+            `redispatch_after_s`, in the order of their age: which are lost. All unless given.
         clock: Monotonic seconds.
     """
 
@@ -53,7 +56,7 @@ class Sweeper:
         redispatch_after_s: float,
         longest_gap_s: float,
         deaths_allowed: int,
-        before_resending: Callable[[Sequence[MicroBatchRef]], object] | None = None,
+        find_lost: FindLost | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
@@ -61,33 +64,56 @@ class Sweeper:
         self._redispatch_after_s = redispatch_after_s
         self._longest_gap_s = longest_gap_s
         self._deaths_allowed = deaths_allowed
-        self._before_resending = before_resending
+        self._find_lost = find_lost or (lambda _, overdue: overdue)
         self._clock = clock
         self._looked_at = clock()
         self._watched_s = 0.0  # how long this sweeper has been looking
         self._lock = threading.Lock()
         self._beats: dict[Hashable, float] = {}
         self._messages: dict[Hashable, float] = {}
+        self._landings: dict[Hashable, float] = {}
 
-    def sweep(self) -> SweepReport:
-        """Look once, and act on it; safe to run twice at once.
+    def sweep(self, patience_s: float = math.inf) -> SweepReport:
+        """Look once, and act on it: leases first, then what is to end.
+
+        Args:
+            patience_s: Seconds for what is to end; what is left then is the next sweep's.
 
         Raises:
             StoreUnavailableError: The database is away, or takes no writes.
         """
         with self._lock:
             self._store.beat(OWNER, ComputeSeconds())
-            expired = self._store.expire()
-            if expired:
-                logger.info(
-                    "%d jobs have expired",
-                    len(expired),
-                    extra={"action": "expire", "jobs": expired},
-                )
-            self._store.finish_stops()
-            self._store.land_orphans()
             beats, messages = self._look()
-            return SweepReport(self._release_dead(beats), self._requeue_lost(messages))
+            report = SweepReport(self._release_dead(beats), self._requeue_lost(messages))
+            self._end_jobs(patience_s)
+            self._drop_landings()
+            return report
+
+    def _end_jobs(self, patience_s: float) -> None:
+        began = time.monotonic()
+        expired = self._store.expire()
+        if expired:
+            logger.info(
+                "%d jobs have expired",
+                len(expired),
+                extra={"action": "expire", "jobs": expired},
+            )
+        self._store.finish_stops(patience_s)
+        self._store.land_orphans(max(0.0, patience_s - (time.monotonic() - began)))
+
+    def _drop_landings(self) -> None:
+        """Rows of uploads whose process has died while they landed."""
+        landings = self._store.landings()
+        still = self._still(self._landings, [(one.name, one.counter) for one in landings])
+        for one in landings:
+            if still[one.name, one.counter] >= self._dead_after_s:
+                dropped = self._store.drop_landing(one.name)
+                logger.warning(
+                    "an upload of %d rows was left half-way and is taken away",
+                    dropped,
+                    extra={"action": "drop_landing", "job_id": one.name},
+                )
 
     def watch(self) -> None:
         """Look without acting, so that whoever takes the lead over knows who has been silent."""
@@ -128,14 +154,12 @@ class Sweeper:
 
     def _requeue_lost(self, refs: Sequence[MicroBatchRef]) -> int:
         waited = self._waits(refs)
-        lost: list[MicroBatchRef] = [
-            ref for ref in refs if waited[ref.id, ref.epoch] >= self._redispatch_after_s
-        ]
+        overdue = [ref for ref in refs if waited[ref.id, ref.epoch] >= self._redispatch_after_s]
+        overdue.sort(key=lambda ref: -waited[ref.id, ref.epoch])
+        lost = self._find_lost(refs, overdue) if overdue else []
         for ref in lost:
             del self._messages[ref.id, ref.epoch]
         if lost:
-            if self._before_resending is not None:
-                self._before_resending(lost)
             self._store.requeue(lost)
             logger.warning(
                 "%d messages unclaimed for %.0f s: sent again",

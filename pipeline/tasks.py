@@ -1,22 +1,19 @@
-"""The planner worker's Celery tasks: plan, tick and sweep.
+"""The planner worker: its passes, and the Celery tasks that wake them.
 
 `celery -A nightjar.pipeline.tasks` is the planner worker. Of several, one leads; a message that
 another one takes goes back into the queue, from where the broker gives it to the planner that has
-waited longest.
+waited longest. Tasks only wake the passes, which run in threads of their own (pipeline/passes.py).
 """
 
 import logging
-import os
-import socket
-import uuid
-from dataclasses import asdict
+from collections.abc import Sequence
 from functools import cache, partial
-from threading import Lock
 
-from celery.signals import worker_init, worker_shutdown
+from celery.signals import worker_init, worker_ready, worker_shutdown
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
 from nightjar.jobs.errors import StoreError
+from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.store import Store
 from nightjar.pipeline.celery_app import (
     EXPECTED_ERRORS,
@@ -25,9 +22,11 @@ from nightjar.pipeline.celery_app import (
     TICK_TASK,
     create_celery_app,
 )
-from nightjar.pipeline.dispatcher import dispatch, empty_queues
+from nightjar.pipeline.dispatcher import dispatch, empty_queues, find_lost
 from nightjar.pipeline.leadership import Leadership
+from nightjar.pipeline.liveness import owner_name
 from nightjar.pipeline.model_change import ModelChange
+from nightjar.pipeline.passes import Pass
 from nightjar.pipeline.planner import Planner
 from nightjar.pipeline.settings import Settings, SettingsError
 from nightjar.pipeline.sweeper import Sweeper
@@ -59,8 +58,16 @@ def _sweeper() -> Sweeper:
         redispatch_after_s=settings.redispatch_after_s,
         longest_gap_s=2 * settings.sweep_every_s,
         deaths_allowed=settings.request_worker_deaths,
-        before_resending=_model_change().before_resending,
+        find_lost=_find_lost,
     )
+
+
+def _find_lost(
+    unclaimed: Sequence[MicroBatchRef], overdue: Sequence[MicroBatchRef]
+) -> Sequence[MicroBatchRef]:
+    lost = find_lost(app, unclaimed, overdue)
+    _model_change().before_resending(lost)
+    return lost
 
 
 @cache
@@ -73,7 +80,7 @@ def _model_change() -> ModelChange:
 def _leadership() -> Leadership:
     return Leadership(
         _store(),
-        f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}",
+        owner_name(),
         dead_after_s=settings.worker_dead_after_s,
         longest_gap_s=2 * settings.sweep_every_s,
     )
@@ -90,62 +97,97 @@ def _open(**_: object) -> None:
     _sweeper()
     _leadership()
     spare_what_stays()
+    _passes()["sweep"].start()  # it needs no broker
+
+
+@worker_ready.connect
+def _begin(**_: object) -> None:
+    for name in ("plan", "dispatch"):
+        _passes()[name].start()
 
 
 @worker_shutdown.connect
 def _close(**_: object) -> None:
+    for one in _passes().values():
+        one.stop(_STOP_S)
     try:
         _leadership().resign()
     except StoreError as error:  # another planner takes over when it has waited
         logger.warning("the lead is not resigned: %s", error, extra={"action": "not_resigned"})
 
 
-# Two threads that dispatch at once would publish the same micro-batches twice.
-_dispatching = Lock()
+# Beat, submissions and GPU workers wake the planner; without them it looks so often.
+_UNWOKEN_S = 2 * settings.sweep_every_s
+# While workers take what is dispatched; so the broker is filled in no time for however many.
+_DISPATCH_AGAIN_S = 0.1
+_STOP_S = 20.0
 
 
-def _dispatch() -> int:
-    with _dispatching:
-        return dispatch(app, _store(), settings.dispatch_window)
+def _plan_step() -> float:
+    """Plan a chunk; the lead is read anew for each."""
+    if not _leadership().may_act():
+        return _UNWOKEN_S
+    if _planner().plan_next():
+        _passes()["dispatch"].wake()
+        return 0.0
+    pause_s = _planner().pause_s()
+    return _UNWOKEN_S if pause_s is None else min(pause_s, _UNWOKEN_S)
 
 
-# A message that finds no leader after so many hands is taken where it is.
+def _dispatch_step() -> float:
+    if not _leadership().may_act():
+        return _UNWOKEN_S
+    count = dispatch(app, _store(), settings.dispatch_window)
+    return _DISPATCH_AGAIN_S if count else _UNWOKEN_S
+
+
+def _sweep_step() -> float:
+    """Renew or watch the lead; the leader alone takes leases away."""
+    if not _leadership().look():
+        _sweeper().watch()
+        return settings.sweep_every_s
+    report = _sweeper().sweep(settings.sweep_every_s)
+    if _model_change().look():
+        _passes()["plan"].wake()
+    if report.released or report.requeued:
+        _passes()["dispatch"].wake()
+    return settings.sweep_every_s
+
+
+@cache
+def _passes() -> dict[str, Pass]:
+    steps = {"sweep": _sweep_step, "plan": _plan_step, "dispatch": _dispatch_step}
+    return {name: Pass(name, step, settings.sweep_every_s) for name, step in steps.items()}
+
+
+# A message that finds no leader after so many hands is dropped: the leader looks by itself, too.
 _MOST_HANDS = 3
 
 
-def _hand_on(name: str, hands: int, **arguments: str) -> bool:
-    """Leave a task to the leader, if another planner is known to lead."""
-    if hands >= _MOST_HANDS or not _leadership().other_lives:
-        return False
-    app.send_task(name, kwargs={**arguments, "hands": hands + 1})
-    return True
+def _wake(name: str, hands: int) -> dict[str, int]:
+    """Wake the passes, or leave the message to the leader if another planner is known to lead."""
+    if not _leadership().other_lives:
+        for one in ("plan", "dispatch"):
+            _passes()[one].wake()
+        return {}
+    if hands < _MOST_HANDS:
+        app.send_task(name, kwargs={"hands": hands + 1})
+    return {"handed_on": 1}
 
 
 @app.task(name=PLAN_TASK, throws=EXPECTED_ERRORS)
-def plan(job_id: str, hands: int = 0) -> dict[str, int]:
-    """Plan one job and dispatch what is ready; sent when a job is submitted."""
-    if _hand_on(PLAN_TASK, hands, job_id=job_id):
-        return {"handed_on": 1}
-    return {"requests": _planner().plan(job_id, after_chunk=_dispatch)}
+def plan(job_id: str = "", hands: int = 0) -> dict[str, int]:
+    """A job has been submitted: what is planned next is decided by rank."""
+    return _wake(PLAN_TASK, hands)
 
 
 @app.task(name=TICK_TASK, throws=EXPECTED_ERRORS)
 def tick(hands: int = 0) -> dict[str, int]:
-    """Plan and dispatch whatever waits, so that no lost message is needed for progress."""
-    if _hand_on(TICK_TASK, hands):
-        return {"handed_on": 1}
-    planned = sum(_planner().plan(job, after_chunk=_dispatch) for job in _store().jobs_to_plan())
-    return {"requests": planned, "dispatched": _dispatch()}
+    """Look for whatever waits, so that no lost message is needed for progress."""
+    return _wake(TICK_TASK, hands)
 
 
 @app.task(name=SWEEP_TASK, throws=EXPECTED_ERRORS)
 def sweep(hands: int = 0) -> dict[str, int]:
-    """Release dead workers' leases and lost messages, then dispatch them; the leader alone."""
-    if not _leadership().look():
-        _sweeper().watch()
-        return {"handed_on": int(_hand_on(SWEEP_TASK, hands))}
-    report = _sweeper().sweep()
-    _model_change().look()
-    if report.released or report.requeued:
-        _dispatch()
-    return asdict(report)
+    """Of beat of the version before; each planner sweeps by itself."""
+    return {}

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.control_plane import celery_side, nightjar_side
+from benchmarks.control_plane import beside, celery_side, nightjar_side
 from benchmarks.control_plane.requests import MAX_TOKENS, PROMPT_TOKENS, write_jobs
 from benchmarks.machine import describe
 
@@ -63,6 +63,18 @@ def measure(kind: str, args: argparse.Namespace, work: Path) -> dict[str, Any]:
         nightjar_side.deployment(url, args.model, folder / "logs") as running,
     ):
         figures["nightjar"] = nightjar_side.measure(running, servers, files, args.requests)
+        if args.bulk_rows:
+            figures["beside_bulk"] = beside.measure(
+                running, url, folder, args.model, args.bulk_rows
+            )
+    if args.long_rows:  # a planner of its own: memory that the other figures took is not given back
+        folder = work / f"{kind}-long-rows"
+        folder.mkdir(parents=True)
+        with (
+            fresh_database(kind, folder) as (url, _),
+            nightjar_side.deployment(url, args.model, folder / "logs") as running,
+        ):
+            figures["long_rows"] = beside.measure_long_rows(running, folder, args.long_rows)
     if args.celery_requests:
         folder = work / f"{kind}-celery"
         folder.mkdir(parents=True)
@@ -83,6 +95,13 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=50_000)
     parser.add_argument("--job-requests", type=int, default=10_000, help="requests in one job")
     parser.add_argument("--celery-requests", type=int, default=5_000, help="0: without Celery")
+    parser.add_argument(
+        "--bulk-rows",
+        type=int,
+        default=150_000,
+        help="in each of two jobs beside urgent ones; 0: none",
+    )
+    parser.add_argument("--long-rows", type=int, default=48, help="rows of 4 MB; 0: none")
     parser.add_argument("--databases", type=lambda text: text.split(","), default=list(DATABASES))
     parser.add_argument("--model", type=Path, default=Path("examples/demo_model"))
     parser.add_argument("--work", type=Path, default=Path("build/control-plane"))

@@ -126,7 +126,11 @@ def _wait_ready(running: Deployment) -> None:
             time.sleep(0.1)
     line = f'{{"custom_id":"{secrets.token_hex(4)}","method":"POST","url":"/v1/completions",'
     line += '"body":{"prompt":"a"}}'
-    answer = httpx.post(f"{running.api_url}/v1/jobs", content=line).raise_for_status().json()
+    answer = (
+        httpx.post(f"{running.api_url}/v1/jobs", content=line, timeout=_START_S)
+        .raise_for_status()
+        .json()
+    )
     with Client(running.api_url) as client:
         while client.job(answer["id"])["finished_at"] is None:
             if time.monotonic() > deadline:

@@ -4,6 +4,7 @@ The statements are written by subject in the files beside this one.
 A store is safe to share between threads; each process opens its own.
 """
 
+from nightjar.jobs.store.backlog import BacklogStore
 from nightjar.jobs.store.database import Database, Synchronous
 from nightjar.jobs.store.heartbeats import HeartbeatStore
 from nightjar.jobs.store.leading import LeaderStore
@@ -15,6 +16,7 @@ from nightjar.jobs.store.reading import ReadingStore
 from nightjar.jobs.store.replanning import ReplanningStore
 from nightjar.jobs.store.result_cache import CacheStore
 from nightjar.jobs.store.retrying import RetryStore
+from nightjar.jobs.store.segmented import LandingStore
 from nightjar.jobs.store.stopping import StoppingStore
 from nightjar.jobs.store.submission import SubmissionStore
 from nightjar.jobs.store.suspects import SuspectStore
@@ -24,6 +26,7 @@ from nightjar.jobs.store.waiting import WaitingStore
 
 class Store(
     SubmissionStore,
+    BacklogStore,
     PlanningStore,
     ReplanningStore,
     LeaseStore,
@@ -32,6 +35,7 @@ class Store(
     LeaderStore,
     StoppingStore,
     OrphanStore,
+    LandingStore,
     RetryStore,
     ReadingStore,
     WaitingStore,

@@ -2,9 +2,12 @@
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -22,11 +25,17 @@ from nightjar.jobs.records import (
 )
 from nightjar.jobs.store.bulk import BulkInsert, driver_value
 from nightjar.jobs.store.database import Database
-from nightjar.jobs.store.following import COUNTED_STATES, Followers
+from nightjar.jobs.store.following import (
+    COUNTED_STATES,
+    FOLLOWERS_PER_STEP,
+    IS_FOLLOWING,
+    Followers,
+)
 from nightjar.jobs.store.landings import CountAndNote, new_token
 from nightjar.jobs.store.tables import UNPLANNED, job, micro_batch, request, result
 
 AnyRow = Row[*tuple[Any, ...]]
+Answer = TypeVar("Answer")
 
 _STOPPED = {
     StopReason.CANCELLED: (499, "the job was cancelled before this row was computed"),
@@ -61,6 +70,13 @@ _COUNT = (
         job.c.expired,
         job.c.landed,
     )
+)
+LEADERS_PER_STEP = 100
+_FOLLOWED = (
+    sa.select(request.c.leader_id)
+    .where(request.c.job_id == sa.bindparam("job"), IS_FOLLOWING)
+    .distinct()
+    .limit(LEADERS_PER_STEP)
 )
 _RESULT_COLUMNS = [column.name for column in result.c]
 
@@ -141,6 +157,27 @@ def set_running(connection: Connection, job_id: str) -> None:
     )
 
 
+class Turns:
+    """Lets other processes write between the steps of long work.
+
+    SQLite's other writers look every 0.1 s at most whether it is their turn; steps that follow each
+    other at once would keep them out. PostgreSQL needs no turns.
+    """
+
+    _WRITE_S = 0.2
+    _PAUSE_S = 0.12
+
+    def __init__(self, database: Database) -> None:
+        self._is_sqlite = database.is_sqlite
+        self._since = time.monotonic()
+
+    def give(self) -> None:
+        """Between two steps: pause if this process has written for long enough."""
+        if self._is_sqlite and time.monotonic() - self._since >= self._WRITE_S:
+            time.sleep(self._PAUSE_S)
+            self._since = time.monotonic()
+
+
 class StorePart:
     """Base of the store's parts; each part holds the statements of one subject."""
 
@@ -150,6 +187,23 @@ class StorePart:
         self._followers = Followers(database)
         self._count_and_note = CountAndNote(database, _COUNT)
         self._end_requests = {state: _end_requests(database, state) for state in COUNTED_STATES}
+        self._unlanded = _Unlanded()
+
+    def _write_landing(
+        self, work: Callable[[Connection], Answer], *, durable: bool = True
+    ) -> Answer:
+        """Run `work` in a transaction, then land the followers that did not fit into it.
+
+        Where this process dies in between, the sweeper lands them (`OrphanStore.land_orphans`).
+        """
+        self._unlanded.leaders.clear()
+        answer = self._database.write(work, durable=durable)
+        for job_id, leaders in self._unlanded.take():
+            step = partial(self._land_followers, job_id=job_id, leaders=leaders)
+            turns = Turns(self._database)
+            while self._database.write(step) == FOLLOWERS_PER_STEP:
+                turns.give()
+        return answer
 
     def _land(
         self,
@@ -183,10 +237,15 @@ class StorePart:
         more = _counted(results, ended)
         given = [item.request_id for item in results]
         led = self._followers.land(connection, job_id, given, more, token)
+        if len(led) == FOLLOWERS_PER_STEP:
+            self._unlanded.leaders.append((job_id, given))
         self._count(connection, job_id, more, token, [*given, *led])
 
     def _land_followers(self, connection: Connection, job_id: str, leaders: Collection[int]) -> int:
-        """Land the followers of those leaders that have ended; returns how many there were."""
+        """Land the followers of those leaders that have ended; returns how many did.
+
+        Where these are FOLLOWERS_PER_STEP, more may be left.
+        """
         if not leaders:
             return 0
         ended = (
@@ -201,6 +260,11 @@ class StorePart:
         if landed:
             self._count(connection, job_id, more, token, landed)
         return len(landed)
+
+    def _land_some(self, connection: Connection, job_id: str) -> int:
+        """Land some followers of the job whose leaders have ended; returns how many."""
+        leaders = list(connection.scalars(_FOLLOWED, {"job": job_id}))
+        return self._land_followers(connection, job_id, leaders)
 
     def _count(
         self,
@@ -226,6 +290,18 @@ class StorePart:
                 .where(job.c.id == job_id, job.c.state.in_(sources))
                 .values(state=final, finished_at=now())
             )
+
+
+class _Unlanded(threading.local):
+    """Leaders that a transaction of this thread has ended without all of their followers."""
+
+    def __init__(self) -> None:
+        self.leaders: list[tuple[str, Sequence[int]]] = []
+
+    def take(self) -> list[tuple[str, Sequence[int]]]:
+        """What there is; then there is nothing."""
+        taken, self.leaders = self.leaders, []
+        return taken
 
 
 def _counted(

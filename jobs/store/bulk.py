@@ -4,13 +4,16 @@ SQLite takes them one after the other through a prepared statement, PostgreSQL a
 column. Values go to the driver as they are: states as plain text, moments through `driver_value`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.store.database import Database
+
+# PostgreSQL takes no statement over 1 GB, and holds several copies of one in memory.
+STATEMENT_BYTES = 64 << 20
 
 
 def driver_value(database: Database, column: sa.Column[Any], value: Any) -> Any:  # noqa: ANN401
@@ -64,8 +67,24 @@ def _execute(
         return 0
     if is_sqlite:
         return connection.exec_driver_sql(statement, list(rows)).rowcount
-    columns = tuple(map(list, zip(*rows, strict=True)))
-    return connection.exec_driver_sql(statement, columns).rowcount
+    changed = 0
+    for some in _cut(rows):
+        columns = tuple(map(list, zip(*some, strict=True)))
+        changed += connection.exec_driver_sql(statement, columns).rowcount
+    return changed
+
+
+def _cut(rows: Sequence[tuple[Any, ...]]) -> Iterator[Sequence[tuple[Any, ...]]]:
+    """The rows, so many at a time that their texts and bytes fit into one statement."""
+    begin = total = 0
+    for place, row in enumerate(rows):
+        # Characters, not bytes, of a text: that is quick, and off by four at most.
+        size = sum(len(value) for value in row if type(value) is str or type(value) is bytes)
+        total += size
+        if total > STATEMENT_BYTES and place > begin:
+            yield rows[begin:place]
+            begin, total = place, size
+    yield rows[begin:]
 
 
 def _marks(columns: Sequence[str]) -> str:

@@ -38,6 +38,8 @@ WRITE_ATTEMPTS = 3
 _RETRIABLE = frozenset({"40P01", "40001"})
 # undefined_table, undefined_column.
 _UNDEFINED = frozenset({"42P01", "42703"})
+# program_limit_exceeded, statement_too_complex: the statement will never do.
+_TOO_LARGE = frozenset({"54000", "54001"})
 
 
 def database_url(url: str) -> URL:
@@ -123,6 +125,8 @@ def translated_errors() -> Iterator[None]:
     except sa.exc.TimeoutError as error:
         raise StoreUnavailableError("every database connection is in use") from error
     except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
+        if getattr(error.orig, "sqlstate", None) in _TOO_LARGE:
+            raise StoreError(f"the database refused a statement: {_first_line(error)}") from error
         why = f"{error.orig}{_mend(error)}"
         raise StoreUnavailableError(f"the database is not available: {why}") from error
     except sa.exc.ProgrammingError as error:

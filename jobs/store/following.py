@@ -15,8 +15,10 @@ from nightjar.jobs.records import RequestState, Reuse
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import request, result
 
-# A leader has fewer followers: they land in one transaction, whatever repeats in a job of millions.
+# A leader has fewer followers, so that what repeats in a job of millions ends in several places.
 MOST_EQUAL = 1_000
+# One transaction lands so many; those that are left land in the next ones.
+FOLLOWERS_PER_STEP = 2_000
 COUNTED_STATES = {
     RequestState.DONE: "completed",
     RequestState.FAILED: "failed",
@@ -77,13 +79,22 @@ class Followers:
 
     def __init__(self, database: Database) -> None:
         self._is_sqlite = database.is_sqlite
+        # Locked, so that those whom somebody else is ending are seen as ended below. In no order:
+        # sorting would read all of them, and whoever lands them has locked their leader before.
+        self._lock = (
+            sa.select(request.c.id)
+            .where(
+                IS_FOLLOWING,
+                request.c.job_id == sa.bindparam("job"),
+                _is_listed(request.c.leader_id, "leaders", is_sqlite=database.is_sqlite),
+            )
+            .limit(FOLLOWERS_PER_STEP)
+            .with_for_update()
+        )
         led = (
             IS_FOLLOWING,
-            request.c.job_id == sa.bindparam("job"),
-            _is_listed(request.c.leader_id, is_sqlite=database.is_sqlite),
+            _is_listed(request.c.id, "followers", is_sqlite=database.is_sqlite),
         )
-        # Locked, so that those whom somebody else is ending are seen as ended below.
-        self._lock = sa.select(request.c.id).where(*led).order_by(request.c.id).with_for_update()
         shared = sa.join(request, result, result.c.request_id == request.c.leader_id).join(
             _leader, _leader.c.id == request.c.leader_id
         )
@@ -129,13 +140,14 @@ class Followers:
     ) -> Sequence[int]:
         """Give the followers of ended requests their outcomes; returns the followers' ids.
 
-        What they add to the job's counters is added to `more`; `token` is that of the landing.
+        These are FOLLOWERS_PER_STEP at most: where there are so many, more may be left. What they
+        add to the job's counters is added to `more`; `token` is that of the landing.
         """
-        listed = json.dumps(leaders) if self._is_sqlite else leaders
-        key = {"job": job_id, "leaders": listed}
-        found = connection.scalars(self._lock, key).all()
+        given = {"job": job_id, "leaders": self._listed(leaders)}
+        found = connection.scalars(self._lock, given).all()
         if not found:
             return ()
+        key = {"followers": self._listed(found)}
         for row in connection.execute(self._count, key).all():
             lifecycle.check_step(lifecycle.REQUEST_TRANSITIONS, RequestState.FOLLOWING, row.state)
             more[COUNTED_STATES[row.state]] += row.followers
@@ -148,13 +160,16 @@ class Followers:
         connection.execute(self._end, key)
         return found
 
+    def _listed(self, ids: Sequence[int]) -> str | Sequence[int]:
+        return json.dumps(ids) if self._is_sqlite else ids
+
 
 _TOKENS = ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
 
 
-def _is_listed(column: sa.Column[int], *, is_sqlite: bool) -> sa.ColumnElement[bool]:
-    """Whether an id is in the array `leaders`, on SQLite one in JSON."""
+def _is_listed(column: sa.Column[int], name: str, *, is_sqlite: bool) -> sa.ColumnElement[bool]:
+    """Whether an id is in the array of this name, on SQLite one in JSON."""
     if is_sqlite:
-        listed = sa.func.json_each(sa.bindparam("leaders", type_=sa.Text)).table_valued("value")
+        listed = sa.func.json_each(sa.bindparam(name, type_=sa.Text)).table_valued("value")
         return column.in_(sa.select(listed.c.value))
-    return column == sa.any_(sa.bindparam("leaders", type_=sa.ARRAY(sa.BigInteger)))
+    return column == sa.any_(sa.bindparam(name, type_=sa.ARRAY(sa.BigInteger)))

@@ -96,7 +96,7 @@ class LeaseStore(HoldingPart):
             return _claimed(connection, leased)
 
         # Not durable: a claim that a power cut undoes leaves results that `finish` throws away.
-        return self._database.write(work, durable=False)
+        return self._write_landing(work, durable=False)
 
     def finish(
         self, micro_batch_id: int, epoch: int, owner: str, results: Sequence[NewResult]
@@ -116,7 +116,7 @@ class LeaseStore(HoldingPart):
             self._end(connection, leased, results, MicroBatchState.DONE)
             return True
 
-        return self._database.write(work)
+        return self._write_landing(work)
 
     def fail_micro_batch(
         self, micro_batch_id: int, epoch: int, owner: str, error: RequestError
@@ -134,7 +134,7 @@ class LeaseStore(HoldingPart):
             self._end(connection, leased, results, MicroBatchState.DONE)
             return True
 
-        return self._database.write(work)
+        return self._write_landing(work)
 
     def give_back(self, micro_batch_id: int, epoch: int, owner: str) -> bool:
         """Return a lease unfinished: the epoch rises and the micro-batch is ready again.
@@ -150,7 +150,7 @@ class LeaseStore(HoldingPart):
             self._release(connection, leased)
             return True
 
-        return self._database.write(work)
+        return self._write_landing(work)
 
     def leased(self, owner: str) -> list[MicroBatchRef]:
         """The micro-batches that this owner holds."""
@@ -169,7 +169,7 @@ class LeaseStore(HoldingPart):
                 self._release(connection, leased)
             return len(held)
 
-        return self._database.write(work)
+        return self._write_landing(work)
 
 
 def _claimed(connection: Connection, leased: Row[Any]) -> ClaimedMicroBatch:

@@ -15,19 +15,17 @@ from nightjar.jobs.records import (
     MicroBatchState,
     NewMicroBatch,
     NewResult,
-    QueuedRequest,
     RequestError,
     RequestState,
 )
+from nightjar.jobs.store.backlog import RANK
 from nightjar.jobs.store.base import (
-    AWAITS_PLAN,
     FAULT_STATUS,
     REF_COLUMNS,
     StorePart,
     has_rows,
     set_running,
 )
-from nightjar.jobs.store.bodies import load_body
 from nightjar.jobs.store.bulk import BulkUpdate
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.segments import pack_segments
@@ -35,22 +33,17 @@ from nightjar.jobs.store.tables import NO_TOKENS, READY_ALONE, job, micro_batch,
 
 REJECTED_STATUS = 400
 _mb = micro_batch.c
-# Who goes first: by creation, less what the priority is worth.
-_RANK = (sa.func.coalesce(job.c.rank_at, job.c.created_at), job.c.id)
 _MEMBERSHIP = ("state", "micro_batch_id", "segments", "prompt_vector")
 # The statements of every tick and of every plan are built once: building costs more than running.
-_TO_PLAN = (
-    sa.select(job.c.id)
-    .where(
-        job.c.state.in_(lifecycle.RUNNABLE),
-        has_rows(request.c.row_index, request.c.job_id == job.c.id, AWAITS_PLAN),
-    )
-    .order_by(*_RANK)
-)
 _IN_FLIGHT = (
-    sa.select(_mb.fingerprint, sa.func.count())
+    sa.select(_mb.fingerprint, _mb.state, sa.func.count())
     .where(_mb.state.in_([MicroBatchState.DISPATCHED, MicroBatchState.LEASED]))
-    .group_by(_mb.fingerprint)
+    .group_by(_mb.fingerprint, _mb.state)
+)
+_PLANNED = (
+    sa.update(job)
+    .where(job.c.id == sa.bindparam("of_job"), job.c.plan_failures > 0)
+    .values(plan_failures=0, plan_error=None)
 )
 # With the partial index's own condition, so that the planner of SQL sees that it fits.
 _IS_READY_FOR = sa.and_(_mb.fingerprint == sa.bindparam("of_model"), READY_ALONE)
@@ -68,7 +61,7 @@ _RUNNABLE = (
         job.c.state.in_(lifecycle.RUNNABLE),
         has_rows(_mb.id, _mb.job_id == job.c.id, _IS_READY_FOR),
     )
-    .order_by(*_RANK)
+    .order_by(*RANK)
     .limit(sa.bindparam("most"))
 )
 _REFS = sa.select(*REF_COLUMNS).order_by(_mb.job_id, _mb.id)
@@ -86,26 +79,6 @@ class PlanningStore(StorePart):
         super().__init__(database)
         self._join_requests = BulkUpdate(database, request, _MEMBERSHIP)
         self._set_tokens = BulkUpdate(database, request, ("segments",))
-
-    def jobs_to_plan(self) -> list[str]:
-        """Jobs that have queued requests, in the order of their rank."""
-        with self._database.reading() as connection:
-            return list(connection.scalars(_TO_PLAN))
-
-    def queued_requests(self, job_id: str, limit: int) -> list[QueuedRequest]:
-        """The first `limit` requests of the job that are in no micro-batch yet, in row order."""
-        row = request.c
-        statement = (
-            sa.select(row.id, row.job_id, row.row_index, row.custom_id, row.kind, row.body)
-            .where(row.job_id == job_id, AWAITS_PLAN)
-            .order_by(row.row_index)
-            .limit(limit)
-        )
-        with self._database.reading() as connection:
-            return [
-                QueuedRequest(id_, job, index, custom_id, kind, load_body(body))
-                for id_, job, index, custom_id, kind, body in connection.execute(statement).all()
-            ]
 
     def save_plan(
         self,
@@ -160,21 +133,28 @@ class PlanningStore(StorePart):
                 if item.error is None or item.status_code == REJECTED_STATUS
             ]
             self._set_tokens.run(connection, [(NO_TOKENS, item.request_id) for item in over])
+            connection.execute(_PLANNED, {"of_job": job_id})
             return refs
 
-        return self._database.write(work)
+        return self._write_landing(work)
 
-    def dispatchable(self, window: int) -> list[MicroBatchRef]:
+    def dispatchable(self, window: int, per_lease: int = 0) -> list[MicroBatchRef]:
         """Ready micro-batches, of the job of the first rank first; no more than there is room.
 
         `window` bounds the micro-batches of each model that are dispatched or leased at once, so
-        that a model without workers keeps no other from being dispatched.
+        that a model without workers keeps no other from being dispatched. If it is more,
+        `per_lease` times those that are leased: workers that hold many leases need many messages.
         """
         with self._database.reading() as connection:
-            in_flight: dict[str, int] = dict(connection.execute(_IN_FLIGHT).all())
+            counts: dict[tuple[str, MicroBatchState], int] = {
+                (fingerprint, state): count
+                for fingerprint, state, count in connection.execute(_IN_FLIGHT)
+            }
             found: list[MicroBatchRef] = []
             for fingerprint in _models_with_ready(connection):
-                room = window - in_flight.get(fingerprint, 0)
+                leased = counts.get((fingerprint, MicroBatchState.LEASED), 0)
+                in_flight = leased + counts.get((fingerprint, MicroBatchState.DISPATCHED), 0)
+                room = max(window, per_lease * leased) - in_flight
                 if room > 0:
                     found += _ready(connection, fingerprint, room)
             return found

@@ -110,6 +110,7 @@ def _reopen(connection: Connection, job_id: str, rows: Sequence[AnyRow]) -> None
         "state": sa.case((job.c.state.in_(_OVER), begun), else_=job.c.state),
         "finished_at": None,
         **_new_deadline(row),
+        "plan_failures": 0,
     }
     if connection.execute(reopened.values(values)).rowcount == 0:
         raise LifecycleError(f"job {job_id} was stopped: nothing of it can be retried")

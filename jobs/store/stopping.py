@@ -4,8 +4,11 @@ What has landed stays. What is stopped for good ends at once where it has not be
 keeps what it lands.
 """
 
+import math
+import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,14 +16,17 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.records import Job, JobState, MicroBatchState, RequestState, StopReason
-from nightjar.jobs.store.base import OPEN_JOBS, StorePart, now, stopped_result
+from nightjar.jobs.store.base import OPEN_JOBS, StorePart, Turns, now, stopped_result
 from nightjar.jobs.store.holding import find_stop
 from nightjar.jobs.store.reading import find_job
 from nightjar.jobs.store.tables import job, micro_batch, request
 
-# A job of millions is cancelled in pieces, so that nobody waits long for the write lock.
-REQUESTS_PER_STEP = 5_000
+# A job of millions is cancelled in pieces, so that nobody waits long for the write lock. A
+# transaction ends so many requests, and as many that follow them (FOLLOWERS_PER_STEP).
+REQUESTS_PER_STEP = 2_000
 MICRO_BATCHES_PER_STEP = 100
+# Whoever cancels waits so long for the end of what had not begun; the sweeper ends the rest.
+CANCEL_PATIENCE_S = 1.0
 
 
 class StoppingStore(StorePart):
@@ -30,8 +36,9 @@ class StoppingStore(StorePart):
         """Cancel a job; a job that is over stays as it is.
 
         Queued requests and micro-batches that nobody computes end now, with the
-        error `cancelled`. Leased ones end when their worker finishes or gives
-        back; until then the job is `cancelling`. Raises UnknownJobError.
+        error `cancelled`; of a big job, the sweeper ends most of them. Leased ones
+        end when their worker finishes or gives back. Until then the job is
+        `cancelling`. Raises UnknownJobError.
         """
         flag = (
             sa.update(job)
@@ -43,7 +50,7 @@ class StoppingStore(StorePart):
             found = find_job(connection, job_id)
         if found.state != JobState.CANCELLING:
             return found
-        self._cancel_what_waits(job_id)
+        self._cancel_what_waits([job_id], CANCEL_PATIENCE_S)
         with self._database.reading() as connection:
             return find_job(connection, job_id)
 
@@ -95,8 +102,10 @@ class StoppingStore(StorePart):
         with self._database.reading() as connection:
             return bool(connection.scalar(statement))
 
-    def finish_stops(self) -> int:
+    def finish_stops(self, patience_s: float = math.inf) -> int:
         """End what still waits in jobs that are being stopped; returns how many requests.
+
+        No step begins after `patience_s` seconds; what is left then is for the next call.
 
         The sweeper calls it: jobs expire without anybody there, whoever cancelled may have died
         half-way, and a planner may have stored a plan at the very moment of the stop.
@@ -104,27 +113,46 @@ class StoppingStore(StorePart):
         statement = sa.select(job.c.id).where(job.c.state == JobState.CANCELLING)
         with self._database.reading() as connection:
             cancelling = list(connection.scalars(statement))
-        return sum(self._cancel_what_waits(job_id) for job_id in cancelling)
+        return self._cancel_what_waits(cancelling, patience_s)
 
-    def _cancel_what_waits(self, job_id: str) -> int:
-        ended = 0
-        for step in (self._cancel_micro_batches, self._cancel_queued):
-            while count := self._database.write(partial(step, job_id=job_id)):
+    def _cancel_what_waits(self, job_ids: Sequence[str], patience_s: float) -> int:
+        """A step of each job in turn, so that a big one does not hold up the others."""
+        deadline = time.monotonic() + patience_s
+        turns = Turns(self._database)
+        waiting, ended = list(job_ids), 0
+        while waiting:
+            for job_id in tuple(waiting):
+                if ended and time.monotonic() >= deadline:
+                    return ended
+                turns.give()
+                count = self._cancel_some(job_id)
                 ended += count
+                if not count:
+                    waiting.remove(job_id)
         return ended
+
+    def _cancel_some(self, job_id: str) -> int:
+        # Followers that do not fit into their leaders' transaction come last.
+        for step in (self._cancel_micro_batches, self._cancel_queued, self._land_some):
+            if count := self._database.write(partial(step, job_id=job_id)):
+                return count
+        return 0
 
     def _cancel_micro_batches(self, connection: Connection, job_id: str) -> int:
         """Cancel some micro-batches that nobody has claimed; returns how many requests ended."""
         waiting = [MicroBatchState.READY, MicroBatchState.DISPATCHED]
-        ids = connection.scalars(
-            sa.select(micro_batch.c.id)
+        found = connection.execute(
+            sa.select(micro_batch.c.id, micro_batch.c.size)
             .where(micro_batch.c.job_id == job_id, micro_batch.c.state.in_(waiting))
             .order_by(micro_batch.c.id)
             .limit(MICRO_BATCHES_PER_STEP)
             .with_for_update()
         ).all()
-        if not ids:
+        if not found:
             return 0
+        sizes = accumulate(row.size for row in found)
+        fitting = sum(size <= REQUESTS_PER_STEP for size in sizes)
+        ids = [row.id for row in found[: max(1, fitting)]]
         connection.execute(
             sa.update(micro_batch)
             .where(micro_batch.c.id.in_(ids))

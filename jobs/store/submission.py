@@ -6,7 +6,9 @@ end is a few statements inside the database, whatever the number of rows.
 """
 
 import logging
+import os
 import secrets
+import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,12 +37,15 @@ from nightjar.jobs.store.base import StorePart, dump_json, now
 from nightjar.jobs.store.database import Database, translated_errors
 from nightjar.jobs.store.following import follow_equals, has_equals
 from nightjar.jobs.store.landings import new_token, note
+from nightjar.jobs.store.segmented import SegmentedLanding, duplicate_error
 from nightjar.jobs.store.staging import drop_stage, stage, staged
 from nightjar.jobs.store.tables import job, request, result
 
 logger = logging.getLogger(__name__)
 
 CHUNK_ROWS = 1_000
+# So many rows land in one transaction, on SQLite, which lets nobody else write meanwhile.
+MOST_AT_ONCE = 20_000
 REJECTED_STATUS = 400
 
 
@@ -52,10 +57,12 @@ class Submission:
         self._connection = connection
         self._new_job = new_job
         self.job_id = new_job_id()
+        self._owner = f"{socket.gethostname()}:{os.getpid()}:{self.job_id}"
         self.existing = False  # the idempotency key was known: `job_id` is the job it made
         self.digest: str | None = None  # of all that was sent, where a key comes with it
         self.accepted = 0
         self.rejected = 0
+        self._token = new_token()  # of the landing of rejected rows
         self._staged = 0
         self._refused = 0  # of those that were staged
         self._first_refused: RejectedRow | None = None
@@ -115,6 +122,9 @@ class Submission:
         connection.rollback()
         if not total:
             raise EmptyJobError("the job has no rows; send at least one batch line")
+        if self._database.is_sqlite and total > MOST_AT_ONCE:
+            self._land_in_segments(total)
+            return
         with self._database.landing(connection):
             if not self._insert_job(total):
                 self.look_up()
@@ -124,6 +134,22 @@ class Submission:
                 follow_equals(connection, staged, self.job_id)
             self.accepted = total - self.rejected
             self._close_rejected()
+
+    def _land_in_segments(self, total: int) -> None:
+        landing = SegmentedLanding(
+            self._database, self._connection, staged, self.job_id, self._owner, self._reject
+        )
+
+        def finish() -> bool:
+            if not self._insert_job(total):
+                self.look_up()
+                return False
+            self._tally()
+            self.accepted = total - self.rejected
+            self._count_rejected()
+            return True
+
+        landing.run(total, finish)
 
     def _insert_job(self, total: int) -> bool:
         """False if another submission with the same idempotency key came first."""
@@ -195,6 +221,11 @@ class Submission:
             .order_by(row.row_index)
         )
         connection.execute(sa.insert(request).from_select(columns, rejected))
+        self._tally()
+
+    def _tally(self) -> None:
+        """Count the rejected rows; raises TooManyRejectedError."""
+        row, connection = staged.c, self._connection
         count = sa.select(sa.func.count()).where(row.error_code.is_not(None))
         self.rejected = connection.scalar(count) or 0
         limit = self._new_job.limits.rejected
@@ -218,26 +249,21 @@ class Submission:
             )
             .scalar_subquery()
         )
-        message = (
-            sa.literal("line ")
-            + sa.cast(row.line, sa.Text)
-            + ", custom_id: was already used on line "
-            + first_line
-            + "; give each line one of its own"
-        )
         self._connection.execute(
             sa.update(staged)
             .where(row.error_code.is_(None), ~landed)
-            .values(
-                error_code="duplicate_custom_id", error_message=message, error_param="custom_id"
-            )
+            .values(duplicate_error(row, first_line))
         )
 
     def _close_rejected(self) -> None:
         """Failed results for the rejected rows; a job of such rows alone is over."""
-        if not self.rejected:
-            return
-        row, token = staged.c, new_token()
+        if self.rejected:
+            self._reject(staged.c.error_code.is_not(None))
+            self._count_rejected()
+
+    def _reject(self, which: sa.ColumnElement[bool]) -> None:
+        """Failed results for those of the staged rows."""
+        row = staged.c
         zeros = {
             name: sa.literal(0)
             for name in ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
@@ -251,24 +277,27 @@ class Submission:
             "error_message": row.error_message,
             "error_param": row.error_param,
             "created_at": sa.literal(now(), result.c.created_at.type),
-            "landing": sa.literal(token, sa.BigInteger),
+            "landing": sa.literal(self._token, sa.BigInteger),
             **zeros,
         }
         rejected = (
             sa.select(*values.values())
             .select_from(request)
             .join(staged, row.row_index == request.c.row_index)
-            .where(request.c.job_id == self.job_id, row.error_code.is_not(None))
+            .where(request.c.job_id == self.job_id, which)
         )
-        connection = self._connection
-        connection.execute(sa.insert(result).from_select(list(values), rejected))
-        self._note_rejected(token)
+        self._connection.execute(sa.insert(result).from_select(list(values), rejected))
+
+    def _count_rejected(self) -> None:
+        if not self.rejected:
+            return
+        self._note_rejected()
         closing = sa.update(job).where(job.c.id == self.job_id).values(failed=self.rejected)
         if not self.accepted:
             closing = closing.values(state=JobState.FAILED, finished_at=now())
-        connection.execute(closing)
+        self._connection.execute(closing)
 
-    def _note_rejected(self, token: int) -> None:
+    def _note_rejected(self) -> None:
         """The rejected rows come first in the job's order of landing."""
         ids = self._connection.scalars(
             sa.select(result.c.request_id)
@@ -276,7 +305,7 @@ class Submission:
             .order_by(result.c.row_index)
         )
         for part in ids.partitions(CHUNK_ROWS):
-            note(self._connection, self.job_id, part, token)
+            note(self._connection, self.job_id, part, self._token)
 
 
 class SubmissionStore(StorePart):

@@ -51,7 +51,7 @@ class SuspectStore(HoldingPart):
             self._suspect(connection, leased, crash, answered)
             return True
 
-        return self._database.write(work)
+        return self._write_landing(work)
 
     def suspect_owner(self, owner: str, crash: Crash, counter: int | None = None) -> int:
         """The same for every lease of a dead worker; returns how many there were.
@@ -68,6 +68,7 @@ class SuspectStore(HoldingPart):
                 self._suspect(connection, leased, crash, ())
             return len(held)
 
+        # Followers that are left wait for the sweeper's own turn: leases come first.
         return self._database.write(work)
 
     def _suspect(

@@ -87,6 +87,9 @@ job = sa.Table(
     sa.Column("taken_back", sa.BigInteger, nullable=False, server_default="0"),
     # Of the rows and parameters, beside an idempotency key.
     sa.Column("submission_digest", sa.String(64)),
+    # Chunks that could not be planned since one could, and why not the last.
+    sa.Column("plan_failures", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("plan_error", sa.Text),
 )
 
 # The condition of ix_micro_batch_ready, spelt so that no other index seems to serve it: SQLite

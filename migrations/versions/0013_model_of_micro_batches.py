@@ -12,6 +12,8 @@ The index holds what is ready alone, so that it is small however much has been c
 import sqlalchemy as sa
 from alembic import op
 
+from nightjar.migrations.indexes import add_column, create_index, drop_index
+
 revision = "0013"
 down_revision = "0012"
 branch_labels = None
@@ -22,16 +24,11 @@ READY_ALONE = sa.text("state || '' = 'ready'")
 
 def upgrade() -> None:
     column = sa.Column("fingerprint", sa.String(64), nullable=False, server_default=sa.text("''"))
-    op.add_column("micro_batch", column)
-    op.create_index(
-        "ix_micro_batch_ready",
-        "micro_batch",
-        ["fingerprint", "job_id", "id"],
-        sqlite_where=READY_ALONE,
-        postgresql_where=READY_ALONE,
-    )
+    add_column("micro_batch", column)
+    columns = ["fingerprint", "job_id", "id"]
+    create_index("ix_micro_batch_ready", "micro_batch", columns, READY_ALONE)
 
 
 def downgrade() -> None:
-    op.drop_index("ix_micro_batch_ready", "micro_batch")
+    drop_index("ix_micro_batch_ready", "micro_batch")
     op.drop_column("micro_batch", "fingerprint")

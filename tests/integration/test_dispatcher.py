@@ -11,11 +11,14 @@ import redis
 from celery import Celery
 
 from nightjar.jobs.records import MicroBatchRef, RequestKind
-from nightjar.pipeline.celery_app import create_celery_app
-from nightjar.pipeline.dispatcher import publish
+from nightjar.pipeline.celery_app import TICK_TASK, create_celery_app
+from nightjar.pipeline.clock import Scheduler
+from nightjar.pipeline.dispatcher import find_lost, publish
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
+from nightjar.pipeline.queues import PLAN_QUEUE
 from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.waking import MOST_WAKES, messages_waiting, send_wake
 
 PLAIN = MicroBatchRef(7, 2, "job_1", RequestKind.GENERATE, 128, 5, 90)
 
@@ -78,3 +81,43 @@ def test_urgent_messages_stand_in_the_list_that_is_served_first(broker: Broker) 
     publish(broker.app, replace(PLAIN, id=8, urgent=True))
     assert kwargs(broker.message("generate-128"))["micro_batch"] == 8
     assert kwargs(broker.message(ORDINARY_LIST))["micro_batch"] == 7
+
+
+def test_what_waits_in_its_queue_is_not_lost_however_long(broker: Broker) -> None:
+    sent = [replace(PLAIN, id=n, urgent=n == 0) for n in range(3)]
+    for ref in sent:
+        publish(broker.app, ref)
+    elsewhere = replace(PLAIN, id=9, bucket=64)
+    unclaimed = [*sent, elsewhere]
+    assert find_lost(broker.app, unclaimed, unclaimed) == [elsewhere]
+    broker.server.rpop(ORDINARY_LIST)  # a worker takes it, and is killed before it claims
+    assert find_lost(broker.app, unclaimed, sent) == sent[:1]
+    broker.server.flushall()
+    assert find_lost(broker.app, unclaimed, sent) == sent
+    assert find_lost(broker.app, unclaimed, []) == []
+
+
+def test_nothing_is_called_lost_while_the_broker_is_away() -> None:
+    with create_celery_app(Settings.read(broker_url="redis://127.0.0.1:1/0")) as app:
+        app.conf.broker_transport_options |= {"max_retries": 0}
+        assert find_lost(app, [PLAIN], [PLAIN]) == []
+
+
+def test_wakes_are_bounded_while_no_planner_takes_them(broker: Broker) -> None:
+    sent = [send_wake(broker.app, TICK_TASK) for _ in range(MOST_WAKES + 20)]
+    assert sent == [True] * MOST_WAKES + [False] * 20
+    assert messages_waiting(broker.app, PLAN_QUEUE) == MOST_WAKES
+    broker.server.delete("plan", "plan\x06\x169")
+    assert send_wake(broker.app, TICK_TASK)
+
+
+def test_beat_sends_its_ticks_within_the_bound(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightjar.pipeline.waking.MOST_WAKES", 2)
+    scheduler = Scheduler(broker.app, lazy=True)
+    scheduler.setup_schedule()
+    assert scheduler.schedule.keys() == {"tick"}
+    for _ in range(5):
+        scheduler.apply_async(scheduler.schedule["tick"], advance=False)
+    assert messages_waiting(broker.app, PLAN_QUEUE) == 2

@@ -20,6 +20,14 @@ def planner(store: Store, model: Path, **settings: object) -> Planner:
     return Planner(Settings.read(**settings), store, ModelDirectory.open(model))
 
 
+def plan_all(one: Planner) -> list[int]:
+    """Plan until nothing waits; how many requests each chunk had."""
+    chunks: list[int] = []
+    while planned := one.plan_next():
+        chunks.append(planned)
+    return chunks
+
+
 def members(store: Store, job_id: str) -> list[str]:
     """The custom_ids of all planned requests, as workers get them."""
     found: list[str] = []
@@ -33,13 +41,12 @@ def members(store: Store, job_id: str) -> list[str]:
 
 def test_a_job_is_planned_in_chunks_and_dispatched_between(store: Store, tiny_model: Path) -> None:
     job_id = submit(store, [{"prompt": f"안녕 {n}", "max_tokens": 4} for n in range(25)])
-    chunks: list[int] = []
-    planned = planner(store, tiny_model, plan_chunk_requests=10).plan(
-        job_id, after_chunk=lambda: chunks.append(len(store.dispatchable(1000)))
-    )
-    assert planned == 25
-    assert len(chunks) == 3
-    assert chunks == sorted(chunks)
+    by_tens = planner(store, tiny_model, plan_chunk_requests=10)
+    chunks = []
+    for requests in (10, 10, 5, 0):
+        assert by_tens.plan_next() == requests
+        chunks.append(len(store.dispatchable(1000)))
+    assert chunks[0] < chunks[1] < chunks[2]
     assert members(store, job_id) == sorted(f"row-{n}" for n in range(25))
     assert store.jobs_to_plan() == []
 
@@ -48,7 +55,7 @@ def test_two_planners_plan_a_request_once(store: Store, tiny_model: Path) -> Non
     job_id = submit(store, [{"prompt": f"안녕 {n}", "max_tokens": 4} for n in range(60)])
     planners = [planner(store, tiny_model, plan_chunk_requests=7) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda each: each.plan(job_id, after_chunk=lambda: None), planners))
+        list(pool.map(plan_all, planners))
     assert members(store, job_id) == sorted(f"row-{n}" for n in range(60))
 
 
@@ -64,7 +71,7 @@ def test_a_request_that_breaks_the_encoder_fails_alone(
         return encode(self, requests)
 
     monkeypatch.setattr(Encoder, "encode", breaks)
-    planner(store, tiny_model).plan(job_id, after_chunk=lambda: None)
+    plan_all(planner(store, tiny_model))
     assert members(store, job_id) == ["row-0", "row-2"]
     (failure,) = store.results(job_id)
     assert failure.custom_id == "row-1"

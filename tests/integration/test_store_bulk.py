@@ -209,3 +209,20 @@ def test_micro_batch_ids_are_told_to_their_members(store: Store, database: Datab
         assert list(members) == [refs[0].id, refs[0].id, refs[1].id, refs[1].id]
         sizes = connection.scalars(sa.select(micro_batch.c.size))
         assert list(sizes) == [2, 2]
+
+
+def test_what_is_too_large_for_a_statement_goes_in_several(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightjar.jobs.store.bulk.STATEMENT_BYTES", 100)
+    insert = BulkInsert(database, worker, WORKER)
+    rows = [worker_row(database, f"{n}" * 40, n) for n in range(1, 8)]
+    statements: list[str] = []
+    sa.event.listen(
+        database.engine, "before_cursor_execute", lambda *given: statements.append(given[2])
+    )
+    assert database.write(lambda connection: insert.run(connection, rows)) == 7
+    inserts = [statement for statement in statements if statement.startswith("INSERT")]
+    assert len(inserts) == (1 if database.is_sqlite else 4)
+    with database.reading() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(worker)) == 7

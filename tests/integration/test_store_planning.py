@@ -255,3 +255,14 @@ def test_the_window_counts_what_earlier_jobs_have_taken_of_it(store: Store) -> N
     claim(store, first[1])
     assert store.dispatchable(3) == second  # one is in flight, of another job
     assert store.dispatchable(1) == []
+
+
+def test_many_leases_make_room_for_more_messages(store: Store) -> None:
+    _, refs = planned(store, 12)
+    assert len(store.dispatchable(2, per_lease=3)) == 2
+    for ref in refs[:3]:
+        claim(store, ref)
+    store.mark_dispatched(refs[3:5])
+    assert store.dispatchable(2) == []
+    assert store.dispatchable(2, per_lease=3) == refs[5:9]  # nine in all
+    assert store.dispatchable(11, per_lease=3) == refs[5:11]

@@ -140,3 +140,10 @@ def test_no_plan_of_an_empty_table_is_kept(postgres_store: Store) -> None:
     with postgres_store._database.reading() as connection:
         prepared = connection.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements")
         assert prepared.scalar() == 0
+
+
+def test_a_statement_that_is_too_large_is_no_database_that_is_away(postgres_store: Store) -> None:
+    too_large = sa.text("SELECT length(repeat('x', 1100000000))")
+    with pytest.raises(StoreError, match="refused a statement") as raised:
+        postgres_store._database.write(lambda connection: connection.scalar(too_large))
+    assert not isinstance(raised.value, StoreUnavailableError)

@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from collections.abc import Sequence
 from contextlib import closing
 
 import pytest
@@ -193,3 +194,55 @@ def test_a_worker_that_the_kernel_knows_to_be_gone_is_not_waited_for(
     claim(store, second, owner_name())
     assert sweeper.sweep() == SweepReport(released=1, requeued=0)
     assert [ref.isolated for ref in store.dispatchable(10)] == [True]
+
+
+def test_leases_come_back_before_anything_is_ended(
+    store: Store, clock: Clock, sweeper: Sweeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (held,) = planned(store, 1)
+    claim(store, held, "silent")
+    sweeper.sweep()
+
+    def fails(patience_s: float) -> int:
+        raise StoreUnavailableError("a job of millions that ends")
+
+    monkeypatch.setattr(store, "finish_stops", fails)
+    clock.now += 4
+    for _ in range(2):
+        clock.now += 4
+        with pytest.raises(StoreUnavailableError):
+            sweeper.sweep()
+    assert store.leased("silent") == [held]
+    clock.now += 4
+    with pytest.raises(StoreUnavailableError):
+        sweeper.sweep()
+    assert store.leased("silent") == []
+
+
+def test_messages_that_the_broker_still_holds_are_not_sent_again(
+    store: Store, clock: Clock
+) -> None:
+    _, refs = planned(store, 3)
+    store.mark_dispatched(refs)
+    asked: list[int] = []
+
+    def find_lost(
+        unclaimed: Sequence[MicroBatchRef], overdue: Sequence[MicroBatchRef]
+    ) -> Sequence[MicroBatchRef]:
+        asked.append(len(unclaimed))
+        return overdue[:1]
+
+    with_broker = Sweeper(
+        store,
+        dead_after_s=10,
+        redispatch_after_s=20,
+        longest_gap_s=4,
+        deaths_allowed=3,
+        find_lost=find_lost,
+        clock=clock,
+    )
+    assert watch(with_broker, clock, 20).requeued == 0
+    assert asked == []
+    assert watch(with_broker, clock, 2).requeued == 1
+    assert asked == [3]
+    assert [ref.id for ref in store.dispatched()] == [ref.id for ref in refs[1:]]

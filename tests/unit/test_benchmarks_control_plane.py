@@ -102,6 +102,7 @@ def test_the_whole_benchmark_on_a_small_scale(
 ) -> None:
     out = tmp_path / "figures.json"
     arguments = ["--requests=600", "--job-requests=200", "--celery-requests=100"]
+    arguments += ["--bulk-rows=300", "--long-rows=2"]
     arguments += [f"--work={tmp_path / 'work'}", f"--out={out}", "--databases=sqlite"]
     monkeypatch.setattr("sys.argv", ["control_plane", *arguments])
     command.main()
@@ -111,3 +112,8 @@ def test_the_whole_benchmark_on_a_small_scale(
     assert figures["nightjar"]["requests_per_s"] > 0
     assert figures["plain_celery"]["requests"] == 100
     assert figures["nightjar"]["status_poll"]["polls"] > 0
+    beside = figures["beside_bulk"]
+    assert beside["urgent_job_s"] > 0
+    assert 0 < beside["dead_workers_lease_back_s"] <= beside["dead_workers_work_done_again_s"]
+    assert figures["long_rows"]["refused"] == 2
+    assert figures["long_rows"]["planner_peak_mib"] > 10

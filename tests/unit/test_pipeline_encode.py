@@ -1,5 +1,6 @@
 """Encoding: transformers' own token ids, and every limit of the model told with its field."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from nightjar.checkpoints import PROMPT_TOKEN, ChatTemplate, ModelDirectory, Tokenizer
+from nightjar.checkpoints.token_sizes import most_bytes_of_a_token
 from nightjar.jobs.records import EncodedRequest, PromptVector, QueuedRequest, RequestError
 from nightjar.jobs.records import RequestKind as Kind
 from nightjar.jobs.schemas import validate_body
 from nightjar.pipeline.encode import Encoder
-from tests.tokenizer_styles import VOCAB_SIZE, llama3
+from tests.tokenizer_styles import VOCAB_SIZE, llama2, llama3, mistral, neox, qwen2
 
 BEGIN = "<|begin_of_text|>"
 
@@ -219,3 +221,64 @@ def test_a_prompt_and_its_answer_may_fill_the_context_and_no_more(
     for length, more in ((context - 1, 2), (1, context), (context, 1)):
         error = refusal(encoder, prompt=[5] * length, max_tokens=more)
         assert error.code == "context_length_exceeded"
+
+
+class Untouched:
+    """A tokenizer that must not be asked for tokens."""
+
+    most_bytes = 10
+    prefix_ids = ()
+
+    def token_id(self, token: str) -> int | None:
+        return None
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        assert texts == []
+        return []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "a" * 1281}, "body.prompt"),
+        ({"prompt": "한" * 427}, "body.prompt"),
+        ({"query": "a" * 641, "documents": ["b", "a" * 640]}, "body.documents[1]"),
+    ],
+)
+def test_what_is_too_long_by_its_bytes_is_refused_before_it_is_tokenized(
+    model: ModelDirectory, body: dict[str, Any], param: str
+) -> None:
+    encoder = Encoder(model.config, Untouched(), VECTORS.get, "tiny")  # type: ignore[arg-type]
+    error = refusal(encoder, **body)
+    assert (error.code, error.param) == ("context_length_exceeded", param)
+    assert "at least 129 tokens" in error.message
+
+
+@pytest.mark.parametrize("style", [neox, llama3, qwen2, llama2, mistral])
+def test_no_text_has_fewer_tokens_than_its_bytes_say(
+    style: Callable[[], Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    style().save(str(path))
+    tokenizer = Tokenizer.read(path, VOCAB_SIZE)
+    assert tokenizer.most_bytes is not None
+    longest = max(tokenizer.token_bytes, key=len).decode("utf-8", "replace")
+    decomposed = "\u1112\u1161\u11ab" * 50
+    texts = [longest * 50, decomposed, " " * 500, "a" * 500, "<|begin_of_text|>" * 20, "<s>" * 20]
+    for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
+        assert len(ids) * tokenizer.most_bytes >= len(text.encode())
+
+
+def test_a_tokenizer_that_may_leave_text_out_has_no_bound() -> None:
+    every_byte = [bytes([byte]) for byte in range(256)]
+    plain: dict[str, Any] = {"normalizer": None, "added_tokens": [], "pre_tokenizer": None}
+    assert most_bytes_of_a_token(plain, [*every_byte, b"word"]) == 4
+    assert most_bytes_of_a_token(plain, [*every_byte[1:], b"word"]) is None
+    added = {"content": "<mask>", "lstrip": True, "rstrip": False}
+    assert most_bytes_of_a_token(plain | {"added_tokens": [added]}, every_byte) is None
+    added["lstrip"] = False
+    assert most_bytes_of_a_token(plain | {"added_tokens": [added]}, every_byte) == 6
+    strips = {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "StripAccents"}]}
+    assert most_bytes_of_a_token(plain | {"normalizer": strips}, every_byte) is None
+    removes = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed"}
+    assert most_bytes_of_a_token(plain | {"pre_tokenizer": removes}, every_byte) is None

@@ -1,0 +1,121 @@
+"""What bulk jobs do to what is urgent: seconds of a one-row job, and of a dead worker's work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.control_plane.nightjar_side import Deployment
+from benchmarks.control_plane.requests import body, write_jobs
+from benchmarks.control_plane.watch import resident_bytes
+from nightjar.jobs.records import (
+    ComputeSeconds,
+    EncodedRequest,
+    NewJob,
+    NewMicroBatch,
+    NewRequest,
+    RequestKind,
+)
+from nightjar.jobs.schemas import validate_body
+from nightjar.jobs.store import Store
+from nightjar.pipeline.client import Client
+
+BULK_JOBS = 2
+_PATIENCE_S = 900.0
+_LOOK_EVERY_S = 0.05
+_PRIORITY = 9
+_DEAD_WORKER = "a worker that is gone"
+_LONG_ROW_BYTES = 4 << 20  # the longest line that is taken, less what is around the text
+
+
+def measure(
+    running: Deployment, database_url: str, folder: Path, model: Path, rows: int
+) -> dict[str, Any]:
+    """Two bulk jobs of so many rows; beside them a one-row job of priority 9 and a dead worker."""
+    files = write_jobs(folder, model, BULK_JOBS * rows, rows)
+    store = Store(database_url)
+    try:
+        with Client(running.api_url) as client:
+            bulk = [str(client.submit(path)["id"]) for path in files]
+        victim = _leave_a_dead_workers_lease(store)
+        urgent = _submit(store)
+        awaited: dict[str, Callable[[], bool]] = {
+            "urgent_job_s": lambda: store.job(urgent).is_over,
+            "dead_workers_lease_back_s": lambda: not store.leased(_DEAD_WORKER),
+            "dead_workers_work_done_again_s": lambda: store.job(victim).is_over,
+        }
+        seconds = _seconds_until(awaited)
+        over = [store.job(job_id).is_over for job_id in bulk]
+        for job_id in bulk:
+            store.cancel(job_id)
+    finally:
+        store.close()
+    return {
+        "bulk_jobs": BULK_JOBS,
+        "bulk_rows_each": rows,
+        "bulk_jobs_over_by_then": sum(over),
+        **seconds,
+    }
+
+
+def measure_long_rows(running: Deployment, folder: Path, rows: int) -> dict[str, Any]:
+    """The planner's peak memory while it refuses rows of 4 MB each."""
+    path = folder / "long.jsonl"
+    text = "word " * ((_LONG_ROW_BYTES - 4096) // 5)
+    with path.open("w", encoding="utf-8") as stream:
+        for index in range(rows):
+            stream.write(
+                f'{{"custom_id":"long-{index}","method":"POST","url":"/v1/completions",'
+                f'"body":{{"prompt":"{index} {text}","max_tokens":4}}}}\n'
+            )
+    planner = running.processes()["planner"]
+    peak = 0
+    deadline = time.monotonic() + _PATIENCE_S
+    with Client(running.api_url) as client:
+        job_id = client.submit(path)["id"]
+        while True:
+            peak = max(peak, resident_bytes(planner))
+            job = client.job(job_id)
+            if job["finished_at"] is not None or time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_EVERY_S)
+    return {
+        "rows": rows,
+        "row_bytes": _LONG_ROW_BYTES,
+        "refused": job["counts"]["failed"],
+        "planner_peak_mib": round(peak / 2**20, 1),
+    }
+
+
+def _seconds_until(awaited: Mapping[str, Callable[[], bool]]) -> dict[str, float]:
+    """After how many seconds each has come; those that do not come are left out."""
+    began = time.monotonic()
+    seconds: dict[str, float] = {}
+    while len(seconds) < len(awaited) and time.monotonic() - began < _PATIENCE_S:
+        time.sleep(_LOOK_EVERY_S)
+        for name, has_come in awaited.items():
+            if name not in seconds and has_come():
+                seconds[name] = round(time.monotonic() - began, 2)
+    return seconds
+
+
+def _submit(store: Store) -> str:
+    """One urgent row; past the API, so that the planner finds it by itself."""
+    asked = validate_body(RequestKind.GENERATE, body("an urgent question"))
+    with store.submission(NewJob("demo", priority=_PRIORITY)) as submission:
+        submission.add([NewRequest(0, 1, "row-0", RequestKind.GENERATE, asked)])
+    return submission.job_id
+
+
+def _leave_a_dead_workers_lease(store: Store) -> str:
+    """A job whose only micro-batch a worker has claimed that never beats again."""
+    while True:
+        job_id = _submit(store)
+        ids = [request.id for request in store.queued_requests(job_id, 1)]
+        encoded = [EncodedRequest(id_, [[1, 2, 3]]) for id_ in ids]
+        refs = store.save_plan(job_id, encoded, [NewMicroBatch(RequestKind.GENERATE, 32, ids, 19)])
+        store.beat(_DEAD_WORKER, ComputeSeconds())
+        if refs and store.claim(refs[0].id, refs[0].epoch, _DEAD_WORKER) is not None:
+            return job_id

@@ -1,0 +1,149 @@
+"""What waits for planning, and what cannot be planned."""
+
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from nightjar.jobs import lifecycle
+from nightjar.jobs.records import JobToPlan, NewResult, QueuedRequest, RequestError
+from nightjar.jobs.store.base import AWAITS_PLAN, FAULT_STATUS, StorePart, has_rows
+from nightjar.jobs.store.bodies import load_body
+from nightjar.jobs.store.tables import job, request
+
+# A job that cannot be planned fails in pieces, so that nobody waits long for the write lock.
+FAILURES_PER_STEP = 2_000
+_MOST_CHARACTERS = 500  # of a reason
+# Who goes first: by creation, less what the priority is worth.
+RANK = (sa.func.coalesce(job.c.rank_at, job.c.created_at), job.c.id)
+_row = request.c
+# The statements of every pass are built once: building costs more than running them.
+_TO_PLAN = (
+    sa.select(job.c.id, job.c.plan_failures, job.c.plan_error)
+    .where(
+        job.c.state.in_(lifecycle.RUNNABLE),
+        has_rows(_row.row_index, _row.job_id == job.c.id, AWAITS_PLAN),
+    )
+    .order_by(*RANK)
+)
+_FIRST_TO_PLAN = _TO_PLAN.limit(sa.bindparam("most"))
+_WAITING = (
+    sa.select(_row.id, _row.job_id, _row.row_index, _row.custom_id, _row.kind, _row.body)
+    .where(_row.job_id == sa.bindparam("of_job"), AWAITS_PLAN)
+    .order_by(_row.row_index)
+    .limit(sa.bindparam("most"))
+)
+_SIZES = (
+    sa.select(sa.func.octet_length(_row.body))
+    .where(_row.job_id == sa.bindparam("of_job"), AWAITS_PLAN)
+    .order_by(_row.row_index)
+    .limit(sa.bindparam("most"))
+)
+_COUNT_FAILURE = (
+    sa.update(job)
+    .where(job.c.id == sa.bindparam("of_job"))
+    .values(plan_failures=job.c.plan_failures + 1)
+)
+_NOTE_REASON = (
+    sa.update(job)
+    .where(job.c.id == sa.bindparam("of_job"))
+    .values(plan_error=sa.bindparam("reason"))
+)
+
+
+class BacklogStore(StorePart):
+    """What the planner asks for before it plans, and says where it cannot."""
+
+    def jobs_to_plan(self) -> list[str]:
+        """Jobs that have queued requests, in the order of their rank."""
+        with self._database.reading() as connection:
+            return list(connection.scalars(_TO_PLAN))
+
+    def next_to_plan(self, besides: Collection[str] = ()) -> JobToPlan | None:
+        """The first job by rank that has queued requests, `besides` those that are left out."""
+        with self._database.reading() as connection:
+            for row in connection.execute(_FIRST_TO_PLAN, {"most": len(besides) + 1}).all():
+                if row.id not in besides:
+                    return JobToPlan(*row)
+        return None
+
+    def queued_requests(
+        self, job_id: str, limit: int, most_bytes: int | None = None
+    ) -> list[QueuedRequest]:
+        """The first requests of the job that are in no micro-batch yet, in row order.
+
+        Args:
+            job_id: The job.
+            limit: Most requests.
+            most_bytes: Most bytes of their bodies; the first one comes whatever its size.
+        """
+        key = {"of_job": job_id, "most": limit}
+        with self._database.reading() as connection:
+            if most_bytes is not None and not self._database.is_sqlite:
+                # Its driver reads all rows of an answer at once, however large they are.
+                sizes = connection.scalars(_SIZES, key).all()
+                key["most"] = _fitting(sizes, most_bytes)
+            return _read(connection.execute(_WAITING, key), most_bytes)
+
+    def count_planning(self, job_id: str) -> None:
+        """A chunk of the job is about to be planned: a failure, until `save_plan` takes it back.
+
+        So a planner that dies of a job has counted it.
+        """
+        # Not durable: undone, a failure more is allowed.
+        self._database.write(
+            lambda connection: connection.execute(_COUNT_FAILURE, {"of_job": job_id}),
+            durable=False,
+        )
+
+    def note_plan_error(self, job_id: str, reason: str) -> None:
+        """Say why the chunk could not be planned."""
+        values = {"of_job": job_id, "reason": reason[:_MOST_CHARACTERS]}
+        self._database.write(lambda connection: connection.execute(_NOTE_REASON, values))
+
+    def fail_unplanned(self, job_id: str, error: RequestError) -> int:
+        """End some requests that wait for planning with this error; returns how many.
+
+        What is planned already goes on; 0 says that nothing waits any more.
+        """
+        return self._write_landing(partial(self._fail_some, job_id=job_id, error=error))
+
+    def _fail_some(self, connection: Connection, job_id: str, error: RequestError) -> int:
+        waiting = (
+            sa.select(_row.id, _row.row_index)
+            .where(_row.job_id == job_id, AWAITS_PLAN)
+            .order_by(_row.row_index)
+            .limit(FAILURES_PER_STEP)
+            .with_for_update()
+        )
+        indexes = dict(connection.execute(waiting).all())
+        failures = [NewResult(id_, FAULT_STATUS, None, error) for id_ in indexes]
+        self._land(connection, job_id, failures, indexes)
+        return len(indexes)
+
+
+def _fitting(sizes: Collection[int], most_bytes: int) -> int:
+    """How many of the first stay within the bytes together; one at least."""
+    total = count = 0
+    for size in sizes:
+        total += size
+        if total > most_bytes and count:
+            break
+        count += 1
+    return max(1, count)
+
+
+def _read(rows: sa.CursorResult[*tuple[Any, ...]], most_bytes: int | None) -> list[QueuedRequest]:
+    """Requests of rows that are read one by one, until the bytes are over."""
+    found: list[QueuedRequest] = []
+    total = 0
+    with rows:
+        for id_, job_id, index, custom_id, kind, body in rows:
+            size = len(body) if body.isascii() else len(body.encode())
+            total += size
+            if most_bytes is not None and total > most_bytes and found:
+                break
+            found.append(QueuedRequest(id_, job_id, index, custom_id, kind, load_body(body), size))
+    return found

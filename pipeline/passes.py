@@ -1,0 +1,71 @@
+"""Passes: planning, dispatching and sweeping, each again and again in a thread of its own.
+
+A pass never waits for another one, so that no job, however large, keeps leases from coming back or
+other jobs from being dispatched. Messages only wake a pass; those that come while it is busy are
+one wake together.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from nightjar.jobs.errors import StoreUnavailableError
+
+logger = logging.getLogger(__name__)
+
+# The database or the broker is away, which is no fault of the pass.
+_AWAY = (StoreUnavailableError, OperationalError, RedisError, OSError)
+
+
+class Pass:
+    """One kind of work in a thread.
+
+    Args:
+        name: What logs and the thread are called by.
+        step: Does a bounded part of the work. Returns the seconds until the next one; 0 where more
+            is to be done at once.
+        retry_s: Seconds until the next step after one that raised.
+    """
+
+    def __init__(self, name: str, step: Callable[[], float], retry_s: float) -> None:
+        self._name = name
+        self._step = step
+        self._retry_s = retry_s
+        self._due = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin with the first step."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Take the next step now; returns at once."""
+        self._due.set()
+
+    def stop(self, patience_s: float) -> None:
+        """End after the step that runs; one that takes longer ends with the process."""
+        self._stop.set()
+        self._due.set()
+        if self._thread.is_alive():
+            self._thread.join(patience_s)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._due.clear()  # first: who wakes the pass during the step wants another one
+            self._due.wait(self._step_safely())
+
+    def _step_safely(self) -> float:
+        try:
+            return self._step()
+        except _AWAY as error:
+            logger.warning(
+                "the pass %s has to wait: %s", self._name, error, extra={"action": "pass_waits"}
+            )
+        # Also a panic of the tokenizers library, which is no Exception: nobody restarts the thread.
+        except BaseException:
+            logger.exception("the pass %s failed", self._name, extra={"action": "pass_failed"})
+        return self._retry_s

@@ -1,0 +1,76 @@
+"""Passes: each in its thread, woken, never ended by what a step raises."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from nightjar.jobs.errors import StoreUnavailableError
+from nightjar.pipeline.passes import Pass
+from tests.processes import wait_until
+
+LONG_S = 3600.0
+
+
+@contextmanager
+def running(one: Pass) -> Iterator[Pass]:
+    one.start()
+    yield one
+    one.stop(5)
+
+
+def test_it_goes_on_at_once_while_there_is_more_and_then_waits_to_be_woken() -> None:
+    pauses = [0.0, 0.0, LONG_S, LONG_S]
+    steps: list[float] = []
+
+    def step() -> float:
+        steps.append(pauses[len(steps)])
+        return steps[-1]
+
+    with running(Pass("p", step, LONG_S)) as one:
+        wait_until("three steps", lambda: len(steps) == 3, 5)
+        one.wake()
+        wait_until("the step that was asked for", lambda: len(steps) == 4, 5)
+    assert len(steps) == 4
+
+
+def test_wakes_during_a_step_are_one_step_more() -> None:
+    begun, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def step() -> float:
+        begun.release()
+        go_on.acquire()
+        return LONG_S
+
+    with running(Pass("p", step, LONG_S)) as one:
+        assert begun.acquire(timeout=5)
+        for _ in range(10):
+            one.wake()
+        go_on.release()
+        assert begun.acquire(timeout=5)
+        go_on.release()
+        assert not begun.acquire(timeout=0.2)
+        go_on.release()
+
+
+class Panic(BaseException):
+    """As the tokenizers library raises it."""
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("error", [StoreUnavailableError("away"), RuntimeError(), Panic()])
+def test_a_step_that_raises_is_tried_again(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps: list[int] = []
+
+    def step() -> float:
+        steps.append(1)
+        if len(steps) < 3:
+            raise error
+        return LONG_S
+
+    with running(Pass("p", step, 0.01)):
+        wait_until("the step after the errors", lambda: len(steps) == 3, 5)
+    assert len(caplog.records) == 2
