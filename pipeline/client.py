@@ -129,8 +129,8 @@ class Client:
             query["after"] = page["next_after"]
 
     def first_failure(self, job_id: str) -> dict[str, Any] | None:
-        """The output line of the job's first failure, if there is one."""
-        query = {"limit": 1, "outcome": "failed"}
+        """The output line of the failure that landed first, if there is one."""
+        query = {"limit": 1, "outcome": "failed", "order": "landed"}
         lines = self._call("GET", f"{_path(job_id)}/results", params=query)["data"]
         return lines[0] if lines else None
 

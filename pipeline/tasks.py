@@ -6,6 +6,7 @@ waited longest. Tasks only wake the passes, which run in threads of their own (p
 """
 
 import logging
+import time
 from collections.abc import Sequence
 from functools import cache, partial
 
@@ -143,15 +144,18 @@ def _dispatch_step() -> float:
 
 def _sweep_step() -> float:
     """Renew or watch the lead; the leader alone takes leases away."""
+    began = time.monotonic()
     if not _leadership().look():
         _sweeper().watch()
         return settings.sweep_every_s
-    report = _sweeper().sweep(settings.sweep_every_s)
+    report = _sweeper().sweep(settings.sweep_every_s / 2)
     if _model_change().look():
         _passes()["plan"].wake()
     if report.released or report.requeued:
         _passes()["dispatch"].wake()
-    return settings.sweep_every_s
+    # A sweep that takes long does not put off the next one.
+    took_s = time.monotonic() - began
+    return max(settings.sweep_every_s / 10, settings.sweep_every_s - took_s)
 
 
 @cache
