@@ -30,7 +30,7 @@ PAGE = ROOT / "docs" / "mutants.md"
 def main() -> int:
     """Run and write down what was found."""
     given = _arguments(sys.argv[1:])
-    modules = mutated_modules(glob=given.modules)
+    modules = mutated_modules(globs=given.modules)
     if missing := without_entry(modules):
         return _refuse(f"tests/mutants/table.py names no tests for {', '.join(missing)}")
     mutants = sample(modules, given.per_module, given.seed)
@@ -62,13 +62,15 @@ def main() -> int:
     }
     command = shlex.join(["python", "-m", "tests.mutants", *sys.argv[1:]])
     text = page(outcome, command=command, on=datetime.now(UTC).date(), facts=facts)
-    _publish(text, given.page, whole=given.modules == "*")
+    _publish(text, given.page, whole=given.modules == ["*"])
     return _conclude(outcome)
 
 
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("--modules", default="*", help="those whose path fits this pattern")
+    parser.add_argument(
+        "--modules", nargs="+", default=["*"], metavar="GLOB", help="those whose path fits one"
+    )
     parser.add_argument("--per-module", type=int, default=12, help="most mutants of one module")
     parser.add_argument("--seed", type=int, default=0, help="which ones are drawn")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at the same time")

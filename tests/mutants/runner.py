@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -238,12 +239,18 @@ def _end_all_below() -> None:
                 pass
 
 
+def _plugins() -> list[str]:
+    """The modules of the plugins that pytest will load."""
+    return [entry.module for entry in entry_points(group="pytest11")]
+
+
 def main() -> None:
     """Answer requests until there are no more."""
     if sys.platform == "linux":  # whoever loses a parent becomes a child of this process
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     sys.path[0] = str(Path.cwd())
-    for name in sys.argv[1:]:
+    plugins = [] if "PYTEST_DISABLE_PLUGIN_AUTOLOAD" in os.environ else _plugins()
+    for name in [*sys.argv[1:], *plugins]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     answers = os.fdopen(os.dup(1), "w")  # what is printed goes elsewhere

@@ -110,10 +110,10 @@ TESTS: dict[str, list[str]] = {
 }
 
 
-def mutated_modules(root: Path = ROOT, glob: str = "*") -> list[str]:
-    """The modules that are mutated, those alone whose path fits `glob`."""
-    found = {str(path.relative_to(root)) for each in GLOBS for path in root.glob(each)}
-    return sorted(name for name in found - LEFT_OUT if fnmatch(name, glob))
+def mutated_modules(root: Path = ROOT, globs: Sequence[str] = ("*",)) -> list[str]:
+    """The modules that are mutated, those alone whose path fits one of `globs`."""
+    found = {str(path.relative_to(root)) for each in GLOBS for path in root.glob(each)} - LEFT_OUT
+    return sorted(name for name in found if any(fnmatch(name, glob) for glob in globs))
 
 
 def without_entry(modules: Sequence[str]) -> list[str]:

@@ -20,14 +20,24 @@ from tests.mutants.runner import Answer, Request
 
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 # Loaded once, before the forks: all that takes long and has no state of its own.
-_PRELOADED = (
-    *("tests", "torch", "transformers", "numpy", "safetensors", "tokenizers", "celery", "kombu"),
+PRELOADED = (
+    *(
+        "tests",
+        "hypothesis",
+        "torch",
+        "transformers",
+        "numpy",
+        "safetensors",
+        "tokenizers",
+        "celery",
+        "kombu",
+    ),
     *("celery.app.base", "celery.worker", "celery.app.trace", "celery.bin.worker", "redis"),
     *("sqlalchemy", "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql", "psycopg"),
     *("pydantic_settings", "fastapi", "uvicorn", "httpx", "typer", "rich.console", "msgspec"),
 )
 _FIRST_RUN_S = 3_600.0
-_SLOWER, _SLACK_S = 3.0, 20.0
+_SLOWER = 3.0
 _NO_TESTS = 5  # pytest's code
 
 
@@ -50,23 +60,51 @@ class Timed:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to try, and how.
+
+    Attributes:
+        root: The checkout.
+        work: A folder for the copies.
+        tests: Test files of each module.
+        databases: Those that tests may ask for.
+        jobs: Copies, each with a mutant at a time.
+        budget_s: No mutant is begun after so many seconds.
+        environment: For the tests.
+        slack_s: A mutant's tests may take three times as long as unmutated, and this much more.
+        preloaded: Modules that are imported before the tests are.
+    """
+
+    root: Path
+    work: Path
+    tests: Mapping[str, Sequence[str]]
+    databases: Sequence[str]
+    jobs: int
+    budget_s: float
+    environment: Mapping[str, str]
+    slack_s: float = 20.0
+    preloaded: Sequence[str] = PRELOADED
+
+
 class Place:
     """A copy of the tree and the process that runs tests in it.
 
     Args:
         tree: The copy; it is changed.
         scratch: A folder for what the tests write.
-        environment: Put beside this process's own.
+        plan: Says what the runner is given.
     """
 
-    def __init__(self, tree: Path, scratch: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, tree: Path, scratch: Path, plan: Plan) -> None:
         self.tree = tree
         self._scratch = scratch
+        self._slack_s = plan.slack_s
         script = Path(__file__).with_name("runner.py")
         self._process = subprocess.Popen(
-            [sys.executable, str(script), *_PRELOADED],
+            [sys.executable, str(script), *plan.preloaded],
             cwd=tree,
-            env={**os.environ, **environment, "PYTHONPATH": str(tree)},
+            env={**os.environ, **plan.environment, "PYTHONPATH": str(tree)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -76,7 +114,9 @@ class Place:
         self, files: Sequence[str], database: str, seconds: Mapping[str, float] | None = None
     ) -> Answer:
         """Run tests in the copy as it stands; raises RuntimeError if the runner has ended."""
-        limit_s = _FIRST_RUN_S if seconds is None else _SLACK_S + _SLOWER * sum(seconds.values())
+        limit_s = (
+            _FIRST_RUN_S if seconds is None else self._slack_s + _SLOWER * sum(seconds.values())
+        )
         request = Request(
             files=list(files),
             database=database,
@@ -118,6 +158,9 @@ class Place:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
         self._process.wait()
 
 
@@ -150,29 +193,6 @@ def judge(place: Place, mutant: Mutant, files: Sequence[str], timed: Timed) -> T
     return Trial(mutant, Fate.SURVIVED, "", time.monotonic() - began)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to try, and how.
-
-    Attributes:
-        root: The checkout.
-        work: A folder for the copies.
-        tests: Test files of each module.
-        databases: Those that tests may ask for.
-        jobs: Copies, each with a mutant at a time.
-        budget_s: No mutant is begun after so many seconds.
-        environment: For the tests.
-    """
-
-    root: Path
-    work: Path
-    tests: Mapping[str, Sequence[str]]
-    databases: Sequence[str]
-    jobs: int
-    budget_s: float
-    environment: Mapping[str, str]
-
-
 def try_all(plan: Plan, mutants: Sequence[Mutant], tell: Callable[[Trial], None]) -> list[Trial]:
     """The fate of each mutant, in their order; `tell` hears of each as it is known.
 
@@ -184,7 +204,7 @@ def try_all(plan: Plan, mutants: Sequence[Mutant], tell: Callable[[Trial], None]
     with ExitStack() as stack:
 
         def opened(number: int) -> Place:
-            place = Place(trees[number], plan.work / f"scratch-{number}", plan.environment)
+            place = Place(trees[number], plan.work / f"scratch-{number}", plan)
             stack.callback(place.close)
             return place
 
