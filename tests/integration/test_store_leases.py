@@ -1,6 +1,7 @@
 """Leases: one owner at a time, and results land once."""
 
 import pytest
+import sqlalchemy as sa
 
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import (
@@ -12,6 +13,7 @@ from nightjar.jobs.records import (
     WorkerHeartbeat,
 )
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.tables import micro_batch
 from tests.jobs import planned
 from tests.outcomes import answers, claim, codes, compute
 
@@ -175,3 +177,26 @@ def test_an_error_message_with_a_nul_lands_on_both_databases(store: Store) -> No
     (result,) = store.results(job_id)
     assert result.error is not None
     assert result.error.message == "ab"
+
+
+def owners(store: Store, job_id: str) -> list[str | None]:
+    """Of each micro-batch, in the order of their ids."""
+    statement = sa.select(micro_batch.c.owner).order_by(micro_batch.c.id)
+    with store._database.reading() as connection:
+        return list(connection.scalars(statement.where(micro_batch.c.job_id == job_id)))
+
+
+def test_a_micro_batch_has_an_owner_only_while_it_is_leased(store: Store) -> None:
+    job_id, (done, failed, returned, left, held) = planned(store, 5)
+    assert compute(store, done)
+    claim(store, failed)
+    error = RequestError("internal_error", "broken")
+    assert store.fail_micro_batch(failed.id, 0, "worker", error)
+    claim(store, returned)
+    assert store.give_back(returned.id, 0, "worker")
+    claim(store, held)
+    store.pause(job_id)
+    assert store.claim(left.id, 0, "worker") is None
+    assert owners(store, job_id) == [None, None, None, None, "worker"]
+    assert store.give_back_all("worker") == 1
+    assert owners(store, job_id) == [None] * 5

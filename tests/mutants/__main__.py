@@ -7,6 +7,7 @@ if the tests fail without a mutant.
 import argparse
 import os
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -30,6 +31,7 @@ PAGE = ROOT / "docs" / "mutants.md"
 def main() -> int:
     """Run and write down what was found."""
     given = _arguments(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # cleans up
     modules = mutated_modules(globs=given.modules)
     if missing := without_entry(modules):
         return _refuse(f"tests/mutants/table.py names no tests for {', '.join(missing)}")

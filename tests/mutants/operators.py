@@ -119,6 +119,25 @@ class DropClause(_Ours):
         return node
 
 
+class DropElement(_Ours):
+    """Leave out one element of a list or a set that is written out."""
+
+    def places(self, node: Node) -> list[Node]:
+        """The elements."""
+        if node.type not in {"testlist_comp", "dictorsetmaker"} or node.parent.type != "atom":
+            return []
+        written_out = all(_is_sign(comma, ",") for comma in node.children[1::2])
+        if _is_sign(node.parent.children[0], "(") or not written_out:
+            return []
+        elements = node.children[::2]
+        return elements if len(elements) > 1 else []
+
+    def mutate(self, node: Node, index: int) -> Node:
+        """Take it away with its comma."""
+        _remove(node, self.places(node)[index])
+        return node
+
+
 class DropOperand(_Ours):
     """Leave out one side of `and` or `or`."""
 
@@ -228,6 +247,7 @@ OPERATORS = (
     DropStatement,
     DropCondition,
     DropClause,
+    DropElement,
     DropOperand,
     SwapName,
     SwapAugmented,

@@ -19,8 +19,8 @@ least {least:.0%} must be caught, and each survivor is explained in
 `tests/mutants/survivors.toml`.
 
 - A fault is one of these: a comparison turned round or moved by one; a number one higher or lower;
-  a condition, clause, operand or statement left out; `True` for `False`; `min` for `max`; an
-  `except` that catches nothing.
+  a condition, clause, operand, element or statement left out; `True` for `False`; `min` for `max`;
+  an `except` that catches nothing.
 - Left alone are logging, annotations, texts, what errors say, decorators, and sizes of 10 or more.
 - Each module has a sample. It stays the same as long as the module's lines do.
 - `tests/mutants/table.py` says which test files belong to which module. Tests marked `slow` do not

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import pytest
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # A mutant may well ask for all memory there is, or write for ever.
 _MOST_MEMORY_BYTES = 6 << 30
 _MOST_FILE_BYTES = 2 << 30
@@ -154,6 +154,7 @@ def _be_the_tests(request: Request, told: Path, output: Path) -> None:
     code = 70
     try:
         os.setsid()
+        _tell_linux(_PR_SET_PDEATHSIG, signal.SIGKILL)  # does not outlive the runner
         resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_FILE_BYTES, _MOST_FILE_BYTES))
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -239,6 +240,11 @@ def _end_all_below() -> None:
                 pass
 
 
+def _tell_linux(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
 def _plugins() -> list[str]:
     """The modules of the plugins that pytest will load."""
     return [entry.module for entry in entry_points(group="pytest11")]
@@ -246,8 +252,7 @@ def _plugins() -> list[str]:
 
 def main() -> None:
     """Answer requests until there are no more."""
-    if sys.platform == "linux":  # whoever loses a parent becomes a child of this process
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _tell_linux(_PR_SET_CHILD_SUBREAPER, 1)  # whoever loses a parent becomes a child of this one
     sys.path[0] = str(Path.cwd())
     plugins = [] if "PYTEST_DISABLE_PLUGIN_AUTOLOAD" in os.environ else _plugins()
     for name in [*sys.argv[1:], *plugins]:

@@ -148,7 +148,9 @@ class Place:
             os.utime(file, ns=(told.st_atime_ns, told.st_mtime_ns))
 
     def close(self) -> None:
-        """End the runner and all that it has started."""
+        """End the runner and all that it has started; nothing if that was done."""
+        if self._process.returncode is not None:
+            return
         try:
             below = psutil.Process(self._process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -242,6 +244,11 @@ def _share(
                 tell(trials[at])
 
     with ThreadPoolExecutor(len(places)) as pool:
-        for done in [pool.submit(work, place) for place in places]:
-            done.result()
+        try:
+            for done in [pool.submit(work, place) for place in places]:
+                done.result()
+        except BaseException:
+            for place in places:  # the others do not go on to the last mutant
+                place.close()
+            raise
     return trials

@@ -64,6 +64,16 @@ def test_two_copies_share_the_mutants(tmp_path: Path) -> None:
     assert [trial.fate for trial in trials] == [Fate.SURVIVED, Fate.CAUGHT]
 
 
+def test_a_run_that_is_interrupted_leaves_no_process(tmp_path: Path) -> None:
+    def interrupt(_: Trial) -> None:
+        raise KeyboardInterrupt
+
+    plan = dataclasses.replace(plant(tmp_path), jobs=2)
+    with pytest.raises(KeyboardInterrupt):
+        try_all(plan, [TURNED, *[ENDLESS] * 9], interrupt)
+    assert psutil.Process().children(recursive=True) == []
+
+
 def test_tests_that_fail_without_a_mutant_stop_the_run(tmp_path: Path) -> None:
     plan = plant(tmp_path, tests="def test_wrong():\n    assert 1 == 2\n")
     with pytest.raises(UnmutatedError, match=r"test_wrong(.|\n)*assert 1 == 2"):
