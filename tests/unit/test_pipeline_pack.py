@@ -46,6 +46,14 @@ def test_every_request_once_and_within_the_budgets(
         assert all(member.length <= batch.bucket for member in members)
 
 
+def test_a_batch_is_filled_up_to_its_budgets() -> None:
+    pile = [packable(n, [[n] * 6], max_tokens=4) for n in range(7)]  # 10 tokens each
+    by_tokens = pack(pile, most_requests=64, most_tokens=30)
+    assert [batch.tokens for batch in by_tokens] == [30, 30, 10]
+    by_requests = pack(pile, most_requests=2, most_tokens=10_000)
+    assert [len(batch.request_ids) for batch in by_requests] == [2, 2, 2, 1]
+
+
 def test_lengths_of_a_batch_are_alike_when_nothing_is_shared() -> None:
     pile = [packable(n, [[n] * length]) for n, length in enumerate([5, 500, 7, 480, 30, 33])]
     batches = pack(pile, most_requests=64, most_tokens=10_000)
@@ -67,6 +75,19 @@ def test_requests_with_a_common_prefix_travel_together() -> None:
         [[0] * 6, [1] * 6],
         [[1] * 6, [0] * 6],
     )
+
+
+def test_rankings_of_one_query_travel_together() -> None:
+    queries = [list(range(start, start + PREFIX_TOKENS)) for start in (0, 100)]
+    # Their documents have nothing in common, and lengths of two buckets.
+    pile = [
+        packable(n, [queries[n % 2], [1_000 + n] * (8 + 40 * (n % 3))], RANK) for n in range(12)
+    ]
+    batches = pack(pile, most_requests=6, most_tokens=10_000)
+    assert sorted(sorted(n % 2 for n in batch.request_ids) for batch in batches) == [
+        [0] * 6,
+        [1] * 6,
+    ]
 
 
 def test_buckets_are_powers_of_two_that_hold_the_length() -> None:
