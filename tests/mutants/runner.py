@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import signal
+import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -40,7 +41,7 @@ class Request:
         database: `sqlite` for every test that needs no PostgreSQL, `postgresql` for the others.
         folder: Where temporary files go.
         limit_s: Most seconds for all of them.
-        seconds: What each test took unmutated; only these run, the quickest first. None: all run,
+        seconds: What each test took unmutated; only these run, quick ones first. None: all run,
             in their order, and bytecode is kept.
     """
 
@@ -114,15 +115,19 @@ def needs_postgres(item: pytest.Item) -> bool:
 
 
 def _in_order(items: list[pytest.Item], known: dict[str, float]) -> None:
-    """The quickest file first, and in it the quickest test: fixtures of a file are made once."""
-    of_file: dict[str, float] = {}
+    """Files of quick tests first, the quickest test of a file first.
+
+    A file's tests stay together, since fixtures of a file are made once. Its median counts: a
+    single long test, which comes last, does not keep a file of short ones waiting.
+    """
+    of_file: dict[str, list[float]] = {}
     for item in items:
-        file = item.nodeid.partition("::")[0]
-        of_file[file] = of_file.get(file, 0.0) + known[item.nodeid]
+        of_file.setdefault(item.nodeid.partition("::")[0], []).append(known[item.nodeid])
+    medians = {file: statistics.median(seconds) for file, seconds in of_file.items()}
 
     def rank(item: pytest.Item) -> tuple[float, str, float]:
         file = item.nodeid.partition("::")[0]
-        return of_file[file], file, known[item.nodeid]
+        return medians[file], file, known[item.nodeid]
 
     items.sort(key=rank)
 
