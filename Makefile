@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-faults test-gpu cpu-kernels lint format bench-peers bench-scaling \
+.PHONY: help demo test test-all test-faults test-mutants test-gpu cpu-kernels lint format bench-peers bench-scaling \
 	bench-control-plane bench-gpu report clean
 
 help: ## Show the targets
@@ -24,6 +24,10 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/made
 	$(INSTALL) -e '.[dev]'
 	touch $(VENV)/installed $@
 
+$(VENV)/installed-mutants: pyproject.toml constraints.txt | $(VENV)/made
+	$(INSTALL) -e '.[mutants]'
+	touch $(VENV)/installed $(VENV)/installed-dev $@
+
 demo: $(VENV)/installed ## Generate and rank with the demo model, through the whole system
 	$(BIN)/python examples/demo.py
 
@@ -36,6 +40,10 @@ test-all: test ## The same, and the long tests that kill nothing
 
 test-faults: $(VENV)/installed-dev ## Kill, stop and starve every process; writes docs/faults.md
 	$(BIN)/python -m tests.faults
+
+test-mutants: $(VENV)/installed-mutants ## Plant faults that the tests must notice; writes docs/mutants.md
+	$(BIN)/python -m pytest -q tests/unit/test_mutants.py tests/unit/test_mutants_made.py
+	$(BIN)/python -m tests.mutants
 
 # One core compiles what all tests use while the other one lints.
 cpu-kernels: $(VENV)/installed-dev

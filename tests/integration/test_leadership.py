@@ -97,10 +97,37 @@ def test_who_resigns_is_replaced_at_once(store: Store, clock: Clock) -> None:
     ann.look()
     bob.look()
     ann.resign()
+    assert not ann.other_lives  # it has seen none
     assert bob.look()
     ann.resign()
     assert bob.look()
     assert store.leader(PLANNER) == Leader(PLANNER, "bob", 2, 1)
+
+
+def test_who_comes_too_late_for_a_dead_leader_knows_of_none_that_lives(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another takes the lead after this process has judged and before it takes."""
+    ann, bob = (planner(store, name, clock) for name in ("ann", "bob"))
+    for _ in range(2):
+        assert ann.look()
+        assert not bob.look()
+    assert bob.other_lives
+    assert not watch(bob, clock, 9.9)
+    read = store.leader
+
+    def overtaken(name: str) -> Leader | None:
+        seen = read(name)
+        assert store.take_lead(name, "carol", seen) is not None
+        return seen
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "leader", overtaken)
+        assert not watch(bob, clock, 0.1)
+    assert not bob.other_lives
+    assert store.leader(PLANNER) == Leader(PLANNER, "carol", 2, 0)
+    assert not bob.look()
+    assert bob.other_lives
 
 
 def test_many_that_take_at_once(store: Store, clock: Clock) -> None:

@@ -1,6 +1,7 @@
 """Leases: one owner at a time, and results land once."""
 
 import pytest
+import sqlalchemy as sa
 
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import (
@@ -13,6 +14,7 @@ from nightjar.jobs.records import (
     WorkerHeartbeat,
 )
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.tables import micro_batch
 from tests.jobs import planned
 from tests.outcomes import answers, claim, codes, compute
 
@@ -194,3 +196,26 @@ def test_an_owner_that_claimed_again_finishes_nothing_under_the_old_epoch(store:
     assert store.results(job_id) == []
     assert store.finish(ref.id, new.epoch, "worker", answers(new))
     assert store.job(job_id).completed == 2
+
+
+def owners(store: Store, job_id: str) -> list[str | None]:
+    """Of each micro-batch, in the order of their ids."""
+    statement = sa.select(micro_batch.c.owner).order_by(micro_batch.c.id)
+    with store._database.reading() as connection:
+        return list(connection.scalars(statement.where(micro_batch.c.job_id == job_id)))
+
+
+def test_a_micro_batch_has_an_owner_only_while_it_is_leased(store: Store) -> None:
+    job_id, (done, failed, returned, left, held) = planned(store, 5)
+    assert compute(store, done)
+    claim(store, failed)
+    error = RequestError("internal_error", "broken")
+    assert store.fail_micro_batch(failed.id, 0, "worker", error)
+    claim(store, returned)
+    assert store.give_back(returned.id, 0, "worker")
+    claim(store, held)
+    store.pause(job_id)
+    assert store.claim(left.id, 0, "worker") is None
+    assert owners(store, job_id) == [None, None, None, None, "worker"]
+    assert store.give_back_all("worker") == 1
+    assert owners(store, job_id) == [None] * 5

@@ -71,7 +71,8 @@ def test_every_dependency_is_pinned_by_the_constraints() -> None:
         for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     }
     project = PROJECT["project"]
-    wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
+    extras = project["optional-dependencies"]
+    wanted = project["dependencies"] + extras["dev"] + extras["mutants"]
     names = {_name(requirement) for requirement in wanted} - {"nightjar-batch"}
     assert names <= pinned
 

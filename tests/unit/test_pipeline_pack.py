@@ -96,5 +96,18 @@ def test_requests_with_a_common_prefix_travel_together() -> None:
     )
 
 
+def test_rankings_of_one_query_travel_together() -> None:
+    queries = [list(range(start, start + PREFIX_TOKENS)) for start in (0, 100)]
+    # Their documents have nothing in common, and lengths of two buckets.
+    pile = [
+        packable(n, [queries[n % 2], [1_000 + n] * (8 + 40 * (n % 3))], RANK) for n in range(12)
+    ]
+    batches = pack(pile, most_requests=6, most_tokens=10_000)
+    assert sorted(sorted(n % 2 for n in batch.request_ids) for batch in batches) == [
+        [0] * 6,
+        [1] * 6,
+    ]
+
+
 def test_buckets_are_powers_of_two_that_hold_the_length() -> None:
     assert [bucket_for(n) for n in (0, 1, 32, 33, 64, 65, 1000)] == [32, 32, 32, 64, 64, 128, 1024]

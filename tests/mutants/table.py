@@ -1,0 +1,144 @@
+"""Which modules are mutated, and which test files belong to each.
+
+A module that is new has no entry yet: tests/unit/test_mutants.py names it.
+"""
+
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+GLOBS = (
+    "jobs/lifecycle.py",
+    "jobs/store/*.py",
+    "pipeline/**/*.py",
+    *(
+        f"gpu_worker/{name}.py"
+        for name in ("worker", "tasks", "gate", "launcher", "ticker", "known_scores")
+    ),
+)
+# They hold a docstring.
+LEFT_OUT = {"pipeline/__init__.py", "pipeline/embedded/__init__.py"}
+
+
+def _unit(*names: str) -> list[str]:
+    return [f"tests/unit/test_{name}.py" for name in names]
+
+
+def _integration(*names: str) -> list[str]:
+    return [f"tests/integration/test_{name}.py" for name in names]
+
+
+def _store(*names: str) -> list[str]:
+    return _integration(*(f"store_{name}" for name in names))
+
+
+def _acceptance(*names: str) -> list[str]:
+    return [f"tests/acceptance/test_{name}.py" for name in names]
+
+
+_PROTOCOL = _store("leases", "suspects", "stopping", "races", "protocol")
+_RUN = _acceptance("run_fake", "bad_input", "bad_requests")
+
+TESTS: dict[str, list[str]] = {
+    "jobs/lifecycle.py": [*_unit("jobs_lifecycle"), *_store("leases", "stopping", "retrying")],
+    "jobs/store/__init__.py": ["tests/migration/test_migrations.py", *_store("troubles")],
+    "jobs/store/backlog.py": [*_store("planning"), *_integration("plan_budgets", "dispatcher")],
+    "jobs/store/base.py": [
+        *_PROTOCOL,
+        *_store("planning", "bulk", "following", "retrying", "bounds"),
+    ],
+    "jobs/store/bodies.py": _unit("store_bodies"),
+    "jobs/store/bulk.py": _store("bulk", "submission", "stopping"),
+    "jobs/store/database.py": [*_store("troubles", "races", "submission"), *_unit("settings")],
+    "jobs/store/following.py": [*_store("following"), *_integration("following_property")],
+    "jobs/store/heartbeats.py": [*_store("leases", "suspects"), *_integration("sweeper")],
+    "jobs/store/holding.py": _PROTOCOL,
+    "jobs/store/landings.py": _store("paging", "retrying"),
+    "jobs/store/leading.py": _integration("leadership"),
+    "jobs/store/leases.py": _PROTOCOL,
+    "jobs/store/orphans.py": [*_store("following", "stopping", "bulk"), *_integration("sweeper")],
+    "jobs/store/paging.py": [*_store("paging"), *_integration("api")],
+    "jobs/store/planning.py": [
+        *_store("planning", "plans", "stopping"),
+        *_integration("planner", "dispatcher", "sweeper"),
+    ],
+    "jobs/store/postgres.py": _store("frozen"),
+    "jobs/store/reading.py": [*_store("reading", "leases", "stopping"), *_integration("api")],
+    "jobs/store/replanning.py": _store("models"),
+    "jobs/store/result_cache.py": _store("result_cache"),
+    "jobs/store/retrying.py": _store("retrying"),
+    "jobs/store/schema.py": ["tests/migration/test_migrations.py"],
+    "jobs/store/segmented.py": _store("landing"),
+    "jobs/store/segments.py": [*_unit("jobs_segments"), *_store("planning")],
+    "jobs/store/staging.py": _store("submission", "landing"),
+    "jobs/store/stopping.py": [*_store("stopping", "bounds"), *_integration("sweeper")],
+    "jobs/store/submission.py": [*_store("submission", "bulk", "following"), *_integration("api")],
+    "jobs/store/suspects.py": [*_store("suspects", "protocol"), *_integration("poison")],
+    "jobs/store/tables.py": ["tests/migration/test_migrations.py", *_store("submission")],
+    "jobs/store/vectors.py": _integration("vectors"),
+    "jobs/store/waiting.py": _store("waiting"),
+    "pipeline/api_server.py": _integration("api_server", "api_upload_process"),
+    "pipeline/celery_app.py": [
+        *_unit("pipeline_transport", "pipeline_events", "logs"),
+        *_integration("broker_lost", "dispatcher", "two_planners"),
+    ],
+    "pipeline/celery_command.py": [*_unit("pipeline_events"), *_integration("two_planners")],
+    "pipeline/cli.py": [*_acceptance("cli"), *_unit("settings"), *_RUN],
+    "pipeline/client.py": [*_unit("client"), *_integration("api_upload_process")],
+    "pipeline/clock.py": _integration("sweeper", "two_planners"),
+    "pipeline/commands.py": [*_integration("two_planners"), *_RUN],
+    "pipeline/dispatcher.py": _integration("dispatcher", "two_planners"),
+    "pipeline/encode.py": [*_unit("pipeline_encode"), *_integration("planner")],
+    "pipeline/events.py": _unit("pipeline_events"),
+    "pipeline/flower_command.py": _acceptance("cli"),
+    "pipeline/formats.py": _unit("pipeline_formats"),
+    "pipeline/health.py": _integration("health"),
+    "pipeline/leadership.py": _integration("leadership", "two_planners"),
+    "pipeline/liveness.py": [*_unit("pipeline_liveness"), *_integration("sweeper")],
+    "pipeline/message_shape.py": _unit("pipeline_message_shape"),
+    "pipeline/model_change.py": [*_store("models"), *_integration("two_models")],
+    "pipeline/pack.py": [*_unit("pipeline_pack"), *_integration("planner")],
+    "pipeline/passes.py": _unit("pipeline_passes"),
+    "pipeline/planner.py": _integration("planner", "plan_budgets", "two_planners"),
+    "pipeline/progress.py": _acceptance("run_fake"),
+    "pipeline/queues.py": [*_unit("pipeline_pack"), *_integration("dispatcher", "planner")],
+    "pipeline/quiet_logs.py": _unit("pipeline_quiet_logs"),
+    "pipeline/reuse.py": [
+        *_unit("pipeline_reuse", "worker_known_scores"),
+        *_integration("planner"),
+    ],
+    "pipeline/settings.py": _unit("settings", "gpu_device", "pipeline_transport"),
+    "pipeline/signing.py": [*_unit("pipeline_message_shape"), *_integration("taking")],
+    "pipeline/signs.py": _integration("signs"),
+    "pipeline/sweeper.py": _integration("sweeper", "leadership", "poison"),
+    "pipeline/taking.py": [*_unit("pipeline_taking"), *_integration("taking")],
+    "pipeline/tasks.py": _integration("two_planners", "dispatcher"),
+    "pipeline/transport.py": [*_unit("pipeline_transport"), *_integration("broker_lost")],
+    "pipeline/variables.py": _unit("settings"),
+    "pipeline/vectors.py": _integration("vectors"),
+    "pipeline/waking.py": _integration("dispatcher", "health"),
+    "pipeline/embedded/patience.py": _store("waiting"),
+    "pipeline/embedded/broker.py": _integration("broker_lost", "dispatcher"),
+    "pipeline/embedded/processes.py": [*_integration("broker_lost", "dispatcher"), *_RUN],
+    "pipeline/embedded/run.py": _RUN,
+    "pipeline/embedded/system.py": _RUN,
+    "pipeline/embedded/workdir.py": [*_unit("pipeline_workdir"), *_RUN],
+    "gpu_worker/gate.py": _unit("gate"),
+    "gpu_worker/known_scores.py": [*_unit("worker_known_scores"), *_integration("worker")],
+    "gpu_worker/launcher.py": _integration("launcher", "poison"),
+    "gpu_worker/tasks.py": [*_integration("broker_lost"), *_RUN],
+    "gpu_worker/ticker.py": _unit("ticker"),
+    "gpu_worker/worker.py": _integration("worker", "poison"),
+}
+
+
+def mutated_modules(root: Path = ROOT, globs: Sequence[str] = ("*",)) -> list[str]:
+    """The modules that are mutated, those alone whose path fits one of `globs`."""
+    found = {str(path.relative_to(root)) for each in GLOBS for path in root.glob(each)} - LEFT_OUT
+    return sorted(name for name in found if any(fnmatch(name, glob) for glob in globs))
+
+
+def without_entry(modules: Sequence[str]) -> list[str]:
+    """Those that the table does not name."""
+    return [module for module in modules if not TESTS.get(module)]
