@@ -42,7 +42,7 @@ test-faults: $(VENV)/installed-dev ## Kill, stop and starve every process; write
 	$(BIN)/python -m tests.faults
 
 test-mutants: $(VENV)/installed-mutants ## Plant faults that the tests must notice; writes docs/mutants.md
-	$(BIN)/python -m pytest -q tests/unit/test_mutants.py tests/unit/test_mutants_made.py
+	$(BIN)/python -m pytest -q tests/unit/test_mutants.py tests/mutants/checks_of_making.py
 	$(BIN)/python -m tests.mutants
 
 # One core compiles what all tests use while the other one lints.

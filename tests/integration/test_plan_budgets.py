@@ -75,9 +75,9 @@ def break_saving(store: Store, monkeypatch: pytest.MonkeyPatch, job_id: str, err
     sizes: list[int] = []
     save = store.save_plan
 
-    def breaks(job: str, encoded, *rest):
+    def breaks(job: str, encoded, *rest, **named):
         if job != job_id:
-            return save(job, encoded, *rest)
+            return save(job, encoded, *rest, **named)
         sizes.append(len(encoded))
         raise error
 

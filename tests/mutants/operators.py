@@ -43,7 +43,7 @@ class _Ours(Operator):
 
     @classmethod
     def examples(cls) -> tuple[()]:
-        """None: tests/unit/test_mutants_made.py shows each."""
+        """None: tests/mutants/checks_of_making.py shows each."""
         return ()
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cosmic_ray", reason="in the extra `mutants`; make test-mutants runs this")
+pytest.importorskip("cosmic_ray", reason="in the extra `mutants`")
 
 from tests.mutants.making import draw
 from tests.mutants.mutant import Fate
