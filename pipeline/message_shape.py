@@ -295,8 +295,8 @@ _QUESTION: dict[str, Check] = {
     "method": _one_of(*_QUESTIONS),
     "arguments": _plain_values,
     "destination": _names,
-    "pattern": _nothing,
-    "matcher": _nothing,
+    "pattern": _maybe_name,
+    "matcher": _one_of(None, "glob"),  # no regular expression, which may take for ever
     "ticket": _maybe_name,
     "reply_to": _reply_address,
 }
