@@ -7,6 +7,7 @@ this one has planned names no model, and is always planned anew.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 MICRO_BATCHES_PER_STEP = 16
 """In one transaction: some 2,000 requests."""
 BUDGET_S = 0.5
+SAY_EVERY_S = 60.0
 
 
 class ModelChange:
@@ -47,6 +49,7 @@ class ModelChange:
         self._empty_queues = empty_queues
         self._clock = clock
         self._retired: set[str] = set()
+        self._say_again: dict[str, float] = {}  # by fingerprint: not before
 
     def look(self) -> int:
         """Take apart what is to be planned anew, for half a second; returns how many requests."""
@@ -72,10 +75,12 @@ class ModelChange:
             )
         return requests
 
-    def before_resending(self, refs: Iterable[MicroBatchRef]) -> None:
-        """Say that nobody takes the messages of other models, and keep them from piling up."""
-        for fingerprint in {ref.fingerprint for ref in refs} - {self._served}:
-            self._empty_queues(fingerprint)
+    def warn_of_waiting(self, overdue: Iterable[MicroBatchRef]) -> None:
+        """Say, now and then, which models' micro-batches nobody has claimed for long."""
+        for fingerprint in {ref.fingerprint for ref in overdue} - {self._served}:
+            if self._clock() < self._say_again.get(fingerprint, -math.inf):
+                continue
+            self._say_again[fingerprint] = self._clock() + SAY_EVERY_S
             logger.warning(
                 "micro-batches wait for a worker of the model %s; start one, or set "
                 "NIGHTJAR_ON_MODEL_CHANGE=replan",

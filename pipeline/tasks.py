@@ -66,9 +66,8 @@ def _sweeper() -> Sweeper:
 def _find_lost(
     unclaimed: Sequence[MicroBatchRef], overdue: Sequence[MicroBatchRef]
 ) -> Sequence[MicroBatchRef]:
-    lost = find_lost(app, unclaimed, overdue)
-    _model_change().before_resending(lost)
-    return lost
+    _model_change().warn_of_waiting(overdue)
+    return find_lost(app, unclaimed, overdue)
 
 
 @cache
