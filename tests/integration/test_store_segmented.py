@@ -15,7 +15,7 @@ from nightjar.jobs.records import (
     RequestKind,
 )
 from nightjar.jobs.schemas import validate_body
-from nightjar.jobs.store import Store, landing, submission
+from nightjar.jobs.store import Store, segmented, submission
 from nightjar.jobs.store.tables import leader, request, result
 from nightjar.pipeline.sweeper import Sweeper
 
@@ -26,7 +26,7 @@ SEGMENT = 7
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submission, "MOST_AT_ONCE", 10)
-    monkeypatch.setattr(landing, "SEGMENT_ROWS", SEGMENT)
+    monkeypatch.setattr(segmented, "SEGMENT_ROWS", SEGMENT)
 
 
 @pytest.fixture
@@ -126,16 +126,16 @@ def test_a_key_that_is_known_by_the_end_leaves_no_rows(sqlite_store: Store) -> N
 
 def leave_half(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a submitter leaves that is killed after its third segment."""
-    insert = landing.SegmentedLanding._insert
+    insert = segmented.SegmentedLanding._insert
 
-    def dies(self: landing.SegmentedLanding, start: int) -> None:
+    def dies(self: segmented.SegmentedLanding, start: int) -> None:
         if start == 3 * SEGMENT:
             raise KeyboardInterrupt
         insert(self, start)
 
     with monkeypatch.context() as patch:
-        patch.setattr(landing.SegmentedLanding, "_insert", dies)
-        patch.setattr(landing, "drop_landing", lambda *_: 0)
+        patch.setattr(segmented.SegmentedLanding, "_insert", dies)
+        patch.setattr(segmented, "drop_landing", lambda *_: 0)
         with pytest.raises(KeyboardInterrupt):
             submit(store)
 
@@ -171,24 +171,24 @@ def test_the_sweeper_takes_away_what_a_dead_submitter_left(
 def test_a_submitter_that_was_taken_for_dead_lands_nothing_more(
     sqlite_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    insert = landing.SegmentedLanding._insert
+    insert = segmented.SegmentedLanding._insert
     taken: list[str] = []
 
-    def stopped_for_long(self: landing.SegmentedLanding, start: int) -> None:
+    def stopped_for_long(self: segmented.SegmentedLanding, start: int) -> None:
         insert(self, start)
         if start == 2 * SEGMENT:
             taken.append(self._job_id)
 
-    renew = landing.SegmentedLanding._renew
+    renew = segmented.SegmentedLanding._renew
 
-    def after_the_sweeper(self: landing.SegmentedLanding) -> None:
+    def after_the_sweeper(self: segmented.SegmentedLanding) -> None:
         if taken:
             statement = sa.update(leader).values(owner=None)
             self._connection.execute(statement)
         renew(self)
 
-    monkeypatch.setattr(landing.SegmentedLanding, "_insert", stopped_for_long)
-    monkeypatch.setattr(landing.SegmentedLanding, "_renew", after_the_sweeper)
+    monkeypatch.setattr(segmented.SegmentedLanding, "_insert", stopped_for_long)
+    monkeypatch.setattr(segmented.SegmentedLanding, "_renew", after_the_sweeper)
     with pytest.raises(StoreUnavailableError, match="send it again"):
         submit(sqlite_store)
     assert sqlite_store.jobs() == []
