@@ -1,5 +1,6 @@
 """Keeping a system busy, and following what a process had in flight when something happened."""
 
+import time
 from collections.abc import Set
 from functools import partial
 
@@ -47,3 +48,24 @@ def _taken_over(system: System, ids: Set[int], owner: str | None) -> bool:
     )
     with system.store._database.reading() as connection:
         return connection.scalar(waiting) == 0
+
+
+def outcomes(system: System) -> int:
+    """How many requests of all jobs have ended."""
+    return sum(system.store.job(job_id).ended for job_id in system.jobs)
+
+
+def is_moving(system: System, before: int) -> bool:
+    """Whether requests have ended since there were so many."""
+    return outcomes(system) > before or not system.open_jobs()
+
+
+def seconds_to_move(system: System) -> float:
+    """From now until a further request ends."""
+    return system.wait_until("a further outcome", partial(is_moving, system, outcomes(system)))
+
+
+def let_pass(system: System, seconds: float) -> None:
+    """Time goes by, and the supervisor works."""
+    over = time.monotonic() + seconds
+    system.wait_until("time to go by", lambda: time.monotonic() > over)
