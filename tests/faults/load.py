@@ -36,10 +36,11 @@ def rows_in_flight(system: System, name: str) -> set[int]:
 
 def wait_until_taken_over(system: System, ids: Set[int], owner: str | None) -> float:
     """Until each of these requests has ended or another owner holds it; the seconds it took."""
-    return system.wait_until("others to take it", partial(_taken_over, system, ids, owner))
+    return system.wait_until("others to take it", partial(taken_over, system, ids, owner))
 
 
-def _taken_over(system: System, ids: Set[int], owner: str | None) -> bool:
+def taken_over(system: System, ids: Set[int], owner: str | None) -> bool:
+    """Whether each of these requests has ended or another owner holds it."""
     held = (micro_batch.c.state == MicroBatchState.LEASED) & (micro_batch.c.owner != owner)
     waiting = (
         sa.select(sa.func.count())

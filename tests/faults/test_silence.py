@@ -117,7 +117,7 @@ def test_a_worker_that_falls_silent_in_a_transaction_stops_nobody(place: Place) 
         with place.system(workers=2, prepare=prepare) as system:
             silent, other = system.workers
             wait_until_working(system, silent, other, rows=4 * ROWS)
-            proxy.freeze_after(b"INSERT INTO result")
+            proxy.freeze_after(b"UPDATE job SET")
             system.wait_until("a landing", lambda: proxy.is_frozen)
             struck = time.monotonic()
             ids, owner = rows_in_flight(system, silent), system.owner(silent)

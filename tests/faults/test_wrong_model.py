@@ -30,7 +30,7 @@ RIGHT, WRONG = "worker-0", "worker-1"
 @pytest.fixture(scope="module")
 def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its tokenizer has merged fewer words."""
-    shape = Gpt2Shape(vocab_size=300)
+    shape = Gpt2Shape(vocab_size=260)
     return save_gpt2(tmp_path_factory.mktemp("models") / "other", shape, seed=1)
 
 
