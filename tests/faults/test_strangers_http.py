@@ -18,10 +18,12 @@ import httpx
 import pytest
 
 from nightjar.jobs.api.upload import PARSE_BYTES, UPLOADS_AT_ONCE
+from tests.api_process import Api, upload_sockets
 from tests.faults.api import API, answers_http, give_api
 from tests.faults.conftest import Place
+from tests.faults.load import let_pass
 from tests.faults.rows import MOST_ROWS, batch_file
-from tests.faults.system import HASTE, STEADY
+from tests.faults.system import HASTE, STEADY, System
 from tests.services import free_port
 
 pytestmark = pytest.mark.slow
@@ -114,6 +116,15 @@ class ForeignPages:
         self.told[(answer.status_code, code)] += 1
 
 
+def wait_for_senders(system: System, url: str, count: int) -> None:
+    """Until all are connected with the process that takes uploads, and hold its places."""
+    process = system.services[API].process
+    assert process is not None
+    uploads = Api(url, process).upload_process()
+    system.wait_until("the slow senders", lambda: upload_sockets(uploads) > count)
+    let_pass(system, 2.0)  # what they sent at once is read meanwhile
+
+
 def test_slow_senders_and_foreign_pages_keep_no_upload_and_no_job(place: Place) -> None:
     port = free_port()
     url, body = f"http://127.0.0.1:{port}", batch_file(MOST_ROWS)
@@ -126,6 +137,7 @@ def test_slow_senders_and_foreign_pages_keep_no_upload_and_no_job(place: Place) 
     ):
         system.wait_until("the API", lambda: answers_http(url))
         senders = stack.enter_context(SlowSenders(port, sent))
+        wait_for_senders(system, url, len(sent))
         pages = ForeignPages(url, batch_file(1))
         stack.enter_context(pages.raging())
         uploads = [
@@ -149,10 +161,12 @@ def test_slow_senders_and_foreign_pages_keep_no_upload_and_no_job(place: Place) 
             f"{len(sent)} senders of a byte a second, foreign pages and hosts at the API",
             len(sent) + calls,
             recovery_s=sum(taken_s),
-            note=f"until an upload of {len(body) >> 10} KiB was taken; all {len(sent)} slow ones "
+            note=f"until an upload of {len(body) >> 10} KiB had a place and was taken, a small one "
+            f"after {taken_s[0]:.1f} s; all {len(sent)} slow ones "
             f"and {calls} foreign calls were refused",
         )
         verdict.check(0)
+        assert sum(taken_s) > STALLED_AFTER_S / 2  # else they held no place
         assert set(refused) == {"upload_too_slow"}, refused
         assert set(pages.told) == {(403, "foreign_origin"), (421, "untrusted_host")}, pages.told
         assert {job.id for job in system.store.jobs(10)} == set(system.jobs)
