@@ -31,7 +31,7 @@ from nightjar.jobs.store import Store
 from nightjar.pipeline.celery_app import PLAN_TASK, create_celery_app
 from nightjar.pipeline.embedded.processes import private_directory
 from nightjar.pipeline.settings import Settings
-from nightjar.pipeline.signs import Signs
+from nightjar.pipeline.signs import BROKER_TIMEOUT_S, Signs
 from nightjar.pipeline.waking import send_wake
 from nightjar.process import die_with_parent, spare_what_stays, step_back
 
@@ -179,8 +179,12 @@ def _store(settings: Settings) -> closing[Store]:
 def _celery(settings: Settings) -> Celery:
     celery = create_celery_app(settings)
     # A broker that is down costs the caller little: the job is in SQL, beat finds it. Without
-    # `max_retries` kombu goes on trying to connect for seconds, whatever `retry` says.
-    celery.conf.broker_transport_options = settings.broker_transport_options | {"max_retries": 0}
+    # `max_retries` kombu goes on trying to connect for seconds, whatever `retry` says. One that is
+    # silent is not waited for as long as by a worker.
+    celery.conf.broker_transport_options = settings.broker_transport_options | {
+        "max_retries": 0,
+        "socket_timeout": BROKER_TIMEOUT_S,
+    }
     return celery
 
 

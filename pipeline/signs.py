@@ -23,7 +23,7 @@ from nightjar.pipeline.leadership import PLANNER
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 2.0
-_BROKER_TIMEOUT_S = 5.0
+BROKER_TIMEOUT_S = 5.0
 NO_BROKER = "the broker does not answer; jobs are taken, and start when it is back"
 NO_PLANNER = "no planner takes what waits for it; start `nightjar worker plan`"
 NO_BEAT = "no planner is told to look for work; start `nightjar beat`"
@@ -74,13 +74,13 @@ class Signs:
         trace: TracebackType | None,
     ) -> None:
         self._stopping.set()
-        self._thread.join(_BROKER_TIMEOUT_S)
+        self._thread.join(BROKER_TIMEOUT_S)
 
     def parts(self) -> Mapping[str, str]:
         """What each part is: OK, UNKNOWN, or what is wrong with it and how to mend it."""
         now = time.monotonic()
         broker = self._broker
-        if now - self._broker_seen_at > self._dead_after_s + _BROKER_TIMEOUT_S:
+        if now - self._broker_seen_at > self._dead_after_s + BROKER_TIMEOUT_S:
             broker = NO_BROKER
         planner, beat = self._planner_and_beat(broker, now)
         moving = [name for name in self._moved_at if name != PLANNER]
@@ -146,7 +146,7 @@ class Signs:
         if self._connection is None:
             options = {
                 **self._celery.conf.broker_transport_options,
-                "socket_timeout": _BROKER_TIMEOUT_S,
+                "socket_timeout": BROKER_TIMEOUT_S,
                 "max_retries": 0,
             }
             self._connection = self._celery.connection_for_read(transport_options=options)

@@ -36,6 +36,9 @@ BUSY_TIMEOUT_MS = 30_000
 WRITE_ATTEMPTS = 3
 # PostgreSQL: deadlock_detected, serialization_failure. The transaction left no trace.
 _RETRIABLE = frozenset({"40P01", "40001"})
+# idle_in_transaction_session_timeout: the process was stopped, or its network. To the driver it is
+# no operational error.
+_ENDED_BY_SERVER = "25P03"
 # undefined_table, undefined_column.
 _UNDEFINED = frozenset({"42P01", "42703"})
 # program_limit_exceeded, statement_too_complex: the statement will never do.
@@ -133,6 +136,8 @@ def translated_errors() -> Iterator[None]:
         why = f"{_first_line(error)}{_mend(error)}"
         raise StoreError(f"the database refused a statement: {why}") from error
     except sa.exc.DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) == _ENDED_BY_SERVER:
+            raise StoreUnavailableError(f"the database ended the session: {error.orig}") from error
         raise StoreError(f"the database refused the data: {_first_line(error)}") from error
 
 

@@ -24,6 +24,10 @@ BULK_LIMIT_S = 1800.0
 """For a statement that lands an upload of millions of rows."""
 
 _LOCK_LIMIT_S = 30.0
+# Between the statements of a transaction. Of a machine that has lost its power, or its network, in
+# a transaction the server hears nothing, and would keep the locks for two hours. Shorter than the
+# limit above, so that those who wait for the locks get them.
+_IDLE_LIMIT_S = 15.0
 _MARGIN_S = 10.0  # the server's own limit comes first: it says more
 
 # Those that the URL names win.
@@ -93,10 +97,16 @@ def set_limits(engine: Engine, *, statements: bool) -> None:
 
 def limit_on_server(connection: LimitedConnection, limit_s: float) -> None:
     """Let the server end statements after so long; the wait on this side is a little longer."""
+    limits = {
+        "statement_timeout": limit_s,
+        "lock_timeout": _LOCK_LIMIT_S,
+        "idle_in_transaction_session_timeout": _IDLE_LIMIT_S,
+    }
     connection.limit_s = PROBE_LIMIT_S
     connection.execute(
-        "SELECT set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false)",
-        (f"{limit_s * 1000:.0f}", f"{_LOCK_LIMIT_S * 1000:.0f}"),
+        "SELECT set_config(name, value, false) "
+        "FROM unnest(%s::text[], %s::text[]) AS limits (name, value)",
+        (list(limits), [f"{seconds * 1000:.0f}" for seconds in limits.values()]),
     )
     connection.commit()
     connection.limit_s = limit_s + _MARGIN_S

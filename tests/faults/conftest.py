@@ -16,18 +16,23 @@ from tests.faults.system import HASTE, STEADY, System, running_system
 Note = Callable[..., None]
 
 
-@pytest.fixture(scope="session")
-def undisturbed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+def undisturbed_answers(folder: Path, model: Path, rows: int) -> Mapping[str, Any]:
     """What every row is answered when nobody dies."""
-    folder = tmp_path_factory.mktemp("undisturbed")
     url = f"sqlite:///{folder / 'nightjar.db'}"
-    with running_system(folder, url, tiny_model, environment=HASTE) as system:
-        job_id = system.submit(MOST_ROWS)
+    with running_system(folder, url, model, environment=HASTE) as system:
+        job_id = system.submit(rows)
         system.wait_done()
         found = answers(system.store, job_id)
-        assert system.store.job(job_id).completed == MOST_ROWS
-    assert len({str(answer) for answer in found.values()}) > MOST_ROWS // 2
+        assert system.store.job(job_id).completed == rows
+    assert len({str(answer) for answer in found.values()}) > rows // 2
     return found
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """The answers to the rows of most jobs."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return undisturbed_answers(folder, tiny_model, MOST_ROWS)
 
 
 @pytest.fixture
@@ -62,11 +67,20 @@ class Place:
     note: Note
 
     def system(
-        self, *, workers: int = 1, environment: Mapping[str, str] = HASTE | STEADY
+        self,
+        *,
+        workers: int = 1,
+        environment: Mapping[str, str] = HASTE | STEADY,
+        prepare: Callable[[System], None] = lambda _: None,
     ) -> AbstractContextManager[System]:
         """A running system on this database."""
         return running_system(
-            self.folder, self.database_url, self.model, workers=workers, environment=environment
+            self.folder,
+            self.database_url,
+            self.model,
+            workers=workers,
+            environment=environment,
+            prepare=prepare,
         )
 
     def judge(

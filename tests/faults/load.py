@@ -1,5 +1,6 @@
 """Keeping a system busy, and following what a process had in flight when something happened."""
 
+import time
 from collections.abc import Set
 from functools import partial
 
@@ -35,10 +36,11 @@ def rows_in_flight(system: System, name: str) -> set[int]:
 
 def wait_until_taken_over(system: System, ids: Set[int], owner: str | None) -> float:
     """Until each of these requests has ended or another owner holds it; the seconds it took."""
-    return system.wait_until("others to take it", partial(_taken_over, system, ids, owner))
+    return system.wait_until("others to take it", partial(taken_over, system, ids, owner))
 
 
-def _taken_over(system: System, ids: Set[int], owner: str | None) -> bool:
+def taken_over(system: System, ids: Set[int], owner: str | None) -> bool:
+    """Whether each of these requests has ended or another owner holds it."""
     held = (micro_batch.c.state == MicroBatchState.LEASED) & (micro_batch.c.owner != owner)
     waiting = (
         sa.select(sa.func.count())
@@ -47,3 +49,24 @@ def _taken_over(system: System, ids: Set[int], owner: str | None) -> bool:
     )
     with system.store._database.reading() as connection:
         return connection.scalar(waiting) == 0
+
+
+def outcomes(system: System) -> int:
+    """How many requests of all jobs have ended."""
+    return sum(system.store.job(job_id).ended for job_id in system.jobs)
+
+
+def is_moving(system: System, before: int) -> bool:
+    """Whether requests have ended since there were so many."""
+    return outcomes(system) > before or not system.open_jobs()
+
+
+def seconds_to_move(system: System) -> float:
+    """From now until a further request ends."""
+    return system.wait_until("a further outcome", partial(is_moving, system, outcomes(system)))
+
+
+def let_pass(system: System, seconds: float) -> None:
+    """Time goes by, and the supervisor works."""
+    over = time.monotonic() + seconds
+    system.wait_until("time to go by", lambda: time.monotonic() > over)

@@ -3,38 +3,17 @@
 import random
 import time
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
 from tests.faults.conftest import Place
-from tests.faults.load import wait_until_working
+from tests.faults.load import let_pass, seconds_to_move, wait_until_working
 from tests.faults.oracle import most_in_flight
 from tests.faults.system import BROKER, HASTE, STEADY, System
 
 pytestmark = pytest.mark.slow
 AWAY_S = 60.0
 FULL_S = 15.0
-
-
-def outcomes(system: System) -> int:
-    return sum(system.store.job(job_id).ended for job_id in system.jobs)
-
-
-def is_moving(system: System, before: int) -> bool:
-    """Whether requests have ended since there were so many."""
-    return outcomes(system) > before or not system.open_jobs()
-
-
-def seconds_to_move(system: System) -> float:
-    """From now until a further request ends."""
-    return system.wait_until("a further outcome", partial(is_moving, system, outcomes(system)))
-
-
-def let_pass(system: System, seconds: float) -> None:
-    """Time goes by, and the supervisor works."""
-    over = time.monotonic() + seconds
-    system.wait_until("time to go by", lambda: time.monotonic() > over)
 
 
 def forget(system: System) -> None:

@@ -7,6 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nightjar.checkpoints import ModelDirectory
+from nightjar.jobs.records import RequestKind
+from nightjar.pipeline.queues import PLAN_QUEUE, compute_queue, is_ours
 from nightjar.pipeline.settings import Settings
 from tests.faults.load import wait_until_working
 from tests.faults.oracle import answers, judge, most_in_flight
@@ -18,14 +21,16 @@ ROWS = 120
 
 def lose_a_message(system: System) -> None:
     """What a worker leaves that is killed after the pop and before its note."""
-    lists = [key for key in system.broker.scan_iter() if key.startswith((b"generate-", b"rank-"))]
-    for key in lists:
-        system.broker.rpop(key)
+    for key in system.broker.scan_iter():
+        queue = key.decode().split("\x06")[0]
+        if queue != PLAN_QUEUE and is_ours(queue):
+            system.broker.rpop(key)
 
 
 def put_garbage(system: System) -> None:
+    model = ModelDirectory.open(system.environment["NIGHTJAR_MODEL"])
     for raw in (b"not JSON", b"[]", b"{}"):
-        system.broker.lpush("generate-32", raw)
+        system.broker.lpush(compute_queue(model.fingerprint, RequestKind.GENERATE, 32), raw)
 
 
 def drop_connections(system: System) -> None:
@@ -67,5 +72,6 @@ def test_nothing_is_lost_or_done_twice_whatever_ends(
             strike(system)
         system.wait_done()
         assert not system.restarted
+        assert "foreign message dropped" in system.log(WORKER)
         # One worker was killed; what the others lost nobody had begun.
         judge(system, undisturbed).check(most_in_flight(system))

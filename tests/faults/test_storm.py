@@ -8,28 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import httpx
 import pytest
 
 from nightjar.jobs.records import Job, JobState, MicroBatchState
 from nightjar.pipeline.client import Client
-from nightjar.pipeline.embedded.processes import Service
+from tests.faults.api import answers_http, give_api
 from tests.faults.conftest import Note
 from tests.faults.oracle import Answers, Verdict, answers, recomputed
 from tests.faults.rows import batch_file
 from tests.faults.system import System, running_system
-from tests.processes import NIGHTJAR
 from tests.services import free_port
 
 ROWS = 100
 CLIENTS = 6
-API = "api"
-
-
-def give_api(port: int, system: System) -> None:
-    command = [*NIGHTJAR, API, f"--port={port}"]
-    log = system.folder / "api.log"
-    system.services[API] = Service(API, command, log, system.environment, system.private)
 
 
 class Storm:
@@ -119,13 +110,6 @@ def test_a_storm_of_cancels_and_duplicate_submits(
         times = storm.done.total()
         note(20, "a storm of cancels and duplicate submits", times, verdict, note=said)
         verdict.check(0)
-
-
-def answers_http(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def judge_storm(system: System, undisturbed: Answers, cancelled: set[str]) -> Verdict:

@@ -3,37 +3,36 @@
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.engine import make_url
 
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import ComputeSeconds
 from nightjar.jobs.store import Store, postgres
-from tests.freezing_proxy import FreezingProxy
+from nightjar.jobs.store.tables import job
+from tests.freezing_proxy import FreezingProxy, proxied_postgres
 from tests.jobs import submit
 
 MOST_S = 12.0  # to try a connection, and to make another
 
 
 @pytest.fixture
-def proxy(postgres_url: str) -> Iterator[FreezingProxy]:
-    url = make_url(postgres_url)
-    folder = url.query.get("host", url.host)
-    assert isinstance(folder, str)
-    port = int(str(url.query.get("port", url.port or 5432)))
-    target = f"{folder}/.s.PGSQL.{port}" if folder.startswith("/") else (folder, port)
-    with FreezingProxy(target) as opened:
+def behind(postgres_url: str) -> Iterator[tuple[FreezingProxy, str]]:
+    with proxied_postgres(postgres_url) as opened:
         yield opened
 
 
 @pytest.fixture
-def store(postgres_url: str, proxy: FreezingProxy) -> Iterator[Store]:
+def proxy(behind: tuple[FreezingProxy, str]) -> FreezingProxy:
+    return behind[0]
+
+
+@pytest.fixture
+def store(behind: tuple[FreezingProxy, str]) -> Iterator[Store]:
     """A store that reaches its database through the proxy, and has a connection."""
-    url = make_url(postgres_url).set(host="127.0.0.1", port=proxy.port)
-    url = url.difference_update_query(["host", "port"])
-    opened = Store(url.render_as_string(hide_password=False))
+    opened = Store(behind[1])
     opened.migrate()
     opened.ping()
     yield opened
@@ -100,3 +99,26 @@ def test_the_server_ends_what_takes_too_long(store: Store, monkeypatch: pytest.M
     store._database.engine.dispose()
     with pytest.raises(StoreUnavailableError, match="statement timeout"):
         store._database.write(lambda connection: connection.execute(sa.text("SELECT pg_sleep(9)")))
+
+
+def test_the_locks_of_a_session_that_falls_silent_are_free_again(
+    store: Store, proxy: FreezingProxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine may have lost its power: the server hears of no end, for hours by default."""
+    monkeypatch.setattr(postgres, "_IDLE_LIMIT_S", 0.5)
+    store._database.engine.dispose()
+    job_id = submit(store, [{"prompt": "a"}])
+    lock = sa.select(job.c.id).where(job.c.id == job_id).with_for_update()
+
+    def fall_silent(connection: sa.Connection) -> None:
+        connection.execute(lock)
+        proxy.freeze()
+        with closing(Store(postgres_url)) as other:
+            other._database.write(lambda connection: connection.execute(lock))
+        proxy.thaw()
+
+    started = time.monotonic()
+    with pytest.raises(StoreUnavailableError, match="idle-in-transaction timeout"):
+        store._database.write(fall_silent)
+    assert time.monotonic() - started < 5
+    store.ping()
