@@ -9,7 +9,7 @@ from nightjar.jobs.schemas import validate_body
 MOST_ROWS = 2_000
 """So many are answered in the undisturbed run that other jobs are compared with."""
 
-BULK_ROWS = 20_000
+BULK_ROWS = 15_000
 RANK_EVERY = 10
 
 

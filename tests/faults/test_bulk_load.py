@@ -76,8 +76,8 @@ def test_bulk_jobs_delay_neither_what_is_urgent_nor_a_dead_workers_work(
         system.wait_until("leases", lambda: system.leases(other))
         ids, owner = rows_in_flight(system, victim), system.owner(victim)
         assert owner is not None
-        system.kill(victim)
         struck = time.monotonic()
+        system.kill(victim)
         urgent = system.submit(1, priority=URGENT)
         awaited: dict[str, Callable[[], bool]] = {
             "urgent job over": lambda: system.store.job(urgent).is_over,
