@@ -137,9 +137,10 @@ def prefix(sanitizer: str, tool: str) -> tuple[str, ...]:
 
 
 def run(
-    sanitizer: str, tool: str, python_arguments: Sequence[str], limit_s: float = LONGEST_S
+    sanitizer: str, tool: str, python_arguments: Sequence[str], limit_s: float | None = None
 ) -> Outcome:
-    """Run our Python under one of the tools, from the repository's root."""
+    """Run our Python under one of the tools, from the repository's root; LONGEST_S unless told."""
+    limit_s = LONGEST_S if limit_s is None else limit_s
     command = [*prefix(sanitizer, tool), sys.executable, *python_arguments]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     environment = os.environ | ENVIRONMENT | {"PYTHONPATH": path}
@@ -158,5 +159,5 @@ def run(
     except subprocess.TimeoutExpired as late:
         said = late.output or b""
         text = said if isinstance(said, str) else said.decode(errors="replace")
-        return Outcome(-1, f"{text}\nnot finished after {limit_s:.0f} s")
+        return Outcome(-1, f"{text}\nnot finished after {limit_s:g} s")
     return Outcome(done.returncode, done.stdout)
