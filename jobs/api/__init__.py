@@ -31,7 +31,7 @@ from nightjar.jobs.errors import (
     TooManyRowsError,
     UnknownJobError,
 )
-from nightjar.jobs.records import JsonObject
+from nightjar.jobs.records import JsonObject, MicroBatchState
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.waiting import Waiting
 
@@ -141,7 +141,9 @@ def _following_router(store: Store) -> APIRouter:
         """A job with its micro-batches by state, and what it waits for."""
         job, counts = store.job_in_detail(checked_id(job_id))
         payload = job_payload(job)
-        waiting = Waiting() if job.is_over else store.waiting_for(job_id)
+        # A job that is being computed waits for nothing: polls of it cost no further look.
+        goes_on = job.is_over or counts.get(MicroBatchState.LEASED, 0) > 0
+        waiting = Waiting() if goes_on else store.waiting_for(job_id)
         payload |= {"waits_for": list(waiting.waits_for), "waiting": waiting.message}
         payload["micro_batches"] = {state.value: count for state, count in counts.items()}
         return payload
