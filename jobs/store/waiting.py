@@ -22,6 +22,27 @@ SILENT_AFTER_S = 15.0
 Signs are dated by the clocks of their machines: a clock that is wrong makes this wrong.
 """
 
+_of_job = sa.bindparam("of_job", type_=sa.String)
+
+
+def _micro_batches(state: MicroBatchState) -> sa.ColumnElement[bool]:
+    own = micro_batch.c.job_id == _of_job
+    return has_rows(micro_batch.c.id, own, micro_batch.c.state == state)
+
+
+def _last_sign(of: sa.ColumnElement[bool]) -> sa.ScalarSelect[datetime | None]:
+    return sa.select(sa.func.max(worker.c.seen_at)).where(of).scalar_subquery()
+
+
+# One statement, as every poll of a job that waits asks for it: the last signs of life of the
+# planner that leads and of any GPU worker, and what the job has.
+_SEEN = sa.select(
+    _last_sign(worker.c.owner == SWEEPER),
+    _last_sign(worker.c.owner != SWEEPER),
+    _micro_batches(MicroBatchState.LEASED),
+    _micro_batches(MicroBatchState.DISPATCHED),
+    has_rows(request.c.row_index, request.c.job_id == _of_job, AWAITS_PLAN),
+)
 _WAITING_BEHIND = "its turn: the GPU workers compute other work first"
 
 
@@ -64,12 +85,9 @@ class WaitingStore(StorePart):
 
 
 def _of_running(connection: Connection, found: Job) -> Waiting:
-    state = micro_batch.c.state
-    planner, gpu_worker = _signs(connection)
-    leased, in_broker = (
-        _has(connection, micro_batch.c.id, micro_batch.c.job_id == found.id, state == one)
-        for one in (MicroBatchState.LEASED, MicroBatchState.DISPATCHED)
-    )
+    planner, gpu_worker, leased, in_broker, awaits_plan = connection.execute(
+        _SEEN, {"of_job": found.id}
+    ).one()
     missing: dict[WaitsFor, str] = {}
     if (silence := _silence(gpu_worker)) is not None:
         missing[WaitsFor.GPU_WORKER] = (
@@ -87,21 +105,9 @@ def _of_running(connection: Connection, found: Job) -> Waiting:
         return Waiting(tuple(missing), "; ".join(missing.values()))
     if leased:
         return Waiting()
-    if _has(connection, request.c.row_index, request.c.job_id == found.id, AWAITS_PLAN):
+    if awaits_plan:
         return Waiting((WaitsFor.PLANNER,), "its requests wait to be planned")
     return Waiting((WaitsFor.TURN,), _WAITING_BEHIND)
-
-
-def _has(connection: Connection, column: sa.Column[int], *where: sa.ColumnElement[bool]) -> bool:
-    return bool(connection.scalar(sa.select(has_rows(column, *where))))
-
-
-def _signs(connection: Connection) -> tuple[datetime | None, datetime | None]:
-    """The last signs of life: of a planner that leads, of any GPU worker."""
-    is_sweeper = worker.c.owner == SWEEPER
-    last = [sa.func.max(worker.c.seen_at).filter(who) for who in (is_sweeper, ~is_sweeper)]
-    signs = connection.execute(sa.select(*last)).one()
-    return signs[0], signs[1]
 
 
 def _silence(sign: datetime | None) -> str | None:
