@@ -1,8 +1,8 @@
 """A model directory's fingerprint: another content is another model.
 
-Every byte counts. Hashing takes about a second a GiB and processor core, so files are hashed in
-pieces by several threads (hashlib lets go of the interpreter), and the digest of a large file is
-remembered for as long as the file is the same.
+Every byte counts. Hashing takes about a second a GiB and processor core. So several threads hash
+files in pieces, as hashlib releases the interpreter lock. The digest of a large file is remembered
+for as long as the file is the same.
 """
 
 from __future__ import annotations
