@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,6 @@ class Switches:
     prefetch: bool = True
     small_products: bool = True
     fused_heads: bool = True
-
-    @property
-    def off(self) -> tuple[str, ...]:
-        """Names of what is switched off."""
-        return tuple(field.name for field in fields(self) if not getattr(self, field.name))
 
 
 _current = Switches()

@@ -18,9 +18,8 @@ def requests():
 
 def test_all_is_on_unless_told():
     assert current() == Switches()
-    assert current().off == ()
-    with using(Switches(prefetch=False, fused_heads=False)):
-        assert current().off == ("prefetch", "fused_heads")
+    with using(Switches(prefetch=False)):
+        assert current() == Switches(prefetch=False)
     assert current() == Switches()
 
 
