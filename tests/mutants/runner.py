@@ -139,9 +139,10 @@ def run(request: Request) -> Answer:
     told, output = folder / "answer.json", folder / "output.txt"
     told.unlink(missing_ok=True)
     began = time.monotonic()
+    runner = os.getpid()
     child = os.fork()
     if child == 0:
-        _be_the_tests(request, told, output)
+        _be_the_tests(runner, request, told, output)
     code = _wait(child, began + request.limit_s)
     _end_all_below()
     answer = Answer(code, time.monotonic() - began)
@@ -154,12 +155,14 @@ def run(request: Request) -> Answer:
     return answer
 
 
-def _be_the_tests(request: Request, told: Path, output: Path) -> None:
+def _be_the_tests(runner: int, request: Request, told: Path, output: Path) -> None:
     """The fork's life; does not return."""
     code = 70
     try:
         os.setsid()
         _tell_linux(_PR_SET_PDEATHSIG, signal.SIGKILL)  # does not outlive the runner
+        if os.getppid() != runner:  # which ended before it could be told
+            os._exit(code)
         resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_FILE_BYTES, _MOST_FILE_BYTES))
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

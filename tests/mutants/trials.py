@@ -152,7 +152,9 @@ class Place:
         if self._process.returncode is not None:
             return
         try:
-            below = psutil.Process(self._process.pid).children(recursive=True)
+            runner = psutil.Process(self._process.pid)
+            runner.suspend()  # so that it starts no more while its children are counted
+            below = runner.children(recursive=True)
         except psutil.NoSuchProcess:
             below = []
         for process in [self._process, *below]:
