@@ -19,20 +19,26 @@ from nightjar.jobs.store import Store
 Body = dict[str, object]
 
 
-def submit(store: Store, bodies: list[Body], *, merge_equal: bool = False) -> str:
+def submit(
+    store: Store, bodies: list[Body], *, merge_equal: bool = False, priority: int = 0
+) -> str:
     """A job of these bodies, each computed unless merged; those with a query are rankings."""
     rows = []
     for index, body in enumerate(bodies):
         kind = RequestKind.RANK if "query" in body else RequestKind.GENERATE
         rows.append(NewRequest(index, index + 1, f"row-{index}", kind, validate_body(kind, body)))
-    with store.submission(NewJob("tiny", merge_equal=merge_equal)) as submission:
+    new = NewJob("tiny", merge_equal=merge_equal, priority=priority)
+    with store.submission(new) as submission:
         submission.add(rows)
     return submission.job_id
 
 
-def planned(store: Store, requests: int, *, each: int = 1) -> tuple[str, list[MicroBatchRef]]:
+def planned(
+    store: Store, requests: int, *, each: int = 1, priority: int = 0
+) -> tuple[str, list[MicroBatchRef]]:
     """A job of completions, planned into micro-batches of `each` requests."""
-    job_id = submit(store, [{"prompt": "a", "max_tokens": 4, "temperature": 0}] * requests)
+    bodies: list[Body] = [{"prompt": "a", "max_tokens": 4, "temperature": 0}] * requests
+    job_id = submit(store, bodies, priority=priority)
     queued = [request.id for request in store.queued_requests(job_id, requests)]
     groups = [queued[start : start + each] for start in range(0, requests, each)]
     refs = store.save_plan(

@@ -10,6 +10,7 @@ circle.
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, TypeVar
@@ -34,6 +35,7 @@ Synchronous = Literal["full", "normal"]
 
 BUSY_TIMEOUT_MS = 30_000
 WRITE_ATTEMPTS = 3
+_WAL_RETRY_S = 0.02
 # PostgreSQL: deadlock_detected, serialization_failure. The transaction left no trace.
 _RETRIABLE = frozenset({"40P01", "40001"})
 # idle_in_transaction_session_timeout: the process was stopped, or its network. To the driver it is
@@ -99,9 +101,9 @@ def open_engine(
     def set_pragmas(connection: sqlite3.Connection, record: object) -> None:
         connection.isolation_level = None  # BEGIN is ours, below
         # FULL: what was acknowledged survives a power cut. NORMAL may forget the last commits.
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        _use_wal(connection)
         for pragma in (
-            f"busy_timeout = {BUSY_TIMEOUT_MS}",
-            "journal_mode = WAL",
             f"synchronous = {synchronous}",
             f"foreign_keys = {int(foreign_keys)}",
         ):
@@ -118,6 +120,24 @@ def open_engine(
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Keep a write-ahead log; wait for others that are in the file.
+
+    The first change of a file to this mode raises a read lock to a write lock. SQLite then answers
+    "locked" at once in the place of waiting for `busy_timeout`.
+    """
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(_WAL_RETRY_S)
+        else:
+            return
 
 
 @contextmanager

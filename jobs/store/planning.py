@@ -29,7 +29,14 @@ from nightjar.jobs.store.base import (
 from nightjar.jobs.store.bulk import BulkUpdate
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.segments import pack_segments
-from nightjar.jobs.store.tables import NO_TOKENS, READY_ALONE, job, micro_batch, request
+from nightjar.jobs.store.tables import (
+    NO_TOKENS,
+    READY_ALONE,
+    READY_SUSPECTS,
+    job,
+    micro_batch,
+    request,
+)
 
 REJECTED_STATUS = 400
 _mb = micro_batch.c
@@ -65,8 +72,20 @@ _RUNNABLE = (
     .limit(sa.bindparam("most"))
 )
 _REFS = sa.select(*REF_COLUMNS).order_by(_mb.job_id, _mb.id)
-_READY = _REFS.where(_IS_READY_FOR, _mb.job_id == sa.bindparam("of_job")).limit(
+_READY = _REFS.where(_IS_READY_FOR, _mb.job_id == sa.bindparam("of_job"), ~_mb.isolated).limit(
     sa.bindparam("most")
+)
+_of_suspect = (
+    sa.select(*REF_COLUMNS)
+    .where(_mb.fingerprint == sa.bindparam("of_model"), READY_SUSPECTS)
+    .subquery()
+)
+_SUSPECTS = (
+    sa.select(job.c.priority, *_of_suspect.c)
+    .join(job, job.c.id == _of_suspect.c.job_id)
+    .where(job.c.state.in_(lifecycle.RUNNABLE))
+    .order_by(*RANK, _of_suspect.c.id)
+    .limit(sa.bindparam("most"))
 )
 _DISPATCHED = _REFS.where(_mb.state == MicroBatchState.DISPATCHED)
 _INSERT_MICRO_BATCHES = sa.insert(micro_batch).returning(_mb.id, sort_by_parameter_order=True)
@@ -140,6 +159,10 @@ class PlanningStore(StorePart):
 
     def dispatchable(self, window: int, per_lease: int = 0) -> list[MicroBatchRef]:
         """Ready micro-batches, of the job of the first rank first; no more than there is room.
+
+        Suspects come before the others, but not before those of a job that is urgent. They were
+        dispatched once already, and their ids are the highest: by id they would wait for the
+        whole backlog of their job.
 
         `window` bounds the micro-batches of each model that are dispatched or leased at once, so
         that a model without workers keeps no other from being dispatched. If it is more,
@@ -215,15 +238,22 @@ def _models_with_ready(connection: Connection) -> list[str]:
 
 def _ready(connection: Connection, fingerprint: str, room: int) -> list[MicroBatchRef]:
     """A model's first ready micro-batches; job by job, so that no backlog has to be sorted."""
-    found: list[MicroBatchRef] = []
-    of_model = {"of_model": fingerprint}
-    for job_id, priority in connection.execute(_RUNNABLE, {"most": room, **of_model}).all():
-        if len(found) == room:
+    values = {"of_model": fingerprint, "most": room}
+    suspects: dict[bool, list[MicroBatchRef]] = {True: [], False: []}
+    for priority, *columns in connection.execute(_SUSPECTS, values):
+        urgent = priority > 0
+        suspects[urgent].append(replace(MicroBatchRef(*columns), urgent=urgent))
+    found = suspects.pop(True)
+    for job_id, priority in connection.execute(_RUNNABLE, values).all():
+        urgent = priority > 0
+        if not urgent:
+            found += suspects.pop(False, [])
+        if len(found) >= room:
             break
-        most = room - len(found)
-        refs = _refs(connection, _READY, of_job=job_id, most=most, **of_model)
-        found += [replace(ref, urgent=True) for ref in refs] if priority > 0 else refs
-    return found
+        values["most"] = room - len(found)
+        refs = _refs(connection, _READY, **values, of_job=job_id)
+        found += [replace(ref, urgent=urgent) for ref in refs]
+    return found[:room]
 
 
 def _refs(

@@ -95,6 +95,7 @@ job = sa.Table(
 # The condition of ix_micro_batch_ready, spelt so that no other index seems to serve it: SQLite
 # would rather read everything that is ready by its state.
 READY_ALONE = sa.text("state || '' = 'ready'")
+READY_SUSPECTS = sa.text("state || '' = 'ready' AND isolated")
 
 micro_batch = sa.Table(
     "micro_batch",
@@ -126,6 +127,15 @@ micro_batch = sa.Table(
         "id",
         sqlite_where=READY_ALONE,
         postgresql_where=READY_ALONE,
+    ),
+    # Dispatching: suspects before the rest.
+    sa.Index(
+        "ix_micro_batch_suspects",
+        "fingerprint",
+        "job_id",
+        "id",
+        sqlite_where=READY_SUSPECTS,
+        postgresql_where=READY_SUSPECTS,
     ),
 )
 

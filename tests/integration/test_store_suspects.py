@@ -1,5 +1,7 @@
 """Suspects in SQL: halved until alone, counted only there, and nobody else pays."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import Crash, JobState, MicroBatchRef, MicroBatchState
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.planning import _SUSPECTS
 from tests.jobs import planned
 from tests.outcomes import answers, claim, codes, compute
 
@@ -138,6 +141,36 @@ def test_a_dead_workers_leases_are_suspects(store: Store) -> None:
         "alone once and never answered; the last time the worker dead died"
     )
     assert store.finish(kept.id, 0, "alive", answers(kept))
+
+
+def test_suspects_come_before_the_backlog_but_not_before_what_is_urgent(store: Store) -> None:
+    _, refs = planned(store, 8, each=2)
+    _, urgent_refs = planned(store, 2, priority=9)
+    _, urgent_suspects = planned(store, 2, each=2, priority=9)
+    claim(store, refs[0], "dead")
+    claim(store, urgent_suspects[0], "dead")
+    died = Crash("the worker dead died", allowed=3)
+    assert store.suspect_owner("dead", died) == 2
+    found = [(ref.urgent, ref.isolated, ref.size) for ref in ready(store)]
+    assert found == [
+        *[(True, True, 1)] * 2,
+        *[(True, False, 1)] * 2,
+        *[(False, True, 1)] * 2,
+        *[(False, False, 2)] * 3,
+    ]
+    order = ready(store)
+    assert order[2:4] == [replace(ref, urgent=True) for ref in urgent_refs]
+    for room in range(1, len(order) + 1):
+        assert store.dispatchable(room) == order[:room]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_looking_for_suspects_reads_no_backlog(store: Store) -> None:
+    asked = _SUSPECTS.limit(9).params(of_model="")
+    literal = asked.compile(store._database.engine, compile_kwargs={"literal_binds": True})
+    with store._database.engine.begin() as connection:
+        steps = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {literal}").all()
+    assert any("ix_micro_batch_suspects (fingerprint" in str(step) for step in steps)
 
 
 def test_a_lease_that_was_given_back_is_no_suspect(store: Store) -> None:

@@ -55,6 +55,24 @@ def test_a_locked_file_is_reported_and_used_again(sqlite_store: Store, sqlite_ur
     sqlite_store.beat("worker", ComputeSeconds())
 
 
+def test_a_new_file_that_somebody_writes_is_waited_for(sqlite_url: str) -> None:
+    """As when several processes open it for the first time at once."""
+    path = sa.make_url(sqlite_url).database
+    assert path
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        releasing = threading.Timer(0.3, other.rollback)
+        releasing.start()
+        store = Store(sqlite_url)
+        try:
+            store.migrate()
+        finally:
+            store.close()
+            releasing.join()
+    with closing(sqlite3.connect(path)) as opened:
+        assert opened.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
 def test_a_full_disk_is_reported_and_nothing_is_left(sqlite_store: Store) -> None:
     @event.listens_for(sqlite_store._database.engine, "begin")
     def no_room(connection: Connection) -> None:
