@@ -126,7 +126,7 @@ class Settings(BaseSettings):
         "being computed: planned anew, or left to the workers of that model",
     )
     heartbeat_s: float = Field(1.0, gt=0)
-    worker_dead_after_s: float = Field(8.0, gt=0)
+    worker_dead_after_s: float = Field(7.0, gt=0)
     drain_s: float = Field(
         90.0,
         ge=0,
