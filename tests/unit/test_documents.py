@@ -62,6 +62,13 @@ def test_every_path_that_a_page_names_is_there(name: str) -> None:
     assert [path for path in named if not _is_there(path)] == []
 
 
+def test_every_test_that_the_review_names_is_there() -> None:
+    text = (ROOT / "docs" / "reference" / "review.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:unit|integration|faults|acceptance|migration)/[\w.]+\.py)`", text)
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / "tests" / name).is_file()] == []
+
+
 def _is_there(path: str) -> bool:
     room = next((room for room in COMING if f"{path}/".startswith(f"{room}/")), None)
     return (ROOT / path).exists() or (room is not None and not (ROOT / room).exists())
