@@ -38,10 +38,10 @@ test: $(VENV)/installed-dev ## Lint, types and every test but the long ones, two
 test-all: test ## The same, and the long tests that kill nothing
 	$(BIN)/python -m pytest -m "slow and not gpu" --ignore=tests/faults
 
-test-faults: $(VENV)/installed-dev ## Kill, stop and starve every process; writes docs/faults.md
+test-faults: $(VENV)/installed-dev ## Kill, stop and starve every process; writes docs/reference/faults.md
 	$(BIN)/python -m tests.faults
 
-test-mutants: $(VENV)/installed-mutants ## Plant faults that the tests must notice; writes docs/mutants.md
+test-mutants: $(VENV)/installed-mutants ## Plant faults that the tests must notice; writes docs/reference/mutants.md
 	$(BIN)/python -m pytest -q tests/unit/test_mutants.py tests/mutants/checks_of_making.py
 	$(BIN)/python -m tests.mutants
 

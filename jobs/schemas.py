@@ -179,7 +179,7 @@ def _decode_slowly(raw: bytes, known: _Line) -> object:
             f"is not UTF-8 (byte {error.start + 1}); save the file as UTF-8",
         )
     except json.JSONDecodeError as error:
-        _fail("invalid_json", None, f"broken JSON at column {error.colno}: {error.msg}; mend it")
+        _fail("invalid_json", None, f"broken JSON at column {error.colno}: {error.msg}; correct it")
     except RecursionError:
         _fail("invalid_json", None, "is nested too deeply; flatten it")
     except ValueError:
@@ -240,7 +240,7 @@ def _body_error(error: ValidationError) -> BodyError:
     param = f"body.{name}" if name else "body"
     if "message" in context:
         return BodyError(first["type"], param, str(context["message"]))
-    hint = HINTS.get(str(name), "mend it")
+    hint = HINTS.get(str(name), "correct it")
     if first["type"] == "missing":
         return BodyError("missing_field", param, f"is missing; {hint}")
     finding = first["msg"].removeprefix("Input ")

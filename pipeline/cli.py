@@ -44,11 +44,11 @@ Device = Annotated[
 ]
 Shards = Annotated[
     int | None,
-    typer.Option(min=1, help="Processes that the model is split among (default: one a device)."),
+    typer.Option(min=1, help="Processes that the model is split over (default: one per device)."),
 ]
 Devices = Annotated[
     str | None,
-    typer.Option(metavar="0,1,...", help="CUDA devices, one a shard (default: --device)."),
+    typer.Option(metavar="0,1,...", help="CUDA devices, one per shard (default: --device)."),
 ]
 
 
@@ -105,7 +105,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="OpenAI batch lines.")],
     model: Annotated[Path, typer.Option(metavar="DIR", help="A Hugging Face model directory.")],
     out: Annotated[
-        Path, typer.Option(metavar="OUT.jsonl", help="Successes; failures go to OUT.errors.jsonl.")
+        Path, typer.Option(metavar="OUT.jsonl", help="Results; failures go to OUT.errors.jsonl.")
     ],
     dtype: Annotated[
         str, typer.Option(help="auto (the fastest that is safe), fp64, fp32, bf16, fp16 or int8.")
@@ -122,7 +122,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     devices: Devices = None,
     retry: Annotated[
         bool,
-        typer.Option("--retry", help="Rows that failed through no fault of theirs, once more."),
+        typer.Option("--retry", help="Compute rows again that failed by no fault of their own."),
     ] = False,
     accept_any_model: Annotated[
         bool,
@@ -134,11 +134,11 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     reuse_results: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Answers that runs share: what one has computed, others reuse."
+            metavar="FILE", help="Keep answers in this file, and reuse those of earlier runs."
         ),
     ] = None,
 ) -> None:
-    """Compute a whole file on this machine; run it again to go on where it stopped.
+    """Compute a whole file on this machine; run it again to continue where it stopped.
 
     Exit status: 0 every row succeeded, 1 the run could not go on, 2 unusable arguments,
     3 some rows failed, 4 no row succeeded.
@@ -176,7 +176,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     except RunError as error:
         _fail(str(error), EXIT_RUN)
     except KeyboardInterrupt as interrupt:
-        _errors.print("stopped; run the same command again to go on", highlight=False)
+        _errors.print("stopped; run the same command again to continue", highlight=False)
         number = interrupt.args[0] if interrupt.args else signal.SIGINT
         raise typer.Exit(128 + number) from None
     print_summary(_errors, summary)
@@ -199,7 +199,7 @@ def worker(
     role: Annotated[WorkerRole, typer.Argument(help="plan: planner; compute: GPU worker.")],
     engine: Annotated[
         str | None,
-        typer.Option(help="model; fake makes answers up without a model, to test what is around."),
+        typer.Option(help="model, or fake: answers are made up without a model."),
     ] = None,
     device: Device = None,
     shards: Shards = None,
@@ -217,7 +217,7 @@ def worker(
 
 @app.command()
 def beat() -> None:
-    """Start the clock (Celery beat): exactly one a deployment."""
+    """Start beat, Celery's clock; exactly one per deployment."""
     _settings()
     _become(beat_command())
 
@@ -256,14 +256,14 @@ def api(
 @app.command()
 def health(
     part: Annotated[
-        str, typer.Argument(metavar="planner|worker|beat", help="The process to ask after.")
+        str, typer.Argument(metavar="planner|worker|beat", help="The process to check.")
     ],
 ) -> None:
-    """Exit with 0 if this machine's planner, GPU worker or clock does its work, else with 1."""
+    """Exit with 0 if this machine's planner, GPU worker or beat works, else with 1."""
     from nightjar.pipeline.health import Part, trouble
 
     if part not in list(Part):
-        _fail(f"{part!r}: ask after one of {', '.join(Part)}", EXIT_USAGE)
+        _fail(f"{part!r}: use one of {', '.join(Part)}", EXIT_USAGE)
     if (found := trouble(Part(part), _settings())) is not None:
         _fail(found, EXIT_RUN)
     typer.echo("ok")
@@ -274,18 +274,18 @@ def submit(
     source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="OpenAI batch lines.")],
     api_url: ApiUrl = DEFAULT_API,
     key: Annotated[
-        str | None, typer.Option(help="Idempotency key: sent twice, it makes one job.")
+        str | None, typer.Option(help="Idempotency key: the same key sent twice makes one job.")
     ] = None,
     completion_window: Annotated[
-        str | None, typer.Option(help="Such as 90m or 24h: what is not computed by then expires.")
+        str | None, typer.Option(help="Such as 90m or 24h; what is not computed by then expires.")
     ] = None,
     priority: Annotated[
         int, typer.Option(min=0, max=9, help="Each step is worth an hour of waiting.")
     ] = 0,
 ) -> None:
-    """Send a file to a running deployment; prints the job.
+    """Send a file to a running deployment, and print the job.
 
-    Exit status: 0 the job is there, 1 it is not, 2 unusable arguments, 4 every row was rejected.
+    Exit status: 0 the job was stored, 1 it was not, 2 unusable arguments, 4 every row was rejected.
     """
     from nightjar.pipeline.formats import UnusableInputError, check_format, failure_text
 
@@ -312,7 +312,7 @@ def submit(
 
 @app.command()
 def status(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
-    """Show a job's state and counts; says on standard error what it waits for."""
+    """Show a job's state and counts, and on standard error what it waits for."""
     with _client(api_url) as client:
         job = client.job(job_id)
     typer.echo(json.dumps(job, indent=2))
@@ -326,7 +326,7 @@ def results(
     api_url: ApiUrl = DEFAULT_API,
     outcome: Annotated[Outcome, typer.Option(help="Which rows.")] = Outcome.ALL,
 ) -> None:
-    """Print what has landed of a job, as OpenAI batch output lines."""
+    """Print the results of a job so far, as OpenAI batch output lines."""
     with _client(api_url) as client:
         for line in client.results(job_id, outcome.value):
             typer.echo(json.dumps(line, ensure_ascii=False))
@@ -334,28 +334,28 @@ def results(
 
 @app.command()
 def cancel(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
-    """Cancel a job; what has landed stays."""
+    """Cancel a job; results that are stored stay."""
     with _client(api_url) as client:
         typer.echo(json.dumps(client.cancel(job_id), indent=2))
 
 
 @app.command()
 def pause(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
-    """Begin nothing more of a job; what is being computed finishes."""
+    """Pause a job: nothing more of it starts, and what is being computed finishes."""
     with _client(api_url) as client:
         typer.echo(json.dumps(client.pause(job_id), indent=2))
 
 
 @app.command()
 def resume(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
-    """Go on with a paused job."""
+    """Continue a paused job."""
     with _client(api_url) as client:
         typer.echo(json.dumps(client.resume(job_id), indent=2))
 
 
 @app.command()
 def retry(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
-    """Compute again what failed through no fault of the request, such as what crashed."""
+    """Compute requests again that failed by no fault of their own, such as a crash."""
     with _client(api_url) as client:
         typer.echo(json.dumps(client.retry(job_id), indent=2))
 
@@ -396,7 +396,7 @@ def vectors(
 
 @app.command()
 def migrate() -> None:
-    """Bring the database to this version's tables; safe to run twice at once."""
+    """Bring the database's tables to this version; may run several times at once."""
     from nightjar.jobs.store import Store
 
     store = Store(_settings().database_url.get_secret_value())

@@ -50,7 +50,7 @@ def read_batch_lines(
             if bad == most_bad_in_a_row:
                 raise UnusableInputError(
                     f"has {bad} lines in a row that cannot be used; the first: {first.message}; "
-                    "mend the file, or raise NIGHTJAR_BAD_LINES_IN_A_ROW to go on past so many"
+                    "correct the file, or raise NIGHTJAR_BAD_LINES_IN_A_ROW to read on"
                 )
         yield row
 

@@ -58,7 +58,7 @@ class ProgressView(Listener):
         """Show the size of the job, and from where it goes on."""
         self._done_before = job.ended
         if resumed and not job.is_over:
-            self.noticed(f"goes on: {job.ended} of {job.total} requests have landed before")
+            self.noticed(f"continuing: {job.ended} of {job.total} requests are already done")
         self._progress.update(self._bar, total=job.total, completed=job.ended)
 
     def progressed(self, job: Job) -> None:

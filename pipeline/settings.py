@@ -282,7 +282,7 @@ class Settings(BaseSettings):
 
     @cached_property
     def broker_transport_options(self) -> dict[str, object]:
-        """Options of kombu's Redis transport; docs/structure.md says why each is set."""
+        """Options of kombu's Redis transport; docs/guides/operations.md says why each is set."""
         return {
             "visibility_timeout": 1800,
             "unacked_restore_interval": 5,

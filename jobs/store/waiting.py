@@ -77,7 +77,7 @@ class WaitingStore(StorePart):
         with self._database.reading() as connection:
             found = find_job(connection, job_id)
             if found.state is JobState.PAUSED:
-                message = f"it is paused: `nightjar resume {job_id}` lets it go on"
+                message = f"it is paused: `nightjar resume {job_id}` continues it"
                 return Waiting((WaitsFor.RESUME,), message)
             if found.state not in lifecycle.RUNNABLE:
                 return Waiting()

@@ -229,7 +229,7 @@ class _Run:
             if newest and (submission.job_id != newest.id if known else not is_spent):
                 raise UsageError(
                     f"{self._workdir} belongs to another run: "
-                    f"{what_changed(self._workdir, asked)}; give --workdir or --out anew, or "
+                    f"{what_changed(self._workdir, asked)}; give another --workdir or --out, or "
                     "remove that directory"
                 )
             if not known:
@@ -270,7 +270,7 @@ class _Run:
         if free < _FREE_BYTES:
             raise RunError(
                 f"the disk of {self._workdir} is full ({free >> 20} MiB free, {_FREE_BYTES >> 20} "
-                "needed); free some and run the same command again to go on"
+                "needed); free some, then run the same command again to continue"
             )
 
     def _write(self, job: Job) -> None:

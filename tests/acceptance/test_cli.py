@@ -58,7 +58,7 @@ def test_help_loses_nothing_to_markup(command: str) -> None:
         (["worker", "compute", "--engine=real"], {}, "NIGHTJAR_ENGINE"),
         (["api"], {"NIGHTJAR_DTYPE": "int4"}, "NIGHTJAR_DTYPE"),
         (["flower", "--address=0.0.0.0"], {}, "NIGHTJAR_FLOWER_AUTH"),
-        (["health", "flower"], {}, "ask after one of planner, worker, beat"),
+        (["health", "flower"], {}, "use one of planner, worker, beat"),
         (["beat"], {"NIGHTJAR_BROKER_URL": "127.0.0.1:6379/0"}, "begins with redis://"),
         (["flower"], {"NIGHTJAR_FLOWER_AUT": "owl:hoot"}, "did you mean NIGHTJAR_FLOWER_AUTH?"),
         (["run", "x.jsonl", "--model=m", "--out=o", "--prompt-vector=v"], {}, "NAME=FILE"),

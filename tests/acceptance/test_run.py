@@ -299,7 +299,7 @@ def test_a_killed_run_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> 
     spent_before = written_seconds(database.parent)
     again = nightjar(*run_arguments(source, tiny_model, out), timeout_s=180)
     assert again.returncode == 0, again.stderr
-    assert f"{len(before)} of {count} requests have landed before" in again.stderr
+    assert f"{len(before)} of {count} requests are already done" in again.stderr
     wall_s, engine_s, load_s, _ = told_seconds(again.stderr)
     assert engine_s + load_s <= wall_s
     since = [

@@ -1,4 +1,4 @@
-"""CUDA kernels on the CPU, for tests: see docs/cuda-host.md."""
+"""CUDA kernels on the CPU, for tests: see docs/explanations/cuda-host.md."""
 
 from .compiler import CompileError
 from .findings import Finding, KernelFault

@@ -1,4 +1,4 @@
-"""One row for each fault: kept as JSON, shown as a table in docs/faults.md."""
+"""One row for each fault: kept as JSON, shown as a table in docs/reference/faults.md."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from benchmarks.machine import describe
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "faults.md"
+PAGE = ROOT / "docs" / "reference" / "faults.md"
 BEGIN, END = "<!-- faults begin -->", "<!-- faults end -->"
 _HEAD = (
     "| # | fault | database | system | times | requests | lost | twice | computed again "
@@ -95,7 +95,7 @@ def table(rows: list[Row]) -> str:
 
 
 def write_page(results: Path) -> None:
-    """Put the table of a result file between the marks of docs/faults.md."""
+    """Put the table of a result file between the marks of docs/reference/faults.md."""
     found = json.loads(results.read_text(encoding="utf-8"))
     rows = [Row(**row) for row in found["rows"]]
     page = PAGE.read_text(encoding="utf-8")

@@ -1,1 +1,1 @@
-"""The engine and the kernels on a GPU: `pytest -m gpu`, see docs/cuda.md."""
+"""The engine and the kernels on a GPU: `pytest -m gpu`, see docs/guides/gpu.md."""

@@ -1,4 +1,4 @@
-"""`python -m tests.mutants`: plant faults, run the tests, write docs/mutants.md.
+"""`python -m tests.mutants`: plant faults, run the tests, write docs/reference/mutants.md.
 
 The exit status is 0 if enough mutants were caught and each survivor is explained, 1 if not, and 2
 if the tests fail without a mutant.
@@ -25,7 +25,7 @@ from tests.mutants.report import Outcome, as_entry, page
 from tests.mutants.table import ROOT, TESTS, mutated_modules, without_entry
 from tests.mutants.trials import POSTGRESQL, SQLITE, Plan, UnmutatedError, try_all
 
-PAGE = ROOT / "docs" / "mutants.md"
+PAGE = ROOT / "docs" / "reference" / "mutants.md"
 
 
 def main() -> int:

@@ -70,8 +70,8 @@ def test_a_job_that_may_run_can_be_paused_cancelled_and_ended(state: JobState) -
 
 
 def drawn(name: str) -> set[tuple[str, str]]:
-    """The arrows of a state diagram in docs/structure.md."""
-    page = (Path(__file__).parents[2] / "docs" / "structure.md").read_text()
+    """The arrows of a state diagram in docs/reference/states.md."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "states.md").read_text()
     (diagram,) = re.findall(rf"%% {name}\n(.*?)```", page, re.DOTALL)
     return {(a, b) for a, b in re.findall(r"(\w+) --> (\w+)", diagram)}
 

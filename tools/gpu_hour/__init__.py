@@ -1,1 +1,1 @@
-"""The first hour on a GPU, in five stages of at most nine minutes: see docs/cuda.md."""
+"""The first hour on a GPU, in five stages of at most nine minutes: see docs/guides/gpu.md."""
