@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from nightjar.checkpoints import ShardError
+from nightjar.children import Process, how_ended, start_child, wait_or_kill
 from nightjar.gpu_worker.shards.activity import FIRST_SIGN, Doing, Sign, last_sign
 from nightjar.gpu_worker.shards.exits import EXIT_FAILED, EXIT_GROUP_LOST
 from nightjar.gpu_worker.shards.process import SWITCHES
@@ -150,7 +151,7 @@ class _Member:
     """
 
     rank: int
-    process: subprocess.Popen[bytes]
+    process: Process
     life: int | None
     sign: Sign = FIRST_SIGN
     silent_s: float = 0.0
@@ -268,11 +269,7 @@ class ComputeGroup:
         if self._reason is None and len(self._members) > 1:
             self._reason = self._blame(self._members[0])
         first, *others = self._members
-        try:
-            first.process.wait(_EXIT_GRACE_S)
-        except subprocess.TimeoutExpired:
-            first.process.kill()
-            first.process.wait()
+        wait_or_kill(first.process, _EXIT_GRACE_S)
         for member in others:
             member.process.kill()
             member.process.wait()
@@ -297,12 +294,8 @@ class ComputeGroup:
                 numbers = [end.fileno() for end in ends]
                 descriptors += numbers
                 command.append(f"--followers={','.join(map(str, numbers))}")
-        process = subprocess.Popen(
-            command,
-            pass_fds=descriptors,
-            stdin=subprocess.DEVNULL,
-            env=self._config.environment(rank),
-        )
+        environment = self._config.environment(rank)
+        process = start_child(command, environment=environment, descriptors=descriptors)
         if theirs is not None:
             os.close(theirs)
         return _Member(rank, process, life)
@@ -373,9 +366,4 @@ def _how(status: int) -> str:
     """How a process with this status ended, as a verb."""
     if status == EXIT_FAILED:
         return "ended by an error of its own: see the log"
-    if status >= 0:
-        return f"ended with status {status}"
-    try:
-        return f"was ended by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was ended by signal {-status}"
+    return how_ended(status)

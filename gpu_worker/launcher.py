@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import wait
 
+from nightjar.children import ClosedError, RestartPolicy, Supervisor
 from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.compute_group import ComputeConfig, ComputeGroup
 from nightjar.jobs.records import ComputeSeconds
@@ -22,7 +24,8 @@ logger = logging.getLogger(__name__)
 MakeMessage = Callable[[int], messages.Generate | messages.Rank]
 
 _WATCH_EVERY_S = 1.0
-_MOST_FAILED_LOADS = 3
+# Another start does not mend a process that ends so often before its model is loaded.
+RESTARTS = RestartPolicy(most_failures=3)
 
 
 class LauncherError(Exception):
@@ -90,11 +93,10 @@ class Launcher:
         self._ready = threading.Event()
         self._error: str | None = None
         self._precision = config.dtype
-        self._failed_loads = 0
         self._seconds = ComputeSeconds()
         self._earlier_engine_s = 0.0  # of the processes before the one that runs now
-        self._closing = False
         self._alive_at = time.monotonic()
+        self._supervisor = Supervisor(partial(ComputeGroup, config), RESTARTS)
         self._group = self._spawn()
         self._reader = threading.Thread(target=self._read_forever, name="compute-reader")
         self._reader.start()
@@ -172,7 +174,7 @@ class Launcher:
 
     def close(self) -> None:
         """End the process: it leaves when the pipe closes, else it is killed."""
-        self._closing = True
+        self._supervisor.close()
         with self._send_lock:
             self._group.terminate()
         self._reader.join()
@@ -182,7 +184,7 @@ class Launcher:
             raise LauncherError(self._error)
 
     def _spawn(self) -> ComputeGroup:
-        group = ComputeGroup(self._config)
+        group = self._supervisor.start()
         self._alive_at = time.monotonic()
         return group
 
@@ -195,7 +197,7 @@ class Launcher:
 
     def _read_forever(self) -> None:
         try:
-            while not self._closing and self._error is None:
+            while not self._supervisor.closed and self._error is None:
                 self._read()
         except Exception as error:
             # Without this thread no answer ever comes: whoever waits must hear of it.
@@ -208,7 +210,7 @@ class Launcher:
         try:
             ready = wait([group.pipe, *group.watched], _WATCH_EVERY_S)
             fault = group.fault(ready)
-            if fault is not None and not self._closing:
+            if fault is not None and not self._supervisor.closed:
                 logger.error("compute process %s", fault, extra={"action": "rank_lost"})
                 group.kill(fault)
             if group.pipe in ready:
@@ -224,7 +226,7 @@ class Launcher:
         self._alive_at = time.monotonic()
         match message:
             case messages.Ready():
-                self._failed_loads = 0
+                self._supervisor.succeeded()
                 self._precision = message.dtype
                 load_s = self._seconds.load_s + message.load_s
                 self._seconds = replace(self._seconds, load_s=load_s)
@@ -249,16 +251,15 @@ class Launcher:
     def _replace(self) -> None:
         """The process is gone: fail what it had in flight and start another."""
         self._group.wait()
-        if self._closing:
+        if self._supervisor.closed:
             return
         ending = f"the compute process {self._group.ending()}"
         if self._ready.is_set():
             lost: LauncherError = ComputeLostError(ending)
         else:
             lost = ComputeNotReadyError(f"{ending} while it loaded the model")
-            self._failed_loads += 1
-            if self._failed_loads == _MOST_FAILED_LOADS:
-                self._fail(f"{lost}, {_MOST_FAILED_LOADS} times in a row")
+            if self._supervisor.failed():
+                self._fail(f"{lost}, {self._supervisor.failures} times in a row")
                 return
         logger.error("%s", lost, extra={"action": "lost"})
         with self._send_lock:
@@ -266,7 +267,10 @@ class Launcher:
             self._fail_pending(lost)
             self._group.pipe.close()
             self._earlier_engine_s = self._seconds.engine_s
-            self._group = self._spawn()
+            try:
+                self._group = self._spawn()
+            except ClosedError:
+                return
             vectors = [messages.RegisterVectors(key=k, data=d) for k, d in self._vectors.items()]
             self._send(vectors)
 

@@ -96,7 +96,7 @@ class EmbeddedSystem:
     def progressed(self) -> None:
         """Results have landed: what ended before was not for good."""
         for service in [*self._workers, self._broker]:
-            service.ends = 0
+            service.progressed()
 
     def stop(self) -> None:
         """End everything, the broker last."""

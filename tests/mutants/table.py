@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GLOBS = (
+    "nightjar/children.py",
     "jobs/lifecycle.py",
     "jobs/store/*.py",
     "pipeline/**/*.py",
@@ -41,6 +42,7 @@ _PROTOCOL = _store("leases", "suspects", "stopping", "races", "protocol")
 _RUN = _acceptance("run_fake", "bad_input", "bad_requests")
 
 TESTS: dict[str, list[str]] = {
+    "nightjar/children.py": _unit("children"),
     "jobs/lifecycle.py": [*_unit("jobs_lifecycle"), *_store("leases", "stopping", "retrying")],
     "jobs/store/__init__.py": ["tests/migration/test_migrations.py", *_store("troubles")],
     "jobs/store/backlog.py": [*_store("planning"), *_integration("plan_budgets", "dispatcher")],
@@ -114,6 +116,7 @@ TESTS: dict[str, list[str]] = {
     "pipeline/sweeper.py": _integration("sweeper", "leadership", "poison"),
     "pipeline/taking.py": [*_unit("pipeline_taking"), *_integration("taking")],
     "pipeline/tasks.py": _integration("two_planners", "dispatcher"),
+    "pipeline/upload_process.py": _integration("api_upload_process"),
     "pipeline/transport.py": [*_unit("pipeline_transport"), *_integration("broker_lost")],
     "pipeline/variables.py": _unit("settings"),
     "pipeline/vectors.py": _integration("vectors"),
