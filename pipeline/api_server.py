@@ -78,7 +78,7 @@ def _celery(settings: Settings) -> Celery:
     # A broker that is down costs the caller little time: the job is in SQL, and beat finds it.
     # Without `max_retries` kombu tries to connect for seconds, whatever `retry` says. The timeout
     # for a silent broker is shorter than a worker's.
-    celery.conf.broker_transport_options = settings.broker_transport_options | {
+    celery.conf.broker_transport_options = celery.conf.broker_transport_options | {
         "max_retries": 0,
         "socket_timeout": BROKER_TIMEOUT_S,
     }

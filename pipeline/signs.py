@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from types import TracebackType
 
 from celery import Celery
 from kombu import Connection, Queue
@@ -67,12 +66,7 @@ class Signs:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stopping.set()
         self._thread.join(BROKER_TIMEOUT_S)
 

@@ -7,7 +7,6 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
 
 from nightjar.children import (
     ClosedError,
@@ -45,12 +44,7 @@ class UploadProcess:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         process = self._supervisor.close()
         if process is not None:
             process.terminate()

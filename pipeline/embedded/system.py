@@ -5,7 +5,6 @@ import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from pydantic import SecretStr
 
@@ -68,12 +67,7 @@ class EmbeddedSystem:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
     def watch(self) -> None:

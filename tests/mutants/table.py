@@ -15,7 +15,16 @@ GLOBS = (
     "pipeline/**/*.py",
     *(
         f"gpu_worker/{name}.py"
-        for name in ("worker", "tasks", "gate", "launcher", "ticker", "known_scores")
+        for name in (
+            "worker",
+            "computing",
+            "heartbeat",
+            "tasks",
+            "gate",
+            "launcher",
+            "ticker",
+            "known_scores",
+        )
     ),
 )
 # They hold a docstring.
@@ -103,6 +112,7 @@ TESTS: dict[str, list[str]] = {
     "pipeline/health.py": _integration("health"),
     "pipeline/leadership.py": _integration("leadership", "two_planners"),
     "pipeline/liveness.py": [*_unit("pipeline_liveness"), *_integration("sweeper")],
+    "pipeline/message_fields.py": _unit("pipeline_message_shape"),
     "pipeline/message_shape.py": _unit("pipeline_message_shape"),
     "pipeline/model_change.py": [*_store("models"), *_integration("two_models")],
     "pipeline/pack.py": [*_unit("pipeline_pack"), *_integration("planner")],
@@ -126,12 +136,15 @@ TESTS: dict[str, list[str]] = {
     "pipeline/variables.py": _unit("settings"),
     "pipeline/vectors.py": _integration("vectors"),
     "pipeline/waking.py": _integration("dispatcher", "health"),
+    "pipeline/watched_time.py": [*_unit("watched_time"), *_integration("sweeper", "leadership")],
     "pipeline/embedded/patience.py": _store("waiting"),
     "pipeline/embedded/broker.py": _integration("broker_lost", "dispatcher"),
     "pipeline/embedded/processes.py": [*_integration("broker_lost", "dispatcher"), *_RUN],
     "pipeline/embedded/run.py": _RUN,
     "pipeline/embedded/system.py": _RUN,
     "pipeline/embedded/workdir.py": [*_unit("pipeline_workdir"), *_RUN],
+    "gpu_worker/computing.py": _integration("worker", "poison"),
+    "gpu_worker/heartbeat.py": _integration("worker"),
     "gpu_worker/gate.py": _unit("gate"),
     "gpu_worker/known_scores.py": [*_unit("worker_known_scores"), *_integration("worker")],
     "gpu_worker/launcher.py": _integration("launcher", "poison"),
