@@ -170,12 +170,12 @@ def test_a_fault_of_ours_ends_the_requests_and_is_raised(
 
 
 def test_a_lease_that_an_error_left_behind_goes_back(
-    store: Store, worker: GpuWorker, monkeypatch: pytest.MonkeyPatch
+    store: Store, worker: GpuWorker, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id, (ref,) = planned(store, 2, each=2)
     away = StoreUnavailableError("the database went away")
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "_compute", raiser(away))
+        patch.setattr(launcher, "submit", raiser(away))
         with pytest.raises(StoreUnavailableError):
             worker.run(ref.id, 0)
     assert store.leased(worker.owner) != []
