@@ -14,7 +14,7 @@ from rich.progress import (
 )
 
 from nightjar.jobs.records import Job
-from nightjar.pipeline.embedded.run import Listener, RunSummary
+from nightjar.pipeline.embedded.summary import Listener, RunSummary
 
 _LINE_EVERY_S = 10.0
 

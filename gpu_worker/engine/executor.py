@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from nightjar.gpu_worker.engine.ranking import Branch
 from nightjar.gpu_worker.engine.sampling import next_tokens
 from nightjar.gpu_worker.engine.sequence import Prefix
 from nightjar.gpu_worker.models import Decoder, KVTensors
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -70,6 +73,22 @@ class Executor:
         self._sample(plan, rows, output)
         self._score(plan, rows, output)
         return output
+
+    def run_one_by_one(self, plan: StepPlan, check_device: Callable[[], None]) -> StepOutput:
+        """Compute each request of a plan alone, so that only those that raise fail.
+
+        check_device: raises where the device itself has failed. Every later request would fail,
+        too, and be blamed for it.
+        """
+        whole = StepOutput()
+        for job, single in plan.singles():
+            try:
+                whole.extend(self.run(single))
+            except Exception as error:
+                logger.exception("request %d failed", job.request_id)
+                check_device()
+                whole.failures.append((job, error))
+        return whole
 
     def _forward(self, plan: StepPlan) -> Rows:
         """The last hidden states of the plan's wanted rows, and of the prefixes computed earlier

@@ -24,7 +24,8 @@ from nightjar.pipeline.cli.console import (
 from nightjar.pipeline.settings import Dtype
 
 if TYPE_CHECKING:
-    from nightjar.pipeline.embedded.run import RunArguments, RunSummary
+    from nightjar.pipeline.embedded.run import RunArguments
+    from nightjar.pipeline.embedded.summary import RunSummary
 
 Model = Annotated[Path, typer.Option(metavar="DIR", help="A Hugging Face model directory.")]
 Out = Annotated[
@@ -116,7 +117,7 @@ def _named_files(values: list[str]) -> dict[str, Path]:
 
 def _compute(arguments: "RunArguments") -> "RunSummary":
     """Run to the end and show how it goes; end the command where it cannot go on."""
-    from nightjar.pipeline.embedded.run import RunError
+    from nightjar.pipeline.embedded.outputs import RunError
     from nightjar.pipeline.embedded.run import run as run_embedded
     from nightjar.pipeline.embedded.workdir import UsageError
     from nightjar.pipeline.progress import ProgressView, print_summary
