@@ -1,6 +1,6 @@
 """The processes that compute one model: how they are started, whether they live, how they ended.
 
-There is one, or one a shard: rank 0, which the worker speaks to, and those that follow it.
+There is one, or one a shard: rank 0, which the worker speaks to, and the ranks that follow it.
 """
 
 import os
@@ -159,16 +159,16 @@ class _Member:
     worked: tuple[int, ...] = ()
 
     def hear(self, sign: Sign) -> None:
-        """It has given a sign of life."""
+        """Note a sign of life."""
         self.silent_s = 0.0
         if sign != self.sign:
             self.sign, self.late_s = sign, 0.0
 
     def hear_nothing(self, passed_s: float) -> None:
-        """It has not, for so long.
+        """Note that no sign of life came for so long.
 
-        While weights come from a slow disk, a process may hold Python's lock for longer than
-        anybody would wait for a step: then the system is asked whether it does anything.
+        While weights come from a slow disk, a process may hold Python's lock for longer than a step
+        may take. Then the system is asked whether the process does anything.
         """
         loads = self.sign.doing is Doing.LOADING and self._is_at_work()
         self.silent_s = 0.0 if loads else self.silent_s + passed_s
@@ -197,7 +197,7 @@ class ComputeGroup:
 
     def __init__(self, config: ComputeConfig) -> None:
         self._config = config
-        # Only where ranks meet: a worker that is killed leaves the directory behind.
+        # Made only where ranks meet, because a worker that is killed leaves the directory behind.
         self._meeting = (
             tempfile.TemporaryDirectory(prefix="nightjar-ranks-") if config.ranks > 1 else None
         )
@@ -227,10 +227,10 @@ class ComputeGroup:
         return [member.life for member in self._members if member.life is not None]
 
     def fault(self, ready: Container[object]) -> str | None:
-        """Read the signs of life that are `ready`; what is wrong with a rank, or None.
+        """Read the signs of life that are `ready`; return what is wrong with a rank, or None.
 
-        Only so much of the time between two looks counts as there can be between two signs: where
-        nobody looked, because this process was stopped as well, silence says nothing.
+        The time between two calls counts only as far as there can be time between two signs. Where
+        this process was stopped, too, the silence of a rank means nothing.
         """
         now, limit = time.monotonic(), self._config.rank_late_after_s
         passed, self._looked_at = min(now - self._looked_at, _LONGEST_LOOK_S), now
@@ -265,7 +265,7 @@ class ComputeGroup:
             member.process.terminate()
 
     def wait(self) -> None:
-        """Return when all have ended: rank 0 in its own time, if that is short."""
+        """Return when all have ended; rank 0 has a grace period, the others are killed."""
         if self._reason is None and len(self._members) > 1:
             self._reason = self._blame(self._members[0])
         first, *others = self._members
@@ -278,7 +278,7 @@ class ComputeGroup:
             self._meeting.cleanup()
 
     def ending(self) -> str:
-        """How it came to the end, as a verb."""
+        """Say, as a verb, how the group ended."""
         return self._reason or _how(self._members[0].process.returncode)
 
     def _start(self, rank: int, pipe: Connection, ends: list[Connection]) -> _Member:
@@ -301,7 +301,7 @@ class ComputeGroup:
         return _Member(rank, process, life)
 
     def _blame(self, ended: _Member) -> str:
-        """Which rank ended by itself, and how; the others left because of it."""
+        """Say which rank ended by itself and how; the others left because of it."""
         try:
             ended.process.wait(_REAP_S)
         except subprocess.TimeoutExpired:
@@ -324,10 +324,10 @@ class ComputeGroup:
                 return self._late(late)
             if time.monotonic() > deadline:
                 return f"of rank {ended.rank} lost the others: see the log"
-            time.sleep(_REAP_S / 20)  # whose end made this one leave may not have ended quite
+            time.sleep(_REAP_S / 20)  # the rank that made this one leave may still be ending
 
     def _late(self, members: "list[_Member]") -> str:
-        """What is said of ranks that kept another waiting: the one that is behind is to blame."""
+        """Say which of the ranks that kept others waiting is to blame: the one furthest behind."""
         least = min(members, key=lambda member: member.sign.position)
         limit = self._config.rank_late_after_s
         return f"of rank {least.rank} stalled: the others waited {limit:g} s"
@@ -340,7 +340,7 @@ class ComputeGroup:
 
 
 def _visible(number: int) -> str:
-    """What the device with this number, among those that this process sees, is called by CUDA."""
+    """CUDA's name of the device with this number among those that this process sees."""
     listed = os.environ.get(_VISIBLE)
     if listed is None:
         return f"{number}"
@@ -363,7 +363,7 @@ def _cores() -> int:
 
 
 def _how(status: int) -> str:
-    """How a process with this status ended, as a verb."""
+    """Say, as a verb, how a rank with this status ended."""
     if status == EXIT_FAILED:
         return "ended by an error of its own: see the log"
     return how_ended(status)

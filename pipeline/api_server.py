@@ -41,7 +41,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses, with jobs' metadata
     sys.setswitchinterval(SWITCH_EVERY_S)
     _end_in_order()
-    # The store is closed last: SQLite's log is merged by whoever closes the last connection.
+    # The store is closed last: the last connection that closes merges SQLite's log.
     with _store(settings) as store, UploadProcess() as uploads:
         celery = _celery(settings)
         dead_after_s = settings.worker_dead_after_s

@@ -12,7 +12,7 @@ LARGEST_TASK_BYTES = 64 << 10
 SIGNATURE = "nightjar_signature"
 """The header that carries the signature."""
 
-# What may be asked of a worker by remote control: it changes nothing. Flower asks these.
+# Questions that remote control may ask of a worker. Flower asks them, and they change nothing.
 _QUESTIONS = (
     "active",
     "active_queues",
@@ -36,7 +36,7 @@ _LONGEST_REPR = 4096
 
 
 def _text(longest: int) -> Check:
-    # Printable: it is logged, and half a surrogate pair could not be.
+    # Printable, because it is logged; half of a surrogate pair cannot be.
     return lambda value: (
         isinstance(value, str) and 0 < len(value) <= longest and value.isprintable()
     )
@@ -48,7 +48,7 @@ def _maybe_text(longest: int) -> Check:
 
 
 def _one_of(*allowed: object) -> Check:
-    # By type too: JSON's true equals 1.
+    # The type counts, too: JSON's true equals 1.
     return lambda value: any(type(value) is type(one) and value == one for one in allowed)
 
 
@@ -79,7 +79,7 @@ def _task_name(value: object) -> bool:
 
 
 def _moment(value: object) -> bool:
-    """Whether this is None, or a moment with its offset that may be compared with now."""
+    """Whether this is None, or a moment with a time zone that can be compared with now."""
     if value is None:
         return True
     try:
@@ -156,7 +156,7 @@ TASK_HEADERS: dict[str, Check] = {
     "replaced_task_nesting": _integer(0, 0),
     "stamped_headers": _one_of(None, []),
     "stamps": _one_of({}),
-    "celery_beat_task": _one_of(True),  # of what the clock sends
+    "celery_beat_task": _one_of(True),  # in messages of the clock
     "redelivered": _one_of(True, False),  # kombu adds it to what it delivers again
     SIGNATURE: _signature,
 }
@@ -171,7 +171,7 @@ QUESTION: dict[str, Check] = {
     "arguments": _plain_values,
     "destination": _names,
     "pattern": _maybe_name,
-    "matcher": _one_of(None, "glob"),  # no regular expression, which may take for ever
+    "matcher": _one_of(None, "glob"),  # no regular expression: one may take for ever
     "ticket": _maybe_name,
     "reply_to": _reply_address,
 }

@@ -38,17 +38,17 @@ class MessageError(Exception):
 
 
 def is_control_queue(queue: str) -> bool:
-    """Whether a worker is asked by remote control through this queue."""
+    """Whether the queue carries remote control's questions to workers."""
     return queue.endswith(_CONTROL) and not queue.endswith(_REPLIES)
 
 
 def is_task_queue(queue: str) -> bool:
-    """Whether the queue carries tasks; all queues do but kombu's own, of events and control."""
+    """Whether the queue carries tasks; only kombu's queues of events and control do not."""
     return not queue.endswith(_CONTROL) and not queue.startswith(_EVENTS)
 
 
 def read_message(raw: bytes | str, queue: str) -> object:
-    """Parse what lay in the broker.
+    """Parse a message as the broker held it.
 
     Raises:
         MessageError: It is too large, or no JSON.

@@ -72,7 +72,7 @@ class Admission:
         return ranking
 
     def _text(self, request: GenerateRequest, arrival: int, base: int) -> TextJob:
-        """A prompt and the texts that are to follow it."""
+        """Make the job of a prompt and the sequences that follow it."""
         params = request.sampling
         blocks = blocks_of_texts(self._pool, len(request.token_ids), params)
         prefix = self._prefix(list(request.token_ids), base, len(request.token_ids), blocks)
@@ -85,7 +85,7 @@ class Admission:
         return job
 
     def _ranking(self, request: RankRequest, arrival: int, base: int) -> RankJob:
-        """A query, and documents in parts that begin alike."""
+        """Make the job of a query and its documents, in parts that begin alike."""
         query = list(request.query_ids)
         documents = [list(document) for document in request.documents]
         room = self._pool.total * self._pool.block_size - len(query)
@@ -102,8 +102,11 @@ class Admission:
         return RankJob(request, arrival, parts)
 
     def _prefix(self, tokens: list[int], base: int, scored_from: int, blocks: int) -> Prefix:
-        """Tokens with the keys of their prefixes.  Ids past the vocabulary mean rows of the
-        vectors from `base` on, which are never reused: so the base tells them apart."""
+        """Make a prefix of tokens, with the keys by which its blocks are found.
+
+        Ids past the vocabulary mean rows of prompt vectors from `base` on. No base is used twice,
+        so it tells the keys of different vectors apart.
+        """
         salt = base + 1 if max(tokens) >= self._vocab_size else 0
         keys = prefix_keys(tokens, self._pool.grain, salt)
         return Prefix(tokens, base, keys, scored_from, blocks)

@@ -257,10 +257,10 @@ class Engine:
     def _not_finite(self, job: Job) -> list[Result]:
         """Compute a request again whose scores are NaN or infinite; return a failure if it ends.
 
-        First it is computed by itself, if another request may be to blame: it may share a block
-        that was computed by a request whose scores nobody has seen yet. On a GPU, a NaN also
-        reaches earlier rows, where attention multiplies it by 0. After that it is computed in a
-        higher precision, if there is one.
+        First it is computed by itself, if another request may be to blame. It may share a block of
+        a request whose scores were not known yet. On a GPU, a NaN also reaches earlier rows, where
+        attention multiplies it by 0. After that it is computed in a higher precision, if there is
+        one.
         """
         if job.is_on_trust:
             self._drop(job, spoiled=True)
