@@ -1,6 +1,6 @@
 """The processes that compute one model: how they are started, whether they live, how they ended.
 
-There is one, or one a shard: rank 0, which the worker speaks to, and those that follow it.
+There is one, or one a shard: rank 0, which the worker speaks to, and the ranks that follow it.
 """
 
 import os
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from nightjar.checkpoints import ShardError
+from nightjar.children import Process, how_ended, start_child, wait_or_kill
 from nightjar.gpu_worker.shards.activity import FIRST_SIGN, Doing, Sign, last_sign
 from nightjar.gpu_worker.shards.exits import EXIT_FAILED, EXIT_GROUP_LOST
 from nightjar.gpu_worker.shards.process import SWITCHES
@@ -150,7 +151,7 @@ class _Member:
     """
 
     rank: int
-    process: subprocess.Popen[bytes]
+    process: Process
     life: int | None
     sign: Sign = FIRST_SIGN
     silent_s: float = 0.0
@@ -158,16 +159,16 @@ class _Member:
     worked: tuple[int, ...] = ()
 
     def hear(self, sign: Sign) -> None:
-        """It has given a sign of life."""
+        """Note a sign of life."""
         self.silent_s = 0.0
         if sign != self.sign:
             self.sign, self.late_s = sign, 0.0
 
     def hear_nothing(self, passed_s: float) -> None:
-        """It has not, for so long.
+        """Note that no sign of life came for so long.
 
-        While weights come from a slow disk, a process may hold Python's lock for longer than
-        anybody would wait for a step: then the system is asked whether it does anything.
+        While weights come from a slow disk, a process may hold Python's lock for longer than a step
+        may take. Then the system is asked whether the process does anything.
         """
         loads = self.sign.doing is Doing.LOADING and self._is_at_work()
         self.silent_s = 0.0 if loads else self.silent_s + passed_s
@@ -196,7 +197,7 @@ class ComputeGroup:
 
     def __init__(self, config: ComputeConfig) -> None:
         self._config = config
-        # Only where ranks meet: a worker that is killed leaves the directory behind.
+        # Made only where ranks meet, because a worker that is killed leaves the directory behind.
         self._meeting = (
             tempfile.TemporaryDirectory(prefix="nightjar-ranks-") if config.ranks > 1 else None
         )
@@ -226,10 +227,10 @@ class ComputeGroup:
         return [member.life for member in self._members if member.life is not None]
 
     def fault(self, ready: Container[object]) -> str | None:
-        """Read the signs of life that are `ready`; what is wrong with a rank, or None.
+        """Read the signs of life that are `ready`; return what is wrong with a rank, or None.
 
-        Only so much of the time between two looks counts as there can be between two signs: where
-        nobody looked, because this process was stopped as well, silence says nothing.
+        The time between two calls counts only as far as there can be time between two signs. Where
+        this process was stopped, too, the silence of a rank means nothing.
         """
         now, limit = time.monotonic(), self._config.rank_late_after_s
         passed, self._looked_at = min(now - self._looked_at, _LONGEST_LOOK_S), now
@@ -264,15 +265,11 @@ class ComputeGroup:
             member.process.terminate()
 
     def wait(self) -> None:
-        """Return when all have ended: rank 0 in its own time, if that is short."""
+        """Return when all have ended; rank 0 has a grace period, the others are killed."""
         if self._reason is None and len(self._members) > 1:
             self._reason = self._blame(self._members[0])
         first, *others = self._members
-        try:
-            first.process.wait(_EXIT_GRACE_S)
-        except subprocess.TimeoutExpired:
-            first.process.kill()
-            first.process.wait()
+        wait_or_kill(first.process, _EXIT_GRACE_S)
         for member in others:
             member.process.kill()
             member.process.wait()
@@ -281,7 +278,7 @@ class ComputeGroup:
             self._meeting.cleanup()
 
     def ending(self) -> str:
-        """How it came to the end, as a verb."""
+        """Say, as a verb, how the group ended."""
         return self._reason or _how(self._members[0].process.returncode)
 
     def _start(self, rank: int, pipe: Connection, ends: list[Connection]) -> _Member:
@@ -297,18 +294,14 @@ class ComputeGroup:
                 numbers = [end.fileno() for end in ends]
                 descriptors += numbers
                 command.append(f"--followers={','.join(map(str, numbers))}")
-        process = subprocess.Popen(
-            command,
-            pass_fds=descriptors,
-            stdin=subprocess.DEVNULL,
-            env=self._config.environment(rank),
-        )
+        environment = self._config.environment(rank)
+        process = start_child(command, environment=environment, descriptors=descriptors)
         if theirs is not None:
             os.close(theirs)
         return _Member(rank, process, life)
 
     def _blame(self, ended: _Member) -> str:
-        """Which rank ended by itself, and how; the others left because of it."""
+        """Say which rank ended by itself and how; the others left because of it."""
         try:
             ended.process.wait(_REAP_S)
         except subprocess.TimeoutExpired:
@@ -331,10 +324,10 @@ class ComputeGroup:
                 return self._late(late)
             if time.monotonic() > deadline:
                 return f"of rank {ended.rank} lost the others: see the log"
-            time.sleep(_REAP_S / 20)  # whose end made this one leave may not have ended quite
+            time.sleep(_REAP_S / 20)  # the rank that made this one leave may still be ending
 
     def _late(self, members: "list[_Member]") -> str:
-        """What is said of ranks that kept another waiting: the one that is behind is to blame."""
+        """Say which of the ranks that kept others waiting is to blame: the one furthest behind."""
         least = min(members, key=lambda member: member.sign.position)
         limit = self._config.rank_late_after_s
         return f"of rank {least.rank} stalled: the others waited {limit:g} s"
@@ -347,7 +340,7 @@ class ComputeGroup:
 
 
 def _visible(number: int) -> str:
-    """What the device with this number, among those that this process sees, is called by CUDA."""
+    """CUDA's name of the device with this number among those that this process sees."""
     listed = os.environ.get(_VISIBLE)
     if listed is None:
         return f"{number}"
@@ -370,12 +363,7 @@ def _cores() -> int:
 
 
 def _how(status: int) -> str:
-    """How a process with this status ended, as a verb."""
+    """Say, as a verb, how a rank with this status ended."""
     if status == EXIT_FAILED:
         return "ended by an error of its own: see the log"
-    if status >= 0:
-        return f"ended with status {status}"
-    try:
-        return f"was ended by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was ended by signal {-status}"
+    return how_ended(status)

@@ -1,8 +1,8 @@
 """Start, feed, watch and restart the compute process.
 
-The launcher knows nothing of Celery or SQL: it takes requests and gives answers. When the
-process dies or stalls, every flight with requests in it is lost (`ComputeLostError`) and a new
-process starts; what becomes of the requests is the caller's decision.
+The launcher knows nothing of Celery or SQL: it takes requests and gives answers. When the process
+dies or stalls, every flight with unanswered requests is lost (`ComputeLostError`). A new process
+starts, and the caller decides what becomes of the requests.
 """
 
 import itertools
@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import wait
 
+from nightjar.children import ClosedError, RestartPolicy, Supervisor
 from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.compute_group import ComputeConfig, ComputeGroup
 from nightjar.jobs.records import ComputeSeconds
@@ -22,7 +24,8 @@ logger = logging.getLogger(__name__)
 MakeMessage = Callable[[int], messages.Generate | messages.Rank]
 
 _WATCH_EVERY_S = 1.0
-_MOST_FAILED_LOADS = 3
+# Another start does not mend a process that ends so often before its model is loaded.
+RESTARTS = RestartPolicy(most_failures=3)
 
 
 class LauncherError(Exception):
@@ -30,21 +33,20 @@ class LauncherError(Exception):
 
 
 class ComputeLostError(LauncherError):
-    """The compute process ended or stalled while this request was in flight: how it did."""
+    """The compute process ended or stalled with requests in flight; the message says how."""
 
 
 class ComputeNotReadyError(LauncherError):
-    """This request will not be computed here, through no fault of its own."""
+    """The requests will not be computed here, through no fault of theirs."""
 
 
 class InFlight:
-    """Requests sent together, and what comes of them.
+    """Requests sent together, and their answers.
 
-    One for a micro-batch, not a future for each request: those cost more than all else that the
-    worker does for a request.
+    One for a micro-batch: a future a request would cost more than all else the worker does for it.
 
     answers: by ticket; complete once `done` is set, unless the flight was cancelled or lost.
-    lost: why what is missing in `answers` will not come.
+    lost: why the missing answers will not come; None while they may.
     """
 
     def __init__(self, tickets: Sequence[int]) -> None:
@@ -57,7 +59,7 @@ class InFlight:
             self.done.set()
 
     def end(self, ticket: int, answer: messages.Answer | None) -> None:
-        """One request has ended, with its answer or without.  Called by one thread at a time."""
+        """Note that a request has ended, with or without its answer; not thread-safe."""
         if answer is not None:
             self.answers[ticket] = answer
         self._missing -= 1
@@ -66,42 +68,40 @@ class InFlight:
 
 
 class Launcher:
-    """Owns one compute process at a time, or one group of them, a process a shard.
+    """Owns one compute process at a time; for a split model, one process a shard.
 
-    The kernel ends the process with the thread that started it: the first belongs to the thread
-    that makes the launcher.
+    The kernel ends a process with the thread that started it. For the first process that is the
+    thread that makes the launcher.
 
     Args:
-        config: How to start it.
-        on_failure: Called, from the reading thread, when no process can be had any more.
+        config: How to start a process.
+        on_failure: Called from the reading thread when no process can be started any more.
     """
 
     def __init__(self, config: ComputeConfig, on_failure: Callable[[str], None]) -> None:
         self._config = config
         self._on_failure = on_failure
         self._tickets = itertools.count(1)
-        # Guards sending together with what was sent: a request is registered and written to
-        # one process, or to the next, never between. Answers are taken without it, so that a
-        # full pipe towards the process cannot stop the reading of what comes from it.
+        # Held while requests are registered and written: both are done for one process, never for
+        # two. Answers are read without it, so that a full pipe to the process does not stop them.
         self._send_lock = threading.Lock()
-        self._pending_lock = threading.Lock()  # held for moments, inside the other if at all
+        self._pending_lock = threading.Lock()  # held for moments; taken after the other one
         self._pending: dict[int, InFlight] = {}
         self._vectors: dict[str, bytes] = {}
         self._ready = threading.Event()
         self._error: str | None = None
         self._precision = config.dtype
-        self._failed_loads = 0
         self._seconds = ComputeSeconds()
-        self._earlier_engine_s = 0.0  # of the processes before the one that runs now
-        self._closing = False
+        self._earlier_engine_s = 0.0  # of the processes before this one
         self._alive_at = time.monotonic()
+        self._supervisor = Supervisor(partial(ComputeGroup, config), RESTARTS)
         self._group = self._spawn()
         self._reader = threading.Thread(target=self._read_forever, name="compute-reader")
         self._reader.start()
 
     @property
     def pid(self) -> int:
-        """Process id of the compute process that runs now; with shards, of rank 0."""
+        """Process id of the compute process; with shards, of rank 0."""
         return self._group.pid
 
     @property
@@ -111,15 +111,15 @@ class Launcher:
 
     @property
     def precision(self) -> str:
-        """What the newest model was loaded in, never "auto" once it is ready."""
+        """The precision that the model was loaded in; never "auto" once it is ready."""
         return self._precision
 
     @property
     def seconds(self) -> ComputeSeconds:
-        """What the compute processes have spent so far, all that were started.
+        """Seconds that all compute processes have spent so far.
 
-        A process tells its steps with its answers, or every second: what one that died had not
-        told is missing.
+        A process reports them with its answers, or every second. What a process had not reported
+        when it died is missing.
         """
         return self._seconds
 
@@ -143,7 +143,7 @@ class Launcher:
         """Send requests in one frame; each maker is called with its ticket.
 
         Raises:
-            LauncherError: No compute process can be had.
+            LauncherError: No compute process can be started.
         """
         tickets = [next(self._tickets) for _ in makers]
         frame = [make(ticket) for make, ticket in zip(makers, tickets, strict=True)]
@@ -158,7 +158,7 @@ class Launcher:
         return flight
 
     def cancel(self, flight: InFlight) -> None:
-        """Stop computing what has not been answered yet; no answer comes for it any more."""
+        """Stop computing the requests without an answer; they get none."""
         with self._pending_lock:
             waiting = [ticket for ticket in flight.tickets if self._pending.pop(ticket, None)]
             for ticket in waiting:
@@ -167,12 +167,12 @@ class Launcher:
             self._send([messages.Cancel(tickets=waiting)])
 
     def release(self) -> None:
-        """Give up what is in flight: it is lost, as ComputeNotReadyError says."""
+        """Give up all flights: they are lost with a ComputeNotReadyError."""
         self._fail_pending(ComputeNotReadyError("the worker ends"))
 
     def close(self) -> None:
-        """End the process: it leaves when the pipe closes, else it is killed."""
-        self._closing = True
+        """End the process: TERM, then KILL after a grace period."""
+        self._supervisor.close()
         with self._send_lock:
             self._group.terminate()
         self._reader.join()
@@ -182,12 +182,12 @@ class Launcher:
             raise LauncherError(self._error)
 
     def _spawn(self) -> ComputeGroup:
-        group = ComputeGroup(self._config)
+        group = self._supervisor.start()
         self._alive_at = time.monotonic()
         return group
 
     def _send(self, frame: Sequence[messages.ToCompute]) -> None:
-        """Write one frame; a process that is gone is the reader's to notice."""
+        """Write one frame; where the process is gone, the reader notices."""
         try:
             self._group.pipe.send_bytes(messages.encode(frame))
         except OSError as error:
@@ -195,10 +195,10 @@ class Launcher:
 
     def _read_forever(self) -> None:
         try:
-            while not self._closing and self._error is None:
+            while not self._supervisor.closed and self._error is None:
                 self._read()
         except Exception as error:
-            # Without this thread no answer ever comes: whoever waits must hear of it.
+            # Without this thread no answer ever comes: fail all flights.
             logger.exception("the reader of the compute process failed")
             self._fail(f"the compute process cannot be read: {type(error).__name__}: {error}")
         self._group.wait()
@@ -208,7 +208,7 @@ class Launcher:
         try:
             ready = wait([group.pipe, *group.watched], _WATCH_EVERY_S)
             fault = group.fault(ready)
-            if fault is not None and not self._closing:
+            if fault is not None and not self._supervisor.closed:
                 logger.error("compute process %s", fault, extra={"action": "rank_lost"})
                 group.kill(fault)
             if group.pipe in ready:
@@ -224,7 +224,7 @@ class Launcher:
         self._alive_at = time.monotonic()
         match message:
             case messages.Ready():
-                self._failed_loads = 0
+                self._supervisor.succeeded()
                 self._precision = message.dtype
                 load_s = self._seconds.load_s + message.load_s
                 self._seconds = replace(self._seconds, load_s=load_s)
@@ -247,18 +247,17 @@ class Launcher:
         return bool(self._pending) and silent_s > self._config.stalled_after_s
 
     def _replace(self) -> None:
-        """The process is gone: fail what it had in flight and start another."""
+        """Fail the flights of a process that has ended, and start another process."""
         self._group.wait()
-        if self._closing:
+        if self._supervisor.closed:
             return
         ending = f"the compute process {self._group.ending()}"
         if self._ready.is_set():
             lost: LauncherError = ComputeLostError(ending)
         else:
             lost = ComputeNotReadyError(f"{ending} while it loaded the model")
-            self._failed_loads += 1
-            if self._failed_loads == _MOST_FAILED_LOADS:
-                self._fail(f"{lost}, {_MOST_FAILED_LOADS} times in a row")
+            if self._supervisor.failed():
+                self._fail(f"{lost}, {self._supervisor.failures} times in a row")
                 return
         logger.error("%s", lost, extra={"action": "lost"})
         with self._send_lock:
@@ -266,19 +265,22 @@ class Launcher:
             self._fail_pending(lost)
             self._group.pipe.close()
             self._earlier_engine_s = self._seconds.engine_s
-            self._group = self._spawn()
+            try:
+                self._group = self._spawn()
+            except ClosedError:
+                return
             vectors = [messages.RegisterVectors(key=k, data=d) for k, d in self._vectors.items()]
             self._send(vectors)
 
     def _stalled(self) -> str:
-        """How a process ends that makes no step."""
+        """Say, as a verb, how a process ended that made no step."""
         limit = self._config.stalled_after_s if self._ready.is_set() else None
         return "stalled" if limit is None else f"stalled: no step in {limit:g} s"
 
     def _fail(self, error: str) -> None:
-        """No compute process can be had: say so to everyone, now and later."""
+        """Fail all flights, now and later: no compute process can be started."""
         logger.error("no compute process: %s", error, extra={"action": "compute_failed"})
-        # A sender that waits for it to read goes on, and frees the lock.
+        # First of all: a sender may hold the lock while it waits for the process to read.
         self._group.kill(error)
         with self._send_lock:
             self._error = error

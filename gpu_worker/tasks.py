@@ -15,9 +15,10 @@ from celery.signals import worker_init, worker_shutdown, worker_shutting_down
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
 from nightjar.gpu_worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.heartbeat import Heartbeat
 from nightjar.gpu_worker.launcher import Launcher, LauncherError
 from nightjar.gpu_worker.ticker import Ticker
-from nightjar.gpu_worker.worker import GpuWorker, Heartbeat
+from nightjar.gpu_worker.worker import GpuWorker
 from nightjar.jobs.store import Store
 from nightjar.pipeline.celery_app import (
     COMPUTE_TASK,

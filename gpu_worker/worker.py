@@ -1,36 +1,28 @@
-"""What a GPU worker does with one micro-batch: claim, compute, finish; and its heartbeat."""
+"""What a GPU worker does with one micro-batch: claim, compute, finish."""
 
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
-
-from nightjar.gpu_worker import messages
-from nightjar.gpu_worker.answers import Computed, make_message, make_result
+from nightjar.gpu_worker.computing import BatchComputer, ComputedBatch
 from nightjar.gpu_worker.gate import Gate, GateClosedError
-from nightjar.gpu_worker.known_scores import Ranking, rankings
 from nightjar.gpu_worker.launcher import (
     ComputeLostError,
     ComputeNotReadyError,
-    InFlight,
     Launcher,
     LauncherError,
 )
-from nightjar.jobs.errors import StoreError, StoreUnavailableError
+from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import (
-    CachedScore,
     ClaimedMicroBatch,
-    ClaimedRequest,
     Crash,
     NewResult,
     RequestError,
-    Reuse,
 )
 from nightjar.jobs.store import Store
 from nightjar.pipeline.liveness import owner_name
@@ -38,11 +30,8 @@ from nightjar.pipeline.reuse import ResultCache
 
 logger = logging.getLogger(__name__)
 
-_CANCEL_LOOK_S = 1.0
 _STORE_RETRY_S = 1.0
 LEASE_LOST = "thrown away: the lease was lost"
-
-Message = messages.Generate | messages.Rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +46,6 @@ class Outcome:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Computed:
-    """The outcomes that came; `lost` says why the others will not come, if they will not.
-
-    scores: what was computed of rankings and is to be kept.
-    """
-
-    results: list[NewResult]
-    precision: str
-    scores: list[CachedScore]
-    lost: ComputeLostError | None = None
-
-
 class GpuWorker:
     """Computes micro-batches for the Celery task; one a process, used by all its threads.
 
@@ -77,11 +53,11 @@ class GpuWorker:
         store: Where leases are.
         launcher: The compute process.
         model: The name that answers carry.
-        fingerprint: Of the model that is served; what was planned for another is not claimed.
-        crashes_allowed: So many crashes of a request that was computed alone make it fail.
-        cache: Keeps answers for later jobs, if they are to be reused.
-        hung_after_beats: So many heartbeats land, and the results of a micro-batch still do not:
-            it is given back.
+        fingerprint: Of the served model; a micro-batch planned for another is not claimed.
+        crashes_allowed: A request that is computed alone fails after so many crashes.
+        cache: Keeps answers for later jobs; None where results are not reused.
+        hung_after_beats: A micro-batch is given back when so many heartbeats have landed since its
+            results were ready, and the results have not.
     """
 
     def __init__(
@@ -98,7 +74,7 @@ class GpuWorker:
         self.owner = owner_name()
         self._store = store
         self._launcher = launcher
-        self._model = model
+        self._computer = BatchComputer(store, launcher, model, cache)
         self._fingerprint = fingerprint
         self._crashes_allowed = crashes_allowed
         self._cache = cache
@@ -113,9 +89,13 @@ class GpuWorker:
         """Claim a micro-batch, compute it, land its results.
 
         A message that came twice, or too late, finds nothing to claim and is skipped. A lease
-        that an error leaves behind goes back with the next heartbeat. `alone` keeps the compute
-        process free of anything else; it is waited for before the claim, so that a worker that
-        dies meanwhile has not held this micro-batch.
+        that an error leaves behind goes back with the next heartbeat.
+
+        Args:
+            micro_batch: Its id.
+            epoch: The epoch that the message names.
+            alone: Compute nothing else meanwhile. This is waited for before the claim, so that a
+                worker that dies meanwhile has not held this micro-batch.
         """
         gate = self._gate.alone() if alone else self._gate.together()
         try:
@@ -123,17 +103,17 @@ class GpuWorker:
                 batch = self._store.claim(micro_batch, epoch, self.owner, self._fingerprint)
                 return Outcome("skipped") if batch is None else self._run(batch)
         except GateClosedError:
-            # Not claimed: its message is sent again at once, to others.
+            # Not claimed: requeued at once, so that another worker takes the message.
             sent = self._store.dispatched()
             self._store.requeue([r for r in sent if (r.id, r.epoch) == (micro_batch, epoch)])
             return Outcome("not begun: the worker ends")
 
     def drain(self, grace_s: float) -> None:
-        """Begin nothing more; after `grace_s` seconds, give back what is still being computed.
+        """Begin nothing more, and after `grace_s` seconds give back what is still being computed.
 
-        Returns then. What waits for its turn, suspects above all, is left to other workers at
-        once: it may take longer than anybody gives a process to end. Results that the database has
-        not taken by then are given up.
+        Micro-batches that wait for the gate are left to other workers at once: they may take
+        longer than a process has to end. Results that the database has not taken after the grace
+        period are given up.
         """
         self._gate.close()
         time.sleep(grace_s)
@@ -148,8 +128,8 @@ class GpuWorker:
         """Give back what hangs or was left behind, and write a sign of life.
 
         Raises:
-            StoreError: The database is away, or a lease that hangs cannot be given back: there is
-                no sign of life then, so that the leases of this worker age.
+            StoreError: The database is away, or a lease that hangs cannot be given back. No sign of
+                life is written then, so that the sweeper takes this worker's leases.
         """
         with self._lock:
             hung = [key for key, n in self._landing.items() if n >= self._hung_after_beats]
@@ -168,21 +148,21 @@ class GpuWorker:
         self.give_back_leaked()
 
     def leave(self) -> None:
-        """The worker ends, its launcher is closed: give back every lease, write the last seconds.
+        """Give back every lease and write the last seconds; called when the launcher is closed.
 
-        Without this beat, a run shorter than the time between two would show no seconds.
+        Without this beat, a run shorter than the time between two beats would show no seconds.
         """
         self._store.give_back_all(self.owner)
         self.beat()
 
     def give_back_leaked(self) -> None:
-        """Give back what this worker holds in SQL and no thread works on.
+        """Give back leases of this worker that no thread works on.
 
-        An error, or an acknowledgement of the database that got lost, leaves such a lease; the
-        sweeper leaves it alone as long as the worker lives.
+        An error, or a lost acknowledgement of the database, leaves such a lease. The sweeper takes
+        no lease of a worker that lives.
         """
         for ref in self._store.leased(self.owner):
-            # Looked up after the reading: a thread holds a micro-batch from before its claim.
+            # Read after the leases: a thread enters a micro-batch here before it claims it.
             if not self._held[ref.id]:
                 self._store.give_back(ref.id, ref.epoch, self.owner)
 
@@ -201,7 +181,7 @@ class GpuWorker:
     def _run(self, batch: ClaimedMicroBatch) -> Outcome:
         started = time.monotonic()
         try:
-            computed = self._compute(batch)
+            computed = self._computer.compute(batch)
             if computed.lost is not None:
                 return self._after_crash(batch, computed.results, computed.lost)
             return self._land(batch, computed, time.monotonic() - started)
@@ -216,89 +196,10 @@ class GpuWorker:
             self._store.fail_micro_batch(batch.id, batch.epoch, self.owner, fault)
             raise
 
-    def _compute(self, batch: ClaimedMicroBatch) -> _Computed:
-        for key in {request.prompt_vector for request in batch.requests} - {None}:
-            self._register_vectors(str(key))
-        results, asked = _messages(batch.requests)
-        precision = self._launcher.precision
-        known = {} if self._cache is None else rankings(asked, self._cache, precision)
-        answered, asked = self._shortened(asked, known, precision)
-        results += answered
-        flight = self._launcher.submit([partial(_with_ticket, message) for _, message in asked])
-        self._wait(batch, flight)
-        scores: list[CachedScore] = []
-        if flight.lost is not None and not isinstance(flight.lost, ComputeLostError):
-            raise flight.lost
-        for (request, _), ticket in zip(asked, flight.tickets, strict=True):
-            answer = flight.answers.get(ticket)
-            # Where there is none and none was lost, the store writes that it was cancelled.
-            if answer is not None:
-                results.append(self._result(request, answer, precision, known.get(request.id)))
-                if request.id in known and isinstance(answer, messages.Ranked):
-                    scores += known[request.id].computed(answer)
-        return _Computed(results, precision, scores, flight.lost)
-
-    def _shortened(
-        self,
-        asked: Sequence[tuple[ClaimedRequest, Message]],
-        known: Mapping[int, Ranking],
-        precision: str,
-    ) -> tuple[list[NewResult], list[tuple[ClaimedRequest, Message]]]:
-        """The results of rankings of which all is known, and what is left to ask."""
-        results: list[NewResult] = []
-        left: list[tuple[ClaimedRequest, Message]] = []
-        for request, message in asked:
-            ranking = known.get(request.id)
-            rest = message if ranking is None else ranking.rest
-            if rest is not None:
-                left.append((request, rest))
-            elif ranking is not None:
-                result = self._result(request, ranking.whole(None), precision)
-                reused = None if result.error else Reuse.CACHE
-                results.append(msgspec.structs.replace(result, reused=reused))
-        return results, left
-
-    def _result(
-        self,
-        request: ClaimedRequest,
-        answer: messages.Answer,
-        precision: str,
-        known: Ranking | None = None,
-    ) -> NewResult:
-        """The result of an answer, to what was not known if something was."""
-        try:
-            reused = 0
-            if known is not None and isinstance(answer, messages.Ranked):
-                answer, reused = known.whole(answer), known.reused_documents
-            return make_result(request, answer, Computed(self._model, precision), reused)
-        except Exception as error:  # its neighbours have their answers
-            logger.exception(
-                "the answer of request %d cannot be read",
-                request.id,
-                extra={"action": "answer_unreadable", "request": request.id},
-            )
-            return _our_fault(request, error)
-
-    def _register_vectors(self, key: str) -> None:
-        name, _, version = key.rpartition("@")
-        vectors = self._store.prompt_vector(name, int(version))
-        if vectors is not None:  # else the engine refuses the requests that name it
-            self._launcher.register_vectors(key, vectors.data)
-
-    def _wait(self, batch: ClaimedMicroBatch, flight: InFlight) -> None:
-        """Wait for all answers; leave the rest uncomputed when the job is stopped."""
-        while not flight.done.wait(_CANCEL_LOOK_S):
-            try:
-                stopped = self._store.is_stopped(batch.job_id)
-            except StoreUnavailableError:
-                continue  # the computing goes on without the database
-            if stopped:
-                self._launcher.cancel(flight)
-
     def _after_crash(
         self, batch: ClaimedMicroBatch, answered: list[NewResult], lost: ComputeLostError
     ) -> Outcome:
-        """What was answered lands; the rest are suspects."""
+        """Land the results that came; the other requests become suspects."""
         crash = Crash(str(lost), self._crashes_allowed)
         held = self._until_the_database_answers(
             batch, partial(self._store.suspect, batch.id, batch.epoch, self.owner, crash, answered)
@@ -319,7 +220,7 @@ class GpuWorker:
             "crashed: compute process lost" if held else LEASE_LOST, requests=len(batch.requests)
         )
 
-    def _land(self, batch: ClaimedMicroBatch, computed: _Computed, seconds: float) -> Outcome:
+    def _land(self, batch: ClaimedMicroBatch, computed: ComputedBatch, seconds: float) -> Outcome:
         results = computed.results
         landed = self._until_the_database_answers(
             batch, partial(self._store.finish, batch.id, batch.epoch, self.owner, results)
@@ -339,10 +240,10 @@ class GpuWorker:
     def _until_the_database_answers(
         self, batch: ClaimedMicroBatch, write: Callable[[], bool]
     ) -> bool:
-        """A database that is away or full is waited for, for as long as the worker may live.
+        """Write results; where the database is away or full, try until it takes them.
 
         Raises:
-            StoreUnavailableError: The worker is to end, and its grace period is over.
+            StoreUnavailableError: The grace period of a worker that drains is over.
         """
         with self._landing_of(batch):
             return self._write_until_it_lands(batch, write)
@@ -372,57 +273,3 @@ class GpuWorker:
                     extra={"action": "finish_waits", "micro_batch": batch.id},
                 )
                 self._drained.wait(_STORE_RETRY_S)
-
-
-def _messages(
-    requests: Sequence[ClaimedRequest],
-) -> tuple[list[NewResult], list[tuple[ClaimedRequest, Message]]]:
-    """What the compute process is asked, without tickets; a request that cannot be asked fails."""
-    failed: list[NewResult] = []
-    asked: list[tuple[ClaimedRequest, Message]] = []
-    for request in requests:
-        try:
-            asked.append((request, make_message(request, 0)))
-        except Exception as error:
-            logger.exception(
-                "request %d cannot be asked",
-                request.id,
-                extra={"action": "request_unreadable", "request": request.id},
-            )
-            failed.append(_our_fault(request, error))
-    return failed, asked
-
-
-def _with_ticket(message: Message, ticket: int) -> Message:
-    return msgspec.structs.replace(message, ticket=ticket)
-
-
-def _our_fault(request: ClaimedRequest, error: Exception) -> NewResult:
-    """The outcome of a request that raised in the worker; the message holds nothing of its text."""
-    fault = f"the worker failed: {type(error).__name__}"
-    return NewResult.failure(request.id, "internal_error", fault, status=500)
-
-
-class Heartbeat:
-    """Raises a worker's counter in SQL, so that the sweeper knows that it lives."""
-
-    def __init__(self, worker: GpuWorker, every_s: float) -> None:
-        self._worker = worker
-        self._every_s = every_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End after the beat in progress."""
-        self._stop.set()
-        self._thread.join()
-
-    def _beat(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self._worker.keep_alive()
-            except StoreError as error:
-                # The lease may be lost meanwhile; the fence at finish decides, not we.
-                logger.warning("no heartbeat: %s", error, extra={"action": "heartbeat_failed"})
-            self._stop.wait(self._every_s)

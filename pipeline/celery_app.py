@@ -19,6 +19,7 @@ from nightjar.pipeline import transport
 from nightjar.pipeline.queues import PLAN_QUEUE, compute_queues
 from nightjar.pipeline.quiet_logs import QuietTicks
 from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.signing import Signer
 from nightjar.pipeline.taking import watch_worker
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def create_celery_app(settings: Settings) -> Celery:
         worker_detect_quorum_queues=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
-        broker_transport_options=settings.broker_transport_options,
+        broker_transport_options=_transport_options(settings),
         task_serializer="json",
         accept_content=["json"],
         task_default_queue=PLAN_QUEUE,
@@ -74,6 +75,24 @@ def create_celery_app(settings: Settings) -> Celery:
     if settings.message_key is None:
         worker_ready.connect(_warn_of_unsigned)
     return app
+
+
+def _transport_options(settings: Settings) -> dict[str, object]:
+    """Options of kombu's Redis transport; docs/guides/operations.md says why each is set."""
+    key = settings.message_key
+    return {
+        "visibility_timeout": 1800,
+        "unacked_restore_interval": 5,
+        "unacked_restore_throttle": 1,
+        "priority_steps": [0, 9],
+        "queue_order_strategy": "round_robin",
+        "socket_timeout": 30,
+        "socket_connect_timeout": 5,
+        "socket_keepalive": True,
+        "health_check_interval": 10,
+        # Not kombu's: Nightjar's own transport asks for it.
+        "signer": Signer(key.get_secret_value()) if key else None,
+    }
 
 
 class _Plumbing:

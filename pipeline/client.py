@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
@@ -14,7 +13,7 @@ _PAGE = 1000
 
 
 class ClientError(Exception):
-    """The API refused a call or cannot be reached; the message is what it said."""
+    """The API refused a call, and the message is its answer; or it cannot be reached."""
 
 
 class Client:
@@ -33,12 +32,7 @@ class Client:
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._http.close()
 
     def submit(
@@ -73,7 +67,7 @@ class Client:
             )
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """State and counts of a job."""
+        """Return a job's state and counts."""
         return self._call("GET", _path(job_id))
 
     def cancel(self, job_id: str) -> dict[str, Any]:
@@ -89,13 +83,13 @@ class Client:
         return self._call("POST", f"{_path(job_id)}/resume")
 
     def retry(self, job_id: str) -> dict[str, Any]:
-        """Compute what failed through no fault of the request again; `retried` counts it."""
+        """Compute requests again that failed through no fault of theirs; `retried` counts them."""
         return self._call("POST", f"{_path(job_id)}/retry")
 
     def results(self, job_id: str, outcome: str = "all") -> Iterator[dict[str, Any]]:
-        """OpenAI batch output lines of what has landed, page by page.
+        """Yield OpenAI batch output lines of the results that have landed.
 
-        In row order if the job is over, else in the order of landing.
+        They are in row order if the job is over, else in the order of landing.
         """
         order = "landed" if self.job(job_id)["finished_at"] is None else "row"
         for page in self._pages(job_id, order, outcome):
@@ -106,12 +100,12 @@ class Client:
     def follow(
         self, job_id: str, outcome: str = "all", every_s: float = 1.0
     ) -> Iterator[dict[str, Any]]:
-        """Each line once, as it lands, until the job is over.
+        """Yield each output line once, as it lands, until the job is over.
 
         Args:
             job_id: A job that may still run.
             outcome: "all", "succeeded" or "failed".
-            every_s: Ask so often while nothing lands.
+            every_s: Seconds between two questions while nothing lands.
         """
         for page in self._pages(job_id, "landed", outcome):
             yield from page["data"]
@@ -121,7 +115,7 @@ class Client:
                 time.sleep(every_s)
 
     def _pages(self, job_id: str, order: str, outcome: str) -> Iterator[dict[str, Any]]:
-        """Page after page, without end."""
+        """Yield page after page, without end."""
         query: dict[str, Any] = {"order": order, "limit": _PAGE, "outcome": outcome, "after": -1}
         while True:
             page = self._call("GET", f"{_path(job_id)}/results", params=query)
@@ -129,7 +123,7 @@ class Client:
             query["after"] = page["next_after"]
 
     def first_failure(self, job_id: str) -> dict[str, Any] | None:
-        """The output line of the failure that landed first, if there is one."""
+        """Return the output line of the failure that landed first, if there is one."""
         query = {"limit": 1, "outcome": "failed", "order": "landed"}
         lines = self._call("GET", f"{_path(job_id)}/results", params=query)["data"]
         return lines[0] if lines else None

@@ -37,7 +37,7 @@ def trouble(part: Part, settings: Settings) -> str | None:
     """
     app = create_celery_app(settings)
     # As in the API: without this, kombu tries to connect for ever.
-    app.conf.broker_transport_options = settings.broker_transport_options | {"max_retries": 0}
+    app.conf.broker_transport_options = app.conf.broker_transport_options | {"max_retries": 0}
     try:
         return _clock_trouble(app) if part is Part.BEAT else _worker_trouble(app, _NAMES[part])
     except (OperationalError, RedisError, OSError) as error:

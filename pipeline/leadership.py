@@ -1,8 +1,8 @@
 """One planner leads, the others stand by.
 
-Doing the passes twice is safe, since SQL decides what comes of them, and wasteful: two planners
-would encode the same requests, two dispatchers publish the same micro-batches. Sweeping is left to
-the leader alone, for it takes leases away.
+Doing the passes twice is safe, since SQL decides what comes of them. It is wasteful: two planners
+would encode the same requests, and two dispatchers publish the same micro-batches. Only the leader
+sweeps, because a sweep takes leases away.
 """
 
 import logging
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from nightjar.jobs.records import Leader
 from nightjar.jobs.store import Store
 from nightjar.pipeline.liveness import is_gone
+from nightjar.pipeline.watched_time import WatchedTime
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +25,11 @@ class Leadership:
 
     Args:
         store: Where the lead is.
-        owner: This process, unlike any other; by a name of `liveness.owner_name` others know at
-            once that it is gone.
-        dead_after_s: A leader whose counter stood still for so long, while this process looked,
-            is replaced by it.
-        longest_gap_s: The time between two looks counts at most so much.
+        owner: Name of this process, unlike any other. Where it comes from `liveness.owner_name`,
+            others know at once when this process is gone.
+        dead_after_s: A leader whose counter has stood still for so long, while this process
+            looked, is replaced by this process.
+        longest_gap_s: See `WatchedTime`.
         clock: Monotonic seconds.
     """
 
@@ -45,9 +46,7 @@ class Leadership:
         self._owner = owner
         self._dead_after_s = dead_after_s
         self._longest_gap_s = longest_gap_s
-        self._clock = clock
-        self._looked_at = clock()
-        self._watched_s = 0.0
+        self._watched = WatchedTime(longest_gap_s, clock)
         self._lock = threading.Lock()
         self._held: Leader | None = None
         self._seen: Leader | None = None
@@ -56,35 +55,36 @@ class Leadership:
 
     @property
     def other_lives(self) -> bool:
-        """Whether another process leads and was seen to live. A leader that never moved while
-        this process looked may be dead: what is only wasteful need not wait for that."""
+        """Whether another process leads and was seen to live.
+
+        A leader that never moved while this process looked may be dead. Passes that are only
+        wasteful when done twice do not wait for it.
+        """
         return self._held is None and self._moved
 
     def may_act(self) -> bool:
         """Whether to plan and dispatch here: this process leads, or no other is known to live.
 
-        Reads the lead again, as it may have been lost while this process was stopped. One that has
-        just begun waits until a leader that lives would have moved.
+        Reads the lead again, because it may have been lost while this process was stopped. A
+        process that has just begun waits until a leader that lives would have moved.
         """
         held = self._held
         if held is None:
-            return not self._moved and self._watched_s >= self._longest_gap_s
+            return not self._moved and self._watched.seconds >= self._longest_gap_s
         now = self._store.leader(PLANNER)
         return now is not None and (now.owner, now.epoch) == (held.owner, held.epoch)
 
     def look(self) -> bool:
-        """Renew the lead, take it, or watch who has it; whether this process leads now."""
+        """Renew the lead, take it, or watch who has it; return whether this process leads now."""
         with self._lock:
-            now = self._clock()
-            self._watched_s += min(now - self._looked_at, self._longest_gap_s)
-            self._looked_at = now
+            self._watched.look()
             if self._held is not None and self._store.renew_lead(self._held):
                 return True
             self._held = None
             return self._watch()
 
     def resign(self) -> None:
-        """The process ends: another may lead at once."""
+        """Give the lead up, because this process ends: another may lead at once."""
         with self._lock:
             held, self._held = self._held, None
             if held is not None:
@@ -96,8 +96,8 @@ class Leadership:
             return self._take(seen)
         if seen != self._seen:
             self._moved = self._seen is not None
-            self._seen, self._still_since_s = seen, self._watched_s
-        silent_s = self._watched_s - self._still_since_s
+            self._seen, self._still_since_s = seen, self._watched.seconds
+        silent_s = self._watched.seconds - self._still_since_s
         if silent_s < self._dead_after_s and not is_gone(seen.owner):
             return False
         self._moved = False

@@ -1,7 +1,6 @@
 """What a person sees while a job is computed: bar, rate and time left, on standard error."""
 
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import (
@@ -15,7 +14,7 @@ from rich.progress import (
 )
 
 from nightjar.jobs.records import Job
-from nightjar.pipeline.embedded.run import Listener, RunSummary
+from nightjar.pipeline.embedded.summary import Listener, RunSummary
 
 _LINE_EVERY_S = 10.0
 
@@ -46,12 +45,7 @@ class ProgressView(Listener):
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
     def submitted(self, job: Job, *, resumed: bool) -> None:

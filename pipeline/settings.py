@@ -3,14 +3,12 @@
 import logging
 import os
 import re
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from nightjar.pipeline.signing import Signer
 from nightjar.pipeline.variables import unknown_variables
 
 logger = logging.getLogger(__name__)
@@ -207,7 +205,7 @@ class Settings(BaseSettings):
     @field_validator("broker_url")
     @classmethod
     def _names_a_broker(cls, url: SecretStr) -> SecretStr:
-        # Without a scheme kombu takes it for AMQP, and tries to connect for ever.
+        # Without a scheme kombu takes the URL for AMQP and tries to connect for ever.
         scheme, colon, _ = url.get_secret_value().partition("://")
         if not colon or scheme not in _BROKERS:
             raise ValueError(
@@ -261,7 +259,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def read(cls, **given: Any) -> Self:
-        """The settings of the environment, with `given` fields over them.
+        """Read the environment; `given` fields take precedence.
 
         Raises:
             SettingsError: A variable cannot be used, or its name is nearly that of a setting.
@@ -279,23 +277,6 @@ class Settings(BaseSettings):
                 for fault in error.errors()
             ]
             raise SettingsError("; ".join(faults)) from None
-
-    @cached_property
-    def broker_transport_options(self) -> dict[str, object]:
-        """Options of kombu's Redis transport; docs/guides/operations.md says why each is set."""
-        return {
-            "visibility_timeout": 1800,
-            "unacked_restore_interval": 5,
-            "unacked_restore_throttle": 1,
-            "priority_steps": [0, 9],
-            "queue_order_strategy": "round_robin",
-            "socket_timeout": 30,
-            "socket_connect_timeout": 5,
-            "socket_keepalive": True,
-            "health_check_interval": 10,
-            # Not kombu's: Nightjar's own transport asks for it.
-            "signer": Signer(self.message_key.get_secret_value()) if self.message_key else None,
-        }
 
 
 def _variable(field: int | str) -> str:

@@ -12,7 +12,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from nightjar.pipeline.message_shape import SIGNATURE, MessageError
+from nightjar.pipeline.message_fields import SIGNATURE
+from nightjar.pipeline.message_shape import MessageError
 
 _REDELIVERED = "redelivered"
 

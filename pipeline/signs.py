@@ -1,14 +1,14 @@
 """What the API sees of the processes around it: broker, planner, beat, GPU workers.
 
-A thread looks every few seconds, so that neither `/health` nor a poll of a job waits for anything.
-Counters in SQL that move are life, by this process's own monotonic clock: no wall clock takes part.
+A thread reads the signs every few seconds, so that `/health` and polls wait for nothing. A process
+lives as long as its counter in SQL moves. That is judged by this process's monotonic clock, so no
+clock of another machine matters.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Mapping
-from types import TracebackType
 
 from celery import Celery
 from kombu import Connection, Queue
@@ -35,9 +35,9 @@ class Signs:
 
     Args:
         store: Where GPU workers and the leading planner raise their counters.
-        celery: The application whose broker and queues are looked at.
+        celery: The application whose broker and queues are read.
         dead_after_s: A counter that has stood still for so long is no sign of life.
-        look_every_s: The time between two looks.
+        look_every_s: The time between two readings.
     """
 
     def __init__(
@@ -67,17 +67,12 @@ class Signs:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stopping.set()
         self._thread.join(BROKER_TIMEOUT_S)
 
     def parts(self) -> Mapping[str, str]:
-        """What each part is: OK, UNKNOWN, or what is wrong with it and how to mend it."""
+        """The state of each part: OK, UNKNOWN, or what is wrong with it and how to mend it."""
         now = time.monotonic()
         broker = self._broker
         if now - self._broker_seen_at > self._dead_after_s + BROKER_TIMEOUT_S:
@@ -90,7 +85,11 @@ class Signs:
         return {"broker": broker, "planner": planner, "beat": beat, "gpu_workers": workers}
 
     def _planner_and_beat(self, broker: str, now: float) -> tuple[str, str]:
-        """Both are there while the lead moves; else what waits in the broker tells which is not."""
+        """Return the states of planner and clock.
+
+        Both work while the lead's counter moves. Otherwise the messages that wait in the broker
+        tell which of the two does not.
+        """
         if self._moves(PLANNER, now):
             return OK, OK
         if broker != OK or now - self._began_at < self._dead_after_s:
@@ -152,7 +151,7 @@ class Signs:
             self._connection = self._celery.connection_for_read(transport_options=options)
         channel = self._connection.default_channel
         channel.client.ping()
-        # All that this process knows are those of planners.
+        # This process knows only the planners' queues.
         return sum(_length(queue, channel) for queue in self._celery.conf.task_queues)
 
     def _disconnect(self) -> None:

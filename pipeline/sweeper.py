@@ -1,10 +1,9 @@
 """Sweep: take leases back from silent workers, send lost messages again, end what is to end.
 
-Of a worker on the same machine the kernel says whether it is gone (pipeline/liveness.py).
-Silence is measured on this process's monotonic clock: a worker's heartbeat is a counter, so
-clocks that differ or jump between machines do not matter. Time in which this process did not look
-(the database was away or took no writes, the process was stopped) counts little: nobody can be
-heard then. Whether it takes writes the sweeper learns as the workers do, by a beat of its own.
+The kernel says whether a worker on the same machine is gone (pipeline/liveness.py). The silence of
+the others is measured in the time that this process has watched them (pipeline/watched_time.py). A
+worker's heartbeat is a counter, so no clock of another machine matters. The sweeper writes a beat
+of its own first, and so learns whether the database takes the workers' beats.
 """
 
 import logging
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from nightjar.jobs.records import ComputeSeconds, Crash, MicroBatchRef, WorkerHeartbeat
 from nightjar.jobs.store import Store
 from nightjar.pipeline.liveness import is_gone
+from nightjar.pipeline.watched_time import WatchedTime
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +37,14 @@ class Sweeper:
 
     Args:
         store: Where leases and heartbeats are.
-        dead_after_s: A worker whose counter stood still for so long loses its leases, and what it
-            held is suspected of having killed it.
+        dead_after_s: A worker whose counter has stood still for so long loses its leases. The
+            requests that it held are suspected of having killed it.
         redispatch_after_s: A message nobody claimed for so long is published again.
-        longest_gap_s: The time between two looks counts at most so much.
-        deaths_allowed: So many deaths of the worker of a request that was computed alone make
-            it fail.
-        find_lost: Of all messages that nobody has claimed, and of those that have waited for
-            `redispatch_after_s`, in the order of their age: which are lost. All unless given.
+        longest_gap_s: See `WatchedTime`.
+        deaths_allowed: A request that is computed alone fails after so many deaths of its worker.
+        find_lost: Says which messages are lost. It is given all messages that nobody has claimed,
+            and those that have waited for `redispatch_after_s`, oldest first. By default all of
+            the latter are lost.
         clock: Monotonic seconds.
     """
 
@@ -62,22 +62,19 @@ class Sweeper:
         self._store = store
         self._dead_after_s = dead_after_s
         self._redispatch_after_s = redispatch_after_s
-        self._longest_gap_s = longest_gap_s
         self._deaths_allowed = deaths_allowed
         self._find_lost = find_lost or (lambda _, overdue: overdue)
-        self._clock = clock
-        self._looked_at = clock()
-        self._watched_s = 0.0  # how long this sweeper has been looking
+        self._watched = WatchedTime(longest_gap_s, clock)
         self._lock = threading.Lock()
         self._beats: dict[Hashable, float] = {}
         self._messages: dict[Hashable, float] = {}
         self._landings: dict[Hashable, float] = {}
 
     def sweep(self, patience_s: float = math.inf) -> SweepReport:
-        """Look once, and act on it: leases first, then what is to end.
+        """Look once and act on it: leases first, then the jobs that are to end.
 
         Args:
-            patience_s: Seconds for what is to end; what is left then is the next sweep's.
+            patience_s: Seconds for jobs that are to end; the next sweep ends the rest.
 
         Raises:
             StoreUnavailableError: The database is away, or takes no writes.
@@ -103,7 +100,7 @@ class Sweeper:
         self._store.land_orphans(max(0.0, patience_s - (time.monotonic() - began)))
 
     def _drop_landings(self) -> None:
-        """Rows of uploads whose process has died while they landed."""
+        """Drop the rows of uploads whose process has died while they landed."""
         landings = self._store.landings()
         still = self._still(self._landings, [(one.name, one.counter) for one in landings])
         for one in landings:
@@ -116,7 +113,7 @@ class Sweeper:
                 )
 
     def watch(self) -> None:
-        """Look without acting, so that whoever takes the lead over knows who has been silent."""
+        """Look without acting, to know who has been silent should this process take the lead."""
         with self._lock:
             beats, messages = self._look()
             self._silence(beats)
@@ -124,9 +121,7 @@ class Sweeper:
 
     def _look(self) -> tuple[Sequence[WorkerHeartbeat], Sequence[MicroBatchRef]]:
         beats, messages = self._store.heartbeats(), self._store.dispatched()
-        now = self._clock()
-        self._watched_s += min(now - self._looked_at, self._longest_gap_s)
-        self._looked_at = now
+        self._watched.look()
         return beats, messages
 
     def _silence(self, beats: Sequence[WorkerHeartbeat]) -> dict[Hashable, float]:
@@ -172,8 +167,8 @@ class Sweeper:
     def _still(
         self, seen: dict[Hashable, float], present: Iterable[Hashable]
     ) -> dict[Hashable, float]:
-        """Seconds since each present key was first seen; keys that are gone are forgotten."""
-        first = {key: seen.get(key, self._watched_s) for key in present}
+        """Return the seconds since each present key was first seen; forget keys that are gone."""
+        first = {key: seen.get(key, self._watched.seconds) for key in present}
         seen.clear()
         seen.update(first)
-        return {key: self._watched_s - since for key, since in first.items()}
+        return {key: self._watched.seconds - since for key, since in first.items()}

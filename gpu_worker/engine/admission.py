@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from nightjar.checkpoints import ModelConfig
 from nightjar.gpu_worker.engine.beams import BeamState
 from nightjar.gpu_worker.engine.config import EngineConfig
+from nightjar.gpu_worker.engine.errors import RefusedError
 from nightjar.gpu_worker.engine.kv_cache import BlockPool, prefix_keys
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
 from nightjar.gpu_worker.engine.ranking import (
@@ -16,14 +18,21 @@ from nightjar.gpu_worker.engine.ranking import (
     apart_if_long,
     shared_beginnings,
 )
-from nightjar.gpu_worker.engine.requests import GenerateRequest, RankRequest, Request
+from nightjar.gpu_worker.engine.requests import (
+    GenerateRequest,
+    RankRequest,
+    Request,
+    RequestFailed,
+)
 from nightjar.gpu_worker.engine.sequence import GenerateSequence, Prefix, TextJob
 from nightjar.gpu_worker.engine.stopping import StopMatcher, end_tokens
 from nightjar.gpu_worker.engine.validation import Validator, blocks_of_texts
 
+logger = logging.getLogger(__name__)
+
 
 class Admission:
-    """Checks requests and lays out what they come to need."""
+    """Checks requests and turns them into jobs."""
 
     def __init__(
         self,
@@ -39,9 +48,12 @@ class Admission:
         self._validator = Validator(model, pool, vectors, config.places)
 
     def admit(self, request: Request, arrival: int) -> TextJob | RankJob:
-        """The job of a request; raises RefusedError for one that cannot be computed.
+        """Make the job of a request.
 
-        arrival: its place in the order of arrival, over both kinds of request.
+        arrival: its number in the order of arrival, over both kinds of request.
+
+        Raises:
+            RefusedError: The request cannot be computed.
         """
         base = self._validator.check(request)
         if isinstance(request, GenerateRequest):
@@ -49,7 +61,7 @@ class Admission:
         return self._ranking(request, arrival, base)
 
     def admit_alone(self, job: TextJob | RankJob) -> TextJob | RankJob:
-        """A job's request once more, from its beginning, and sharing nothing with others."""
+        """Make a job of the same request anew, which shares no block with others."""
         if isinstance(job, TextJob):
             text = self._text(job.request, job.arrival, job.prefix.vector_base)
             text.prefix.keys = []
@@ -60,7 +72,7 @@ class Admission:
         return ranking
 
     def _text(self, request: GenerateRequest, arrival: int, base: int) -> TextJob:
-        """A prompt and the texts that are to follow it."""
+        """Make the job of a prompt and the sequences that follow it."""
         params = request.sampling
         blocks = blocks_of_texts(self._pool, len(request.token_ids), params)
         prefix = self._prefix(list(request.token_ids), base, len(request.token_ids), blocks)
@@ -73,7 +85,7 @@ class Admission:
         return job
 
     def _ranking(self, request: RankRequest, arrival: int, base: int) -> RankJob:
-        """A query, and documents in parts that begin alike."""
+        """Make the job of a query and its documents, in parts that begin alike."""
         query = list(request.query_ids)
         documents = [list(document) for document in request.documents]
         room = self._pool.total * self._pool.block_size - len(query)
@@ -90,8 +102,11 @@ class Admission:
         return RankJob(request, arrival, parts)
 
     def _prefix(self, tokens: list[int], base: int, scored_from: int, blocks: int) -> Prefix:
-        """Tokens with the keys of their prefixes.  Ids past the vocabulary mean rows of the
-        vectors from `base` on, which are never reused: so the base tells them apart."""
+        """Make a prefix of tokens, with the keys by which its blocks are found.
+
+        Ids past the vocabulary mean rows of prompt vectors from `base` on. No base is used twice,
+        so it tells the keys of different vectors apart.
+        """
         salt = base + 1 if max(tokens) >= self._vocab_size else 0
         keys = prefix_keys(tokens, self._pool.grain, salt)
         return Prefix(tokens, base, keys, scored_from, blocks)
@@ -99,3 +114,14 @@ class Admission:
     def _scored(self, document: Sequence[int]) -> int:
         """How many of a document's tokens are scored."""
         return sum(token < self._vocab_size for token in document)
+
+
+def refusal(request_id: int, error: Exception) -> RequestFailed:
+    """Return the failure of a request whose admission raised."""
+    if isinstance(error, RefusedError):
+        return RequestFailed(request_id, error.code, str(error))
+    message = f"{type(error).__name__}: {error}"
+    if isinstance(error, TypeError | ValueError | OverflowError):
+        return RequestFailed(request_id, "invalid_request", message)
+    logger.error("request %s cannot be admitted", request_id, exc_info=error)
+    return RequestFailed(request_id, "internal_error", message)

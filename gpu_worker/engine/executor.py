@@ -1,7 +1,8 @@
-"""A plan through the model: to next tokens and document scores."""
+"""Runs a plan through the model: to next tokens and document scores."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from nightjar.gpu_worker.engine.ranking import Branch
 from nightjar.gpu_worker.engine.sampling import next_tokens
 from nightjar.gpu_worker.engine.sequence import Prefix
 from nightjar.gpu_worker.models import Decoder, KVTensors
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -36,7 +39,7 @@ class Rows:
 
 
 class Executor:
-    """Runs plans.  Holds no state of requests: a plan that failed may be run again in parts."""
+    """Runs plans. Holds no state of requests: a plan that failed may be run again in parts."""
 
     def __init__(
         self,
@@ -46,8 +49,9 @@ class Executor:
         banned_token_ids: Sequence[int],
         beside_compute: Callable[[], None],
     ) -> None:
-        """beside_compute: called in every step when its forward pass was launched, before the host
-        waits for it."""
+        """beside_compute: called in every step when its forward pass is launched, before the host
+        waits for it.
+        """
         self._model = model
         self._cache = cache
         self._vectors = vectors
@@ -58,7 +62,7 @@ class Executor:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
-        """Compute one step: plan must not be empty."""
+        """Compute one step; the plan must not be empty."""
         rows = self._forward(plan)
         self._beside_compute()
         output = StepOutput(done=[*plan.texts, *plan.ranks])
@@ -70,6 +74,22 @@ class Executor:
         self._sample(plan, rows, output)
         self._score(plan, rows, output)
         return output
+
+    def run_one_by_one(self, plan: StepPlan, check_device: Callable[[], None]) -> StepOutput:
+        """Compute each request of a plan alone, so that only those that raise fail.
+
+        check_device: raises where the device itself has failed. Every later request would fail,
+        too, and be blamed for it.
+        """
+        whole = StepOutput()
+        for job, single in plan.singles():
+            try:
+                whole.extend(self.run(single))
+            except Exception as error:
+                logger.exception("request %d failed", job.request_id)
+                check_device()
+                whole.failures.append((job, error))
+        return whole
 
     def _forward(self, plan: StepPlan) -> Rows:
         """The last hidden states of the plan's wanted rows, and of the prefixes computed earlier
@@ -106,7 +126,7 @@ class Executor:
             rows.hidden = torch.cat((rows.hidden, torch.stack(kept)))
 
     def _sample(self, plan: StepPlan, rows: Rows, output: StepOutput) -> None:
-        """The next token of every text."""
+        """Sample the next token of every sequence."""
         sequences = plan.sampled
         if not sequences:
             return
@@ -116,7 +136,7 @@ class Executor:
         # Samples of one prompt start from one row of logits.
         unique = list(dict.fromkeys(sources))
         hidden = rows.hidden
-        # As a rule every row is sampled; torch would wake threads of its own to copy them.
+        # Mostly every row is sampled. Then no copy is made: torch would wake its threads for one.
         if unique != list(range(hidden.shape[0])):
             hidden = hidden.index_select(0, kernels.upload(torch.tensor(unique), hidden.device))
         logits = self._model.logits(hidden)
@@ -128,7 +148,7 @@ class Executor:
         output.tokens.extend(zip(sequences, tokens, strict=True))
 
     def _score(self, plan: StepPlan, rows: Rows, output: StepOutput) -> None:
-        """The NLLs of the scored tokens of prefixes and documents."""
+        """Compute the NLLs of the scored tokens of prefixes and documents."""
         sources: list[np.ndarray] = []
         targets: list[np.ndarray] = []
         parts = [part for rank in plan.ranks for part, _ in rank.chunks]

@@ -5,29 +5,45 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch import Tensor
 
 from nightjar.gpu_worker.engine.requests import Request, RequestFailed, Result
-
-if TYPE_CHECKING:
-    from nightjar.gpu_worker.engine.loop import Engine
 
 logger = logging.getLogger(__name__)
 
 NOT_FINITE = "the model's scores are NaN or infinite"
 
 
+class PreciseEngine(Protocol):
+    """What a rescue asks of its engine; `loop.Engine` gives it."""
+
+    precision: str
+
+    def register_prompt_vectors(self, key: str, vectors: Tensor) -> None:
+        """Make vectors usable by requests submitted from now on."""
+
+    def submit(self, request: Request) -> None:
+        """Hand in a request."""
+
+    def cancel(self, request_id: int) -> None:
+        """Drop a request at the next step."""
+
+    def step(self) -> list[Result]:
+        """Run one step and return the requests that ended in it."""
+
+
 class Rescue:
     """A second engine over the same model in a higher precision, made when it is first needed.
 
-    Its answers say in which precision they were computed.  What fails there fails for good.
+    Its answers say in which precision they were computed. A request that fails there fails for
+    good.
     """
 
-    def __init__(self, make_engine: Callable[[], Engine]) -> None:
+    def __init__(self, make_engine: Callable[[], PreciseEngine]) -> None:
         self._make_engine = make_engine
-        self._engine: Engine | None = None
+        self._engine: PreciseEngine | None = None
         self._refusal: str | None = None
         self._vectors: dict[str, Tensor] = {}
         self._requests: set[int] = set()
@@ -38,13 +54,13 @@ class Rescue:
         return bool(self._requests)
 
     def register_prompt_vectors(self, key: str, vectors: Tensor) -> None:
-        """Keep vectors [n, H] as they were given: the first engine rounds them to its precision."""
+        """Keep vectors [n, H] unrounded: the first engine rounds its own to its precision."""
         self._vectors[key] = vectors
         if self._engine is not None:
             self._engine.register_prompt_vectors(key, vectors)
 
     def submit(self, request: Request) -> RequestFailed | None:
-        """Take in a request; returns its failure if there is no second engine to be had."""
+        """Take in a request; return its failure if no second engine can be made."""
         if self._engine is None and self._refusal is None:
             self._load()
         if self._engine is None:
@@ -63,7 +79,7 @@ class Rescue:
         return request_id in self._requests
 
     def step(self) -> list[Result]:
-        """One step of the second engine; returns the requests that ended in it."""
+        """Run one step of the second engine and return the requests that ended in it."""
         if self._engine is None:
             return []
         results = [self._marked(result, self._engine) for result in self._engine.step()]
@@ -71,7 +87,7 @@ class Rescue:
         return results
 
     def _load(self) -> None:
-        """Make the second engine; what keeps it from loading is tried once, not once a request."""
+        """Make the second engine; a failure is kept, so that loading is tried only once."""
         try:
             engine = self._make_engine()
         except Exception as error:
@@ -82,12 +98,12 @@ class Rescue:
             engine.register_prompt_vectors(key, vectors)
         self._engine = engine
 
-    def _marked(self, result: Result, engine: Engine) -> Result:
-        """The result, with the precision that it was computed in."""
+    def _marked(self, result: Result, engine: PreciseEngine) -> Result:
+        """Add to a result the precision that it was computed in."""
         if isinstance(result, RequestFailed):
             if result.code != "cache_exceeded":
                 return result
-            # The first engine had room for it: that is not what is wrong with the request.
+            # The first engine had room for the request: its fault is the scores.
             message = f"{NOT_FINITE}, and in {engine.precision}: {result.message}"
             return replace(result, code="not_finite", message=message)
         return replace(result, recomputed_in=engine.precision)

@@ -57,6 +57,14 @@ _BFLOAT_PRODUCTS = Precision(torch.float32, cache=torch.float16, weights="bfloat
 GPU_PRECISIONS = ("fp32", "bf16", "fp16")
 """Those that the CUDA kernels compute in."""
 
+COMPUTED_IN = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+}
+"""What a model computes in, by the dtype of its activations; int8 models compute in FP32."""
+
 MORE_PRECISE = {"int8": "fp32", "bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
 """In which precision a request is computed again whose scores were not finite."""
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Never
 
+from nightjar.children import die_with_parent
 from nightjar.gpu_worker.shards.activity import Activity
 from nightjar.gpu_worker.shards.exits import EXIT_FAILED, EXIT_GROUP_LOST
-from nightjar.process import die_with_parent
 
 logger = logging.getLogger(__name__)
 

@@ -1,18 +1,24 @@
-"""Child processes that live and die with this one, and are restarted when they die alone."""
+"""Services of the embedded system: child processes that are restarted when they end alone."""
 
 import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from nightjar.children import (
+    RestartPolicy,
+    Supervisor,
+    how_ended,
+    last_words,
+    start_child,
+    wait_or_kill,
+)
 from nightjar.pipeline.commands import CANNOT_START, EXIT_CANNOT_START
-from nightjar.process import die_with_parent
 
-# A service that ends so often while no result lands will not get better by being started again.
-_MOST_ENDS = 5
-_LOG_TAIL_BYTES = 2_000
+# Another start does not mend a service that ends so often while no result lands.
+RESTARTS = RestartPolicy(most_failures=5)
 # A socket's path has at most 107 bytes; its name takes some of them.
 _LONGEST_SOCKET_DIRECTORY = 90
 
@@ -23,29 +29,26 @@ class ServiceError(Exception):
 
 @dataclass(slots=True)
 class Service:
-    """One supervised process, standing in `directory`; its output goes to `log`."""
+    """One supervised process that stands in `directory`; its output goes to `log`."""
 
     name: str
     command: Sequence[str]
     log: Path
     environment: Mapping[str, str]
     directory: Path
-    process: subprocess.Popen[bytes] | None = None
-    ends: int = 0  # since the last progress
+    _supervisor: Supervisor[subprocess.Popen[bytes]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._supervisor = Supervisor(self._start, RESTARTS)
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The newest process, running or not; None before the first start."""
+        return self._supervisor.child
 
     def start(self) -> None:
         """Start the process; the kernel ends it should this one die."""
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=dict(self.environment),
-                cwd=self.directory,  # a redis.py where the user stands is not ours to import
-                start_new_session=True,  # Ctrl-C is for this process, which ends them in order
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread holds a lock we need
-            )
+        self._supervisor.start()
 
     def keep_running(self) -> bool:
         """Start it again if it has ended; return whether that was so.
@@ -53,42 +56,47 @@ class Service:
         Raises:
             ServiceError: It cannot start, or ended too often; the message holds the end of its log.
         """
-        if self.process is None or self.process.poll() is None:
+        if self.process is None or (status := self.process.poll()) is None:
             return False
-        # Later on it has worked here before, and may again.
-        if self.process.returncode == EXIT_CANNOT_START and not self.ends:
+        # After a failure the same status may pass: the service has worked here before.
+        if status == EXIT_CANNOT_START and not self._supervisor.failures:
             reason = self.log_tail().rpartition(CANNOT_START)[2].strip()
             raise ServiceError(f"the {self.name} cannot start: {reason}")
-        self.ends += 1
-        if self.ends == _MOST_ENDS:
+        if self._supervisor.failed():
             raise ServiceError(
-                f"the {self.name} ended {_MOST_ENDS} times and no result landed, last with status "
-                f"{self.process.returncode}; the end of {self.log}:\n{self.log_tail()}"
+                f"the {self.name} ended {self._supervisor.failures} times and no result landed; "
+                f"the last time it {how_ended(status)}; the end of {self.log}:\n{self.log_tail()}"
             )
         self.start()
         return True
 
+    def progressed(self) -> None:
+        """Forget earlier ends: results have landed since."""
+        self._supervisor.succeeded()
+
     def stop(self, grace_s: float) -> None:
-        """TERM, then KILL after the grace period."""
-        if self.process is None:
-            return
-        self.process.terminate()
-        try:
-            self.process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        """Send TERM, then KILL after the grace period."""
+        if self.process is not None:
+            self.process.terminate()
+            wait_or_kill(self.process, grace_s)
 
     def log_tail(self) -> str:
-        """The last lines that the process wrote."""
-        with self.log.open("rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - _LOG_TAIL_BYTES))
-            return log.read().decode("utf-8", "replace")
+        """The end of what the process wrote."""
+        return last_words(self.log)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return start_child(
+            self.command,
+            environment=self.environment,
+            directory=self.directory,  # a redis.py where the user stands is not ours to import
+            log=self.log,
+            own_session=True,  # Ctrl-C is for this process, which ends its services in order
+            dies_with_thread=True,
+        )
 
 
 def private_directory() -> Path:
-    """A new directory of mode 0700 whose path is short enough for a unix socket in it."""
+    """Make a directory of mode 0700 whose path is short enough for a unix socket in it."""
     directory = tempfile.mkdtemp(prefix="nightjar-")
     if len(os.fsencode(directory)) > _LONGEST_SOCKET_DIRECTORY:
         Path(directory).rmdir()

@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ from pydantic import SecretStr
 from nightjar.checkpoints import CheckpointError, ModelDirectory, ShardError, check_shards
 from nightjar.jobs.batch_lines import output_line
 from nightjar.jobs.errors import EmptyJobError, JobError, StoreError
-from nightjar.jobs.records import Job, NewJob, ResultRecord
+from nightjar.jobs.records import Job, NewJob
 from nightjar.jobs.store import Store
-from nightjar.jobs.store.paging import Outcome
+from nightjar.pipeline.embedded.outputs import RunError, write_outputs
 from nightjar.pipeline.embedded.patience import Patience
 from nightjar.pipeline.embedded.processes import ServiceError
+from nightjar.pipeline.embedded.summary import Listener, RunSummary
 from nightjar.pipeline.embedded.system import DRAIN_S, EmbeddedSystem
 from nightjar.pipeline.embedded.workdir import (
     UsageError,
@@ -27,8 +28,6 @@ from nightjar.pipeline.embedded.workdir import (
     file_digest,
     locked_workdir,
     note_asked,
-    note_writing,
-    note_written,
     output_paths,
     sqlite_url,
     was_written,
@@ -39,17 +38,12 @@ from nightjar.pipeline.formats import (
     check_format,
     failure_text,
     read_batch_lines,
-    write_results,
 )
 from nightjar.pipeline.settings import Settings, SettingsError
 from nightjar.pipeline.vectors import VectorsError, register_vectors
 
 _POLL_S = 0.2
 _FREE_BYTES = 32 << 20
-
-
-class RunError(Exception):
-    """The run cannot go on now; what has landed is kept, and running it again goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,41 +56,12 @@ class RunArguments:
     dtype: str = "auto"
     workdir: Path | None = None
     prompt_vectors: Mapping[str, Path] = field(default_factory=dict)
-    retry: bool = False  # rows that an earlier run failed through no fault of theirs
+    retry: bool = False  # compute rows again that failed through no fault of theirs
     reuse_results: Path | None = None  # a file of answers that runs share
-    accept_any_model: bool = False  # lines that name another model, too
-    overwrite: bool = False  # output files that no run in this work directory has written
-    shards: int | None = None  # here and in `devices`: as the environment says
+    accept_any_model: bool = False  # compute lines that name another model, too
+    overwrite: bool = False  # replace output files that no run of this directory has written
+    shards: int | None = None  # None, also in `devices`: what the environment says
     devices: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """How a run ended."""
-
-    job: Job
-    out: Path
-    errors: Path
-    was_finished: bool  # an earlier run had done it all
-    resumed: int  # requests that had their outcome before this run
-    seconds: float
-    engine_s: float  # of `seconds`: in steps of the engine
-    load_s: float  # of `seconds`: in loading the model
-    first_failure: str | None
-    precisions: Sequence[str]  # of the answers that were written
-
-
-class Listener:
-    """Hears how the run goes; the command line shows it."""
-
-    def submitted(self, job: Job, *, resumed: bool) -> None:
-        """The job is in the store."""
-
-    def progressed(self, job: Job) -> None:
-        """Called a few times a second."""
-
-    def noticed(self, line: str) -> None:
-        """Something that a person should know, such as a restarted process."""
 
 
 def run(arguments: RunArguments, listener: Listener) -> RunSummary:
@@ -104,7 +69,7 @@ def run(arguments: RunArguments, listener: Listener) -> RunSummary:
 
     Raises:
         UsageError: The arguments cannot be used; nothing was done.
-        RunError: The run cannot go on; running it again resumes.
+        RunError: The run cannot go on; the same command resumes it.
     """
     workdir = arguments.workdir or default_workdir(arguments.out)
     try:
@@ -136,7 +101,7 @@ def run(arguments: RunArguments, listener: Listener) -> RunSummary:
 
 
 class _Run:
-    """One run, its arguments checked and its work directory held."""
+    """One run whose arguments are checked and whose work directory is locked."""
 
     def __init__(
         self,
@@ -162,7 +127,6 @@ class _Run:
         )
         check_shards(model.config, self._settings.shard_count)
         self._store = Store(self._settings.database_url.get_secret_value())
-        self._precisions: set[str] = set()
 
     def execute(self, started: float) -> RunSummary:
         try:
@@ -178,8 +142,10 @@ class _Run:
             if not job.is_over:
                 job = self._compute(job)
             spent = self._store.compute_seconds() - earlier
+            precisions: set[str] = set()
             if not was_finished:
-                self._write(job)
+                out, overwrite = self._arguments.out, self._arguments.overwrite
+                precisions = write_outputs(self._store, job.id, out, self._workdir, overwrite)
             failed = next(self._store.iter_results(job.id, outcome="failed"), None)
         finally:
             self._store.close()
@@ -194,7 +160,7 @@ class _Run:
             engine_s=spent.engine_s,
             load_s=spent.load_s,
             first_failure=None if failed is None else failure_text(output_line(failed)),
-            precisions=sorted(self._precisions),
+            precisions=sorted(precisions),
         )
 
     def _prepare_cache(self) -> None:
@@ -218,11 +184,11 @@ class _Run:
             "the prompt vectors": "\n".join(self._register_vectors()),
             "--accept-any-model": "yes" if self._settings.accept_any_model else "",
         }
-        # What is not asked for is left out: the key of a version that did not know it is the same.
+        # Empty values are left out, so that an older version without them has the same key.
         parts = [value for value in asked.values() if value]
         key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
         newest = next(iter(self._store.jobs(limit=1, after=None)), None)
-        # Where nothing has succeeded, nothing is lost: the mended input is computed anew.
+        # A job without a success is replaced: nothing is lost when the corrected input is computed.
         is_spent = newest is not None and newest.is_over and not newest.completed
         with self._store.submission(NewJob(self._model.name, idempotency_key=key)) as submission:
             known = submission.existing
@@ -250,7 +216,7 @@ class _Run:
         return registered
 
     def _compute(self, job: Job) -> Job:
-        """Run the services until the job is over; when this returns, they have ended."""
+        """Run the services until the job is over, and end them."""
         logs = self._workdir / "logs"
         with EmbeddedSystem(self._store, self._settings, logs, self._listener.noticed) as system:
             watch = Patience(self._store, self._listener.noticed)
@@ -272,32 +238,6 @@ class _Run:
                 f"the disk of {self._workdir} is full ({free >> 20} MiB free, {_FREE_BYTES >> 20} "
                 "needed); free some, then run the same command again to continue"
             )
-
-    def _write(self, job: Job) -> None:
-        out, errors = output_paths(self._arguments.out)
-        outcomes: list[tuple[Path, Outcome]] = [(out, "succeeded"), (errors, "failed")]
-        if not self._arguments.overwrite:
-            try:  # once more: somebody may have put a file there while the run computed
-                check_overwrites(out, self._workdir)
-            except UsageError as error:
-                raise RunError(f"{error}; the results are kept in {self._workdir}") from error
-        note_writing(self._workdir, out)
-        for path, outcome in outcomes:
-            try:
-                results = self._store.iter_results(job.id, outcome=outcome)
-                write_results(path, self._noting_precisions(results))
-            except OSError as error:
-                raise RunError(
-                    f"{path} cannot be written: {error.strerror}; the results are kept in "
-                    f"{self._workdir}: run the same command again to write them"
-                ) from error
-        note_written(self._workdir, self._arguments.out)
-
-    def _noting_precisions(self, results: Iterable[ResultRecord]) -> Iterator[ResultRecord]:
-        for result in results:
-            if result.body is not None and "precision" in result.body:
-                self._precisions.add(result.body["precision"])
-            yield result
 
 
 def _cache_settings(path: Path | None) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from pydantic import SecretStr
 
@@ -18,7 +17,7 @@ from nightjar.pipeline.embedded.processes import Service, private_directory
 from nightjar.pipeline.settings import Settings
 
 _STOP_GRACE_S = 10.0
-DRAIN_S = 5.0  # of it; the worker gives back the rest and ends
+DRAIN_S = 5.0  # shorter: the GPU worker then gives back its leases and ends
 
 
 class EmbeddedSystem:
@@ -36,7 +35,7 @@ class EmbeddedSystem:
     ) -> None:
         self._store = store
         self._report = report
-        # Nobody restarts a worker of ours but a crash: as few deaths tell as crashes do.
+        # Here a worker ends only by a crash, so as few of its deaths are allowed as crashes.
         deaths = min(settings.request_crashes, settings.request_worker_deaths)
         settings = settings.model_copy(update={"request_worker_deaths": deaths})
         self._deaths_allowed = deaths
@@ -68,19 +67,14 @@ class EmbeddedSystem:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
     def watch(self) -> None:
-        """Restart what has ended.
+        """Restart services that have ended.
 
         Raises:
-            ServiceError: A service ends again and again.
+            ServiceError: A service cannot start, or ends again and again.
         """
         if self._broker.keep_running():
             self._report("the broker ended and was started again")
@@ -94,9 +88,9 @@ class EmbeddedSystem:
                     self._take_back(crash)
 
     def progressed(self) -> None:
-        """Results have landed: what ended before was not for good."""
+        """Forget earlier ends of services: results have landed since."""
         for service in [*self._workers, self._broker]:
-            service.ends = 0
+            service.progressed()
 
     def stop(self) -> None:
         """End everything, the broker last."""
@@ -108,9 +102,9 @@ class EmbeddedSystem:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _take_back(self, crash: Crash | None) -> None:
-        """Make ready again what a GPU worker that is gone had leased or taken off the broker.
+        """Make the micro-batches ready again that a GPU worker had taken and that is gone now.
 
-        What it had leased is suspected of the `crash`, if there was one.
+        Those that it had leased are suspected of the `crash`, if there was one.
         """
         for beat in self._store.heartbeats():
             if crash is None:
@@ -125,9 +119,9 @@ def _environment(settings: Settings, broker: str) -> dict[str, str]:
     for name in values:
         if isinstance(secret := getattr(settings, name), SecretStr):
             values[name] = secret.get_secret_value()
-    # Nobody else may send messages of this run: the key is made anew and told to the services.
+    # Nobody else may send messages of this run: it makes a key of its own.
     values |= {"broker_url": broker, "message_key": secrets.token_hex(32)}
     variables = {f"NIGHTJAR_{name.upper()}": str(value) for name, value in values.items()}
-    # The services stand in a directory of their own: a checkout that is not installed is told.
+    # The services stand in another directory, so they need the path of a checkout.
     paths = [str(Path(nightjar.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     return variables | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

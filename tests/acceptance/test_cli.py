@@ -11,8 +11,7 @@ import typer
 from rich.text import Text
 from typer.testing import CliRunner
 
-from nightjar.pipeline import cli
-from nightjar.pipeline.cli import app
+from nightjar.pipeline.cli import app, console
 from tests.processes import nightjar, start_nightjar, wait_until
 from tests.services import free_port
 
@@ -99,8 +98,8 @@ def test_postgresql_without_its_driver(monkeypatch: pytest.MonkeyPatch, tmp_path
         done.stderr
     )
     assert "Traceback" not in done.stderr
-    monkeypatch.setattr(cli, "find_spec", lambda _: None)
-    worker = CliRunner().invoke(cli.app, ["worker", "plan"])
+    monkeypatch.setattr(console, "find_spec", lambda _: None)
+    worker = CliRunner().invoke(app, ["worker", "plan"])
     assert worker.exit_code == 1
     assert "nightjar-batch[postgres]" in worker.stderr
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -19,6 +20,7 @@ from nightjar.gpu_worker.compute_group import ComputeConfig
 from nightjar.gpu_worker.engine import GenerateRequest, GenerateResult, SamplingParams
 from nightjar.gpu_worker.fake_engine import FakeEngine
 from nightjar.gpu_worker.launcher import (
+    RESTARTS,
     ComputeLostError,
     InFlight,
     Launcher,
@@ -158,6 +160,28 @@ def test_a_stalled_process_is_replaced(launcher: Launcher) -> None:
     with pytest.raises(ComputeLostError):
         text(flight)
     assert text(ask(launcher))
+
+
+def test_a_model_that_loaded_once_is_tried_as_often_as_a_new_one(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes after the first end while they load; what is counted starts at none again."""
+    starts, program = tmp_path / "starts", tmp_path / "python"
+    program.write_text(f"#!/bin/sh\necho start >> '{starts}'\nexit 9\n")
+    program.chmod(0o755)
+    failures: list[str] = []
+    launcher = Launcher(ComputeConfig(tiny_model, engine="fake"), on_failure=failures.append)
+    try:
+        launcher.wait_ready()
+        monkeypatch.setattr(sys, "executable", str(program))
+        os.kill(launcher.pid, signal.SIGKILL)
+        wait_until("the failure", lambda: failures)
+        with pytest.raises(LauncherError, match="ended with status 9 while it loaded the model, 3"):
+            launcher.wait_ready()
+    finally:
+        launcher.close()
+    assert len(failures) == 1
+    assert len(starts.read_text().split()) == RESTARTS.most_failures == 3
 
 
 def test_prompt_vectors_outlive_the_process(launcher: Launcher) -> None:

@@ -171,8 +171,9 @@ WORKER = """
 import os, signal, sys
 from pathlib import Path
 from nightjar.gpu_worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.heartbeat import Heartbeat
 from nightjar.gpu_worker.launcher import Launcher
-from nightjar.gpu_worker.worker import GpuWorker, Heartbeat
+from nightjar.gpu_worker.worker import GpuWorker
 from nightjar.jobs.store import Store
 
 class Memory(Launcher):

@@ -12,8 +12,9 @@ import pytest
 
 from nightjar.gpu_worker import answers
 from nightjar.gpu_worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.heartbeat import Heartbeat
 from nightjar.gpu_worker.launcher import Launcher
-from nightjar.gpu_worker.worker import LEASE_LOST, GpuWorker, Heartbeat
+from nightjar.gpu_worker.worker import LEASE_LOST, GpuWorker
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import (
     ClaimedRequest,
@@ -151,17 +152,17 @@ def test_a_request_that_raises_in_the_worker_fails_alone(
             raise KeyError("top_k")
         return works(request, *rest)
 
-    monkeypatch.setattr(f"nightjar.gpu_worker.worker.{where}", raises_for_one)
+    monkeypatch.setattr(f"nightjar.gpu_worker.computing.{where}", raises_for_one)
     outcome = worker.run(ref.id, 0)
     assert (outcome.outcome, outcome.requests, outcome.failed) == ("done", 3, 1)
     assert codes(store.results(job_id)) == [None, "internal_error", None]
 
 
 def test_a_fault_of_ours_ends_the_requests_and_is_raised(
-    store: Store, worker: GpuWorker, monkeypatch: pytest.MonkeyPatch
+    store: Store, worker: GpuWorker, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id, (ref,) = planned(store, 2, each=2)
-    monkeypatch.setattr(worker, "_wait", raiser(ZeroDivisionError()))
+    monkeypatch.setattr(launcher, "submit", raiser(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         worker.run(ref.id, 0)
     assert {r.error.code for r in store.results(job_id) if r.error} == {"internal_error"}
@@ -169,12 +170,12 @@ def test_a_fault_of_ours_ends_the_requests_and_is_raised(
 
 
 def test_a_lease_that_an_error_left_behind_goes_back(
-    store: Store, worker: GpuWorker, monkeypatch: pytest.MonkeyPatch
+    store: Store, worker: GpuWorker, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id, (ref,) = planned(store, 2, each=2)
     away = StoreUnavailableError("the database went away")
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "_compute", raiser(away))
+        patch.setattr(launcher, "submit", raiser(away))
         with pytest.raises(StoreUnavailableError):
             worker.run(ref.id, 0)
     assert store.leased(worker.owner) != []

@@ -9,12 +9,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GLOBS = (
+    "nightjar/children.py",
     "jobs/lifecycle.py",
     "jobs/store/*.py",
     "pipeline/**/*.py",
     *(
         f"gpu_worker/{name}.py"
-        for name in ("worker", "tasks", "gate", "launcher", "ticker", "known_scores")
+        for name in (
+            "worker",
+            "computing",
+            "heartbeat",
+            "tasks",
+            "gate",
+            "launcher",
+            "ticker",
+            "known_scores",
+        )
     ),
 )
 # They hold a docstring.
@@ -41,6 +51,7 @@ _PROTOCOL = _store("leases", "suspects", "stopping", "races", "protocol")
 _RUN = _acceptance("run_fake", "bad_input", "bad_requests")
 
 TESTS: dict[str, list[str]] = {
+    "nightjar/children.py": _unit("children"),
     "jobs/lifecycle.py": [*_unit("jobs_lifecycle"), *_store("leases", "stopping", "retrying")],
     "jobs/store/__init__.py": ["tests/migration/test_migrations.py", *_store("troubles")],
     "jobs/store/backlog.py": [*_store("planning"), *_integration("plan_budgets", "dispatcher")],
@@ -84,11 +95,17 @@ TESTS: dict[str, list[str]] = {
         *_integration("broker_lost", "dispatcher", "two_planners"),
     ],
     "pipeline/celery_command.py": [*_unit("pipeline_events"), *_integration("two_planners")],
-    "pipeline/cli.py": [*_acceptance("cli"), *_unit("settings"), *_RUN],
+    "pipeline/cli/__init__.py": _acceptance("cli"),
+    "pipeline/cli/console.py": [*_acceptance("cli"), *_unit("settings")],
+    "pipeline/cli/database.py": [*_acceptance("cli"), *_integration("vectors")],
+    "pipeline/cli/jobs.py": _acceptance("cli", "compose"),
+    "pipeline/cli/processes.py": [*_acceptance("cli"), *_unit("settings")],
+    "pipeline/cli/run.py": [*_acceptance("cli"), *_RUN],
     "pipeline/client.py": [*_unit("client"), *_integration("api_upload_process")],
     "pipeline/clock.py": _integration("sweeper", "two_planners"),
     "pipeline/commands.py": [*_integration("two_planners"), *_RUN],
     "pipeline/dispatcher.py": _integration("dispatcher", "two_planners"),
+    "pipeline/context_limit.py": _unit("pipeline_encode"),
     "pipeline/encode.py": [*_unit("pipeline_encode"), *_integration("planner")],
     "pipeline/events.py": _unit("pipeline_events"),
     "pipeline/flower_command.py": _acceptance("cli"),
@@ -96,10 +113,12 @@ TESTS: dict[str, list[str]] = {
     "pipeline/health.py": _integration("health"),
     "pipeline/leadership.py": _integration("leadership", "two_planners"),
     "pipeline/liveness.py": [*_unit("pipeline_liveness"), *_integration("sweeper")],
+    "pipeline/message_fields.py": _unit("pipeline_message_shape"),
     "pipeline/message_shape.py": _unit("pipeline_message_shape"),
     "pipeline/model_change.py": [*_store("models"), *_integration("two_models")],
     "pipeline/pack.py": [*_unit("pipeline_pack"), *_integration("planner")],
     "pipeline/passes.py": _unit("pipeline_passes"),
+    "pipeline/placeholders.py": _unit("pipeline_encode"),
     "pipeline/planner.py": _integration("planner", "plan_budgets", "two_planners"),
     "pipeline/progress.py": _acceptance("run_fake"),
     "pipeline/queues.py": [*_unit("pipeline_pack"), *_integration("dispatcher", "planner")],
@@ -114,16 +133,22 @@ TESTS: dict[str, list[str]] = {
     "pipeline/sweeper.py": _integration("sweeper", "leadership", "poison"),
     "pipeline/taking.py": [*_unit("pipeline_taking"), *_integration("taking")],
     "pipeline/tasks.py": _integration("two_planners", "dispatcher"),
+    "pipeline/upload_process.py": _integration("api_upload_process"),
     "pipeline/transport.py": [*_unit("pipeline_transport"), *_integration("broker_lost")],
     "pipeline/variables.py": _unit("settings"),
     "pipeline/vectors.py": _integration("vectors"),
     "pipeline/waking.py": _integration("dispatcher", "health"),
+    "pipeline/watched_time.py": [*_unit("watched_time"), *_integration("sweeper", "leadership")],
     "pipeline/embedded/patience.py": _store("waiting"),
     "pipeline/embedded/broker.py": _integration("broker_lost", "dispatcher"),
     "pipeline/embedded/processes.py": [*_integration("broker_lost", "dispatcher"), *_RUN],
+    "pipeline/embedded/outputs.py": [*_unit("pipeline_workdir"), *_RUN],
     "pipeline/embedded/run.py": _RUN,
+    "pipeline/embedded/summary.py": _RUN,
     "pipeline/embedded/system.py": _RUN,
     "pipeline/embedded/workdir.py": [*_unit("pipeline_workdir"), *_RUN],
+    "gpu_worker/computing.py": _integration("worker", "poison"),
+    "gpu_worker/heartbeat.py": _integration("worker"),
     "gpu_worker/gate.py": _unit("gate"),
     "gpu_worker/known_scores.py": [*_unit("worker_known_scores"), *_integration("worker")],
     "gpu_worker/launcher.py": _integration("launcher", "poison"),

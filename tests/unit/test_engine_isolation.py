@@ -13,6 +13,7 @@ from nightjar.gpu_worker.engine import (
     RankRequest,
     RequestFailed,
     loop,
+    sizing,
 )
 from nightjar.gpu_worker.models import Decoder, KVTensors, load_model
 from tests.engines import VOCAB, assert_nothing_held, block_bytes, drain, generate, ids, one
@@ -176,7 +177,7 @@ def test_what_fits_the_first_engine_fits_the_second(model, precise, token_bytes)
 def test_a_second_engine_without_room_says_what_was_wrong_first(
     model, precise, token_bytes, monkeypatch
 ):
-    monkeypatch.setattr(loop, "RESCUE_CACHE_BYTES", 4 * block_bytes(model))
+    monkeypatch.setattr(sizing, "RESCUE_CACHE_BYTES", 4 * block_bytes(model))
     engine = engine_of(model, token_bytes, lambda: precise)
     failure = drain(engine, spoiled(prompt=100))[9]
     assert failure.code == "not_finite"

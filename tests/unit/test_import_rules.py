@@ -37,10 +37,11 @@ RULES: list[tuple[str, set[str]]] = [
     ("gpu_worker/", {"jobs", "pipeline", "checkpoints", "gpu_worker"}),
     ("pipeline/", {"jobs", "checkpoints", "pipeline"}),
     ("nightjar/__main__.py", {"pipeline"}),
+    ("nightjar/children.py", set()),
     ("nightjar/logs.py", set()),
     ("nightjar/process.py", set()),
 ]
-FOR_ALL = {"__version__", "logs", "process"}
+FOR_ALL = {"__version__", "children", "logs", "process"}
 # Third-party packages that the engine and the kernels may import: a bare GPU machine has no more.
 ENGINE_PACKAGES = {"torch", "numpy", "tokenizers", "safetensors", "jinja2", "cupy", "nightjar"}
 ENGINE_ROOMS = ("kernels/", "checkpoints/", "gpu_worker/engine/", "gpu_worker/models/")

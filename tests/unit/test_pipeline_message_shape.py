@@ -8,8 +8,8 @@ from celery import Celery
 from pydantic import SecretStr
 
 from nightjar.pipeline.celery_app import COMPUTE_TASK, create_celery_app
+from nightjar.pipeline.message_fields import LARGEST_TASK_BYTES
 from nightjar.pipeline.message_shape import (
-    LARGEST_TASK_BYTES,
     MessageError,
     check_message,
     is_control_queue,

@@ -1,0 +1,38 @@
+"""How many blocks a cache has: of an engine, and of the one that rescues its requests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nightjar.gpu_worker.engine.config import EngineConfig
+from nightjar.gpu_worker.models import Decoder, KVTensors
+
+RESCUE_CACHE_BYTES = 4 << 30
+
+
+def block_bytes(model: Decoder, config: EngineConfig) -> int:
+    """Bytes of one block's keys and values, all layers together."""
+    return KVTensors.block_bytes(model.config, config.block_size, model.cache_dtype)
+
+
+def cache_blocks(model: Decoder, config: EngineConfig) -> int:
+    """As many blocks as the cache's memory holds.
+
+    Raises:
+        ValueError: It does not hold one.
+    """
+    per_block = block_bytes(model, config)
+    affordable = config.kv_cache_bytes // per_block
+    if affordable < 1:
+        raise ValueError(f"kv_cache_bytes {config.kv_cache_bytes}: one block takes {per_block}")
+    return affordable
+
+
+def rescue_config(model: Decoder, config: EngineConfig, blocks: int) -> EngineConfig:
+    """Settings of an engine over a more precise model with as many blocks as the first engine.
+
+    What fits the first engine then fits this one. The memory is bounded, because a GPU's cache may
+    be larger than the host's memory.
+    """
+    cache_bytes = min(blocks * block_bytes(model, config), RESCUE_CACHE_BYTES)
+    return replace(config, kv_cache_bytes=cache_bytes, host_cache_bytes=0)

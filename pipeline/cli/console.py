@@ -1,0 +1,86 @@
+"""What all commands share: options, exit statuses, messages, and the checks before a start."""
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from nightjar.jobs.errors import NO_POSTGRES_DRIVER, POSTGRES_DRIVER
+from nightjar.pipeline.settings import Settings, SettingsError
+
+EXIT_RUN = 1
+EXIT_USAGE = 2
+EXIT_ROWS_FAILED = 3
+EXIT_NO_ROW_SUCCEEDED = 4
+
+Source = Annotated[Path, typer.Argument(metavar="IN.jsonl", help="OpenAI batch lines.")]
+Device = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda or cuda:<number> (default: NIGHTJAR_DEVICE, else cpu)."),
+]
+Shards = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes that the model is split over (default: one per device)."),
+]
+Devices = Annotated[
+    str | None,
+    typer.Option(metavar="0,1,...", help="CUDA devices, one per shard (default: --device)."),
+]
+
+errors = Console(stderr=True, soft_wrap=True)
+"""Standard error, for messages to the user."""
+
+
+def say(message: str) -> None:
+    """Tell the user something on standard error."""
+    errors.print(f"nightjar: {message}", highlight=False, markup=False)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Tell the user why, and end the command with this status."""
+    say(message)
+    raise typer.Exit(code)
+
+
+def read_settings() -> Settings:
+    """Read the settings of the environment; end the command where one cannot be used."""
+    try:
+        return Settings.read()
+    except SettingsError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def require_one_place(device: str | None, devices: str | None) -> None:
+    """End the command where both options are given."""
+    if device is not None and devices is not None:
+        fail(f"--device {device} --devices {devices}: give one of them", EXIT_USAGE)
+
+
+def check_driver(settings: Settings) -> None:
+    """End the command where PostgreSQL's driver is missing; Celery would show a traceback."""
+    url = settings.database_url.get_secret_value()
+    if url.startswith("postgres") and find_spec(POSTGRES_DRIVER) is None:
+        fail(NO_POSTGRES_DRIVER, EXIT_RUN)
+
+
+def check_model(settings: Settings) -> Path:
+    """Return the served model's directory; end the command where it cannot be used."""
+    from nightjar.checkpoints import CheckpointError, ModelDirectory, check_shards
+
+    if settings.model is None:
+        fail("set NIGHTJAR_MODEL to the directory of the served model", EXIT_USAGE)
+    try:
+        check_shards(ModelDirectory.open(settings.model).config, settings.shard_count)
+    except CheckpointError as error:
+        fail(f"NIGHTJAR_MODEL {settings.model}: {error}", EXIT_USAGE)
+    return settings.model
+
+
+def become(command: list[str]) -> NoReturn:
+    """Go on as another program in this process."""
+    sys.stdout.flush()
+    os.execv(command[0], command)  # noqa: S606 - our own command line, no shell wanted

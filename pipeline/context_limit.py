@@ -1,0 +1,111 @@
+"""The model's context as a limit of requests, by their bytes and by their tokens."""
+
+from collections.abc import Sequence
+
+from nightjar.checkpoints import PROMPT_TOKEN
+from nightjar.jobs.records import QueuedRequest, RequestError, RequestKind
+
+
+class EncodeError(Exception):
+    """A request that cannot be computed by this model."""
+
+    def __init__(self, code: str, message: str, param: str) -> None:
+        super().__init__(message)
+        self.error = RequestError(code=code, message=message, param=param)
+
+
+class ContextLimit:
+    """Refuses requests that are empty or do not fit into the model's context.
+
+    Args:
+        length: The context in tokens.
+        most_bytes: A token stands for at most so many bytes of text; None where nobody knows.
+    """
+
+    def __init__(self, length: int, most_bytes: int | None) -> None:
+        self._length = length
+        self._most_bytes = None if most_bytes is None else max(most_bytes, len(PROMPT_TOKEN))
+
+    def check_bytes(self, request: QueuedRequest, texts: Sequence[str]) -> None:
+        """Refuse texts whose bytes alone show that they do not fit; called before tokenizing.
+
+        Raises:
+            EncodeError: They do not fit.
+        """
+        context = self._length
+        if self._most_bytes is None or not texts:
+            return
+        first, *documents = (_fewest_tokens(text, self._most_bytes) for text in texts)
+        at_least = first + max(documents, default=0)
+        if at_least <= context:
+            return
+        place = documents.index(max(documents)) + 1 if documents else 0
+        field = field_of(request, place)
+        what = f"the query and {field} have" if place else "the prompt has"
+        raise EncodeError(
+            "context_length_exceeded",
+            f"{what} at least {at_least} tokens, by the length in bytes, past the model's "
+            f"context of {context}; shorten the text",
+            field,
+        )
+
+    def check_tokens(self, request: QueuedRequest, segments: list[list[int]]) -> None:
+        """Refuse requests by their token ids.
+
+        Raises:
+            EncodeError: A segment has no token, or the request does not fit.
+        """
+        if not all(segments):
+            field = field_of(request, segments.index([]))
+            raise EncodeError("invalid_value", f"{field} gives no token; it is empty", field)
+        if request.kind is RequestKind.GENERATE:
+            self._check_generation(request, len(segments[0]), int(request.body["max_tokens"]))
+            return
+        query, *documents = map(len, segments)
+        for place, length in enumerate(documents, start=1):
+            if query + length > self._length:
+                field = field_of(request, place)
+                raise EncodeError(
+                    "context_length_exceeded",
+                    f"the query has {query} tokens and {field} {length}: together "
+                    f"{query + length}, past the model's context of "
+                    f"{self._length}; shorten one of them",
+                    field,
+                )
+
+    def _check_generation(self, request: QueuedRequest, prompt: int, max_tokens: int) -> None:
+        context = self._length
+        if prompt >= context:
+            raise EncodeError(
+                "context_length_exceeded",
+                f"the prompt has {prompt} tokens; the model's context of {context} leaves no "
+                "place for an answer; shorten the prompt",
+                field_of(request, 0),
+            )
+        if prompt + max_tokens > context:
+            raise EncodeError(
+                "context_length_exceeded",
+                f"the prompt has {prompt} tokens and max_tokens is {max_tokens}: together "
+                f"{prompt + max_tokens}, past the model's context of {context}; ask for at most "
+                f"{context - prompt}",
+                "body.max_tokens",
+            )
+
+
+def _fewest_tokens(text: str, most_bytes: int) -> int:
+    """The least number of tokens that a text can have."""
+    return -(-len(text.encode()) // most_bytes)
+
+
+def is_chat(request: QueuedRequest) -> bool:
+    """Whether the prompt is a list of messages."""
+    return "messages" in request.body
+
+
+def field_of(request: QueuedRequest, segment: int) -> str:
+    """The field that a segment comes from."""
+    if segment:
+        return f"body.documents[{segment - 1}]"
+    if request.kind is RequestKind.RANK:
+        return "body.query"
+    return "body.messages" if is_chat(request) else "body.prompt"
