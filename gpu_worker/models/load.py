@@ -25,8 +25,7 @@ from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.gpu_worker.models.split import Part, channels
 from nightjar.gpu_worker.models.weight_reader import WeightReader
 from nightjar.kernels import GatedWeight, LayerWeights, LinearWeight, Norm
-from nightjar.kernels.cuda.qkv_post import HEAD_SIZES
-from nightjar.kernels.cuda.sample import MAX_VOCAB
+from nightjar.kernels.device import HEAD_SIZES, MAX_VOCAB
 
 _ALL = slice(None)
 

@@ -44,17 +44,29 @@ FOR_ALL = {"__version__", "logs", "process"}
 # Third-party packages that the engine and the kernels may import: a bare GPU machine has no more.
 ENGINE_PACKAGES = {"torch", "numpy", "tokenizers", "safetensors", "jinja2", "cupy", "nightjar"}
 ENGINE_ROOMS = ("kernels/", "checkpoints/", "gpu_worker/engine/", "gpu_worker/models/")
+# Only these may import a backend: the ops choose it, tests and benchmarks look at one of them.
+BACKENDS = ("reference", "native", "cuda")
+BACKEND_USERS = (
+    "kernels/",
+    "tests/",
+    "benchmarks/gpu/",
+    "benchmarks/bare_forward.py",
+    "tools/gpu_hour/",
+)
 
 
-def source_files() -> list[str]:
-    listed = subprocess.run(
+def python_files() -> list[str]:
+    return subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
         cwd=ROOT,
         check=True,
         capture_output=True,
         text=True,
     ).stdout.split()
-    return [name for name in listed if name.startswith(tuple(rule for rule, _ in RULES))]
+
+
+def source_files() -> list[str]:
+    return [name for name in python_files() if name.startswith(tuple(rule for rule, _ in RULES))]
 
 
 def imports(name: str) -> list[str]:
@@ -105,6 +117,23 @@ def test_imports_stay_in_their_rooms(name: str) -> None:
 def test_engine_needs_no_queue_and_no_database(name: str) -> None:
     top = {module.split(".")[0] for module in imports(name)}
     assert top - set(sys.stdlib_module_names) <= ENGINE_PACKAGES
+
+
+def backends(modules: list[str]) -> list[str]:
+    """What of a backend is among imported names."""
+    roots = [f"nightjar.kernels.{backend}" for backend in BACKENDS]
+    return [m for m in modules if any(m == root or m.startswith(f"{root}.") for root in roots)]
+
+
+def test_only_the_ops_know_the_backends() -> None:
+    others = [name for name in python_files() if not name.startswith(BACKEND_USERS)]
+    assert "gpu_worker/engine/loop.py" in others
+    found = {name: backends(imports(name)) for name in others}
+    assert {name: modules for name, modules in found.items() if modules} == {}
+    assert backends(["nightjar.kernels.cuda.norm.layer_norm", "nightjar.kernels.native"]) == [
+        "nightjar.kernels.cuda.norm.layer_norm",
+        "nightjar.kernels.native",
+    ]
 
 
 def test_a_violation_is_seen() -> None:
