@@ -16,13 +16,19 @@ from torch import Tensor
 from nightjar.kernels.cuda.checks import check
 from nightjar.kernels.cuda.kernel import Kernel
 from nightjar.kernels.cuda.launch import launch
+from nightjar.kernels.reference.sampling import finite_rows
 
 THREADS = 512
 
 _KERNEL = Kernel("argmax", "argmax")
 
 
-def argmax(logits: Tensor, finite: Tensor | None = None) -> Tensor:
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """As reference.sampling.argmax."""
+    return best_tokens(logits), finite_rows(logits)
+
+
+def best_tokens(logits: Tensor, finite: Tensor | None = None) -> Tensor:
     """The best token of each row, ties to the lowest id: float32[B, V] -> int64[B].
 
     NaN counts as best (as in torch), so finite: bool[B], if given, is filled with whether all that

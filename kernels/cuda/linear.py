@@ -20,7 +20,7 @@ later: PTX ISA, cp.async.bulk.prefetch.L2).  It changes no result.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -32,9 +32,7 @@ from nightjar.kernels.cuda.device import block_shared_bytes, multiprocessors
 from nightjar.kernels.cuda.kernel import Kernel
 from nightjar.kernels.cuda.launch import Argument, launch
 from nightjar.kernels.cuda.switches import current
-
-if TYPE_CHECKING:
-    from nightjar.kernels.norm import Norm
+from nightjar.kernels.operands import Norm
 
 MAX_ROWS = 8
 """Columns of a tensor core's product: up to here another row costs next to nothing."""

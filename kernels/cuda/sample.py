@@ -37,7 +37,7 @@ def sample(
     min_p: Tensor,
     draws: Tensor,
 ) -> Tensor:
-    """As kernels.sample: float32[B, V] and the rows' parameters -> int64[B].
+    """As reference.sampling.sample: float32[B, V] and the rows' parameters -> int64[B].
 
     Also takes a temperature of 0 (the best token), and gives -1 for a row whose best score is not
     finite: a batch needs no sorting into kinds of rows, and no look from the host.

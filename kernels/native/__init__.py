@@ -15,6 +15,7 @@ from nightjar.kernels.native import (
     layers,
     log_prob,
     norm,
+    packing,
     products,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "layers",
     "log_prob",
     "norm",
+    "packing",
     "products",
 ]

@@ -1,4 +1,4 @@
-"""Attention over the paged cache, compiled: prompts, running texts, documents.
+"""Attention over the paged cache, compiled: prompts, running sequences, documents.
 
 Each row runs its own softmax over its own keys, in pieces that begin at fixed positions of the
 sequence.  So a row's bits depend on nothing else in the step.
@@ -15,10 +15,20 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
-from nightjar.kernels.layout import BranchLayout, ChunkLayout, PagedLayout, StepRows
+from nightjar.kernels.layout import (
+    BranchLayout,
+    ChunkLayout,
+    PagedLayout,
+    PagedTensors,
+    StepRows,
+)
 from nightjar.kernels.native.build import compiled, library
 from nightjar.kernels.native.norm import NormArgument
 from nightjar.kernels.native.pointers import FLOAT, INT, POINTER, address, by_row, is_plain
+from nightjar.kernels.reference import attention as whole_reference
+from nightjar.kernels.reference import branch as branch_reference
+from nightjar.kernels.reference import decode as decode_reference
+from nightjar.kernels.reference import prefill as prefill_reference
 
 HEAD_SIZE_STEP = 16
 """Heads are read in whole registers."""
@@ -40,16 +50,20 @@ def attend(
     qkv: Tensor,
     norms: HeadNorms | None,
     rotation: Rotation | None,
-    write: CacheWrite,
+    cache: CacheWrite,
     rows: StepRows,
     scale: float,
 ) -> Tensor:
-    """As kernels.attention.attend: qkv [T, Hq + 2 Hkv, D], contiguous -> [T, Hq, D]."""
-    heads = qkv.shape[1] - 2 * write.keys.shape[1]
+    """As reference.attention.attend."""
+    if not serves(qkv, cache.keys):
+        if qkv.dtype == torch.float16:  # in FP32 these kernels may take it
+            return attend(qkv.float(), norms, rotation, cache, rows, scale).half()
+        return whole_reference.attend(qkv, norms, rotation, cache, rows, scale)
+    heads = qkv.shape[1] - 2 * cache.keys.shape[1]
     out = qkv.new_empty(qkv.shape[0], heads, qkv.shape[2])
-    projection = projected(qkv, heads, norms, rotation, write)
-    attending = attending_rows(qkv, out, write, rows)
-    _attend(write.keys, write.values, projection, *attending, scale)
+    projection = projected(qkv, heads, norms, rotation, cache)
+    attending = attending_rows(qkv, out, cache, rows)
+    _attend(cache.keys, cache.values, projection, *attending, scale)
     return out
 
 
@@ -86,7 +100,9 @@ def attending_rows(
 def prefill_attention(
     q: Tensor, keys: Tensor, values: Tensor, layout: ChunkLayout, scale: float
 ) -> Tensor:
-    """As reference.prefill: q [T, H, D] -> [T, H, D]."""
+    """As reference.prefill.prefill_attention."""
+    if not serves(q, keys):
+        return prefill_reference.prefill_attention(q, keys, values, layout, scale)
     q, out = by_row(q), q.new_empty(q.shape)
     tiles = layout.plan(ChunkTiles.of)
     prompts = Prompts(q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), *tiles.addresses)
@@ -95,9 +111,11 @@ def prefill_attention(
 
 
 def decode_attention(
-    q: Tensor, keys: Tensor, values: Tensor, layout: PagedLayout, scale: float
+    q: Tensor, keys: Tensor, values: Tensor, layout: PagedLayout | PagedTensors, scale: float
 ) -> Tensor:
-    """As reference.decode: q [B, H, D] -> [B, H, D]."""
+    """As reference.decode.decode_attention."""
+    if isinstance(layout, PagedTensors) or not serves(q, keys):
+        return decode_reference.decode_attention(q, keys, values, layout, scale)
     q, out = by_row(q), q.new_empty(q.shape)
     running = Running(q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), *_paged(layout))
     _attend(keys, values, None, None, running, None, scale)
@@ -113,7 +131,9 @@ def branch_attention(
     layout: BranchLayout,
     scale: float,
 ) -> Tensor:
-    """As reference.branch: q [T, H, D], k and v [T, Hkv, D] -> [T, H, D]."""
+    """As reference.branch.branch_attention."""
+    if not serves(q, keys):
+        return branch_reference.branch_attention(q, k, v, keys, values, layout, scale)
     q, k, v, out = by_row(q), by_row(k), by_row(v), q.new_empty(q.shape)
     if not q.stride(0) == k.stride(0) == v.stride(0):
         raise ValueError(f"rows of q, k, v lie {q.stride(0)}, {k.stride(0)}, {v.stride(0)} apart")
@@ -284,7 +304,7 @@ class Prompts(ctypes.Structure):
 
 
 class Running(ctypes.Structure):
-    """Running texts as decode_attention.h takes them."""
+    """Running sequences as decode_attention.h takes them."""
 
     _fields_ = (
         ("q", POINTER),

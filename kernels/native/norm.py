@@ -10,6 +10,8 @@ from torch import Tensor
 
 from nightjar.kernels.native.build import compiled, library
 from nightjar.kernels.native.pointers import FLOAT, INT, POINTER, is_plain
+from nightjar.kernels.operands import Norm
+from nightjar.kernels.reference import norm as reference
 
 
 def serves(residual: Tensor, delta: Tensor | None, out_dtype: torch.dtype) -> bool:
@@ -27,15 +29,31 @@ def _are_rows(x: Tensor) -> bool:
 
 
 def layer_norm(
-    residual: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, epsilon: float
+    residual: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    epsilon: float,
+    out_dtype: torch.dtype,
 ) -> Tensor:
-    """As reference.norm.layer_norm: float32[T, H]."""
+    """As reference.norm.layer_norm."""
+    if not serves(residual, delta, out_dtype):
+        return reference.layer_norm(residual, delta, weight, bias, epsilon, out_dtype)
     return _normalized(residual, delta, NormArgument.of(weight, bias, epsilon))
 
 
-def rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
-    """As reference.norm.rms_norm: float32[T, H]."""
+def rms_norm(
+    residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float, out_dtype: torch.dtype
+) -> Tensor:
+    """As reference.norm.rms_norm."""
+    if not serves(residual, delta, out_dtype):
+        return reference.rms_norm(residual, delta, weight, epsilon, out_dtype)
     return _normalized(residual, delta, NormArgument.of(weight, None, epsilon))
+
+
+def norm_argument(norm: Norm) -> NormArgument:
+    """A norm as the kernels take it; whoever holds it also holds the norm."""
+    return NormArgument.of(norm.weight, norm.bias, norm.epsilon)
 
 
 class NormArgument(ctypes.Structure):
