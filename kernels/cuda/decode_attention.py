@@ -35,8 +35,8 @@ from torch import Tensor
 
 from nightjar.kernels.cuda.checks import INT32_MAX, ceil_div, check, check_storage
 from nightjar.kernels.cuda.device import multiprocessors
-from nightjar.kernels.cuda.kernel import STORAGE, Kernel
-from nightjar.kernels.cuda.launch import Argument, launch
+from nightjar.kernels.cuda.kernel import STORAGE, Argument, Kernel
+from nightjar.kernels.cuda.launch import launch
 from nightjar.kernels.cuda.qkv_post import (
     HEAD_SIZES,
     check_heads,

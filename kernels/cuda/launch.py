@@ -9,18 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-import numpy as np
 from torch import Tensor
 
-from nightjar.kernels.cuda.kernel import STORAGE, Kernel
-
-Argument: TypeAlias = Tensor | np.generic | None
-"""A pointer, a number of the size that the kernel takes, or the null pointer."""
-
-Size: TypeAlias = tuple[int, ...]
-"""Blocks of a grid or threads of a block: x, y, z."""
+from nightjar.kernels.cuda.kernel import STORAGE, Argument, Kernel, Size
 
 
 class Backend(Protocol):

@@ -29,8 +29,8 @@ from torch import Tensor
 from nightjar.kernels.cuda.activation import KINDS
 from nightjar.kernels.cuda.checks import ceil_div, check
 from nightjar.kernels.cuda.device import block_shared_bytes, multiprocessors
-from nightjar.kernels.cuda.kernel import Kernel
-from nightjar.kernels.cuda.launch import Argument, launch
+from nightjar.kernels.cuda.kernel import Argument, Kernel
+from nightjar.kernels.cuda.launch import launch
 from nightjar.kernels.cuda.switches import current
 from nightjar.kernels.operands import Norm
 

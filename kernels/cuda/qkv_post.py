@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels.cuda.checks import INT32_MAX, ceil_div, check, check_storage
-from nightjar.kernels.cuda.kernel import STORAGE, Kernel
-from nightjar.kernels.cuda.launch import Argument, launch
+from nightjar.kernels.cuda.kernel import STORAGE, Argument, Kernel
+from nightjar.kernels.cuda.launch import launch
 from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
 
 HEAD_SIZES = (64, 80, 96, 128)

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,15 @@ RULES: list[tuple[str, set[str]]] = [
 FOR_ALL = {"__version__", "logs", "process"}
 # Third-party packages that the engine and the kernels may import: a bare GPU machine has no more.
 ENGINE_PACKAGES = {"torch", "numpy", "tokenizers", "safetensors", "jinja2", "cupy", "nightjar"}
+# Within the kernels: operands know no backend, and backends know neither the ops nor each other.
+# All of them may fall back to torch's reference.
+OPERANDS = {"operands", "layout", "heads", "step_state", "upload", "cache_folder"}
+KERNEL_RULES: list[tuple[str, set[str]]] = [
+    *((f"kernels/{name}.py", OPERANDS) for name in sorted(OPERANDS)),
+    ("kernels/reference/", OPERANDS | {"reference"}),
+    ("kernels/native/", OPERANDS | {"reference", "native"}),
+    ("kernels/cuda/", OPERANDS | {"reference", "cuda"}),
+]
 ENGINE_ROOMS = ("kernels/", "checkpoints/", "gpu_worker/engine/", "gpu_worker/models/")
 # Only these may import a backend: the ops choose it, tests and benchmarks look at one of them.
 BACKENDS = ("reference", "native", "cuda")
@@ -134,6 +144,44 @@ def test_only_the_ops_know_the_backends() -> None:
         "nightjar.kernels.cuda.norm.layer_norm",
         "nightjar.kernels.native",
     ]
+
+
+@pytest.mark.parametrize(("place", "allowed"), KERNEL_RULES)
+def test_operands_and_backends_know_no_other_backend(place: str, allowed: set[str]) -> None:
+    names = [name for name in source_files() if name.startswith(place)]
+    assert names
+    room = "nightjar.kernels."
+    found = {
+        (name, module)
+        for name in names
+        for module in imports(name)
+        if module.startswith(room) and module.removeprefix(room).split(".")[0] not in allowed
+    }
+    assert found == set()
+
+
+def circle(files: dict[str, set[str]]) -> list[str]:
+    """Files that import each other in turn, the first one again at the end; empty if none do."""
+    try:
+        TopologicalSorter(files).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_files_of_the_kernels_import_each_other() -> None:
+    """Wherever the import stands, in a function or for types alone too."""
+    names = [name for name in source_files() if name.startswith("kernels/")]
+    modules = {name.removesuffix(".py").removesuffix("/__init__"): name for name in names}
+    files: dict[str, set[str]] = {name: set() for name in names}
+    for name in names:
+        for imported in imports(name):
+            path = Path(imported.removeprefix("nightjar.").replace(".", "/"))
+            found = next((modules[str(p)] for p in (path, path.parent) if str(p) in modules), name)
+            files[name] |= {found} - {name}
+    assert sum(map(len, files.values())) > len(names)
+    assert circle(files) == []
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})
 
 
 def test_a_violation_is_seen() -> None:
