@@ -1,4 +1,4 @@
-"""Where the rows of a step stand: what attention is told, whichever backend computes it.
+"""Where the rows of a step are in the cache, for the attention of every backend.
 
 Rows are packed: the tokens of all sequences lie one after another, with no padding between.  A
 layout is built once a step and read by every layer; what a backend derives from it is kept with it
@@ -109,14 +109,14 @@ class PagedLayout(Operand):
         return PagedLayout(Tables.build(block_tables), length, block_size)
 
     def on(self, device: torch.device) -> PagedTensors:
-        """The same for kernels that read it on the device."""
+        """Return the same for kernels that read it on the device."""
         return self.plan(_paged_on(device))
 
 
 @dataclass(frozen=True, slots=True)
 class PagedTensors:
     """A PagedLayout on the device: tables int32[B, W], the blocks of each sequence, as many as its
-    length needs; lengths int32[B], 0 for a place without a sequence."""
+    length needs; lengths int32[B], 0 for a slot without a sequence."""
 
     tables: Tensor
     lengths: Tensor
@@ -134,7 +134,7 @@ class PagedTensors:
 
 @cache
 def _paged_on(device: torch.device) -> Callable[[PagedLayout], PagedTensors]:
-    """What brings a layout there: one function for each device, as Operand.plan needs it."""
+    """Return the function that copies a layout to the device; one per device, for Operand.plan."""
 
     def derive(layout: PagedLayout) -> PagedTensors:
         counts = -(-layout.lengths // layout.block_size)
@@ -186,10 +186,10 @@ class BranchLayout(Operand):
 
 @dataclass(frozen=True, eq=False)
 class StepRows:
-    """The rows of a step: prompt rows, then running texts, then documents; None where there are
+    """The rows of a step: prompt rows, then running sequences, then documents; None where there are
     none.
 
-    wanted: int64[N], ascending, the rows whose attention is read, every running text's and
+    wanted: int64[N], ascending, the rows whose attention is read, every running sequence's and
     document's among them; None for all.
     """
 

@@ -1,8 +1,8 @@
 """The operands of the ops: norms, packed weights, layers.
 
 No backend is imported here. A backend packs weights into a class of its own, which then computes
-with them: whoever holds a weight need not ask which backend that is. What a backend derives from
-another operand is kept with the operand (`Operand.plan`).
+with them. So a caller need not know which backend that is. What a backend derives from another
+operand is kept with the operand (`Operand.plan`).
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ class StepState:
 
     rows: int32[B, len(Column)]; history: int32[B, capacity], the tokens, prompts included;
     seen: int32[B, ceil(V / 32)] and counts: int32[B, V], see cuda/penalties.py; ends: int64[B, E],
-    tokens that end the text, padded with -1; block_tables: int32[B, W].
-    inputs: int64[4, B], for the next step: ids, positions, cache blocks (-1: no row), places in
+    tokens that end the sequence, padded with -1; block_tables: int32[B, W].
+    inputs: int64[4, B], for the next step: ids, positions, cache blocks (-1: no row), offsets in
     them; attention_lengths: int32[B]; finished: int32[1], counts the rows that ended.
     """
 

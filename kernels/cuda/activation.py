@@ -61,7 +61,7 @@ def activation(
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     for storage in STORAGE:
         for kind in KINDS.values():
             for width in (16 // storage.itemsize, 1):

@@ -2,7 +2,7 @@
 
 Bytes: 4 B V, read once.  3 operations a score.  One block a row: 200 KB of a vocabulary of 50,000
 through one multiprocessor is the time of a small batch, the bandwidth that of a large one.  A
-thread asks for 16 scores before it looks at any: 32 KB of a block are on their way.
+thread loads 16 scores before it compares any: a block has 32 KB in flight.
 """
 
 from __future__ import annotations
@@ -47,5 +47,5 @@ def best_tokens(logits: Tensor, finite: Tensor | None = None) -> Tensor:
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     yield _KERNEL

@@ -1,4 +1,4 @@
-"""Every kernel instance that the engine can ask for."""
+"""Every kernel instance that the engine uses."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ WRAPPERS = tuple(
 
 
 def all_kernels() -> Iterator[Kernel]:
-    """Every instance of every wrapper module."""
+    """Yield the instances of every wrapper module."""
     for module in WRAPPERS:
         yield from module.specialisations()
 
 
 def by_source() -> dict[str, list[Kernel]]:
-    """The same, by the name of their .cu file."""
+    """Return them by the name of their .cu file."""
     found: dict[str, list[Kernel]] = {}
     for kernel in all_kernels():
         found.setdefault(kernel.source, []).append(kernel)

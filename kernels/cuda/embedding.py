@@ -68,7 +68,7 @@ def embed(
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     for storage in STORAGE:
         for width in (4, 1):
             yield Kernel.of("embedding", "embed", storage, width)

@@ -5,16 +5,16 @@ rows are read from cache by every block (M K s, with a norm M K (4 to 12) as wel
 on a multiprocessor: at K 2048 and M 8 that is 4 of 25 MB for an N of 6144.  2 M N K operations on
 tensor cores, of which those of rows that are not there are wasted: far below what they do.
 
-A decode step of few rows has little to read at once and many kernels: what they wait for each other
-and for memory counts more than their work.  So the norm before a product, and the activation, the
-gate or the addition to the residual stream after it, are parts of it; 64 KB a block are asked for
-before the norm begins, and while sums are added up; what a result is added to is asked for before
-its products, too.  From 9 rows on cuBLAS does better.
+A decode step of few rows has many kernels with little to read: waiting costs more than work.  So
+the kernel includes what surrounds a product: the norm before it, and the activation, the gate or
+the addition to the residual stream after it.  A block loads 64 KB of weights before the norm begins
+and while sums are added up.  It also loads early what a result is added to.  From 9 rows on cuBLAS
+is faster.
 
-Between two products memory would rest for the launch, the first access and the last sums, about as
-long as 11 MB take.  So each block, before it ends, asks for what the next product's blocks will ask
-for first, 17 MB at the most, to be brought into the second-level cache (compute capability 9.0 and
-later: PTX ISA, cp.async.bulk.prefetch.L2).  It changes no result.
+Between two products memory would be idle for the launch, the first access and the last sums, as
+long as 11 MB take.  So each block ends with a prefetch of what the next product's blocks load
+first, 17 MB at most, into the second-level cache (compute capability 9.0 and later: PTX ISA,
+cp.async.bulk.prefetch.L2).  It changes no result.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def linear(
     """activation(x @ weight + bias) of x [M, K], its rows at any stride -> [M, N] in x's dtype.
 
     gate: of the weight's shape; then activation(x @ gate) * (x @ weight) (arXiv 2002.05202).
-    following: weights that are likely to be read next, asked for ahead.
+    following: weights that are likely to be read next; they are prefetched.
     A row's bits do not depend on the others.
 
     Raises:
@@ -146,7 +146,7 @@ def normed_linear(
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     for storage in STORAGE:
         for norm in ("PLAIN", "RMS", "LAYER"):
             for gated in (False, True):
@@ -189,8 +189,10 @@ def _linear(
 
 
 def _resident_blocks(x: Tensor, shared_bytes: int) -> int:
-    """Blocks that the device runs at once.  One that waits for another to end would normalise its
-    rows anew, with nothing else under way on its multiprocessor."""
+    """Return how many blocks the device runs at once.
+
+    A later block would normalise its rows again, with nothing else running on its multiprocessor.
+    """
     of_block = shared_bytes + SUMS_BYTES + RESERVED_BYTES
     fit = (block_shared_bytes(x) + RESERVED_BYTES) // of_block
     return min(BLOCKS_PER_MULTIPROCESSOR, fit) * multiprocessors(x)

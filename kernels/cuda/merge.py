@@ -49,6 +49,6 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     for storage in STORAGE:
         yield Kernel.of("merge", "merge_attention", storage)

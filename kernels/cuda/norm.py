@@ -66,7 +66,7 @@ def rms_norm(
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for: the stream; norms after a block; norms of query
+    """Yield every instance that the engine uses: the stream; norms after a block; norms of query
     and key heads."""
     shapes = (*_WIDE_SHAPES, *_NARROW_SHAPES)
     for storage in STORAGE:

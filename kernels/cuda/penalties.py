@@ -62,5 +62,5 @@ def penalize(
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     yield _KERNEL

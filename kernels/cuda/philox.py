@@ -33,5 +33,5 @@ def uniform(seeds: Tensor, streams: Tensor, steps: Tensor) -> Tensor:
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     yield _KERNEL

@@ -63,7 +63,7 @@ def step_update(
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     yield _KERNEL
 
 

@@ -75,25 +75,25 @@ def attending_rows(
     n_heads, heads, size = qkv.shape[1], out.shape[1], qkv.shape[2]
     width, head = n_heads * size, qkv.itemsize * size
     from_row, to_row = n_heads * head, heads * head
-    q, place = qkv.data_ptr(), out.data_ptr()
+    q, result = qkv.data_ptr(), out.data_ptr()
     prompts = running = documents = None
     if rows.prefill is not None:
         tiles = _prompt_tiles(rows.prefill, rows.wanted)
-        prompts = Prompts(q, width, heads, place, *tiles.addresses)
+        prompts = Prompts(q, width, heads, result, *tiles.addresses)
         prompts.tiles_held = tiles
     if rows.decode is not None:
         if not isinstance(rows.decode, PagedLayout):
             raise TypeError("a layout on a device: give a PagedLayout")
         first = rows.prefill_rows
         running = Running(
-            q + first * from_row, width, heads, place + first * to_row, *_paged(rows.decode)
+            q + first * from_row, width, heads, result + first * to_row, *_paged(rows.decode)
         )
     if rows.branch is not None:
         first = write.blocks.shape[0]
         q += first * from_row
         k, v = q + heads * head, q + (n_heads + heads) // 2 * head
         branches = rows.branch.plan(BranchTiles.of).addresses
-        documents = Documents(q, k, v, width, heads, place + first * to_row, *branches)
+        documents = Documents(q, k, v, width, heads, result + first * to_row, *branches)
     return prompts, running, documents
 
 

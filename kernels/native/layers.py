@@ -1,4 +1,4 @@
-"""Layers of a decoder one after another, compiled: one call for all of them."""
+"""All layers of a decoder in one compiled call."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class NativeLayers:
         if len(shapes) != 1 or len(kinds) != 1:
             raise ValueError(f"layers of {shapes} with weights of {kinds}: all of one kind")
         (self._shape,), (self._kind,) = shapes, kinds
-        self._layers = layers  # or nobody would hold what the arguments point to
+        self._layers = layers  # the arguments point into these
         self._arguments = (_LayerArgument * len(layers))(*(layer.argument for layer in layers))
         self._activation = ACTIVATIONS[activation]
 

@@ -52,12 +52,12 @@ def rms_norm(
 
 
 def norm_argument(norm: Norm) -> NormArgument:
-    """A norm as the kernels take it; whoever holds it also holds the norm."""
+    """Return the norm as the kernels take it; the caller must keep the norm."""
     return NormArgument.of(norm.weight, norm.bias, norm.epsilon)
 
 
 class NormArgument(ctypes.Structure):
-    """A norm as norm.h takes it; whoever holds one also holds the tensors."""
+    """A norm as norm.h takes it.  It does not keep its tensors alive."""
 
     _fields_ = (("weight", POINTER), ("bias", POINTER), ("size", INT), ("epsilon", FLOAT))
 
@@ -66,8 +66,8 @@ class NormArgument(ctypes.Structure):
         """weight, bias: float32[H], contiguous."""
         if not all(is_plain(x) and x.is_contiguous() for x in (weight, bias) if x is not None):
             raise ValueError(f"a norm's weight is {weight.dtype}{list(weight.shape)}: float32[H]")
-        place = None if bias is None else bias.data_ptr()
-        return NormArgument(weight.data_ptr(), place, weight.shape[0], epsilon)
+        address = None if bias is None else bias.data_ptr()
+        return NormArgument(weight.data_ptr(), address, weight.shape[0], epsilon)
 
 
 def _normalized(residual: Tensor, delta: Tensor | None, norm: NormArgument) -> Tensor:

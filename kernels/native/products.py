@@ -25,7 +25,7 @@ ACTIVATIONS = {None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "silu": 4}
 
 _NUMBERS = {torch.float32: 0, torch.float16: 1}
 _FLOATS, _ADDENDS = 0, 2
-"""What rows are made of; product.h says it alike."""
+"""The numbers of a row, as in product.h."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class PanelWeight(LinearWeight):
 
     @cached_property
     def address(self) -> int:
-        """Where the kernels find it; whoever passes it on holds the weight."""
+        """The address of the C structure; the caller must keep the weight."""
         return ctypes.addressof(self._structure)
 
     @property
@@ -131,7 +131,7 @@ def linear(x: Tensor, weight: PanelWeight, out_dtype: torch.dtype) -> Tensor:
 
 
 def activated_linear(x: Tensor, weight: PanelWeight, activation: str) -> Tensor:
-    """The same through the activation (of the gate, where there is one): float32[T, out]."""
+    """`linear` with the activation, of the gate in a gated weight: float32[T, out]."""
     out = x.new_empty(x.shape[0], weight.out_features, dtype=torch.float32)
     _linear(x, weight, activation, out, _FLOATS)
     return out
