@@ -7,8 +7,7 @@ sequence.  So a row's bits depend on nothing else in the step.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, fields
-from functools import cache, cached_property
+from functools import cache
 
 import numpy as np
 import torch
@@ -22,9 +21,17 @@ from nightjar.kernels.layout import (
     PagedTensors,
     StepRows,
 )
+from nightjar.kernels.native.attention_arguments import (
+    CacheLayer,
+    Documents,
+    Projection,
+    Prompts,
+    Running,
+)
 from nightjar.kernels.native.build import compiled, library
 from nightjar.kernels.native.norm import NormArgument
-from nightjar.kernels.native.pointers import FLOAT, INT, POINTER, address, by_row, is_plain
+from nightjar.kernels.native.pointers import FLOAT, address, by_row, is_plain
+from nightjar.kernels.native.tiles import BranchTiles, ChunkTiles
 from nightjar.kernels.reference import attention as whole_reference
 from nightjar.kernels.reference import branch as branch_reference
 from nightjar.kernels.reference import decode as decode_reference
@@ -144,104 +151,11 @@ def branch_attention(
     return out
 
 
-@dataclass(frozen=True)
-class ChunkTiles:
-    """Prompt rows in tiles: int64[tiles] each, as prefill_attention.h takes them."""
-
-    tables: np.ndarray
-    first_rows: np.ndarray
-    counts: np.ndarray
-    positions: np.ndarray
-    table_starts: np.ndarray
-
-    @cached_property
-    def addresses(self) -> tuple[int, ...]:
-        """What stands at the end of `Prompts`."""
-        tables, *tiles = (address(getattr(self, field.name)) for field in fields(self))
-        return tables, self.counts.size, *tiles
-
-    @staticmethod
-    def of(layout: ChunkLayout) -> ChunkTiles:
-        """Every chunk from its own beginning on."""
-        chunks = np.arange(layout.starts.size)
-        return ChunkTiles._of_runs(layout, chunks, layout.first_rows, layout.ends - layout.starts)
-
-    @staticmethod
-    def holding(layout: ChunkLayout, wanted: np.ndarray) -> ChunkTiles:
-        """Those packed rows only: int64[n], ascending."""
-        chunks = np.searchsorted(layout.first_rows, wanted, side="right") - 1
-        runs = np.flatnonzero((np.diff(wanted, prepend=-2) != 1) | np.diff(chunks, prepend=-1) != 0)
-        lengths = np.diff(runs, append=wanted.size)
-        return ChunkTiles._of_runs(layout, chunks[runs], wanted[runs], lengths)
-
-    @staticmethod
-    def _of_runs(
-        layout: ChunkLayout, chunks: np.ndarray, first_rows: np.ndarray, lengths: np.ndarray
-    ) -> ChunkTiles:
-        """Neighbouring rows of a chunk, `lengths` of them from each of the packed first rows on."""
-        owners, offsets, counts = _tiles(lengths)
-        rows = first_rows[owners] + offsets
-        owners = chunks[owners]
-        return ChunkTiles(
-            layout.tables.blocks,
-            rows,
-            counts,
-            layout.starts[owners] + rows - layout.first_rows[owners],
-            layout.tables.starts[owners],
-        )
-
-
-@dataclass(frozen=True)
-class BranchTiles:
-    """Document rows in tiles: int64[tiles] each, and first_of int64[T], as branch_attention.h takes
-    them."""
-
-    tables: np.ndarray
-    first_rows: np.ndarray
-    counts: np.ndarray
-    table_starts: np.ndarray
-    prefix_lengths: np.ndarray
-    first_of: np.ndarray
-
-    @cached_property
-    def addresses(self) -> tuple[int, ...]:
-        """What stands at the end of `Documents`."""
-        tables, *tiles = (address(getattr(self, field.name)) for field in fields(self))
-        return tables, self.counts.size, *tiles
-
-    @staticmethod
-    def of(layout: BranchLayout) -> BranchTiles:
-        """Neighbours after one prefix share tiles."""
-        lengths = np.array([branch.length for branch in layout.branches], dtype=np.int64)
-        prefixes = np.array([branch.prefix for branch in layout.branches], dtype=np.int64)
-        first_rows = np.cumsum(lengths) - lengths
-        runs = np.flatnonzero(np.diff(prefixes, prepend=-1))
-        owners, offsets, counts = _tiles(np.add.reduceat(lengths, runs))
-        run_prefixes = prefixes[runs][owners]
-        return BranchTiles(
-            layout.tables.blocks,
-            first_rows[runs][owners] + offsets,
-            counts,
-            layout.tables.starts[run_prefixes],
-            layout.prefix_lengths[run_prefixes],
-            np.repeat(first_rows, lengths),
-        )
-
-
 def _prompt_tiles(layout: ChunkLayout, wanted: Tensor | None) -> ChunkTiles:
     if wanted is None:
         return layout.plan(ChunkTiles.of)
     rows = wanted.numpy()
     return ChunkTiles.holding(layout, rows[: np.searchsorted(rows, layout.rows)])
-
-
-def _tiles(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut runs of rows into tiles: the run of each, the row it begins at, and its rows."""
-    height = _tile_rows()
-    n_tiles = -(-lengths // height)
-    owners = np.repeat(np.arange(lengths.size), n_tiles)
-    offsets = (np.arange(owners.size) - np.repeat(np.cumsum(n_tiles) - n_tiles, n_tiles)) * height
-    return owners, offsets, np.minimum(height, lengths[owners] - offsets)
 
 
 def _paged(layout: PagedLayout) -> tuple[int, ...]:
@@ -252,82 +166,6 @@ def _paged(layout: PagedLayout) -> tuple[int, ...]:
 def _paged_addresses(layout: PagedLayout) -> tuple[int, ...]:
     arrays = layout.tables.blocks, layout.tables.starts, layout.lengths
     return *map(address, arrays), layout.lengths.size
-
-
-class CacheLayer(ctypes.Structure):
-    """One layer of the cache as attend.h takes it."""
-
-    _fields_ = (
-        *((name, POINTER) for name in ("keys", "values")),
-        *((name, INT) for name in ("half", "kv_heads", "block_size", "head_size")),
-    )
-
-    @staticmethod
-    def of(keys: Tensor, values: Tensor) -> CacheLayer:
-        """keys, values: [blocks, Hkv, S, D], contiguous."""
-        half = keys.dtype == torch.float16
-        return CacheLayer(keys.data_ptr(), values.data_ptr(), half, *keys.shape[1:])
-
-
-class Projection(ctypes.Structure):
-    """Packed heads as qkv_post.h takes them."""
-
-    _fields_ = (
-        ("qkv", POINTER),
-        ("rows", INT),
-        ("heads", INT),
-        ("query_norm", NormArgument),
-        ("key_norm", NormArgument),
-        *((name, POINTER) for name in ("cosines", "sines", "positions")),
-        ("pairs", INT),
-        ("blocks", POINTER),
-        ("offsets", POINTER),
-        ("written", INT),
-    )
-
-
-class Prompts(ctypes.Structure):
-    """Prompt rows as prefill_attention.h takes them; tiles_held: what it points to, where nothing
-    else holds it."""
-
-    tiles_held: ChunkTiles
-
-    _fields_ = (
-        ("q", POINTER),
-        ("step", INT),
-        ("heads", INT),
-        ("out", POINTER),
-        ("tables", POINTER),
-        ("tiles", INT),
-        *((name, POINTER) for name in ("first_rows", "counts", "positions", "table_starts")),
-    )
-
-
-class Running(ctypes.Structure):
-    """Running sequences as decode_attention.h takes them."""
-
-    _fields_ = (
-        ("q", POINTER),
-        ("step", INT),
-        ("heads", INT),
-        *((name, POINTER) for name in ("out", "tables", "table_starts", "lengths")),
-        ("batch", INT),
-    )
-
-
-class Documents(ctypes.Structure):
-    """Document rows as branch_attention.h takes them."""
-
-    _fields_ = (
-        *((name, POINTER) for name in ("q", "k", "v")),
-        ("step", INT),
-        ("heads", INT),
-        ("out", POINTER),
-        ("tables", POINTER),
-        ("tiles", INT),
-        *((name, POINTER) for name in ("first_rows", "counts", "table_starts", "prefix_lengths")),
-        ("first_of", POINTER),
-    )
 
 
 def projected(
@@ -388,12 +226,6 @@ def _attend(
 ) -> None:
     layer = CacheLayer.of(keys, values)
     _function()(layer, projection, prompts, running, documents, scale)
-
-
-@cache
-def _tile_rows() -> int:
-    kernels = compiled()
-    return int(kernels.attention_tile_rows())
 
 
 @cache

@@ -13,7 +13,13 @@ from torch import Tensor
 from nightjar.kernels.heads import CacheWrite, Rotation
 from nightjar.kernels.layout import PagedTensors, StepRows
 from nightjar.kernels.native import attention, products
-from nightjar.kernels.native.attention import CacheLayer, Documents, Projection, Prompts, Running
+from nightjar.kernels.native.attention_arguments import (
+    CacheLayer,
+    Documents,
+    Projection,
+    Prompts,
+    Running,
+)
 from nightjar.kernels.native.build import compiled
 from nightjar.kernels.native.norm import NormArgument, norm_argument
 from nightjar.kernels.native.pointers import FLOAT, INT, POINTER
