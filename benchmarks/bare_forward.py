@@ -27,11 +27,9 @@ from nightjar.gpu_worker.models.precision import PRECISIONS
 from nightjar.kernels import (
     Chunk,
     ChunkLayout,
-    GatedWeight,
     LayerWeights,
     PagedLayout,
     decode_attention,
-    gated_linear,
     linear,
     prefill_attention,
 )
@@ -154,8 +152,6 @@ def _by_head(x: Tensor, batch: int) -> Tensor:
 
 def _widen(layer: LayerWeights, x: Tensor, activation: str) -> Tensor:
     """The feed-forward block's first half, gated where the family has a gate."""
-    if isinstance(layer.up, GatedWeight):
-        return gated_linear(x, layer.up, activation)
     return linear(x, layer.up, activation)
 
 

@@ -21,8 +21,7 @@ from nightjar.gpu_worker.shards.collective import TorchCollective, require_devic
 from nightjar.gpu_worker.shards.leader import Leader
 from nightjar.gpu_worker.shards.process import Place
 from nightjar.gpu_worker.shards.switches import switch_off
-from nightjar.kernels.cuda.device import DeviceError, use_device
-from nightjar.kernels.native.build import NativeBuildError, library
+from nightjar.kernels.device import DeviceError, use_device, warm_up
 
 GPU_RUNNING = 256
 """Texts that decode together: a step reads the weights once for all of them."""
@@ -72,9 +71,9 @@ def open_engine(
     if place.ranks > 1:
         require_device(args.device, place.rank)
     try:
-        library()  # compiled now, not in the first step
+        warm_up()
         device = use_device(args.device)
-    except (DeviceError, NativeBuildError) as error:
+    except DeviceError as error:
         raise CannotComputeError(str(error)) from error
     switch_off(args.without, args.window_steps, device)
     dtype = args.dtype

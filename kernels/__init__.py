@@ -1,9 +1,13 @@
-"""The arithmetic of a decoder: one list of ops, and the layouts that describe a step to them.
+"""The arithmetic of a decoder: one list of ops, and the operands that they take.
 
-`nightjar.kernels.ops` is the list; `reference/` is its torch backend, which serves every device and
-dtype and is the oracle of the others; `native/` is the fast CPU path, in C++; `cuda/` the GPU's.
+`ops.py` is the list, and says which backend computes an op where: torch (`reference/`), C++
+(`native/`) or CUDA (`cuda/`).  Nothing outside this folder imports a backend; `device.py` says what
+a device has.
 """
 
+from nightjar.kernels.embedding import embed, tied_table
+from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
+from nightjar.kernels.layers import chained
 from nightjar.kernels.layout import (
     Branch,
     BranchLayout,
@@ -14,43 +18,36 @@ from nightjar.kernels.layout import (
     StepRows,
     padded_length,
 )
-from nightjar.kernels.ops import (
-    CacheWrite,
-    Column,
-    GatedWeight,
-    HeadNorms,
+from nightjar.kernels.linear import (
+    feed_forward,
+    feed_forward_onto,
+    linear,
+    linear_onto,
+    normalize,
+    normed_linear,
+)
+from nightjar.kernels.log_prob import token_log_sums, token_nll
+from nightjar.kernels.operands import (
     Layers,
     LayerWeights,
     LinearWeight,
     Norm,
-    Reason,
-    Rotation,
-    StepState,
-    StopTables,
     TokenTable,
-    TokenTexts,
     WeightPrecision,
+)
+from nightjar.kernels.ops import (
     activation,
     argmax,
     attend,
     bias_tokens,
     block_tokens,
     branch_attention,
-    chained,
     decode_attention,
-    embed,
-    feed_forward,
-    feed_forward_onto,
-    gated_linear,
     kv_pack,
     kv_unpack,
     kv_write,
     layer_norm,
-    linear,
-    linear_onto,
     merge_attention,
-    normalize,
-    normed_linear,
     on_gpu,
     pack_gated,
     pack_linear,
@@ -64,14 +61,12 @@ from nightjar.kernels.ops import (
     sample,
     serves_bfloat16,
     step_update,
-    tied_table,
-    token_log_sums,
-    token_nll,
     top_log_probs,
     uniform,
-    upload,
     widened,
 )
+from nightjar.kernels.step_state import Column, Reason, StepState, StopTables, TokenTexts
+from nightjar.kernels.upload import upload
 
 __all__ = [
     "Branch",
@@ -80,7 +75,6 @@ __all__ = [
     "Chunk",
     "ChunkLayout",
     "Column",
-    "GatedWeight",
     "HeadNorms",
     "LayerWeights",
     "Layers",
@@ -107,7 +101,6 @@ __all__ = [
     "embed",
     "feed_forward",
     "feed_forward_onto",
-    "gated_linear",
     "kv_pack",
     "kv_unpack",
     "kv_write",

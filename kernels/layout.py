@@ -1,25 +1,23 @@
-"""Where the rows of a step stand: what attention is told, whichever backend computes it.
+"""Where the rows of a step are in the cache, for the attention of every backend.
 
 Rows are packed: the tokens of all sequences lie one after another, with no padding between.  A
 layout is built once a step and read by every layer; what a backend derives from it is kept with it
-(`Layout.plan`).
+(`Operand.plan`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
-from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nightjar.kernels.operands import Operand
 from nightjar.kernels.upload import upload
-
-Plan = TypeVar("Plan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +42,6 @@ class Tables:
         return blocks
 
 
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """Base of the layouts: keeps what backends derive from them."""
-
-    _plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def plan(self, derive: Callable[[Self], Plan]) -> Plan:
-        """derive(self), computed once; `derive` must be a function of a module or a class."""
-        if derive not in self._plans:
-            self._plans[derive] = derive(self)
-        found: Plan = self._plans[derive]
-        return found
-
-
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Consecutive prompt rows of one sequence: positions [start, end), whose keys and values, and
@@ -69,7 +53,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, eq=False)
-class ChunkLayout(Layout):
+class ChunkLayout(Operand):
     """Prompt rows in chunks, packed in this order.
 
     starts, ends: int64[n], the positions of each chunk; tables: the n block tables, of blocks of
@@ -105,7 +89,7 @@ class ChunkLayout(Layout):
 
 
 @dataclass(frozen=True, eq=False)
-class PagedLayout(Layout):
+class PagedLayout(Operand):
     """One query row per sequence, against the blocks of its table.
 
     tables: of the B sequences, blocks of block_size tokens; lengths: int64[B], each >= 1, the row
@@ -125,14 +109,14 @@ class PagedLayout(Layout):
         return PagedLayout(Tables.build(block_tables), length, block_size)
 
     def on(self, device: torch.device) -> PagedTensors:
-        """The same for kernels that read it on the device."""
+        """Return the same for kernels that read it on the device."""
         return self.plan(_paged_on(device))
 
 
 @dataclass(frozen=True, slots=True)
 class PagedTensors:
     """A PagedLayout on the device: tables int32[B, W], the blocks of each sequence, as many as its
-    length needs; lengths int32[B], 0 for a place without a sequence."""
+    length needs; lengths int32[B], 0 for a slot without a sequence."""
 
     tables: Tensor
     lengths: Tensor
@@ -150,7 +134,7 @@ class PagedTensors:
 
 @cache
 def _paged_on(device: torch.device) -> Callable[[PagedLayout], PagedTensors]:
-    """What brings a layout there: one function for each device, as Layout.plan needs it."""
+    """Return the function that copies a layout to the device; one per device, for Operand.plan."""
 
     def derive(layout: PagedLayout) -> PagedTensors:
         counts = -(-layout.lengths // layout.block_size)
@@ -178,7 +162,7 @@ class Branch:
 
 
 @dataclass(frozen=True, eq=False)
-class BranchLayout(Layout):
+class BranchLayout(Operand):
     """Packed documents, each attending to itself and to the cached keys of its prefix.
 
     tables, prefix_lengths: int64[P], the cached prefixes; branches: the documents, packed in this
@@ -202,10 +186,10 @@ class BranchLayout(Layout):
 
 @dataclass(frozen=True, eq=False)
 class StepRows:
-    """The rows of a step: prompt rows, then running texts, then documents; None where there are
+    """The rows of a step: prompt rows, then running sequences, then documents; None where there are
     none.
 
-    wanted: int64[N], ascending, the rows whose attention is read, every running text's and
+    wanted: int64[N], ascending, the rows whose attention is read, every running sequence's and
     document's among them; None for all.
     """
 

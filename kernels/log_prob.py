@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from nightjar.kernels import cuda_ops, native, reference
-from nightjar.kernels.cuda.launch import serves
-from nightjar.kernels.linear import LinearWeight, linear
+from nightjar.kernels.linear import linear
+from nightjar.kernels.operands import LinearWeight
+from nightjar.kernels.ops import target_nll
 
 CHUNK_BYTES = 8 << 20
 """Logits held at once: small enough for the cache, large enough for the product to be fast."""
@@ -25,7 +25,7 @@ def token_nll(hidden: Tensor, head: LinearWeight, rows: Tensor, targets: Tensor)
     """
     nll = torch.empty(rows.shape[0], dtype=torch.float32, device=hidden.device)
     for logits, own, pairs in _chunks(hidden, head, rows):
-        nll[pairs] = _target_nll(logits, own, targets[pairs])
+        nll[pairs] = target_nll(logits, own, targets[pairs])
     return nll
 
 
@@ -39,7 +39,7 @@ def token_log_sums(hidden: Tensor, head: LinearWeight, rows: Tensor, targets: Te
     found = torch.empty(2, rows.shape[0], dtype=torch.float32, device=hidden.device)
     for logits, own, pairs in _chunks(hidden, head, rows):
         found[1, pairs] = logits[own, targets[pairs]].float()
-        found[0, pairs] = _target_nll(logits, own, targets[pairs]).float() + found[1, pairs]
+        found[0, pairs] = target_nll(logits, own, targets[pairs]).float() + found[1, pairs]
     return found
 
 
@@ -60,12 +60,3 @@ def _chunks(
                 slice(begin, end),
             )
         begin = end
-
-
-def _target_nll(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
-    """Of one chunk of scores [N, V], by whichever backend serves it: float[M]."""
-    if serves(logits):
-        return cuda_ops.token_nll(logits, rows, targets)
-    if native.log_prob.serves(logits):
-        return native.log_prob.target_nll(logits, rows, targets)
-    return reference.log_prob.target_nll(logits, rows, targets)

@@ -1,117 +1,92 @@
-"""The op list: every name the models and the engine may call.
+"""The op list: every op, and who computes it.
 
-Where an op has several backends (`reference/` in torch, `native/` in C++, `cuda/` on a GPU), the
-module of its name here chooses one by the device and dtype of the arguments; nothing outside this
-folder knows which one ran.  `penalize` and `step_update` end a step whose state never leaves the
-device; they are there where `on_gpu` says so.
+Torch's implementation (`reference/`) serves every device and dtype, and is the oracle of the other
+two: C++ (`native/`), the fast CPU path, and CUDA (`cuda/`). Each op stands here once, with all that
+implement it; docs/adding-an-op.md shows how one is added. Matrix products are methods of the packed
+weights, whose backend is chosen when they are packed.
 """
 
-from nightjar.kernels.attention import (
-    attend,
-    branch_attention,
-    decode_attention,
-    merge_attention,
-    prefill_attention,
-    qkv_post,
-)
-from nightjar.kernels.cuda.launch import serves as on_gpu
-from nightjar.kernels.cuda_ops import (
-    Column,
-    Reason,
-    StepState,
-    StopTables,
-    TokenTexts,
-    penalize,
-    step_update,
-)
-from nightjar.kernels.embedding import TokenTable, embed, tied_table
-from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
-from nightjar.kernels.kv_transfer import kv_pack, kv_unpack
-from nightjar.kernels.layers import Layers, LayerWeights, chained, run_layers
-from nightjar.kernels.linear import (
-    GatedWeight,
-    LinearWeight,
-    WeightPrecision,
-    activation,
-    feed_forward,
-    feed_forward_onto,
-    gated_linear,
-    linear,
-    linear_onto,
-    normed_linear,
-    pack_gated,
-    pack_linear,
-    serves_bfloat16,
-)
-from nightjar.kernels.log_prob import token_log_sums, token_nll
-from nightjar.kernels.norm import Norm, layer_norm, normalize, rms_norm
-from nightjar.kernels.reference.logits import (
-    bias_tokens,
-    block_tokens,
-    penalize_tokens,
-    top_log_probs,
-)
-from nightjar.kernels.reference.paged_cache import kv_write
-from nightjar.kernels.reference.rotary import rotary
-from nightjar.kernels.reference.widened import widened
-from nightjar.kernels.sampling import argmax, sample, uniform
-from nightjar.kernels.upload import upload
+import torch
+from torch import Tensor
 
-__all__ = [
-    "CacheWrite",
-    "Column",
-    "GatedWeight",
-    "HeadNorms",
-    "LayerWeights",
-    "Layers",
-    "LinearWeight",
-    "Norm",
-    "Reason",
-    "Rotation",
-    "StepState",
-    "StopTables",
-    "TokenTable",
-    "TokenTexts",
-    "WeightPrecision",
-    "activation",
-    "argmax",
-    "attend",
-    "bias_tokens",
-    "block_tokens",
-    "branch_attention",
-    "chained",
-    "decode_attention",
-    "embed",
-    "feed_forward",
-    "feed_forward_onto",
-    "gated_linear",
-    "kv_pack",
-    "kv_unpack",
-    "kv_write",
-    "layer_norm",
-    "linear",
-    "linear_onto",
-    "merge_attention",
-    "normalize",
-    "normed_linear",
-    "on_gpu",
-    "pack_gated",
-    "pack_linear",
-    "penalize",
-    "penalize_tokens",
-    "prefill_attention",
-    "qkv_post",
-    "rms_norm",
-    "rotary",
-    "run_layers",
-    "sample",
-    "serves_bfloat16",
-    "step_update",
-    "tied_table",
-    "token_log_sums",
-    "token_nll",
-    "top_log_probs",
-    "uniform",
-    "upload",
-    "widened",
-]
+from nightjar.kernels import cuda, native, reference
+from nightjar.kernels.cuda.launch import serves
+from nightjar.kernels.dispatch import Op
+from nightjar.kernels.operands import LinearWeight, Parts, WeightPrecision
+
+on_gpu = serves
+
+# Attention over the paged cache.
+attend = Op(reference.attention.attend).native(native.attention.attend).cuda(cuda.attention.attend)
+qkv_post = Op(reference.attention.qkv_post).cuda(cuda.attention.qkv_post)
+prefill_attention = (
+    Op(reference.prefill.prefill_attention)
+    .native(native.attention.prefill_attention)
+    .cuda(cuda.prompt_attention.prefill_attention)
+)
+decode_attention = (
+    Op(reference.decode.decode_attention)
+    .native(native.attention.decode_attention)
+    .cuda(cuda.attention.decode_attention)
+)
+branch_attention = (
+    Op(reference.branch.branch_attention)
+    .native(native.attention.branch_attention)
+    .cuda(cuda.prompt_attention.branch_attention)
+)
+merge_attention = Op(reference.merge.merge_attention).cuda(cuda.merge.merge_attention)
+rotary = reference.rotary.rotary
+kv_write = reference.paged_cache.kv_write
+kv_pack = Op(reference.kv_transfer.kv_pack).cuda(cuda.kv_transfer.kv_pack)
+kv_unpack = Op(reference.kv_transfer.kv_unpack).cuda(cuda.kv_transfer.kv_unpack)
+
+# The residual stream.
+layer_norm = Op(reference.norm.layer_norm).native(native.norm.layer_norm).cuda(cuda.norm.layer_norm)
+rms_norm = Op(reference.norm.rms_norm).native(native.norm.rms_norm).cuda(cuda.norm.rms_norm)
+activation = Op(reference.activation.activation).cuda(cuda.activation.activation)
+widened = reference.widened.widened
+run_layers = native.layers.run_layers
+
+# Scores and tokens.
+target_nll = (
+    Op(reference.log_prob.target_nll)
+    .native(native.log_prob.target_nll)
+    .cuda(cuda.token_nll.token_nll)
+)
+top_log_probs = reference.logits.top_log_probs
+block_tokens = reference.logits.block_tokens
+bias_tokens = reference.logits.bias_tokens
+penalize_tokens = reference.logits.penalize_tokens
+argmax = Op(reference.sampling.argmax).native(native.argmax.argmax).cuda(cuda.argmax.argmax)
+sample = Op(reference.sampling.sample).cuda(cuda.sample.sample)
+uniform = Op(reference.philox.uniform).cuda(cuda.philox.uniform)
+
+# The end of a step whose state never leaves the device; where `on_gpu` says so.
+penalize = cuda.penalties.penalize
+step_update = cuda.step_update.step_update
+
+
+def pack_linear(
+    weight: Tensor, bias: Tensor | None, precision: WeightPrecision = "float"
+) -> LinearWeight:
+    """Reorder weight [out, in] for the device it is on; the original may be dropped after.
+
+    Raises:
+        ValueError: There are no products of that precision for the device or the processor.
+    """
+    pack = cuda.packing.pack_linear if serves(weight) else native.packing.pack_linear
+    return pack(weight, bias, precision)
+
+
+def pack_gated(gate: Parts, up: Parts, precision: WeightPrecision = "float") -> LinearWeight:
+    """Reorder two weights of one shape as a gated weight; raises as pack_linear does."""
+    pack = cuda.packing.pack_gated if serves(gate[0]) else native.packing.pack_gated
+    return pack(gate, up, precision)
+
+
+def serves_bfloat16(device: str) -> bool:
+    """Whether there are products of that precision for FP32 rows on the device.
+
+    Only on some CPUs; not where tests run the CUDA kernels on the CPU.
+    """
+    return device == "cpu" and not serves(torch.empty(0)) and native.float_linear.serves_bfloat16()

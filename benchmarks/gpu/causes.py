@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from nightjar.kernels.cuda.switches import Switches, using
+from nightjar.kernels.device import Switches, using
 
 from .engine_figures import timed_step
 from .kernel_figures import backend

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nightjar.kernels import Norm, cuda_ops
+from nightjar.kernels import CacheWrite, Norm, cuda
 from nightjar.kernels.cuda import launch
 from nightjar.kernels.cuda.linear import MAX_ROWS, Factor, Next
 
@@ -157,7 +157,7 @@ def _attention(lab: Lab, batch: int, context: int, group: int) -> tuple[Timing, 
     def run() -> None:
         for layer in range(layers):
             given = keys[layer], values[layer], tables, lengths
-            cuda_ops.decode_attention(q, *given, size**-0.5)
+            cuda.decode_attention.decode_attention(q, *given, size**-0.5)
 
     with backend(lab):
         timing = lab.device_s(run)
@@ -197,23 +197,23 @@ def _calls(lab: Lab) -> Iterator[tuple[str, Callable[[], Callable[[], object]], 
 
     def layer_norm() -> Callable[[], object]:
         stream, delta = made(batch, width, dtype=torch.float32), made(batch, width)
-        return lambda: cuda_ops.layer_norm(stream, delta, ones, zeros, 1e-5, dtype)
+        return lambda: cuda.norm.layer_norm(stream, delta, ones, zeros, 1e-5, dtype)
 
     def activation() -> Callable[[], object]:
         x = made(batch, inner)
-        return lambda: cuda_ops.activation(x, "gelu_tanh")
+        return lambda: cuda.activation.activation(x, "gelu_tanh")
 
     def qkv_post() -> Callable[[], object]:
         qkv = made(batch, config.n_heads + 2 * config.n_kv_heads, config.head_size)
         shape = (batch, config.n_kv_heads, BLOCK_SIZE, config.head_size)
         keys, values = made(*shape), made(*shape)
         blocks = torch.arange(batch, device=lab.device)
-        cache = cuda_ops.CacheWrite(keys, values, blocks, torch.zeros_like(blocks))
-        return lambda: cuda_ops.qkv_post(qkv, config.n_heads, cache=cache)
+        cache = CacheWrite(keys, values, blocks, torch.zeros_like(blocks))
+        return lambda: cuda.qkv_post.qkv_post(qkv, config.n_heads, cache=cache)
 
     def argmax() -> Callable[[], object]:
         logits = made(batch, vocab, dtype=torch.float32)
-        return lambda: cuda_ops.argmax(logits)
+        return lambda: cuda.argmax.best_tokens(logits)
 
     heads = 2 * config.n_heads + 5 * config.n_kv_heads
     yield "layer_norm", layer_norm, batch * width * (8 + 2 * s)
@@ -241,8 +241,8 @@ def few_rows(lab: Lab) -> Points:
         for batch in (size for size in lab.scale.batches if size <= MAX_ROWS):
             stream = torch.randn(batch, width, device=lab.device)
             x = torch.randn(batch, inner, device=lab.device).to(lab.half)
-            up = partial(cuda_ops.normed_linear, stream, norm, activation="gelu_tanh")
-            down = partial(cuda_ops.linear_onto, stream, x)
+            up = partial(cuda.linear.normed_linear, stream, norm, activation="gelu_tanh")
+            down = partial(cuda.linear.linear_onto, stream, x)
             narrow = x[:, :width].contiguous()
             for name, outputs, inputs, run in (
                 (f"up of {batch}, with norm and activation", inner, width, alone(up)),
@@ -289,7 +289,8 @@ def kv_transfer(lab: Lab) -> Points:
     blocks = torch.arange(count, device=lab.device)
     points, details = {}, {}
     with backend(lab):
-        for name, run in (("pack", cuda_ops.kv_pack), ("unpack", cuda_ops.kv_unpack)):
+        ways = ("pack", cuda.kv_transfer.kv_pack), ("unpack", cuda.kv_transfer.kv_unpack)
+        for name, run in ways:
             timing = lab.device_s(lambda run=run: run(keys, values, blocks, packed))  # type: ignore[misc]
             moved = packed.numel() * packed.element_size()
             points[f"kv_{name}_gb_s"] = moved / timing.median / 1e9

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from nightjar.kernels.cuda.device import free_bytes
+from nightjar.kernels.device import free_bytes
 
 
 def cache_budget(device: str, share: float, elsewhere: Sequence[int] = ()) -> int:

@@ -27,7 +27,7 @@ from nightjar.gpu_worker.engine.upkeep import CacheUpkeep, host_tier
 from nightjar.gpu_worker.engine.windows import DecodeWindows
 from nightjar.gpu_worker.models import Decoder
 from nightjar.gpu_worker.models.precision import COMPUTED_IN
-from nightjar.kernels.cuda.device import require_working
+from nightjar.kernels.device import require_working
 
 logger = logging.getLogger(__name__)
 

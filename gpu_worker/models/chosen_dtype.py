@@ -17,7 +17,7 @@ import torch
 
 from nightjar.gpu_worker.models.precision import Probe, computes_bfloat16, fastest_dtype, probe
 from nightjar.kernels.cache_folder import cache_folder
-from nightjar.kernels.native.build import identity
+from nightjar.kernels.device import identity
 
 logger = logging.getLogger(__name__)
 

@@ -24,9 +24,8 @@ from nightjar.gpu_worker.models.precision import (
 from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.gpu_worker.models.split import Part, channels
 from nightjar.gpu_worker.models.weight_reader import WeightReader
-from nightjar.kernels import GatedWeight, LayerWeights, LinearWeight, Norm
-from nightjar.kernels.cuda.qkv_post import HEAD_SIZES
-from nightjar.kernels.cuda.sample import MAX_VOCAB
+from nightjar.kernels import LayerWeights, LinearWeight, Norm
+from nightjar.kernels.device import HEAD_SIZES, MAX_VOCAB
 
 _ALL = slice(None)
 
@@ -194,7 +193,7 @@ class _Loader:
         summed, so the bias is the first one's."""
         return self._pack(*self._parts(name, bias and self._part.is_first, inputs=inputs))
 
-    def _widening(self, root: str) -> LinearWeight | GatedWeight:
+    def _widening(self, root: str) -> LinearWeight:
         """The feed-forward block's first projection, with its gate where the family has one."""
         parts = [
             self._parts(root + name, self._config.mlp_bias, outputs=self._part.inner)

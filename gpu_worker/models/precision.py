@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels import (
-    GatedWeight,
     LinearWeight,
     WeightPrecision,
     linear,
@@ -37,8 +36,8 @@ class Precision:
 
     def pack_gated(
         self, gate: tuple[Tensor, Tensor | None], up: tuple[Tensor, Tensor | None]
-    ) -> GatedWeight:
-        """The same for a gated pair."""
+    ) -> LinearWeight:
+        """The same for a gated weight."""
         return pack_gated(gate, up, self.weights)
 
 

@@ -36,8 +36,7 @@ from nightjar.gpu_worker.shards.commands import (
     tensor_of,
 )
 from nightjar.gpu_worker.shards.process import Place
-from nightjar.kernels.cuda.device import free_bytes, use_device
-from nightjar.kernels.native.build import library
+from nightjar.kernels.device import free_bytes, use_device, warm_up
 from nightjar.process import spare_what_stays
 
 logger = logging.getLogger(__name__)
@@ -135,7 +134,7 @@ class Follower:
         try:
             require_device(self._device, self._rank)
             use_device(self._device)
-            library()  # compiled now, not in the first step
+            warm_up()
             directory = ModelDirectory.open(self._model)
             part = Part.of(directory.config, self._rank, self._ranks)
             self._loaded = load_model(directory, dtype, self._device, part), part

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection
 
-from nightjar.kernels.cuda.switches import Switches, choose
+from nightjar.kernels.device import Switches, choose
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ def activation(
     """kind(x + bias) * up -> [T, I] in x's dtype, computed in FP32.
 
     x, up: [T, I], rows at any stride (halves of one projection); bias: [I].  Without bias and up
-    as kernels.activation.
+    as reference.activation.activation.
 
     Raises:
         ValueError: an unknown kind, or a tensor that does not fit.
@@ -61,7 +61,7 @@ def activation(
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     for storage in STORAGE:
         for kind in KINDS.values():
             for width in (16 // storage.itemsize, 1):

@@ -2,7 +2,7 @@
 
 Bytes: 4 B V, read once.  3 operations a score.  One block a row: 200 KB of a vocabulary of 50,000
 through one multiprocessor is the time of a small batch, the bandwidth that of a large one.  A
-thread asks for 16 scores before it looks at any: 32 KB of a block are on their way.
+thread loads 16 scores before it compares any: a block has 32 KB in flight.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ from torch import Tensor
 from nightjar.kernels.cuda.checks import check
 from nightjar.kernels.cuda.kernel import Kernel
 from nightjar.kernels.cuda.launch import launch
+from nightjar.kernels.reference.sampling import finite_rows
 
 THREADS = 512
 
 _KERNEL = Kernel("argmax", "argmax")
 
 
-def argmax(logits: Tensor, finite: Tensor | None = None) -> Tensor:
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """As reference.sampling.argmax."""
+    return best_tokens(logits), finite_rows(logits)
+
+
+def best_tokens(logits: Tensor, finite: Tensor | None = None) -> Tensor:
     """The best token of each row, ties to the lowest id: float32[B, V] -> int64[B].
 
     NaN counts as best (as in torch), so finite: bool[B], if given, is filled with whether all that
@@ -41,5 +47,5 @@ def argmax(logits: Tensor, finite: Tensor | None = None) -> Tensor:
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     yield _KERNEL

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from nightjar.kernels.cache_folder import cache_folder
 from nightjar.kernels.cuda.cubin_cache import cubin
-from nightjar.kernels.cuda.kernel import Kernel
-from nightjar.kernels.cuda.launch import Argument, Size
+from nightjar.kernels.cuda.kernel import Argument, Kernel, Size
 
 
 @dataclass(slots=True)

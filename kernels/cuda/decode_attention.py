@@ -10,19 +10,21 @@ read once for all of them.  128 positions are 64 KB of keys and values of 128 ha
 blocks a sequence and head at 512 positions are enough to fill the GPU from 2 sequences on, and
 longer splits would save little of the parts.
 
-A thread asks for 8 rows at once, 16 bytes of each (4 where blocks have several query heads, whose
-sums take the registers), and for the first values before the softmax: a multiprocessor has 80 KB on
-their way, 40 at 4 heads and 32 at 8.  4.8 TB/s over 132 of them, at a latency of 0.7 us, are 25 KB.
+A thread loads 8 rows at once, 16 bytes of each, and the first values before the softmax.  With
+several query heads it loads 4 rows, because their sums take the registers.  So a multiprocessor has
+80 KB in flight, 40 at 4 heads and 32 at 8.  It needs 25 KB: 4.8 TB/s over 132 multiprocessors at a
+latency of 0.7 us.
 
-Of a few texts all blocks together are less than keeps memory busy, and each would wait four times
-for it, twice for keys and twice for values.  So where all that have a split run at once, each asks
-first for the whole of it to be brought into the second-level cache (see linear.py).
+The blocks of a few sequences do not keep memory busy, and each would wait for it four times: twice
+for keys, twice for values.  So where all blocks that have a split run at once, each first
+prefetches its whole split into the second-level cache (see linear.py).
 
 A decode step's rows come as the QKV projection left them.  Each block finishes its own queries, as
-`qkv_post` would, and the one that has the newest position that key and value: a launch less.
+`qkv_post` would.  The block of the newest position also finishes that key and value.  That saves a
+launch.
 
-Block tables are as wide as the longest text may become, so most splits of most texts hold nothing.
-Blocks take several splits each where there would be more of them than fill the GPU a few times.
+Block tables are as wide as the longest sequence may become, so most splits of most sequences are
+empty.  Where there would be far more blocks than fill the GPU, a block takes several splits.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ from torch import Tensor
 
 from nightjar.kernels.cuda.checks import INT32_MAX, ceil_div, check, check_storage
 from nightjar.kernels.cuda.device import multiprocessors
-from nightjar.kernels.cuda.kernel import STORAGE, Kernel
-from nightjar.kernels.cuda.launch import Argument, launch
+from nightjar.kernels.cuda.kernel import STORAGE, Argument, Kernel
+from nightjar.kernels.cuda.launch import launch
 from nightjar.kernels.cuda.qkv_post import (
     HEAD_SIZES,
     check_heads,
@@ -67,7 +69,7 @@ LEAST_ARRIVALS = 1 << 16
 
 BLOCKS_PER_MULTIPROCESSOR = 32
 """Where there are more splits, blocks take several.  Six times what is resident (4 or 5), so that
-a long text among short ones is still shared out; 4,224 blocks that find nothing, of 132
+a long sequence among short ones is still shared out; 4,224 empty blocks, on 132
 multiprocessors, take some microseconds."""
 
 
@@ -105,7 +107,7 @@ def decode_heads(
     lengths: Tensor,
     scale: float,
 ) -> Tensor:
-    """`qkv_post` of running texts and their attention in one launch; qkv stays as it is.
+    """`qkv_post` of running sequences and their attention in one launch; qkv is not changed.
 
     qkv: [B, Hq + 2 Hkv, D], packed as query, key, value heads, of which no more than
     MOST_SHARED query heads share a key head; cache: where the newest keys and values go, the last
@@ -187,7 +189,7 @@ def _launch(
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     for storage in STORAGE:
         for head_size in HEAD_SIZES:
             for group in GROUPS:
@@ -196,8 +198,10 @@ def specialisations() -> Iterator[Kernel]:
 
 
 def _arrivals(device: int, count: int) -> Tensor:
-    """Zeros int32[count at least], which each launch leaves as zeros: on a device one launch runs
-    at a time, as all are on one stream."""
+    """Return zeros int32[count at least].
+
+    Each launch leaves them as zeros.  All launches of a device are on one stream, one at a time.
+    """
     held = _held.setdefault(device, [])
     if not held or held[-1].numel() < count:
         where = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
@@ -206,7 +210,7 @@ def _arrivals(device: int, count: int) -> Tensor:
 
 
 _held: dict[int, list[Tensor]] = {}
-"""By device; the outgrown ones, too, as recorded graphs have their addresses."""
+"""By device.  Smaller ones are kept too, because recorded graphs hold their addresses."""
 
 
 def _check(

@@ -30,7 +30,7 @@ def embed(
     vector_bases: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """As kernels.embed -> float32[T, H]; a row that reads outside its table is NaN."""
+    """As reference.embedding.embed -> float32[T, H]; a row that reads outside its table is NaN."""
     rows, columns = ids.shape[0], table.shape[-1]
     check_storage("table", table)
     check("table", table, table.dtype, (None, None))
@@ -41,6 +41,7 @@ def embed(
     if prompt_vectors is not None:
         if vector_bases is None:
             raise ValueError("prompt_vectors need vector_bases: the first row of each row's own")
+        prompt_vectors = prompt_vectors.to(torch.float32)
         check("prompt_vectors", prompt_vectors, torch.float32, (None, columns), like=table)
         check("vector_bases", vector_bases, torch.int64, (rows,), like=table)
     out = torch.empty(rows, columns, dtype=torch.float32, device=table.device)
@@ -67,7 +68,7 @@ def embed(
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     for storage in STORAGE:
         for width in (4, 1):
             yield Kernel.of("embedding", "embed", storage, width)

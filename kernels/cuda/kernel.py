@@ -1,14 +1,23 @@
-"""One instance of a kernel: which source, which template arguments."""
+"""One instance of a kernel, which source and template arguments, and what it is started with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
+import numpy as np
 import torch
+from torch import Tensor
 
 STORAGE = (torch.float16, torch.bfloat16, torch.float32)
 """What weights, activations and the cache may be kept in."""
+
+Argument: TypeAlias = Tensor | np.generic | None
+"""A pointer, a number of the size that the kernel takes, or the null pointer."""
+
+Size: TypeAlias = tuple[int, ...]
+"""Blocks of a grid or threads of a block: x, y, z."""
 
 CTYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
 

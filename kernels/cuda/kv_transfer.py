@@ -49,7 +49,7 @@ def kv_unpack(
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     for pack in (True, False):
         yield Kernel.of("kv_transfer", "kv_transfer", pack)
 

@@ -1,7 +1,7 @@
-"""Starting kernels: compiled once for each instance, on the device that the tensors are on.
+"""Starts kernels: compiled once for each instance, on the device that the tensors are on.
 
-The backend is CuPy's by default.  `using` puts another in its place, which is how the tests run
-the same wrappers and the same sources on a CPU.
+CuPy starts them by default.  `using` replaces it: so the tests run the same wrappers and the same
+sources on a CPU.
 """
 
 from __future__ import annotations
@@ -9,18 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-import numpy as np
 from torch import Tensor
 
-from nightjar.kernels.cuda.kernel import STORAGE, Kernel
-
-Argument: TypeAlias = Tensor | np.generic | None
-"""A pointer, a number of the size that the kernel takes, or the null pointer."""
-
-Size: TypeAlias = tuple[int, ...]
-"""Blocks of a grid or threads of a block: x, y, z."""
+from nightjar.kernels.cuda.kernel import STORAGE, Argument, Kernel, Size
 
 
 class Backend(Protocol):
@@ -41,8 +34,10 @@ _backend: ContextVar[Backend | None] = ContextVar("backend", default=None)
 
 
 def serves(tensor: Tensor) -> bool:
-    """Whether these kernels take the tensor: on a GPU, in one of their dtypes; and with another
-    backend in CuPy's place, anywhere."""
+    """Whether these kernels take the tensor: one of their dtypes, on a GPU.
+
+    While another backend replaces CuPy, on any device.
+    """
     there = tensor.is_cuda or _backend.get() is not None
     return there and (tensor.dtype in STORAGE or not tensor.is_floating_point())
 

@@ -5,22 +5,22 @@ rows are read from cache by every block (M K s, with a norm M K (4 to 12) as wel
 on a multiprocessor: at K 2048 and M 8 that is 4 of 25 MB for an N of 6144.  2 M N K operations on
 tensor cores, of which those of rows that are not there are wasted: far below what they do.
 
-A decode step of few rows has little to read at once and many kernels: what they wait for each other
-and for memory counts more than their work.  So the norm before a product, and the activation, the
-gate or the addition to the residual stream after it, are parts of it; 64 KB a block are asked for
-before the norm begins, and while sums are added up; what a result is added to is asked for before
-its products, too.  From 9 rows on cuBLAS does better.
+A decode step of few rows has many kernels with little to read: waiting costs more than work.  So
+the kernel includes what surrounds a product: the norm before it, and the activation, the gate or
+the addition to the residual stream after it.  A block loads 64 KB of weights before the norm begins
+and while sums are added up.  It also loads early what a result is added to.  From 9 rows on cuBLAS
+is faster.
 
-Between two products memory would rest for the launch, the first access and the last sums, about as
-long as 11 MB take.  So each block, before it ends, asks for what the next product's blocks will ask
-for first, 17 MB at the most, to be brought into the second-level cache (compute capability 9.0 and
-later: PTX ISA, cp.async.bulk.prefetch.L2).  It changes no result.
+Between two products memory would be idle for the launch, the first access and the last sums, as
+long as 11 MB take.  So each block ends with a prefetch of what the next product's blocks load
+first, 17 MB at most, into the second-level cache (compute capability 9.0 and later: PTX ISA,
+cp.async.bulk.prefetch.L2).  It changes no result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -29,12 +29,10 @@ from torch import Tensor
 from nightjar.kernels.cuda.activation import KINDS
 from nightjar.kernels.cuda.checks import ceil_div, check
 from nightjar.kernels.cuda.device import block_shared_bytes, multiprocessors
-from nightjar.kernels.cuda.kernel import Kernel
-from nightjar.kernels.cuda.launch import Argument, launch
+from nightjar.kernels.cuda.kernel import Argument, Kernel
+from nightjar.kernels.cuda.launch import launch
 from nightjar.kernels.cuda.switches import current
-
-if TYPE_CHECKING:
-    from nightjar.kernels.norm import Norm
+from nightjar.kernels.operands import Norm
 
 MAX_ROWS = 8
 """Columns of a tensor core's product: up to here another row costs next to nothing."""
@@ -103,7 +101,7 @@ def linear(
     """activation(x @ weight + bias) of x [M, K], its rows at any stride -> [M, N] in x's dtype.
 
     gate: of the weight's shape; then activation(x @ gate) * (x @ weight) (arXiv 2002.05202).
-    following: weights that are likely to be read next, asked for ahead.
+    following: weights that are likely to be read next; they are prefetched.
     A row's bits do not depend on the others.
 
     Raises:
@@ -148,7 +146,7 @@ def normed_linear(
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     for storage in STORAGE:
         for norm in ("PLAIN", "RMS", "LAYER"):
             for gated in (False, True):
@@ -191,8 +189,10 @@ def _linear(
 
 
 def _resident_blocks(x: Tensor, shared_bytes: int) -> int:
-    """Blocks that the device runs at once.  One that waits for another to end would normalise its
-    rows anew, with nothing else under way on its multiprocessor."""
+    """Return how many blocks the device runs at once.
+
+    A later block would normalise its rows again, with nothing else running on its multiprocessor.
+    """
     of_block = shared_bytes + SUMS_BYTES + RESERVED_BYTES
     fit = (block_shared_bytes(x) + RESERVED_BYTES) // of_block
     return min(BLOCKS_PER_MULTIPROCESSOR, fit) * multiprocessors(x)

@@ -21,7 +21,7 @@ ROWS = 4
 
 
 def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Tensor:
-    """As kernels.merge_attention: [T, H, D] twice and float32[T, H] twice -> [T, H, D].
+    """As reference.merge.merge_attention: [T, H, D] twice and float32[T, H] twice -> [T, H, D].
 
     A set with lse -inf is empty: its values are not read; two empty sets give 0.
     """
@@ -49,6 +49,6 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     for storage in STORAGE:
         yield Kernel.of("merge", "merge_attention", storage)

@@ -35,7 +35,7 @@ def layer_norm(
     epsilon: float,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """As kernels.layer_norm: residual float32[T, H] (+= delta [T, H]) -> out_dtype[T, H]."""
+    """As reference.norm.layer_norm: residual float32[T, H] (+= delta [T, H]) -> out_dtype[T, H]."""
     check("residual", residual, torch.float32, (None, None))
     out = torch.empty(residual.shape, dtype=out_dtype, device=residual.device)
     _norm(residual, delta, weight, bias, epsilon, out)
@@ -50,7 +50,7 @@ def rms_norm(
     out_dtype: torch.dtype,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As kernels.rms_norm: residual [..., H] of two or three dimensions -> out_dtype[..., H].
+    """As reference.norm.rms_norm: residual [..., H] of two or three dimensions.
 
     The first dimension may have any stride (the query heads of a packed projection).
     out: where to put the result, residual itself included.
@@ -66,7 +66,7 @@ def rms_norm(
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for: the stream; norms after a block; norms of query
+    """Yield every instance that the engine uses: the stream; norms after a block; norms of query
     and key heads."""
     shapes = (*_WIDE_SHAPES, *_NARROW_SHAPES)
     for storage in STORAGE:

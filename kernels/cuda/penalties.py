@@ -32,7 +32,7 @@ def penalize(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """Make seen tokens less likely, each once, in place: formula of kernels.penalize_tokens.
+    """Make seen tokens less likely, each once, in place: see reference.logits.penalize_tokens.
 
     logits: float32[B, V]; seen: int32[B, ceil(V / 32)], bit t % 32 of word t / 32 for token t;
     counts: int32[B, V], how often it was generated; repetition, presence, frequency: float32[B];
@@ -62,5 +62,5 @@ def penalize(
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     yield _KERNEL

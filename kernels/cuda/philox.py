@@ -21,7 +21,7 @@ _KERNEL = Kernel("philox", "uniform")
 
 
 def uniform(seeds: Tensor, streams: Tensor, steps: Tensor) -> Tensor:
-    """As kernels.uniform, bit for bit: int64[B] three times -> float64[B] in [0, 1)."""
+    """As reference.philox.uniform, bit for bit: int64[B] three times -> float64[B] in [0, 1)."""
     check("seeds", seeds, torch.int64, (None,))
     check("streams", streams, torch.int64, seeds.shape, like=seeds)
     check("steps", steps, torch.int64, seeds.shape, like=seeds)
@@ -33,5 +33,5 @@ def uniform(seeds: Tensor, streams: Tensor, steps: Tensor) -> Tensor:
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     yield _KERNEL

@@ -35,7 +35,11 @@ def prefill_attention(
     scale: float,
     own: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """As kernels.prefill_attention: q [T, Hq, D], cache [blocks, Hkv, S, D] -> [T, Hq, D]."""
+    """As reference.prefill.prefill_attention.
+
+    own: the rows' own keys and values, [T, Hkv, D] each: of prompts that are computed whole they
+    need not be gathered from the cache.
+    """
     if own is not None and own[0].dtype == keys.dtype and not layout.starts.any():
         rows = layout.plan(_rows_of(q.device))
         return varlen_attention(q, *own, rows, rows, scale, causal=True)[0]
@@ -52,7 +56,7 @@ def branch_attention(
     layout: BranchLayout,
     scale: float,
 ) -> Tensor:
-    """As kernels.branch_attention: each document to itself, then all documents of a prefix
+    """As reference.branch.branch_attention: each document to itself, then all documents of a prefix
     together to the prefix, and both merged by their log-sum-exp."""
     plan = layout.plan(_branch_plan(q.device, keys.shape[2], _positions_at_once(keys)))
     own, own_lse = varlen_attention(q, k, v, plan.own, plan.own, scale, causal=True)

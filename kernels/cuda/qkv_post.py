@@ -3,10 +3,10 @@
 Bytes of T rows, a head of D channels of s bytes: T * D * s * (2 (Hq + Hkv) read and written back,
 + Hkv values read, + 2 Hkv written to the cache).  Heads that nothing changes are not read: without
 norm and rotation only keys and values are, 2 Hkv, and written to the cache.  At most 20 operations
-an element: bound by memory.  One launch in the place of four (two norms, rotation, write).
+an element: bound by memory.  One launch instead of four (two norms, rotation, write).
 
-Rows of running texts need none of their own where at most 8 query heads share a key head:
-decode_attention.py does the same to them.
+Running sequences need no launch of their own where at most 8 query heads share a key head:
+decode_attention.py finishes their heads.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels.cuda.checks import INT32_MAX, ceil_div, check, check_storage
-from nightjar.kernels.cuda.kernel import STORAGE, Kernel
-from nightjar.kernels.cuda.launch import Argument, launch
+from nightjar.kernels.cuda.kernel import STORAGE, Argument, Kernel
+from nightjar.kernels.cuda.launch import launch
 from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
 
 HEAD_SIZES = (64, 80, 96, 128)
@@ -64,7 +64,7 @@ def qkv_post(
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     for storage in STORAGE:
         for head_size in HEAD_SIZES:
             yield Kernel.of("qkv_post", "qkv_post", storage, head_size)
@@ -118,7 +118,7 @@ def _check_rotation(rotation: Rotation, qkv: Tensor) -> None:
     check("sines", rotation.sines, torch.float32, rotation.cosines.shape, like=qkv)
     check("positions", rotation.positions, torch.int64, (rows,), like=qkv)
     if 2 * n > head_size:
-        raise ValueError(f"{n} angles turn {2 * n} channels, a head has {head_size}")
+        raise ValueError(f"{n} angles rotate {2 * n} channels, a head has {head_size}")
 
 
 def _check_cache(cache: CacheWrite, qkv: Tensor, kv_heads: int) -> None:

@@ -37,10 +37,10 @@ def sample(
     min_p: Tensor,
     draws: Tensor,
 ) -> Tensor:
-    """As kernels.sample: float32[B, V] and the rows' parameters -> int64[B].
+    """As reference.sampling.sample: float32[B, V] and the rows' parameters -> int64[B].
 
     Also takes a temperature of 0 (the best token), and gives -1 for a row whose best score is not
-    finite: a batch needs no sorting into kinds of rows, and no look from the host.
+    finite.  So a batch needs no sorting into kinds of rows, and the host need not check it.
     Weights are counted in units of 2^-44 of the best token's, so their sums are exact, and a
     token's chance is wrong by less than 2^-44 of the best one's.
     """
@@ -75,5 +75,5 @@ def sample(
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     yield _KERNEL

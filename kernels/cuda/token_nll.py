@@ -1,7 +1,7 @@
 """Negative log-likelihoods of given tokens from logits: see token_nll.cu.
 
 Bytes: s V for each row that something is predicted from, read once; 16 for each token.  An
-exponential and 3 operations a score: bound by memory.  A thread asks for 4 loads of 16 bytes (8 of
+exponential and 3 operations a score: bound by memory.  A thread issues 4 loads of 16 bytes (8 of
 one score where rows are not aligned) before it adds any up.
 """
 
@@ -52,7 +52,7 @@ def token_nll(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
 
 
 def specialisations() -> Iterator[Kernel]:
-    """Every instance that the engine can ask for."""
+    """Yield every instance that the engine uses."""
     for storage in STORAGE:
         for width in (16 // storage.itemsize, 1):
             yield Kernel.of("token_nll", "token_nll", storage, width)

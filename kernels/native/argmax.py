@@ -10,21 +10,24 @@ from torch import Tensor
 
 from nightjar.kernels.native.build import compiled, library
 from nightjar.kernels.native.pointers import INT, POINTER, is_plain
+from nightjar.kernels.reference import sampling as reference
 
 
-def serves(scores: Tensor) -> bool:
+def serves(logits: Tensor) -> bool:
     """Whether this kernel takes scores [B, V]."""
-    return is_plain(scores) and scores.is_contiguous() and library() is not None
+    return is_plain(logits) and logits.is_contiguous() and library() is not None
 
 
-def argmax(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """As kernels.sampling.argmax: int64[B], bool[B]."""
-    rows, width = scores.shape
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """As reference.sampling.argmax."""
+    if not serves(logits):
+        return reference.argmax(logits)
+    rows, width = logits.shape
     if not width:
         raise ValueError("no vocabulary")
     tokens = torch.empty(rows, dtype=torch.int64)
     finite = torch.empty(rows, dtype=torch.bool)
-    _function()(scores.data_ptr(), rows, width, tokens.data_ptr(), finite.data_ptr())
+    _function()(logits.data_ptr(), rows, width, tokens.data_ptr(), finite.data_ptr())
     return tokens, finite
 
 

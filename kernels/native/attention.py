@@ -1,4 +1,4 @@
-"""Attention over the paged cache, compiled: prompts, running texts, documents.
+"""Attention over the paged cache, compiled: prompts, running sequences, documents.
 
 Each row runs its own softmax over its own keys, in pieces that begin at fixed positions of the
 sequence.  So a row's bits depend on nothing else in the step.
@@ -7,18 +7,35 @@ sequence.  So a row's bits depend on nothing else in the step.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, fields
-from functools import cache, cached_property
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
-from nightjar.kernels.layout import BranchLayout, ChunkLayout, PagedLayout, StepRows
+from nightjar.kernels.layout import (
+    BranchLayout,
+    ChunkLayout,
+    PagedLayout,
+    PagedTensors,
+    StepRows,
+)
+from nightjar.kernels.native.attention_arguments import (
+    CacheLayer,
+    Documents,
+    Projection,
+    Prompts,
+    Running,
+)
 from nightjar.kernels.native.build import compiled, library
 from nightjar.kernels.native.norm import NormArgument
-from nightjar.kernels.native.pointers import FLOAT, INT, POINTER, address, by_row, is_plain
+from nightjar.kernels.native.pointers import FLOAT, address, by_row, is_plain
+from nightjar.kernels.native.tiles import BranchTiles, ChunkTiles
+from nightjar.kernels.reference import attention as whole_reference
+from nightjar.kernels.reference import branch as branch_reference
+from nightjar.kernels.reference import decode as decode_reference
+from nightjar.kernels.reference import prefill as prefill_reference
 
 HEAD_SIZE_STEP = 16
 """Heads are read in whole registers."""
@@ -40,16 +57,20 @@ def attend(
     qkv: Tensor,
     norms: HeadNorms | None,
     rotation: Rotation | None,
-    write: CacheWrite,
+    cache: CacheWrite,
     rows: StepRows,
     scale: float,
 ) -> Tensor:
-    """As kernels.attention.attend: qkv [T, Hq + 2 Hkv, D], contiguous -> [T, Hq, D]."""
-    heads = qkv.shape[1] - 2 * write.keys.shape[1]
+    """As reference.attention.attend."""
+    if not serves(qkv, cache.keys):
+        if qkv.dtype == torch.float16:  # in FP32 these kernels may take it
+            return attend(qkv.float(), norms, rotation, cache, rows, scale).half()
+        return whole_reference.attend(qkv, norms, rotation, cache, rows, scale)
+    heads = qkv.shape[1] - 2 * cache.keys.shape[1]
     out = qkv.new_empty(qkv.shape[0], heads, qkv.shape[2])
-    projection = projected(qkv, heads, norms, rotation, write)
-    attending = attending_rows(qkv, out, write, rows)
-    _attend(write.keys, write.values, projection, *attending, scale)
+    projection = projected(qkv, heads, norms, rotation, cache)
+    attending = attending_rows(qkv, out, cache, rows)
+    _attend(cache.keys, cache.values, projection, *attending, scale)
     return out
 
 
@@ -61,32 +82,34 @@ def attending_rows(
     n_heads, heads, size = qkv.shape[1], out.shape[1], qkv.shape[2]
     width, head = n_heads * size, qkv.itemsize * size
     from_row, to_row = n_heads * head, heads * head
-    q, place = qkv.data_ptr(), out.data_ptr()
+    q, result = qkv.data_ptr(), out.data_ptr()
     prompts = running = documents = None
     if rows.prefill is not None:
         tiles = _prompt_tiles(rows.prefill, rows.wanted)
-        prompts = Prompts(q, width, heads, place, *tiles.addresses)
+        prompts = Prompts(q, width, heads, result, *tiles.addresses)
         prompts.tiles_held = tiles
     if rows.decode is not None:
         if not isinstance(rows.decode, PagedLayout):
             raise TypeError("a layout on a device: give a PagedLayout")
         first = rows.prefill_rows
         running = Running(
-            q + first * from_row, width, heads, place + first * to_row, *_paged(rows.decode)
+            q + first * from_row, width, heads, result + first * to_row, *_paged(rows.decode)
         )
     if rows.branch is not None:
         first = write.blocks.shape[0]
         q += first * from_row
         k, v = q + heads * head, q + (n_heads + heads) // 2 * head
         branches = rows.branch.plan(BranchTiles.of).addresses
-        documents = Documents(q, k, v, width, heads, place + first * to_row, *branches)
+        documents = Documents(q, k, v, width, heads, result + first * to_row, *branches)
     return prompts, running, documents
 
 
 def prefill_attention(
     q: Tensor, keys: Tensor, values: Tensor, layout: ChunkLayout, scale: float
 ) -> Tensor:
-    """As reference.prefill: q [T, H, D] -> [T, H, D]."""
+    """As reference.prefill.prefill_attention."""
+    if not serves(q, keys):
+        return prefill_reference.prefill_attention(q, keys, values, layout, scale)
     q, out = by_row(q), q.new_empty(q.shape)
     tiles = layout.plan(ChunkTiles.of)
     prompts = Prompts(q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), *tiles.addresses)
@@ -95,9 +118,11 @@ def prefill_attention(
 
 
 def decode_attention(
-    q: Tensor, keys: Tensor, values: Tensor, layout: PagedLayout, scale: float
+    q: Tensor, keys: Tensor, values: Tensor, layout: PagedLayout | PagedTensors, scale: float
 ) -> Tensor:
-    """As reference.decode: q [B, H, D] -> [B, H, D]."""
+    """As reference.decode.decode_attention."""
+    if isinstance(layout, PagedTensors) or not serves(q, keys):
+        return decode_reference.decode_attention(q, keys, values, layout, scale)
     q, out = by_row(q), q.new_empty(q.shape)
     running = Running(q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), *_paged(layout))
     _attend(keys, values, None, None, running, None, scale)
@@ -113,7 +138,9 @@ def branch_attention(
     layout: BranchLayout,
     scale: float,
 ) -> Tensor:
-    """As reference.branch: q [T, H, D], k and v [T, Hkv, D] -> [T, H, D]."""
+    """As reference.branch.branch_attention."""
+    if not serves(q, keys):
+        return branch_reference.branch_attention(q, k, v, keys, values, layout, scale)
     q, k, v, out = by_row(q), by_row(k), by_row(v), q.new_empty(q.shape)
     if not q.stride(0) == k.stride(0) == v.stride(0):
         raise ValueError(f"rows of q, k, v lie {q.stride(0)}, {k.stride(0)}, {v.stride(0)} apart")
@@ -124,104 +151,11 @@ def branch_attention(
     return out
 
 
-@dataclass(frozen=True)
-class ChunkTiles:
-    """Prompt rows in tiles: int64[tiles] each, as prefill_attention.h takes them."""
-
-    tables: np.ndarray
-    first_rows: np.ndarray
-    counts: np.ndarray
-    positions: np.ndarray
-    table_starts: np.ndarray
-
-    @cached_property
-    def addresses(self) -> tuple[int, ...]:
-        """What stands at the end of `Prompts`."""
-        tables, *tiles = (address(getattr(self, field.name)) for field in fields(self))
-        return tables, self.counts.size, *tiles
-
-    @staticmethod
-    def of(layout: ChunkLayout) -> ChunkTiles:
-        """Every chunk from its own beginning on."""
-        chunks = np.arange(layout.starts.size)
-        return ChunkTiles._of_runs(layout, chunks, layout.first_rows, layout.ends - layout.starts)
-
-    @staticmethod
-    def holding(layout: ChunkLayout, wanted: np.ndarray) -> ChunkTiles:
-        """Those packed rows only: int64[n], ascending."""
-        chunks = np.searchsorted(layout.first_rows, wanted, side="right") - 1
-        runs = np.flatnonzero((np.diff(wanted, prepend=-2) != 1) | np.diff(chunks, prepend=-1) != 0)
-        lengths = np.diff(runs, append=wanted.size)
-        return ChunkTiles._of_runs(layout, chunks[runs], wanted[runs], lengths)
-
-    @staticmethod
-    def _of_runs(
-        layout: ChunkLayout, chunks: np.ndarray, first_rows: np.ndarray, lengths: np.ndarray
-    ) -> ChunkTiles:
-        """Neighbouring rows of a chunk, `lengths` of them from each of the packed first rows on."""
-        owners, offsets, counts = _tiles(lengths)
-        rows = first_rows[owners] + offsets
-        owners = chunks[owners]
-        return ChunkTiles(
-            layout.tables.blocks,
-            rows,
-            counts,
-            layout.starts[owners] + rows - layout.first_rows[owners],
-            layout.tables.starts[owners],
-        )
-
-
-@dataclass(frozen=True)
-class BranchTiles:
-    """Document rows in tiles: int64[tiles] each, and first_of int64[T], as branch_attention.h takes
-    them."""
-
-    tables: np.ndarray
-    first_rows: np.ndarray
-    counts: np.ndarray
-    table_starts: np.ndarray
-    prefix_lengths: np.ndarray
-    first_of: np.ndarray
-
-    @cached_property
-    def addresses(self) -> tuple[int, ...]:
-        """What stands at the end of `Documents`."""
-        tables, *tiles = (address(getattr(self, field.name)) for field in fields(self))
-        return tables, self.counts.size, *tiles
-
-    @staticmethod
-    def of(layout: BranchLayout) -> BranchTiles:
-        """Neighbours after one prefix share tiles."""
-        lengths = np.array([branch.length for branch in layout.branches], dtype=np.int64)
-        prefixes = np.array([branch.prefix for branch in layout.branches], dtype=np.int64)
-        first_rows = np.cumsum(lengths) - lengths
-        runs = np.flatnonzero(np.diff(prefixes, prepend=-1))
-        owners, offsets, counts = _tiles(np.add.reduceat(lengths, runs))
-        run_prefixes = prefixes[runs][owners]
-        return BranchTiles(
-            layout.tables.blocks,
-            first_rows[runs][owners] + offsets,
-            counts,
-            layout.tables.starts[run_prefixes],
-            layout.prefix_lengths[run_prefixes],
-            np.repeat(first_rows, lengths),
-        )
-
-
 def _prompt_tiles(layout: ChunkLayout, wanted: Tensor | None) -> ChunkTiles:
     if wanted is None:
         return layout.plan(ChunkTiles.of)
     rows = wanted.numpy()
     return ChunkTiles.holding(layout, rows[: np.searchsorted(rows, layout.rows)])
-
-
-def _tiles(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut runs of rows into tiles: the run of each, the row it begins at, and its rows."""
-    height = _tile_rows()
-    n_tiles = -(-lengths // height)
-    owners = np.repeat(np.arange(lengths.size), n_tiles)
-    offsets = (np.arange(owners.size) - np.repeat(np.cumsum(n_tiles) - n_tiles, n_tiles)) * height
-    return owners, offsets, np.minimum(height, lengths[owners] - offsets)
 
 
 def _paged(layout: PagedLayout) -> tuple[int, ...]:
@@ -232,82 +166,6 @@ def _paged(layout: PagedLayout) -> tuple[int, ...]:
 def _paged_addresses(layout: PagedLayout) -> tuple[int, ...]:
     arrays = layout.tables.blocks, layout.tables.starts, layout.lengths
     return *map(address, arrays), layout.lengths.size
-
-
-class CacheLayer(ctypes.Structure):
-    """One layer of the cache as attend.h takes it."""
-
-    _fields_ = (
-        *((name, POINTER) for name in ("keys", "values")),
-        *((name, INT) for name in ("half", "kv_heads", "block_size", "head_size")),
-    )
-
-    @staticmethod
-    def of(keys: Tensor, values: Tensor) -> CacheLayer:
-        """keys, values: [blocks, Hkv, S, D], contiguous."""
-        half = keys.dtype == torch.float16
-        return CacheLayer(keys.data_ptr(), values.data_ptr(), half, *keys.shape[1:])
-
-
-class Projection(ctypes.Structure):
-    """Packed heads as qkv_post.h takes them."""
-
-    _fields_ = (
-        ("qkv", POINTER),
-        ("rows", INT),
-        ("heads", INT),
-        ("query_norm", NormArgument),
-        ("key_norm", NormArgument),
-        *((name, POINTER) for name in ("cosines", "sines", "positions")),
-        ("pairs", INT),
-        ("blocks", POINTER),
-        ("offsets", POINTER),
-        ("written", INT),
-    )
-
-
-class Prompts(ctypes.Structure):
-    """Prompt rows as prefill_attention.h takes them; tiles_held: what it points to, where nothing
-    else holds it."""
-
-    tiles_held: ChunkTiles
-
-    _fields_ = (
-        ("q", POINTER),
-        ("step", INT),
-        ("heads", INT),
-        ("out", POINTER),
-        ("tables", POINTER),
-        ("tiles", INT),
-        *((name, POINTER) for name in ("first_rows", "counts", "positions", "table_starts")),
-    )
-
-
-class Running(ctypes.Structure):
-    """Running texts as decode_attention.h takes them."""
-
-    _fields_ = (
-        ("q", POINTER),
-        ("step", INT),
-        ("heads", INT),
-        *((name, POINTER) for name in ("out", "tables", "table_starts", "lengths")),
-        ("batch", INT),
-    )
-
-
-class Documents(ctypes.Structure):
-    """Document rows as branch_attention.h takes them."""
-
-    _fields_ = (
-        *((name, POINTER) for name in ("q", "k", "v")),
-        ("step", INT),
-        ("heads", INT),
-        ("out", POINTER),
-        ("tables", POINTER),
-        ("tiles", INT),
-        *((name, POINTER) for name in ("first_rows", "counts", "table_starts", "prefix_lengths")),
-        ("first_of", POINTER),
-    )
 
 
 def projected(
@@ -368,12 +226,6 @@ def _attend(
 ) -> None:
     layer = CacheLayer.of(keys, values)
     _function()(layer, projection, prompts, running, documents, scale)
-
-
-@cache
-def _tile_rows() -> int:
-    kernels = compiled()
-    return int(kernels.attention_tile_rows())
 
 
 @cache

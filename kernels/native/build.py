@@ -148,7 +148,7 @@ def _processor() -> bytes:
 
 
 def _compile(command: list[str], path: Path) -> None:
-    """Compile all sources into the library `path`; whole or not at all, whoever else tries."""
+    """Compile all sources into the library `path`, which appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         out = Path(scratch) / path.name

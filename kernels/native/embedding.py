@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nightjar.kernels.native.build import compiled, library
 from nightjar.kernels.native.pointers import FLOAT, INT, POINTER, is_plain
+from nightjar.kernels.reference import embedding as reference
 
 
 def serves(table: Tensor, position_table: Tensor | None) -> bool:
@@ -19,14 +20,30 @@ def serves(table: Tensor, position_table: Tensor | None) -> bool:
 
 
 def embed(
-    ids: Tensor, positions: Tensor, table: Tensor, position_table: Tensor | None, scale: float
+    ids: Tensor,
+    positions: Tensor,
+    table: Tensor,
+    position_table: Tensor | None,
+    prompt_vectors: Tensor | None = None,
+    vector_bases: Tensor | None = None,
+    scale: float = 1.0,
 ) -> Tensor:
-    """As reference.embedding.embed, without prompt vectors: float32[T, H].
+    """As reference.embedding.embed.
 
     Raises:
         IndexError: An id or a position that a table has no row for.
         ValueError: Not int64, or shapes that do not fit together.
     """
+    tables = table, position_table
+    if prompt_vectors is None and serves(*tables):
+        return _embed(ids, positions, *tables, scale)
+    return reference.embed(ids, positions, *tables, prompt_vectors, vector_bases, scale)
+
+
+def _embed(
+    ids: Tensor, positions: Tensor, table: Tensor, position_table: Tensor | None, scale: float
+) -> Tensor:
+    """Without prompt vectors: float32[T, H]."""
     if ids.dtype != torch.int64 or positions.dtype != torch.int64:
         raise ValueError(f"{ids.dtype} ids, {positions.dtype} positions: int64")
     ids, positions = ids.contiguous(), positions.contiguous()

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from nightjar.kernels.native.build import compiled, library
 from nightjar.kernels.native.pointers import INT, POINTER
-from nightjar.kernels.native.products import PanelWeight, Parts, by_panel, filled_up
+from nightjar.kernels.native.products import PanelWeight, by_panel, filled_up
+from nightjar.kernels.operands import HeadTable, Parts
 
 STORAGE = {torch.float32: "float", torch.bfloat16: "bfloat"}
 """What weights are kept in, and what the names of its compiled functions begin with."""
@@ -44,6 +45,22 @@ class FloatPanelWeight(PanelWeight):
             self.out_features,
             self.gated,
         )
+
+    def table(self, vocab_size: int) -> HeadTable:
+        """As LinearWeight says."""
+        return PanelTable(self, vocab_size)
+
+
+@dataclass(frozen=True)
+class PanelTable(HeadTable):
+    """The first rows of an LM head; those past vocab_size are zeros."""
+
+    head: FloatPanelWeight
+    vocab_size: int
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """As HeadTable says."""
+        return rows(self.head, ids)
 
 
 def serves(weight: Tensor) -> bool:
@@ -116,7 +133,7 @@ def _in_panels(parts: list[Parts], storage: torch.dtype) -> FloatPanelWeight:
                 here[whole, :, : rest.shape[0]] = rest.t()
         if bias is not None:
             biases[:, place] = by_panel(bias, n, width)
-    return FloatPanelWeight(in_features, out_features, len(parts) == 2, panels, biases)
+    return FloatPanelWeight(out_features, in_features, len(parts) == 2, panels, biases)
 
 
 @cache

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from nightjar.kernels.native.build import library
 from nightjar.kernels.native.pointers import INT, POINTER
-from nightjar.kernels.native.products import PanelWeight, Parts, by_panel, filled_up
+from nightjar.kernels.native.products import PanelWeight, by_panel, filled_up
+from nightjar.kernels.operands import Parts
 from nightjar.kernels.reference.int8_linear import quantize_weight
 
 COLUMNS = 64
@@ -97,7 +98,7 @@ def _in_panels(parts: list[Parts]) -> Int8PanelWeight:
         pieces.append(_panels(piece))
     panels, offsets, scales, biases = (torch.cat(tensors) for tensors in zip(*pieces, strict=True))
     return Int8PanelWeight(
-        in_features, out_features, len(parts) == 2, panels, offsets, scales, biases
+        out_features, in_features, len(parts) == 2, panels, offsets, scales, biases
     )
 
 

@@ -1,4 +1,4 @@
-"""Layers of a decoder one after another, compiled: one call for all of them."""
+"""All layers of a decoder in one compiled call."""
 
 from __future__ import annotations
 
@@ -6,21 +6,80 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from nightjar.kernels.heads import CacheWrite, Rotation
 from nightjar.kernels.layout import PagedTensors, StepRows
 from nightjar.kernels.native import attention, products
-from nightjar.kernels.native.attention import CacheLayer, Documents, Projection, Prompts, Running
+from nightjar.kernels.native.attention_arguments import (
+    CacheLayer,
+    Documents,
+    Projection,
+    Prompts,
+    Running,
+)
 from nightjar.kernels.native.build import compiled
-from nightjar.kernels.native.norm import NormArgument
+from nightjar.kernels.native.norm import NormArgument, norm_argument
 from nightjar.kernels.native.pointers import FLOAT, INT, POINTER
 from nightjar.kernels.native.products import ACTIVATIONS, PanelWeight
+from nightjar.kernels.operands import Layers, LayerWeights, Norm
 
-if TYPE_CHECKING:
-    from nightjar.kernels.norm import Norm
+
+def run_layers(
+    layers: Layers,
+    count: int,
+    residual: Tensor,
+    rotation: Rotation | None,
+    cache: CacheWrite,
+    rows: StepRows,
+) -> bool:
+    """Run the first `count` layers in one call, if these kernels take their weights.
+
+    The same to the last bit as `normed_linear`, `attend`, `linear_onto` and `feed_forward_onto` of
+    each layer.
+    residual: float32[T, H], the stream, changed; cache: keys and values of all layers, [layers,
+    blocks, Hkv, S, D]; rows: all of them wanted.  Returns whether it was done; if not, nothing was.
+    """
+    native = layers.plan(native_layers)
+    if not count or native is None or not native.serves(residual, cache, rows):
+        return False
+    native.run(count, residual, rotation, cache, rows)
+    return True
+
+
+def native_layers(layers: Layers) -> NativeLayers | None:
+    """Layers as the compiled kernels take them, if they do."""
+    found = [
+        layer
+        for weights, scale in zip(layers.weights, layers.scales, strict=True)
+        if (layer := _native_layer(weights, scale)) is not None
+    ]
+    kinds = {weight.kernels for layer in found for weight in layer.weights}
+    if len(found) < len(layers.weights) or len(kinds) != 1:
+        return None
+    return NativeLayers(found, layers.activation)
+
+
+def _native_layer(weights: LayerWeights, scale: float) -> NativeLayer | None:
+    """One of them: weights all in panels, no post norms, norms of both queries and keys or none."""
+    qkv, out, up, down = weights.qkv, weights.attention_out, weights.up, weights.down
+    if weights.attention_post_norm is not None or weights.mlp_post_norm is not None:
+        return None
+    if not (
+        isinstance(qkv, PanelWeight)
+        and isinstance(out, PanelWeight)
+        and isinstance(up, PanelWeight)
+        and isinstance(down, PanelWeight)
+    ):
+        return None
+    head_norms = [norm for norm in (weights.query_norm, weights.key_norm) if norm is not None]
+    if len(head_norms) == 1:
+        return None
+    return NativeLayer(
+        weights.attention_norm, qkv, tuple(head_norms), scale, out, weights.mlp_norm, up, down
+    )
 
 
 class LayerShape(NamedTuple):
@@ -89,14 +148,14 @@ class NativeLayer:
     @property
     def argument(self) -> _LayerArgument:
         """As the kernels take it."""
-        norms = [norm.native for norm in self.head_norms] or [NormArgument()] * 2
+        norms = [norm.plan(norm_argument) for norm in self.head_norms] or [NormArgument()] * 2
         return _LayerArgument(
-            self.attention_norm.native,
+            self.attention_norm.plan(norm_argument),
             self.qkv.address,
             *norms,
             self.scale,
             self.attention_out.address,
-            self.mlp_norm.native,
+            self.mlp_norm.plan(norm_argument),
             self.up.address,
             self.down.address,
         )
@@ -116,7 +175,7 @@ class NativeLayers:
         if len(shapes) != 1 or len(kinds) != 1:
             raise ValueError(f"layers of {shapes} with weights of {kinds}: all of one kind")
         (self._shape,), (self._kind,) = shapes, kinds
-        self._layers = layers  # or nobody would hold what the arguments point to
+        self._layers = layers  # the arguments point into these
         self._arguments = (_LayerArgument * len(layers))(*(layer.argument for layer in layers))
         self._activation = ACTIVATIONS[activation]
 
@@ -136,7 +195,7 @@ class NativeLayers:
         cache: CacheWrite,
         rows: StepRows,
     ) -> None:
-        """As kernels.layers.run_layers."""
+        """See run_layers."""
         keys = cache.keys
         self._shape.check(residual, keys)
         if count > min(len(self._layers), keys.shape[0]) or rows.wanted is not None:

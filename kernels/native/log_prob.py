@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nightjar.kernels.native.build import compiled, library
 from nightjar.kernels.native.pointers import INT, POINTER, address, is_plain
+from nightjar.kernels.reference import log_prob as reference
 
 
 def serves(logits: Tensor) -> bool:
@@ -19,7 +20,9 @@ def serves(logits: Tensor) -> bool:
 
 
 def target_nll(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
-    """As reference.log_prob.target_nll: float32[M]."""
+    """As reference.log_prob.target_nll."""
+    if not serves(logits):
+        return reference.target_nll(logits, rows, targets)
     rows, targets = rows.contiguous(), targets.contiguous()
     nll = torch.empty(rows.shape[0])
     starts = np.flatnonzero(np.diff(rows.numpy(), prepend=-1, append=-1))

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from nightjar.kernels.native.build import compiled, library
 from nightjar.kernels.native.pointers import FLOAT, INT, POINTER, is_plain
+from nightjar.kernels.operands import Norm
+from nightjar.kernels.reference import norm as reference
 
 
 def serves(residual: Tensor, delta: Tensor | None, out_dtype: torch.dtype) -> bool:
@@ -27,19 +29,35 @@ def _are_rows(x: Tensor) -> bool:
 
 
 def layer_norm(
-    residual: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, epsilon: float
+    residual: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    epsilon: float,
+    out_dtype: torch.dtype,
 ) -> Tensor:
-    """As reference.norm.layer_norm: float32[T, H]."""
+    """As reference.norm.layer_norm."""
+    if not serves(residual, delta, out_dtype):
+        return reference.layer_norm(residual, delta, weight, bias, epsilon, out_dtype)
     return _normalized(residual, delta, NormArgument.of(weight, bias, epsilon))
 
 
-def rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
-    """As reference.norm.rms_norm: float32[T, H]."""
+def rms_norm(
+    residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float, out_dtype: torch.dtype
+) -> Tensor:
+    """As reference.norm.rms_norm."""
+    if not serves(residual, delta, out_dtype):
+        return reference.rms_norm(residual, delta, weight, epsilon, out_dtype)
     return _normalized(residual, delta, NormArgument.of(weight, None, epsilon))
 
 
+def norm_argument(norm: Norm) -> NormArgument:
+    """Return the norm as the kernels take it; the caller must keep the norm."""
+    return NormArgument.of(norm.weight, norm.bias, norm.epsilon)
+
+
 class NormArgument(ctypes.Structure):
-    """A norm as norm.h takes it; whoever holds one also holds the tensors."""
+    """A norm as norm.h takes it.  It does not keep its tensors alive."""
 
     _fields_ = (("weight", POINTER), ("bias", POINTER), ("size", INT), ("epsilon", FLOAT))
 
@@ -48,8 +66,8 @@ class NormArgument(ctypes.Structure):
         """weight, bias: float32[H], contiguous."""
         if not all(is_plain(x) and x.is_contiguous() for x in (weight, bias) if x is not None):
             raise ValueError(f"a norm's weight is {weight.dtype}{list(weight.shape)}: float32[H]")
-        place = None if bias is None else bias.data_ptr()
-        return NormArgument(weight.data_ptr(), place, weight.shape[0], epsilon)
+        address = None if bias is None else bias.data_ptr()
+        return NormArgument(weight.data_ptr(), address, weight.shape[0], epsilon)
 
 
 def _normalized(residual: Tensor, delta: Tensor | None, norm: NormArgument) -> Tensor:

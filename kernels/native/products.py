@@ -1,24 +1,22 @@
-"""Products with weights that lie in panels, compiled: of rows in FP32 or half precision, whatever
-the weights are."""
+"""Products with weights in panels, compiled.  Rows are in FP32 or half precision, whatever the
+weights are."""
 
 from __future__ import annotations
 
 import ctypes
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nightjar.kernels.native import norm
 from nightjar.kernels.native.build import compiled
-from nightjar.kernels.native.norm import NormArgument
+from nightjar.kernels.native.norm import NormArgument, norm_argument
 from nightjar.kernels.native.pointers import INT, POINTER
-
-if TYPE_CHECKING:
-    from nightjar.kernels.norm import Norm
+from nightjar.kernels.operands import LinearWeight, Norm
 
 SEGMENT = 16
 """Neighbouring inputs of a row that lie together; inputs are filled up to whole ones."""
@@ -27,18 +25,14 @@ ACTIVATIONS = {None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "silu": 4}
 
 _NUMBERS = {torch.float32: 0, torch.float16: 1}
 _FLOATS, _ADDENDS = 0, 2
-"""What rows are made of; product.h says it alike."""
-
-Parts = tuple[Tensor, Tensor | None]
-"""A weight [out, in] and its bias [out]."""
+"""The numbers of a row, as in product.h."""
 
 
 @dataclass(frozen=True)
-class PanelWeight(ABC):
+class PanelWeight(LinearWeight):
     """A weight in panels of neighbouring output channels; gated: with the gates of those."""
 
     in_features: int
-    out_features: int
     gated: bool
 
     @property
@@ -61,13 +55,67 @@ class PanelWeight(ABC):
 
     @cached_property
     def address(self) -> int:
-        """Where the kernels find it; whoever passes it on holds the weight."""
+        """The address of the C structure; the caller must keep the weight."""
         return ctypes.addressof(self._structure)
 
+    @property
+    def rows_dtype(self) -> torch.dtype:
+        """As LinearWeight says."""
+        return torch.float32
 
-def serves(x: Tensor) -> bool:
-    """Whether `linear` takes rows like x."""
-    return x.device.type == "cpu" and x.dtype in _NUMBERS
+    def linear(self, x: Tensor, activation: str | None, out_dtype: torch.dtype | None) -> Tensor:
+        """As LinearWeight says; float32 where no dtype is asked for."""
+        if activation is None:
+            return linear(x, self, out_dtype or torch.float32)
+        y = activated_linear(x, self, activation)
+        return y if out_dtype is None else y.to(out_dtype)
+
+    def linear_onto(self, residual: Tensor, x: Tensor) -> bool:
+        """As LinearWeight says."""
+        if not serves_stream(residual, None):
+            return False
+        linear_onto(residual, x, self)
+        return True
+
+    def normed_linear(
+        self,
+        residual: Tensor,
+        delta: Tensor | None,
+        norm: Norm,
+        activation: str | None,
+        out_dtype: torch.dtype,
+    ) -> Tensor | None:
+        """As LinearWeight says; without an activation."""
+        if activation is not None or not serves_stream(residual, delta):
+            return None
+        return normed_linear(residual, delta, norm, self, out_dtype)
+
+    def feed_forward(
+        self,
+        residual: Tensor,
+        delta: Tensor | None,
+        norm: Norm,
+        down: LinearWeight,
+        activation: str,
+    ) -> Tensor | None:
+        """As LinearWeight says: float32[T, H], where both weights are of one kind."""
+        if not isinstance(down, type(self)) or not serves_stream(residual, delta):
+            return None
+        return feed_forward(residual, delta, norm, self, down, activation)
+
+    def feed_forward_onto(
+        self,
+        residual: Tensor,
+        delta: Tensor | None,
+        norm: Norm,
+        down: LinearWeight,
+        activation: str,
+    ) -> bool:
+        """As LinearWeight says, where both weights are of one kind."""
+        if not isinstance(down, type(self)) or not serves_stream(residual, delta):
+            return False
+        feed_forward_onto(residual, delta, norm, self, down, activation)
+        return True
 
 
 def serves_stream(residual: Tensor, delta: Tensor | None) -> bool:
@@ -83,14 +131,14 @@ def linear(x: Tensor, weight: PanelWeight, out_dtype: torch.dtype) -> Tensor:
 
 
 def activated_linear(x: Tensor, weight: PanelWeight, activation: str) -> Tensor:
-    """The same through the activation (of the gate, where there is one): float32[T, out]."""
+    """`linear` with the activation, of the gate in a gated weight: float32[T, out]."""
     out = x.new_empty(x.shape[0], weight.out_features, dtype=torch.float32)
     _linear(x, weight, activation, out, _FLOATS)
     return out
 
 
 def linear_onto(residual: Tensor, x: Tensor, weight: PanelWeight) -> None:
-    """As kernels.linear.linear_onto."""
+    """Add `linear` of x to the residual stream, in place."""
     if residual.shape != (x.shape[0], weight.out_features):
         raise ValueError(
             f"{x.shape[0]} rows of {weight.out_features} go onto a stream {list(residual.shape)}"
@@ -101,7 +149,7 @@ def linear_onto(residual: Tensor, x: Tensor, weight: PanelWeight) -> None:
 def normed_linear(
     residual: Tensor, delta: Tensor | None, norm: Norm, weight: PanelWeight, out_dtype: torch.dtype
 ) -> Tensor:
-    """As kernels.linear.normed_linear; out_dtype: float32 or float16."""
+    """`linear` of the normalised residual stream; out_dtype: float32 or float16."""
     _check_stream(residual, norm, weight)
     n_rows = residual.shape[0]
     out = residual.new_empty(n_rows, weight.out_features, dtype=out_dtype)
@@ -109,7 +157,7 @@ def normed_linear(
         residual.data_ptr(),
         None if delta is None else delta.data_ptr(),
         n_rows,
-        norm.native,
+        norm.plan(norm_argument),
         weight.address,
         out.data_ptr(),
         _NUMBERS[out_dtype],
@@ -125,7 +173,7 @@ def feed_forward(
     down: PanelWeight,
     activation: str,
 ) -> Tensor:
-    """As kernels.linear.feed_forward: float32[T, H]; both weights are of one kind."""
+    """A feed-forward block: float32[T, H]; both weights are of one kind."""
     out = residual.new_empty(residual.shape[0], down.out_features)
     _feed_forward((residual, delta, norm), up, down, activation, out, _FLOATS)
     return out
@@ -139,7 +187,7 @@ def feed_forward_onto(
     down: PanelWeight,
     activation: str,
 ) -> None:
-    """As kernels.linear.feed_forward_onto; both weights are of one kind."""
+    """Add a feed-forward block to the residual stream; both weights are of one kind."""
     if down.out_features != residual.shape[1]:
         raise ValueError(f"{down.out_features} channels go onto a stream of {residual.shape[1]}")
     _feed_forward((residual, delta, norm), up, down, activation, residual, _ADDENDS)
@@ -192,7 +240,7 @@ def _feed_forward(
         residual.data_ptr(),
         None if delta is None else delta.data_ptr(),
         residual.shape[0],
-        norm.native,
+        norm.plan(norm_argument),
         up.address,
         ACTIVATIONS[activation],
         down.address,

@@ -1,33 +1,22 @@
 """The op list in torch: every device and dtype, and the oracle of the other backends."""
 
+# ruff: noqa: F401 (the modules are the names of the package)
 from nightjar.kernels.reference import (
     activation,
+    attention,
     branch,
     decode,
     embedding,
     kv_transfer,
     log_prob,
+    logits,
     merge,
     norm,
+    packing,
     paged_cache,
     philox,
     prefill,
     rotary,
     sampling,
+    widened,
 )
-
-__all__ = [
-    "activation",
-    "branch",
-    "decode",
-    "embedding",
-    "kv_transfer",
-    "log_prob",
-    "merge",
-    "norm",
-    "paged_cache",
-    "philox",
-    "prefill",
-    "rotary",
-    "sampling",
-]

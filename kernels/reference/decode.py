@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from nightjar.kernels.layout import PagedLayout
+from nightjar.kernels.layout import PagedLayout, PagedTensors
 from nightjar.kernels.reference.plans import BlockPlan, Pages
 from nightjar.kernels.reference.widened import widened
 
 
 def decode_attention(
-    q: Tensor, keys: Tensor, values: Tensor, layout: PagedLayout, scale: float
+    q: Tensor, keys: Tensor, values: Tensor, layout: PagedLayout | PagedTensors, scale: float
 ) -> Tensor:
     """One decode step's attention; the lengths in the layout are the mask.
 
@@ -19,6 +19,8 @@ def decode_attention(
     Each cache block is one product of a fixed shape, and the blocks of a sequence are summed in
     ascending order, in FP32: a sequence's result does not depend on the others' lengths.
     """
+    if isinstance(layout, PagedTensors):
+        raise TypeError("a layout on the device serves the CUDA kernels only: give a PagedLayout")
     n_heads, head_size = q.shape[1:]
     kv_heads, block_size = keys.shape[1:3]
     plan = layout.plan(BlockPlan.of)

@@ -15,7 +15,14 @@ def embed(
     vector_bases: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """As kernels.embedding.embed: [T, H], in FP32 at least."""
+    """Residual stream of every packed row: token or prompt vector, plus position.
+
+    ids: int64[T]; an id at or past the vocabulary V reads row `vector_bases[t] + id - V` of
+    prompt_vectors.  positions: int64[T].  table: [V, H]; position_table: [P, H], or None
+    where positions enter elsewhere; prompt_vectors: [R, H]; vector_bases: int64[T], the first row
+    of the row's own vectors.  scale multiplies table rows and prompt vectors alike.
+    Returns [T, H], in FP32 at least.
+    """
     vocab_size = table.shape[0]
     x = widened(F.embedding(ids.clamp(max=vocab_size - 1), table))
     if prompt_vectors is not None and vector_bases is not None:

@@ -14,6 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from nightjar.kernels.operands import LinearWeight
 from nightjar.kernels.reference.activation import activate_, vector_buffer
 
 WEIGHT_LIMIT = 127
@@ -34,9 +35,9 @@ more often than their nearness saves."""
 _LEAST_PEAK = 1e-30
 
 
-@dataclass(frozen=True, slots=True)
-class Int8Weight:
-    """A weight ready for `linear`: data int8[out, in], blocked for oneDNN.
+@dataclass(frozen=True)
+class Int8Weight(LinearWeight):
+    """data: int8[out, in], blocked for oneDNN.
 
     scales: float32[out], what one step of each channel is worth; zero_points: int64[out], zeros;
     bias: float32[out] or None.  activation_limit: largest absolute value of a quantised
@@ -47,8 +48,17 @@ class Int8Weight:
     scales: Tensor
     zero_points: Tensor
     bias: Tensor | None
-    out_features: int
     activation_limit: int
+
+    @property
+    def rows_dtype(self) -> torch.dtype:
+        """As LinearWeight says."""
+        return torch.float32
+
+    def linear(self, x: Tensor, activation: str | None, out_dtype: torch.dtype | None) -> Tensor:
+        """As LinearWeight says; float32 where no dtype is asked for."""
+        y = int8_linear(x.float(), self, activation)
+        return y if out_dtype is None else y.to(out_dtype)
 
 
 def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8Weight:

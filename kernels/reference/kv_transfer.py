@@ -7,7 +7,12 @@ from torch import Tensor
 def kv_pack(
     keys: Tensor, values: Tensor, blocks: Tensor, packed: Tensor, slots: Tensor | None = None
 ) -> None:
-    """As kernels.kv_pack."""
+    """Copy cache blocks out: packed[slots[i]] = (keys, values)[:, blocks[i]]; slots None: 0, 1, ..
+
+    keys, values: [layers, n_blocks, Hkv, S, D]; blocks, slots: int64[n], no slot twice;
+    packed: [n_slots, layers, 2, Hkv, S, D], contiguous or some layers of what is; beside a cache on
+    a GPU there too, or in pinned memory.
+    """
     both = torch.stack((keys[:, blocks], values[:, blocks]), 2)
     packed[_places(blocks, slots)] = both.transpose(0, 1)
 
@@ -15,7 +20,7 @@ def kv_pack(
 def kv_unpack(
     keys: Tensor, values: Tensor, blocks: Tensor, packed: Tensor, slots: Tensor | None = None
 ) -> None:
-    """As kernels.kv_unpack."""
+    """Copy cache blocks back in: the inverse of kv_pack; no block twice."""
     found = packed[_places(blocks, slots)].transpose(0, 1)
     keys[:, blocks], values[:, blocks] = found[:, :, 0], found[:, :, 1]
 

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nightjar.kernels.operands import LinearWeight
 from nightjar.kernels.reference.activation import activation as apply_activation
 
 MIN_ROWS = 4
-"""Fewer rows are padded to this many: with one row oneDNN takes another path (a matrix-vector
-product), whose sums run in another order, and a row's result would depend on its company."""
+"""Fewer rows are padded to this many.  For one row oneDNN takes another path, a matrix-vector
+product, whose sums run in another order: a row's result would depend on the other rows."""
 
 # Activation -> oneDNN's name for it and its variant.
 FUSED = {
@@ -22,36 +23,53 @@ FUSED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class FloatWeight:
-    """A weight ready for `linear`: data [out, in], blocked for oneDNN where `packed`; following:
-    what a decode step reads after it, where that is known and of use."""
+@dataclass(frozen=True)
+class FloatWeight(LinearWeight):
+    """data: [out, in], blocked for oneDNN where `packed`."""
 
     data: Tensor
     bias: Tensor | None
-    out_features: int
     packed: bool
-    following: tuple[Tensor, ...] = ()
 
     @property
-    def factor(self) -> tuple[Tensor, Tensor | None]:
-        """Data and bias."""
-        return self.data, self.bias
+    def rows_dtype(self) -> torch.dtype:
+        """As LinearWeight says."""
+        return self.data.dtype
+
+    def linear(self, x: Tensor, activation: str | None, out_dtype: torch.dtype | None) -> Tensor:
+        """As LinearWeight says."""
+        y = float_linear(x, self, activation)
+        return y if out_dtype is None else y.to(out_dtype)
 
 
-def pack_float(weight: Tensor, bias: Tensor | None, blocked: bool = True) -> FloatWeight:
-    """Reorder weight [out, in] for the device it is on; the original may be dropped after.
+@dataclass(frozen=True)
+class GatedPair(LinearWeight):
+    """Two weights of one shape, each with a product of its own."""
 
-    blocked: for oneDNN where that serves it; else the rows stay as they are."""
+    gate: LinearWeight
+    up: LinearWeight
+
+    @property
+    def rows_dtype(self) -> torch.dtype:
+        """As LinearWeight says."""
+        return self.up.rows_dtype
+
+    def linear(self, x: Tensor, activation: str | None, out_dtype: torch.dtype | None) -> Tensor:
+        """As LinearWeight says."""
+        y = self.gate.linear(x, activation, None).mul_(self.up.linear(x, None, None))
+        return y if out_dtype is None else y.to(out_dtype)
+
+
+def pack_float(weight: Tensor, bias: Tensor | None) -> FloatWeight:
+    """Reorder weight [out, in] for oneDNN where that takes it; the original may be dropped."""
     weight = weight.contiguous()
     packed = (
-        blocked
-        and weight.device.type == "cpu"
+        weight.device.type == "cpu"
         and torch._C._has_mkldnn
         and weight.dtype in (torch.float32, torch.bfloat16)
     )
     data = torch.ops.mkldnn._reorder_linear_weight(weight, None) if packed else weight
-    return FloatWeight(data, bias, weight.shape[0], packed)
+    return FloatWeight(weight.shape[0], data, bias, packed)
 
 
 def float_linear(x: Tensor, weight: FloatWeight, activation: str | None) -> Tensor:

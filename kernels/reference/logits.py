@@ -1,7 +1,7 @@
 """Changes to the scores before a token is chosen, and the best log-probabilities of a row.
 
-The changes touch the places (rows[i], ids[i]) alone, those of all rows in one call, in place; no
-place may be given twice.  rows, ids: int64[M]; logits: float32[B, V].  They are single additions,
+A change touches the scores (rows[i], ids[i]) alone, those of all rows in one call, in place.  No
+pair may be given twice.  rows, ids: int64[M]; logits: float32[B, V].  Changes are single additions,
 multiplications and divisions, so no bit depends on the other rows.
 """
 
@@ -31,7 +31,7 @@ def penalize_tokens(
     """Make tokens that were seen less likely.
 
     counts: float32[M], how often the token was generated, 0 for one that only the prompt holds;
-    repetition, presence, frequency: float32[M], the penalties of each place's row; 1, 0, 0 are off.
+    repetition, presence, frequency: float32[M], the penalties of each score's row; 1, 0, 0 are off.
     A score above 0 is divided by the repetition penalty, any other multiplied by it (CTRL, Keskar
     et al. 2019, as transformers has it); then frequency * counts is taken off, and presence where
     counts > 0 (OpenAI's formula).
@@ -44,7 +44,7 @@ def penalize_tokens(
 
 
 def top_log_probs(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The best of each row, equals by their ids: float32[B, V] -> float32[B, n], int64[B, n].
+    """The best of each row, equal ones by their ids: float32[B, V] -> float32[B, n], int64[B, n].
 
     n is min(count, V).  The first k of n are the same whatever n is.
     """
@@ -53,7 +53,7 @@ def top_log_probs(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     ids, order = best.indices.sort(dim=1)
     values, place = best.values.gather(1, order).sort(dim=1, descending=True, stable=True)
     ids = ids.gather(1, place)
-    # Of more equals than there is room for, topk takes any: put in those of the lowest ids.
+    # Of equal scores at the end topk takes any: take those of the lowest ids.
     last = values[:, -1:]
     crowded = (log_probs >= last).sum(1) > count
     for row in crowded.nonzero().squeeze(1).tolist():

@@ -12,7 +12,13 @@ _SHIFT = np.uint64(32)
 
 
 def uniform(seeds: Tensor, streams: Tensor, steps: Tensor) -> Tensor:
-    """As kernels.sampling.uniform: float64[B], by Philox 4x32-10."""
+    """A number in [0, 1) for each (seed, stream, step): float64[B].
+
+    seeds: int64[B], the key; streams: int64[B], below 2**32, and steps: int64[B], the counter.
+    Philox 4x32-10: nothing is carried from call to call.  So a request's numbers depend neither on
+    its batch nor on a restart, and the streams of one seed (the samples of a request) are
+    independent.  The same bits on every backend.
+    """
     key = seeds.numpy().astype(np.uint64)
     stream = streams.numpy().astype(np.uint64)
     step = steps.numpy().astype(np.uint64)

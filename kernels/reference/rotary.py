@@ -10,29 +10,29 @@ makes a long prefill several times faster."""
 
 
 def rotary(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
-    """Turn the first channels of every head by its row's angles, in place (arXiv 2104.09864).
+    """Rotate the first channels of every head by its row's angles, in place (arXiv 2104.09864).
 
-    x: [T, heads, D]; cosines, sines: float32[T, n], n <= D / 2.  Channel i turns with channel
+    x: [T, heads, D]; cosines, sines: float32[T, n], n <= D / 2.  Channel i rotates with channel
     i + n (the layout of GPT-NeoX and Llama checkpoints); channels from 2n on are kept.
     Products and sums only, in FP32: no element's bits depend on where it lies.
     """
     rows = max(1, PART_NUMBERS // (x.shape[1] * cosines.shape[1]))
     if x.shape[0] <= rows:
-        _turn(x, cosines, sines)
+        _rotate(x, cosines, sines)
         return
     for start in range(0, x.shape[0], rows):
         part = slice(start, start + rows)
-        _turn(x[part], cosines[part], sines[part])
+        _rotate(x[part], cosines[part], sines[part])
 
 
-def _turn(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
+def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
     """All rows at once."""
     n = cosines.shape[1]
     cosines, sines = cosines.unsqueeze(1), sines.unsqueeze(1)
-    turned = widened(x[..., : 2 * n])  # x itself where it is not narrower
-    first, second = turned[..., :n], turned[..., n:]
+    rotated = widened(x[..., : 2 * n])  # x itself where it is wide enough
+    first, second = rotated[..., :n], rotated[..., n:]
     across = first * sines
     first.mul_(cosines).sub_(second * sines)
     second.mul_(cosines).add_(across)
-    if x.dtype != turned.dtype:
-        x[..., : 2 * n] = turned
+    if x.dtype != rotated.dtype:
+        x[..., : 2 * n] = rotated

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 
-def argmax(logits: Tensor) -> Tensor:
-    """The best token of each row, ties to the lowest id: float32[B, V] -> int64[B]."""
-    return torch.from_numpy(logits.numpy().argmax(-1))
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The best token of each row, ties to the lowest id, and whether the row holds neither NaN nor
+    infinity: float32[B, V] -> int64[B], bool[B].  Of a row that holds one, the token is any."""
+    return torch.from_numpy(logits.numpy().argmax(-1)), finite_rows(logits)
 
 
 def finite_rows(logits: Tensor) -> Tensor:
@@ -27,7 +28,14 @@ def sample(
     min_p: Tensor,
     draws: Tensor,
 ) -> Tensor:
-    """As kernels.sampling.sample: int64[B]."""
+    """Draw one token a row.
+
+    logits: float32[B, V]; temperature: float32[B], > 0; top_k: int64[B], 0 = off; top_p:
+    float32[B], 1 = off; min_p: float32[B], 0 = off; draws: float64[B] in [0, 1).  Returns int64[B].
+    The temperature comes first, then top-k, then top-p over what top-k left, then min-p, the
+    order of transformers.  All three are thresholds on the score, so equal scores stay or go
+    together and no sort order can matter.  The draw walks the distribution in vocabulary order.
+    """
     # From the best score down, a temperature next to 0 leaves the best token and no NaN.
     scores = logits - logits.amax(-1, keepdim=True)
     scores /= temperature.clamp(min=1e-30).unsqueeze(1)

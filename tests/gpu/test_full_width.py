@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.kernels import Norm, cuda_ops
+from nightjar.kernels import Norm, cuda
 from tests.engines import random_ids
 from tests.gpu.models import save
 from tests.gpu.subject import Subject, assert_greedy, assert_log_probabilities
@@ -72,8 +72,8 @@ def test_products_with_more_tiles_than_a_gpu_holds_blocks(dtype, rows):
     wanted = normed.double() @ weight.double().T + bias.double()
     # A normalised number may be rounded to either side.
     slack = 8 * torch.finfo(dtype).eps
-    got = cuda_ops.normed_linear(stream.cuda(), there, given)
+    got = cuda.linear.normed_linear(stream.cuda(), there, given)
     torch.testing.assert_close(got.double().cpu(), wanted, rtol=slack, atol=slack)
     residual = onto.cuda()
-    cuda_ops.linear_onto(residual, normed.cuda(), given)
+    cuda.linear.linear_onto(residual, normed.cuda(), given)
     assert_near(residual, onto.double() + wanted, absolute=1e-4)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nightjar.kernels import cuda_ops, reference
+from nightjar.kernels import cuda, reference
 from nightjar.kernels.cuda.activation import KINDS
 from tests.kernels_cuda.devices import assert_near, random, storages
 
@@ -21,7 +21,7 @@ def test_every_kind_with_bias(device, kind, storage, columns):
     dtype = storages[storage]
     x, bias = random((3, columns), dtype, scale=4.0), random(columns, dtype, seed=1)
     wanted = EXACT[kind](x.double() + bias.double())
-    got = cuda_ops.activation(x.to(device), kind, bias.to(device))
+    got = cuda.activation.activation(x.to(device), kind, bias.to(device))
     assert_near(got, wanted)
 
 
@@ -29,7 +29,7 @@ def test_every_kind_with_bias(device, kind, storage, columns):
 def test_a_gate_multiplies_halves_of_one_projection(device, columns):
     packed = random((3, 2 * columns), torch.float16).to(device)
     gate, up = packed.chunk(2, dim=1)
-    got = cuda_ops.activation(gate, "silu", up=up)
+    got = cuda.activation.activation(gate, "silu", up=up)
     assert_near(got, F.silu(gate.cpu().double()) * up.cpu().double())
 
 
@@ -37,14 +37,14 @@ def test_the_reference_agrees(device):
     x = random((5, 200), torch.bfloat16, scale=3.0)
     for kind in KINDS:
         wanted = reference.activation.activation(x, kind)
-        assert_near(cuda_ops.activation(x.to(device), kind), wanted, absolute=1e-5)
+        assert_near(cuda.activation.activation(x.to(device), kind), wanted, absolute=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_ends_of_the_range(device, kind):
     """No NaN where the exponential overflows, and NaN stays NaN."""
     x = torch.tensor([[-1e30, -100.0, 0.0, 100.0, 1e30, float("nan"), 0.0, 0.0]])
-    got = cuda_ops.activation(x.to(device), kind).cpu()[0]
+    got = cuda.activation.activation(x.to(device), kind).cpu()[0]
     assert got[:2].abs().max() < 1e-6
     assert got[2] == 0
     assert torch.equal(got[3:5], x[0, 3:5])
@@ -63,4 +63,4 @@ def test_the_ends_of_the_range(device, kind):
 )
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
-        cuda_ops.activation(**({"x": torch.ones(2, 8), "kind": "relu"} | arguments))
+        cuda.activation.activation(**({"x": torch.ones(2, 8), "kind": "relu"} | arguments))

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from nightjar import kernels
-from nightjar.kernels import CacheWrite, HeadNorms, PagedLayout, Rotation, cuda_ops, reference
+from nightjar.kernels import CacheWrite, HeadNorms, PagedLayout, Rotation, cuda, reference
 from nightjar.kernels.cuda import decode_attention as module
 from nightjar.kernels.cuda.decode_attention import SPLIT
 from tests.cuda_host import schedule
@@ -42,7 +42,9 @@ class Problem:
         tables = torch.tensor(self.block_tables, dtype=torch.int32)[rows]
         lengths = torch.tensor(self.lengths, dtype=torch.int32)[rows]
         given = [x.to(device) for x in (self.keys, self.values, tables, lengths)]
-        return cuda_ops.decode_attention(self.q.to(device)[rows], *given, self.scale, lse)
+        return cuda.decode_attention.decode_attention(
+            self.q.to(device)[rows], *given, self.scale, lse
+        )
 
     def wanted(self):
         """In float64: [B, H, D], and the log-sum-exp of the scores [B, H]."""
@@ -204,7 +206,9 @@ class Step:
         tables, lengths = (x.to(device)[rows] for x in self.cached)
         given = self.qkv.to(device)[rows]
         norms = moved(self.norms, device)
-        out = cuda_ops.decode_heads(given, norms, rotation, cache, tables, lengths, self.scale)
+        out = cuda.decode_attention.decode_heads(
+            given, norms, rotation, cache, tables, lengths, self.scale
+        )
         return out, cache
 
     def apart(self, device):
@@ -212,9 +216,9 @@ class Step:
         qkv, cache = self.qkv.to(device), moved(self.cache, device)
         records = moved(self.norms, device), moved(self.rotation, device), cache
         heads = qkv.shape[1] - 2 * cache.keys.shape[1]
-        cuda_ops.qkv_post(qkv, heads, *records)
+        cuda.qkv_post.qkv_post(qkv, heads, *records)
         cached = cache.keys, cache.values, *(x.to(device) for x in self.cached)
-        return cuda_ops.decode_attention(qkv[:, :heads], *cached, self.scale), cache
+        return cuda.decode_attention.decode_attention(qkv[:, :heads], *cached, self.scale), cache
 
     def compare(self, device):
         (out, cache), (wanted, written) = self.run(device), self.apart(device)
@@ -282,7 +286,7 @@ def test_heads_that_cannot_be_finished_are_named(shape, places, message):
     keys, values = (torch.ones(3, 1, 32, shape[2]) for _ in range(2))
     zeros = torch.zeros(places, dtype=torch.int64)
     with pytest.raises(ValueError, match=message):
-        cuda_ops.decode_heads(
+        cuda.decode_attention.decode_heads(
             torch.ones(shape),
             None,
             None,
@@ -316,7 +320,7 @@ def test_bad_arguments_are_named(change, message):
         "scale": 1.0,
     }
     with pytest.raises(ValueError, match=message):
-        cuda_ops.decode_attention(**(given | change))
+        cuda.decode_attention.decode_attention(**(given | change))
 
 
 def test_a_cache_of_more_rows_than_32_bits_count_is_refused():
@@ -326,4 +330,4 @@ def test_a_cache_of_more_rows_than_32_bits_count_is_refused():
         for shape, dtype in (((2, 4, 64), torch.float32), ((2, 1), torch.int32), (2, torch.int32))
     )
     with pytest.raises(ValueError, match="a cache of 2147483648 rows"):
-        cuda_ops.decode_attention(q, cache, cache, tables, lengths, 1.0)
+        cuda.decode_attention.decode_attention(q, cache, cache, tables, lengths, 1.0)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nightjar.kernels import cuda_ops, reference
+from nightjar.kernels import cuda, reference
 from tests.kernels_cuda.devices import assert_near, random, storages
 
 VOCAB, POSITIONS = 40, 16
@@ -14,7 +14,7 @@ def lookup(device, ids, table, positions=None, position_table=None, **rest):
     if position_table is not None:
         position_table = position_table.to(device)
     given = ids.to(device), positions.to(device), table.to(device), position_table
-    return cuda_ops.embed(*given, **moved).cpu()
+    return cuda.embedding.embed(*given, **moved).cpu()
 
 
 @pytest.mark.parametrize("storage", storages)
@@ -86,4 +86,4 @@ def test_bad_arguments_are_named(change, message):
         "position_table": None,
     }
     with pytest.raises(ValueError, match=message):
-        cuda_ops.embed(**(given | change))
+        cuda.embedding.embed(**(given | change))

@@ -5,7 +5,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from nightjar.kernels import cuda_ops, reference
+from nightjar.kernels import cuda, reference
 from nightjar.kernels.cuda import kv_transfer as module
 from nightjar.kernels.cuda.kernel import Kernel
 from tests.kernels_cuda.devices import poisoned, random, storages
@@ -21,7 +21,7 @@ def test_packed_blocks_hold_every_layer(device, storage):
     keys, values = caches(storages[storage])
     blocks = torch.tensor([5, 0, 6])
     packed = poisoned((3, 3, 2, 2, 4, 80), keys.dtype).to(device)
-    cuda_ops.kv_pack(*(x.to(device) for x in (keys, values, blocks)), packed)
+    cuda.kv_transfer.kv_pack(*(x.to(device) for x in (keys, values, blocks)), packed)
     wanted = torch.stack((keys[:, blocks], values[:, blocks]), 2).transpose(0, 1)
     assert torch.equal(packed.cpu(), wanted)
 
@@ -29,10 +29,10 @@ def test_packed_blocks_hold_every_layer(device, storage):
 def test_unpacking_elsewhere_restores_the_blocks_and_nothing_else(device):
     keys, values = (x.to(device) for x in caches(torch.float16))
     packed = poisoned((2, 3, 2, 2, 4, 80), torch.float16).to(device)
-    cuda_ops.kv_pack(keys, values, torch.tensor([4, 1], device=device), packed)
+    cuda.kv_transfer.kv_pack(keys, values, torch.tensor([4, 1], device=device), packed)
     before = keys.clone(), values.clone()
     to = torch.tensor([0, 3], device=device)
-    cuda_ops.kv_unpack(keys, values, to, packed)
+    cuda.kv_transfer.kv_unpack(keys, values, to, packed)
     for cache, old in zip((keys, values), before, strict=True):
         assert torch.equal(cache[:, to], old[:, [4, 1]])
         assert torch.equal(cache[:, [1, 2, 4, 5, 6]], old[:, [1, 2, 4, 5, 6]])
@@ -43,13 +43,13 @@ def test_blocks_go_to_the_hosts_pinned_memory_and_back(device):
     packed = poisoned((2, 3, 2, 2, 4, 80), torch.float16)
     packed = packed.pin_memory() if device == "cuda" else packed
     blocks = torch.tensor([4, 1], device=device)
-    cuda_ops.kv_pack(keys, values, blocks, packed)
+    cuda.kv_transfer.kv_pack(keys, values, blocks, packed)
     wanted = keys[:, blocks].clone()
     if device == "cuda":
         torch.cuda.synchronize()
     assert torch.equal(packed[:, :, 0].transpose(0, 1), wanted.cpu())
     keys[:, blocks] = 0
-    cuda_ops.kv_unpack(keys, values, blocks, packed)
+    cuda.kv_transfer.kv_unpack(keys, values, blocks, packed)
     assert torch.equal(keys[:, blocks], wanted)
 
 
@@ -59,12 +59,12 @@ def test_some_layers_of_some_slots(device):
     packed = torch.zeros(5, 3, 2, 2, 4, 80, dtype=torch.bfloat16, device=device)
     blocks, slots = (torch.tensor(x, device=device) for x in ([5, 0], [3, 1]))
     one = slice(1, 2)
-    cuda_ops.kv_pack(keys[one], values[one], blocks, packed[:, one], slots)
+    cuda.kv_transfer.kv_pack(keys[one], values[one], blocks, packed[:, one], slots)
     wanted = torch.zeros_like(packed)
     wanted[slots, 1, 0], wanted[slots, 1, 1] = keys[1, blocks], values[1, blocks]
     assert torch.equal(packed, wanted)
     to, before = torch.tensor([2, 6], device=device), keys.clone()
-    cuda_ops.kv_unpack(keys[one], values[one], to, packed[:, one], slots)
+    cuda.kv_transfer.kv_unpack(keys[one], values[one], to, packed[:, one], slots)
     before[1, to] = before[1, blocks]
     assert torch.equal(keys, before)
     assert torch.equal(values[1, to], values[1, blocks])
@@ -76,7 +76,9 @@ def test_the_reference_moves_the_same(device):
     packed = [torch.zeros(5, 3, 2, 2, 4, 80, device=device) for _ in range(2)]
     copies = [(keys.clone(), values.clone()) for _ in range(2)]
     to = torch.tensor([6, 0, 2], device=device)
-    for ops, place, copy in zip((cuda_ops, reference.kv_transfer), packed, copies, strict=True):
+    for ops, place, copy in zip(
+        (cuda.kv_transfer, reference.kv_transfer), packed, copies, strict=True
+    ):
         ops.kv_pack(keys, values, blocks, place, slots)
         ops.kv_unpack(*copy, to, place, slots)
     assert torch.equal(*packed)
@@ -103,11 +105,11 @@ def test_pieces_are_shared_out_among_any_number_of_blocks(device, monkeypatch, m
     blocks = torch.tensor([2, 0])
     packed = poisoned((2, 2, 2, 2, 20, 128), torch.float32).to(device)
     given = [x.to(device) for x in (keys, values, blocks)]
-    cuda_ops.kv_pack(*given, packed)
+    cuda.kv_transfer.kv_pack(*given, packed)
     wanted = torch.stack((keys[:, blocks], values[:, blocks]), 2).transpose(0, 1)
     assert torch.equal(packed.cpu(), wanted)
     emptied = [torch.zeros_like(x) for x in given[:2]]
-    cuda_ops.kv_unpack(*emptied, given[2], packed)
+    cuda.kv_transfer.kv_unpack(*emptied, given[2], packed)
     for got, whole in zip(emptied, (keys, values), strict=True):
         assert torch.equal(got[:, blocks].cpu(), whole[:, blocks])
         assert not got[:, [1, 3]].any()
@@ -116,7 +118,9 @@ def test_pieces_are_shared_out_among_any_number_of_blocks(device, monkeypatch, m
 def test_no_blocks_are_no_work(device):
     keys, values = (x.to(device) for x in caches(torch.float16))
     packed = torch.empty(0, 3, 2, 2, 4, 80, dtype=torch.float16, device=device)
-    cuda_ops.kv_unpack(keys, values, torch.empty(0, dtype=torch.int64, device=device), packed)
+    cuda.kv_transfer.kv_unpack(
+        keys, values, torch.empty(0, dtype=torch.int64, device=device), packed
+    )
     assert torch.equal(keys.cpu(), caches(torch.float16)[0])
 
 
@@ -124,13 +128,13 @@ def test_bad_arguments_are_named():
     keys, values = caches(torch.float16, head_size=3, block_size=1, heads=1)
     packed = torch.empty(1, 3, 2, 1, 1, 3, dtype=torch.float16)
     with pytest.raises(ValueError, match="whole words of 16"):
-        cuda_ops.kv_pack(keys, values, torch.tensor([0]), packed)
+        cuda.kv_transfer.kv_pack(keys, values, torch.tensor([0]), packed)
     with pytest.raises(ValueError, match="packed has shape"):
-        cuda_ops.kv_pack(keys, values, torch.tensor([0, 1]), packed)
+        cuda.kv_transfer.kv_pack(keys, values, torch.tensor([0, 1]), packed)
     with pytest.raises(ValueError, match="slots has shape"):
-        cuda_ops.kv_pack(keys, values, torch.tensor([0]), packed, torch.tensor([0, 1]))
+        cuda.kv_transfer.kv_pack(keys, values, torch.tensor([0]), packed, torch.tensor([0, 1]))
     apart = torch.empty(1, 6, 2, 1, 1, 3, dtype=torch.float16)[:, ::2]
     with pytest.raises(ValueError, match="layers of a slot must lie one after another"):
-        cuda_ops.kv_pack(keys, values, torch.tensor([0]), apart)
+        cuda.kv_transfer.kv_pack(keys, values, torch.tensor([0]), apart)
     with pytest.raises(ValueError, match="blocks is int32"):
-        cuda_ops.kv_pack(keys, values, torch.tensor([0], dtype=torch.int32), packed)
+        cuda.kv_transfer.kv_pack(keys, values, torch.tensor([0], dtype=torch.int32), packed)

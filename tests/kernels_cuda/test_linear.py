@@ -4,11 +4,11 @@ from functools import partial
 import pytest
 import torch
 
-from nightjar.kernels import Norm, cuda_ops, pack_linear, reference
+from nightjar.kernels import Norm, cuda, pack_linear, reference
 from nightjar.kernels.cuda import gate, launch
 from nightjar.kernels.cuda import linear as module
 from nightjar.kernels.cuda.linear import MAX_NORMED_INPUTS, MAX_ROWS, SHARE, STORAGE
-from nightjar.kernels.linear import sum_in_fp32
+from nightjar.kernels.cuda.packing import sum_in_fp32
 from tests.kernels_cuda.devices import EPSILON, assert_near, random
 from tests.kernels_cuda.test_activation import EXACT
 
@@ -46,7 +46,7 @@ def close(got, wanted, slack=1e-4):
 @pytest.mark.parametrize("inputs", [8, 40, 64, SHARE - 8, SHARE, SHARE + 8, 3 * SHARE + 72])
 def test_every_input_counts_once(device, dtype, inputs):
     x, given = random((3, inputs), dtype), factor(20, inputs, dtype)
-    got = cuda_ops.linear(x.to(device), moved(given, device))
+    got = cuda.linear.linear(x.to(device), moved(given, device))
     assert got.dtype == dtype
     close(got, exact(x, given))
 
@@ -56,7 +56,7 @@ def test_every_input_counts_once(device, dtype, inputs):
 def test_every_channel_is_written_once(device, channels, gated):
     x, given = random((2, 72), torch.float16), factor(channels, 72)
     gate = factor(channels, 72, seed=5) if gated else None
-    got = cuda_ops.linear(x.to(device), moved(given, device), "silu", moved(gate, device))
+    got = cuda.linear.linear(x.to(device), moved(given, device), "silu", moved(gate, device))
     wanted = exact(x, given)
     wanted = EXACT["silu"](exact(x, gate)) * wanted if gated else EXACT["silu"](wanted)
     close(got, wanted)
@@ -71,11 +71,11 @@ def test_a_block_goes_on_to_its_next_tile(device, normed):
     x = stream.half()
     if normed:
         there = Norm(norm.weight.to(device), norm.bias.to(device), norm.epsilon)
-        got = cuda_ops.normed_linear(stream.to(device), there, moved(given, device))
+        got = cuda.linear.normed_linear(stream.to(device), there, moved(given, device))
         parts = (norm.weight.double(), norm.bias.double())
         x = reference.norm.layer_norm(stream.double(), None, *parts, 1e-5, torch.float64).half()
     else:
-        got = cuda_ops.linear(x.to(device), moved(given, device))
+        got = cuda.linear.linear(x.to(device), moved(given, device))
     # A normalised number may be rounded to either side.
     close(got, exact(x, given), slack=8 * EPSILON[torch.float16] if normed else 1e-4)
 
@@ -93,12 +93,12 @@ def test_what_is_asked_for_ahead_changes_nothing(device, shape, gated, channels)
     stream = random((3, 72)).to(device)
     norm = Norm(torch.ones(72, device=device), None, 1e-5)
     for call in (
-        lambda **given_too: cuda_ops.linear(x, given, "relu", given, **given_too),
-        lambda **given_too: cuda_ops.normed_linear(stream, norm, given, **given_too),
+        lambda **given_too: cuda.linear.linear(x, given, "relu", given, **given_too),
+        lambda **given_too: cuda.linear.normed_linear(stream, norm, given, **given_too),
     ):
         assert torch.equal(call(following=after), call())
     residual = torch.zeros(3, channels, device=device)
-    cuda_ops.linear_onto(residual, x, given, after)
+    cuda.linear.linear_onto(residual, x, given, after)
     close(residual, exact(x.cpu(), moved(given, "cpu")))
 
 
@@ -106,7 +106,7 @@ def test_what_is_asked_for_ahead_changes_nothing(device, shape, gated, channels)
 @pytest.mark.parametrize("rows", range(MAX_ROWS + 1))
 def test_every_number_of_rows(device, dtype, rows):
     x, given = random((rows, 136), dtype), factor(33, 136, dtype)
-    close(cuda_ops.linear(x.to(device), moved(given, device)), exact(x, given))
+    close(cuda.linear.linear(x.to(device), moved(given, device)), exact(x, given))
 
 
 @pytest.mark.parametrize("kind", [*EXACT, None])
@@ -116,9 +116,10 @@ def test_every_activation(device, kind, bias):
     gate = factor(24, 64, torch.bfloat16, seed=5, bias=bias)
     change = EXACT[kind] if kind else (lambda y: y)
     on_device = x.to(device), moved(given, device), kind
-    close(cuda_ops.linear(*on_device), change(exact(x, given)))
+    close(cuda.linear.linear(*on_device), change(exact(x, given)))
     close(
-        cuda_ops.linear(*on_device, moved(gate, device)), change(exact(x, gate)) * exact(x, given)
+        cuda.linear.linear(*on_device, moved(gate, device)),
+        change(exact(x, gate)) * exact(x, given),
     )
 
 
@@ -126,7 +127,7 @@ def test_every_activation(device, kind, bias):
 def test_rows_that_lie_apart(device, rows):
     wide, given = random((rows, 200), torch.float16), factor(16, 64)
     x = wide.to(device)[:, 128:192]
-    close(cuda_ops.linear(x, moved(given, device)), exact(wide[:, 128:192], given))
+    close(cuda.linear.linear(x, moved(given, device)), exact(wide[:, 128:192], given))
 
 
 @storages
@@ -135,7 +136,7 @@ def test_what_is_added_to_the_stream_is_not_rounded_first(device, dtype, rows):
     x, given = random((rows, 264), dtype), factor(40, 264, dtype)
     stream = random((rows, 40), seed=9)
     residual = stream.clone().to(device)
-    cuda_ops.linear_onto(residual, x.to(device), moved(given, device))
+    cuda.linear.linear_onto(residual, x.to(device), moved(given, device))
     close(residual, stream.double() + exact(x, given), slack=1e-5)
 
 
@@ -156,13 +157,13 @@ def test_the_norm_before_it(device, dtype, centred, rows, inputs):
     )
     given_there = moved(given, device)
     residual = stream.clone().to(device)
-    got = cuda_ops.normed_linear(residual, on_device, given_there)
+    got = cuda.linear.normed_linear(residual, on_device, given_there)
     # A normalised number may be rounded to either side.
     slack = 8 * EPSILON[dtype]
     torch.testing.assert_close(got.double().cpu(), exact(normed, given), rtol=slack, atol=slack)
     assert torch.equal(residual.cpu(), stream)
     gate = factor(33, inputs, dtype, seed=5)
-    both = cuda_ops.normed_linear(residual, on_device, given_there, "gelu", moved(gate, device))
+    both = cuda.linear.normed_linear(residual, on_device, given_there, "gelu", moved(gate, device))
     wanted = EXACT["gelu"](exact(normed, gate)) * exact(normed, given)
     torch.testing.assert_close(both.double().cpu(), wanted, rtol=4 * slack, atol=4 * slack)
 
@@ -172,7 +173,7 @@ def test_the_norm_of_rows_far_from_zero(device):
     norm, given = norm_of(64), factor(16, 64)
     stream = random((2, 64)) + 1000
     there = replace(norm, weight=norm.weight.to(device), bias=norm.bias.to(device))
-    got = cuda_ops.normed_linear(stream.to(device), there, moved(given, device))
+    got = cuda.linear.normed_linear(stream.to(device), there, moved(given, device))
     double = (p.double() for p in (norm.weight, norm.bias))
     normed = reference.norm.layer_norm(stream.double(), None, *double, 1e-5, torch.float64)
     torch.testing.assert_close(got.double().cpu(), exact(normed, given), rtol=1e-2, atol=1e-2)
@@ -185,10 +186,10 @@ def test_no_rows_bits_depend_on_its_company(device, normed):
     norm = Norm(norm.weight.to(device), norm.bias.to(device), norm.epsilon)
     if normed:
         rows = random((8, 136)).to(device)
-        run = partial(cuda_ops.normed_linear, norm=norm, factor=given)
+        run = partial(cuda.linear.normed_linear, norm=norm, factor=given)
     else:
         rows = random((8, 136), torch.float16).to(device)
-        run = partial(cuda_ops.linear, factor=given)
+        run = partial(cuda.linear.linear, factor=given)
     whole = run(rows)
     for i in range(8):
         assert torch.equal(run(rows[i : i + 1])[0], whole[i])
@@ -205,7 +206,7 @@ def test_a_weight_that_is_not_finite_reaches_its_channel_alone(device, value):
     x, (weight, bias) = random((2, 64), torch.float16), factor(40, 64)
     wanted = exact(x, (weight, bias))
     weight[39, 5] = value
-    got = cuda_ops.linear(x.to(device), moved((weight, bias), device)).cpu()
+    got = cuda.linear.linear(x.to(device), moved((weight, bias), device)).cpu()
     close(got[:, :39], wanted[:, :39])
     assert not got[:, 39].isfinite().any()
 
@@ -213,16 +214,16 @@ def test_a_weight_that_is_not_finite_reaches_its_channel_alone(device, value):
 def test_what_it_serves():
     """Few rows of 16 bits in whole loads: of the shapes alone."""
     weight, x = torch.zeros(16, 64, dtype=torch.half), torch.zeros(9, 64, dtype=torch.half)
-    assert cuda_ops.serves_rows(x[:8], weight)
-    assert not cuda_ops.serves_rows(x, weight)
-    assert not cuda_ops.serves_rows(x[:8].float(), weight.float())
-    assert not cuda_ops.serves_rows(x[:8, :60], weight[:, :60].contiguous())
-    assert not cuda_ops.serves_rows(x.flatten()[4:516].view(8, 64), weight)
+    assert cuda.linear.serves_rows(x[:8], weight)
+    assert not cuda.linear.serves_rows(x, weight)
+    assert not cuda.linear.serves_rows(x[:8].float(), weight.float())
+    assert not cuda.linear.serves_rows(x[:8, :60], weight[:, :60].contiguous())
+    assert not cuda.linear.serves_rows(x.flatten()[4:516].view(8, 64), weight)
     stream = torch.zeros(8, MAX_NORMED_INPUTS + 8)
-    assert cuda_ops.serves_norm(stream[:, :64].contiguous(), weight)
+    assert cuda.linear.serves_norm(stream[:, :64].contiguous(), weight)
     wide = torch.zeros(1, MAX_NORMED_INPUTS + 8, dtype=torch.half)
-    assert cuda_ops.serves_rows(wide, wide)
-    assert not cuda_ops.serves_norm(stream, wide)
+    assert cuda.linear.serves_rows(wide, wide)
+    assert not cuda.linear.serves_norm(stream, wide)
 
 
 @pytest.mark.parametrize(("kilobytes", "most"), [(163, 8192), (99, 5792), (227, 8192)])
@@ -231,15 +232,15 @@ def test_normed_rows_fit_into_the_devices_shared_memory(monkeypatch, kilobytes, 
     asked = []
     monkeypatch.setattr(module, "block_shared_bytes", lambda _: kilobytes << 10)
     weight, stream = torch.zeros(16, most, dtype=torch.half), torch.zeros(8, most)
-    assert cuda_ops.serves_norm(stream, weight)
+    assert cuda.linear.serves_norm(stream, weight)
     with launch.using(lambda *given: asked.append(given[-1])):
-        cuda_ops.normed_linear(stream, norm_of(most), (weight, None))
+        cuda.linear.normed_linear(stream, norm_of(most), (weight, None))
     own = max(groups["linear"].shared_bytes for groups in gate.read_budget().values())
     assert asked[0] + own <= kilobytes << 10
     wide, weight = torch.zeros(1, most + 8), torch.zeros(16, most + 8, dtype=torch.half)
-    assert not cuda_ops.serves_norm(wide, weight)
+    assert not cuda.linear.serves_norm(wide, weight)
     with pytest.raises(ValueError, match=f"inputs with a norm: at most {most}"):
-        cuda_ops.normed_linear(wide, norm_of(most + 8), (weight, None))
+        cuda.linear.normed_linear(wide, norm_of(most + 8), (weight, None))
 
 
 @pytest.mark.parametrize(
@@ -253,8 +254,8 @@ def test_no_block_waits_for_another_to_end(monkeypatch, kilobytes, rows, inputs,
     monkeypatch.setattr(module, "multiprocessors", lambda _: 3)
     weight = torch.zeros(200, inputs, dtype=torch.half)
     with launch.using(lambda _, grid, *__: asked.append(grid)):
-        cuda_ops.normed_linear(torch.zeros(rows, inputs), norm_of(inputs), (weight, None))
-        cuda_ops.linear(torch.zeros(rows, inputs, dtype=torch.half), (weight, None))
+        cuda.linear.normed_linear(torch.zeros(rows, inputs), norm_of(inputs), (weight, None))
+        cuda.linear.linear(torch.zeros(rows, inputs, dtype=torch.half), (weight, None))
     assert asked == [(3 * blocks,), (6,)]
 
 
@@ -264,31 +265,34 @@ X, WEIGHT = torch.zeros(2, 64, dtype=torch.half), torch.zeros(16, 64, dtype=torc
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: cuda_ops.linear(X, (WEIGHT, None), "tanh"), "unknown activation 'tanh'"),
-        (lambda: cuda_ops.linear(X.float(), (WEIGHT, None)), "x is float32"),
-        (lambda: cuda_ops.linear(X.float(), (WEIGHT.float(), None)), "weight is float32"),
-        (lambda: cuda_ops.linear(X[:, :32], (WEIGHT, None)), "x has shape"),
-        (lambda: cuda_ops.linear(X.repeat(5, 1), (WEIGHT, None)), "10 rows: at most 8"),
-        (lambda: cuda_ops.linear(X[:, :12], (WEIGHT[:, :12].contiguous(), None)), "12 inputs"),
-        (lambda: cuda_ops.linear(X, (WEIGHT.T.contiguous().T, None)), "weight is not contiguous"),
-        (lambda: cuda_ops.linear(X, (WEIGHT, WEIGHT[0])), "bias has shape"),
-        (lambda: cuda_ops.linear(X, (WEIGHT, None), None, (WEIGHT[:8], None)), "gate has shape"),
+        (lambda: cuda.linear.linear(X, (WEIGHT, None), "tanh"), "unknown activation 'tanh'"),
+        (lambda: cuda.linear.linear(X.float(), (WEIGHT, None)), "x is float32"),
+        (lambda: cuda.linear.linear(X.float(), (WEIGHT.float(), None)), "weight is float32"),
+        (lambda: cuda.linear.linear(X[:, :32], (WEIGHT, None)), "x has shape"),
+        (lambda: cuda.linear.linear(X.repeat(5, 1), (WEIGHT, None)), "10 rows: at most 8"),
+        (lambda: cuda.linear.linear(X[:, :12], (WEIGHT[:, :12].contiguous(), None)), "12 inputs"),
         (
-            lambda: cuda_ops.linear(X, (WEIGHT, None), following=(WEIGHT[:, :12].contiguous(),)),
+            lambda: cuda.linear.linear(X, (WEIGHT.T.contiguous().T, None)),
+            "weight is not contiguous",
+        ),
+        (lambda: cuda.linear.linear(X, (WEIGHT, WEIGHT[0])), "bias has shape"),
+        (lambda: cuda.linear.linear(X, (WEIGHT, None), None, (WEIGHT[:8], None)), "gate has shape"),
+        (
+            lambda: cuda.linear.linear(X, (WEIGHT, None), following=(WEIGHT[:, :12].contiguous(),)),
             "following: every row",
         ),
         (
-            lambda: cuda_ops.linear(X, (WEIGHT, None), following=(WEIGHT, WEIGHT[:8])),
+            lambda: cuda.linear.linear(X, (WEIGHT, None), following=(WEIGHT, WEIGHT[:8])),
             "following has shape",
         ),
-        (lambda: cuda_ops.linear_onto(X.float(), X, (WEIGHT, None)), "residual has shape"),
-        (lambda: cuda_ops.linear_onto(X[:, :16], X, (WEIGHT, None)), "residual is float16"),
+        (lambda: cuda.linear.linear_onto(X.float(), X, (WEIGHT, None)), "residual has shape"),
+        (lambda: cuda.linear.linear_onto(X[:, :16], X, (WEIGHT, None)), "residual is float16"),
         (
-            lambda: cuda_ops.normed_linear(X.float(), norm_of(32), (WEIGHT, None)),
+            lambda: cuda.linear.normed_linear(X.float(), norm_of(32), (WEIGHT, None)),
             "norm has shape",
         ),
         (
-            lambda: cuda_ops.normed_linear(
+            lambda: cuda.linear.normed_linear(
                 torch.zeros(1, 8200), norm_of(8200), (torch.zeros(8, 8200).half(), None)
             ),
             "8200 inputs with a norm",

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nightjar.kernels import cuda_ops, reference
+from nightjar.kernels import cuda, reference
 from tests.kernels_cuda.devices import assert_near, poisoned, random, storages
 
 COLUMNS = [1, 64, 111, 500, 520, 1300]
@@ -24,7 +24,7 @@ def test_layer_norm_adds_the_delta_and_normalises(device, rows, columns):
     weight, bias = random(columns, seed=3), random(columns, seed=4)
     stream, wanted = wanted_norm(residual, delta, weight, bias, 1e-5)
     given = [x.to(device) for x in (residual, delta, weight, bias)]
-    out = cuda_ops.layer_norm(*given, 1e-5, torch.float16)
+    out = cuda.norm.layer_norm(*given, 1e-5, torch.float16)
     assert_near(given[0], stream)
     assert_near(out, wanted, absolute=1e-5)
 
@@ -37,7 +37,7 @@ def test_rms_norm_of_every_storage(device, storage, columns):
     weight = random(columns, seed=3)
     stream, wanted = wanted_norm(residual, delta, weight, None, 1e-6)
     given = [x.to(device) for x in (residual, delta, weight)]
-    out = cuda_ops.rms_norm(*given, 1e-6, dtype)
+    out = cuda.norm.rms_norm(*given, 1e-6, dtype)
     assert_near(given[0], stream)
     assert_near(out, wanted, absolute=1e-5)
 
@@ -50,7 +50,7 @@ def test_the_reference_agrees(device):
     wanted = reference.norm.layer_norm(kept, delta, weight, bias, 1e-5, torch.float32)
     stream = residual.to(device)
     given = [x.to(device) for x in (delta, weight, bias)]
-    got = cuda_ops.layer_norm(stream, given[0].float(), *given[1:], 1e-5, torch.float32)
+    got = cuda.norm.layer_norm(stream, given[0].float(), *given[1:], 1e-5, torch.float32)
     assert_near(got, wanted, ulps=16, absolute=1e-5)
     assert_near(stream, kept)
 
@@ -58,7 +58,7 @@ def test_the_reference_agrees(device):
 def test_the_stream_stays_as_it_is_without_a_delta(device):
     residual, weight = random((2, 768)).to(device), random(768, seed=1).to(device)
     before = residual.clone()
-    out = cuda_ops.rms_norm(residual, None, weight, 1e-6, torch.bfloat16)
+    out = cuda.norm.rms_norm(residual, None, weight, 1e-6, torch.bfloat16)
     assert torch.equal(residual, before)
     _, wanted = wanted_norm(before.cpu(), None, weight.cpu(), None, 1e-6)
     assert_near(out, wanted, absolute=1e-5)
@@ -69,7 +69,7 @@ def test_heads_inside_a_packed_projection_are_normalised_in_place(device, head_s
     packed = random((3, 6, head_size), torch.bfloat16).to(device)
     before, weight = packed.clone(), random(head_size, seed=1).to(device)
     heads = packed[:, :2]
-    cuda_ops.rms_norm(heads, None, weight, 1e-6, torch.bfloat16, out=heads)
+    cuda.norm.rms_norm(heads, None, weight, 1e-6, torch.bfloat16, out=heads)
     _, wanted = wanted_norm(before[:, :2].cpu(), None, weight.cpu(), None, 1e-6)
     assert_near(heads, wanted, absolute=1e-5)
     assert torch.equal(packed[:, 2:], before[:, 2:])
@@ -81,15 +81,15 @@ def test_a_far_mean_costs_layer_norm_no_precision(device):
     weight, bias = torch.ones(600), torch.zeros(600)
     _, wanted = wanted_norm(residual, None, weight, bias, 1e-5)
     given = [x.to(device) for x in (weight, bias)]
-    out = cuda_ops.layer_norm(residual.to(device), None, *given, 1e-5, torch.float32)
+    out = cuda.norm.layer_norm(residual.to(device), None, *given, 1e-5, torch.float32)
     assert_near(out, wanted, absolute=2e-4)
 
 
 def test_rows_do_not_depend_on_their_batch(device):
     residual, weight = random((9, 700)).to(device), random(700, seed=1).to(device)
-    together = cuda_ops.rms_norm(residual, None, weight, 1e-6, torch.float32)
+    together = cuda.norm.rms_norm(residual, None, weight, 1e-6, torch.float32)
     for row in (0, 4, 8):
-        alone = cuda_ops.rms_norm(residual[row : row + 1], None, weight, 1e-6, torch.float32)
+        alone = cuda.norm.rms_norm(residual[row : row + 1], None, weight, 1e-6, torch.float32)
         assert torch.equal(alone[0], together[row])
 
 
@@ -97,13 +97,13 @@ def test_a_row_that_is_not_finite_keeps_to_itself(device):
     residual, weight = random((4, 600)), random(600, seed=1)
     residual[1, 7] = float("nan")
     given = residual.to(device), weight.to(device)
-    out = cuda_ops.rms_norm(given[0], None, given[1], 1e-6, torch.float16).cpu()
+    out = cuda.norm.rms_norm(given[0], None, given[1], 1e-6, torch.float16).cpu()
     assert out[1].isnan().all()
     assert out[[0, 2, 3]].isfinite().all()
 
 
 def test_no_rows_are_no_work(device):
-    out = cuda_ops.rms_norm(
+    out = cuda.norm.rms_norm(
         torch.empty(0, 64, device=device), None, torch.ones(64, device=device), 1e-6, torch.float16
     )
     assert out.shape == (0, 64)
@@ -125,7 +125,7 @@ def test_no_rows_are_no_work(device):
 def test_bad_arguments_are_named(change, message):
     given = {"residual": torch.ones(2, 64), "delta": None, "weight": torch.ones(64)} | change
     with pytest.raises(ValueError, match=message):
-        cuda_ops.rms_norm(given["residual"], given["delta"], given["weight"], 1e-6, torch.float32)
+        cuda.norm.rms_norm(given["residual"], given["delta"], given["weight"], 1e-6, torch.float32)
 
 
 def test_columns_that_nobody_wrote_do_not_come_in(device):
@@ -133,5 +133,5 @@ def test_columns_that_nobody_wrote_do_not_come_in(device):
     packed = poisoned((4, 5, 64), torch.float16)
     packed[:, 1:3] = random((4, 2, 64), torch.float16)
     heads = packed.to(device)[:, 1:3]
-    out = cuda_ops.rms_norm(heads, None, torch.ones(64, device=device), 1e-6, torch.float16)
+    out = cuda.norm.rms_norm(heads, None, torch.ones(64, device=device), 1e-6, torch.float16)
     assert out.isfinite().all()

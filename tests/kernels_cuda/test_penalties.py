@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nightjar import kernels
-from nightjar.kernels import cuda_ops
+from nightjar.kernels import cuda
 from tests.kernels_cuda.devices import random
 
 
@@ -44,7 +44,7 @@ def penalise(device, logits, prompts, generated, penalties):
     seen = bitmap([p + g for p, g in zip(prompts, generated, strict=True)], vocab_size)
     changed = logits.clone().to(device)
     given = [x.to(device) for x in (seen, counted(generated, vocab_size), *penalties)]
-    cuda_ops.penalize(changed, *given)
+    cuda.penalties.penalize(changed, *given)
     return changed.cpu()
 
 
@@ -82,7 +82,7 @@ def test_bits_past_the_vocabulary_reach_nothing(device):
     penalties = torch.tensor([2.0, 1.0]), torch.zeros(2), torch.zeros(2)
     counts = torch.zeros(2, 40, dtype=torch.int32)
     changed = logits.clone().to(device)
-    cuda_ops.penalize(changed, *(x.to(device) for x in (seen, counts, *penalties)))
+    cuda.penalties.penalize(changed, *(x.to(device) for x in (seen, counts, *penalties)))
     everything = [list(range(40)), []]
     assert torch.equal(changed.cpu(), reference(logits, everything, [[], []], penalties))
 
@@ -106,4 +106,4 @@ def test_bad_arguments_are_named(change, message):
         "frequency": torch.zeros(2),
     }
     with pytest.raises(ValueError, match=message):
-        cuda_ops.penalize(**(given | change))
+        cuda.penalties.penalize(**(given | change))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nightjar.kernels import Branch, BranchLayout, Chunk, ChunkLayout, cuda_ops, kv_write, reference
+from nightjar.kernels import Branch, BranchLayout, Chunk, ChunkLayout, cuda, kv_write, reference
 from nightjar.kernels.cuda import prompt_attention, varlen
 from nightjar.kernels.cuda.prompt_attention import Gather
 from nightjar.kernels.cuda.varlen import Packed, varlen_attention
@@ -35,7 +35,12 @@ def test_chunks_attend_to_everything_up_to_themselves(device, heads, kv_heads):
     q = random((layout.rows, heads, HEAD), seed=5)
     wanted = reference.prefill.prefill_attention(q, keys, values, layout, SCALE)
     given = [x.to(device) for x in (q, keys, values)]
-    assert_near(cuda_ops.prefill_attention(*given, layout, SCALE), wanted, ulps=32, absolute=1e-5)
+    assert_near(
+        cuda.prompt_attention.prefill_attention(*given, layout, SCALE),
+        wanted,
+        ulps=32,
+        absolute=1e-5,
+    )
 
 
 @pytest.mark.parametrize("spans", [[(0, 7), (0, 1), (0, 12)], [(0, 7), (3, 4), (0, 12)]], ids=str)
@@ -55,18 +60,20 @@ def test_prompts_that_are_whole_are_read_where_they_are(device, spans, monkeypat
         for x in (keys, values)
     )
     given = [x.to(device) for x in (q, keys, values)]
-    gathered = cuda_ops.prefill_attention(*given, layout, SCALE)
+    gathered = cuda.prompt_attention.prefill_attention(*given, layout, SCALE)
     reads, read = [], Gather.read
     monkeypatch.setattr(Gather, "read", lambda *args: reads.append(1) or read(*args))
     packed = torch.cat((q, *own), dim=1).to(device)  # as a projection leaves them
     there = packed.split([4, 2, 2], dim=1)
-    found = cuda_ops.prefill_attention(there[0], *given[1:], layout, SCALE, there[1:])
+    found = cuda.prompt_attention.prefill_attention(there[0], *given[1:], layout, SCALE, there[1:])
     # Not equal to the last bit: cuBLAS may take another kernel for rows at another stride.
     assert_near(found, gathered.cpu().double(), ulps=32, absolute=1e-5)
     assert len(reads) == (2 if any(start for start, _ in spans) else 0)
     reads.clear()
     halves = tuple(x.half().to(device) for x in own)  # not what the cache holds
-    assert torch.equal(cuda_ops.prefill_attention(*given, layout, SCALE, halves), gathered)
+    assert torch.equal(
+        cuda.prompt_attention.prefill_attention(*given, layout, SCALE, halves), gathered
+    )
     assert len(reads) == 2
 
 
@@ -75,10 +82,10 @@ def test_a_prompt_in_chunks_is_the_prompt_whole(device):
     q = random((14, 2, HEAD), seed=5).to(device)
     cached = keys.to(device), values.to(device)
     whole = ChunkLayout.build([Chunk(table, 0, 14)], SIZE)
-    wanted = cuda_ops.prefill_attention(q, *cached, whole, SCALE).cpu()
+    wanted = cuda.prompt_attention.prefill_attention(q, *cached, whole, SCALE).cpu()
     for cut in (1, 4, 9, 13):
         parts = [
-            cuda_ops.prefill_attention(
+            cuda.prompt_attention.prefill_attention(
                 q[start:end], *cached, ChunkLayout.build([Chunk(table, start, end)], SIZE), SCALE
             )
             for start, end in ((0, cut), (cut, 14))
@@ -97,7 +104,12 @@ def test_documents_of_several_prefixes_in_any_order(device, heads, kv_heads):
     k, v = (random((rows, kv_heads, HEAD), seed=seed) for seed in (8, 9))
     wanted = reference.branch.branch_attention(q, k, v, keys, values, layout, SCALE)
     given = [x.to(device) for x in (q, k, v, keys, values)]
-    assert_near(cuda_ops.branch_attention(*given, layout, SCALE), wanted, ulps=32, absolute=1e-5)
+    assert_near(
+        cuda.prompt_attention.branch_attention(*given, layout, SCALE),
+        wanted,
+        ulps=32,
+        absolute=1e-5,
+    )
 
 
 @pytest.mark.parametrize("most", [1, 9, 21, 28])
@@ -115,8 +127,8 @@ def test_what_is_gathered_at_once_is_bounded_and_changes_no_bit(device, most, mo
         of_chunks = ChunkLayout.build(chunks, SIZE)
         of_documents = BranchLayout.build(branches, tables, ends)
         return (
-            cuda_ops.prefill_attention(q[:5], *cached, of_chunks, SCALE),
-            cuda_ops.branch_attention(q, k, v, *cached, of_documents, SCALE),
+            cuda.prompt_attention.prefill_attention(q[:5], *cached, of_chunks, SCALE),
+            cuda.prompt_attention.branch_attention(q, k, v, *cached, of_documents, SCALE),
         )
 
     wanted = attended()

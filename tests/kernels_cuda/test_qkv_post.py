@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from nightjar import kernels
-from nightjar.kernels import cuda_ops
-from nightjar.kernels.cuda_ops import CacheWrite, HeadNorms, Rotation
+from nightjar.kernels import CacheWrite, HeadNorms, Rotation, cuda
 from tests.kernels_cuda.devices import assert_near, poisoned, random, storages
 
 BLOCKS, BLOCK_SIZE, CONTEXT = 5, 4, 50
@@ -54,7 +53,7 @@ def compare(device, qkv, query_heads, norms=None, rotation=None, cache=None):
     wanted, keys, values = reference(qkv, query_heads, norms, rotation, cache)
     got = qkv.to(device)
     records = [moved(x, device) for x in (norms, rotation, cache)]
-    cuda_ops.qkv_post(got, query_heads, *records)
+    cuda.qkv_post.qkv_post(got, query_heads, *records)
     assert_near(got, wanted, absolute=1e-5)
     if cache is not None:
         assert_near(records[2].keys, keys, absolute=1e-5)
@@ -90,7 +89,7 @@ def test_learned_positions_need_the_cache_write_alone(device):
     before = qkv.clone()
     compare(device, qkv, 2, cache=cache_for(2, 64, torch.float16, 4))
     given, cache = qkv.to(device), moved(cache_for(2, 64, torch.float16, 4), device)
-    cuda_ops.qkv_post(given, 2, cache=cache)
+    cuda.qkv_post.qkv_post(given, 2, cache=cache)
     assert torch.equal(given.cpu(), before)
 
 
@@ -104,7 +103,7 @@ def test_places_without_a_sequence_write_nothing(device):
     cache = cache_for(1, 64, torch.float16, 3)
     cache.blocks[1] = -1
     given = moved(cache, device)
-    cuda_ops.qkv_post(qkv.to(device), 1, cache=given)
+    cuda.qkv_post.qkv_post(qkv.to(device), 1, cache=given)
     written = (~given.keys.isnan()).any(-1).any(1).sum()
     assert written == 2
 
@@ -113,7 +112,7 @@ def test_a_position_outside_the_table_is_nan_for_its_row_alone(device):
     rotation = rotation_for(3, 32)
     rotation.positions[1] = CONTEXT
     qkv = random((3, 3, 64), torch.float16).to(device)
-    cuda_ops.qkv_post(qkv, 1, rotation=moved(rotation, device))
+    cuda.qkv_post.qkv_post(qkv, 1, rotation=moved(rotation, device))
     assert qkv[1, :2].isnan().all()
     assert qkv[[0, 2]].isfinite().all()
 
@@ -132,9 +131,9 @@ def test_a_position_outside_the_table_is_nan_for_its_row_alone(device):
 )
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
-        cuda_ops.qkv_post(**({"qkv": torch.ones(2, 3, 64), "query_heads": 1} | arguments))
+        cuda.qkv_post.qkv_post(**({"qkv": torch.ones(2, 3, 64), "query_heads": 1} | arguments))
 
 
 def test_more_heads_than_32_bits_count_are_refused():
     with pytest.raises(ValueError, match="give fewer rows"):
-        cuda_ops.qkv_post(torch.empty(2**31 // 3, 3, 64, device="meta"), 1)
+        cuda.qkv_post.qkv_post(torch.empty(2**31 // 3, 3, 64, device="meta"), 1)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from nightjar.gpu_worker.engine.stopping import StopAutomaton, StopMatcher
-from nightjar.kernels import cuda_ops
-from nightjar.kernels.cuda_ops import Column, Reason, StepState, StopTables, TokenTexts
+from nightjar.kernels import Column, Reason, StepState, StopTables, TokenTexts, cuda
 from tests.kernels_cuda.test_penalties import bitmap, counted
 
 BLOCK_SIZE = 4
@@ -109,7 +108,7 @@ def run(device, rows, steps, **sizes):
     inputs = []
     for tokens in steps:
         given = to(texts(), device), to(tables, device), BLOCK_SIZE
-        cuda_ops.step_update(torch.tensor(tokens).to(device), state, *given)
+        cuda.step_update.step_update(torch.tensor(tokens).to(device), state, *given)
         inputs.append((state.inputs.cpu().clone(), state.attention_lengths.cpu().clone()))
     return to(state, "cpu"), inputs
 
@@ -218,7 +217,7 @@ def test_bad_arguments_are_named():
     tables, begins = stop_tables(rows)
     state = start(rows, begins)
     with pytest.raises(ValueError, match="rows has shape"):
-        cuda_ops.step_update(torch.tensor([1, 2]), state, texts(), tables, BLOCK_SIZE)
+        cuda.step_update.step_update(torch.tensor([1, 2]), state, texts(), tables, BLOCK_SIZE)
     short = TokenTexts(texts().data, texts().starts[1:])
     with pytest.raises(ValueError, match="text starts has shape"):
-        cuda_ops.step_update(torch.tensor([1]), state, short, tables, BLOCK_SIZE)
+        cuda.step_update.step_update(torch.tensor([1]), state, short, tables, BLOCK_SIZE)

@@ -27,7 +27,7 @@ from benchmarks.gpu.worker import measured
 from nightjar.gpu_worker.engine.load_costs import LoadCosts
 from nightjar.gpu_worker.engine.windows import DecodeWindows
 from nightjar.gpu_worker.models import Decoder
-from nightjar.kernels import cuda_ops
+from nightjar.kernels import cuda
 from tests import measuring
 from tests.cuda_host import require_tools
 
@@ -508,13 +508,13 @@ def test_decode_attention_computes_what_is_timed(lab, monkeypatch, group):
     """The figure's call, run on the CUDA host: right shapes, and no length 0."""
     require_tools()
     seen = []
-    compute = cuda_ops.decode_attention
+    compute = cuda.decode_attention.decode_attention
 
     def watched(q, keys, values, tables, lengths, scale):
         seen.append((q.shape[:2], int(lengths[0]), keys.shape[1]))
         return compute(q, keys, values, tables, lengths, scale)
 
-    monkeypatch.setattr(cuda_ops, "decode_attention", watched)
+    monkeypatch.setattr(cuda.decode_attention, "decode_attention", watched)
     with backend(lab):
         found = BY_NAME[f"decode_attention_{group}"].measure(lab)
     heads = TINY.heads
@@ -646,7 +646,7 @@ def test_small_kernels_go_over_more_than_a_cache_holds(lab, monkeypatch):
     """Each launch has tensors of its own, and so has its result: none is freed on the way."""
     require_tools()
     given, alive, most = set(), [], 0
-    compute = cuda_ops.activation
+    compute = cuda.activation.activation
 
     def watched(x, name):
         nonlocal most
@@ -656,7 +656,7 @@ def test_small_kernels_go_over_more_than_a_cache_holds(lab, monkeypatch):
         most = max(most, sum(one() is not None for one in alive))
         return out
 
-    monkeypatch.setattr(cuda_ops, "activation", watched)
+    monkeypatch.setattr(cuda.activation, "activation", watched)
     details = small_kernels(lab)["details"]
     calls = details["activation"]["calls"]
     assert len(given) == calls > 1

@@ -12,9 +12,9 @@ from nightjar.gpu_worker.engine.gpu_memory import cache_budget
 from nightjar.gpu_worker.launcher import ComputeConfig
 from nightjar.gpu_worker.model_engine import CacheMemory
 from nightjar.gpu_worker.models import load_model
-from nightjar.kernels.cuda import device as devices
+from nightjar.kernels import device as devices
 from nightjar.kernels.cuda import switches
-from nightjar.kernels.cuda.device import DeviceError, require_working, use_device
+from nightjar.kernels.device import DeviceError, require_working, use_device
 from nightjar.pipeline.settings import Settings, SettingsError
 
 
@@ -140,7 +140,7 @@ def test_a_model_that_does_not_fit_is_said_and_not_tried_again(machine, monkeypa
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 200.00 GiB.")
 
     monkeypatch.setattr(switches, "_current", switches.Switches())
-    monkeypatch.setattr(model_engine, "library", lambda: None)
+    monkeypatch.setattr(model_engine, "warm_up", lambda: None)
     monkeypatch.setattr(model_engine, "build_engine", build)
     asked = SimpleNamespace(
         threads=None,

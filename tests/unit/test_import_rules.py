@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -44,18 +45,39 @@ RULES: list[tuple[str, set[str]]] = [
 FOR_ALL = {"__version__", "children", "logs", "process"}
 # Third-party packages that the engine and the kernels may import: a bare GPU machine has no more.
 ENGINE_PACKAGES = {"torch", "numpy", "tokenizers", "safetensors", "jinja2", "cupy", "nightjar"}
+# Within the kernels: operands know no backend, and backends know neither the ops nor each other.
+# All of them may fall back to torch's reference.
+OPERANDS = {"operands", "layout", "heads", "step_state", "upload", "cache_folder"}
+KERNEL_RULES: list[tuple[str, set[str]]] = [
+    *((f"kernels/{name}.py", OPERANDS) for name in sorted(OPERANDS)),
+    ("kernels/reference/", OPERANDS | {"reference"}),
+    ("kernels/native/", OPERANDS | {"reference", "native"}),
+    ("kernels/cuda/", OPERANDS | {"reference", "cuda"}),
+]
 ENGINE_ROOMS = ("kernels/", "checkpoints/", "gpu_worker/engine/", "gpu_worker/models/")
+# Only these may import a backend: the ops choose it, tests and benchmarks look at one of them.
+BACKENDS = ("reference", "native", "cuda")
+BACKEND_USERS = (
+    "kernels/",
+    "tests/",
+    "benchmarks/gpu/",
+    "benchmarks/bare_forward.py",
+    "tools/gpu_hour/",
+)
 
 
-def source_files() -> list[str]:
-    listed = subprocess.run(
+def python_files() -> list[str]:
+    return subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
         cwd=ROOT,
         check=True,
         capture_output=True,
         text=True,
     ).stdout.split()
-    return [name for name in listed if name.startswith(tuple(rule for rule, _ in RULES))]
+
+
+def source_files() -> list[str]:
+    return [name for name in python_files() if name.startswith(tuple(rule for rule, _ in RULES))]
 
 
 def imports(name: str) -> list[str]:
@@ -106,6 +128,61 @@ def test_imports_stay_in_their_rooms(name: str) -> None:
 def test_engine_needs_no_queue_and_no_database(name: str) -> None:
     top = {module.split(".")[0] for module in imports(name)}
     assert top - set(sys.stdlib_module_names) <= ENGINE_PACKAGES
+
+
+def backends(modules: list[str]) -> list[str]:
+    """What of a backend is among imported names."""
+    roots = [f"nightjar.kernels.{backend}" for backend in BACKENDS]
+    return [m for m in modules if any(m == root or m.startswith(f"{root}.") for root in roots)]
+
+
+def test_only_the_ops_know_the_backends() -> None:
+    others = [name for name in python_files() if not name.startswith(BACKEND_USERS)]
+    assert "gpu_worker/engine/loop.py" in others
+    found = {name: backends(imports(name)) for name in others}
+    assert {name: modules for name, modules in found.items() if modules} == {}
+    assert backends(["nightjar.kernels.cuda.norm.layer_norm", "nightjar.kernels.native"]) == [
+        "nightjar.kernels.cuda.norm.layer_norm",
+        "nightjar.kernels.native",
+    ]
+
+
+@pytest.mark.parametrize(("place", "allowed"), KERNEL_RULES)
+def test_operands_and_backends_know_no_other_backend(place: str, allowed: set[str]) -> None:
+    names = [name for name in source_files() if name.startswith(place)]
+    assert names
+    room = "nightjar.kernels."
+    found = {
+        (name, module)
+        for name in names
+        for module in imports(name)
+        if module.startswith(room) and module.removeprefix(room).split(".")[0] not in allowed
+    }
+    assert found == set()
+
+
+def circle(files: dict[str, set[str]]) -> list[str]:
+    """Files that import each other in turn, the first one again at the end; empty if none do."""
+    try:
+        TopologicalSorter(files).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_files_of_the_kernels_import_each_other() -> None:
+    """Wherever the import stands, in a function or for types alone too."""
+    names = [name for name in source_files() if name.startswith("kernels/")]
+    modules = {name.removesuffix(".py").removesuffix("/__init__"): name for name in names}
+    files: dict[str, set[str]] = {name: set() for name in names}
+    for name in names:
+        for imported in imports(name):
+            path = Path(imported.removeprefix("nightjar.").replace(".", "/"))
+            found = next((modules[str(p)] for p in (path, path.parent) if str(p) in modules), name)
+            files[name] |= {found} - {name}
+    assert sum(map(len, files.values())) > len(names)
+    assert circle(files) == []
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})
 
 
 def test_a_violation_is_seen() -> None:

@@ -6,6 +6,7 @@ import torch
 
 from nightjar import kernels
 from nightjar.kernels import Chunk, ChunkLayout, PagedLayout, native
+from nightjar.kernels.native.tiles import ChunkTiles
 from tests.backends import use_backend
 from tests.unit.test_kernels_attention import (
     causal,
@@ -79,7 +80,7 @@ def test_rows_of_a_head_are_those_of_its_vocabulary_and_then_zeros():
 def test_prompt_rows_that_nobody_wants_are_in_no_tile(wanted):
     parts = [Chunk((4, 1), 5, 40), Chunk((0, 2), 0, 40)]
     layout = ChunkLayout.build(parts, 32)
-    tiles = native.attention.ChunkTiles.holding(layout, np.array(wanted, dtype=np.int64))
+    tiles = ChunkTiles.holding(layout, np.array(wanted, dtype=np.int64))
     held = [
         (first + i, position + i, start)
         for first, count, position, start in zip(

@@ -5,6 +5,7 @@ import torch
 
 from nightjar import kernels
 from nightjar.kernels import log_prob
+from nightjar.kernels.ops import target_nll
 from nightjar.kernels.reference.linear import FloatWeight
 from tests.backends import BACKENDS, use_backend
 
@@ -194,7 +195,7 @@ def test_linear_runs_through_the_activation(kind):
     weight, bias, x = torch.randn(37, 50), torch.randn(37), torch.randn(9, 50)
     expected = kernels.activation(x @ weight.T + bias, kind)
     packed = kernels.pack_linear(weight, bias)
-    plain = FloatWeight(weight, bias, 37, packed=False)
+    plain = FloatWeight(37, weight, bias, packed=False)
     for form in (packed, plain):
         found = kernels.linear(x, form, kind)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
@@ -204,7 +205,7 @@ def test_a_gated_pair_is_a_product_of_two():
     gate, up, x = torch.randn(37, 50), torch.randn(37, 50), torch.randn(9, 50)
     bias = torch.randn(37)
     packed = kernels.pack_gated((gate, None), (up, bias))
-    found = kernels.gated_linear(x, packed, "silu").double()
+    found = kernels.linear(x, packed, "silu").double()
     gate, up, x, bias = (each.double() for each in (gate, up, x, bias))
     opened, widened = torch.nn.functional.silu(x @ gate.T), x @ up.T + bias
     # The rounding of a sum goes with its terms: 50 products may cancel, and the other factor may
@@ -260,7 +261,7 @@ def test_token_nll_tells_a_score_that_is_not_finite_wherever_it_is(place, value)
     hidden, targets = torch.randn(3, 4), torch.tensor([7, 8, 9])
     scores = kernels.linear(hidden, head)
     scores[1, place] = value
-    found = log_prob._target_nll(scores, torch.arange(3), targets)
+    found = target_nll(scores, torch.arange(3), targets)
     assert found.isnan().tolist() == [False, True, False]
 
 

@@ -18,10 +18,10 @@ from nightjar.gpu_worker.models import chosen_dtype as chosen_dtype_module
 from nightjar.gpu_worker.models.chosen_dtype import chosen_dtype
 from nightjar.gpu_worker.models.precision import ADVANTAGE, PRECISIONS, Probe, fastest_dtype, probe
 from nightjar.kernels import native
-from nightjar.kernels.embedding import HeadTable
 from nightjar.kernels.native.build import SWITCH
 from nightjar.kernels.native.float_linear import FloatPanelWeight
 from nightjar.kernels.native.int8_linear import Int8PanelWeight
+from nightjar.kernels.operands import HeadTable
 from nightjar.kernels.reference.int8_linear import Int8Weight
 from nightjar.kernels.reference.linear import FloatWeight
 from nightjar.pipeline.settings import Settings

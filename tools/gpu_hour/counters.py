@@ -96,14 +96,14 @@ def launch_twice(kernel: str, group: int, device: str = "cuda") -> None:
     """Two launches on random data: the first loads the kernel."""
     import torch  # noqa: PLC0415 (to plan a profile takes no torch)
 
-    from nightjar.kernels import cuda_ops  # noqa: PLC0415
+    from nightjar.kernels import cuda  # noqa: PLC0415
 
     half = torch.float16
     if kernel == "linear":
         weight = torch.randn(4 * WIDTH, WIDTH, device=device).to(half)
         x = torch.randn(group, WIDTH, device=device).to(half)
         for _ in range(2):
-            cuda_ops.linear(x, (weight, None))
+            cuda.linear.linear(x, (weight, None))
         return
     blocks = BATCH * CONTEXT // 32
     shape = (blocks, KV_HEADS, 32, HEAD_SIZE)
@@ -112,7 +112,7 @@ def launch_twice(kernel: str, group: int, device: str = "cuda") -> None:
     tables = torch.arange(blocks, dtype=torch.int32, device=device).view(BATCH, -1)
     lengths = torch.full((BATCH,), CONTEXT, dtype=torch.int32, device=device)
     for _ in range(2):
-        cuda_ops.decode_attention(q, keys, values, tables, lengths, HEAD_SIZE**-0.5)
+        cuda.decode_attention.decode_attention(q, keys, values, tables, lengths, HEAD_SIZE**-0.5)
 
 
 if __name__ == "__main__":

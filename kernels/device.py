@@ -1,0 +1,102 @@
+"""The devices that the kernels run on: which can be used, what they hold, whether they work.
+
+The rest of the product asks here and never a backend.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+
+import torch
+
+from nightjar.kernels.cuda.qkv_post import HEAD_SIZES
+from nightjar.kernels.cuda.sample import MAX_VOCAB
+from nightjar.kernels.cuda.switches import Switches, choose, using
+from nightjar.kernels.native.build import NativeBuildError, identity, library
+
+__all__ = [
+    "HEAD_SIZES",
+    "MAX_VOCAB",
+    "DeviceError",
+    "Switches",
+    "choose",
+    "free_bytes",
+    "identity",
+    "require_working",
+    "use_device",
+    "using",
+    "warm_up",
+]
+
+OLDEST = (8, 0)
+"""Least compute capability: it has bfloat16, and the compile gate checks it."""
+
+
+class DeviceError(Exception):
+    """A device that cannot be used: which, why, and what mends it."""
+
+
+def use_device(name: str) -> str:
+    """Make "cuda" or "cuda:i" the device that kernels start on; "cpu" needs nothing.
+
+    Returns its whole name, "cuda:0" for "cuda".
+
+    Raises:
+        DeviceError: See there.
+    """
+    if name == "cpu":
+        return name
+    found = re.fullmatch(r"cuda(?::(\d+))?", name)
+    if found is None:
+        raise DeviceError(f"device {name!r}: use cpu, cuda or cuda:<number>")
+    if torch.version.cuda is None:
+        raise DeviceError(
+            f"device {name}: torch {torch.__version__} is built without CUDA; install a CUDA build "
+            "of torch"
+        )
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise DeviceError(f"device {name}: torch sees no GPU; nvidia-smi says what the driver sees")
+    index = int(found[1] or 0)
+    if index >= count:
+        raise DeviceError(f"device {name}: torch sees {count} GPUs, cuda:0 to cuda:{count - 1}")
+    major, minor = torch.cuda.get_device_capability(index)
+    if (major, minor) < OLDEST:
+        raise DeviceError(
+            f"device {name}: compute capability {major}.{minor}, the kernels need 8.0 or later"
+        )
+    if find_spec("cupy") is None:
+        raise DeviceError(f"device {name}: CuPy is not installed; install nightjar-batch[gpu]")
+    torch.cuda.set_device(index)
+    return f"cuda:{index}"
+
+
+def warm_up() -> None:
+    """Compile the CPU's kernels now, so that the first step does not wait for it.
+
+    Raises:
+        DeviceError: They were asked for by name and cannot be had.
+    """
+    try:
+        library()
+    except NativeBuildError as error:
+        raise DeviceError(str(error)) from error
+
+
+def require_working(device: torch.device) -> None:
+    """Wait until a GPU has finished its work; a CPU is not waited for.
+
+    Raises:
+        RuntimeError: A kernel failed, on a wrong address for example. The device then does nothing
+            more for this process.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def free_bytes(name: str) -> int:
+    """Return the free memory of a GPU."""
+    torch.cuda.empty_cache()  # memory that only loading needed is free, too
+    free, _ = torch.cuda.mem_get_info(name)
+    return free

@@ -1,0 +1,36 @@
+"""Weights packed for the compiled products, or for torch's where there are none."""
+
+import torch
+from torch import Tensor
+
+from nightjar.kernels.native import float_linear, int8_linear
+from nightjar.kernels.operands import LinearWeight, Parts, WeightPrecision
+from nightjar.kernels.reference import packing as reference
+
+
+def pack_linear(
+    weight: Tensor, bias: Tensor | None, precision: WeightPrecision = "float"
+) -> LinearWeight:
+    """As reference.packing.pack_linear."""
+    if precision == "bfloat16":
+        return float_linear.pack(weight, bias, torch.bfloat16)
+    if precision == "float" and float_linear.serves(weight):
+        return float_linear.pack(weight, bias)
+    if precision == "int8" and _serves_int8(weight):
+        return int8_linear.pack(weight, bias)
+    return reference.pack_linear(weight, bias, precision)
+
+
+def pack_gated(gate: Parts, up: Parts, precision: WeightPrecision = "float") -> LinearWeight:
+    """As reference.packing.pack_gated."""
+    if precision == "bfloat16":
+        return float_linear.pack_gated(gate, up, torch.bfloat16)
+    if precision == "float" and float_linear.serves(gate[0]):
+        return float_linear.pack_gated(gate, up)
+    if precision == "int8" and _serves_int8(gate[0]):
+        return int8_linear.pack_gated(gate, up)
+    return reference.pack_gated(gate, up, precision)
+
+
+def _serves_int8(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and int8_linear.serves()

@@ -1,0 +1,178 @@
+"""The operands of the ops: norms, packed weights, layers.
+
+No backend is imported here. A backend packs weights into a class of its own, which then computes
+with them. So a caller need not know which backend that is. What a backend derives from another
+operand is kept with the operand (`Operand.plan`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+Plan = TypeVar("Plan")
+
+WeightPrecision = Literal["float", "bfloat16", "int8"]
+"""How products are computed: "float" in the weight's own dtype, "bfloat16" of numbers rounded to it
+with sums in FP32, "int8" in bytes."""
+
+Parts: TypeAlias = tuple[Tensor, Tensor | None]
+"""A weight [out, in] and its bias [out]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """Keeps what backends derive from it."""
+
+    _plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def plan(self, derive: Callable[[Self], Plan]) -> Plan:
+        """Return derive(self), computed once; `derive` must be a function of a module or class."""
+        try:
+            found: Plan = self._plans[derive]
+        except KeyError:
+            found = self._plans[derive] = derive(self)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Norm(Operand):
+    """A layer norm, or without a bias a root-mean-square norm: weight, bias float32[H]."""
+
+    weight: Tensor
+    bias: Tensor | None
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class LinearWeight(ABC):
+    """A weight [out, in] with its bias, as one backend packed it.
+
+    A gated weight holds two of that shape, and `linear` gives activation(x @ gate) * (x @ up) (GLU
+    variants, arXiv 2002.05202).
+    """
+
+    out_features: int
+
+    @property
+    @abstractmethod
+    def rows_dtype(self) -> torch.dtype:
+        """The dtype in which `linear` takes its rows."""
+
+    @abstractmethod
+    def linear(self, x: Tensor, activation: str | None, out_dtype: torch.dtype | None) -> Tensor:
+        """See kernels.linear."""
+
+    def linear_onto(self, residual: Tensor, x: Tensor) -> bool:
+        """Add `linear` of x to the residual stream, in place.
+
+        Returns False, and does nothing, where the backend has no such kernel.
+        """
+        del residual, x
+        return False
+
+    def normed_linear(
+        self,
+        residual: Tensor,
+        delta: Tensor | None,
+        norm: Norm,
+        activation: str | None,
+        out_dtype: torch.dtype,
+    ) -> Tensor | None:
+        """Normalise the residual stream and multiply it in one call.
+
+        Returns None, and does nothing, where the backend has no such kernel.
+        """
+        del residual, delta, norm, activation, out_dtype
+        return None
+
+    def feed_forward(
+        self,
+        residual: Tensor,
+        delta: Tensor | None,
+        norm: Norm,
+        down: LinearWeight,
+        activation: str,
+    ) -> Tensor | None:
+        """Compute a feed-forward block of this weight and `down` in one call, or return None."""
+        del residual, delta, norm, down, activation
+        return None
+
+    def feed_forward_onto(
+        self,
+        residual: Tensor,
+        delta: Tensor | None,
+        norm: Norm,
+        down: LinearWeight,
+        activation: str,
+    ) -> bool:
+        """Add `feed_forward` to the residual stream, in place, or return False."""
+        del residual, delta, norm, down, activation
+        return False
+
+    def table(self, vocab_size: int) -> HeadTable | None:
+        """Return the weight as an embedding table of so many rows, if it can be read by row."""
+        del vocab_size
+        return None
+
+    @property
+    def prefetched(self) -> tuple[Tensor, ...]:
+        """What a GPU brings into its cache before this weight is used."""
+        return ()
+
+    def followed_by(self, after: LinearWeight) -> LinearWeight:
+        """Return the same weight, which knows what a decode step reads after it."""
+        del after
+        return self
+
+
+class HeadTable(ABC):
+    """An LM head that serves as the embedding table [V, H]."""
+
+    vocab_size: int
+
+    @abstractmethod
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return the rows of ids int64[T], each below the vocabulary: float32[T, H]."""
+
+
+TokenTable: TypeAlias = Tensor | HeadTable
+"""Rows of a vocabulary: [V, H]."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One block: attention (qkv packed as query, key, value) and feed-forward.
+
+    up: gated where the model's blocks are; query and key norm, post norms: None where the model has
+    none.
+    """
+
+    attention_norm: Norm
+    qkv: LinearWeight
+    query_norm: Norm | None
+    key_norm: Norm | None
+    attention_out: LinearWeight
+    attention_post_norm: Norm | None
+    mlp_norm: Norm
+    up: LinearWeight
+    down: LinearWeight
+    mlp_post_norm: Norm | None
+
+
+@dataclass(frozen=True, eq=False)
+class Layers(Operand):
+    """Layers that each add their attention, and then their feed-forward block, to the residual
+    stream, one after another.
+
+    scales: each layer's factor of its attention scores; activation: of the feed-forward blocks.
+    """
+
+    weights: tuple[LayerWeights, ...]
+    scales: tuple[float, ...]
+    activation: str
