@@ -120,12 +120,14 @@ class GpuWorker:
         gate = self._gate.alone() if alone else self._gate.together()
         try:
             with gate, self._holding(micro_batch):
-                batch = self._store.claim(micro_batch, epoch, self.owner, self._fingerprint)
+                batch = self._store.leases.claim(micro_batch, epoch, self.owner, self._fingerprint)
                 return Outcome("skipped") if batch is None else self._run(batch)
         except GateClosedError:
             # Not claimed: its message is sent again at once, to others.
-            sent = self._store.dispatched()
-            self._store.requeue([r for r in sent if (r.id, r.epoch) == (micro_batch, epoch)])
+            sent = self._store.planning.dispatched()
+            self._store.planning.requeue(
+                [r for r in sent if (r.id, r.epoch) == (micro_batch, epoch)]
+            )
             return Outcome("not begun: the worker ends")
 
     def drain(self, grace_s: float) -> None:
@@ -142,7 +144,7 @@ class GpuWorker:
 
     def beat(self) -> None:
         """Write a sign of life, and what the compute processes have spent."""
-        self._store.beat(self.owner, self._launcher.seconds)
+        self._store.heartbeats.beat(self.owner, self._launcher.seconds)
 
     def keep_alive(self) -> None:
         """Give back what hangs or was left behind, and write a sign of life.
@@ -160,7 +162,7 @@ class GpuWorker:
                 self._hung_after_beats,
                 extra={"action": "finish_hangs", "micro_batch": micro_batch},
             )
-            self._store.give_back(micro_batch, epoch, self.owner)
+            self._store.leases.give_back(micro_batch, epoch, self.owner)
         self.beat()
         with self._lock:
             for key in self._landing:
@@ -172,7 +174,7 @@ class GpuWorker:
 
         Without this beat, a run shorter than the time between two would show no seconds.
         """
-        self._store.give_back_all(self.owner)
+        self._store.leases.give_back_all(self.owner)
         self.beat()
 
     def give_back_leaked(self) -> None:
@@ -181,10 +183,10 @@ class GpuWorker:
         An error, or an acknowledgement of the database that got lost, leaves such a lease; the
         sweeper leaves it alone as long as the worker lives.
         """
-        for ref in self._store.leased(self.owner):
+        for ref in self._store.leases.held_by(self.owner):
             # Looked up after the reading: a thread holds a micro-batch from before its claim.
             if not self._held[ref.id]:
-                self._store.give_back(ref.id, ref.epoch, self.owner)
+                self._store.leases.give_back(ref.id, ref.epoch, self.owner)
 
     @contextmanager
     def _holding(self, micro_batch: int) -> Iterator[None]:
@@ -206,14 +208,14 @@ class GpuWorker:
                 return self._after_crash(batch, computed.results, computed.lost)
             return self._land(batch, computed, time.monotonic() - started)
         except ComputeNotReadyError:
-            self._store.give_back(batch.id, batch.epoch, self.owner)
+            self._store.leases.give_back(batch.id, batch.epoch, self.owner)
             return Outcome("given back: not computed here", requests=len(batch.requests))
         except (LauncherError, StoreUnavailableError):
             raise
         except Exception as error:
             # A fault of ours: end these requests with it rather than compute them for ever.
             fault = RequestError("internal_error", f"the worker failed: {type(error).__name__}")
-            self._store.fail_micro_batch(batch.id, batch.epoch, self.owner, fault)
+            self._store.leases.fail(batch.id, batch.epoch, self.owner, fault)
             raise
 
     def _compute(self, batch: ClaimedMicroBatch) -> _Computed:
@@ -281,7 +283,7 @@ class GpuWorker:
 
     def _register_vectors(self, key: str) -> None:
         name, _, version = key.rpartition("@")
-        vectors = self._store.prompt_vector(name, int(version))
+        vectors = self._store.vectors.get(name, int(version))
         if vectors is not None:  # else the engine refuses the requests that name it
             self._launcher.register_vectors(key, vectors.data)
 
@@ -289,7 +291,7 @@ class GpuWorker:
         """Wait for all answers; leave the rest uncomputed when the job is stopped."""
         while not flight.done.wait(_CANCEL_LOOK_S):
             try:
-                stopped = self._store.is_stopped(batch.job_id)
+                stopped = self._store.jobs.is_stopped(batch.job_id)
             except StoreUnavailableError:
                 continue  # the computing goes on without the database
             if stopped:
@@ -301,7 +303,8 @@ class GpuWorker:
         """What was answered lands; the rest are suspects."""
         crash = Crash(str(lost), self._crashes_allowed)
         held = self._until_the_database_answers(
-            batch, partial(self._store.suspect, batch.id, batch.epoch, self.owner, crash, answered)
+            batch,
+            partial(self._store.suspects.add, batch.id, batch.epoch, self.owner, crash, answered),
         )
         logger.warning(
             "micro-batch %d crashed with %d requests unanswered: %s",
@@ -322,7 +325,7 @@ class GpuWorker:
     def _land(self, batch: ClaimedMicroBatch, computed: _Computed, seconds: float) -> Outcome:
         results = computed.results
         landed = self._until_the_database_answers(
-            batch, partial(self._store.finish, batch.id, batch.epoch, self.owner, results)
+            batch, partial(self._store.leases.finish, batch.id, batch.epoch, self.owner, results)
         )
         if landed and self._cache is not None:
             self._cache.keep(batch.requests, results, computed.precision)

@@ -25,7 +25,7 @@ def submit(store: Store, bodies: list[Body], *, merge_equal: bool = False) -> st
     for index, body in enumerate(bodies):
         kind = RequestKind.RANK if "query" in body else RequestKind.GENERATE
         rows.append(NewRequest(index, index + 1, f"row-{index}", kind, validate_body(kind, body)))
-    with store.submission(NewJob("tiny", merge_equal=merge_equal)) as submission:
+    with store.jobs.submit(NewJob("tiny", merge_equal=merge_equal)) as submission:
         submission.add(rows)
     return submission.job_id
 
@@ -33,9 +33,9 @@ def submit(store: Store, bodies: list[Body], *, merge_equal: bool = False) -> st
 def planned(store: Store, requests: int, *, each: int = 1) -> tuple[str, list[MicroBatchRef]]:
     """A job of completions, planned into micro-batches of `each` requests."""
     job_id = submit(store, [{"prompt": "a", "max_tokens": 4, "temperature": 0}] * requests)
-    queued = [request.id for request in store.queued_requests(job_id, requests)]
+    queued = [request.id for request in store.backlog.queued_requests(job_id, requests)]
     groups = [queued[start : start + each] for start in range(0, requests, each)]
-    refs = store.save_plan(
+    refs = store.planning.save_plan(
         job_id,
         [EncodedRequest(id_, [[1, 2, 3]]) for id_ in queued],
         [NewMicroBatch(RequestKind.GENERATE, 32, group, 7 * len(group)) for group in groups],
@@ -49,19 +49,19 @@ def planned_texts(
 ) -> tuple[str, list[MicroBatchRef]]:
     """A job of completions of these prompts, really encoded, `each` in a micro-batch."""
     job_id = submit(store, [{"prompt": text, "max_tokens": 4, "temperature": 0} for text in texts])
-    queued = store.queued_requests(job_id, len(texts))
+    queued = store.backlog.queued_requests(job_id, len(texts))
     encoded = [EncodedRequest(request.id, [encode(request.body["prompt"])]) for request in queued]
     ids = [request.id for request in queued]
     groups = [ids[start : start + each] for start in range(0, len(ids), each)]
     batches = [NewMicroBatch(RequestKind.GENERATE, 32, group, 7 * len(group)) for group in groups]
-    return job_id, store.save_plan(job_id, encoded, batches, [])
+    return job_id, store.planning.save_plan(job_id, encoded, batches, [])
 
 
 def before_the_next_write(
     store: Store, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
 ) -> None:
     """Let something happen between what is read next and the transaction that rests on it."""
-    database, write = store._database, store._database.write
+    database, write = store.database, store.database.write
 
     def later(*arguments: Any, **options: Any) -> Any:
         monkeypatch.setattr(database, "write", write)

@@ -1,7 +1,7 @@
 """Equal requests of one job: one is computed, the leader; the others follow it and share its end.
 
 Whatever ends the leader (an answer, a failure, a cancel) ends its followers in the same
-transaction: `StorePart._land` is the one place where outcomes land.
+transaction: `Outcomes.land` is the one place where outcomes land.
 """
 
 import json
@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.records import RequestState, Reuse
+from nightjar.jobs.store.common import TOKEN_COUNTS
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import request, result
 
@@ -25,7 +26,7 @@ COUNTED_STATES = {
     RequestState.CANCELLED: "cancelled",
 }
 
-# With the partial index's own condition, so that the planner of SQL sees that it fits.
+# Repeats the condition of the partial index, so that the database uses that index.
 IS_FOLLOWING = sa.and_(request.c.state == RequestState.FOLLOWING, request.c.leader_id.is_not(None))
 _leader = request.alias("leader")
 _SHARED = [
@@ -98,7 +99,7 @@ class Followers:
         shared = sa.join(request, result, result.c.request_id == request.c.leader_id).join(
             _leader, _leader.c.id == request.c.leader_id
         )
-        sums = [sa.func.sum(result.c[name]).label(name) for name in _TOKENS]
+        sums = [sa.func.sum(result.c[name]).label(name) for name in TOKEN_COUNTS]
         self._count = (
             sa.select(_leader.c.state, sa.func.count().label("followers"), *sums)
             .select_from(shared)
@@ -151,7 +152,7 @@ class Followers:
         for row in connection.execute(self._count, key).all():
             lifecycle.check_step(lifecycle.REQUEST_TRANSITIONS, RequestState.FOLLOWING, row.state)
             more[COUNTED_STATES[row.state]] += row.followers
-            for name in _TOKENS:
+            for name in TOKEN_COUNTS:
                 more[name] += int(getattr(row, name))
             if row.state == RequestState.DONE:
                 more["reused"] += row.followers
@@ -162,9 +163,6 @@ class Followers:
 
     def _listed(self, ids: Sequence[int]) -> str | Sequence[int]:
         return json.dumps(ids) if self._is_sqlite else ids
-
-
-_TOKENS = ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
 
 
 def _is_listed(column: sa.Column[int], name: str, *, is_sqlite: bool) -> sa.ColumnElement[bool]:
