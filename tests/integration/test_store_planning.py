@@ -218,7 +218,7 @@ def test_a_job_that_has_waited_goes_before_urgent_ones_that_came_long_after(
     jobs = {}
     for hours, priority in ((0, 0), (1.9, 2), (2.1, 2)):
         moment = start + timedelta(hours=hours)
-        monkeypatch.setattr("nightjar.jobs.store.jobs.submit.now", lambda moment=moment: moment)
+        monkeypatch.setattr("nightjar.jobs.store.submission.now", lambda moment=moment: moment)
         jobs[hours] = submit_ranked(store, priority)
         plan_whole(store, jobs[hours])
     assert [ref.job_id for ref in store.planning.dispatchable(9)] == [jobs[1.9], jobs[0], jobs[2.1]]
