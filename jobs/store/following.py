@@ -1,7 +1,7 @@
-"""Equal requests of one job: one is computed, the leader; the others follow it and share its end.
+"""Equal requests of one job: one is computed, the leader; its followers share its outcome.
 
-Whatever ends the leader (an answer, a failure, a cancel) ends its followers in the same
-transaction: `Outcomes.land` is the one place where outcomes land.
+Whatever ends the leader (an answer, a failure, a cancel) also ends its followers, in the same
+transaction if they fit: `Outcomes.land` is the one place where outcomes land.
 """
 
 import json
@@ -16,9 +16,10 @@ from nightjar.jobs.store.common import TOKEN_COUNTS
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import request, result
 
-# A leader has fewer followers, so that what repeats in a job of millions ends in several places.
+# A leader has fewer followers than this. So a request that a job repeats a million times has many
+# leaders, and lands in many transactions.
 MOST_EQUAL = 1_000
-# One transaction lands so many; those that are left land in the next ones.
+# One transaction lands at most so many; the next ones land the rest.
 FOLLOWERS_PER_STEP = 2_000
 COUNTED_STATES = {
     RequestState.DONE: "completed",
@@ -76,12 +77,12 @@ def follow_equals(connection: Connection, staged: sa.Table, job_id: str) -> None
 
 
 class Followers:
-    """Lands what followers share with their leaders."""
+    """Lands the outcomes that followers share with their leaders."""
 
     def __init__(self, database: Database) -> None:
         self._is_sqlite = database.is_sqlite
-        # Locked, so that those whom somebody else is ending are seen as ended below. In no order:
-        # sorting would read all of them, and whoever lands them has locked their leader before.
+        # Locked, so that a follower that another transaction ends now is seen as ended below. Not
+        # sorted: that would read all of them. Whoever lands them has locked their leader before.
         self._lock = (
             sa.select(request.c.id)
             .where(
@@ -141,8 +142,8 @@ class Followers:
     ) -> Sequence[int]:
         """Give the followers of ended requests their outcomes; returns the followers' ids.
 
-        These are FOLLOWERS_PER_STEP at most: where there are so many, more may be left. What they
-        add to the job's counters is added to `more`; `token` is that of the landing.
+        At most FOLLOWERS_PER_STEP land; if so many did, more may be left. Adds to `more` what they
+        add to the job's counters; `token` is that of the landing.
         """
         given = {"job": job_id, "leaders": self._listed(leaders)}
         found = connection.scalars(self._lock, given).all()
@@ -166,7 +167,7 @@ class Followers:
 
 
 def _is_listed(column: sa.Column[int], name: str, *, is_sqlite: bool) -> sa.ColumnElement[bool]:
-    """Whether an id is in the array of this name, on SQLite one in JSON."""
+    """Whether an id is in the array parameter `name`, on SQLite one in JSON."""
     if is_sqlite:
         listed = sa.func.json_each(sa.bindparam(name, type_=sa.Text)).table_valued("value")
         return column.in_(sa.select(listed.c.value))

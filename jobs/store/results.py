@@ -43,7 +43,7 @@ class Results:
         outcome: Outcome = "all",
         max_bytes: int = PAGE_BYTES,
     ) -> ResultPage:
-        """A page of landed outcomes behind `after`: a row's index, or a place in the landing order.
+        """A page of landed outcomes behind `after`, a row index or a position in the landing order.
 
         A page holds at least one outcome, if there is one, however large it is. Raises
         UnknownJobError.

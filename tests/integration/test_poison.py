@@ -245,7 +245,7 @@ def test_a_compute_process_that_hangs_ends_with_its_worker(
         [sys.executable, "-c", script, database_url, str(tiny_model)], cwd=ROOT
     )
     try:
-        wait_until("the claim", place.store.heartbeats)
+        wait_until("the claim", place.store.heartbeats.of_lease_holders)
         children = find_children(process.pid, "gpu_worker.compute")
         assert len(children) == 1
         time.sleep(0.5)  # into the hang
@@ -275,7 +275,7 @@ def test_a_process_that_ends_while_it_loads_blames_no_request(
         wait_until("the next process", lambda: place.launcher.pid != pid)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(place.worker.run, ref.id, 0)
-        wait_until("the claim", place.store.heartbeats)
+        wait_until("the claim", place.store.heartbeats.of_lease_holders)
         psutil.Process(place.launcher.pid).kill()
         assert running.result().outcome == "given back: not computed here"
     (again,) = place.store.planning.dispatchable(1)

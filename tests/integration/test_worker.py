@@ -87,7 +87,7 @@ def test_work_under_a_lost_lease_is_thrown_away(
 ) -> None:
     job_id, ref = slow_batch(store)
     running = thread.submit(worker.run, ref.id, 0)
-    wait_until("the claim", store.heartbeats)
+    wait_until("the claim", store.heartbeats.of_lease_holders)
     assert store.leases.give_back_all(worker.owner) == 1
     assert running.result().outcome.startswith("thrown away")
     assert store.results.read(job_id) == []
@@ -101,7 +101,7 @@ def test_after_a_crash_its_requests_are_computed_alone_and_answered_alike(
     job_id, ref = slow_batch(store)
     launcher.wait_ready()
     running = thread.submit(worker.run, ref.id, 0)
-    wait_until("the claim", store.heartbeats)
+    wait_until("the claim", store.heartbeats.of_lease_holders)
     os.kill(launcher.pid, signal.SIGKILL)
     assert running.result().outcome == "crashed: compute process lost"
     halves = store.planning.dispatchable(9)
@@ -119,7 +119,7 @@ def test_a_crash_after_a_lost_lease_changes_nothing(
     job_id, ref = slow_batch(store)
     launcher.wait_ready()
     running = thread.submit(worker.run, ref.id, 0)
-    wait_until("the claim", store.heartbeats)
+    wait_until("the claim", store.heartbeats.of_lease_holders)
     store.leases.give_back_all(worker.owner)
     os.kill(launcher.pid, signal.SIGKILL)
     assert running.result().outcome.startswith("thrown away")
@@ -134,7 +134,7 @@ def test_a_cancelled_job_leaves_the_engine(
 ) -> None:
     job_id, ref = slow_batch(store)
     running = thread.submit(worker.run, ref.id, 0)
-    wait_until("the claim", store.heartbeats)
+    wait_until("the claim", store.heartbeats.of_lease_holders)
     store.stopping.cancel(job_id)
     assert running.result().outcome == "done"
     assert store.jobs.get(job_id).state is JobState.CANCELLED
@@ -191,7 +191,7 @@ def test_a_lease_in_work_is_not_given_back(
 ) -> None:
     _, ref = slow_batch(store)
     running = thread.submit(worker.run, ref.id, 0)
-    wait_until("the claim", store.heartbeats)
+    wait_until("the claim", store.heartbeats.of_lease_holders)
     assert worker.run(ref.id, 0).outcome == "skipped"
     worker.give_back_leaked()
     assert running.result().outcome == "done"
@@ -238,7 +238,7 @@ def test_a_draining_worker_gives_back_what_takes_too_long(
 ) -> None:
     job_id, ref = slow_batch(store)
     running = thread.submit(worker.run, ref.id, 0)
-    wait_until("the claim", store.heartbeats)
+    wait_until("the claim", store.heartbeats.of_lease_holders)
     wait_until("the computing", lambda: worker._launcher._pending)
     worker.drain(grace_s=0)
     assert running.result().outcome == "given back: not computed here"
@@ -275,7 +275,7 @@ def test_a_draining_worker_finishes_what_it_has_begun(
 ) -> None:
     job_id, ref = slow_batch(store)
     running = thread.submit(worker.run, ref.id, 0)
-    wait_until("the claim", store.heartbeats)
+    wait_until("the claim", store.heartbeats.of_lease_holders)
     worker._gate.close()
     assert running.result().outcome == "done"
     assert store.jobs.get(job_id).state is JobState.COMPLETED
