@@ -134,7 +134,7 @@ class BatchComputer:
 
     def _register_vectors(self, key: str) -> None:
         name, _, version = key.rpartition("@")
-        vectors = self._store.prompt_vector(name, int(version))
+        vectors = self._store.vectors.get(name, int(version))
         if vectors is not None:  # else the engine refuses the requests that name it
             self._launcher.register_vectors(key, vectors.data)
 
@@ -142,7 +142,7 @@ class BatchComputer:
         """Wait for all answers; cancel those that are missing when the job is stopped."""
         while not flight.done.wait(_CANCEL_LOOK_S):
             try:
-                stopped = self._store.is_stopped(batch.job_id)
+                stopped = self._store.jobs.is_stopped(batch.job_id)
             except StoreUnavailableError:
                 continue  # the computing goes on without the database
             if stopped:

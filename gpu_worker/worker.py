@@ -100,12 +100,14 @@ class GpuWorker:
         gate = self._gate.alone() if alone else self._gate.together()
         try:
             with gate, self._holding(micro_batch):
-                batch = self._store.claim(micro_batch, epoch, self.owner, self._fingerprint)
+                batch = self._store.leases.claim(micro_batch, epoch, self.owner, self._fingerprint)
                 return Outcome("skipped") if batch is None else self._run(batch)
         except GateClosedError:
             # Not claimed: requeued at once, so that another worker takes the message.
-            sent = self._store.dispatched()
-            self._store.requeue([r for r in sent if (r.id, r.epoch) == (micro_batch, epoch)])
+            sent = self._store.planning.dispatched()
+            self._store.planning.requeue(
+                [r for r in sent if (r.id, r.epoch) == (micro_batch, epoch)]
+            )
             return Outcome("not begun: the worker ends")
 
     def drain(self, grace_s: float) -> None:
@@ -122,7 +124,7 @@ class GpuWorker:
 
     def beat(self) -> None:
         """Write a sign of life, and what the compute processes have spent."""
-        self._store.beat(self.owner, self._launcher.seconds)
+        self._store.heartbeats.beat(self.owner, self._launcher.seconds)
 
     def keep_alive(self) -> None:
         """Give back what hangs or was left behind, and write a sign of life.
@@ -140,7 +142,7 @@ class GpuWorker:
                 self._hung_after_beats,
                 extra={"action": "finish_hangs", "micro_batch": micro_batch},
             )
-            self._store.give_back(micro_batch, epoch, self.owner)
+            self._store.leases.give_back(micro_batch, epoch, self.owner)
         self.beat()
         with self._lock:
             for key in self._landing:
@@ -152,7 +154,7 @@ class GpuWorker:
 
         Without this beat, a run shorter than the time between two beats would show no seconds.
         """
-        self._store.give_back_all(self.owner)
+        self._store.leases.give_back_all(self.owner)
         self.beat()
 
     def give_back_leaked(self) -> None:
@@ -161,10 +163,10 @@ class GpuWorker:
         An error, or a lost acknowledgement of the database, leaves such a lease. The sweeper takes
         no lease of a worker that lives.
         """
-        for ref in self._store.leased(self.owner):
+        for ref in self._store.leases.held_by(self.owner):
             # Read after the leases: a thread enters a micro-batch here before it claims it.
             if not self._held[ref.id]:
-                self._store.give_back(ref.id, ref.epoch, self.owner)
+                self._store.leases.give_back(ref.id, ref.epoch, self.owner)
 
     @contextmanager
     def _holding(self, micro_batch: int) -> Iterator[None]:
@@ -186,14 +188,14 @@ class GpuWorker:
                 return self._after_crash(batch, computed.results, computed.lost)
             return self._land(batch, computed, time.monotonic() - started)
         except ComputeNotReadyError:
-            self._store.give_back(batch.id, batch.epoch, self.owner)
+            self._store.leases.give_back(batch.id, batch.epoch, self.owner)
             return Outcome("given back: not computed here", requests=len(batch.requests))
         except (LauncherError, StoreUnavailableError):
             raise
         except Exception as error:
             # A fault of ours: end these requests with it rather than compute them for ever.
             fault = RequestError("internal_error", f"the worker failed: {type(error).__name__}")
-            self._store.fail_micro_batch(batch.id, batch.epoch, self.owner, fault)
+            self._store.leases.fail(batch.id, batch.epoch, self.owner, fault)
             raise
 
     def _after_crash(
@@ -202,7 +204,8 @@ class GpuWorker:
         """Land the results that came; the other requests become suspects."""
         crash = Crash(str(lost), self._crashes_allowed)
         held = self._until_the_database_answers(
-            batch, partial(self._store.suspect, batch.id, batch.epoch, self.owner, crash, answered)
+            batch,
+            partial(self._store.suspects.add, batch.id, batch.epoch, self.owner, crash, answered),
         )
         logger.warning(
             "micro-batch %d crashed with %d requests unanswered: %s",
@@ -223,7 +226,7 @@ class GpuWorker:
     def _land(self, batch: ClaimedMicroBatch, computed: ComputedBatch, seconds: float) -> Outcome:
         results = computed.results
         landed = self._until_the_database_answers(
-            batch, partial(self._store.finish, batch.id, batch.epoch, self.owner, results)
+            batch, partial(self._store.leases.finish, batch.id, batch.epoch, self.owner, results)
         )
         if landed and self._cache is not None:
             self._cache.keep(batch.requests, results, computed.precision)

@@ -10,7 +10,7 @@ from kombu import Queue
 from kombu.exceptions import OperationalError
 
 from nightjar.jobs.records import MicroBatchRef
-from nightjar.jobs.store import Store
+from nightjar.jobs.store.planning import Planning
 from nightjar.pipeline.celery_app import COMPUTE_TASK, ORDINARY, URGENT, celery_queue
 from nightjar.pipeline.queues import compute_queue, compute_queues
 from nightjar.pipeline.waking import messages_waiting
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 PER_LEASE = 3
 
 
-def dispatch(app: Celery, store: Store, window: int) -> int:
+def dispatch(app: Celery, planning: Planning, window: int) -> int:
     """Publish up to the window, or more for many workers; return how many.
 
     A crash between the two leaves a message whose micro-batch is still ready: it is published
@@ -31,12 +31,12 @@ def dispatch(app: Celery, store: Store, window: int) -> int:
     """
     published: list[MicroBatchRef] = []
     try:
-        for ref in store.dispatchable(window, PER_LEASE):
+        for ref in planning.dispatchable(window, PER_LEASE):
             publish(app, ref)
             published.append(ref)
     finally:
         # One commit for all; also when the broker went away on the way.
-        store.mark_dispatched(published)
+        planning.mark_dispatched(published)
     if published:
         logger.info("dispatched %d micro-batches", len(published), extra={"action": "dispatch"})
     return len(published)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from nightjar.jobs.records import Leader
-from nightjar.jobs.store import Store
+from nightjar.jobs.store.leading import Leaders
 from nightjar.pipeline.liveness import is_gone
 from nightjar.pipeline.watched_time import WatchedTime
 
@@ -24,7 +24,7 @@ class Leadership:
     """What one process knows of who leads.
 
     Args:
-        store: Where the lead is.
+        leaders: The leaders in the store.
         owner: Name of this process, unlike any other. Where it comes from `liveness.owner_name`,
             others know at once when this process is gone.
         dead_after_s: A leader whose counter has stood still for so long, while this process
@@ -35,14 +35,14 @@ class Leadership:
 
     def __init__(
         self,
-        store: Store,
+        leaders: Leaders,
         owner: str,
         *,
         dead_after_s: float,
         longest_gap_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store = store
+        self._leaders = leaders
         self._owner = owner
         self._dead_after_s = dead_after_s
         self._longest_gap_s = longest_gap_s
@@ -71,14 +71,14 @@ class Leadership:
         held = self._held
         if held is None:
             return not self._moved and self._watched.seconds >= self._longest_gap_s
-        now = self._store.leader(PLANNER)
+        now = self._leaders.get(PLANNER)
         return now is not None and (now.owner, now.epoch) == (held.owner, held.epoch)
 
     def look(self) -> bool:
         """Renew the lead, take it, or watch who has it; return whether this process leads now."""
         with self._lock:
             self._watched.look()
-            if self._held is not None and self._store.renew_lead(self._held):
+            if self._held is not None and self._leaders.renew(self._held):
                 return True
             self._held = None
             return self._watch()
@@ -88,10 +88,10 @@ class Leadership:
         with self._lock:
             held, self._held = self._held, None
             if held is not None:
-                self._store.resign(held)
+                self._leaders.resign(held)
 
     def _watch(self) -> bool:
-        seen = self._store.leader(PLANNER)
+        seen = self._leaders.get(PLANNER)
         if seen is None or seen.owner is None:
             return self._take(seen)
         if seen != self._seen:
@@ -104,7 +104,7 @@ class Leadership:
         return self._take(seen)
 
     def _take(self, seen: Leader | None) -> bool:
-        self._held = self._store.take_lead(PLANNER, self._owner, seen)
+        self._held = self._leaders.take(PLANNER, self._owner, seen)
         if self._held is None:
             return False
         self._seen, self._moved = None, False

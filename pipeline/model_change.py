@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from nightjar.jobs.records import MicroBatchRef
-from nightjar.jobs.store import Store
+from nightjar.jobs.store.replanning import Replanning
 from nightjar.pipeline.queues import short_model
 from nightjar.pipeline.settings import OnModelChange
 
@@ -28,7 +28,7 @@ class ModelChange:
     """Looks for work of other models; called with every sweep of the planner that leads.
 
     Args:
-        store: Where the work is.
+        replanning: Takes the work of other models apart.
         served: Fingerprint of the model that is planned for now.
         policy: What becomes of the others' work.
         empty_queues: Drops the messages of a model, by its fingerprint.
@@ -37,13 +37,13 @@ class ModelChange:
 
     def __init__(
         self,
-        store: Store,
+        replanning: Replanning,
         served: str,
         policy: OnModelChange,
         empty_queues: Callable[[str], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store = store
+        self._replanning = replanning
         self._served = served
         self._unnamed_alone = policy == "finish"
         self._empty_queues = empty_queues
@@ -55,7 +55,7 @@ class ModelChange:
         """Take apart what is to be planned anew, for half a second; returns how many requests."""
         requests = 0
         until = self._clock() + BUDGET_S
-        while taken := self._store.replan_others(
+        while taken := self._replanning.take_apart_others(
             self._served, MICRO_BATCHES_PER_STEP, unnamed_alone=self._unnamed_alone
         ):
             requests += sum(ref.size for ref in taken)

@@ -64,7 +64,7 @@ class Planner:
         self._encoder = Encoder(
             model.config,
             model.tokenizer(),
-            find_vectors=store.prompt_vector,
+            find_vectors=store.vectors.get,
             served_name=None if settings.accept_any_model else settings.model_name or model.name,
             chat_template=model.chat_template(),
         )
@@ -85,7 +85,7 @@ class Planner:
         """
         now = self._clock()
         self._not_before = {job: when for job, when in self._not_before.items() if when > now}
-        found = self._store.next_to_plan(self._not_before)
+        found = self._store.backlog.next_to_plan(self._not_before)
         if found is None:
             return 0
         # Not one that the database has interrupted.
@@ -109,12 +109,12 @@ class Planner:
 
     def _plan(self, found: JobToPlan) -> int:
         if found.id not in self._counted:
-            self._store.count_planning(found.id)
+            self._store.backlog.count_planning(found.id)
             self._counted.add(found.id)
         settings = self._settings
         # A smaller chunk after each failure: what is too large together may do in parts.
         most = max(1, settings.plan_chunk_requests >> 4 * found.failures)
-        requests = self._store.queued_requests(found.id, most, settings.plan_chunk_bytes)
+        requests = self._store.backlog.queued_requests(found.id, most, settings.plan_chunk_bytes)
         done = self._plan_chunk(found.id, requests) if requests else 0
         self._counted.discard(found.id)
         return done
@@ -133,13 +133,15 @@ class Planner:
             exc_info=error,
             extra={"action": "plan_failed", "job_id": found.id},
         )
-        self._store.note_plan_error(found.id, reason)
+        self._store.backlog.note_plan_error(found.id, reason)
 
     def _give_up(self, found: JobToPlan) -> int:
         """Fail some of what waits in a job; what comes next is the next call's."""
         reason = found.error or _DIED
         message = f"could not be planned in {found.failures} attempts; the last time: {reason}"
-        failed = self._store.fail_unplanned(found.id, RequestError("internal_error", message))
+        failed = self._store.backlog.fail_unplanned(
+            found.id, RequestError("internal_error", message)
+        )
         logger.error(
             "%d requests of %s fail: %s",
             failed,
@@ -164,7 +166,7 @@ class Planner:
             most_requests=self._settings.micro_batch_requests,
             most_tokens=self._settings.micro_batch_tokens,
         )
-        self._store.save_plan(
+        self._store.planning.save_plan(
             job_id, encoded, batches, rejected, answered, fingerprint=self.fingerprint
         )
         logger.info(

@@ -49,9 +49,9 @@ class ResultCache:
     """
 
     def __init__(self, settings: Settings, store: Store, model: ModelDirectory) -> None:
-        self._vectors = store
+        self._vectors = store.vectors
         url = settings.result_cache_url
-        self._answers = store if url is None else Store(url.get_secret_value())
+        self._answers = (store if url is None else Store(url.get_secret_value())).cache
         self._most_rows = settings.result_cache_rows
         self._most_scores = settings.result_cache_scores
         self._oldest_s = settings.result_cache_days * _DAY_S
@@ -70,7 +70,7 @@ class ResultCache:
                 digest = self._digest(request, encoded.segments, encoded.prompt_vector)
                 for precision in self._accepted:
                     ids.setdefault(self._key(digest, precision), []).append(request.id)
-            found = self._answers.cached(list(ids), self._oldest_s)
+            found = self._answers.find_answers(list(ids), self._oldest_s)
         except StoreError as error:
             logger.warning("nothing is reused: %s", error, extra={"action": "cache_unread"})
             return []
@@ -84,7 +84,7 @@ class ResultCache:
         """Keep what has been computed in this precision and has landed."""
         asked = {request.id: request for request in requests}
         try:
-            self._answers.keep(
+            self._answers.keep_answers(
                 [
                     self._answer(asked[item.request_id], item, item.body, precision)
                     for item in results
@@ -105,7 +105,7 @@ class ResultCache:
     def find_scores(self, keys: Sequence[str]) -> dict[str, CachedScore]:
         """The scores that are known, by their keys."""
         try:
-            return self._answers.cached_scores(keys, self._oldest_s)
+            return self._answers.find_scores(keys, self._oldest_s)
         except StoreError as error:
             logger.warning("no score is reused: %s", error, extra={"action": "cache_unread"})
             return {}
@@ -151,7 +151,7 @@ class ResultCache:
     def _read_vectors_sha256(self, prompt_vector: str) -> str:
         """The digest of the vectors called "name@version"."""
         name, _, version = prompt_vector.rpartition("@")
-        found = self._vectors.prompt_vector(name, int(version))
+        found = self._vectors.get(name, int(version))
         return prompt_vector if found is None else found.sha256
 
     def _is_time_to_look(self) -> bool:

@@ -115,8 +115,8 @@ class Signs:
         self._disconnect()
 
     def _look_at_counters(self) -> None:
-        counters = {beat.owner: beat.counter for beat in self._store.worker_counters()}
-        if (leader := self._store.leader(PLANNER)) is not None and leader.owner is not None:
+        counters = {beat.owner: beat.counter for beat in self._store.heartbeats.recent()}
+        if (leader := self._store.leaders.get(PLANNER)) is not None and leader.owner is not None:
             counters[PLANNER] = leader.epoch << 40 | leader.counter
         now = time.monotonic()
         for name, counter in counters.items():

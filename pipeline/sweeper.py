@@ -80,7 +80,7 @@ class Sweeper:
             StoreUnavailableError: The database is away, or takes no writes.
         """
         with self._lock:
-            self._store.beat(OWNER, ComputeSeconds())
+            self._store.heartbeats.beat(OWNER, ComputeSeconds())
             beats, messages = self._look()
             report = SweepReport(self._release_dead(beats), self._requeue_lost(messages))
             self._end_jobs(patience_s)
@@ -89,23 +89,23 @@ class Sweeper:
 
     def _end_jobs(self, patience_s: float) -> None:
         began = time.monotonic()
-        expired = self._store.expire()
+        expired = self._store.stopping.expire()
         if expired:
             logger.info(
                 "%d jobs have expired",
                 len(expired),
                 extra={"action": "expire", "jobs": expired},
             )
-        self._store.finish_stops(patience_s)
-        self._store.land_orphans(max(0.0, patience_s - (time.monotonic() - began)))
+        self._store.stopping.finish(patience_s)
+        self._store.orphans.land(max(0.0, patience_s - (time.monotonic() - began)))
 
     def _drop_landings(self) -> None:
         """Drop the rows of uploads whose process has died while they landed."""
-        landings = self._store.landings()
+        landings = self._store.uploads.all()
         still = self._still(self._landings, [(one.name, one.counter) for one in landings])
         for one in landings:
             if still[one.name, one.counter] >= self._dead_after_s:
-                dropped = self._store.drop_landing(one.name)
+                dropped = self._store.uploads.drop(one.name)
                 logger.warning(
                     "an upload of %d rows was left half-way and is taken away",
                     dropped,
@@ -120,7 +120,8 @@ class Sweeper:
             self._waits(messages)
 
     def _look(self) -> tuple[Sequence[WorkerHeartbeat], Sequence[MicroBatchRef]]:
-        beats, messages = self._store.heartbeats(), self._store.dispatched()
+        beats = self._store.heartbeats.of_lease_holders()
+        messages = self._store.planning.dispatched()
         self._watched.look()
         return beats, messages
 
@@ -137,7 +138,7 @@ class Sweeper:
             if silent[beat.owner, beat.counter] >= self._dead_after_s or is_gone(beat.owner):
                 reason = f"the worker {beat.owner} died"
                 crash = Crash(reason, self._deaths_allowed, of_worker=True)
-                count = self._store.suspect_owner(beat.owner, crash, beat.counter)
+                count = self._store.suspects.add_owner(beat.owner, crash, beat.counter)
                 released += count
                 logger.warning(
                     "worker %s is dead: %d micro-batches go to others",
@@ -155,7 +156,7 @@ class Sweeper:
         for ref in lost:
             del self._messages[ref.id, ref.epoch]
         if lost:
-            self._store.requeue(lost)
+            self._store.planning.requeue(lost)
             logger.warning(
                 "%d messages unclaimed for %.0f s: sent again",
                 len(lost),

@@ -73,13 +73,13 @@ def _find_lost(
 @cache
 def _model_change() -> ModelChange:
     empty = partial(empty_queues, app)
-    return ModelChange(_store(), _planner().fingerprint, settings.on_model_change, empty)
+    return ModelChange(_store().replanning, _planner().fingerprint, settings.on_model_change, empty)
 
 
 @cache
 def _leadership() -> Leadership:
     return Leadership(
-        _store(),
+        _store().leaders,
         owner_name(),
         dead_after_s=settings.worker_dead_after_s,
         longest_gap_s=2 * settings.sweep_every_s,
@@ -137,7 +137,7 @@ def _plan_step() -> float:
 def _dispatch_step() -> float:
     if not _leadership().may_act():
         return _UNWOKEN_S
-    count = dispatch(app, _store(), settings.dispatch_window)
+    count = dispatch(app, _store().planning, settings.dispatch_window)
     return _DISPATCH_AGAIN_S if count else _UNWOKEN_S
 
 

@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from nightjar.jobs.records import PromptVector
-from nightjar.jobs.store import Store
+from nightjar.jobs.store.vectors import Vectors
 
 _MOST_BYTES = 256 << 20
 _FLOATS = ("float16", "float32", "float64")
@@ -18,11 +18,11 @@ class VectorsError(Exception):
     """A file of prompt vectors that cannot be used."""
 
 
-def register_vectors(store: Store, name: str, path: Path, width: int) -> PromptVector:
+def register_vectors(vectors: Vectors, name: str, path: Path, width: int) -> PromptVector:
     """Register the vectors of a file under a name; a changed file becomes a new version.
 
     Args:
-        store: Where every worker finds them.
+        vectors: Where every worker finds them.
         name: What requests write in `prompt_vector`; no `@`, which separates the version.
         path: A safetensors file with one tensor [rows, width] of floats.
         width: The model's hidden size.
@@ -32,13 +32,13 @@ def register_vectors(store: Store, name: str, path: Path, width: int) -> PromptV
     """
     if not name or "@" in name or len(name) > 255:
         raise VectorsError(f"prompt vector name {name[:80]!r}: use 1 to 255 characters without @")
-    vectors = _read(path)
-    rows, columns = vectors.shape
+    read = _read(path)
+    rows, columns = read.shape
     if columns != width:
         raise VectorsError(f"{path}: the vectors are {columns} wide; this model needs {width}")
-    data = save({"vectors": vectors})
+    data = save({"vectors": read})
     digest = hashlib.sha256(data).hexdigest()
-    return store.put_prompt_vector(name, data, length=rows, width=columns, sha256=digest)
+    return vectors.put(name, data, length=rows, width=columns, sha256=digest)
 
 
 def _read(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:

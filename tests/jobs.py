@@ -28,7 +28,7 @@ def submit(
         kind = RequestKind.RANK if "query" in body else RequestKind.GENERATE
         rows.append(NewRequest(index, index + 1, f"row-{index}", kind, validate_body(kind, body)))
     new = NewJob("tiny", merge_equal=merge_equal, priority=priority)
-    with store.submission(new) as submission:
+    with store.jobs.submit(new) as submission:
         submission.add(rows)
     return submission.job_id
 
@@ -39,9 +39,9 @@ def planned(
     """A job of completions, planned into micro-batches of `each` requests."""
     bodies: list[Body] = [{"prompt": "a", "max_tokens": 4, "temperature": 0}] * requests
     job_id = submit(store, bodies, priority=priority)
-    queued = [request.id for request in store.queued_requests(job_id, requests)]
+    queued = [request.id for request in store.backlog.queued_requests(job_id, requests)]
     groups = [queued[start : start + each] for start in range(0, requests, each)]
-    refs = store.save_plan(
+    refs = store.planning.save_plan(
         job_id,
         [EncodedRequest(id_, [[1, 2, 3]]) for id_ in queued],
         [NewMicroBatch(RequestKind.GENERATE, 32, group, 7 * len(group)) for group in groups],
@@ -55,19 +55,19 @@ def planned_texts(
 ) -> tuple[str, list[MicroBatchRef]]:
     """A job of completions of these prompts, really encoded, `each` in a micro-batch."""
     job_id = submit(store, [{"prompt": text, "max_tokens": 4, "temperature": 0} for text in texts])
-    queued = store.queued_requests(job_id, len(texts))
+    queued = store.backlog.queued_requests(job_id, len(texts))
     encoded = [EncodedRequest(request.id, [encode(request.body["prompt"])]) for request in queued]
     ids = [request.id for request in queued]
     groups = [ids[start : start + each] for start in range(0, len(ids), each)]
     batches = [NewMicroBatch(RequestKind.GENERATE, 32, group, 7 * len(group)) for group in groups]
-    return job_id, store.save_plan(job_id, encoded, batches, [])
+    return job_id, store.planning.save_plan(job_id, encoded, batches, [])
 
 
 def before_the_next_write(
     store: Store, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
 ) -> None:
     """Let something happen between what is read next and the transaction that rests on it."""
-    database, write = store._database, store._database.write
+    database, write = store.database, store.database.write
 
     def later(*arguments: Any, **options: Any) -> Any:
         monkeypatch.setattr(database, "write", write)

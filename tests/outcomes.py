@@ -22,7 +22,7 @@ def answers(claimed: ClaimedMicroBatch) -> list[NewResult]:
 
 
 def claim(store: Store, ref: MicroBatchRef, owner: str = "worker") -> ClaimedMicroBatch:
-    claimed = store.claim(ref.id, ref.epoch, owner, ref.fingerprint)
+    claimed = store.leases.claim(ref.id, ref.epoch, owner, ref.fingerprint)
     assert claimed is not None
     return claimed
 
@@ -30,7 +30,7 @@ def claim(store: Store, ref: MicroBatchRef, owner: str = "worker") -> ClaimedMic
 def compute(store: Store, ref: MicroBatchRef, owner: str = "worker") -> bool:
     """Claim and finish."""
     claimed = claim(store, ref, owner)
-    return store.finish(claimed.id, claimed.epoch, owner, answers(claimed))
+    return store.leases.finish(claimed.id, claimed.epoch, owner, answers(claimed))
 
 
 def codes(results: list[ResultRecord]) -> list[str | None]:

@@ -42,14 +42,14 @@ def measure(
         victim = _leave_a_dead_workers_lease(store)
         urgent = _submit(store)
         awaited: dict[str, Callable[[], bool]] = {
-            "urgent_job_s": lambda: store.job(urgent).is_over,
-            "dead_workers_lease_back_s": lambda: not store.leased(_DEAD_WORKER),
-            "dead_workers_work_done_again_s": lambda: store.job(victim).is_over,
+            "urgent_job_s": lambda: store.jobs.get(urgent).is_over,
+            "dead_workers_lease_back_s": lambda: not store.leases.held_by(_DEAD_WORKER),
+            "dead_workers_work_done_again_s": lambda: store.jobs.get(victim).is_over,
         }
         seconds = _seconds_until(awaited)
-        over = [store.job(job_id).is_over for job_id in bulk]
+        over = [store.jobs.get(job_id).is_over for job_id in bulk]
         for job_id in bulk:
-            store.cancel(job_id)
+            store.stopping.cancel(job_id)
     finally:
         store.close()
     return {
@@ -104,7 +104,7 @@ def _seconds_until(awaited: Mapping[str, Callable[[], bool]]) -> dict[str, float
 def _submit(store: Store) -> str:
     """One urgent row; past the API, so that the planner finds it by itself."""
     asked = validate_body(RequestKind.GENERATE, body("an urgent question"))
-    with store.submission(NewJob("demo", priority=_PRIORITY)) as submission:
+    with store.jobs.submit(NewJob("demo", priority=_PRIORITY)) as submission:
         submission.add([NewRequest(0, 1, "row-0", RequestKind.GENERATE, asked)])
     return submission.job_id
 
@@ -113,9 +113,11 @@ def _leave_a_dead_workers_lease(store: Store) -> str:
     """A job whose only micro-batch a worker has claimed that never beats again."""
     while True:
         job_id = _submit(store)
-        ids = [request.id for request in store.queued_requests(job_id, 1)]
+        ids = [request.id for request in store.backlog.queued_requests(job_id, 1)]
         encoded = [EncodedRequest(id_, [[1, 2, 3]]) for id_ in ids]
-        refs = store.save_plan(job_id, encoded, [NewMicroBatch(RequestKind.GENERATE, 32, ids, 19)])
-        store.beat(_DEAD_WORKER, ComputeSeconds())
-        if refs and store.claim(refs[0].id, refs[0].epoch, _DEAD_WORKER) is not None:
+        refs = store.planning.save_plan(
+            job_id, encoded, [NewMicroBatch(RequestKind.GENERATE, 32, ids, 19)]
+        )
+        store.heartbeats.beat(_DEAD_WORKER, ComputeSeconds())
+        if refs and store.leases.claim(refs[0].id, refs[0].epoch, _DEAD_WORKER) is not None:
             return job_id

@@ -66,7 +66,7 @@ def create_app(
     app = FastAPI(title="Nightjar", version=nightjar.__version__, docs_url=None, redoc_url=None)
     app.add_middleware(BrowserGuard, hosts=trusted_hosts)
     limits = limits or UploadLimits()
-    uploads = Uploads(store, wake, served_model, limits)
+    uploads = Uploads(store.jobs, wake, served_model, limits)
     forwarder = None if taker is None else UploadForwarder(taker, limits)
     health = health_router(store, taker, deployment)
     routers = (_jobs_router(store, uploads, forwarder), _following_router(store))
@@ -96,25 +96,25 @@ def _jobs_router(store: Store, uploads: Uploads, forwarder: UploadForwarder | No
     @router.post("/{job_id}/cancel")
     def cancel_job(job_id: str) -> JsonObject:
         """Stop a job; what has landed stays."""
-        return job_payload(store.cancel(checked_id(job_id)))
+        return job_payload(store.stopping.cancel(checked_id(job_id)))
 
     @router.post("/{job_id}/pause")
     def pause_job(job_id: str) -> JsonObject:
         """Begin nothing more of a job; what is being computed finishes."""
-        return job_payload(store.pause(checked_id(job_id)))
+        return job_payload(store.stopping.pause(checked_id(job_id)))
 
     @router.post("/{job_id}/resume")
     def resume_job(job_id: str) -> JsonObject:
         """Go on with a paused job."""
-        job = store.resume(checked_id(job_id))
+        job = store.stopping.resume(checked_id(job_id))
         return job_payload(job) | {"warning": uploads.try_to_wake(job_id)}
 
     @router.post("/{job_id}/retry")
     def retry_job(job_id: str) -> JsonObject:
         """Compute what failed through no fault of the request again."""
-        retried = store.retry(checked_id(job_id))
+        retried = store.retries.retry(checked_id(job_id))
         warning = uploads.try_to_wake(job_id) if retried else None
-        return job_payload(store.job(job_id)) | {"retried": retried, "warning": warning}
+        return job_payload(store.jobs.get(job_id)) | {"retried": retried, "warning": warning}
 
     return router
 
@@ -127,7 +127,7 @@ def _following_router(store: Store) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=100)] = 20, after: str | None = None
     ) -> JsonObject:
         """Jobs, newest first."""
-        found = store.jobs(limit + 1, checked_after(after))
+        found = store.jobs.newest(limit + 1, checked_after(after))
         data = [job_payload(job) for job in found[:limit]]
         return {
             "object": "list",
@@ -139,11 +139,11 @@ def _following_router(store: Store) -> APIRouter:
     @router.get("/{job_id}")
     def show_job(job_id: str) -> JsonObject:
         """A job with its micro-batches by state, and what it waits for."""
-        job, counts = store.job_in_detail(checked_id(job_id))
+        job, counts = store.jobs.get_in_detail(checked_id(job_id))
         payload = job_payload(job)
         # A job that is being computed waits for nothing: polls of it cost no further look.
         goes_on = job.is_over or counts.get(MicroBatchState.LEASED, 0) > 0
-        waiting = Waiting() if goes_on else store.waiting_for(job_id)
+        waiting = Waiting() if goes_on else store.jobs.waiting_for(job_id)
         payload |= {"waits_for": list(waiting.waits_for), "waiting": waiting.message}
         payload["micro_batches"] = {state.value: count for state, count in counts.items()}
         return payload

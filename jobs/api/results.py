@@ -10,7 +10,8 @@ from nightjar.jobs.api.payloads import results_payload
 from nightjar.jobs.batch_lines import json_pieces
 from nightjar.jobs.errors import UnknownJobError
 from nightjar.jobs.store import Store
-from nightjar.jobs.store.paging import Order, Outcome
+from nightjar.jobs.store.result_rows import Outcome
+from nightjar.jobs.store.results import Order
 
 MAX_PAGE = 10_000
 MAX_AFTER = 2**53  # what JSON's numbers say exactly
@@ -38,7 +39,7 @@ def results_router(store: Store) -> APIRouter:
         order of landing (`order=landed`) each result comes once, as it lands; one that is retried
         comes again when it lands again.
         """
-        page = store.results_page(
+        page = store.results.page(
             checked_id(job_id), order=order, after=after, limit=limit, outcome=outcome
         )
         # Not as a dict: FastAPI would copy all of it first.
@@ -77,10 +78,10 @@ def is_id(text: str) -> bool:
 
 
 def _download(store: Store, job_id: str, outcome: Outcome) -> StreamingResponse:
-    found = store.job(checked_id(job_id))  # before the answer begins: an unknown job is a 404
+    found = store.jobs.get(checked_id(job_id))  # before the answer begins: an unknown job is a 404
     headers = {
         "Nightjar-Job-State": found.state.value,
         "Nightjar-Job-Complete": "true" if found.is_over else "false",
     }
-    records = store.iter_results(job_id, outcome=outcome)
+    records = store.results.iterate(job_id, outcome=outcome)
     return StreamingResponse(json_pieces(records), media_type="application/jsonl", headers=headers)

@@ -17,7 +17,7 @@ from nightjar.jobs.api.payloads import job_payload
 from nightjar.jobs.batch_lines import BatchReader
 from nightjar.jobs.file_kinds import HEAD_BYTES, other_format
 from nightjar.jobs.records import JobLimits, JsonObject, NewJob
-from nightjar.jobs.store import Store
+from nightjar.jobs.store.jobs import Jobs
 from nightjar.jobs.store.submission import Submission
 
 logger = logging.getLogger(__name__)
@@ -39,16 +39,16 @@ CONTENT_TYPES = frozenset(
 
 
 class Uploads:
-    """Receives jobs; `wake` tells the planner of them."""
+    """Receives jobs and submits them; `wake` tells the planner of them."""
 
     def __init__(
         self,
-        store: Store,
+        jobs: Jobs,
         wake: Callable[[str], None],
         served_model: str | None,
         limits: UploadLimits,
     ) -> None:
-        self._store = store
+        self._jobs = jobs
         self._wake = wake
         self._served_model = served_model
         self._limits = limits
@@ -67,7 +67,7 @@ class Uploads:
             raise RefusedRequestError(400, "not_batch_lines", f"the upload {fault}")
         async with (
             self._place(),
-            contextmanager_in_threadpool(self._store.submission(new_job)) as submission,
+            contextmanager_in_threadpool(self._jobs.submit(new_job)) as submission,
         ):
             reader = BatchReader()
             await run_in_threadpool(_take, submission, reader, first, digest)
@@ -79,7 +79,7 @@ class Uploads:
         if not submission.existing:
             payload = {"accepted": submission.accepted, "rejected": submission.rejected}
             payload["warning"] = await run_in_threadpool(self.try_to_wake, submission.job_id)
-        job = await run_in_threadpool(self._store.job, submission.job_id)
+        job = await run_in_threadpool(self._jobs.get, submission.job_id)
         return (200 if submission.existing else 201), job_payload(job) | payload
 
     @asynccontextmanager

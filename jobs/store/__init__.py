@@ -1,64 +1,89 @@
-"""The store: every SQL statement of Nightjar, behind one class.
+"""The store: every SQL statement of Nightjar, in parts by subject.
 
-The statements are written by subject in the files beside this one.
-A store is safe to share between threads; each process opens its own.
+Each part is a class in a file of its own. `Store` opens the database once and holds the parts; a
+process or a function takes the parts that it uses. A store is safe to share between threads; each
+process opens its own.
 """
 
-from nightjar.jobs.store.backlog import BacklogStore
+import sqlalchemy as sa
+
+from nightjar.jobs.store.backlog import Backlog
 from nightjar.jobs.store.database import Database, Synchronous
-from nightjar.jobs.store.heartbeats import HeartbeatStore
-from nightjar.jobs.store.leading import LeaderStore
-from nightjar.jobs.store.leases import LeaseStore
-from nightjar.jobs.store.orphans import OrphanStore
-from nightjar.jobs.store.paging import PagingStore
-from nightjar.jobs.store.planning import PlanningStore
-from nightjar.jobs.store.reading import ReadingStore
-from nightjar.jobs.store.replanning import ReplanningStore
-from nightjar.jobs.store.result_cache import CacheStore
-from nightjar.jobs.store.retrying import RetryStore
-from nightjar.jobs.store.segmented import LandingStore
-from nightjar.jobs.store.stopping import StoppingStore
-from nightjar.jobs.store.submission import SubmissionStore
-from nightjar.jobs.store.suspects import SuspectStore
-from nightjar.jobs.store.vectors import VectorStore
-from nightjar.jobs.store.waiting import WaitingStore
+from nightjar.jobs.store.heartbeats import Heartbeats
+from nightjar.jobs.store.jobs import Jobs
+from nightjar.jobs.store.leading import Leaders
+from nightjar.jobs.store.leases import Leases
+from nightjar.jobs.store.orphans import Orphans
+from nightjar.jobs.store.outcomes import Outcomes
+from nightjar.jobs.store.planning import Planning
+from nightjar.jobs.store.replanning import Replanning
+from nightjar.jobs.store.result_cache import AnswerCache
+from nightjar.jobs.store.results import Results
+from nightjar.jobs.store.retrying import Retries
+from nightjar.jobs.store.segmented import UnfinishedUploads
+from nightjar.jobs.store.stopping import Stopping
+from nightjar.jobs.store.suspects import Suspects
+from nightjar.jobs.store.tables import job
+from nightjar.jobs.store.vectors import Vectors
 
 
-class Store(
-    SubmissionStore,
-    BacklogStore,
-    PlanningStore,
-    ReplanningStore,
-    LeaseStore,
-    SuspectStore,
-    HeartbeatStore,
-    LeaderStore,
-    StoppingStore,
-    OrphanStore,
-    LandingStore,
-    RetryStore,
-    ReadingStore,
-    WaitingStore,
-    PagingStore,
-    VectorStore,
-    CacheStore,
-):
-    """Jobs, requests, micro-batches and results in SQLite or PostgreSQL."""
+class Store:
+    """Jobs, requests, micro-batches and results in SQLite or PostgreSQL.
+
+    Attributes:
+        database: The connections that the parts share.
+        jobs: Submits jobs and reads them.
+        backlog: Requests that wait to be planned.
+        planning: Stores plans; micro-batches to dispatch.
+        replanning: Takes plans for another model apart.
+        leases: Claims, finishes and gives back micro-batches.
+        suspects: Requests that were in flight at a crash.
+        heartbeats: Signs of life of workers.
+        leaders: Which of several planners leads.
+        stopping: Cancels, expires, pauses and resumes jobs.
+        retries: Queues failed requests again.
+        orphans: Followers whose leader has ended without them.
+        uploads: Uploads that land in segments.
+        results: Reads landed results.
+        vectors: Prompt vectors.
+        cache: Answers and scores that later jobs may reuse.
+    """
 
     def __init__(self, url: str, *, synchronous: Synchronous = "full") -> None:
         """Open `sqlite:///FILE` or `postgresql://USER@HOST/NAME`; connects at the first use.
 
-        `synchronous` is SQLite's: "normal" is faster, and a power cut may undo
-        the last commits. Raises UnusableDatabaseError.
+        `synchronous` is SQLite's: "normal" is faster, and a power cut may undo the last commits.
+        Raises UnusableDatabaseError.
         """
-        super().__init__(Database(url, synchronous=synchronous))
+        self.database = database = Database(url, synchronous=synchronous)
+        outcomes = Outcomes(database)
+        self.jobs = Jobs(database)
+        self.backlog = Backlog(database, outcomes)
+        self.planning = Planning(database, outcomes)
+        self.replanning = Replanning(database)
+        self.leases = Leases(database, outcomes)
+        self.suspects = Suspects(database, outcomes)
+        self.heartbeats = Heartbeats(database)
+        self.leaders = Leaders(database)
+        self.stopping = Stopping(database, outcomes)
+        self.retries = Retries(database, outcomes)
+        self.orphans = Orphans(database, outcomes)
+        self.uploads = UnfinishedUploads(database)
+        self.results = Results(database)
+        self.vectors = Vectors(database)
+        self.cache = AnswerCache(database)
 
     def migrate(self) -> None:
         """Bring the tables to the newest revision; several processes may do so at once."""
         from nightjar.jobs.store.schema import migrate  # Alembic: few processes need it
 
-        migrate(self._database.url)
+        migrate(self.database.url)
+
+    def ping(self) -> None:
+        """Raise StoreError unless the database answers and has Nightjar's tables."""
+        with self.database.reading(probe=True) as connection:
+            connection.execute(sa.select(job.c.id).limit(1)).all()
 
     def close(self) -> None:
-        """Close every connection; the store must not be used afterwards."""
-        self._database.close()
+        """Close every connection; the store and its parts must not be used afterwards."""
+        self.database.close()

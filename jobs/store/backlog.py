@@ -1,4 +1,4 @@
-"""What waits for planning, and what cannot be planned."""
+"""The backlog: requests that wait to be planned, and those that cannot be planned."""
 
 from collections.abc import Collection
 from functools import partial
@@ -9,17 +9,19 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.records import JobToPlan, NewResult, QueuedRequest, RequestError
-from nightjar.jobs.store.base import AWAITS_PLAN, FAULT_STATUS, StorePart, has_rows
 from nightjar.jobs.store.bodies import load_body
+from nightjar.jobs.store.common import AWAITS_PLAN, FAULT_STATUS, has_rows
+from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.tables import job, request
 
 # A job that cannot be planned fails in pieces, so that nobody waits long for the write lock.
 FAILURES_PER_STEP = 2_000
 _MOST_CHARACTERS = 500  # of a reason
-# Who goes first: by creation, less what the priority is worth.
+# Which job goes first: by its creation, less what its priority is worth.
 RANK = (sa.func.coalesce(job.c.rank_at, job.c.created_at), job.c.id)
 _row = request.c
-# The statements of every pass are built once: building costs more than running them.
+# Built once, as each pass uses them: building costs more than running.
 _TO_PLAN = (
     sa.select(job.c.id, job.c.plan_failures, job.c.plan_error)
     .where(
@@ -53,8 +55,12 @@ _NOTE_REASON = (
 )
 
 
-class BacklogStore(StorePart):
-    """What the planner asks for before it plans, and says where it cannot."""
+class Backlog:
+    """What the planner reads before it plans, and writes when it cannot."""
+
+    def __init__(self, database: Database, outcomes: Outcomes) -> None:
+        self._database = database
+        self._outcomes = outcomes
 
     def jobs_to_plan(self) -> list[str]:
         """Jobs that have queued requests, in the order of their rank."""
@@ -62,7 +68,7 @@ class BacklogStore(StorePart):
             return list(connection.scalars(_TO_PLAN))
 
     def next_to_plan(self, besides: Collection[str] = ()) -> JobToPlan | None:
-        """The first job by rank that has queued requests, `besides` those that are left out."""
+        """The first job by rank that has queued requests and is not in `besides`, or None."""
         with self._database.reading() as connection:
             for row in connection.execute(_FIRST_TO_PLAN, {"most": len(besides) + 1}).all():
                 if row.id not in besides:
@@ -82,33 +88,33 @@ class BacklogStore(StorePart):
         key = {"of_job": job_id, "most": limit}
         with self._database.reading() as connection:
             if most_bytes is not None and not self._database.is_sqlite:
-                # Its driver reads all rows of an answer at once, however large they are.
+                # The driver reads all rows of an answer at once, however large they are.
                 sizes = connection.scalars(_SIZES, key).all()
                 key["most"] = _fitting(sizes, most_bytes)
             return _read(connection.execute(_WAITING, key), most_bytes)
 
     def count_planning(self, job_id: str) -> None:
-        """A chunk of the job is about to be planned: a failure, until `save_plan` takes it back.
+        """Count a failure before a chunk of the job is planned; `save_plan` takes it back.
 
         So a planner that dies of a job has counted it.
         """
-        # Not durable: undone, a failure more is allowed.
+        # Not durable: if it is undone, one more failure is allowed.
         self._database.write(
             lambda connection: connection.execute(_COUNT_FAILURE, {"of_job": job_id}),
             durable=False,
         )
 
     def note_plan_error(self, job_id: str, reason: str) -> None:
-        """Say why the chunk could not be planned."""
+        """Note why the chunk could not be planned."""
         values = {"of_job": job_id, "reason": reason[:_MOST_CHARACTERS]}
         self._database.write(lambda connection: connection.execute(_NOTE_REASON, values))
 
     def fail_unplanned(self, job_id: str, error: RequestError) -> int:
         """End some requests that wait for planning with this error; returns how many.
 
-        What is planned already goes on; 0 says that nothing waits any more.
+        What is planned already goes on. It returns 0 when nothing waits any more.
         """
-        return self._write_landing(partial(self._fail_some, job_id=job_id, error=error))
+        return self._outcomes.write(partial(self._fail_some, job_id=job_id, error=error))
 
     def _fail_some(self, connection: Connection, job_id: str, error: RequestError) -> int:
         waiting = (
@@ -120,12 +126,12 @@ class BacklogStore(StorePart):
         )
         indexes = dict(connection.execute(waiting).all())
         failures = [NewResult(id_, FAULT_STATUS, None, error) for id_ in indexes]
-        self._land(connection, job_id, failures, indexes)
+        self._outcomes.land(connection, job_id, failures, indexes)
         return len(indexes)
 
 
 def _fitting(sizes: Collection[int], most_bytes: int) -> int:
-    """How many of the first stay within the bytes together; one at least."""
+    """How many rows from the first on fit into the bytes together; at least one."""
     total = count = 0
     for size in sizes:
         total += size
@@ -136,7 +142,7 @@ def _fitting(sizes: Collection[int], most_bytes: int) -> int:
 
 
 def _read(rows: sa.CursorResult[*tuple[Any, ...]], most_bytes: int | None) -> list[QueuedRequest]:
-    """Requests of rows that are read one by one, until the bytes are over."""
+    """Read rows one by one until their bodies exceed the bytes."""
     found: list[QueuedRequest] = []
     total = 0
     with rows:

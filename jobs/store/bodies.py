@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nightjar.jobs.records import JsonObject
-from nightjar.jobs.store.base import dump_json, load_json
+from nightjar.jobs.store.json_text import dump_json, load_json
 
 # Rows in databases rely on these values: never change one, whatever the schemas' defaults become.
 # A field that is new may be added where a request without it means the same.

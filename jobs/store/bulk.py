@@ -1,7 +1,7 @@
-"""Many rows in one statement, without SQLAlchemy's work for each of them.
+"""Many rows in one statement, without SQLAlchemy's work for each row.
 
-SQLite takes them one after the other through a prepared statement, PostgreSQL as one array a
-column. Values go to the driver as they are: states as plain text, moments through `driver_value`.
+SQLite takes rows one by one through a prepared statement, PostgreSQL takes one array a column.
+Values go to the driver as they are: states as plain text, moments through `driver_value`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,14 +17,14 @@ STATEMENT_BYTES = 64 << 20
 
 
 def driver_value(database: Database, column: sa.Column[Any], value: Any) -> Any:  # noqa: ANN401
-    """What the driver is given for a value of this column."""
+    """Convert a value of this column to what the driver takes."""
     dialect = database.engine.dialect
     convert = column.type.dialect_impl(dialect).bind_processor(dialect)
     return value if convert is None else convert(value)
 
 
 class BulkInsert:
-    """INSERT of rows; those whose primary key is there already are left out."""
+    """INSERT of rows; skips rows whose key is there already."""
 
     def __init__(self, database: Database, table: sa.Table, columns: Sequence[str]) -> None:
         self._is_sqlite = database.is_sqlite
@@ -40,7 +40,7 @@ class BulkInsert:
 
 
 class BulkUpdate:
-    """UPDATE of rows found by their id, which stands last in each tuple of values."""
+    """UPDATE of rows by their id, the last value of each tuple."""
 
     def __init__(self, database: Database, table: sa.Table, columns: Sequence[str]) -> None:
         self._is_sqlite = database.is_sqlite
@@ -56,7 +56,7 @@ class BulkUpdate:
         )
 
     def run(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> int:
-        """Write the columns' values and then the id of each row; returns how many were there."""
+        """Update rows of (the columns' values, id); returns how many were there."""
         return _execute(connection, self._statement, rows, is_sqlite=self._is_sqlite)
 
 
@@ -78,16 +78,17 @@ def _execute(
 
 
 def _size(column: Sequence[Any]) -> int:
-    """The texts and bytes of a column, whose values are of one type or None.
+    """The length of a column's strings or bytes; its values are of one type or None.
 
-    Characters, not bytes, of a text: that is quick, and off by four at most.
+    Counts a string's characters, not its bytes: that is quick, and too small by a factor of 4 at
+    most.
     """
     first = next((value for value in column if value is not None), None)
     return sum(map(len, filter(None, column))) if isinstance(first, str | bytes) else 0
 
 
 def _cut(rows: Sequence[tuple[Any, ...]]) -> Iterator[Sequence[tuple[Any, ...]]]:
-    """The rows, so many at a time that their texts and bytes fit into one statement."""
+    """Cut the rows into parts whose strings and bytes fit into one statement."""
     begin = total = 0
     for place, row in enumerate(rows):
         size = sum(len(value) for value in row if isinstance(value, str | bytes))

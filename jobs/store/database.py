@@ -99,7 +99,7 @@ def open_engine(
 
     @event.listens_for(engine, "connect")
     def set_pragmas(connection: sqlite3.Connection, record: object) -> None:
-        connection.isolation_level = None  # BEGIN is ours, below
+        connection.isolation_level = None  # `begin` below writes BEGIN
         # FULL: what was acknowledged survives a power cut. NORMAL may forget the last commits.
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
         _use_wal(connection)
@@ -142,7 +142,7 @@ def _use_wal(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """The database driver's errors as ours, without the statement's parameters."""
+    """Raise the driver's errors as StoreError, without the statement's parameters."""
     try:
         yield
     except sa.exc.TimeoutError as error:
@@ -167,7 +167,7 @@ def _is_retriable(error: StoreError) -> bool:
 
 
 def _mend(error: sa.exc.DBAPIError) -> str:
-    """What helps where a table or a column is not there: nobody has migrated the database yet."""
+    """A hint for a missing table or column: the database is not migrated."""
     state = getattr(error.orig, "sqlstate", None)
     lacks = state in _UNDEFINED or str(error.orig).startswith(("no such table", "no such column"))
     return "; run `nightjar migrate`" if lacks else ""
@@ -188,7 +188,7 @@ class Database:
         # PostgreSQL, READ COMMITTED: a transaction around reads would cost two more round trips.
         options = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT"}
         self._for_reading = self.engine.execution_options(**options)
-        # SQLite lets one writer in and has the others poll; a lock lets threads queue instead.
+        # SQLite admits one writer, and the others poll. With a lock the threads queue instead.
         self._writer: threading.Lock | None = threading.Lock() if self.is_sqlite else None
 
     def close(self) -> None:
@@ -197,9 +197,9 @@ class Database:
 
     @contextmanager
     def reading(self, *, probe: bool = False) -> Iterator[Connection]:
-        """A connection for reading; on SQLite one snapshot, on PostgreSQL one a statement.
+        """A connection for reading; on SQLite one snapshot, on PostgreSQL one for each statement.
 
-        probe: PostgreSQL has 5 s for each answer, for who asks whether it is there.
+        probe: Give PostgreSQL only 5 s for each answer, to see whether it is there.
         """
         with translated_errors(), self._for_reading.connect() as connection:
             if probe:
@@ -208,7 +208,7 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """A connection for reading; whatever is read in the block is of one moment."""
+        """A connection for reading; all reads in the block see one snapshot."""
         if self.is_sqlite:
             with self.reading() as connection:
                 yield connection
@@ -218,7 +218,7 @@ class Database:
 
     @contextmanager
     def uploading(self) -> Iterator[Connection]:
-        """A connection whose statements may take long, as they land millions of rows at once."""
+        """A connection whose statements may take long, for uploads of millions of rows."""
         with translated_errors(), self.engine.connect() as connection:
             if self.is_sqlite:
                 yield connection
@@ -230,7 +230,7 @@ class Database:
             try:
                 yield connection
             except BaseException:
-                connection.invalidate()  # rather than set right: what has failed may be the network
+                connection.invalidate()  # the network may have failed: it cannot reset limits
                 raise
             connection.rollback()
             postgres.limit_on_server(driver, postgres.STATEMENT_LIMIT_S)
@@ -247,9 +247,9 @@ class Database:
     ) -> Answer:
         """Run `work` in one transaction; it runs again if PostgreSQL found a deadlock.
 
-        Everybody sees the commit when this returns. `durable` says that it is on the disk, too;
-        what is not, a power cut of the database's machine may undo: only for what the next look
-        at the tables sets right. `probe` as in `reading`.
+        When this returns, everybody sees the commit. With `durable` it is also on the disk.
+        Without, a power cut of the database's machine may undo it: only for what a later pass
+        repairs. `probe` as in `reading`.
         """
         attempt = 1
         while True:

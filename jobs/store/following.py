@@ -1,7 +1,7 @@
-"""Equal requests of one job: one is computed, the leader; the others follow it and share its end.
+"""Equal requests of one job: one is computed, the leader; its followers share its outcome.
 
-Whatever ends the leader (an answer, a failure, a cancel) ends its followers in the same
-transaction: `StorePart._land` is the one place where outcomes land.
+Whatever ends the leader (an answer, a failure, a cancel) also ends its followers, in the same
+transaction if they fit: `Outcomes.land` is the one place where outcomes land.
 """
 
 import json
@@ -12,12 +12,14 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.records import RequestState, Reuse
+from nightjar.jobs.store.common import TOKEN_COUNTS
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import request, result
 
-# A leader has fewer followers, so that what repeats in a job of millions ends in several places.
+# A leader has fewer followers than this. So a request that a job repeats a million times has many
+# leaders, and lands in many transactions.
 MOST_EQUAL = 1_000
-# One transaction lands so many; those that are left land in the next ones.
+# One transaction lands at most so many; the next ones land the rest.
 FOLLOWERS_PER_STEP = 2_000
 COUNTED_STATES = {
     RequestState.DONE: "completed",
@@ -25,7 +27,7 @@ COUNTED_STATES = {
     RequestState.CANCELLED: "cancelled",
 }
 
-# With the partial index's own condition, so that the planner of SQL sees that it fits.
+# Repeats the condition of the partial index, so that the database uses that index.
 IS_FOLLOWING = sa.and_(request.c.state == RequestState.FOLLOWING, request.c.leader_id.is_not(None))
 _leader = request.alias("leader")
 _SHARED = [
@@ -75,12 +77,12 @@ def follow_equals(connection: Connection, staged: sa.Table, job_id: str) -> None
 
 
 class Followers:
-    """Lands what followers share with their leaders."""
+    """Lands the outcomes that followers share with their leaders."""
 
     def __init__(self, database: Database) -> None:
         self._is_sqlite = database.is_sqlite
-        # Locked, so that those whom somebody else is ending are seen as ended below. In no order:
-        # sorting would read all of them, and whoever lands them has locked their leader before.
+        # Locked, so that a follower that another transaction ends now is seen as ended below. Not
+        # sorted: that would read all of them. Whoever lands them has locked their leader before.
         self._lock = (
             sa.select(request.c.id)
             .where(
@@ -98,7 +100,7 @@ class Followers:
         shared = sa.join(request, result, result.c.request_id == request.c.leader_id).join(
             _leader, _leader.c.id == request.c.leader_id
         )
-        sums = [sa.func.sum(result.c[name]).label(name) for name in _TOKENS]
+        sums = [sa.func.sum(result.c[name]).label(name) for name in TOKEN_COUNTS]
         self._count = (
             sa.select(_leader.c.state, sa.func.count().label("followers"), *sums)
             .select_from(shared)
@@ -140,8 +142,8 @@ class Followers:
     ) -> Sequence[int]:
         """Give the followers of ended requests their outcomes; returns the followers' ids.
 
-        These are FOLLOWERS_PER_STEP at most: where there are so many, more may be left. What they
-        add to the job's counters is added to `more`; `token` is that of the landing.
+        At most FOLLOWERS_PER_STEP land; if so many did, more may be left. Adds to `more` what they
+        add to the job's counters; `token` is that of the landing.
         """
         given = {"job": job_id, "leaders": self._listed(leaders)}
         found = connection.scalars(self._lock, given).all()
@@ -151,7 +153,7 @@ class Followers:
         for row in connection.execute(self._count, key).all():
             lifecycle.check_step(lifecycle.REQUEST_TRANSITIONS, RequestState.FOLLOWING, row.state)
             more[COUNTED_STATES[row.state]] += row.followers
-            for name in _TOKENS:
+            for name in TOKEN_COUNTS:
                 more[name] += int(getattr(row, name))
             if row.state == RequestState.DONE:
                 more["reused"] += row.followers
@@ -164,11 +166,8 @@ class Followers:
         return json.dumps(ids) if self._is_sqlite else ids
 
 
-_TOKENS = ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
-
-
 def _is_listed(column: sa.Column[int], name: str, *, is_sqlite: bool) -> sa.ColumnElement[bool]:
-    """Whether an id is in the array of this name, on SQLite one in JSON."""
+    """Whether an id is in the array parameter `name`, on SQLite one in JSON."""
     if is_sqlite:
         listed = sa.func.json_each(sa.bindparam(name, type_=sa.Text)).table_valued("value")
         return column.in_(sa.select(listed.c.value))

@@ -1,20 +1,26 @@
-"""Signs of life: each worker raises a counter, the sweeper looks whether it moves."""
+"""Signs of life: each worker raises a counter, and the sweeper sees whether it moves."""
+
+from datetime import timedelta
 
 import sqlalchemy as sa
 
 from nightjar.jobs.records import ComputeSeconds, MicroBatchState, WorkerHeartbeat
-from nightjar.jobs.store.base import StorePart, now
+from nightjar.jobs.store.common import now
+from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import micro_batch, worker
 
 _mb = micro_batch.c
 _SECONDS = ComputeSeconds.__slots__
 
 
-class HeartbeatStore(StorePart):
-    """What workers write of themselves."""
+class Heartbeats:
+    """What workers write of themselves, and who reads it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def beat(self, owner: str, seconds: ComputeSeconds) -> None:
-        """Raise the worker's counter: it lives. Every 2 s, from the worker's own thread.
+        """Raise the worker's counter, as a sign that it lives.
 
         `seconds` is what its compute processes have spent since the worker started.
         """
@@ -29,16 +35,16 @@ class HeartbeatStore(StorePart):
         statement = fresh.on_conflict_do_update(
             index_elements=[worker.c.owner], set_={"counter": worker.c.counter + 1, **written}
         )
-        # A probe: what takes longer than a worker may be silent is no sign of life.
+        # With the limit of a probe: a beat that takes longer is no sign of life.
         self._database.write(lambda connection: connection.execute(statement), probe=True)
 
     def compute_seconds(self) -> ComputeSeconds:
-        """What all workers, ended ones too, have said in their last beats, summed."""
+        """The sum over all workers of what their last beats said; ended workers count too."""
         sums = [sa.func.coalesce(sa.func.sum(worker.c[name]), 0.0) for name in _SECONDS]
         with self._database.reading() as connection:
             return ComputeSeconds(*connection.execute(sa.select(*sums)).one())
 
-    def heartbeats(self) -> list[WorkerHeartbeat]:
+    def of_lease_holders(self) -> list[WorkerHeartbeat]:
         """The counters of the workers that hold leases; 0 for one that never beat."""
         statement = (
             sa.select(_mb.owner, sa.func.coalesce(worker.c.counter, 0))
@@ -49,3 +55,10 @@ class HeartbeatStore(StorePart):
         )
         with self._database.reading() as connection:
             return [WorkerHeartbeat(owner, count) for owner, count in connection.execute(statement)]
+
+    def recent(self) -> list[WorkerHeartbeat]:
+        """The counters of the workers that have beaten within a day."""
+        since = worker.c.seen_at > now() - timedelta(days=1)
+        statement = sa.select(worker.c.owner, worker.c.counter).where(since)
+        with self._database.reading() as connection:
+            return [WorkerHeartbeat(*row) for row in connection.execute(statement)]

@@ -1,4 +1,4 @@
-"""What a transaction may do with a leased micro-batch that it holds: give it back, or end it."""
+"""Leases that a transaction holds: it may give them back or end them."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -8,11 +8,13 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import StoreError
-from nightjar.jobs.records import MicroBatchState, NewResult, RequestState, StopReason
-from nightjar.jobs.store.base import AnyRow, StorePart, stop_reason, stopped_result
-from nightjar.jobs.store.tables import job, micro_batch, request
+from nightjar.jobs.records import MicroBatchState, NewResult, RequestState
+from nightjar.jobs.store.common import AnyRow
+from nightjar.jobs.store.outcomes import Outcomes
+from nightjar.jobs.store.stop_reasons import find_stop, stopped_result
+from nightjar.jobs.store.tables import micro_batch, request
 
-# The statements of every micro-batch are built once: building costs more than running them.
+# Built once, as each micro-batch uses them: building costs more than running.
 _mb = micro_batch.c
 _HOLD = (
     sa.select(*_mb)
@@ -40,18 +42,24 @@ _CLOSE = (
     .where(_mb.id == sa.bindparam("closed"))
     .values(state=sa.bindparam("outcome"), owner=None)
 )
-_STOP = sa.select(job.c.cancel_requested, job.c.expired).where(job.c.id == sa.bindparam("job"))
 
 
-class HoldingPart(StorePart):
-    """Base of the parts that end leases."""
+class HeldLeases:
+    """Gives back or ends the leases that a transaction holds."""
 
-    def _release(
+    def __init__(self, outcomes: Outcomes) -> None:
+        self._outcomes = outcomes
+
+    def release(
         self, connection: Connection, leased: AnyRow, counted: sa.Column[int] | None = None
     ) -> None:
-        """Make a held micro-batch ready again, under the next epoch; one more is `counted`."""
+        """Make a held micro-batch ready again, under the next epoch.
+
+        `counted` is a column of the micro-batch that rises by one. The micro-batch of a stopped job
+        ends as cancelled instead.
+        """
         if find_stop(connection, leased.job_id):
-            self._end(connection, leased, (), MicroBatchState.CANCELLED)
+            self.end(connection, leased, (), MicroBatchState.CANCELLED)
             return
         lifecycle.check_step(
             lifecycle.MICRO_BATCH_TRANSITIONS, MicroBatchState.LEASED, MicroBatchState.READY
@@ -61,14 +69,18 @@ class HoldingPart(StorePart):
             values[counted.name] = counted + 1
         connection.execute(sa.update(micro_batch).where(_mb.id == leased.id).values(values))
 
-    def _end(
+    def end(
         self,
         connection: Connection,
         held: AnyRow,
         results: Sequence[NewResult],
         state: MicroBatchState,
     ) -> None:
-        """Close a micro-batch that this transaction holds, with an outcome for each request."""
+        """Close a held micro-batch with an outcome for each request.
+
+        Requests of a stopped job may lack their result and end as stopped. Raises StoreError for a
+        missing or a foreign result.
+        """
         indexes = unfinished(connection, held.id)
         given = {item.request_id for item in results}
         missing = indexes.keys() - given
@@ -79,27 +91,29 @@ class HoldingPart(StorePart):
             if reason is None:
                 raise StoreError(f"micro-batch {held.id} lacks results for {sorted(missing)[:5]}")
             stopped = [stopped_result(id_, reason) for id_ in sorted(missing)]
-        self._close(connection, held.id, state)
-        self._land(connection, held.job_id, [*results, *stopped], indexes)
+        close(connection, held.id, state)
+        self._outcomes.land(connection, held.job_id, [*results, *stopped], indexes)
 
-    def _close(self, connection: Connection, micro_batch_id: int, state: MicroBatchState) -> None:
-        lifecycle.check_step(lifecycle.MICRO_BATCH_TRANSITIONS, MicroBatchState.LEASED, state)
-        connection.execute(_CLOSE, {"closed": micro_batch_id, "outcome": state})
+
+def close(connection: Connection, micro_batch_id: int, state: MicroBatchState) -> None:
+    """Take a held micro-batch to its last state."""
+    lifecycle.check_step(lifecycle.MICRO_BATCH_TRANSITIONS, MicroBatchState.LEASED, state)
+    connection.execute(_CLOSE, {"closed": micro_batch_id, "outcome": state})
 
 
 def hold(connection: Connection, micro_batch_id: int, epoch: int, owner: str) -> AnyRow | None:
-    """The micro-batch, locked, if this owner still holds its lease at this epoch."""
+    """Lock the micro-batch; None if this owner does not hold its lease at this epoch."""
     key = {"held": micro_batch_id, "at_epoch": epoch, "by": owner}
     return connection.execute(_HOLD, key).one_or_none()
 
 
 def hold_all(connection: Connection, owner: str) -> Sequence[AnyRow]:
-    """Every micro-batch that this owner has leased, locked."""
+    """Lock every micro-batch that this owner has leased."""
     return connection.execute(_HOLD_ALL, {"by": owner}).all()
 
 
 def unfinished(connection: Connection, micro_batch_id: int) -> dict[int, int]:
-    """Row index of each request of the micro-batch that has no outcome yet, by request id."""
+    """The row index of each open request of the micro-batch, by the request's id."""
     rows = connection.execute(_UNFINISHED, {"micro_batch": micro_batch_id})
     return dict(rows.all())
 
@@ -108,8 +122,3 @@ def check_members(micro_batch_id: int, given: AbstractSet[int], members: Abstrac
     """Raise StoreError for results of requests that the micro-batch does not hold."""
     if foreign := given - members:
         raise StoreError(f"micro-batch {micro_batch_id} has no open requests {sorted(foreign)[:5]}")
-
-
-def find_stop(connection: Connection, job_id: str) -> StopReason | None:
-    """Why the job is to stop, if it is."""
-    return stop_reason(connection.execute(_STOP, {"job": job_id}).one())

@@ -1,9 +1,9 @@
-"""The order of landing: which results a job has got, in the order in which they became visible.
+"""The order of landing: the order in which a job's results became visible.
 
 Each transaction that lands results adds one row to `landing`, with the ids of their requests. Its
-place is taken from the job's row under the lock that counting takes anyway, and that lock is held
-until the commit. So whoever sees a place sees every place before it: a number that a sequence gave
-out could become visible before a smaller one.
+position comes from the job's row, under the lock that counting takes anyway and holds until the
+commit. So a reader that sees a position sees every position before it. Of a database sequence, a
+number could become visible before a smaller one.
 """
 
 import secrets
@@ -25,7 +25,7 @@ _NEXT = (
     .values(landed=job.c.landed + sa.bindparam("more_landed", type_=sa.BigInteger))
     .returning(job.c.landed)
 )
-# Results of processes of the version before, which number nothing.
+# Results of processes of the version before, which write no order.
 _UNNUMBERED = (
     sa.select(result.c.request_id, result.c.row_index)
     .where(
@@ -40,12 +40,12 @@ _UNNUMBERED = (
 
 
 def new_token() -> int:
-    """What a landing and its results have in common, and no other landing has."""
+    """A random number that a landing and its results share."""
     return secrets.randbits(63)
 
 
 class CountAndNote:
-    """Runs `count`, an update of the job's row, and adds the landing that it made room for.
+    """Runs `count`, an update of the job's row, and adds a landing at the position that it gives.
 
     On PostgreSQL both are one statement, so that landing costs no further round trip.
     """
@@ -104,9 +104,9 @@ def note(connection: Connection, job_id: str, ids: Sequence[int], token: int) ->
 
 
 def number_some(connection: Connection, job_id: str, after: int) -> int | None:
-    """Number results that have no place in the order yet, those of rows behind `after` first.
+    """Add some results to the order that are not in it, of rows behind `after`.
 
-    Returns the last row that was numbered; None if none is left.
+    Returns the last row that was added; None if none is left.
     """
     rows = connection.execute(_UNNUMBERED, {"job": job_id, "after": after}).all()
     if not rows:
@@ -118,14 +118,14 @@ def number_some(connection: Connection, job_id: str, after: int) -> int | None:
 
 
 def is_numbered(connection: Connection, job_id: str) -> bool:
-    """Whether every result of the job has its place in the order."""
+    """Whether every result of the job is in the order."""
     ended = job.c.completed + job.c.failed + job.c.cancelled
     statement = sa.select(job.c.landed - job.c.taken_back >= ended).where(job.c.id == job_id)
     return bool(connection.scalar(statement))
 
 
 def ids_from(connection: Connection, job_id: str, place: int, most: int) -> list[tuple[int, int]]:
-    """(request id, token of its landing) of up to `most` places, from this one on."""
+    """(request id, token of its landing) of up to `most` positions, from `place` on."""
     first = landing.c.first
     of_job = landing.c.job_id == job_id
     holds = sa.select(sa.func.max(first)).where(of_job, first <= place).scalar_subquery()

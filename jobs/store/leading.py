@@ -1,32 +1,35 @@
-"""Leaders: of several processes that could do the same, one does, and the others watch it.
+"""Leaders: of several processes that could do the same work, one does it.
 
-A leader's lease has an epoch, raised whenever it changes hands, and a counter, raised by its owner
-while it lives. Whether a counter stands still is for each observer to judge by its own monotonic
-clock (pipeline/leadership.py): no wall clock takes part.
+The row of a leader has an epoch, which rises whenever the lead changes hands, and a counter, which
+the owner raises while it lives. Each observer judges by its own monotonic clock whether a counter
+stands still (pipeline/leadership.py): no wall clock takes part.
 """
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.records import Leader
-from nightjar.jobs.store.base import StorePart
+from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import leader
 
 _row = leader.c
 _FIELDS = [_row[name] for name in Leader.__slots__]
 
 
-class LeaderStore(StorePart):
-    """What processes that may lead ask for."""
+class Leaders:
+    """Who leads, and how the lead changes hands."""
 
-    def leader(self, name: str) -> Leader | None:
-        """Who leads; None if nobody ever has."""
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def get(self, name: str) -> Leader | None:
+        """Who leads under this name; None if nobody ever has."""
         with self._database.reading() as connection:
             found = connection.execute(sa.select(*_FIELDS).where(_row.name == name)).one_or_none()
         return None if found is None else Leader(*found)
 
-    def take_lead(self, name: str, owner: str, seen: Leader | None) -> Leader | None:
-        """Lead in the place of what was `seen` there; None if that has changed since."""
+    def take(self, name: str, owner: str, seen: Leader | None) -> Leader | None:
+        """Take the lead from the leader that was `seen`; None if that one has changed since."""
         if seen is None:
             fresh = self._database.insert(leader).values(name=name, owner=owner, epoch=1, counter=0)
             taken = fresh.on_conflict_do_nothing(index_elements=[_row.name]).returning(*_FIELDS)
@@ -36,12 +39,12 @@ class LeaderStore(StorePart):
         values = {"owner": owner, "epoch": seen.epoch + 1, "counter": 0}
         return self._taken(moved.values(values).returning(*_FIELDS))
 
-    def renew_lead(self, held: Leader) -> bool:
-        """Raise the counter of a leader that lives; False if it leads no more."""
+    def renew(self, held: Leader) -> bool:
+        """Raise the counter of a leader; False if it has lost the lead."""
         return self._change(held, counter=_row.counter + 1)
 
     def resign(self, held: Leader) -> bool:
-        """Leave the lead, so that nobody has to wait; False if it was lost before."""
+        """Give up the lead, so that the next leader need not wait; False if it was lost before."""
         return self._change(held, owner=None)
 
     def _taken(self, statement: sa.sql.base.Executable) -> Leader | None:

@@ -1,7 +1,7 @@
 """Leases: a worker claims a micro-batch, computes it and finishes it, once.
 
-A lease is fenced by owner and epoch. Whoever takes a lease back raises the
-epoch; work that is finished under an older one is thrown away.
+A lease is fenced by owner and epoch. Whoever takes a lease back raises the epoch. Results that come
+under an older epoch are thrown away.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,15 @@ from nightjar.jobs.records import (
     NewResult,
     RequestError,
 )
-from nightjar.jobs.store.base import FAULT_STATUS, REF_COLUMNS, set_running
 from nightjar.jobs.store.bodies import load_body
-from nightjar.jobs.store.holding import MEMBERS, HoldingPart, hold, hold_all, unfinished
+from nightjar.jobs.store.common import FAULT_STATUS, REF_COLUMNS, set_running
+from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.holding import MEMBERS, HeldLeases, hold, hold_all, unfinished
+from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.segments import unpack_segments
 from nightjar.jobs.store.tables import job, micro_batch, request
 
-# The statements of every micro-batch are built once: building costs more than running them.
+# Built once, as each micro-batch uses them: building costs more than running.
 _mb = micro_batch.c
 _CLAIM = (
     sa.update(micro_batch)
@@ -39,7 +41,7 @@ _CLAIM = (
     .returning(*_mb)
 )
 _OWNING_JOB = sa.select(job.c.cancel_requested, job.c.state).where(job.c.id == sa.bindparam("job"))
-# Nobody has computed it, so that its epoch stands; the dispatcher finds it once the job goes on.
+# The epoch stays, as nobody has computed it. The dispatcher finds it when the job goes on.
 _LEAVE = (
     sa.update(micro_batch)
     .where(_mb.id == sa.bindparam("left"))
@@ -60,18 +62,23 @@ _CLAIMED_REQUESTS = (
 )
 
 
-class LeaseStore(HoldingPart):
-    """What workers and the sweeper ask for."""
+class Leases:
+    """Micro-batches that workers compute: claim them, finish them, give them back."""
+
+    def __init__(self, database: Database, outcomes: Outcomes) -> None:
+        self._database = database
+        self._outcomes = outcomes
+        self._held = HeldLeases(outcomes)
 
     def claim(
         self, micro_batch_id: int, epoch: int, owner: str, fingerprint: str = ""
     ) -> ClaimedMicroBatch | None:
         """Lease a micro-batch to `owner`; committed before the caller computes anything.
 
-        `fingerprint` is of the model that the owner serves. None if the micro-batch was planned
-        for another one, if the message is stale or a duplicate (acknowledge it and go on), if
-        the job was stopped: then its requests end as such, or if it is paused. The
-        first claim of a job sets it running.
+        `fingerprint` is of the model that the owner serves. Gives None if the micro-batch was
+        planned for another model, if the message is stale or a duplicate, or if the job is paused
+        or stopped: acknowledge the message and go on. The requests of a stopped job end. The first
+        claim of a job sets it running.
         """
 
         def work(connection: Connection) -> ClaimedMicroBatch | None:
@@ -86,7 +93,7 @@ class LeaseStore(HoldingPart):
                 return None
             owning = connection.execute(_OWNING_JOB, {"job": leased.job_id}).one()
             if owning.cancel_requested:
-                self._end(connection, leased, (), MicroBatchState.CANCELLED)
+                self._held.end(connection, leased, (), MicroBatchState.CANCELLED)
                 return None
             if owning.state == JobState.PAUSED:
                 connection.execute(_LEAVE, {"left": leased.id})
@@ -95,33 +102,33 @@ class LeaseStore(HoldingPart):
                 set_running(connection, leased.job_id)
             return _claimed(connection, leased)
 
-        # Not durable: a claim that a power cut undoes leaves results that `finish` throws away.
-        return self._write_landing(work, durable=False)
+        # Not durable: if a power cut undoes a claim, `finish` throws its results away.
+        return self._outcomes.write(work, durable=False)
 
     def finish(
         self, micro_batch_id: int, epoch: int, owner: str, results: Sequence[NewResult]
     ) -> bool:
         """Land the outcomes of a leased micro-batch, in one transaction.
 
-        False if the lease is no longer this owner's: the results are thrown away.
-        Every request needs its result; those of a cancelled job may lack it and
-        then end as cancelled. Raises StoreError for a missing or a foreign result,
-        and nothing lands.
+        Gives False if the lease is no longer this owner's: the results are thrown away. Every
+        request needs its result; those of a stopped job may lack it and then end as stopped.
+        Raises StoreError for a missing or a foreign result, and nothing lands.
         """
 
         def work(connection: Connection) -> bool:
             leased = hold(connection, micro_batch_id, epoch, owner)
             if leased is None:
                 return False
-            self._end(connection, leased, results, MicroBatchState.DONE)
+            self._held.end(connection, leased, results, MicroBatchState.DONE)
             return True
 
-        return self._write_landing(work)
+        return self._outcomes.write(work)
 
-    def fail_micro_batch(
-        self, micro_batch_id: int, epoch: int, owner: str, error: RequestError
-    ) -> bool:
-        """End a leased micro-batch with the same error for each request that has no outcome."""
+    def fail(self, micro_batch_id: int, epoch: int, owner: str, error: RequestError) -> bool:
+        """End a leased micro-batch with the same error for each request that has no outcome.
+
+        Gives False if the lease is no longer this owner's.
+        """
 
         def work(connection: Connection) -> bool:
             leased = hold(connection, micro_batch_id, epoch, owner)
@@ -131,29 +138,29 @@ class LeaseStore(HoldingPart):
                 NewResult(id_, FAULT_STATUS, None, error)
                 for id_ in unfinished(connection, micro_batch_id)
             ]
-            self._end(connection, leased, results, MicroBatchState.DONE)
+            self._held.end(connection, leased, results, MicroBatchState.DONE)
             return True
 
-        return self._write_landing(work)
+        return self._outcomes.write(work)
 
     def give_back(self, micro_batch_id: int, epoch: int, owner: str) -> bool:
-        """Return a lease unfinished: the epoch rises and the micro-batch is ready again.
+        """Return a lease unfinished: the micro-batch is ready again, under the next epoch.
 
-        A cancelled job's micro-batch ends as cancelled instead. False if the lease
-        was not this owner's any more.
+        A stopped job's micro-batch ends as cancelled instead. Gives False if the lease is no
+        longer this owner's.
         """
 
         def work(connection: Connection) -> bool:
             leased = hold(connection, micro_batch_id, epoch, owner)
             if leased is None:
                 return False
-            self._release(connection, leased)
+            self._held.release(connection, leased)
             return True
 
-        return self._write_landing(work)
+        return self._outcomes.write(work)
 
-    def leased(self, owner: str) -> list[MicroBatchRef]:
-        """The micro-batches that this owner holds."""
+    def held_by(self, owner: str) -> list[MicroBatchRef]:
+        """The micro-batches that this owner has leased."""
         statement = sa.select(*REF_COLUMNS).where(
             _mb.state == MicroBatchState.LEASED, _mb.owner == owner
         )
@@ -161,15 +168,15 @@ class LeaseStore(HoldingPart):
             return [MicroBatchRef(*row) for row in connection.execute(statement)]
 
     def give_back_all(self, owner: str) -> int:
-        """Return every lease of a worker that leaves; returns how many there were."""
+        """Give back every lease of a worker; returns how many there were."""
 
         def work(connection: Connection) -> int:
             held = hold_all(connection, owner)
             for leased in held:
-                self._release(connection, leased)
+                self._held.release(connection, leased)
             return len(held)
 
-        return self._write_landing(work)
+        return self._outcomes.write(work)
 
 
 def _claimed(connection: Connection, leased: Row[Any]) -> ClaimedMicroBatch:

@@ -1,8 +1,8 @@
-"""Followers that their leader's end has left behind.
+"""Orphans: followers whose leader has ended without them.
 
-Whoever ends a leader ends its followers with it, or in the transactions right after, where they
-are many. A process may die in between. The followers are found where nothing else of the job is
-under way.
+Whoever ends a leader ends its followers in the same transaction, or, if they are many, in the next
+ones. A process may die in between. Its orphans are found in jobs of which nothing else is under
+way.
 """
 
 import math
@@ -12,9 +12,12 @@ from functools import partial
 import sqlalchemy as sa
 
 from nightjar.jobs.records import JobState, MicroBatchState
-from nightjar.jobs.store.base import AWAITS_PLAN, OPEN_JOBS, StorePart, Turns, has_rows
+from nightjar.jobs.store.common import AWAITS_PLAN, OPEN_JOBS, has_rows
+from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.following import IS_FOLLOWING
+from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.tables import job, micro_batch, request
+from nightjar.jobs.store.turns import Turns
 
 _UNDER_WAY = [MicroBatchState.READY, MicroBatchState.DISPATCHED, MicroBatchState.LEASED]
 _of_job = request.c.job_id == job.c.id
@@ -29,13 +32,17 @@ _WAITING_FOR_NOTHING = sa.select(job.c.id).where(
 )
 
 
-class OrphanStore(StorePart):
-    """What the sweeper asks for."""
+class Orphans:
+    """Followers whose leader has ended without them."""
 
-    def land_orphans(self, patience_s: float = math.inf) -> int:
-        """Give followers whose leaders have ended without them the same end; returns how many.
+    def __init__(self, database: Database, outcomes: Outcomes) -> None:
+        self._database = database
+        self._outcomes = outcomes
 
-        No step begins after `patience_s` seconds; what is left then is for the next call.
+    def land(self, patience_s: float = math.inf) -> int:
+        """Give orphans the end of their leaders; returns how many landed.
+
+        No step begins after `patience_s` seconds; the next call goes on with the rest.
         """
         deadline = time.monotonic() + patience_s
         with self._database.reading() as connection:
@@ -43,7 +50,7 @@ class OrphanStore(StorePart):
         turns = Turns(self._database)
         landed = 0
         for job_id in jobs:
-            while step := self._database.write(partial(self._land_some, job_id=job_id)):
+            while step := self._database.write(partial(self._outcomes.land_some, job_id=job_id)):
                 landed += step
                 if time.monotonic() >= deadline:
                     return landed

@@ -1,6 +1,6 @@
 """Planning and dispatching: requests become micro-batches, micro-batches become messages."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,18 +16,18 @@ from nightjar.jobs.records import (
     NewMicroBatch,
     NewResult,
     RequestError,
-    RequestState,
 )
 from nightjar.jobs.store.backlog import RANK
-from nightjar.jobs.store.base import (
+from nightjar.jobs.store.bulk import BulkUpdate
+from nightjar.jobs.store.common import (
     FAULT_STATUS,
     REF_COLUMNS,
-    StorePart,
     has_rows,
     set_running,
 )
-from nightjar.jobs.store.bulk import BulkUpdate
 from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.outcomes import Outcomes
+from nightjar.jobs.store.plans import MEMBERSHIP, insert_micro_batches, lock_queued, members
 from nightjar.jobs.store.segments import pack_segments
 from nightjar.jobs.store.tables import (
     NO_TOKENS,
@@ -40,8 +40,7 @@ from nightjar.jobs.store.tables import (
 
 REJECTED_STATUS = 400
 _mb = micro_batch.c
-_MEMBERSHIP = ("state", "micro_batch_id", "segments", "prompt_vector")
-# The statements of every tick and of every plan are built once: building costs more than running.
+# Built once, as each tick and each plan uses them: building costs more than running.
 _IN_FLIGHT = (
     sa.select(_mb.fingerprint, _mb.state, sa.func.count())
     .where(_mb.state.in_([MicroBatchState.DISPATCHED, MicroBatchState.LEASED]))
@@ -52,7 +51,7 @@ _PLANNED = (
     .where(job.c.id == sa.bindparam("of_job"), job.c.plan_failures > 0)
     .values(plan_failures=0, plan_error=None)
 )
-# With the partial index's own condition, so that the planner of SQL sees that it fits.
+# Repeats the condition of the partial index, so that the database uses that index.
 _IS_READY_FOR = sa.and_(_mb.fingerprint == sa.bindparam("of_model"), READY_ALONE)
 # The next model that has ready micro-batches: a step in the index for each, however many wait.
 _NEXT_MODEL = (
@@ -88,15 +87,15 @@ _SUSPECTS = (
     .limit(sa.bindparam("most"))
 )
 _DISPATCHED = _REFS.where(_mb.state == MicroBatchState.DISPATCHED)
-_INSERT_MICRO_BATCHES = sa.insert(micro_batch).returning(_mb.id, sort_by_parameter_order=True)
 
 
-class PlanningStore(StorePart):
-    """What the planner and the dispatcher ask for."""
+class Planning:
+    """Stores plans, and says which micro-batches are to be dispatched."""
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
-        self._join_requests = BulkUpdate(database, request, _MEMBERSHIP)
+    def __init__(self, database: Database, outcomes: Outcomes) -> None:
+        self._database = database
+        self._outcomes = outcomes
+        self._join_requests = BulkUpdate(database, request, MEMBERSHIP)
         self._set_tokens = BulkUpdate(database, request, ("segments",))
 
     def save_plan(
@@ -109,15 +108,15 @@ class PlanningStore(StorePart):
         *,
         fingerprint: str = "",
     ) -> list[MicroBatchRef]:
-        """Store micro-batches with their requests' token ids; land what need not be computed.
+        """Store micro-batches with their requests' token ids, in one transaction.
 
-        That is a failure for each of the rejected, and the answers that are known already.
+        `rejected` become failures; `answered` become results without being computed. `fingerprint`
+        is of the model that the requests were encoded for; only its workers may claim them.
 
-        `fingerprint` is of the model that they were encoded for; no other may claim them.
-        One transaction. A request that is no longer queued (another planner was
-        faster, the job was cancelled) is left alone, and with it the whole
-        micro-batch that it would have joined; the others of that micro-batch
-        stay queued. Returns the micro-batches that were stored.
+        A request may not be queued any more: another planner was faster, or the job was stopped.
+        Then the micro-batch that it would have joined is not stored, and its other requests stay
+        queued. Returns the micro-batches that were stored; raises StoreError for a plan that does
+        not add up.
         """
         wanted = [id_ for item in micro_batches for id_ in item.request_ids]
         missing = set(wanted) - {item.id for item in encoded}
@@ -137,15 +136,15 @@ class PlanningStore(StorePart):
             return []
 
         def work(connection: Connection) -> list[MicroBatchRef]:
-            indexes = _lock_queued(connection, job_id, ids)
+            indexes = lock_queued(connection, job_id, ids)
             stored = [item for item in micro_batches if indexes.keys() >= set(item.request_ids)]
-            refs = _insert_micro_batches(connection, job_id, stored, fingerprint)
-            self._join_requests.run(connection, _members(refs, stored, packed))
+            refs = insert_micro_batches(connection, job_id, stored, fingerprint)
+            self._join_requests.run(connection, members(refs, stored, packed))
             if answered:
                 set_running(connection, job_id)
             landing = [item for item in known if item.request_id in indexes]
-            self._land(connection, job_id, landing, indexes)
-            # Not those that failed through a fault of ours: they may be retried.
+            self._outcomes.land(connection, job_id, landing, indexes)
+            # Not those that failed through a fault of Nightjar: they may be retried.
             over = [
                 item
                 for item in landing
@@ -155,7 +154,7 @@ class PlanningStore(StorePart):
             connection.execute(_PLANNED, {"of_job": job_id})
             return refs
 
-        return self._write_landing(work)
+        return self._outcomes.write(work)
 
     def dispatchable(self, window: int, per_lease: int = 0) -> list[MicroBatchRef]:
         """Ready micro-batches, of the job of the first rank first; no more than there is room.
@@ -188,11 +187,11 @@ class PlanningStore(StorePart):
             return _refs(connection, _DISPATCHED)
 
     def mark_dispatched(self, refs: Collection[MicroBatchRef]) -> None:
-        """Note that the messages were published; one that was claimed meanwhile stays claimed."""
+        """Note that the messages were published; a micro-batch that was claimed stays claimed."""
         self._step(refs, MicroBatchState.READY, MicroBatchState.DISPATCHED)
 
     def requeue(self, refs: Collection[MicroBatchRef]) -> None:
-        """Dispatched micro-batches whose messages were lost become ready again."""
+        """Make dispatched micro-batches ready again, as their messages were lost."""
         self._step(refs, MicroBatchState.DISPATCHED, MicroBatchState.READY)
 
     def _step(
@@ -213,12 +212,12 @@ class PlanningStore(StorePart):
         )
         # In the order of ids, so that two dispatchers lock the rows alike.
         keys = [{"ref_id": ref.id, "ref_epoch": ref.epoch} for ref in sorted(refs, key=_by_id)]
-        # Not durable: undone, a message is sent once more, and the claim finds it a duplicate.
+        # Not durable: if it is undone, a message is sent twice, and one claim finds nothing.
         self._database.write(lambda connection: connection.execute(statement, keys), durable=False)
 
 
 def _status(error: RequestError) -> int:
-    """What the planner refused is the request's fault, unless the planner itself failed."""
+    """The status of a request that the planner refused; a fault of the planner is no 400."""
     return FAULT_STATUS if error.code == "internal_error" else REJECTED_STATUS
 
 
@@ -260,72 +259,3 @@ def _refs(
     connection: Connection, statement: sa.Select[Any], **values: object
 ) -> list[MicroBatchRef]:
     return [MicroBatchRef(*row) for row in connection.execute(statement, values)]
-
-
-def _lock_queued(connection: Connection, job_id: str, ids: Sequence[int]) -> dict[int, int]:
-    """Row indexes of those requests that are still queued, locked until the transaction ends."""
-    open_job = sa.exists().where(job.c.id == job_id, ~job.c.cancel_requested)
-    statement = (
-        sa.select(request.c.id, request.c.row_index)
-        .where(
-            # By ids alone: PostgreSQL without statistics reads the whole job by its index.
-            sa.func.coalesce(request.c.job_id, "") == job_id,
-            request.c.id.between(min(ids), max(ids)),
-            request.c.state == RequestState.QUEUED,
-            open_job,
-        )
-        .order_by(request.c.id)
-        .with_for_update(of=request)
-    )
-    wanted = set(ids)
-    return {id_: index for id_, index in connection.execute(statement).all() if id_ in wanted}
-
-
-def _insert_micro_batches(
-    connection: Connection, job_id: str, items: Sequence[NewMicroBatch], fingerprint: str
-) -> list[MicroBatchRef]:
-    if not items:
-        return []
-    rows = [
-        {
-            "job_id": job_id,
-            "kind": item.kind,
-            "bucket": item.bucket,
-            "size": len(item.request_ids),
-            "tokens": item.tokens,
-            "state": MicroBatchState.READY,
-            "epoch": 0,
-            "attempts": 0,
-            "crashes": 0,
-            "fingerprint": fingerprint,
-        }
-        for item in items
-    ]
-    ids = connection.scalars(_INSERT_MICRO_BATCHES, rows).all()
-    return [
-        MicroBatchRef(
-            id_,
-            0,
-            job_id,
-            item.kind,
-            item.bucket,
-            len(item.request_ids),
-            item.tokens,
-            fingerprint=fingerprint,
-        )
-        for id_, item in zip(ids, items, strict=True)
-    ]
-
-
-def _members(
-    refs: Sequence[MicroBatchRef],
-    stored: Sequence[NewMicroBatch],
-    packed: Mapping[int, tuple[bytes, str | None]],
-) -> list[tuple[Any, ...]]:
-    """The values of _MEMBERSHIP and the id of each request that joins a micro-batch."""
-    planned = RequestState.PLANNED.value
-    return [
-        (planned, ref.id, *packed[id_], id_)
-        for ref, item in zip(refs, stored, strict=True)
-        for id_ in item.request_ids
-    ]

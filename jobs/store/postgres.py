@@ -1,9 +1,9 @@
-"""Time limits towards PostgreSQL, the server's and our own.
+"""Time limits towards PostgreSQL, on the server and on this side.
 
-The server ends a statement that takes too long or waits too long for a lock. It cannot speak where
-the network stands still: behind a proxy that is frozen but still acknowledges every packet, neither
-keepalives nor `tcp_user_timeout` notice. So each wait for an answer has a limit here, too; when it
-is over, the connection is closed.
+The server ends a statement that takes too long or waits too long for a lock. If the network stands
+still, its answer does not arrive. Behind a frozen proxy that still acknowledges every packet,
+neither keepalives nor `tcp_user_timeout` notice. So each wait for an answer has a limit here, too,
+and the connection is closed after it.
 """
 
 from typing import Any, TypeVar
@@ -17,20 +17,20 @@ from sqlalchemy.engine import URL, Engine
 Given = TypeVar("Given")
 
 PROBE_LIMIT_S = 5.0
-"""For a connection that is tried before it is used, for `/health` and for a heartbeat."""
+"""For the ping before a connection is used, for `/health` and for a heartbeat."""
 
 STATEMENT_LIMIT_S = 60.0
 BULK_LIMIT_S = 1800.0
 """For a statement that lands an upload of millions of rows."""
 
 _LOCK_LIMIT_S = 30.0
-# Between the statements of a transaction. Of a machine that has lost its power, or its network, in
-# a transaction the server hears nothing, and would keep the locks for two hours. Shorter than the
-# limit above, so that those who wait for the locks get them.
+# Between the statements of a transaction. If a client loses its power or its network, the server
+# hears nothing and would keep the locks for two hours. Shorter than the limit above, so that those
+# who wait for the locks get them.
 _IDLE_LIMIT_S = 15.0
-_MARGIN_S = 10.0  # the server's own limit comes first: it says more
+_MARGIN_S = 10.0  # the server's limit comes first: its error says more
 
-# Those that the URL names win.
+# The URL may override them.
 _TCP = {
     "connect_timeout": 5,
     "keepalives": 1,
@@ -58,15 +58,15 @@ class LimitedConnection(psycopg.Connection[Any]):
 
 
 def connect_args(url: URL) -> dict[str, Any]:
-    """What psycopg is given beside the URL."""
+    """The arguments that psycopg gets beside the URL."""
     given = {name: value for name, value in _TCP.items() if name not in url.query}
-    # A prepared statement keeps the plan of the day when the tables were small, until they are
-    # analysed: a million new rows were read through every second.
+    # No prepared statements: they keep a plan from when the tables were small, until the next
+    # ANALYZE. With such a plan a million new rows were scanned every second.
     return {"prepare_threshold": None, **given}
 
 
 def set_limits(engine: Engine, *, statements: bool) -> None:
-    """Limit what the engine's connections wait; `statements` is False for migrations."""
+    """Limit how long the engine's connections wait; `statements` is False for migrations."""
 
     @event.listens_for(engine, "do_connect")
     def connect(
@@ -96,7 +96,7 @@ def set_limits(engine: Engine, *, statements: bool) -> None:
 
 
 def limit_on_server(connection: LimitedConnection, limit_s: float) -> None:
-    """Let the server end statements after so long; the wait on this side is a little longer."""
+    """Let the server end statements after `limit_s`; this side waits a little longer."""
     limits = {
         "statement_timeout": limit_s,
         "lock_timeout": _LOCK_LIMIT_S,

@@ -1,7 +1,7 @@
-"""Taking apart what was planned for a model that is not served any more.
+"""Replanning: plans for a model that is not served any more are taken apart.
 
-Token ids mean something to the tokenizer that made them alone: the requests are queued again, to be
-encoded for the model that is served now.
+Token ids have a meaning for one tokenizer only. So the requests are queued again, to be encoded for
+the model that is served now.
 """
 
 import sqlalchemy as sa
@@ -9,13 +9,14 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.records import MicroBatchRef, MicroBatchState, RequestState
-from nightjar.jobs.store.base import REF_COLUMNS, StorePart
+from nightjar.jobs.store.common import REF_COLUMNS
+from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import READY_ALONE, micro_batch, request
 
 _mb = micro_batch.c
 _WAITING = (MicroBatchState.READY, MicroBatchState.DISPATCHED)
 _OTHER = _mb.fingerprint != sa.bindparam("served")
-# Apart, so that each is a step in an index: what is dispatched is never much.
+# Separate statements, so that each is a step in an index. What is dispatched is never much.
 _OTHERS_READY = tuple(
     sa.select(_mb.id).where(READY_ALONE, other).limit(sa.bindparam("most"))
     for other in (
@@ -36,20 +37,23 @@ _LOCKED = (
 )
 
 
-class ReplanningStore(StorePart):
-    """What the planner asks for when it serves another model than before."""
+class Replanning:
+    """Takes plans apart when the planner serves another model than before."""
 
-    def replan_others(
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def take_apart_others(
         self, served: str, most: int, *, unnamed_alone: bool = False
     ) -> list[MicroBatchRef]:
-        """Queue the requests of micro-batches again that nobody computes and no `served` model can.
+        """Take apart micro-batches of other models, and queue their requests again.
 
-        `served` is the fingerprint of the model that is planned for now. At most `most`
-        micro-batches, in one transaction; returns those that were taken apart, none when there are
-        none left. What is leased is left to its worker. `unnamed_alone`: only those that a
-        version has planned which did not name the model.
+        Takes at most `most` micro-batches, in one transaction, and none that is leased: its worker
+        finishes it. Returns those that were taken apart; none when none are left. `served` is the
+        fingerprint of the model that is planned for now. `unnamed_alone` takes only micro-batches
+        whose planner, of an older version, did not name the model.
         """
-        with self._database.reading() as connection:  # most looks find none, and need no lock
+        with self._database.reading() as connection:  # most calls find none, and need no lock
             ids = _waiting_for_others(connection, served, most, unnamed_alone=unnamed_alone)
         if not ids:
             return []
@@ -84,7 +88,7 @@ def _take_apart(connection: Connection, micro_batches: list[int]) -> None:
         .where(_mb.id.in_(micro_batches))
         .values(state=MicroBatchState.REPLANNED)
     )
-    # The old token ids stay until the planner writes the new ones over them.
+    # The old token ids stay until the planner overwrites them.
     connection.execute(
         sa.update(request)
         .where(request.c.micro_batch_id.in_(micro_batches), request.c.state == RequestState.PLANNED)

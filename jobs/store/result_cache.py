@@ -1,6 +1,6 @@
 """Answers and scores that are kept, so that later jobs need not compute them again.
 
-They may stand in a database of their own. Losing any of them costs computing, nothing else.
+They may be in a database of their own. To lose any of them costs computing, nothing else.
 """
 
 import json
@@ -12,55 +12,55 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.records import CachedAnswer, CachedScore
-from nightjar.jobs.store.base import StorePart, dump_json, load_json, now
 from nightjar.jobs.store.bulk import BulkInsert, driver_value
+from nightjar.jobs.store.common import TOKEN_COUNTS, now
 from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.json_text import dump_json, load_json
 from nightjar.jobs.store.tables import cached_result, cached_score
 
-# One that is larger would push many others out; computing it again is the smaller evil.
+# A larger one would push many others out of the cache.
 MOST_BODY_CHARACTERS = 1 << 20
 ROWS_PER_STEP = 1_000
 
-_COUNTS = ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
-_COLUMNS = ("key", "body", *_COUNTS, "finish_reason", "created_at")
+_COLUMNS = ("key", "body", *TOKEN_COUNTS, "finish_reason", "created_at")
 _ANSWER = [cached_result.c[name] for name in CachedAnswer.__slots__]
 _SCORE = [cached_score.c[name] for name in CachedScore.__slots__]
 
 
-class CacheStore(StorePart):
-    """What planners look up and workers leave."""
+class AnswerCache:
+    """Answers and scores that planners and workers look up, and that workers keep."""
 
     def __init__(self, database: Database) -> None:
-        super().__init__(database)
+        self._database = database
         self._insert_answers = BulkInsert(database, cached_result, _COLUMNS)
         names = (*CachedScore.__slots__, "created_at")
         self._insert_scores = BulkInsert(database, cached_score, names)
 
-    def cached(self, keys: Sequence[str], youngest_s: float) -> dict[str, CachedAnswer]:
-        """The answers of these keys that are at most so old, by the wall clock."""
+    def find_answers(self, keys: Sequence[str], youngest_s: float) -> dict[str, CachedAnswer]:
+        """The answers with these keys that are at most `youngest_s` old, by the wall clock."""
         rows = self._found(cached_result, _ANSWER, keys, youngest_s)
         return {key: CachedAnswer(key, load_json(body), *rest) for key, body, *rest in rows}
 
-    def cached_scores(self, keys: Sequence[str], youngest_s: float) -> dict[str, CachedScore]:
-        """The same of scores."""
+    def find_scores(self, keys: Sequence[str], youngest_s: float) -> dict[str, CachedScore]:
+        """The scores with these keys that are at most `youngest_s` old, by the wall clock."""
         rows = self._found(cached_score, _SCORE, keys, youngest_s)
         return {row[0]: CachedScore(*row) for row in rows}
 
-    def keep(self, answers: Sequence[CachedAnswer]) -> int:
-        """Keep answers; of a key that is there the older one stays. Returns how many were new."""
+    def keep_answers(self, answers: Sequence[CachedAnswer]) -> int:
+        """Keep answers whose keys are new; returns how many these were."""
         moment = driver_value(self._database, cached_result.c.created_at, now())
         return self._keep(self._insert_answers, list(_rows(answers, moment)))
 
     def keep_scores(self, scores: Sequence[CachedScore]) -> int:
-        """The same of scores."""
+        """Keep scores whose keys are new; returns how many these were."""
         moment = driver_value(self._database, cached_score.c.created_at, now())
         rows = [(item.key, item.mean_nll, item.token_count, moment) for item in scores]
         return self._keep(self._insert_scores, rows)
 
     def drop_old(self, most_answers: int, most_scores: int, oldest_s: float) -> int:
-        """Let the oldest go until no more than so many are there, none older than `oldest_s`.
+        """Drop the oldest, until no more than so many are there and none is older than `oldest_s`.
 
-        Returns how many went.
+        Returns how many were dropped.
         """
         bounds = ((cached_result, most_answers), (cached_score, most_scores))
         return sum(
@@ -86,13 +86,13 @@ class CacheStore(StorePart):
             return [tuple(row) for row in connection.execute(statement, {"keys": listed})]
 
     def _keep(self, insert: BulkInsert, rows: list[tuple[Any, ...]]) -> int:
-        # In one order, so that two workers that keep the same never wait in a circle.
+        # Sorted, so that two workers that keep the same answers never wait for each other.
         rows.sort(key=lambda row: str(row[0]))
 
         def work(connection: Connection) -> int:
             return insert.run(connection, rows)
 
-        # Not durable: what a power cut takes is computed again.
+        # Not durable: what a power cut undoes is computed again.
         return self._database.write(work, durable=False) if rows else 0
 
     def _drop(self, table: sa.Table, which: sa.Select[int]) -> int:
@@ -106,7 +106,7 @@ class CacheStore(StorePart):
 
 
 def _too_many(table: sa.Table, most_rows: int, oldest_s: float) -> Iterator[sa.Select[int]]:
-    """The next rows that are too old, and the next that are too many: their ids."""
+    """Two selections of ids: the next rows that are too old, the next that are too many."""
     row, before = table.c, now() - timedelta(seconds=oldest_s)
     oldest = sa.select(row.id, row.created_at).order_by(row.id).limit(ROWS_PER_STEP).subquery()
     yield sa.select(oldest.c.id).where(oldest.c.created_at <= before)
@@ -118,7 +118,7 @@ def _rows(answers: Sequence[CachedAnswer], moment: object) -> Iterator[tuple[obj
     for item in answers:
         body = dump_json(item.body)
         if len(body) <= MOST_BODY_CHARACTERS:
-            counts = [getattr(item, name) for name in _COUNTS]
+            counts = [getattr(item, name) for name in TOKEN_COUNTS]
             yield (item.key, body, *counts, item.finish_reason, moment)
 
 

@@ -1,4 +1,4 @@
-"""Retrying by hand: requests that failed through no fault of their own get another chance."""
+"""Retrying by hand: requests that failed through no fault of their own are computed again."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -10,8 +10,10 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import LifecycleError
 from nightjar.jobs.records import JobState, RequestState
-from nightjar.jobs.store.base import FAULT_STATUS, AnyRow, StorePart, now
-from nightjar.jobs.store.reading import find_job
+from nightjar.jobs.store.common import FAULT_STATUS, AnyRow, now
+from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.job_rows import find_job
+from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.suspects import CRASHED_CODE, isolate
 from nightjar.jobs.store.tables import job, micro_batch, request, result
 
@@ -46,34 +48,38 @@ _FAILURES = (
     .limit(REQUESTS_PER_STEP)
     .with_for_update(of=request)
 )
-# These go on; a job that runs, waits or is paused stays what it is.
+# These jobs go on; one that runs, waits or is paused keeps its state.
 _OVER = [JobState.COMPLETED_WITH_FAILURES, JobState.FAILED]
 
 
-class RetryStore(StorePart):
-    """How failures are taken back."""
+class Retries:
+    """Takes failures back."""
+
+    def __init__(self, database: Database, outcomes: Outcomes) -> None:
+        self._database = database
+        self._outcomes = outcomes
 
     def retry(self, job_id: str) -> int:
-        """Give the job's failed requests another chance; returns how many there are.
+        """Queue the job's failed requests again; returns how many there are.
 
-        Those are the failures that are not the request's own fault (status 500 and above).
-        Requests that had crashed are computed alone from the start, and counted anew; the others
-        are planned again. The completion window of a job that was over, or whose deadline has
-        passed, begins anew: the next sweep would end it otherwise. Raises UnknownJobError, and
-        LifecycleError for a job that was cancelled or has expired.
+        Failures that are the request's own fault (a status below 500) stay. Requests that had
+        crashed are computed alone from the start, and their crashes are counted from 0; the others
+        are planned again. If the job was over or its deadline has passed, its completion window
+        begins again: else the next sweep would end it. Raises UnknownJobError, and LifecycleError
+        for a job that was cancelled or has expired.
         """
         with self._database.reading() as connection:
             state = find_job(connection, job_id).state
         if state not in lifecycle.RETRIABLE:
             raise LifecycleError(f"job {job_id} is {state.value}: nothing of it can be retried")
         retried, after = 0, -1
-        while rows := self._database.write(partial(self._retry, job_id=job_id, after=after)):
+        while rows := self._database.write(partial(self.take_back, job_id=job_id, after=after)):
             retried += len(rows)
             after = rows[-1].row_index
         return retried
 
-    def _retry(self, connection: Connection, job_id: str, after: int) -> Sequence[AnyRow]:
-        """One step, a transaction: the failed rows behind `after` that it took back."""
+    def take_back(self, connection: Connection, job_id: str, after: int) -> Sequence[AnyRow]:
+        """Take back some failures behind the row `after`; gives their rows."""
         rows = connection.execute(_FAILURES, {"job": job_id, "after": after}).all()
         if not rows:
             return ()
@@ -89,13 +95,13 @@ class RetryStore(StorePart):
         _step(connection, again, RequestState.QUEUED, micro_batch_id=None)
         _step(connection, [row.id for row in led], RequestState.FOLLOWING)
         _reopen(connection, job_id, rows)
-        # A leader of a step before may have ended again since.
-        self._land_followers(connection, job_id, {row.leader_id for row in led})
+        # The leader may have ended again since an earlier step.
+        self._outcomes.land_followers(connection, job_id, {row.leader_id for row in led})
         return rows
 
 
 def _reopen(connection: Connection, job_id: str, rows: Sequence[AnyRow]) -> None:
-    """Take failures off the job's count, and let it go on if it was over."""
+    """Subtract failures from the job's counters, and let it go on if it was over."""
     emptied = sum(row.landing is not None for row in rows)
     row = connection.execute(
         sa.select(job.c.state, job.c.created_at, job.c.expires_at, job.c.completion_window_s)
@@ -117,12 +123,12 @@ def _reopen(connection: Connection, job_id: str, rows: Sequence[AnyRow]) -> None
 
 
 def _new_deadline(row: AnyRow) -> dict[str, object]:
-    """A job that was over, or whose deadline has passed, gets its completion window once more."""
+    """The next deadline of a job that was over or whose deadline has passed; else nothing."""
     moment = now()
     if row.expires_at is None or (row.state not in _OVER and row.expires_at > moment):
         return {}
     window_s = row.completion_window_s
-    if window_s is None:  # of the version before
+    if window_s is None:  # a job of the version before
         window_s = (row.expires_at - row.created_at).total_seconds()
     expires_at = moment + timedelta(seconds=window_s)
     return {"expires_at": expires_at, "completion_window_s": window_s}

@@ -1,8 +1,8 @@
-"""Bringing a database's tables to a revision, by Alembic, without an alembic.ini.
+"""Migrations: Alembic brings a database's tables to a revision, without an alembic.ini.
 
-Online: who works on the tables meanwhile goes on. PostgreSQL makes everybody wait behind a change
-of a table that itself waits for a long transaction; so it waits a moment, lets the others through
-and tries again.
+Other processes go on with their work. On PostgreSQL everybody waits behind a change of a table that
+itself waits for a long transaction. So a change waits a moment only, lets the others go first and
+tries again.
 """
 
 import logging
@@ -48,13 +48,13 @@ def migrate(url: URL, revision: str = "head") -> None:
 
 
 def revert(url: URL, revision: str = "base") -> None:
-    """Take the tables back to an older `revision`; their data may be lost."""
+    """Take the tables back to an older `revision`; data may be lost."""
     _run(url, command.downgrade, revision)
 
 
 def _run(url: URL, operation: Operation, revision: str) -> None:
-    # SQLite changes a table by copying it and dropping the old one, which would
-    # cascade through foreign keys; they can only be turned off outside a transaction.
+    # SQLite changes a table by copying it and dropping the old one. With foreign keys the drop
+    # would delete rows of other tables; they can only be turned off outside a transaction.
     engine = open_engine(url, pool=NullPool, foreign_keys=False, limited=False)
     while True:
         try:
@@ -79,8 +79,8 @@ def _run(url: URL, operation: Operation, revision: str) -> None:
 def _change_postgres(connection: Connection, operation: Operation, revision: str) -> None:
     """Change the tables under a lock of the session, which ends with it.
 
-    The lock is asked for again and again: a statement that waits for it would hold a snapshot, and
-    an index that the first process builds waits until all of them are gone.
+    It polls for the lock. A statement that waits would hold a snapshot, and an index that the
+    first process builds would wait for that snapshot.
     """
     locked = text("SELECT pg_try_advisory_lock(:key)")
     while not connection.scalar(locked, {"key": _MIGRATION_LOCK}):

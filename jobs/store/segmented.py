@@ -1,11 +1,11 @@
 """Landing a big upload on SQLite: in segments, so that others write in between.
 
-SQLite lets one process write at a time; half a million rows in one transaction would keep every
+SQLite lets one process write at a time. Half a million rows in one transaction would keep every
 result from landing for seconds. So the rows come first, in segments, under a job id that no job has
-yet: nothing finds them. The job's own row comes last, and with it all of them appear at once.
+yet: nothing finds them. The job's own row comes last, and makes all of them visible at once.
 
-Who lands is noted in the table of leaders, with a counter that rises with each segment. Where a
-submitter dies, the sweeper takes its rows away (`LandingStore.drop_landing`).
+The table of leaders notes who lands, with a counter that rises with each segment. If a submitter
+dies, the sweeper deletes its rows (`UnfinishedUploads.drop`).
 """
 
 from collections.abc import Callable, Iterator
@@ -18,17 +18,17 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import Leader, RequestState
-from nightjar.jobs.store.base import StorePart, Turns
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.following import MOST_EQUAL
 from nightjar.jobs.store.tables import BigId, job, leader, request, result
+from nightjar.jobs.store.turns import Turns
 
 SEGMENT_ROWS = 10_000
 _DROPPED_PER_STEP = 5_000
 _PREFIX = "landing "
 _COLUMNS = ["job_id", "row_index", "line", "custom_id", "kind", "body", "state"]
 
-# A table of the connection, as that of the staged rows is.
+# A temporary table of the connection, like that of the staged rows.
 _led = sa.Table(
     "nightjar_staged_follower",
     sa.MetaData(),
@@ -68,9 +68,9 @@ class SegmentedLanding:
         self._own = (leader.c.name == _name(job_id), leader.c.owner == owner)
 
     def run(self, total: int, finish: Callable[[], bool]) -> None:
-        """Land `total` rows; `finish` makes the job, in the last transaction.
+        """Land `total` rows; `finish` inserts the job, in the last transaction.
 
-        Where it says False, there is to be no such job, and the rows are taken away.
+        If `finish` gives False, there is to be no such job, and the rows are deleted.
 
         Raises:
             StoreUnavailableError: The sweeper has taken this process for dead.
@@ -108,7 +108,7 @@ class SegmentedLanding:
             )
 
     def _mark_duplicates(self) -> None:
-        """Who repeats a custom_id is rejected, with the first line named."""
+        """Reject rows that repeat a custom_id; their errors name the first line."""
         row, first = self._staged.c, self._staged.alias("first")
         connection = self._connection
         index = sa.Index("nightjar_staged_custom_id", row.custom_id)
@@ -130,7 +130,7 @@ class SegmentedLanding:
         )
 
     def _find_followers(self) -> None:
-        """Which row each row follows, MOST_EQUAL in a group, as `follow_equals` does it."""
+        """Find which row each row follows, MOST_EQUAL in a group, as `follow_equals` does."""
         row = self._staged.c
         place = sa.func.row_number().over(partition_by=row.digest, order_by=row.row_index)
         numbered = (
@@ -149,7 +149,7 @@ class SegmentedLanding:
         self._connection.execute(sa.insert(_led).from_select(["row_index", "first"], led))
 
     def _insert(self, start: int) -> None:
-        """One segment: leaders before those that follow them, then what was rejected."""
+        """Insert one segment: leaders before their followers, then rejected rows."""
         row = self._staged.c
         here = row.row_index.between(start, start + SEGMENT_ROWS - 1)
         follows = sa.exists().where(_led.c.row_index == row.row_index)
@@ -183,10 +183,13 @@ class SegmentedLanding:
         return sa.select(sa.literal(self._job_id), *values, sa.literal(state.value))
 
 
-class LandingStore(StorePart):
-    """What the sweeper asks for."""
+class UnfinishedUploads:
+    """Uploads that land in segments: the sweeper drops those whose submitter has died."""
 
-    def landings(self) -> list[Leader]:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def all(self) -> list[Leader]:
         """The uploads that are landing in segments; `name` is the job's id."""
         fields = [leader.c[name] for name in Leader.__slots__]
         statement = sa.select(*fields).where(leader.c.name.startswith(_PREFIX))
@@ -197,13 +200,13 @@ class LandingStore(StorePart):
             for one in found
         ]
 
-    def drop_landing(self, job_id: str) -> int:
-        """Take away what a submitter has left that is gone; returns how many rows."""
+    def drop(self, job_id: str) -> int:
+        """Delete the rows that a dead submitter has left; returns how many."""
         return drop_landing(self._database, job_id)
 
 
 def drop_landing(database: Database, job_id: str) -> int:
-    """Take away the rows of a landing, in steps; the submitter lands nothing more."""
+    """Delete the rows of a landing, in steps; the submitter lands nothing more."""
     name = _name(job_id)
 
     def fence(connection: Connection) -> bool:
@@ -234,7 +237,7 @@ def _drop_some(connection: Connection, job_id: str) -> int:
 
 
 def duplicate_error(row: Any, first_line: sa.ScalarSelect[Any]) -> dict[str, Any]:  # noqa: ANN401
-    """What the error of a row says that repeats a custom_id."""
+    """The error of a row that repeats a custom_id."""
     message = (
         sa.literal("line ")
         + sa.cast(row.line, sa.Text)
@@ -255,7 +258,7 @@ def _name(job_id: str) -> str:
 
 @contextmanager
 def _without_foreign_keys(connection: Connection) -> Iterator[None]:
-    """Rows may come before their job's; the connection is as before after the block."""
+    """Allow rows before their job's; after the block the connection is as it was."""
     driver: Any = connection.connection.driver_connection
     driver.execute("PRAGMA foreign_keys = OFF")  # only outside of a transaction
     try:

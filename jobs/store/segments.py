@@ -1,7 +1,6 @@
 """Token ids as compact bytes: int32 little-endian [count, length..., ids...].
 
-They are stored with the request when it is planned, so that workers do not
-tokenize again.
+The plan stores them with the request, so that workers do not tokenize again.
 """
 
 import struct
@@ -25,7 +24,7 @@ def pack_segments(segments: Sequence[Sequence[int]]) -> bytes:
 
 
 def unpack_segments(data: bytes) -> list[list[int]]:
-    """The token-id lists behind `pack_segments`; StoreError if the bytes are damaged."""
+    """Read what `pack_segments` wrote; raises StoreError if the bytes are damaged."""
     if len(data) < 4 or len(data) % 4:
         raise StoreError(f"{len(data)} bytes are not packed token ids")
     values: tuple[int, ...] = struct.unpack(f"<{len(data) // 4}i", data)

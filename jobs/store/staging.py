@@ -1,6 +1,6 @@
 """Staging: an upload's rows wait in a temporary table of the submitter's own connection.
 
-They hold no lock there that anybody waits for, and leave with the connection's use.
+There they hold no lock that others wait for. They go when the submitter is done.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from nightjar.jobs.store.bodies import dump_body
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import BigId
 
-# A table of the connection, not of the schema: Alembic must not see it.
+# Not part of the schema: Alembic must not see it.
 staged = sa.Table(
     "nightjar_staged_row",
     sa.MetaData(),
@@ -39,7 +39,7 @@ def stage(
     *,
     merge_equal: bool,
 ) -> None:
-    """Put rows into the table, in a transaction."""
+    """Insert rows into the staging table, in a transaction."""
     values = [_staged_row(row, merge_equal=merge_equal) for row in rows]
     with connection.begin():
         if database.is_sqlite:
@@ -51,7 +51,7 @@ def stage(
 
 
 def _copy(connection: Connection, rows: list[tuple[Any, ...]]) -> None:
-    """PostgreSQL's fastest way in, which SQLAlchemy does not know."""
+    """Insert with COPY, PostgreSQL's fastest way, which SQLAlchemy does not have."""
     cursor: Any = connection.connection.cursor()
     driver_error = connection.dialect.loaded_dbapi.Error
     try:
@@ -65,7 +65,7 @@ def _copy(connection: Connection, rows: list[tuple[Any, ...]]) -> None:
 
 
 def drop_stage(connection: Connection) -> None:
-    """Leave the pooled connection as it was; one that is broken leaves the pool."""
+    """Drop the staging table; a connection that is broken leaves the pool."""
     try:
         connection.rollback()
         staged.drop(connection)
@@ -85,7 +85,7 @@ def _staged_row(row: NewRequest | RejectedRow, *, merge_equal: bool) -> tuple[An
 
 
 def _digest(body: JsonObject, dumped: str) -> bytes | None:
-    """The digest of a body whose text is `dumped`; None for one that is like no other."""
+    """The digest of a body whose JSON is `dumped`; None for one that cannot be merged."""
     asked = asked_without_seed(body)
     if asked is None:
         return None

@@ -1,7 +1,7 @@
-"""Stopping a job, for good or for a while: by somebody, or by its deadline.
+"""Stopping a job: a cancel or its deadline ends it, a pause holds it.
 
-What has landed stays. What is stopped for good ends at once where it has not begun; what is leased
-keeps what it lands.
+Results that have landed stay. Of a job that ends, requests that have not begun end at once; leased
+ones still land their results.
 """
 
 import math
@@ -16,30 +16,46 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.records import Job, JobState, MicroBatchState, RequestState, StopReason
-from nightjar.jobs.store.base import OPEN_JOBS, StorePart, Turns, now, stopped_result
-from nightjar.jobs.store.holding import find_stop
-from nightjar.jobs.store.reading import find_job
+from nightjar.jobs.store.common import OPEN_JOBS, now
+from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.job_rows import find_job
+from nightjar.jobs.store.outcomes import Outcomes
+from nightjar.jobs.store.stop_reasons import find_stop, stopped_result
 from nightjar.jobs.store.tables import job, micro_batch, request
+from nightjar.jobs.store.turns import Turns
 
-# A job of millions is cancelled in pieces, so that nobody waits long for the write lock. A
-# transaction ends so many requests, and as many that follow them (FOLLOWERS_PER_STEP).
+# A job of millions is cancelled in pieces, so that nobody waits long for the write lock. One
+# transaction ends so many requests, and up to FOLLOWERS_PER_STEP that follow them.
 REQUESTS_PER_STEP = 2_000
 MICRO_BATCHES_PER_STEP = 100
-# Whoever cancels waits so long for the end of what had not begun; the sweeper ends the rest.
+# A cancel works so long on requests that have not begun; the sweeper ends the rest.
 CANCEL_PATIENCE_S = 1.0
 
 
-class StoppingStore(StorePart):
-    """How jobs are paused, cancelled and expire."""
+class Stopping:
+    """Cancels, expires, pauses and resumes jobs."""
+
+    def __init__(self, database: Database, outcomes: Outcomes) -> None:
+        self._database = database
+        self._outcomes = outcomes
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job; a job that is over stays as it is.
 
-        Queued requests and micro-batches that nobody computes end now, with the
-        error `cancelled`; of a big job, the sweeper ends most of them. Leased ones
-        end when their worker finishes or gives back. Until then the job is
-        `cancelling`. Raises UnknownJobError.
+        Queued requests and micro-batches that nobody computes end now, with the error
+        `cancelled`; of a big job, the sweeper ends most of them. A leased micro-batch ends when its
+        worker finishes it or gives it back. Until then the job is `cancelling`. Raises
+        UnknownJobError.
         """
+        found = self.request_cancel(job_id)
+        if found.state != JobState.CANCELLING:
+            return found
+        self._cancel_what_waits([job_id], CANCEL_PATIENCE_S)
+        with self._database.reading() as connection:
+            return find_job(connection, job_id)
+
+    def request_cancel(self, job_id: str) -> Job:
+        """Only note that the job is to be cancelled; `finish` ends its waiting requests."""
         flag = (
             sa.update(job)
             .where(job.c.id == job_id, job.c.state.in_(OPEN_JOBS))
@@ -47,21 +63,15 @@ class StoppingStore(StorePart):
         )
         self._database.write(lambda connection: connection.execute(flag))
         with self._database.reading() as connection:
-            found = find_job(connection, job_id)
-        if found.state != JobState.CANCELLING:
-            return found
-        self._cancel_what_waits([job_id], CANCEL_PATIENCE_S)
-        with self._database.reading() as connection:
             return find_job(connection, job_id)
 
     def expire(self) -> list[str]:
-        """Stop the jobs whose deadline has come, as if cancelled; returns their ids.
+        """Stop the jobs whose deadline has passed on the caller's wall clock; returns their ids.
 
-        Deadlines are moments of the wall clock of whoever calls this. What waits ends with the
-        error `expired`, in `finish_stops`.
+        Their waiting requests end in `finish`, with the error `expired`.
         """
         overdue = (job.c.state.in_(OPEN_JOBS), job.c.expires_at <= now())
-        with self._database.reading() as connection:  # most looks find none, and need no lock
+        with self._database.reading() as connection:  # most calls find none, and need no lock
             ids = list(connection.scalars(sa.select(job.c.id).where(*overdue)))
         if not ids:
             return []
@@ -76,7 +86,7 @@ class StoppingStore(StorePart):
     def pause(self, job_id: str) -> Job:
         """Begin nothing more of a job until it is resumed; a job that is over stays as it is.
 
-        What is leased finishes. The deadline goes on. Raises UnknownJobError.
+        Leased micro-batches finish, and the deadline holds. Raises UnknownJobError.
         """
         sources = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, JobState.PAUSED)
         return self._move(job_id, sources, JobState.PAUSED)
@@ -96,19 +106,13 @@ class StoppingStore(StorePart):
         with self._database.reading() as connection:
             return find_job(connection, job_id)
 
-    def is_stopped(self, job_id: str) -> bool:
-        """Whether the job was cancelled or has expired; False for an unknown job."""
-        statement = sa.select(job.c.cancel_requested).where(job.c.id == job_id)
-        with self._database.reading() as connection:
-            return bool(connection.scalar(statement))
+    def finish(self, patience_s: float = math.inf) -> int:
+        """End the waiting requests of jobs that are being stopped; returns how many.
 
-    def finish_stops(self, patience_s: float = math.inf) -> int:
-        """End what still waits in jobs that are being stopped; returns how many requests.
+        No step begins after `patience_s` seconds; the next call goes on with the rest.
 
-        No step begins after `patience_s` seconds; what is left then is for the next call.
-
-        The sweeper calls it: jobs expire without anybody there, whoever cancelled may have died
-        half-way, and a planner may have stored a plan at the very moment of the stop.
+        For the sweeper: jobs expire without a caller, a process that cancels may die half-way, and
+        a planner may store a plan while the job is being stopped.
         """
         statement = sa.select(job.c.id).where(job.c.state == JobState.CANCELLING)
         with self._database.reading() as connection:
@@ -116,7 +120,7 @@ class StoppingStore(StorePart):
         return self._cancel_what_waits(cancelling, patience_s)
 
     def _cancel_what_waits(self, job_ids: Sequence[str], patience_s: float) -> int:
-        """A step of each job in turn, so that a big one does not hold up the others."""
+        """End some requests of each job in turn, so that a big job does not delay the others."""
         deadline = time.monotonic() + patience_s
         turns = Turns(self._database)
         waiting, ended = list(job_ids), 0
@@ -133,7 +137,7 @@ class StoppingStore(StorePart):
 
     def _cancel_some(self, job_id: str) -> int:
         # Followers that do not fit into their leaders' transaction come last.
-        for step in (self._cancel_micro_batches, self._cancel_queued, self._land_some):
+        for step in (self._cancel_micro_batches, self._cancel_queued, self._outcomes.land_some):
             if count := self._database.write(partial(step, job_id=job_id)):
                 return count
         return 0
@@ -180,7 +184,7 @@ class StoppingStore(StorePart):
         indexes = dict(connection.execute(rows).all())
         if indexes:
             reason = find_stop(connection, job_id) or StopReason.CANCELLED
-            self._land(
+            self._outcomes.land(
                 connection, job_id, [stopped_result(id_, reason) for id_ in indexes], indexes
             )
         return len(indexes)

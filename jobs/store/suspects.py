@@ -1,9 +1,9 @@
 """Suspects: requests that were in flight when their compute process or their worker died.
 
-Which of them is guilty nobody can tell, so their micro-batch is split in two, each half is computed
-with nothing else beside it, and a half that dies again is split again. Only a request that is alone
-in its micro-batch is counted against; the innocent ones end with their first quiet run. All of it
-stands in SQL, so it goes on where it was when the worker died too.
+Nobody can tell which of them caused it. So their micro-batch is split in two, and each half is
+computed with nothing else beside it. A half that crashes again is split again. A crash counts only
+against a request that is alone in its micro-batch. A request that ends without a crash is a suspect
+no more. All of it is in SQL, so that it also goes on after the death of the worker.
 """
 
 from collections.abc import Sequence
@@ -12,24 +12,32 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.records import Crash, MicroBatchState, NewResult
-from nightjar.jobs.store.base import FAULT_STATUS, AnyRow
+from nightjar.jobs.store.common import FAULT_STATUS, AnyRow
+from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.holding import (
-    HoldingPart,
+    HeldLeases,
     check_members,
-    find_stop,
+    close,
     hold,
     hold_all,
     unfinished,
 )
+from nightjar.jobs.store.outcomes import Outcomes
+from nightjar.jobs.store.stop_reasons import find_stop
 from nightjar.jobs.store.tables import micro_batch, request, worker
 
 CRASHED_CODE = "compute_lost"
 
 
-class SuspectStore(HoldingPart):
-    """What whoever saw a crash asks for."""
+class Suspects:
+    """Requests under suspicion: report a crash, split what was in flight, count the crashes."""
 
-    def suspect(
+    def __init__(self, database: Database, outcomes: Outcomes) -> None:
+        self._database = database
+        self._outcomes = outcomes
+        self._held = HeldLeases(outcomes)
+
+    def add(
         self,
         micro_batch_id: int,
         epoch: int,
@@ -39,9 +47,9 @@ class SuspectStore(HoldingPart):
     ) -> bool:
         """End a lease whose computing crashed; its unanswered requests become suspects.
 
-        `answered` are the outcomes that came before the crash; they land. A lone
-        suspect is ready again, or, with its last allowed crash, fails. False if the
-        lease was not this owner's any more: nothing lands.
+        `answered` are the outcomes that came before the crash; they land. A suspect that was alone
+        is ready again; with its last allowed crash it fails. Gives False if the lease is no longer
+        this owner's: nothing lands.
         """
 
         def work(connection: Connection) -> bool:
@@ -51,13 +59,13 @@ class SuspectStore(HoldingPart):
             self._suspect(connection, leased, crash, answered)
             return True
 
-        return self._write_landing(work)
+        return self._outcomes.write(work)
 
-    def suspect_owner(self, owner: str, crash: Crash, counter: int | None = None) -> int:
-        """The same for every lease of a dead worker; returns how many there were.
+    def add_owner(self, owner: str, crash: Crash, counter: int | None = None) -> int:
+        """End every lease of a dead worker like that; returns how many there were.
 
-        `counter` is the one that the worker was judged by: if it has moved since, the worker
-        lives, and keeps its leases.
+        `counter` is the value by which the worker was judged dead. If it has moved since, the
+        worker lives and keeps its leases.
         """
 
         def work(connection: Connection) -> int:
@@ -68,7 +76,7 @@ class SuspectStore(HoldingPart):
                 self._suspect(connection, leased, crash, ())
             return len(held)
 
-        # Followers that are left wait for the sweeper's own turn: leases come first.
+        # Followers that did not fit wait for the sweeper: leases come first.
         return self._database.write(work)
 
     def _suspect(
@@ -83,17 +91,17 @@ class SuspectStore(HoldingPart):
         check_members(leased.id, given, indexes.keys())
         suspects = [id_ for id_ in indexes if id_ not in given]
         if find_stop(connection, leased.job_id):
-            self._end(connection, leased, answered, MicroBatchState.CANCELLED)
+            self._held.end(connection, leased, answered, MicroBatchState.CANCELLED)
         elif not suspects:
-            self._end(connection, leased, answered, MicroBatchState.DONE)
+            self._held.end(connection, leased, answered, MicroBatchState.DONE)
         elif leased.isolated and leased.size == 1:
             self._count_crash(connection, leased, crash, suspects[0])
         else:
-            self._close(connection, leased.id, MicroBatchState.SPLIT)
+            close(connection, leased.id, MicroBatchState.SPLIT)
             middle = (len(suspects) + 1) // 2
             for part in filter(None, (suspects[:middle], suspects[middle:])):
                 isolate(connection, leased, part)
-            self._land(connection, leased.job_id, answered, indexes)
+            self._outcomes.land(connection, leased.job_id, answered, indexes)
 
     def _count_crash(
         self, connection: Connection, leased: AnyRow, crash: Crash, request_id: int
@@ -101,23 +109,23 @@ class SuspectStore(HoldingPart):
         columns = micro_batch.c
         counted = columns.worker_deaths if crash.of_worker else columns.crashes
         if getattr(leased, counted.name) + 1 < crash.allowed:
-            self._release(connection, leased, counted)
+            self._held.release(connection, leased, counted)
             return
         crashes = leased.crashes + leased.worker_deaths + 1
         times = "once" if crashes == 1 else f"{crashes} times"
         message = f"computed alone {times} and never answered; the last time {crash.reason}"
         failure = NewResult.failure(request_id, CRASHED_CODE, message, status=FAULT_STATUS)
-        self._end(connection, leased, [failure], MicroBatchState.DONE)
+        self._held.end(connection, leased, [failure], MicroBatchState.DONE)
 
 
 def _counter(connection: Connection, owner: str) -> int:
-    """The worker's counter, which does not move before the transaction ends."""
+    """The worker's counter, locked until the transaction ends."""
     known = sa.select(worker.c.counter).where(worker.c.owner == owner).with_for_update()
     return connection.scalar(known) or 0
 
 
 def isolate(connection: Connection, origin: AnyRow, members: Sequence[int]) -> None:
-    """Move requests of a micro-batch into a ready one of their own, to be computed alone.
+    """Move requests of a micro-batch into a ready one that is computed alone.
 
     `origin` has the columns of the micro-batch that they leave.
     """

@@ -26,13 +26,13 @@ BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 class UtcDateTime(sa.TypeDecorator[datetime]):
-    """A moment in UTC; SQLite forgets the zone, so it is put back on reading."""
+    """A moment in UTC; SQLite drops the zone, so reading adds it again."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """The moment in UTC, whatever zone it came in."""
+        """Convert the moment to UTC."""
         return value if value is None else value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
@@ -62,7 +62,7 @@ job = sa.Table(
     sa.Column("idempotency_key", sa.String(255), unique=True),
     sa.Column("metadata", sa.Text, nullable=False),
     sa.Column("cancel_requested", sa.Boolean, nullable=False),
-    # By its deadline. A default of the database: an API of the version before may still submit.
+    # Its deadline has passed. With a server default, as an API of the version before may submit.
     sa.Column("expired", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("total", sa.BigInteger, nullable=False),
     sa.Column("completed", sa.BigInteger, nullable=False),
@@ -78,16 +78,16 @@ job = sa.Table(
     sa.Column("expires_at", UtcDateTime),
     sa.Column("completion_window_s", sa.Double),  # null: none, or of the version before
     sa.Column("priority", sa.Integer, nullable=False, server_default="0"),
-    # Whose is earlier goes first: the creation, less what the priority is worth.
+    # The job with the earlier moment goes first: the creation, less what the priority is worth.
     sa.Column("rank_at", UtcDateTime),
     sa.Column("reused", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("reused_tokens", sa.BigInteger, nullable=False, server_default="0"),
-    # Places given in the order of landing, and how many of them a retry has emptied.
+    # Positions given in the order of landing, and how many of them retries have emptied.
     sa.Column("landed", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("taken_back", sa.BigInteger, nullable=False, server_default="0"),
-    # Of the rows and parameters, beside an idempotency key.
+    # Digest of the rows and parameters that came with an idempotency key.
     sa.Column("submission_digest", sa.String(64)),
-    # Chunks that could not be planned since one could, and why not the last.
+    # Failures to plan since the last success, and the reason of the latest.
     sa.Column("plan_failures", sa.Integer, nullable=False, server_default="0"),
     sa.Column("plan_error", sa.Text),
 )
@@ -112,14 +112,14 @@ micro_batch = sa.Table(
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("crashes", sa.Integer, nullable=False),
     sa.Column("worker_deaths", sa.Integer, nullable=False, server_default="0"),
-    # A default of the database: a planner of the version before may still write its plans.
+    # With a server default, as a planner of the version before may write plans.
     sa.Column("isolated", sa.Boolean, nullable=False, server_default=sa.false()),
-    # Of the model that it was planned for: no worker of another model may claim it. "": planned by
-    # a version that did not say so.
+    # The model that it was planned for: only its workers may claim it. "" means that the planner,
+    # of an older version, did not name it.
     sa.Column("fingerprint", sa.String(64), nullable=False, server_default=sa.text("''")),
-    # Dispatching: the ready ones, oldest job first; counting: the states of one job.
+    # For dispatching: the ready ones, oldest job first. For counting: the states of one job.
     sa.Index(None, "state", "job_id", "id"),
-    # Dispatching for one model: the ready ones of others are not read.
+    # For dispatching: reads the ready micro-batches of one model only.
     sa.Index(
         "ix_micro_batch_ready",
         "fingerprint",
@@ -139,10 +139,10 @@ micro_batch = sa.Table(
     ),
 )
 
-# What may wait for planning: a row in no micro-batch that follows no other, unless the planner
-# refused it or knew its answer, which leaves it without tokens. Not by its state: PostgreSQL writes
-# a row's new version beside the old one, and into no index, where no column changes that an index
-# or its condition names. Ending changes the state alone.
+# What may wait for planning: a row that is in no micro-batch and follows no other. A row that the
+# planner refused, or whose answer it knew, has the mark NO_TOKENS. The condition does not name the
+# state: when a row ends, only its state changes. PostgreSQL then updates no index, as long as no
+# index or its condition names the state.
 UNPLANNED = sa.text(
     "micro_batch_id IS NULL AND leader_id IS NULL AND kind IS NOT NULL"
     " AND (segments IS NULL OR length(segments) > 0)"
@@ -163,9 +163,9 @@ request = sa.Table(
     sa.Column("micro_batch_id", sa.ForeignKey("micro_batch.id"), index=True),
     sa.Column("segments", sa.LargeBinary),
     sa.Column("prompt_vector", sa.Text),  # "name@version": save_plan writes it, claim returns it
-    sa.Column("leader_id", BigId),  # the equal request that is computed in its place
+    sa.Column("leader_id", BigId),  # the equal request whose outcome it shares
     sa.UniqueConstraint("job_id", "row_index"),
-    # Rejected rows may repeat a custom_id: the repetition is why they are rejected.
+    # Not of rejected rows: they may repeat a custom_id, which may be why they are rejected.
     sa.Index(
         "uq_request_job_id_custom_id",
         "job_id",
@@ -174,7 +174,7 @@ request = sa.Table(
         sqlite_where=sa.text("kind IS NOT NULL"),
         postgresql_where=sa.text("kind IS NOT NULL"),
     ),
-    # Planning: holds the backlog alone, so that it stays small and cheap to keep.
+    # For planning: holds only the backlog, so that it stays small and cheap.
     sa.Index(
         "ix_request_unplanned",
         "job_id",
@@ -182,7 +182,7 @@ request = sa.Table(
         sqlite_where=UNPLANNED,
         postgresql_where=UNPLANNED,
     ),
-    # Landing: empty unless a job has equal requests.
+    # For landing: empty unless a job has equal requests.
     sa.Index(
         "ix_request_following",
         "job_id",
@@ -190,7 +190,7 @@ request = sa.Table(
         sqlite_where=sa.text("leader_id IS NOT NULL"),
         postgresql_where=sa.text("leader_id IS NOT NULL"),
     ),
-    # Room in each page for the new version of a row that ends.
+    # Leaves room in each page for the new version of a row that ends.
     postgresql_with={"fillfactor": 75},
 )
 
@@ -198,7 +198,7 @@ result = sa.Table(
     "result",
     metadata,
     sa.Column("request_id", sa.ForeignKey("request.id"), primary_key=True, autoincrement=False),
-    # The request's job and row, once more, so that paging needs one index and no join.
+    # The request's job and row again, so that paging needs one index and no join.
     sa.Column("job_id", sa.String(64), nullable=False),
     sa.Column("row_index", sa.BigInteger, nullable=False),
     sa.Column("status_code", sa.Integer, nullable=False),
@@ -215,7 +215,7 @@ result = sa.Table(
     sa.Column("reused", _state(Reuse)),  # null: computed for this request
     sa.Column("landing", sa.BigInteger),  # token of its landing; null: of the version before
     sa.Index(None, "job_id", "row_index"),
-    # Failures are few: this finds them without a walk over the successes.
+    # Failures are few: this finds them without a scan of the successes.
     sa.Index(
         "ix_result_failures",
         "job_id",
@@ -230,13 +230,13 @@ landing = sa.Table(
     "landing",
     metadata,
     sa.Column("job_id", sa.String(64), primary_key=True),
-    sa.Column("first", sa.BigInteger, primary_key=True, autoincrement=False),  # place, from 0
-    # Random. A result that was retried has another landing's token, and is shown there alone.
+    sa.Column("first", sa.BigInteger, primary_key=True, autoincrement=False),  # position, from 0
+    # Random. A result that landed again after a retry has the token of its new landing.
     sa.Column("token", sa.BigInteger, nullable=False),
     sa.Column("request_ids", sa.LargeBinary, nullable=False),  # 8 bytes each, little-endian
 )
 
-# Answers kept for equal requests to come; ids rise with age, the oldest leave.
+# Answers kept for equal requests of later jobs; the lowest ids are the oldest.
 cached_result = sa.Table(
     "cached_result",
     metadata,
@@ -251,7 +251,7 @@ cached_result = sa.Table(
     sa.Column("created_at", UtcDateTime, nullable=False),
 )
 
-# How likely documents are after queries, kept for rankings to come.
+# Scores of documents after queries, kept for later rankings.
 cached_score = sa.Table(
     "cached_score",
     metadata,
@@ -262,19 +262,19 @@ cached_score = sa.Table(
     sa.Column("created_at", UtcDateTime, nullable=False),
 )
 
-# The row of a worker that has ended stays: its seconds count.
+# The row of an ended worker stays: its seconds still count.
 worker = sa.Table(
     "worker",
     metadata,
     sa.Column("owner", sa.String(255), primary_key=True),
     sa.Column("counter", sa.BigInteger, nullable=False),
     sa.Column("seen_at", UtcDateTime, nullable=False),  # for people; no decision rests on it
-    # Defaults of the database: a worker of the version before may still write its beats.
+    # With server defaults, as a worker of the version before may write heartbeats.
     sa.Column("engine_s", sa.Double, nullable=False, server_default="0"),
     sa.Column("load_s", sa.Double, nullable=False, server_default="0"),
 )
 
-# Of processes that could do the same, the one that does.
+# Which of several processes does a work that only one should do.
 leader = sa.Table(
     "leader",
     metadata,

@@ -7,19 +7,21 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import PromptVector
-from nightjar.jobs.store.base import StorePart, now
+from nightjar.jobs.store.common import now
+from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import prompt_vector
 
 _row = prompt_vector.c
 _FIELDS = [_row[name] for name in PromptVector.__slots__]
 
 
-class VectorStore(StorePart):
-    """What the registration of prompt vectors and the workers ask for."""
+class Vectors:
+    """Prompt vectors by name and version."""
 
-    def put_prompt_vector(
-        self, name: str, data: bytes, length: int, width: int, sha256: str
-    ) -> PromptVector:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(self, name: str, data: bytes, length: int, width: int, sha256: str) -> PromptVector:
         """Store vectors as the name's newest version; the same bytes again change nothing.
 
         `data` is a safetensors file of `length` vectors of `width` numbers. Raises
@@ -43,13 +45,13 @@ class VectorStore(StorePart):
             )
             return None if inserted is None else record
 
-        # None: somebody else stored this version in the same moment.
+        # None: somebody else stored this version at the same moment.
         while (stored := self._database.write(work)) is None:
             pass
         return stored
 
-    def prompt_vector(self, name: str, version: int | None = None) -> PromptVector | None:
-        """The vectors of this name, the newest version unless one is given."""
+    def get(self, name: str, version: int | None = None) -> PromptVector | None:
+        """The vectors of this name and version, by default the newest; None if there are none."""
         with self._database.reading() as connection:
             return _newest(connection, name, version)
 

@@ -1,4 +1,7 @@
-"""What an unfinished job waits for, as far as the database shows it: for people, no decision."""
+"""What an unfinished job waits for, as far as the database shows it.
+
+For people only: no decision rests on it.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,17 +12,17 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.records import Job, JobState, MicroBatchState
-from nightjar.jobs.store.base import AWAITS_PLAN, StorePart, has_rows, now
-from nightjar.jobs.store.reading import find_job
+from nightjar.jobs.store.common import AWAITS_PLAN, has_rows, now
+from nightjar.jobs.store.job_rows import find_job
 from nightjar.jobs.store.tables import micro_batch, request, worker
 
 SWEEPER = "sweeper"
-"""The owner in whose name the planner that leads beats, at every sweep."""
+"""The owner under which the planner that leads beats, at every sweep."""
 
 SILENT_AFTER_S = 15.0
-"""Somebody who has given no sign of life for so long is said to be missing.
+"""A process without a sign of life for so long is called missing.
 
-Signs are dated by the clocks of their machines: a clock that is wrong makes this wrong.
+Signs carry the time of the machine's own clock: a wrong clock makes this wrong.
 """
 
 _of_job = sa.bindparam("of_job", type_=sa.String)
@@ -34,7 +37,7 @@ def _last_sign(of: sa.ColumnElement[bool]) -> sa.ScalarSelect[datetime | None]:
     return sa.select(sa.func.max(worker.c.seen_at)).where(of).scalar_subquery()
 
 
-# One statement, as every poll of a job that waits asks for it: the last signs of life of the
+# One statement, as every poll of a waiting job runs it. It reads the last signs of life of the
 # planner that leads and of any GPU worker, and what the job has.
 _SEEN = sa.select(
     _last_sign(worker.c.owner == SWEEPER),
@@ -59,29 +62,25 @@ class WaitsFor(StrEnum):
 class Waiting:
     """What a job waits for; nothing while it is computed, or when it is over.
 
-    message: says it to a person, with the mend; None with nothing in `waits_for`.
+    message: for a person, and how to mend it; None if `waits_for` is empty.
     """
 
     waits_for: tuple[WaitsFor, ...] = ()
     message: str | None = None
 
 
-class WaitingStore(StorePart):
-    """What people ask who see no progress."""
+def waiting_for(connection: Connection, job_id: str) -> Waiting:
+    """What keeps the job from going on now; raises UnknownJobError.
 
-    def waiting_for(self, job_id: str) -> Waiting:
-        """What keeps the job from going on now.  Cheap: a few rows are read, whatever its size.
-
-        Raises UnknownJobError.
-        """
-        with self._database.reading() as connection:
-            found = find_job(connection, job_id)
-            if found.state is JobState.PAUSED:
-                message = f"it is paused: `nightjar resume {job_id}` continues it"
-                return Waiting((WaitsFor.RESUME,), message)
-            if found.state not in lifecycle.RUNNABLE:
-                return Waiting()
-            return _of_running(connection, found)
+    Cheap: it reads a few rows, whatever the size of the job.
+    """
+    found = find_job(connection, job_id)
+    if found.state is JobState.PAUSED:
+        message = f"it is paused: `nightjar resume {job_id}` continues it"
+        return Waiting((WaitsFor.RESUME,), message)
+    if found.state not in lifecycle.RUNNABLE:
+        return Waiting()
+    return _of_running(connection, found)
 
 
 def _of_running(connection: Connection, found: Job) -> Waiting:
@@ -94,7 +93,7 @@ def _of_running(connection: Connection, found: Job) -> Waiting:
             f"no GPU worker {silence}: start `nightjar worker compute`; one that still loads the "
             "model is silent, too"
         )
-    # What is in the broker or computed may wait for a planner as well, but not yet.
+    # A planner may be missing, too, but as long as work is in the broker or leased nobody needs it.
     needs_planner = not leased and not in_broker
     if needs_planner and (silence := _silence(planner)) is not None:
         missing[WaitsFor.PLANNER] = (
@@ -111,7 +110,7 @@ def _of_running(connection: Connection, found: Job) -> Waiting:
 
 
 def _silence(sign: datetime | None) -> str | None:
-    """How long somebody has been silent, for a sentence; None for one that lives."""
+    """How long a process has been silent, as part of a sentence; None for one that lives."""
     if sign is None:
         return "has given a sign of life yet"
     silent_s = (now() - sign).total_seconds()

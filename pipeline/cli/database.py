@@ -22,7 +22,7 @@ def vectors(
     store = Store(settings.database_url.get_secret_value())
     try:
         width = ModelDirectory.open(model).config.hidden_size
-        registered = register_vectors(store, name, file, width)
+        registered = register_vectors(store.vectors, name, file, width)
     except VectorsError as error:
         fail(str(error), EXIT_USAGE)
     finally:

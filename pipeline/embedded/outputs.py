@@ -5,7 +5,7 @@ from pathlib import Path
 
 from nightjar.jobs.records import ResultRecord
 from nightjar.jobs.store import Store
-from nightjar.jobs.store.paging import Outcome
+from nightjar.jobs.store.result_rows import Outcome
 from nightjar.pipeline.embedded.workdir import (
     UsageError,
     check_overwrites,
@@ -37,7 +37,7 @@ def write_outputs(store: Store, job_id: str, out: Path, workdir: Path, overwrite
     precisions: set[str] = set()
     for path, outcome in outcomes:
         try:
-            results = store.iter_results(job_id, outcome=outcome)
+            results = store.results.iterate(job_id, outcome=outcome)
             write_results(path, _noting_precisions(results, precisions))
         except OSError as error:
             raise RunError(

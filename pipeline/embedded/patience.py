@@ -1,33 +1,33 @@
-"""What a run says while nothing comes of it."""
+"""What a run says while its job makes no progress."""
 
 import time
 from collections.abc import Callable
 
 from nightjar.jobs.records import Job
-from nightjar.jobs.store import Store
+from nightjar.jobs.store.jobs import Jobs
 from nightjar.jobs.store.waiting import WaitsFor
 
 _PATIENCE_S = 10.0
 
 
 class Patience:
-    """Says what a job waits for that makes no progress."""
+    """Says what a job waits for when it makes no progress."""
 
-    def __init__(self, store: Store, say: Callable[[str], None]) -> None:
-        self._store = store
+    def __init__(self, jobs: Jobs, say: Callable[[str], None]) -> None:
+        self._jobs = jobs
         self._say = say
         self._ended = -1
         self._look_at = 0.0
         self._said: tuple[WaitsFor, ...] | None = None
 
     def look(self, job: Job) -> None:
-        """Call every now and then; says the same once."""
+        """Look whether the job has made progress; says the same reason only once."""
         now = time.monotonic()
         if job.ended != self._ended:
             self._ended, self._look_at, self._said = job.ended, now + _PATIENCE_S, None
         elif now >= self._look_at:
             self._look_at = now + _PATIENCE_S
-            waiting = self._store.waiting_for(job.id)
+            waiting = self._jobs.waiting_for(job.id)
             if waiting.message is not None and waiting.waits_for != self._said:
                 self._said = waiting.waits_for
                 self._say(f"waits: {waiting.message}")

@@ -133,20 +133,20 @@ class _Run:
             self._store.migrate()
             self._prepare_cache()
             job, resumed = self._submit_or_resume()
-            if self._arguments.retry and self._store.retry(job.id):
-                job = self._store.job(job.id)
+            if self._arguments.retry and self._store.retries.retry(job.id):
+                job = self._store.jobs.get(job.id)
             before = job.ended
             was_finished = job.is_over and was_written(self._workdir, self._arguments.out)
             self._listener.submitted(job, resumed=resumed)
-            earlier = self._store.compute_seconds()  # of runs that this one goes on from
+            earlier = self._store.heartbeats.compute_seconds()  # of runs that this one goes on from
             if not job.is_over:
                 job = self._compute(job)
-            spent = self._store.compute_seconds() - earlier
+            spent = self._store.heartbeats.compute_seconds() - earlier
             precisions: set[str] = set()
             if not was_finished:
                 out, overwrite = self._arguments.out, self._arguments.overwrite
                 precisions = write_outputs(self._store, job.id, out, self._workdir, overwrite)
-            failed = next(self._store.iter_results(job.id, outcome="failed"), None)
+            failed = next(self._store.results.iterate(job.id, outcome="failed"), None)
         finally:
             self._store.close()
         out, errors = output_paths(self._arguments.out)
@@ -187,10 +187,10 @@ class _Run:
         # Empty values are left out, so that an older version without them has the same key.
         parts = [value for value in asked.values() if value]
         key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-        newest = next(iter(self._store.jobs(limit=1, after=None)), None)
+        newest = next(iter(self._store.jobs.newest(limit=1, after=None)), None)
         # A job without a success is replaced: nothing is lost when the corrected input is computed.
         is_spent = newest is not None and newest.is_over and not newest.completed
-        with self._store.submission(NewJob(self._model.name, idempotency_key=key)) as submission:
+        with self._store.jobs.submit(NewJob(self._model.name, idempotency_key=key)) as submission:
             known = submission.existing
             if newest and (submission.job_id != newest.id if known else not is_spent):
                 raise UsageError(
@@ -203,13 +203,15 @@ class _Run:
                 with self._arguments.source.open("rb") as stream:
                     most_bad = self._settings.bad_lines_in_a_row
                     submission.add(read_batch_lines(stream, most_bad))
-        return self._store.job(submission.job_id), submission.existing
+        return self._store.jobs.get(submission.job_id), submission.existing
 
     def _register_vectors(self) -> list[str]:
         registered = []
         for name, path in sorted(self._arguments.prompt_vectors.items()):
             try:
-                vectors = register_vectors(self._store, name, path, self._model.config.hidden_size)
+                vectors = register_vectors(
+                    self._store.vectors, name, path, self._model.config.hidden_size
+                )
             except VectorsError as error:
                 raise UsageError(f"--prompt-vector {name}: {error}") from error
             registered.append(f"{name} {vectors.sha256}")
@@ -219,12 +221,12 @@ class _Run:
         """Run the services until the job is over, and end them."""
         logs = self._workdir / "logs"
         with EmbeddedSystem(self._store, self._settings, logs, self._listener.noticed) as system:
-            watch = Patience(self._store, self._listener.noticed)
+            watch = Patience(self._store.jobs, self._listener.noticed)
             while not job.is_over:
                 time.sleep(_POLL_S)
                 system.watch()
                 self._check_disk()
-                ended, job = job.ended, self._store.job(job.id)
+                ended, job = job.ended, self._store.jobs.get(job.id)
                 if job.ended > ended:
                     system.progressed()
                 watch.look(job)

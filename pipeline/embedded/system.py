@@ -79,7 +79,7 @@ class EmbeddedSystem:
         if self._broker.keep_running():
             self._report("the broker ended and was started again")
             wait_for_broker(self._directory, self._broker)
-            self._store.requeue(self._store.dispatched())
+            self._store.planning.requeue(self._store.planning.dispatched())
         for worker in self._workers:
             if worker.keep_running():
                 self._report(f"the {worker.name} ended and was started again")
@@ -106,12 +106,12 @@ class EmbeddedSystem:
 
         Those that it had leased are suspected of the `crash`, if there was one.
         """
-        for beat in self._store.heartbeats():
+        for beat in self._store.heartbeats.of_lease_holders():
             if crash is None:
-                self._store.give_back_all(beat.owner)
+                self._store.leases.give_back_all(beat.owner)
             else:
-                self._store.suspect_owner(beat.owner, crash)
-        self._store.requeue(self._store.dispatched())
+                self._store.suspects.add_owner(beat.owner, crash)
+        self._store.planning.requeue(self._store.planning.dispatched())
 
 
 def _environment(settings: Settings, broker: str) -> dict[str, str]:

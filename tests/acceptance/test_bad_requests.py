@@ -114,7 +114,7 @@ def test_bad_requests_in_an_upload_leave_their_neighbours_untouched(store: Store
         )
     job = response.json()
     assert (job["accepted"], job["rejected"]) == (2, len(REFUSED_AT_SUBMISSION))
-    failures = store.results(job["id"])
+    failures = store.results.read(job["id"])
     for failure, (line, param, words) in zip(failures, REFUSED_AT_SUBMISSION, strict=True):
         assert failure.custom_id == line["custom_id"]
         assert failure.error is not None

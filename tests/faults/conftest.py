@@ -23,7 +23,7 @@ def undisturbed_answers(folder: Path, model: Path, rows: int) -> Mapping[str, An
         job_id = system.submit(rows)
         system.wait_done()
         found = answers(system.store, job_id)
-        assert system.store.job(job_id).completed == rows
+        assert system.store.jobs.get(job_id).completed == rows
     assert len({str(answer) for answer in found.values()}) > rows // 2
     return found
 

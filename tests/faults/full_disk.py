@@ -76,7 +76,7 @@ def disk_with_database(kind: str, path: Path) -> Iterator[Disk]:
 def refusal(system: System) -> str:
     """What a submission is told while the disk is full, "" if it is taken."""
     try:
-        with system.store.submission(NewJob("tiny")) as submission:
+        with system.store.jobs.submit(NewJob("tiny")) as submission:
             submission.add(request_rows(ROWS))
     except StoreUnavailableError as error:
         return str(error)
@@ -86,7 +86,7 @@ def refusal(system: System) -> str:
 
 def ended(system: System) -> int:
     try:
-        return sum(system.store.job(job_id).ended for job_id in system.jobs)
+        return sum(system.store.jobs.get(job_id).ended for job_id in system.jobs)
     except StoreError:
         return -1
 

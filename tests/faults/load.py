@@ -30,7 +30,7 @@ def rows_in_flight(system: System, name: str) -> set[int]:
     statement = sa.select(request.c.id).where(
         request.c.micro_batch_id.in_(ids), request.c.state == RequestState.PLANNED
     )
-    with system.store._database.reading() as connection:
+    with system.store.database.reading() as connection:
         return set(connection.scalars(statement))
 
 
@@ -47,13 +47,13 @@ def taken_over(system: System, ids: Set[int], owner: str | None) -> bool:
         .select_from(request.join(micro_batch))
         .where(request.c.id.in_(ids), request.c.state == RequestState.PLANNED, ~held)
     )
-    with system.store._database.reading() as connection:
+    with system.store.database.reading() as connection:
         return connection.scalar(waiting) == 0
 
 
 def outcomes(system: System) -> int:
     """How many requests of all jobs have ended."""
-    return sum(system.store.job(job_id).ended for job_id in system.jobs)
+    return sum(system.store.jobs.get(job_id).ended for job_id in system.jobs)
 
 
 def is_moving(system: System, before: int) -> bool:

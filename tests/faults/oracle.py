@@ -40,15 +40,15 @@ def told(record: ResultRecord) -> Any:
 
 def answers(store: Store, job_id: str) -> dict[str, Any]:
     """What a job's outcomes say, by custom_id."""
-    return {str(record.custom_id): told(record) for record in store.iter_results(job_id)}
+    return {str(record.custom_id): told(record) for record in store.results.iterate(job_id)}
 
 
 def judge(system: System, undisturbed: Answers) -> Verdict:
     """Look at every request of every job; the jobs should be over."""
     lost = twice = wrong = total = 0
     for job_id in system.jobs:
-        job = system.store.job(job_id)
-        records = list(system.store.iter_results(job_id))
+        job = system.store.jobs.get(job_id)
+        records = list(system.store.results.iterate(job_id))
         found = {str(record.custom_id): told(record) for record in records}
         total += job.total
         lost += job.total - len(found)
@@ -79,7 +79,7 @@ def recomputed(system: System) -> int:
         .select_from(ended.join(micro_batch, row.id == request.c.micro_batch_id))
         .where(request.c.job_id.in_(system.jobs), sa.or_(row.attempts > 0, row.isolated))
     )
-    with system.store._database.reading() as connection:
+    with system.store.database.reading() as connection:
         return int(connection.scalar(claimed)) - int(connection.scalar(once) or 0)
 
 

@@ -13,8 +13,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from nightjar.jobs.store import Store
 from nightjar.jobs.store.bulk import BulkUpdate
+from nightjar.jobs.store.planning import Planning
+from nightjar.jobs.store.stopping import Stopping
+from nightjar.jobs.store.suspects import Suspects
 from nightjar.pipeline import dispatcher
 from nightjar.pipeline.tasks import app
 
@@ -22,19 +24,19 @@ __all__ = ["STEPS", "app"]
 
 # Where, and what of it.
 _WHOLE: list[tuple[Any, str]] = [
-    (Store, "save_plan"),
+    (Planning, "save_plan"),
     (dispatcher, "publish"),
-    (Store, "mark_dispatched"),
-    (Store, "suspect_owner"),
-    (Store, "requeue"),
-    (Store, "expire"),
-    (Store, "finish_stops"),
+    (Planning, "mark_dispatched"),
+    (Suspects, "add_owner"),
+    (Planning, "requeue"),
+    (Stopping, "expire"),
+    (Stopping, "finish"),
 ]
 # Inside a transaction: after its statement, before the commit.
 _INSIDE: list[tuple[Any, str, str]] = [
     (BulkUpdate, "run", "planning"),
-    (Store, "_suspect", "suspecting"),
-    (Store, "_end_as_stopped", "stopping"),
+    (Suspects, "_suspect", "suspecting"),
+    (Stopping, "_end_as_stopped", "stopping"),
 ]
 STEPS = [f"{when} {name}" for _, name in _WHOLE for when in ("before", "after")]
 STEPS += [f"in {name}" for _, _, name in _INSIDE]

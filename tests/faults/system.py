@@ -154,7 +154,7 @@ class System:
         With that lock in its hand it would stop every other process as well.
         """
         stop = partial(os.kill, self.pid(name), signal.SIGSTOP)
-        self.store._database.write(lambda _: stop())
+        self.store.database.write(lambda _: stop())
 
     def thaw(self, name: str) -> None:
         """SIGCONT."""
@@ -187,7 +187,7 @@ class System:
 
     def submit(self, count: int, *, priority: int = 0) -> str:
         """A job of the first `count` rows of `request_rows`; beat finds it at its next tick."""
-        with self.store.submission(NewJob("tiny", priority=priority)) as submission:
+        with self.store.jobs.submit(NewJob("tiny", priority=priority)) as submission:
             submission.add(request_rows(count))
         self.jobs.append(submission.job_id)
         return submission.job_id
@@ -211,19 +211,21 @@ class System:
 
     def open_jobs(self) -> list[Job]:
         """The submitted jobs that are not over."""
-        found = [self.store.job(job_id) for job_id in self.jobs]
+        found = [self.store.jobs.get(job_id) for job_id in self.jobs]
         return [job for job in found if not job.is_over]
 
     def owner(self, name: str) -> str | None:
         """Under what name a worker's present process holds leases; None while it holds none."""
         part = f":{self.pid(name)}:"
-        owners = [beat.owner for beat in self.store.heartbeats() if part in beat.owner]
+        owners = [
+            beat.owner for beat in self.store.heartbeats.of_lease_holders() if part in beat.owner
+        ]
         return owners[0] if owners else None
 
     def leases(self, name: str) -> list[MicroBatchRef]:
         """The micro-batches that a worker's present process holds."""
         owner = self.owner(name)
-        return [] if owner is None else self.store.leased(owner)
+        return [] if owner is None else self.store.leases.held_by(owner)
 
     def compute_process(self, name: str) -> psutil.Process | None:
         """The compute process below a worker, if there is one now."""

@@ -40,14 +40,14 @@ def bulk_answers(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def open_rows(system: System, jobs: list[str]) -> int:
     """How many requests of these jobs have no outcome."""
-    found = [system.store.job(job_id) for job_id in jobs]
+    found = [system.store.jobs.get(job_id) for job_id in jobs]
     return sum(job.total - job.ended for job in found)
 
 
 def unplanned_rows(system: System, jobs: list[str]) -> int:
     """How many requests of these jobs are in no micro-batch yet."""
     queued = (request.c.job_id.in_(jobs)) & (request.c.state == RequestState.QUEUED)
-    with system.store._database.reading() as connection:
+    with system.store.database.reading() as connection:
         counted = sa.select(sa.func.count()).select_from(request).where(queued)
         return int(connection.scalar(counted) or 0)
 
@@ -80,8 +80,8 @@ def test_bulk_jobs_delay_neither_what_is_urgent_nor_a_dead_workers_work(
         system.kill(victim)
         urgent = system.submit(1, priority=URGENT)
         awaited: dict[str, Callable[[], bool]] = {
-            "urgent job over": lambda: system.store.job(urgent).is_over,
-            "leases taken back": lambda: not system.store.leased(owner),
+            "urgent job over": lambda: system.store.jobs.get(urgent).is_over,
+            "leases taken back": lambda: not system.store.leases.held_by(owner),
             "its requests ran again": lambda: taken_over(system, ids, owner),
         }
         seconds: dict[str, float] = {}

@@ -61,14 +61,14 @@ def test_a_database_locked_by_another_writer(
 ) -> None:
     with running_system(tmp_path, database_url, tiny_model) as system:
         job_id = system.submit(ROWS)
-        system.wait_until("results", lambda: system.store.job(job_id).ended)
+        system.wait_until("results", lambda: system.store.jobs.get(job_id).ended)
         with locked(database_url):
-            held = system.store.job(job_id).ended
+            held = system.store.jobs.get(job_id).ended
             released = time.monotonic() + seconds
             while time.monotonic() < released:
-                assert system.store.job(job_id).ended == held  # and readers do not wait
+                assert system.store.jobs.get(job_id).ended == held  # and readers do not wait
                 time.sleep(0.2)
-        back = system.wait_until("results", lambda: system.store.job(job_id).ended > held)
+        back = system.wait_until("results", lambda: system.store.jobs.get(job_id).ended > held)
         system.wait_done()
         verdict = judge(system, undisturbed)
         what = f"database locked {seconds} s by another writer"

@@ -44,7 +44,7 @@ def lose_pop(system: System) -> tuple[bool, int]:
     system.freeze(WORKER)
     job = system.submit(ROWS)
     sent = MicroBatchState.DISPATCHED
-    system.wait_until("a message", lambda: system.store.job_in_detail(job)[1][sent])
+    system.wait_until("a message", lambda: system.store.jobs.get_in_detail(job)[1][sent])
     taken = take_messages(system)
     system.thaw(WORKER)
     time.sleep(WAITS_AGAIN_S)

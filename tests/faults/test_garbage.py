@@ -75,7 +75,7 @@ def send_garbage(system: System, app: Celery) -> int:
 
 def send_stale(system: System, app: Celery) -> int:
     """Messages of micro-batches that are done, and of epochs that never were or have gone by."""
-    ended = system.store.job_in_detail(system.jobs[0])[1][MicroBatchState.DONE]
+    ended = system.store.jobs.get_in_detail(system.jobs[0])[1][MicroBatchState.DONE]
     ids = range(1, 1 + min(ended, 20))  # the first job's are numbered from 1
     queue = celery_queue(queue_of(system))
     for id_ in ids:

@@ -45,12 +45,13 @@ def test_the_planner_killed_at_every_step(
         while missing("before requeue", "after requeue"):
             wait_until_working(system, "worker-0")
             system.broker.flushall()
-            dispatched = set(system.store.dispatched())
+            dispatched = set(system.store.planning.dispatched())
             system.wait_until(
-                "lost messages", lambda lost=dispatched: not lost & set(system.store.dispatched())
+                "lost messages",
+                lambda lost=dispatched: not lost & set(system.store.planning.dispatched()),
             )
         expiring = submit_with_deadline(system, 1.0)
-        system.wait_until("its end", lambda: system.store.job(expiring).is_over)
+        system.wait_until("its end", lambda: system.store.jobs.get(expiring).is_over)
         system.wait_until("every step", lambda: not missing(*STEPS))
         # The last of them may kill a planner when all work is done; it is started again.
         system.wait_until("its start", lambda: system.restarted[PLANNER] == len(STEPS))
@@ -88,14 +89,14 @@ def test_the_planner_killed_at_random_times(
 
 def submit_with_deadline(system: System, seconds: float) -> str:
     """A job of which most will expire; it is not among the jobs that must be answered."""
-    with system.store.submission(NewJob("tiny", completion_window_s=seconds)) as submission:
+    with system.store.jobs.submit(NewJob("tiny", completion_window_s=seconds)) as submission:
         submission.add(request_rows(1_000))
     return submission.job_id
 
 
 def check_expired(system: System, job_id: str, undisturbed: Answers) -> None:
     """Every row has one outcome: the undisturbed answer, or that it has expired."""
-    job, found = system.store.job(job_id), answers(system.store, job_id)
+    job, found = system.store.jobs.get(job_id), answers(system.store, job_id)
     assert (job.state, len(found), job.ended) == (JobState.EXPIRED, 1_000, 1_000)
     computed = {name: answer for name, answer in found.items() if answer[0] != "failed"}
     assert computed == {name: undisturbed[name] for name in computed}

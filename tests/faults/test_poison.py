@@ -37,7 +37,7 @@ def submit(system: System, poison: dict[int, str]) -> str:
     rows = list(request_rows(MOST_ROWS))
     for index, kind in poison.items():
         rows[index] = poisoned(index, kind)
-    with system.store.submission(NewJob("tiny")) as submission:
+    with system.store.jobs.submit(NewJob("tiny")) as submission:
         submission.add(rows)
     system.jobs.append(submission.job_id)
     return submission.job_id
@@ -63,7 +63,7 @@ def test_one_request_in_a_thousand_is_poison(
         system.wait_done()
         lost = twice = wrong = 0
         for job_id, poison in zip(jobs, poisons, strict=True):
-            job, records = system.store.job(job_id), list(system.store.iter_results(job_id))
+            job, records = system.store.jobs.get(job_id), list(system.store.results.iterate(job_id))
             indexes = {record.index for record in records}
             lost += MOST_ROWS - len(indexes)
             twice += len(records) - len(indexes)

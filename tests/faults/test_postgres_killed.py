@@ -59,7 +59,7 @@ class Submitter:
     def _submit(self, key: str) -> str:
         while True:
             try:
-                with self._system.store.submission(NewJob("tiny", key)) as submission:
+                with self._system.store.jobs.submit(NewJob("tiny", key)) as submission:
                     submission.add(request_rows(self._rows))
             except StoreUnavailableError:
                 self.refused += 1
@@ -95,7 +95,7 @@ def test_postgres_killed_and_restarted_in_mid_write(
             submitter.stop()
         system.wait_done()
         verdict = judge(system, undisturbed)
-        assert len(system.store.jobs(100)) == len(set(system.jobs)) == len(system.jobs)
+        assert len(system.store.jobs.newest(100)) == len(set(system.jobs)) == len(system.jobs)
         assert system.restarted.total() == 0, system.restarted
         for name in (PLANNER, "worker-0"):
             assert "not available" in system.log(name)
@@ -106,4 +106,4 @@ def test_postgres_killed_and_restarted_in_mid_write(
 
 
 def _landed(system: System) -> int:
-    return sum(system.store.job(job_id).ended for job_id in list(system.jobs))
+    return sum(system.store.jobs.get(job_id).ended for job_id in list(system.jobs))

@@ -101,9 +101,9 @@ def test_a_storm_of_cancels_and_duplicate_submits(
         storm.rage(acts)
         assert all(len(ids) == 1 for ids in storm.made.values()), storm.made
         system.jobs += [job_id for ids in storm.made.values() for job_id in ids]
-        assert {job.id for job in system.store.jobs(10 * keys)} == set(system.jobs)
+        assert {job.id for job in system.store.jobs.newest(10 * keys)} == set(system.jobs)
         for job_id in system.jobs:
-            system.store.resume(job_id)
+            system.store.stopping.resume(job_id)
         system.wait_done()
         verdict = judge_storm(system, undisturbed, storm.cancelled)
         said = ", ".join(f"{count} times {act}" for act, count in sorted(storm.done.items()))
@@ -116,7 +116,7 @@ def judge_storm(system: System, undisturbed: Answers, cancelled: set[str]) -> Ve
     """Every row has its undisturbed answer, or was cancelled with its job."""
     lost = twice = wrong = 0
     for job_id in system.jobs:
-        job, records = system.store.job(job_id), list(system.store.iter_results(job_id))
+        job, records = system.store.jobs.get(job_id), list(system.store.results.iterate(job_id))
         found = answers(system.store, job_id)
         lost += ROWS - len(found)
         twice += len(records) - len(found) + max(0, job.ended - ROWS)
@@ -125,7 +125,7 @@ def judge_storm(system: System, undisturbed: Answers, cancelled: set[str]) -> Ve
         wrong += sum(found[name] != undisturbed[name] for name in found.keys() - stopped)
         check_end(job, len(stopped), was_cancelled=job_id in cancelled)
         open_states = set(MicroBatchState) - {MicroBatchState.DONE, MicroBatchState.CANCELLED}
-        counts = system.store.job_in_detail(job_id)[1]
+        counts = system.store.jobs.get_in_detail(job_id)[1]
         assert not any(counts[state] for state in open_states), counts
     return Verdict(len(system.jobs) * ROWS, lost, twice, wrong, recomputed(system))
 

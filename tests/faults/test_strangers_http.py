@@ -169,6 +169,6 @@ def test_slow_senders_and_foreign_pages_keep_no_upload_and_no_job(place: Place) 
         assert sum(taken_s) > STALLED_AFTER_S / 2  # else they held no place
         assert set(refused) == {"upload_too_slow"}, refused
         assert set(pages.told) == {(403, "foreign_origin"), (421, "untrusted_host")}, pages.told
-        assert {job.id for job in system.store.jobs(10)} == set(system.jobs)
+        assert {job.id for job in system.store.jobs.newest(10)} == set(system.jobs)
         assert not system.restarted
         assert "Traceback" not in system.log(API)

@@ -36,7 +36,7 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def attempts(system: System) -> int:
     """How often a micro-batch has been claimed."""
-    with system.store._database.reading() as connection:
+    with system.store.database.reading() as connection:
         return int(connection.scalar(sa.select(sa.func.sum(micro_batch.c.attempts))) or 0)
 
 
@@ -67,8 +67,8 @@ def test_the_worker_of_another_model_computes_nothing(place: Place, other_model:
         system.start(BROKER, PLANNER, BEAT, WRONG)
         system.submit(ROWS)
         system.wait_until("its worker", lambda: " ready." in system.log(WRONG))
-        system.wait_until("messages", system.store.dispatched)
-        refs = system.store.dispatched()
+        system.wait_until("messages", system.store.planning.dispatched)
+        refs = system.store.planning.dispatched()
         url = SecretStr(broker_url(system.private))
         with create_celery_app(Settings(broker_url=url)) as app:
             mislead(app, other_model, refs)
@@ -77,7 +77,7 @@ def test_the_worker_of_another_model_computes_nothing(place: Place, other_model:
             lambda: system.log(WRONG).count("'outcome': 'skipped'") >= len(refs),
         )
         let_pass(system, ALONE_S)
-        claimed, ended = attempts(system), system.store.job(system.jobs[0]).ended
+        claimed, ended = attempts(system), system.store.jobs.get(system.jobs[0]).ended
         system.start(RIGHT)
         done_s = system.wait_done()
         verdict = place.judge(

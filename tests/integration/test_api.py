@@ -38,7 +38,7 @@ def job_id(store: Store) -> str:
         (result,) = answers(claimed)
         if claimed.requests[0].index == 2:
             result = NewResult.failure(result.request_id, "refused", "no good", param="body.stop")
-        store.finish(ref.id, 0, "worker", [result])
+        store.leases.finish(ref.id, 0, "worker", [result])
     return job_id
 
 
@@ -122,7 +122,7 @@ def test_a_page_is_bounded_in_bytes(client: TestClient, store: Store) -> None:
     claimed = claim(store, refs[0])
     ranking = {"results": [{"index": n, "relevance_score": -1.5} for n in range(10_000)]}
     results = [NewResult(request.id, 200, ranking) for request in claimed.requests]
-    assert store.finish(refs[0].id, 0, "worker", results)
+    assert store.leases.finish(refs[0].id, 0, "worker", results)
     seen, after, complete = list[str](), -1, False
     while not complete:
         query = {"after": after, "limit": 10_000}
@@ -163,7 +163,7 @@ def test_jobs_in_pages(client: TestClient, store: Store) -> None:
     rest = client.get("/v1/jobs", params={"limit": 2, "after": first["next_after"]}).json()
     assert not rest["has_more"]
     listed = [job["id"] for job in first["data"] + rest["data"]]
-    assert listed == [job.id for job in store.jobs()]
+    assert listed == [job.id for job in store.jobs.newest()]
 
 
 def test_cancelling(client: TestClient, store: Store) -> None:
@@ -193,10 +193,10 @@ def test_a_request_that_crashed_is_shown_with_the_reason_and_retried(
     job_id, (ref,) = planned(store, 2, each=2)
     crash = Crash("the compute process was ended by SIGSEGV", allowed=1)
     claimed = claim(store, ref)
-    assert store.suspect(ref.id, 0, "worker", crash, answers(claimed)[:1])
-    (suspect,) = store.dispatchable(9)
+    assert store.suspects.add(ref.id, 0, "worker", crash, answers(claimed)[:1])
+    (suspect,) = store.planning.dispatchable(9)
     claim(store, suspect)
-    assert store.suspect(suspect.id, 0, "worker", crash)
+    assert store.suspects.add(suspect.id, 0, "worker", crash)
 
     job = client.get(f"/v1/jobs/{job_id}").json()
     assert (job["state"], job["micro_batches"]["split"]) == ("completed_with_failures", 1)

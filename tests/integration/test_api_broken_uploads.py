@@ -129,7 +129,7 @@ def post(place: Place, body: bytes, key: str | None = None) -> httpx.Response:
 
 
 def job_ids(place: Place) -> set[str]:
-    return {job.id for job in place.store.jobs(100)}
+    return {job.id for job in place.store.jobs.newest(100)}
 
 
 def test_a_stalled_upload_is_refused_in_time_as_by_one_process(place: Place) -> None:

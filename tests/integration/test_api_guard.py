@@ -49,8 +49,8 @@ def test_a_foreign_page_changes_nothing(store: Store, headers: dict[str, str], k
     for path in ("", f"/{job_id}/cancel", f"/{job_id}/pause", f"/{job_id}/retry"):
         response = client.post(f"/v1/jobs{path}", content=ROW, headers=sent)
         assert (response.status_code, response.json()["error"]["code"]) == (403, "foreign_origin")
-    assert [job.id for job in store.jobs()] == [job_id]
-    assert store.job(job_id).state == "queued"
+    assert [job.id for job in store.jobs.newest()] == [job_id]
+    assert store.jobs.get(job_id).state == "queued"
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example"])

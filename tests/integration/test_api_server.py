@@ -124,7 +124,7 @@ def test_an_upload_whose_process_is_killed_is_refused_and_the_next_one_taken(
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "upload_lost")
         answer = client.post("/v1/jobs", headers=JSONL, content=row("next"))
         assert (answer.status_code, answer.json()["accepted"]) == (201, 1)
-    assert [job.total for job in store.jobs(9)] == [1, 1]
+    assert [job.total for job in store.jobs.newest(9)] == [1, 1]
     assert api.upload_process().pid != killed.pid
 
 
@@ -155,7 +155,7 @@ def test_an_api_told_to_end_in_mid_upload_takes_it_first(api: Api, store: Store)
     assert api.process.wait(30) == 0
     assert all_ended([child])
     assert not Path(socket).parent.exists()
-    assert [job.total for job in store.jobs(9)] == [2_000]
+    assert [job.total for job in store.jobs.newest(9)] == [2_000]
 
 
 def test_an_api_killed_in_mid_upload_leaves_neither_process_nor_job(api: Api, store: Store) -> None:
@@ -172,7 +172,7 @@ def test_an_api_killed_in_mid_upload_leaves_neither_process_nor_job(api: Api, st
     with pytest.raises(httpx.TransportError):
         httpx.post(f"{api.url}/v1/jobs", headers=JSONL, content=broken_off(), timeout=60)
     wait_until("the second process's end", lambda: all_ended([child]))
-    assert store.jobs(9) == []
+    assert store.jobs.newest(9) == []
 
 
 def test_an_api_killed_while_its_second_process_starts_leaves_none(
@@ -208,7 +208,7 @@ def test_an_api_told_to_end_leaves_no_log_of_sqlite_behind(
         assert api.process.wait(30) == 0
     assert not log.exists()
     found = Store(sqlite_url)
-    assert found.job(job["id"]).total == 5_000
+    assert found.jobs.get(job["id"]).total == 5_000
     found.close()
 
 

@@ -59,14 +59,14 @@ def test_a_job(client: TestClient, store: Store, planner: Planner) -> None:
     assert (job["accepted"], job["rejected"], job["warning"]) == (2, 0, None)
     assert (job["state"], job["model"], job["counts"]["total"]) == ("queued", "tiny", 2)
     assert planner.woken == [job["id"]]
-    assert [item.custom_id for item in store.queued_requests(job["id"], 9)] == ["a", "b"]
+    assert [item.custom_id for item in store.backlog.queued_requests(job["id"], 9)] == ["a", "b"]
 
 
 def test_good_rows_go_on_beside_bad_ones(client: TestClient, store: Store) -> None:
     text = row("a") + b"\n{broken\n" + row("b", max_tokens=0) + row("a") + row("c")[:-1]
     job = client.post("/v1/jobs", content=text, headers=HEADERS).json()
     assert (job["accepted"], job["rejected"]) == (2, 3)
-    results = store.results(job["id"])
+    results = store.results.read(job["id"])
     assert codes(results) == ["invalid_json", "invalid_value", "duplicate_custom_id"]
     assert [item.line for item in results] == [3, 4, 5]
 
@@ -108,12 +108,12 @@ def test_a_known_idempotency_key_with_other_content_is_refused(
     assert first["id"] in other.json()["error"]["message"]
     again = client.post("/v1/jobs", content=row("a"), headers=headers)
     assert (again.status_code, again.json()["id"]) == (200, first["id"])
-    assert len(store.jobs()) == 1
+    assert len(store.jobs.newest()) == 1
 
 
 def test_of_two_at_once_with_one_key_the_one_with_other_content_is_refused(store: Store) -> None:
     """Both begin before either has landed."""
-    opened = [store.submission(NewJob("tiny", "night")) for _ in range(3)]
+    opened = [store.jobs.submit(NewJob("tiny", "night")) for _ in range(3)]
     made = [submission.__enter__() for submission in opened]
     for submission, digest in zip(made, ("a", "a", "b"), strict=True):
         submission.add(BatchReader().rows(row("x")))
@@ -126,7 +126,7 @@ def test_of_two_at_once_with_one_key_the_one_with_other_content_is_refused(store
 
 
 def test_a_job_of_the_version_before_is_found_by_its_key(client: TestClient, store: Store) -> None:
-    with store.submission(NewJob("tiny", "night")) as submission:
+    with store.jobs.submit(NewJob("tiny", "night")) as submission:
         submission.add(BatchReader().rows(row("a")))
     headers = {**HEADERS, "Idempotency-Key": "night"}
     response = client.post("/v1/jobs", content=row("b"), headers=headers)
@@ -140,9 +140,9 @@ def test_an_upload_of_bad_lines_ends_with_the_first_of_them(store: Store) -> Non
     assert (response.status_code, response.json()["error"]["code"]) == (400, "too_many_rejected")
     assert "10000 lines" in response.json()["error"]["message"]
     assert "line 2" in response.json()["error"]["message"]
-    assert store.jobs() == []
-    if store._database.is_sqlite:
-        assert Path(str(store._database.url.database)).stat().st_size < 1_000_000
+    assert store.jobs.newest() == []
+    if store.database.is_sqlite:
+        assert Path(str(store.database.url.database)).stat().st_size < 1_000_000
 
 
 def test_repeated_ids_are_bad_lines_too(store: Store) -> None:
@@ -154,7 +154,7 @@ def test_repeated_ids_are_bad_lines_too(store: Store) -> None:
     assert fewer.json()["rejected"] == 3
     assert (more.status_code, more.json()["error"]["code"]) == (400, "too_many_rejected")
     assert "line 2" in more.json()["error"]["message"]
-    assert len(store.jobs()) == 1
+    assert len(store.jobs.newest()) == 1
 
 
 def test_a_job_has_so_many_rows_at_most(store: Store) -> None:
@@ -164,7 +164,7 @@ def test_a_job_has_so_many_rows_at_most(store: Store) -> None:
         text = b"".join(row(str(number)) for number in range(4))
         response = client.post("/v1/jobs", content=text, headers=HEADERS)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "too_many_rows")
-    assert store.jobs() == []
+    assert store.jobs.newest() == []
 
 
 def test_model_and_metadata(client: TestClient) -> None:
@@ -183,7 +183,7 @@ def test_a_model_that_is_not_served(client: TestClient, store: Store, planner: P
     )
     assert "'tiny'" in error["message"]
     assert "'large'" in error["message"]
-    assert (store.jobs(), planner.woken) == ([], [])
+    assert (store.jobs.newest(), planner.woken) == ([], [])
 
 
 def test_any_model_where_none_is_named_as_served(store: Store) -> None:
@@ -214,13 +214,13 @@ def test_a_bad_completion_window(client: TestClient, store: Store, window: str) 
     response = client.post("/v1/jobs", params=query, content=row("a"), headers=HEADERS)
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "invalid_completion_window"
-    assert store.jobs() == []
+    assert store.jobs.newest() == []
 
 
 def test_a_priority(client: TestClient, store: Store) -> None:
     query = {"priority": "7"}
     job = client.post("/v1/jobs", params=query, content=row("a"), headers=HEADERS).json()
-    assert job["priority"] == store.job(job["id"]).priority == 7
+    assert job["priority"] == store.jobs.get(job["id"]).priority == 7
     assert client.post("/v1/jobs", content=row("a"), headers=HEADERS).json()["priority"] == 0
 
 
@@ -230,7 +230,7 @@ def test_a_bad_priority(client: TestClient, store: Store, priority: str) -> None
     response = client.post("/v1/jobs", params=query, content=row("a"), headers=HEADERS)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "priority"
-    assert store.jobs() == []
+    assert store.jobs.newest() == []
 
 
 def test_bad_metadata(client: TestClient, store: Store) -> None:
@@ -238,7 +238,7 @@ def test_bad_metadata(client: TestClient, store: Store) -> None:
     response = client.post("/v1/jobs", params=query, content=row("a"), headers=HEADERS)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "metadata"
-    assert store.jobs() == []
+    assert store.jobs.newest() == []
 
 
 def test_a_broker_that_is_down_is_a_warning(
@@ -249,7 +249,7 @@ def test_a_broker_that_is_down_is_a_warning(
     assert response.status_code == 201
     assert "the job is stored" in response.json()["warning"]
     assert "secret" not in response.text
-    assert store.jobs_to_plan() == [response.json()["id"]]
+    assert store.backlog.jobs_to_plan() == [response.json()["id"]]
     assert "wake_failed" in [getattr(record, "action", None) for record in caplog.records]
 
 
@@ -264,14 +264,14 @@ def test_an_upload_that_is_too_long(client: TestClient, store: Store, announced:
     response = client.post("/v1/jobs", content=content, headers=HEADERS)
     assert response.status_code == 413
     assert "2000000 bytes" in response.json()["error"]["message"]
-    assert store.jobs() == []
+    assert store.jobs.newest() == []
 
 
 @pytest.mark.parametrize("text", [b"", b"\n \n\r\n"])
 def test_an_upload_without_rows(client: TestClient, store: Store, text: bytes) -> None:
     response = client.post("/v1/jobs", content=text, headers=HEADERS)
     assert (response.status_code, response.json()["error"]["code"]) == (400, "empty_job")
-    assert store.jobs() == []
+    assert store.jobs.newest() == []
 
 
 def test_a_form_is_refused(client: TestClient) -> None:
@@ -323,26 +323,26 @@ def test_a_slow_upload_is_refused_though_it_never_stalls(store: Store) -> None:
     status, body = upload(store, *pieces(1), limits=limits, every_s=0.01)
     assert (status, "upload_too_slow" in body) == (408, True)
     assert "at least 1000 are needed" in body
-    assert store.jobs() == []
+    assert store.jobs.newest() == []
 
 
 def test_an_upload_has_a_deadline_however_fast_it_is(store: Store) -> None:
     limits = UploadLimits(deadline_s=0.3)
     status, body = upload(store, *pieces(100), limits=limits, every_s=0.01)
     assert (status, "longer than 0 s" in body) == (408, True)
-    assert store.jobs() == []
+    assert store.jobs.newest() == []
 
 
 def test_an_upload_that_stalls_leaves_no_job(store: Store) -> None:
     first = {"type": "http.request", "body": row("a"), "more_body": True}
     assert upload(store, first)[0] == 408
-    assert store.jobs() == []
+    assert store.jobs.newest() == []
 
 
 def test_an_upload_that_breaks_off_leaves_no_job(store: Store) -> None:
     first = {"type": "http.request", "body": row("a"), "more_body": True}
     assert upload(store, first, {"type": "http.disconnect"})[0] == 400
-    assert store.jobs() == []
+    assert store.jobs.newest() == []
 
 
 def test_prompts_are_not_logged(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
@@ -365,4 +365,4 @@ def test_a_file_of_another_format_is_refused_at_once(
     )
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "not_batch_lines")
     assert mend in answer.json()["error"]["message"]
-    assert store.jobs(5, None) == []
+    assert store.jobs.newest(5, None) == []

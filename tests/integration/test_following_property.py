@@ -52,13 +52,13 @@ class Run:
         self.computed = 0
 
     def plan(self) -> None:
-        queued = self.store.queued_requests(self.job_id, 1_000)
+        queued = self.store.backlog.queued_requests(self.job_id, 1_000)
         refused = [item.id for item in queued if item.body["prompt"] == "refused"]
         ids = [item.id for item in queued if item.id not in refused]
         groups = [ids[start : start + self.each] for start in range(0, len(ids), self.each)]
         error = NewResult.failure(0, "too_long", "too long").error
         assert error is not None
-        self.store.save_plan(
+        self.store.planning.save_plan(
             self.job_id,
             [EncodedRequest(id_, [[1, 2, 3]]) for id_ in ids],
             [NewMicroBatch(RequestKind.GENERATE, 32, group, 7) for group in groups],
@@ -69,21 +69,23 @@ class Run:
         """Whether there was anything to do."""
         self.plan()
         if event == "retry":
-            return self.store.job(self.job_id).failed > 0 and bool(self.store.retry(self.job_id))
-        refs = self.store.dispatchable(1_000)
+            return self.store.jobs.get(self.job_id).failed > 0 and bool(
+                self.store.retries.retry(self.job_id)
+            )
+        refs = self.store.planning.dispatchable(1_000)
         if event == "requeue":
-            self.store.mark_dispatched(refs)
-            self.store.requeue(self.store.dispatched())
-        claimed = self.store.claim(refs[0].id, refs[0].epoch, "worker") if refs else None
+            self.store.planning.mark_dispatched(refs)
+            self.store.planning.requeue(self.store.planning.dispatched())
+        claimed = self.store.leases.claim(refs[0].id, refs[0].epoch, "worker") if refs else None
         if claimed is None:
             return False
         lease = (claimed.id, claimed.epoch, "worker")
         if event == "give back":
-            return self.store.give_back(*lease)
+            return self.store.leases.give_back(*lease)
         if any(request.body["prompt"] == "poison" for request in claimed.requests):
-            return self.store.suspect(*lease, CRASH)
+            return self.store.suspects.add(*lease, CRASH)
         self.computed += len(claimed.requests)
-        return self.store.finish(*lease, [outcome(request) for request in claimed.requests])
+        return self.store.leases.finish(*lease, [outcome(request) for request in claimed.requests])
 
     def live(self, events: list[str]) -> None:
         for event in events:
@@ -92,7 +94,7 @@ class Run:
             pass
 
     def told(self) -> list[tuple[object, ...]]:
-        return [_told(record) for record in self.store.results(self.job_id)]
+        return [_told(record) for record in self.store.results.read(self.job_id)]
 
 
 def _told(record: ResultRecord) -> tuple[object, ...]:
@@ -117,7 +119,7 @@ def test_merged_or_not_a_job_ends_alike(
                 run.live(events)
             merged, plain = runs
             assert merged.told() == plain.told()
-            jobs = [store.job(run.job_id) for run in runs]
+            jobs = [store.jobs.get(run.job_id) for run in runs]
             assert jobs[0].ended == jobs[0].total == len(bodies)
             alike = ("state", "completed", "failed", "completion_tokens", "saved_tokens")
             assert [getattr(jobs[0], name) for name in alike] == [
@@ -145,12 +147,15 @@ def test_a_cancel_at_any_time_ends_each_row_once(
             run = Run(store, bodies, each, merge_equal=True)
             for event in events:
                 run.step(event)
-            leased = [store.claim(ref.id, ref.epoch, "late") for ref in store.dispatchable(1)]
-            store.cancel(run.job_id)
+            leased = [
+                store.leases.claim(ref.id, ref.epoch, "late")
+                for ref in store.planning.dispatchable(1)
+            ]
+            store.stopping.cancel(run.job_id)
             for batch in filter(None, leased):
                 results = [outcome(request) for request in batch.requests]
-                assert store.finish(batch.id, batch.epoch, "late", results)
-            assert store.job(run.job_id).is_over
+                assert store.leases.finish(batch.id, batch.epoch, "late", results)
+            assert store.jobs.get(run.job_id).is_over
             undisturbed = {entry[0]: entry for entry in plain.told()}
             told = run.told()
             assert [entry[1] for entry in told] == list(range(len(bodies)))
@@ -163,6 +168,6 @@ def test_a_cancel_at_any_time_ends_each_row_once(
 
 
 def _agrees_with_its_bodies(store: Store, job_id: str, reused: int) -> None:
-    bodies = [record.body for record in store.results(job_id) if record.body is not None]
+    bodies = [record.body for record in store.results.read(job_id) if record.body is not None]
     assert sum("reused" in body for body in bodies) == reused
     assert len({body["id"] for body in bodies}) == len(bodies)

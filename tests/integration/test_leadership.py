@@ -29,7 +29,7 @@ def clock() -> Clock:
 
 
 def planner(store: Store, name: str, clock: Clock) -> Leadership:
-    return Leadership(store, name, dead_after_s=10, longest_gap_s=4, clock=clock)
+    return Leadership(store.leaders, name, dead_after_s=10, longest_gap_s=4, clock=clock)
 
 
 def watch(one: Leadership, clock: Clock, seconds: float) -> bool:
@@ -49,7 +49,7 @@ def test_the_first_leads_and_the_second_stands_by(store: Store, clock: Clock) ->
     assert ann.look()
     assert not bob.look()
     assert (ann.other_lives, bob.other_lives) == (False, True)
-    assert store.leader(PLANNER) == Leader(PLANNER, "ann", 1, 1)
+    assert store.leaders.get(PLANNER) == Leader(PLANNER, "ann", 1, 1)
 
 
 def test_a_leader_that_lives_is_never_replaced(store: Store, clock: Clock) -> None:
@@ -66,7 +66,7 @@ def test_a_silent_leader_is_replaced_and_learns_of_it(store: Store, clock: Clock
     assert not bob.look()
     assert not watch(bob, clock, 9.9)
     assert watch(bob, clock, 0.1)
-    assert store.leader(PLANNER) == Leader(PLANNER, "bob", 2, 0)
+    assert store.leaders.get(PLANNER) == Leader(PLANNER, "bob", 2, 0)
     assert not ann.look()
     assert bob.look()
     assert not ann.look()
@@ -101,7 +101,7 @@ def test_who_resigns_is_replaced_at_once(store: Store, clock: Clock) -> None:
     assert bob.look()
     ann.resign()
     assert bob.look()
-    assert store.leader(PLANNER) == Leader(PLANNER, "bob", 2, 1)
+    assert store.leaders.get(PLANNER) == Leader(PLANNER, "bob", 2, 1)
 
 
 def test_who_comes_too_late_for_a_dead_leader_knows_of_none_that_lives(
@@ -114,18 +114,18 @@ def test_who_comes_too_late_for_a_dead_leader_knows_of_none_that_lives(
         assert not bob.look()
     assert bob.other_lives
     assert not watch(bob, clock, 9.9)
-    read = store.leader
+    read = store.leaders.get
 
     def overtaken(name: str) -> Leader | None:
         seen = read(name)
-        assert store.take_lead(name, "carol", seen) is not None
+        assert store.leaders.take(name, "carol", seen) is not None
         return seen
 
     with monkeypatch.context() as patched:
-        patched.setattr(store, "leader", overtaken)
+        patched.setattr(store.leaders, "get", overtaken)
         assert not watch(bob, clock, 0.1)
     assert not bob.other_lives
-    assert store.leader(PLANNER) == Leader(PLANNER, "carol", 2, 0)
+    assert store.leaders.get(PLANNER) == Leader(PLANNER, "carol", 2, 0)
     assert not bob.look()
     assert bob.other_lives
 
@@ -141,7 +141,7 @@ def test_many_that_take_at_once(store: Store, clock: Clock) -> None:
     with ThreadPoolExecutor(6) as pool:
         leads = list(pool.map(Leadership.look, others))
     assert sum(leads) == 1
-    held = store.leader(PLANNER)
+    held = store.leaders.get(PLANNER)
     assert held is not None
     assert (held.owner, held.epoch) == (f"p{leads.index(True)}", 2)
 
@@ -149,13 +149,13 @@ def test_many_that_take_at_once(store: Store, clock: Clock) -> None:
 def test_a_worker_that_has_moved_since_it_was_judged_keeps_its_leases(store: Store) -> None:
     """Two sweepers at once: the second acts on what it had read before the first did."""
     _, (first, second) = planned(store, 2)
-    store.beat("worker", ComputeSeconds())
+    store.heartbeats.beat("worker", ComputeSeconds())
     claim(store, first)
-    assert store.suspect_owner("worker", CRASH, counter=1) == 1
-    store.beat("worker", ComputeSeconds())  # it was only slow
+    assert store.suspects.add_owner("worker", CRASH, counter=1) == 1
+    store.heartbeats.beat("worker", ComputeSeconds())  # it was only slow
     claimed = claim(store, second)
-    assert store.suspect_owner("worker", CRASH, counter=1) == 0
-    assert store.finish(second.id, 0, "worker", answers(claimed))
+    assert store.suspects.add_owner("worker", CRASH, counter=1) == 0
+    assert store.leases.finish(second.id, 0, "worker", answers(claimed))
 
 
 def sweeper(store: Store, clock: Clock) -> Sweeper:
@@ -173,23 +173,23 @@ def test_who_stood_by_knows_who_has_been_silent(store: Store, clock: Clock) -> N
     _, (held, lost) = planned(store, 2)
     standing_by = sweeper(store, clock)
     claim(store, held, "silent")
-    store.mark_dispatched([lost])
+    store.planning.mark_dispatched([lost])
     for _ in range(31):
         standing_by.watch()
         clock.now += 2
-    assert [ref.id for ref in store.leased("silent")] == [held.id]
+    assert [ref.id for ref in store.leases.held_by("silent")] == [held.id]
     assert standing_by.sweep() == SweepReport(released=1, requeued=1)
 
 
 def test_a_leader_that_renews_between_look_and_take_keeps_the_lead(store: Store) -> None:
-    seen = store.take_lead("planner", "ann", None)
+    seen = store.leaders.take("planner", "ann", None)
     assert seen is not None
-    assert store.renew_lead(seen)
-    assert store.take_lead("planner", "bob", seen) is None
-    current = store.leader("planner")
+    assert store.leaders.renew(seen)
+    assert store.leaders.take("planner", "bob", seen) is None
+    current = store.leaders.get("planner")
     assert current is not None
     assert (current.owner, current.counter) == ("ann", 1)
-    taken = store.take_lead("planner", "bob", current)
+    taken = store.leaders.take("planner", "bob", current)
     assert taken is not None
     assert (taken.owner, taken.epoch) == ("bob", 2)
-    assert not store.renew_lead(seen)
+    assert not store.leaders.renew(seen)

@@ -34,7 +34,7 @@ def planner(store: Store, model: Path, clock: Clock, **settings: object) -> Plan
 
 def submit_urgent(store: Store) -> str:
     body = validate_body(RequestKind.GENERATE, {"prompt": "now", "max_tokens": 4})
-    with store.submission(NewJob("tiny", priority=9)) as submission:
+    with store.jobs.submit(NewJob("tiny", priority=9)) as submission:
         submission.add([NewRequest(0, 1, "row-0", RequestKind.GENERATE, body)])
     return submission.job_id
 
@@ -45,14 +45,14 @@ def test_an_urgent_job_waits_for_one_chunk_of_a_bulk_job(store: Store, tiny_mode
     assert one.plan_next() == 10
     urgent = submit_urgent(store)
     assert one.plan_next() == 1
-    assert store.queued_requests(urgent, 9) == []
-    assert len(store.queued_requests(bulk, 99)) == 20
+    assert store.backlog.queued_requests(urgent, 9) == []
+    assert len(store.backlog.queued_requests(bulk, 99)) == 20
 
 
 def test_a_chunk_ends_where_its_bytes_or_tokens_do(store: Store, tiny_model: Path) -> None:
     clock = Clock()
     submit(store, [{"prompt": "a" * 100, "max_tokens": 4}] * 6)
-    (first, *_) = store.queued_requests(store.jobs_to_plan()[0], 1)
+    (first, *_) = store.backlog.queued_requests(store.backlog.jobs_to_plan()[0], 1)
     assert first.size > 100
     by_bytes = planner(store, tiny_model, clock, plan_chunk_bytes=2 * first.size)
     assert by_bytes.plan_next() == 2
@@ -63,17 +63,17 @@ def test_a_chunk_ends_where_its_bytes_or_tokens_do(store: Store, tiny_model: Pat
 
 def test_a_request_past_the_budget_comes_alone(store: Store) -> None:
     job_id = submit(store, [{"prompt": "é" * size} for size in (10, 5_000, 10)])
-    assert [item.index for item in store.queued_requests(job_id, 9, 1_000)] == [0]
-    assert [item.index for item in store.queued_requests(job_id, 9, 1)] == [0]
-    assert [item.index for item in store.queued_requests(job_id, 9, 1 << 20)] == [0, 1, 2]
-    (long,) = [item for item in store.queued_requests(job_id, 9) if item.index == 1]
+    assert [item.index for item in store.backlog.queued_requests(job_id, 9, 1_000)] == [0]
+    assert [item.index for item in store.backlog.queued_requests(job_id, 9, 1)] == [0]
+    assert [item.index for item in store.backlog.queued_requests(job_id, 9, 1 << 20)] == [0, 1, 2]
+    (long,) = [item for item in store.backlog.queued_requests(job_id, 9) if item.index == 1]
     assert 10_000 < long.size < 10_100  # of UTF-8
 
 
 def break_saving(store: Store, monkeypatch: pytest.MonkeyPatch, job_id: str, error: Exception):
     """`save_plan` raises for one job; returns the sizes of the chunks that it was given."""
     sizes: list[int] = []
-    save = store.save_plan
+    save = store.planning.save_plan
 
     def breaks(job: str, encoded, *rest, **named):
         if job != job_id:
@@ -81,7 +81,7 @@ def break_saving(store: Store, monkeypatch: pytest.MonkeyPatch, job_id: str, err
         sizes.append(len(encoded))
         raise error
 
-    monkeypatch.setattr(store, "save_plan", breaks)
+    monkeypatch.setattr(store.planning, "save_plan", breaks)
     return sizes
 
 
@@ -95,7 +95,7 @@ def test_a_job_that_cannot_be_planned_backs_off_and_fails_with_the_reason(
     one = planner(store, tiny_model, clock)
     assert one.plan_next() == 1  # the failure
     assert one.plan_next() == 1
-    assert store.queued_requests(good, 9) == []
+    assert store.backlog.queued_requests(good, 9) == []
     assert one.plan_next() == 0
     assert one.pause_s() == 1.0
     for pause in (1.0, 2.0):
@@ -103,19 +103,19 @@ def test_a_job_that_cannot_be_planned_backs_off_and_fails_with_the_reason(
         assert one.plan_next() == 1
         assert one.plan_next() == 0
     assert sizes == [40, 40, 16]  # 4096 >> 4, 4096 >> 8
-    assert store.job(bad).failed == 0
+    assert store.jobs.get(bad).failed == 0
     clock.now += 60
     assert one.plan_next() == 40
-    job = store.job(bad)
+    job = store.jobs.get(bad)
     assert (job.state, job.failed) == (JobState.FAILED, 40)
-    error = store.results(bad)[0].error
+    error = store.results.read(bad)[0].error
     assert error is not None
     assert error.code == "internal_error"
     assert "in 3 attempts; the last time: StoreError: the database refused" in error.message
     monkeypatch.undo()
-    assert store.retry(bad) == 40
+    assert store.retries.retry(bad) == 40
     assert one.plan_next() == 40
-    assert store.job(bad).failed == 0
+    assert store.jobs.get(bad).failed == 0
 
 
 def test_a_failure_is_forgotten_when_the_planning_goes_on(
@@ -126,14 +126,14 @@ def test_a_failure_is_forgotten_when_the_planning_goes_on(
     break_saving(store, monkeypatch, job_id, RuntimeError("a secret of the prompt"))
     one = planner(store, tiny_model, clock)
     one.plan_next()
-    found = store.next_to_plan()
+    found = store.backlog.next_to_plan()
     assert found is not None
     assert (found.failures, found.error) == (1, "RuntimeError")
     monkeypatch.undo()
     clock.now += 1
     assert one.plan_next() == 3
-    store.retry(job_id)
-    assert store.next_to_plan() is None
+    store.retries.retry(job_id)
+    assert store.backlog.next_to_plan() is None
 
 
 def test_a_database_that_is_away_is_no_failure_of_the_job(
@@ -147,7 +147,7 @@ def test_a_database_that_is_away_is_no_failure_of_the_job(
             one.plan_next()
     monkeypatch.undo()
     assert one.plan_next() == 1
-    assert store.job(job_id).failed == 0
+    assert store.jobs.get(job_id).failed == 0
 
 
 def test_a_job_that_kills_its_planner_each_time_fails(
@@ -155,11 +155,11 @@ def test_a_job_that_kills_its_planner_each_time_fails(
 ) -> None:
     job_id = submit(store, [{"prompt": "a", "max_tokens": 4}])
     for _ in range(ATTEMPTS):
-        store.count_planning(job_id)  # and no more is heard of that planner
+        store.backlog.count_planning(job_id)  # and no more is heard of that planner
     one = planner(store, tiny_model, Clock())
     assert one.plan_next() == 1
-    assert codes(store.results(job_id)) == ["internal_error"]
-    error = store.results(job_id)[0].error
+    assert codes(store.results.read(job_id)) == ["internal_error"]
+    error = store.results.read(job_id)[0].error
     assert error is not None
     assert "the planner ended while it planned the job" in error.message
 
@@ -180,4 +180,4 @@ def test_a_panic_of_the_tokenizer_fails_its_request_alone(
 
     monkeypatch.setattr(Encoder, "encode", panics)
     assert planner(store, tiny_model, Clock()).plan_next() == 3
-    assert [record.index for record in store.results(job_id)] == [1]
+    assert [record.index for record in store.results.read(job_id)] == [1]

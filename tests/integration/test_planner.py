@@ -31,8 +31,8 @@ def plan_all(one: Planner) -> list[int]:
 def members(store: Store, job_id: str) -> list[str]:
     """The custom_ids of all planned requests, as workers get them."""
     found: list[str] = []
-    for ref in store.dispatchable(1000):
-        batch = store.claim(ref.id, ref.epoch, "looker", ref.fingerprint)
+    for ref in store.planning.dispatchable(1000):
+        batch = store.leases.claim(ref.id, ref.epoch, "looker", ref.fingerprint)
         assert batch is not None
         assert batch.job_id == job_id
         found += [request.custom_id for request in batch.requests]
@@ -45,10 +45,10 @@ def test_a_job_is_planned_in_chunks_and_dispatched_between(store: Store, tiny_mo
     chunks = []
     for requests in (10, 10, 5, 0):
         assert by_tens.plan_next() == requests
-        chunks.append(len(store.dispatchable(1000)))
+        chunks.append(len(store.planning.dispatchable(1000)))
     assert chunks[0] < chunks[1] < chunks[2]
     assert members(store, job_id) == sorted(f"row-{n}" for n in range(25))
-    assert store.jobs_to_plan() == []
+    assert store.backlog.jobs_to_plan() == []
 
 
 def test_two_planners_plan_a_request_once(store: Store, tiny_model: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_request_that_breaks_the_encoder_fails_alone(
     monkeypatch.setattr(Encoder, "encode", breaks)
     plan_all(planner(store, tiny_model))
     assert members(store, job_id) == ["row-0", "row-2"]
-    (failure,) = store.results(job_id)
+    (failure,) = store.results.read(job_id)
     assert failure.custom_id == "row-1"
     assert failure.error is not None
     assert (failure.error.code, failure.status_code) == ("internal_error", 500)

@@ -52,10 +52,10 @@ class Place:
         deadline = time.monotonic() + PATIENCE_S
         with ThreadPoolExecutor(THREADS) as pool:
             running: list[Future[Outcome]] = []
-            while not self.store.job(job_id).is_over:
-                assert time.monotonic() < deadline, self.store.job_in_detail(job_id)[1]
-                ready = self.store.dispatchable(100)
-                self.store.mark_dispatched(ready)
+            while not self.store.jobs.get(job_id).is_over:
+                assert time.monotonic() < deadline, self.store.jobs.get_in_detail(job_id)[1]
+                ready = self.store.planning.dispatchable(100)
+                self.store.planning.mark_dispatched(ready)
                 running += [pool.submit(self._run, ref) for ref in ready]
                 time.sleep(0.02)
             outcomes += [future.result() for future in running]
@@ -97,7 +97,7 @@ def expected(place: Place, prompts: list[str], poisoned: set[int]) -> list[str |
     """What an undisturbed run answers, without the poisoned rows."""
     job_id = place.plan(prompts, each=len(prompts))
     place.work(job_id)
-    answered = texts(place.store.results(job_id))
+    answered = texts(place.store.results.read(job_id))
     assert None not in answered
     return [None if n in poisoned else text for n, text in enumerate(answered)]
 
@@ -112,8 +112,8 @@ def test_poisoned_requests_fail_alone_and_their_neighbours_are_answered(place: P
     seen: list[tuple[int, int]] = []
 
     def look() -> None:
-        while not place.store.job(job_id).is_over:
-            leased = place.store.leased(place.worker.owner)
+        while not place.store.jobs.get(job_id).is_over:
+            leased = place.store.leases.held_by(place.worker.owner)
             seen.append((len(leased), sum(ref.isolated for ref in leased)))
             time.sleep(0.005)
 
@@ -121,7 +121,7 @@ def test_poisoned_requests_fail_alone_and_their_neighbours_are_answered(place: P
         looking = pool.submit(look)
         place.work(job_id)
         looking.result()
-    results = place.store.results(job_id)
+    results = place.store.results.read(job_id)
     assert texts(results) == undisturbed
     raised, crashed = results[0].error, results[5].error
     assert raised is not None
@@ -132,7 +132,7 @@ def test_poisoned_requests_fail_alone_and_their_neighbours_are_answered(place: P
         "computed alone 2 times and never answered; the last time the compute process was ended "
         "by SIGSEGV"
     )
-    assert place.store.job(job_id).state is JobState.COMPLETED_WITH_FAILURES
+    assert place.store.jobs.get(job_id).state is JobState.COMPLETED_WITH_FAILURES
     assert {count for count, isolated in seen if isolated} == {1}
 
 
@@ -152,7 +152,7 @@ def test_poison_that_hangs_or_takes_all_memory(
         undisturbed = expected(place, prompts, poisoned={1})
         job_id = place.plan([prompts[0], marker], each=2)
         place.work(job_id)
-    results = store.results(job_id)
+    results = store.results.read(job_id)
     assert texts(results) == undisturbed
     assert results[1].error is not None
     assert results[1].error.message.endswith(f"the last time {reason}")
@@ -163,8 +163,8 @@ def test_an_exception_costs_no_process(place: Place) -> None:
     job_id = place.plan([*innocent(3), "<poison:raise>"], each=4)
     place.work(job_id)
     assert place.launcher.pid == pid
-    assert place.store.job_in_detail(job_id)[1][MicroBatchState.SPLIT] == 0
-    assert place.store.job(job_id).completed == 3
+    assert place.store.jobs.get_in_detail(job_id)[1][MicroBatchState.SPLIT] == 0
+    assert place.store.jobs.get(job_id).completed == 3
 
 
 WORKER = """
@@ -194,7 +194,7 @@ launcher.wait_ready()
 worker = GpuWorker(store, launcher, model="tiny", crashes_allowed=2)
 Heartbeat(worker, every_s=0.1)
 while True:
-    for ref in store.dispatchable(100):
+    for ref in store.planning.dispatchable(100):
         worker.run(ref.id, ref.epoch, alone=ref.isolated)
 """
 
@@ -217,7 +217,7 @@ def test_poison_that_takes_the_worker_with_it_is_found_too(
     deaths = 0
     deadline = time.monotonic() + PATIENCE_S
     try:
-        while not place.store.job(job_id).is_over:
+        while not place.store.jobs.get(job_id).is_over:
             assert time.monotonic() < deadline
             sweeper.sweep()
             if process.poll() is not None:
@@ -227,7 +227,7 @@ def test_poison_that_takes_the_worker_with_it_is_found_too(
     finally:
         process.kill()
         process.wait()
-    results = place.store.results(job_id)
+    results = place.store.results.read(job_id)
     assert texts(results) == undisturbed
     assert results[2].error is not None
     assert "computed alone 2 times and never answered; the last time the worker" in (
@@ -246,7 +246,7 @@ def test_a_compute_process_that_hangs_ends_with_its_worker(
         [sys.executable, "-c", script, database_url, str(tiny_model)], cwd=ROOT
     )
     try:
-        wait_until("the claim", place.store.heartbeats)
+        wait_until("the claim", place.store.heartbeats.of_lease_holders)
         children = find_children(process.pid, "gpu_worker.compute")
         assert len(children) == 1
         time.sleep(0.5)  # into the hang
@@ -268,7 +268,7 @@ def test_a_process_that_ends_while_it_loads_blames_no_request(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = place.plan(innocent(2), each=2)
-    (ref,) = place.store.dispatchable(1)
+    (ref,) = place.store.planning.dispatchable(1)
     pid = place.launcher.pid
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "Popen", StoppedProcess)
@@ -276,10 +276,10 @@ def test_a_process_that_ends_while_it_loads_blames_no_request(
         wait_until("the next process", lambda: place.launcher.pid != pid)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(place.worker.run, ref.id, 0)
-        wait_until("the claim", place.store.heartbeats)
+        wait_until("the claim", place.store.heartbeats.of_lease_holders)
         psutil.Process(place.launcher.pid).kill()
         assert running.result().outcome == "given back: not computed here"
-    (again,) = place.store.dispatchable(1)
+    (again,) = place.store.planning.dispatchable(1)
     assert (again.id, again.epoch, again.isolated) == (ref.id, 1, False)
     assert place.worker.run(again.id, again.epoch).outcome == "done"
-    assert place.store.job(job_id).completed == 2
+    assert place.store.jobs.get(job_id).completed == 2

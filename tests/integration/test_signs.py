@@ -53,12 +53,12 @@ def living(store: Store, *, worker: bool, planner: bool) -> Iterator[None]:
     stop = threading.Event()
 
     def live() -> None:
-        lead = store.take_lead(PLANNER, "p", store.leader(PLANNER)) if planner else None
+        lead = store.leaders.take(PLANNER, "p", store.leaders.get(PLANNER)) if planner else None
         while not stop.wait(0.05):
             if worker:
-                store.beat("w", ComputeSeconds())
+                store.heartbeats.beat("w", ComputeSeconds())
             if lead is not None:
-                store.renew_lead(lead)
+                store.leaders.renew(lead)
 
     thread = threading.Thread(target=live)
     thread.start()

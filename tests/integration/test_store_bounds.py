@@ -17,6 +17,8 @@ from nightjar.jobs.records import (
 from nightjar.jobs.schemas import validate_body
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.following import FOLLOWERS_PER_STEP, MOST_EQUAL
+from nightjar.jobs.store.leases import Leases
+from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.stopping import REQUESTS_PER_STEP
 from tests.outcomes import answers, claim
 
@@ -27,7 +29,7 @@ MOST_ROWS = REQUESTS_PER_STEP + FOLLOWERS_PER_STEP
 
 def equal_rows(store: Store, rows: int, **of_job: float) -> str:
     body = validate_body(RequestKind.GENERATE, {"prompt": "a", "max_tokens": 4, "temperature": 0})
-    with store.submission(NewJob("tiny", **of_job)) as submission:  # type: ignore[arg-type]
+    with store.jobs.submit(NewJob("tiny", **of_job)) as submission:  # type: ignore[arg-type]
         submission.add(
             NewRequest(n, n + 1, f"row-{n}", RequestKind.GENERATE, body) for n in range(rows)
         )
@@ -35,10 +37,10 @@ def equal_rows(store: Store, rows: int, **of_job: float) -> str:
 
 
 def plan(store: Store, job_id: str) -> MicroBatchRef:
-    ids = [request.id for request in store.queued_requests(job_id, ROWS)]
+    ids = [request.id for request in store.backlog.queued_requests(job_id, ROWS)]
     assert len(ids) == LEADERS
     encoded = [EncodedRequest(id_, [[1]]) for id_ in ids]
-    (ref,) = store.save_plan(
+    (ref,) = store.planning.save_plan(
         job_id, encoded, [NewMicroBatch(RequestKind.GENERATE, 32, ids, len(ids))]
     )
     return ref
@@ -54,27 +56,27 @@ def landed(store: Store) -> Iterator[list[int]]:
         if now > sum(sizes):
             sizes.append(now - sum(sizes))
 
-    engine = store._database.engine
+    engine = store.database.engine
     sa.event.listen(engine, "commit", count)
     yield sizes
     sa.event.remove(engine, "commit", count)
 
 
 def cancel(store: Store, job_id: str) -> None:
-    store.cancel(job_id)
+    store.stopping.cancel(job_id)
 
 
 def finish(store: Store, job_id: str) -> None:
     ref = plan(store, job_id)
     claimed = claim(store, ref)
-    assert store.finish(ref.id, ref.epoch, "worker", answers(claimed))
+    assert store.leases.finish(ref.id, ref.epoch, "worker", answers(claimed))
 
 
 def end_while_leased(store: Store, job_id: str) -> None:
     ref = plan(store, job_id)
     claim(store, ref)
-    store.cancel(job_id)
-    assert store.give_back(ref.id, ref.epoch, "worker")
+    store.stopping.cancel(job_id)
+    assert store.leases.give_back(ref.id, ref.epoch, "worker")
 
 
 ENDS = {
@@ -96,9 +98,9 @@ def test_no_transaction_lands_more_rows_than_its_bound(
     end, state = ENDS[how]
     job_id = equal_rows(store, ROWS)
     end(store, job_id)
-    while store.finish_stops() + store.land_orphans():
+    while store.stopping.finish() + store.orphans.land():
         pass
-    assert store.job(job_id).state == state
+    assert store.jobs.get(job_id).state == state
     assert sum(landed) == ROWS
     assert max(landed) <= MOST_ROWS
 
@@ -108,12 +110,14 @@ def test_the_sweeper_lands_what_a_dead_worker_left(
 ) -> None:
     job_id = equal_rows(store, ROWS)
     # It died right after the transaction of `finish`.
-    monkeypatch.setattr(store, "_write_landing", store._database.write)
+    outcomes = Outcomes(store.database)
+    monkeypatch.setattr(outcomes, "write", store.database.write)
+    monkeypatch.setattr(store, "leases", Leases(store.database, outcomes))
     finish(store, job_id)
     assert landed == [LEADERS + FOLLOWERS_PER_STEP]
-    assert store.job(job_id).state is JobState.RUNNING
-    assert store.land_orphans() == ROWS - sum(landed[:1])
-    job = store.job(job_id)
+    assert store.jobs.get(job_id).state is JobState.RUNNING
+    assert store.orphans.land() == ROWS - sum(landed[:1])
+    job = store.jobs.get(job_id)
     assert (job.state, job.completed, job.reused) == (JobState.COMPLETED, ROWS, ROWS - LEADERS)
 
 
@@ -124,10 +128,10 @@ def test_ending_stops_when_its_time_is_over_and_goes_on_later(
         equal_rows(store, ROWS, completion_window_s=0),
         equal_rows(store, 10, completion_window_s=0),
     )
-    assert sorted(store.expire()) == sorted([big, small])
-    assert store.finish_stops(patience_s=0) > 0
+    assert sorted(store.stopping.expire()) == sorted([big, small])
+    assert store.stopping.finish(patience_s=0) > 0
     assert len(landed) == 1
-    assert store.job(big).state is JobState.CANCELLING
-    assert store.finish_stops() > 0
-    assert [store.job(job).state for job in (big, small)] == [JobState.EXPIRED] * 2
+    assert store.jobs.get(big).state is JobState.CANCELLING
+    assert store.stopping.finish() > 0
+    assert [store.jobs.get(job).state for job in (big, small)] == [JobState.EXPIRED] * 2
     assert sum(landed) == ROWS + 10

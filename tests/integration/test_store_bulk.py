@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import NewResult, RequestState
 from nightjar.jobs.store import Store
-from nightjar.jobs.store.base import dump_json, load_json
 from nightjar.jobs.store.bulk import BulkInsert, BulkUpdate, driver_value
 from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.json_text import dump_json, load_json
 from nightjar.jobs.store.tables import micro_batch, request, result, worker
 from tests.jobs import planned, submit
 from tests.outcomes import claim, compute
@@ -71,7 +71,7 @@ def test_no_rows_need_no_statement(database: Database) -> None:
 
 def test_an_update_finds_its_rows_by_their_ids(store: Store, database: Database) -> None:
     job_id = submit(store, [{"prompt": "a"}] * 3)
-    ids = [item.id for item in store.queued_requests(job_id, 3)]
+    ids = [item.id for item in store.backlog.queued_requests(job_id, 3)]
     update = BulkUpdate(database, request, ["prompt_vector", "segments"])
     rows: list[tuple[Any, ...]] = [("v@1", b"\x00\xff", ids[2]), (None, b"", ids[0])]
     unknown: list[tuple[Any, ...]] = [("v@1", b"", max(ids) + 1000)]
@@ -91,8 +91,8 @@ def test_every_kind_of_outcome_lands_in_one_transaction(store: Store) -> None:
         NewResult.failure(second.id, "invalid_value", "it's \x00broken", param="body.n"),
         NewResult.failure(third.id, "internal_error", "no param", status=500),
     ]
-    assert store.finish(ref.id, 0, "worker", outcomes)
-    records = store.results(job_id)
+    assert store.leases.finish(ref.id, 0, "worker", outcomes)
+    records = store.results.read(job_id)
     assert records[0].body == {"text": '한국어 \n \\ " 🙂', "score": 0.5}
     assert [record.status_code for record in records] == [200, 400, 500]
     error = records[1].error
@@ -102,7 +102,7 @@ def test_every_kind_of_outcome_lands_in_one_transaction(store: Store) -> None:
         "it's broken",
         "body.n",
     )
-    assert store.job(job_id).completion_tokens == 2
+    assert store.jobs.get(job_id).completion_tokens == 2
 
 
 def test_states_that_a_table_shows_are_the_plain_ones(store: Store, database: Database) -> None:
@@ -159,7 +159,7 @@ def test_claims_need_not_last_but_results_must(
 
     _, (ref,) = planned(store, 1)
     monkeypatch.setattr(Database, "write", noting)
-    store.mark_dispatched([ref])
+    store.planning.mark_dispatched([ref])
     assert compute(store, ref)  # claim, finish
     assert kinds == [False, False, True]
 

@@ -31,13 +31,13 @@ CRASH = Crash("the compute process was ended by SIGSEGV", allowed=1)
 
 def queued(store: Store, job_id: str) -> list[str]:
     """The rows that are to be computed."""
-    return [item.custom_id for item in store.queued_requests(job_id, 10_000)]
+    return [item.custom_id for item in store.backlog.queued_requests(job_id, 10_000)]
 
 
 def plan(store: Store, job_id: str, *, each: int = 10) -> list[MicroBatchRef]:
-    ids = [item.id for item in store.queued_requests(job_id, 10_000)]
+    ids = [item.id for item in store.backlog.queued_requests(job_id, 10_000)]
     groups = [ids[start : start + each] for start in range(0, len(ids), each)]
-    return store.save_plan(
+    return store.planning.save_plan(
         job_id,
         [EncodedRequest(id_, [[1, 2, 3]]) for id_ in ids],
         [NewMicroBatch(RequestKind.GENERATE, 32, group, 7) for group in groups],
@@ -53,7 +53,7 @@ def test_equal_greedy_requests_are_computed_once(store: Store) -> None:
     assert queued(store, job_id) == ["row-0", "row-1"]
     (ref,) = plan(store, job_id)
     assert compute(store, ref)
-    found = store.job(job_id)
+    found = store.jobs.get(job_id)
     assert (found.state, found.completed, found.total) == (JobState.COMPLETED, 5, 5)
     assert (found.reused, found.reused_tokens) == (3, 15)
     assert (found.prompt_tokens, found.completion_tokens) == (15, 10)
@@ -67,8 +67,8 @@ def test_an_answer_that_is_shared_says_so_under_its_own_id(store: Store) -> None
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
     leader = claimed.requests[0].id
     body = {"id": f"cmpl-{leader}", "usage": usage, "recomputed_in": "fp32"}
-    assert store.finish(ref.id, 0, "worker", [NewResult(leader, 200, body)])
-    computed, shared = store.results(job_id)
+    assert store.leases.finish(ref.id, 0, "worker", [NewResult(leader, 200, body)])
+    computed, shared = store.results.read(job_id)
     assert computed.body == body
     assert shared.body == body | {"id": f"cmpl-{shared.id}", "reused": "job"}
     assert (shared.custom_id, shared.line, shared.index) == ("row-1", 2, 1)
@@ -138,8 +138,10 @@ def test_a_leader_has_a_bounded_following(store: Store, monkeypatch: pytest.Monk
     assert queued(store, job_id) == ["row-0", "row-4", "row-8"]
     for ref in plan(store, job_id, each=1):
         assert compute(store, ref)
-    assert [item.custom_id for item in store.results(job_id)] == [f"row-{n}" for n in range(10)]
-    assert store.job(job_id).reused == 7
+    assert [item.custom_id for item in store.results.read(job_id)] == [
+        f"row-{n}" for n in range(10)
+    ]
+    assert store.jobs.get(job_id).reused == 7
 
 
 def test_rejected_rows_lead_nobody(store: Store) -> None:
@@ -150,13 +152,13 @@ def test_rejected_rows_lead_nobody(store: Store) -> None:
         NewRequest(2, 3, "same", RequestKind.GENERATE, body),  # its custom_id was used
         NewRequest(3, 4, "other", RequestKind.GENERATE, body),
     ]
-    with store.submission(NewJob("tiny")) as submission:
+    with store.jobs.submit(NewJob("tiny")) as submission:
         submission.add(rows)
     assert (submission.accepted, submission.rejected) == (2, 2)
     assert queued(store, submission.job_id) == ["same"]
     (ref,) = plan(store, submission.job_id)
     assert compute(store, ref)
-    assert codes(store.results(submission.job_id)) == [
+    assert codes(store.results.read(submission.job_id)) == [
         "invalid_json",
         None,
         "duplicate_custom_id",
@@ -166,12 +168,12 @@ def test_rejected_rows_lead_nobody(store: Store) -> None:
 
 def test_a_refused_leader_refuses_its_followers(store: Store) -> None:
     job_id = merged(store, [GREEDY] * 3)
-    (leader,) = store.queued_requests(job_id, 9)
+    (leader,) = store.backlog.queued_requests(job_id, 9)
     error = RequestError("context_length_exceeded", "too long", "body.prompt")
-    store.save_plan(job_id, [], [], [(leader.id, error)])
-    found = store.job(job_id)
+    store.planning.save_plan(job_id, [], [], [(leader.id, error)])
+    found = store.jobs.get(job_id)
     assert (found.state, found.failed, found.reused) == (JobState.FAILED, 3, 0)
-    assert [item.error for item in store.results(job_id)] == [error] * 3
+    assert [item.error for item in store.results.read(job_id)] == [error] * 3
 
 
 def test_a_poisonous_leader_dies_once_for_all(store: Store) -> None:
@@ -180,44 +182,44 @@ def test_a_poisonous_leader_dies_once_for_all(store: Store) -> None:
     while refs:
         claimed = claim(store, refs[0])
         if claimed.isolated and claimed.requests[0].custom_id == "row-1":
-            assert store.finish(claimed.id, claimed.epoch, "worker", answers(claimed))
+            assert store.leases.finish(claimed.id, claimed.epoch, "worker", answers(claimed))
         else:
-            assert store.suspect(claimed.id, claimed.epoch, "worker", CRASH)
-        refs = store.dispatchable(9)
-    assert codes(store.results(job_id)) == ["compute_lost", None, "compute_lost"]
-    assert store.job(job_id).state is JobState.COMPLETED_WITH_FAILURES
+            assert store.suspects.add(claimed.id, claimed.epoch, "worker", CRASH)
+        refs = store.planning.dispatchable(9)
+    assert codes(store.results.read(job_id)) == ["compute_lost", None, "compute_lost"]
+    assert store.jobs.get(job_id).state is JobState.COMPLETED_WITH_FAILURES
 
 
 def test_a_lease_that_is_given_back_ends_nobody(store: Store) -> None:
     job_id = merged(store, [GREEDY] * 2)
     (ref,) = plan(store, job_id)
     claim(store, ref)
-    assert store.give_back(ref.id, 0, "worker")
-    assert store.results(job_id) == []
-    (again,) = store.dispatchable(9)
+    assert store.leases.give_back(ref.id, 0, "worker")
+    assert store.results.read(job_id) == []
+    (again,) = store.planning.dispatchable(9)
     assert compute(store, again)
-    assert store.job(job_id).completed == 2
+    assert store.jobs.get(job_id).completed == 2
 
 
 def test_a_cancel_before_the_leader_begins_ends_all(store: Store) -> None:
     job_id = merged(store, [GREEDY] * 3)
-    assert store.cancel(job_id).state is JobState.CANCELLED
-    assert codes(store.results(job_id)) == ["cancelled"] * 3
+    assert store.stopping.cancel(job_id).state is JobState.CANCELLED
+    assert codes(store.results.read(job_id)) == ["cancelled"] * 3
     planned = merged(store, [GREEDY] * 3)
     plan(store, planned)
-    assert store.cancel(planned).state is JobState.CANCELLED
-    assert codes(store.results(planned)) == ["cancelled"] * 3
+    assert store.stopping.cancel(planned).state is JobState.CANCELLED
+    assert codes(store.results.read(planned)) == ["cancelled"] * 3
 
 
 def test_followers_of_a_running_leader_get_what_it_lands_after_a_cancel(store: Store) -> None:
     job_id = merged(store, [GREEDY, GREEDY, OTHER])
     first, _ = plan(store, job_id, each=1)
     claimed = claim(store, first)
-    assert store.cancel(job_id).state is JobState.CANCELLING
-    assert codes(store.results(job_id)) == ["cancelled"]
-    assert store.finish(first.id, 0, "worker", answers(claimed))
-    assert codes(store.results(job_id)) == [None, None, "cancelled"]
-    assert store.job(job_id).state is JobState.CANCELLED
+    assert store.stopping.cancel(job_id).state is JobState.CANCELLING
+    assert codes(store.results.read(job_id)) == ["cancelled"]
+    assert store.leases.finish(first.id, 0, "worker", answers(claimed))
+    assert codes(store.results.read(job_id)) == [None, None, "cancelled"]
+    assert store.jobs.get(job_id).state is JobState.CANCELLED
 
 
 def test_followers_end_with_a_running_leader_that_leaves_its_work_after_a_cancel(
@@ -226,24 +228,24 @@ def test_followers_end_with_a_running_leader_that_leaves_its_work_after_a_cancel
     job_id = merged(store, [GREEDY] * 2)
     (ref,) = plan(store, job_id)
     claim(store, ref)
-    store.cancel(job_id)
-    assert store.give_back(ref.id, 0, "worker")
-    assert codes(store.results(job_id)) == ["cancelled"] * 2
-    assert store.job(job_id).state is JobState.CANCELLED
+    store.stopping.cancel(job_id)
+    assert store.leases.give_back(ref.id, 0, "worker")
+    assert codes(store.results.read(job_id)) == ["cancelled"] * 2
+    assert store.jobs.get(job_id).state is JobState.CANCELLED
 
 
 def test_retrying_a_leader_retries_its_followers(store: Store) -> None:
     job_id = merged(store, [GREEDY, OTHER, GREEDY])
     (ref,) = plan(store, job_id)
     claim(store, ref)
-    assert store.fail_micro_batch(ref.id, 0, "worker", RequestError("internal_error", "x"))
-    assert store.job(job_id).failed == 3
-    assert store.retry(job_id) == 3
-    assert (store.job(job_id).failed, store.job(job_id).is_over) == (0, False)
+    assert store.leases.fail(ref.id, 0, "worker", RequestError("internal_error", "x"))
+    assert store.jobs.get(job_id).failed == 3
+    assert store.retries.retry(job_id) == 3
+    assert (store.jobs.get(job_id).failed, store.jobs.get(job_id).is_over) == (0, False)
     assert queued(store, job_id) == ["row-0", "row-1"]
     (again,) = plan(store, job_id)
     assert compute(store, again)
-    found = store.job(job_id)
+    found = store.jobs.get(job_id)
     assert (found.state, found.completed, found.reused) == (JobState.COMPLETED, 3, 1)
 
 
@@ -252,14 +254,14 @@ def test_a_poisonous_leader_is_retried_alone_and_its_followers_wait(store: Store
     refs = plan(store, job_id)
     while refs:
         claimed = claim(store, refs[0])
-        assert store.suspect(claimed.id, claimed.epoch, "worker", CRASH)
-        refs = store.dispatchable(9)
-    assert store.retry(job_id) == 3
-    (alone,) = store.dispatchable(9)
+        assert store.suspects.add(claimed.id, claimed.epoch, "worker", CRASH)
+        refs = store.planning.dispatchable(9)
+    assert store.retries.retry(job_id) == 3
+    (alone,) = store.planning.dispatchable(9)
     assert (alone.size, alone.isolated) == (1, True)
     assert queued(store, job_id) == []
     assert compute(store, alone)
-    assert store.job(job_id).state is JobState.COMPLETED
+    assert store.jobs.get(job_id).state is JobState.COMPLETED
 
 
 def test_a_follower_that_is_retried_after_its_leader_has_its_answer_at_once(
@@ -270,14 +272,14 @@ def test_a_follower_that_is_retried_after_its_leader_has_its_answer_at_once(
     job_id = merged(store, [GREEDY] * 2)
     (ref,) = plan(store, job_id)
     claim(store, ref)
-    assert store.fail_micro_batch(ref.id, 0, "worker", RequestError("internal_error", "x"))
-    store._database.write(lambda connection: len(store._retry(connection, job_id, -1)))
+    assert store.leases.fail(ref.id, 0, "worker", RequestError("internal_error", "x"))
+    store.database.write(lambda connection: len(store.retries.take_back(connection, job_id, -1)))
     (again,) = plan(store, job_id)
     assert compute(store, again)
-    assert codes(store.results(job_id)) == [None, "internal_error"]
-    assert store.retry(job_id) == 1
-    assert codes(store.results(job_id)) == [None, None]
-    found = store.job(job_id)
+    assert codes(store.results.read(job_id)) == [None, "internal_error"]
+    assert store.retries.retry(job_id) == 1
+    assert codes(store.results.read(job_id)) == [None, None]
+    found = store.jobs.get(job_id)
     assert (found.state, found.completed, found.failed) == (JobState.COMPLETED, 2, 0)
 
 
@@ -298,11 +300,11 @@ def leave_behind(database_url: str) -> None:
 def test_followers_that_an_older_worker_left_are_landed(store: Store, database_url: str) -> None:
     job_id = merged(store, [GREEDY] * 5)
     (ref,) = plan(store, job_id)
-    assert store.land_orphans() == 0
+    assert store.orphans.land() == 0
     assert compute(store, ref)
     leave_behind(database_url)
-    assert store.job(job_id).completed == 1
-    assert store.land_orphans() == 4
-    assert store.land_orphans() == 0
-    found = store.job(job_id)
+    assert store.jobs.get(job_id).completed == 1
+    assert store.orphans.land() == 4
+    assert store.orphans.land() == 0
+    found = store.jobs.get(job_id)
     assert (found.state, found.completed, found.reused) == (JobState.COMPLETED, 5, 4)

@@ -42,7 +42,7 @@ def store(behind: tuple[FreezingProxy, str]) -> Iterator[Store]:
 def test_health_and_heartbeat_end_and_work_again_afterwards(
     store: Store, proxy: FreezingProxy
 ) -> None:
-    asked = [store.ping, lambda: store.beat("worker", ComputeSeconds())]
+    asked = [store.ping, lambda: store.heartbeats.beat("worker", ComputeSeconds())]
     for ask in asked:
         ask()
     proxy.freeze()
@@ -71,7 +71,7 @@ def test_it_ends_in_the_middle_of_a_transaction(
         connection.execute(sa.text("SELECT 2"))
 
     with pytest.raises(StoreUnavailableError, match="no answer for 2 s"):
-        store._database.write(work)
+        store.database.write(work)
     assert time.monotonic() - started < 4
     proxy.thaw()
     store.ping()
@@ -85,20 +85,20 @@ def settings_of(connection: sa.Connection) -> tuple[str, str]:
 
 
 def test_statements_have_limits_and_uploads_longer_ones(store: Store) -> None:
-    with store._database.reading() as connection:
+    with store.database.reading() as connection:
         assert settings_of(connection) == ("1min", "30s")
-    with store._database.uploading() as connection:
+    with store.database.uploading() as connection:
         assert settings_of(connection)[0] == "30min"
-    with store._database.reading() as connection:
+    with store.database.reading() as connection:
         assert settings_of(connection) == ("1min", "30s")
-    assert store.job(submit(store, [{"prompt": "a"}, {"prompt": "b"}])).total == 2
+    assert store.jobs.get(submit(store, [{"prompt": "a"}, {"prompt": "b"}])).total == 2
 
 
 def test_the_server_ends_what_takes_too_long(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "STATEMENT_LIMIT_S", 0.2)
-    store._database.engine.dispose()
+    store.database.engine.dispose()
     with pytest.raises(StoreUnavailableError, match="statement timeout"):
-        store._database.write(lambda connection: connection.execute(sa.text("SELECT pg_sleep(9)")))
+        store.database.write(lambda connection: connection.execute(sa.text("SELECT pg_sleep(9)")))
 
 
 def test_the_locks_of_a_session_that_falls_silent_are_free_again(
@@ -106,7 +106,7 @@ def test_the_locks_of_a_session_that_falls_silent_are_free_again(
 ) -> None:
     """Its machine may have lost its power: the server hears of no end, for hours by default."""
     monkeypatch.setattr(postgres, "_IDLE_LIMIT_S", 0.5)
-    store._database.engine.dispose()
+    store.database.engine.dispose()
     job_id = submit(store, [{"prompt": "a"}])
     lock = sa.select(job.c.id).where(job.c.id == job_id).with_for_update()
 
@@ -114,11 +114,11 @@ def test_the_locks_of_a_session_that_falls_silent_are_free_again(
         connection.execute(lock)
         proxy.freeze()
         with closing(Store(postgres_url)) as other:
-            other._database.write(lambda connection: connection.execute(lock))
+            other.database.write(lambda connection: connection.execute(lock))
         proxy.thaw()
 
     started = time.monotonic()
     with pytest.raises(StoreUnavailableError, match="idle-in-transaction timeout"):
-        store._database.write(fall_silent)
+        store.database.write(fall_silent)
     assert time.monotonic() - started < 5
     store.ping()

@@ -34,9 +34,9 @@ def planned_for(
 
 def plan(store: Store, job_id: str, fingerprint: str, *, each: int = 1) -> list[MicroBatchRef]:
     """Plan what is queued of a job for a model."""
-    ids = [request.id for request in store.queued_requests(job_id, MANY)]
+    ids = [request.id for request in store.backlog.queued_requests(job_id, MANY)]
     groups = [ids[start : start + each] for start in range(0, len(ids), each)]
-    return store.save_plan(
+    return store.planning.save_plan(
         job_id,
         [EncodedRequest(id_, [[1, 2, 3]]) for id_ in ids],
         [NewMicroBatch(RequestKind.GENERATE, 32, group, 3) for group in groups],
@@ -48,9 +48,9 @@ def test_only_a_worker_of_its_model_claims_a_micro_batch(store: Store) -> None:
     _, (ref,) = planned_for(store, ALPHA)
     # The name of the queue holds no more than the beginning of a fingerprint.
     for other in (BETA, "", ALPHA[:12], ALPHA[:-1] + "b"):
-        assert store.claim(ref.id, ref.epoch, "worker", other) is None
-    assert store.dispatchable(MANY) == [ref]
-    claimed = store.claim(ref.id, ref.epoch, "worker", ALPHA)
+        assert store.leases.claim(ref.id, ref.epoch, "worker", other) is None
+    assert store.planning.dispatchable(MANY) == [ref]
+    claimed = store.leases.claim(ref.id, ref.epoch, "worker", ALPHA)
     assert claimed is not None
     assert claimed.fingerprint == ref.fingerprint == ALPHA
 
@@ -58,32 +58,32 @@ def test_only_a_worker_of_its_model_claims_a_micro_batch(store: Store) -> None:
 def test_a_model_without_workers_keeps_no_other_from_being_dispatched(store: Store) -> None:
     _, old = planned_for(store, ALPHA, 6)
     _, new = planned_for(store, BETA, 6)
-    store.mark_dispatched(store.dispatchable(4))
-    assert store.dispatchable(4) == []
-    sent = {ref.id for ref in store.dispatched()}
+    store.planning.mark_dispatched(store.planning.dispatchable(4))
+    assert store.planning.dispatchable(4) == []
+    sent = {ref.id for ref in store.planning.dispatched()}
     assert sent == {ref.id for ref in [*old[:4], *new[:4]]}
     assert compute(store, new[0])
-    assert [ref.id for ref in store.dispatchable(4)] == [new[4].id]
+    assert [ref.id for ref in store.planning.dispatchable(4)] == [new[4].id]
 
 
 def test_what_nobody_computes_is_planned_anew_for_the_model_that_is_served(store: Store) -> None:
     job_id, refs = planned_for(store, ALPHA, 8, each=2)
     leased = claim(store, refs[0])
-    store.mark_dispatched(refs[1:2])
-    taken = store.replan_others(BETA, MANY)
+    store.planning.mark_dispatched(refs[1:2])
+    taken = store.replanning.take_apart_others(BETA, MANY)
     assert {ref.id for ref in taken} == {ref.id for ref in refs[1:]}
-    assert store.replan_others(BETA, MANY) == []
-    assert store.job_in_detail(job_id)[1][MicroBatchState.REPLANNED] == 3
+    assert store.replanning.take_apart_others(BETA, MANY) == []
+    assert store.jobs.get_in_detail(job_id)[1][MicroBatchState.REPLANNED] == 3
     for ref in refs[1:]:  # its message may still come
-        assert store.claim(ref.id, ref.epoch, "late", ALPHA) is None
-    assert store.jobs_to_plan() == [job_id]
+        assert store.leases.claim(ref.id, ref.epoch, "late", ALPHA) is None
+    assert store.backlog.jobs_to_plan() == [job_id]
     again = plan(store, job_id, BETA, each=2)
     assert sum(ref.size for ref in again) == 6
-    assert store.finish(leased.id, leased.epoch, "worker", answers(leased))
+    assert store.leases.finish(leased.id, leased.epoch, "worker", answers(leased))
     for ref in again:
         assert compute(store, ref)
-    assert store.job(job_id).state is JobState.COMPLETED
-    assert len(store.results(job_id)) == 8
+    assert store.jobs.get(job_id).state is JobState.COMPLETED
+    assert len(store.results.read(job_id)) == 8
 
 
 def test_what_is_claimed_while_it_is_taken_apart_stays_with_its_worker(
@@ -91,23 +91,23 @@ def test_what_is_claimed_while_it_is_taken_apart_stays_with_its_worker(
 ) -> None:
     job_id, refs = planned_for(store, ALPHA, 2)
     before_the_next_write(store, monkeypatch, lambda: claim(store, refs[0]))
-    assert [ref.id for ref in store.replan_others(BETA, MANY)] == [refs[1].id]
-    assert store.leased("worker") == refs[:1]
-    assert len(store.queued_requests(job_id, MANY)) == 1
+    assert [ref.id for ref in store.replanning.take_apart_others(BETA, MANY)] == [refs[1].id]
+    assert store.leases.held_by("worker") == refs[:1]
+    assert len(store.backlog.queued_requests(job_id, MANY)) == 1
 
 
 def test_work_of_the_served_model_is_left_as_it_is(store: Store) -> None:
     _, refs = planned_for(store, BETA, 2)
-    store.mark_dispatched(refs[:1])
-    assert store.replan_others(BETA, MANY) == []
-    assert store.dispatched() == refs[:1]
+    store.planning.mark_dispatched(refs[:1])
+    assert store.replanning.take_apart_others(BETA, MANY) == []
+    assert store.planning.dispatched() == refs[:1]
 
 
 def test_planning_anew_goes_in_bounded_steps(store: Store) -> None:
     _, refs = planned_for(store, ALPHA, 5)
-    store.mark_dispatched(refs[:2])
+    store.planning.mark_dispatched(refs[:2])
     sizes = []
-    while taken := store.replan_others(BETA, 2):
+    while taken := store.replanning.take_apart_others(BETA, 2):
         sizes.append(len(taken))
     assert sizes == [2, 2, 1]
 
@@ -115,7 +115,7 @@ def test_planning_anew_goes_in_bounded_steps(store: Store) -> None:
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_looking_for_other_models_reads_no_backlog(store: Store) -> None:
     """A step in the index for each model: 50,000 ready micro-batches took 170 ms a tick."""
-    engine = store._database.engine
+    engine = store.database.engine
     for look in (_NEXT_MODEL, _OF_NO_MODEL, *_OTHERS_READY):
         asked = look.limit(9).params(after="", served=ALPHA)
         literal = asked.compile(engine, compile_kwargs={"literal_binds": True})
@@ -129,46 +129,46 @@ def test_what_names_no_model_is_planned_anew_and_others_may_stay(store: Store) -
     _, (alpha,) = planned_for(store, ALPHA)
     job_id, (ref,) = planned_for(store, ALPHA)
     leave_out = sa.text("UPDATE micro_batch SET fingerprint = DEFAULT WHERE id = :id")
-    if store._database.is_sqlite:
+    if store.database.is_sqlite:
         leave_out = sa.text("UPDATE micro_batch SET fingerprint = '' WHERE id = :id")
-    store._database.write(lambda connection: connection.execute(leave_out, {"id": ref.id}))
-    assert store.claim(ref.id, ref.epoch, "worker", BETA) is None
-    taken = store.replan_others(BETA, MANY, unnamed_alone=True)
+    store.database.write(lambda connection: connection.execute(leave_out, {"id": ref.id}))
+    assert store.leases.claim(ref.id, ref.epoch, "worker", BETA) is None
+    taken = store.replanning.take_apart_others(BETA, MANY, unnamed_alone=True)
     assert [item.id for item in taken] == [ref.id]
-    assert store.jobs_to_plan() == [job_id]
-    assert store.dispatchable(MANY) == [alpha]
+    assert store.backlog.jobs_to_plan() == [job_id]
+    assert store.planning.dispatchable(MANY) == [alpha]
 
 
 def test_suspects_and_retried_failures_stay_with_their_model(store: Store) -> None:
     job_id, (ref,) = planned_for(store, ALPHA, 2, each=2)
     claimed = claim(store, ref)
     crash = Crash("the compute process was ended by SIGSEGV", allowed=1)
-    assert store.suspect(claimed.id, claimed.epoch, "worker", crash)
-    halves = store.dispatchable(MANY)
+    assert store.suspects.add(claimed.id, claimed.epoch, "worker", crash)
+    halves = store.planning.dispatchable(MANY)
     assert [(half.isolated, half.fingerprint) for half in halves] == [(True, ALPHA)] * 2
     for half in halves:
         held = claim(store, half)
-        assert store.suspect(held.id, held.epoch, "worker", crash)
-    assert store.retry(job_id) == 2
-    assert [again.fingerprint for again in store.dispatchable(MANY)] == [ALPHA] * 2
+        assert store.suspects.add(held.id, held.epoch, "worker", crash)
+    assert store.retries.retry(job_id) == 2
+    assert [again.fingerprint for again in store.planning.dispatchable(MANY)] == [ALPHA] * 2
 
 
 def test_followers_wait_while_their_leader_is_planned_anew(store: Store) -> None:
     body = {"prompt": "a", "max_tokens": 4, "temperature": 0}
     job_id = submit(store, [body, body, body], merge_equal=True)
     plan(store, job_id, ALPHA)
-    assert len(store.replan_others(BETA, MANY)) == 1
+    assert len(store.replanning.take_apart_others(BETA, MANY)) == 1
     (ref,) = plan(store, job_id, BETA)
     assert ref.size == 1
     assert compute(store, ref)
-    assert store.job(job_id).completed == 3
+    assert store.jobs.get(job_id).completed == 3
 
 
 def test_a_stopped_job_ends_though_its_work_was_taken_apart(store: Store) -> None:
     job_id, _ = planned_for(store, ALPHA, 2)
-    store.pause(job_id)
-    assert len(store.replan_others(BETA, MANY)) == 2
-    assert store.cancel(job_id).state is JobState.CANCELLED
+    store.stopping.pause(job_id)
+    assert len(store.replanning.take_apart_others(BETA, MANY)) == 2
+    assert store.stopping.cancel(job_id).state is JobState.CANCELLED
 
 
 def test_a_request_that_ended_is_not_queued_again(store: Store) -> None:
@@ -178,6 +178,6 @@ def test_a_request_that_ended_is_not_queued_again(store: Store) -> None:
     first, second = claimed.requests
     error = RequestError("internal_error", "it failed")
     results = [NewResult(first.id, 200, {}), NewResult(second.id, 500, None, error)]
-    assert store.finish(claimed.id, claimed.epoch, "worker", results)
-    assert store.replan_others(BETA, MANY) == []
-    assert store.job(job_id).ended == 2
+    assert store.leases.finish(claimed.id, claimed.epoch, "worker", results)
+    assert store.replanning.take_apart_others(BETA, MANY) == []
+    assert store.jobs.get(job_id).ended == 2

@@ -40,67 +40,67 @@ def job_id(store: Store) -> str:
 
 @pytest.fixture
 def ids(store: Store, job_id: str) -> list[int]:
-    return [item.id for item in store.queued_requests(job_id, 4)]
+    return [item.id for item in store.backlog.queued_requests(job_id, 4)]
 
 
 def test_a_plan(store: Store, job_id: str, ids: list[int]) -> None:
-    refs = store.save_plan(job_id, encoded(*ids), [batch(*ids[:3]), batch(ids[3])], [])
+    refs = store.planning.save_plan(job_id, encoded(*ids), [batch(*ids[:3]), batch(ids[3])], [])
     assert [(ref.epoch, ref.job_id, ref.size, ref.tokens) for ref in refs] == [
         (0, job_id, 3, 9),
         (0, job_id, 1, 3),
     ]
-    assert store.queued_requests(job_id, 4) == []
-    assert store.jobs_to_plan() == []
-    assert store.dispatchable(10) == refs
-    assert store.job(job_id).state is JobState.QUEUED
-    assert store.job_in_detail(job_id)[1][MicroBatchState.READY] == 2
+    assert store.backlog.queued_requests(job_id, 4) == []
+    assert store.backlog.jobs_to_plan() == []
+    assert store.planning.dispatchable(10) == refs
+    assert store.jobs.get(job_id).state is JobState.QUEUED
+    assert store.jobs.get_in_detail(job_id)[1][MicroBatchState.READY] == 2
 
 
 def test_each_of_many_micro_batches_has_its_own_requests(store: Store) -> None:
     job_id = submit(store, [{"prompt": "a"}] * 60)
-    ids = [item.id for item in store.queued_requests(job_id, 60)]
+    ids = [item.id for item in store.backlog.queued_requests(job_id, 60)]
     groups = [ids[begin : begin + 1 + begin % 4] for begin in range(0, 60, 5)]
     used = [id_ for group in groups for id_ in group]
-    refs = store.save_plan(job_id, encoded(*used), [batch(*group) for group in groups], [])
+    refs = store.planning.save_plan(job_id, encoded(*used), [batch(*group) for group in groups], [])
     assert [ref.size for ref in refs] == [len(group) for group in groups]
     assert [[item.id for item in claim(store, ref).requests] for ref in refs] == groups
 
 
 def test_token_ids_come_back_at_the_claim(store: Store) -> None:
     job_id = submit(store, [{"query": "q", "documents": ["d", "e"]}])
-    (request,) = store.queued_requests(job_id, 1)
+    (request,) = store.backlog.queued_requests(job_id, 1)
     segments = [[7, 2**31 - 1], [1], [0, 5]]
     ranking = NewMicroBatch(RequestKind.RANK, 64, [request.id], 5)
-    (ref,) = store.save_plan(job_id, [EncodedRequest(request.id, segments)], [ranking], [])
+    (ref,) = store.planning.save_plan(job_id, [EncodedRequest(request.id, segments)], [ranking], [])
     (claimed,) = claim(store, ref).requests
     assert claimed.segments == segments
     assert (claimed.kind, claimed.body) == (RequestKind.RANK, request.body)
 
 
 def test_queued_requests_come_in_order_and_limited(store: Store, job_id: str) -> None:
-    assert [item.index for item in store.queued_requests(job_id, 3)] == [0, 1, 2]
+    assert [item.index for item in store.backlog.queued_requests(job_id, 3)] == [0, 1, 2]
 
 
 def test_requests_that_cannot_be_encoded_fail(store: Store, job_id: str, ids: list[int]) -> None:
     error = RequestError("context_exceeded", "too long", "body.prompt")
-    store.save_plan(job_id, encoded(*ids[:3]), [batch(*ids[:3])], [(ids[3], error)])
-    (result,) = store.results(job_id)
+    store.planning.save_plan(job_id, encoded(*ids[:3]), [batch(*ids[:3])], [(ids[3], error)])
+    (result,) = store.results.read(job_id)
     assert (result.index, result.error, result.status_code) == (3, error, 400)
-    assert store.job(job_id).failed == 1
+    assert store.jobs.get(job_id).failed == 1
 
 
 def test_a_job_whose_rows_are_all_refused_is_over(
     store: Store, job_id: str, ids: list[int]
 ) -> None:
     error = RequestError("context_exceeded", "too long")
-    assert store.save_plan(job_id, [], [], [(id_, error) for id_ in ids]) == []
-    assert store.job(job_id).state is JobState.FAILED
-    assert store.jobs_to_plan() == []
+    assert store.planning.save_plan(job_id, [], [], [(id_, error) for id_ in ids]) == []
+    assert store.jobs.get(job_id).state is JobState.FAILED
+    assert store.backlog.jobs_to_plan() == []
 
 
 def plans_of(store: Store, statement: str, job_id: str) -> str:
     """How the database would look for the queued requests, were there many."""
-    engine = store._database.engine
+    engine = store.database.engine
     with engine.begin() as connection:
         if engine.dialect.name == "sqlite":
             explained = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", (job_id,))
@@ -112,10 +112,10 @@ def plans_of(store: Store, statement: str, job_id: str) -> str:
 
 def refused(store: Store, ids: list[int], code: str) -> set[int]:
     """Ids of those that the index of unplanned requests still holds, after a refusal."""
-    (job,) = store.jobs()
+    (job,) = store.jobs.newest()
     error = RequestError(code, "refused", None)
-    store.save_plan(job.id, [], [], [(id_, error) for id_ in ids])
-    with store._database.reading() as connection:
+    store.planning.save_plan(job.id, [], [], [(id_, error) for id_ in ids])
+    with store.database.reading() as connection:
         return set(connection.scalars(sa.select(request.c.id).where(UNPLANNED)))
 
 
@@ -129,12 +129,12 @@ def test_a_refusal_through_a_fault_of_ours_can_be_planned_again(
     store: Store, job_id: str, ids: list[int]
 ) -> None:
     assert refused(store, ids, "internal_error") == set(ids)
-    assert store.retry(job_id) == 4
-    assert [item.id for item in store.queued_requests(job_id, 4)] == ids
+    assert store.retries.retry(job_id) == 4
+    assert [item.id for item in store.backlog.queued_requests(job_id, 4)] == ids
 
 
 def test_queued_requests_are_found_by_their_own_index(store: Store, job_id: str) -> None:
-    mark = "?" if store._database.is_sqlite else "%s"
+    mark = "?" if store.database.is_sqlite else "%s"
     where = f"job_id = {mark} AND state = 'queued' AND {UNPLANNED}"
     statement = f"SELECT id FROM request WHERE {where} ORDER BY row_index LIMIT 10"  # noqa: S608
     assert "ix_request_unplanned" in plans_of(store, statement, job_id)
@@ -143,19 +143,19 @@ def test_queued_requests_are_found_by_their_own_index(store: Store, job_id: str)
 def test_planning_twice_stores_it_once(store: Store, job_id: str, ids: list[int]) -> None:
     error = RequestError("context_exceeded", "too long")
     plan = (encoded(*ids[:3]), [batch(*ids[:3])], [(ids[3], error)])
-    assert len(store.save_plan(job_id, *plan)) == 1
-    assert store.save_plan(job_id, *plan) == []
-    assert len(store.dispatchable(10)) == 1
-    assert codes(store.results(job_id)) == ["context_exceeded"]
+    assert len(store.planning.save_plan(job_id, *plan)) == 1
+    assert store.planning.save_plan(job_id, *plan) == []
+    assert len(store.planning.dispatchable(10)) == 1
+    assert codes(store.results.read(job_id)) == ["context_exceeded"]
 
 
 def test_a_micro_batch_of_which_a_part_is_planned_is_left_out(
     store: Store, job_id: str, ids: list[int]
 ) -> None:
-    store.save_plan(job_id, encoded(ids[1]), [batch(ids[1])], [])
-    refs = store.save_plan(job_id, encoded(*ids), [batch(*ids[:2]), batch(*ids[2:])], [])
+    store.planning.save_plan(job_id, encoded(ids[1]), [batch(ids[1])], [])
+    refs = store.planning.save_plan(job_id, encoded(*ids), [batch(*ids[:2]), batch(*ids[2:])], [])
     assert [ref.size for ref in refs] == [2]
-    assert [item.id for item in store.queued_requests(job_id, 4)] == [ids[0]]
+    assert [item.id for item in store.backlog.queued_requests(job_id, 4)] == [ids[0]]
 
 
 def test_a_plan_that_contradicts_itself_is_refused(
@@ -163,52 +163,52 @@ def test_a_plan_that_contradicts_itself_is_refused(
 ) -> None:
     for batches in ([batch(ids[0], ids[1])], [batch(ids[0]), batch(ids[0])], [batch()]):
         with pytest.raises(StoreError, match="every micro-batch"):
-            store.save_plan(job_id, encoded(ids[0]), batches, [])
-    assert len(store.queued_requests(job_id, 9)) == 4
+            store.planning.save_plan(job_id, encoded(ids[0]), batches, [])
+    assert len(store.backlog.queued_requests(job_id, 9)) == 4
 
 
 def test_an_empty_plan_is_nothing(store: Store, job_id: str) -> None:
-    assert store.save_plan(job_id, [], [], []) == []
+    assert store.planning.save_plan(job_id, [], [], []) == []
 
 
 def test_requests_of_another_job_are_not_planned(store: Store, ids: list[int]) -> None:
     other = submit(store, [{"prompt": "b"}])
-    assert store.save_plan(other, encoded(*ids), [batch(*ids)], []) == []
+    assert store.planning.save_plan(other, encoded(*ids), [batch(*ids)], []) == []
 
 
 def test_the_window_bounds_what_is_in_flight(store: Store) -> None:
     _, refs = planned(store, 5)
-    assert store.dispatchable(3) == refs[:3]
-    store.mark_dispatched(refs[:2])
-    assert store.dispatchable(3) == refs[2:3]
+    assert store.planning.dispatchable(3) == refs[:3]
+    store.planning.mark_dispatched(refs[:2])
+    assert store.planning.dispatchable(3) == refs[2:3]
     claim(store, refs[0])  # leased counts as in flight too
-    assert store.dispatchable(3) == refs[2:3]
-    assert store.dispatchable(2) == []
-    assert store.dispatched() == refs[1:2]
+    assert store.planning.dispatchable(3) == refs[2:3]
+    assert store.planning.dispatchable(2) == []
+    assert store.planning.dispatched() == refs[1:2]
 
 
 def submit_ranked(store: Store, priority: int) -> str:
     row = NewRequest(0, 1, "row-0", GENERATE, {"prompt": "a"})
-    with store.submission(NewJob("tiny", priority=priority)) as submission:
+    with store.jobs.submit(NewJob("tiny", priority=priority)) as submission:
         submission.add([row])
     return submission.job_id
 
 
 def plan_whole(store: Store, job_id: str) -> list[MicroBatchRef]:
-    (request,) = store.queued_requests(job_id, 1)
-    return store.save_plan(job_id, encoded(request.id), [batch(request.id)], [])
+    (request,) = store.backlog.queued_requests(job_id, 1)
+    return store.planning.save_plan(job_id, encoded(request.id), [batch(request.id)], [])
 
 
 def test_a_job_of_higher_priority_goes_before_earlier_ones(store: Store) -> None:
     bulk, higher, lower, late_bulk = (submit_ranked(store, level) for level in (0, 9, 1, 0))
     order = [higher, lower, bulk, late_bulk]
-    assert store.jobs_to_plan() == order
+    assert store.backlog.jobs_to_plan() == order
     for job_id in (bulk, higher, lower, late_bulk):
         plan_whole(store, job_id)
-    refs = store.dispatchable(9)
+    refs = store.planning.dispatchable(9)
     assert [ref.job_id for ref in refs] == order
     assert [ref.urgent for ref in refs] == [True, True, False, False]
-    assert [ref.job_id for ref in store.dispatchable(3)] == order[:3]
+    assert [ref.job_id for ref in store.planning.dispatchable(3)] == order[:3]
 
 
 def test_a_job_that_has_waited_goes_before_urgent_ones_that_came_long_after(
@@ -221,48 +221,48 @@ def test_a_job_that_has_waited_goes_before_urgent_ones_that_came_long_after(
         monkeypatch.setattr("nightjar.jobs.store.submission.now", lambda moment=moment: moment)
         jobs[hours] = submit_ranked(store, priority)
         plan_whole(store, jobs[hours])
-    assert [ref.job_id for ref in store.dispatchable(9)] == [jobs[1.9], jobs[0], jobs[2.1]]
+    assert [ref.job_id for ref in store.planning.dispatchable(9)] == [jobs[1.9], jobs[0], jobs[2.1]]
 
 
 def test_the_oldest_job_is_dispatched_first(store: Store) -> None:
     older = submit(store, [{"prompt": "a"}])
     _, newer_refs = planned(store, 2)
-    (request,) = store.queued_requests(older, 1)
-    older_refs = store.save_plan(older, encoded(request.id), [batch(request.id)], [])
-    assert store.dispatchable(9) == [*older_refs, *newer_refs]
+    (request,) = store.backlog.queued_requests(older, 1)
+    older_refs = store.planning.save_plan(older, encoded(request.id), [batch(request.id)], [])
+    assert store.planning.dispatchable(9) == [*older_refs, *newer_refs]
 
 
 def test_marking_and_requeueing_respect_state_and_epoch(store: Store) -> None:
     _, (first, second) = planned(store, 2)
     claimed = claim(store, first)  # before the dispatcher could mark it
-    store.mark_dispatched([second, first])
-    assert store.dispatched() == [second]
-    assert store.give_back(claimed.id, claimed.epoch, "worker")
-    store.mark_dispatched([first])  # the old epoch's message
-    assert store.dispatched() == [second]
-    store.requeue([second, first])
-    assert store.dispatched() == []
-    assert [ref.epoch for ref in store.dispatchable(9)] == [1, 0]
-    store.mark_dispatched([])
+    store.planning.mark_dispatched([second, first])
+    assert store.planning.dispatched() == [second]
+    assert store.leases.give_back(claimed.id, claimed.epoch, "worker")
+    store.planning.mark_dispatched([first])  # the old epoch's message
+    assert store.planning.dispatched() == [second]
+    store.planning.requeue([second, first])
+    assert store.planning.dispatched() == []
+    assert [ref.epoch for ref in store.planning.dispatchable(9)] == [1, 0]
+    store.planning.mark_dispatched([])
 
 
 def test_the_window_counts_what_earlier_jobs_have_taken_of_it(store: Store) -> None:
     first, second, third = (planned(store, 2)[1] for _ in range(3))
-    assert store.dispatchable(3) == [*first, second[0]]
-    assert store.dispatchable(5) == [*first, *second, third[0]]
-    store.mark_dispatched(first)
+    assert store.planning.dispatchable(3) == [*first, second[0]]
+    assert store.planning.dispatchable(5) == [*first, *second, third[0]]
+    store.planning.mark_dispatched(first)
     assert compute(store, first[0])
     claim(store, first[1])
-    assert store.dispatchable(3) == second  # one is in flight, of another job
-    assert store.dispatchable(1) == []
+    assert store.planning.dispatchable(3) == second  # one is in flight, of another job
+    assert store.planning.dispatchable(1) == []
 
 
 def test_many_leases_make_room_for_more_messages(store: Store) -> None:
     _, refs = planned(store, 12)
-    assert len(store.dispatchable(2, per_lease=3)) == 2
+    assert len(store.planning.dispatchable(2, per_lease=3)) == 2
     for ref in refs[:3]:
         claim(store, ref)
-    store.mark_dispatched(refs[3:5])
-    assert store.dispatchable(2) == []
-    assert store.dispatchable(2, per_lease=3) == refs[5:9]  # nine in all
-    assert store.dispatchable(11, per_lease=3) == refs[5:11]
+    store.planning.mark_dispatched(refs[3:5])
+    assert store.planning.dispatchable(2) == []
+    assert store.planning.dispatchable(2, per_lease=3) == refs[5:9]  # nine in all
+    assert store.planning.dispatchable(11, per_lease=3) == refs[5:11]

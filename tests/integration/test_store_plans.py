@@ -100,7 +100,7 @@ def _read(node: dict[str, Any]) -> float:
 def test_a_tick_reads_the_first_rows_that_wait(
     store: Store, engine: sa.Engine, big_job: str
 ) -> None:
-    assert rows_read(engine, store.jobs_to_plan) <= 1
-    assert rows_read(engine, store.land_orphans) <= 1
-    assert rows_read(engine, lambda: store.queued_requests(big_job, 4)) <= 4
-    assert rows_read(engine, lambda: store.dispatchable(4)) == 0
+    assert rows_read(engine, store.backlog.jobs_to_plan) <= 1
+    assert rows_read(engine, store.orphans.land) <= 1
+    assert rows_read(engine, lambda: store.backlog.queued_requests(big_job, 4)) <= 4
+    assert rows_read(engine, lambda: store.planning.dispatchable(4)) == 0

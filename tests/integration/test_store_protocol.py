@@ -76,7 +76,7 @@ class LeaseProtocol(RuleBasedStateMachine):
     def deliver(self, data: st.DataObject, owner: str) -> None:
         """A message arrives: new, old or for the second time."""
         ref = data.draw(st.sampled_from(self.messages))
-        claimed = self.store.claim(ref.id, ref.epoch, owner)
+        claimed = self.store.leases.claim(ref.id, ref.epoch, owner)
         if claimed is None:
             return
         assert not self.cancelled
@@ -93,16 +93,16 @@ class LeaseProtocol(RuleBasedStateMachine):
         owner, claimed = data.draw(st.sampled_from(list(self.leases.values())))
         if fails:
             error = RequestError("compute_failed", "it failed")
-            assert self.store.fail_micro_batch(claimed.id, claimed.epoch, owner, error)
+            assert self.store.leases.fail(claimed.id, claimed.epoch, owner, error)
         else:
-            assert self.store.finish(claimed.id, claimed.epoch, owner, answers(claimed))
+            assert self.store.leases.finish(claimed.id, claimed.epoch, owner, answers(claimed))
         self._end(claimed)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         owner, claimed = data.draw(st.sampled_from(list(self.leases.values())))
-        assert self.store.give_back(claimed.id, claimed.epoch, owner)
+        assert self.store.leases.give_back(claimed.id, claimed.epoch, owner)
         self._take_back(claimed)
 
     @precondition(lambda self: self.leases and not self.cancelled)
@@ -110,9 +110,9 @@ class LeaseProtocol(RuleBasedStateMachine):
     def give_back_and_claim_again(self, data: st.DataObject) -> None:
         """The same owner holds it under two epochs, one after the other."""
         owner, claimed = data.draw(st.sampled_from(list(self.leases.values())))
-        assert self.store.give_back(claimed.id, claimed.epoch, owner)
+        assert self.store.leases.give_back(claimed.id, claimed.epoch, owner)
         self._take_back(claimed)
-        again = self.store.claim(claimed.id, claimed.epoch + 1, owner)
+        again = self.store.leases.claim(claimed.id, claimed.epoch + 1, owner)
         assert again is not None
         self.leases[claimed.id] = (owner, again)
         self.claims.append((owner, again))
@@ -123,7 +123,7 @@ class LeaseProtocol(RuleBasedStateMachine):
         owner, claimed = data.draw(st.sampled_from(list(self.leases.values())))
         count = data.draw(st.integers(0, claimed.size))
         answered = answers(claimed)[:count]
-        assert self.store.suspect(claimed.id, claimed.epoch, owner, CRASH, answered)
+        assert self.store.suspects.add(claimed.id, claimed.epoch, owner, CRASH, answered)
         self._suspect([claimed], answered=count)
 
     @precondition(lambda self: self._lost())
@@ -132,19 +132,21 @@ class LeaseProtocol(RuleBasedStateMachine):
         """A worker that was thought dead comes back, or a result arrives for the second time."""
         owner, claimed = data.draw(st.sampled_from(self._lost()))
         error = RequestError("compute_failed", "it failed")
-        assert not self.store.finish(claimed.id, claimed.epoch, owner, answers(claimed))
-        assert not self.store.fail_micro_batch(claimed.id, claimed.epoch, owner, error)
-        assert not self.store.give_back(claimed.id, claimed.epoch, owner)
-        assert not self.store.suspect(claimed.id, claimed.epoch, owner, CRASH, answers(claimed))
+        assert not self.store.leases.finish(claimed.id, claimed.epoch, owner, answers(claimed))
+        assert not self.store.leases.fail(claimed.id, claimed.epoch, owner, error)
+        assert not self.store.leases.give_back(claimed.id, claimed.epoch, owner)
+        assert not self.store.suspects.add(
+            claimed.id, claimed.epoch, owner, CRASH, answers(claimed)
+        )
 
     @rule(owner=OWNERS, leaves=st.booleans())
     def end_the_worker(self, owner: str, leaves: bool) -> None:
         """It leaves in order, or is declared dead."""
         held = [claimed for holder, claimed in self.leases.values() if holder == owner]
         if leaves:
-            assert self.store.give_back_all(owner) == len(held)
+            assert self.store.leases.give_back_all(owner) == len(held)
         else:
-            assert self.store.suspect_owner(owner, CRASH) == len(held)
+            assert self.store.suspects.add_owner(owner, CRASH) == len(held)
         if not leaves:
             self._suspect(held, answered=0)
             return
@@ -153,18 +155,18 @@ class LeaseProtocol(RuleBasedStateMachine):
 
     @rule()
     def dispatch(self) -> None:
-        self.store.mark_dispatched(self.store.dispatchable(MANY))
+        self.store.planning.mark_dispatched(self.store.planning.dispatchable(MANY))
 
     @rule()
     def publish_again(self) -> None:
-        self.store.requeue(self.store.dispatched())
+        self.store.planning.requeue(self.store.planning.dispatched())
 
     @precondition(lambda self: len(self.claims) > BATCHES)
     @rule()
     def cancel(self) -> None:
         if self.outcomes < BATCHES * EACH:
             self.cancelled = True
-        self.store.cancel(self.job_id)
+        self.store.stopping.cancel(self.job_id)
         for ref in self.messages:
             if self.cancelled and ref.id not in self.leases:
                 self._end(ref)
@@ -173,8 +175,8 @@ class LeaseProtocol(RuleBasedStateMachine):
     def the_job_agrees_with_its_results(self) -> None:
         if not self.messages:
             return
-        job = self.store.job(self.job_id)
-        results = self.store.results(self.job_id)
+        job = self.store.jobs.get(self.job_id)
+        results = self.store.results.read(self.job_id)
         assert job.ended == len(results) == len({item.id for item in results})
         assert len(results) == self.outcomes
         assert job.is_over == (self.outcomes == BATCHES * EACH)
@@ -220,7 +222,7 @@ class LeaseProtocol(RuleBasedStateMachine):
 
     def _read_messages(self) -> None:
         """The newest messages first: hypothesis tries the first of a list most often."""
-        fresh = [ref for ref in self.store.dispatchable(MANY) if ref not in self.messages]
+        fresh = [ref for ref in self.store.planning.dispatchable(MANY) if ref not in self.messages]
         self.messages = fresh + self.messages
 
     def _finish_everything(self) -> None:
@@ -228,13 +230,13 @@ class LeaseProtocol(RuleBasedStateMachine):
         if not self.messages:
             return
         for owner in ("ann", "bob"):
-            self.store.give_back_all(owner)
-        for ref in self.store.dispatchable(MANY) + self.store.dispatched():
-            claimed = self.store.claim(ref.id, ref.epoch, "last")
+            self.store.leases.give_back_all(owner)
+        for ref in self.store.planning.dispatchable(MANY) + self.store.planning.dispatched():
+            claimed = self.store.leases.claim(ref.id, ref.epoch, "last")
             assert claimed is not None
             results: list[NewResult] = answers(claimed)
-            assert self.store.finish(ref.id, ref.epoch, "last", results)
-        job = self.store.job(self.job_id)
+            assert self.store.leases.finish(ref.id, ref.epoch, "last", results)
+        job = self.store.jobs.get(self.job_id)
         assert job.ended == job.total == BATCHES * EACH
         assert (job.state is JobState.CANCELLED) == self.cancelled
 

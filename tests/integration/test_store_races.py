@@ -34,7 +34,7 @@ def test_two_planners_plan_each_request_once(store: Store) -> None:
 
     def plan(number: int) -> int:
         planned_here = 0
-        while queued := store.queued_requests(job_id, 30):
+        while queued := store.backlog.queued_requests(job_id, 30):
             size = 3 + number  # the planners do not agree on the micro-batches
             groups = [queued[start : start + size] for start in range(0, len(queued), size)]
             batches = [
@@ -42,16 +42,18 @@ def test_two_planners_plan_each_request_once(store: Store) -> None:
                 for group in groups
             ]
             encoded = [EncodedRequest(item.id, [[1]]) for item in queued]
-            planned_here += sum(ref.size for ref in store.save_plan(job_id, encoded, batches, []))
+            planned_here += sum(
+                ref.size for ref in store.planning.save_plan(job_id, encoded, batches, [])
+            )
         return planned_here
 
     assert sum(at_once(3, plan)) == 120
-    refs = store.dispatchable(1_000)
+    refs = store.planning.dispatchable(1_000)
     assert sum(ref.size for ref in refs) == 120
     members = [
         request.id
         for ref in refs
-        if (claimed := store.claim(ref.id, ref.epoch, "worker"))
+        if (claimed := store.leases.claim(ref.id, ref.epoch, "worker"))
         for request in claimed.requests
     ]
     assert len(members) == len(set(members)) == 120
@@ -60,30 +62,32 @@ def test_two_planners_plan_each_request_once(store: Store) -> None:
 def test_of_many_claimers_one_wins(store: Store) -> None:
     _, refs = planned(store, 10)
     for ref in refs:
-        claims = at_once(4, lambda number, ref=ref: store.claim(ref.id, ref.epoch, f"w{number}"))
+        claims = at_once(
+            4, lambda number, ref=ref: store.leases.claim(ref.id, ref.epoch, f"w{number}")
+        )
         assert sum(claim is not None for claim in claims) == 1
 
 
 def test_of_many_finishers_one_lands(store: Store) -> None:
     job_id, (ref,) = planned(store, 20, each=20)
-    claimed = store.claim(ref.id, 0, "worker")
+    claimed = store.leases.claim(ref.id, 0, "worker")
     assert claimed is not None
-    landed = at_once(4, lambda _: store.finish(ref.id, 0, "worker", answers(claimed)))
+    landed = at_once(4, lambda _: store.leases.finish(ref.id, 0, "worker", answers(claimed)))
     assert sorted(landed) == [False, False, False, True]
-    job = store.job(job_id)
+    job = store.jobs.get(job_id)
     assert (job.completed, job.prompt_tokens, job.state) == (20, 60, JobState.COMPLETED)
 
 
 def test_the_last_of_many_finishers_ends_the_job(store: Store) -> None:
     job_id, refs = planned(store, 24, each=2)
-    claims = [store.claim(ref.id, 0, "worker") for ref in refs]
+    claims = [store.leases.claim(ref.id, 0, "worker") for ref in refs]
 
     def finish(number: int) -> list[bool]:
         mine = [claim for claim in claims[number::4] if claim]
-        return [store.finish(claim.id, 0, "worker", answers(claim)) for claim in mine]
+        return [store.leases.finish(claim.id, 0, "worker", answers(claim)) for claim in mine]
 
     at_once(4, finish)
-    job = store.job(job_id)
+    job = store.jobs.get(job_id)
     assert (job.completed, job.state) == (24, JobState.COMPLETED)
 
 
@@ -94,33 +98,33 @@ def test_a_storm_of_workers_sweepers_and_a_canceller(store: Store) -> None:
 
     def work(number: int) -> None:
         dice, owner = random.Random(number), f"worker-{number}"
-        while refs := store.dispatchable(100) + store.dispatched():
+        while refs := store.planning.dispatchable(100) + store.planning.dispatched():
             ref = dice.choice(refs)
-            store.mark_dispatched([ref])
-            claimed = store.claim(ref.id, ref.epoch, owner)
+            store.planning.mark_dispatched([ref])
+            claimed = store.leases.claim(ref.id, ref.epoch, owner)
             if claimed is None:
                 continue
             deed = dice.random()
             if deed < 0.2:
-                store.suspect_owner(owner, crash)  # as if the sweeper thought it dead
+                store.suspects.add_owner(owner, crash)  # as if the sweeper thought it dead
             if deed < 0.3:
-                store.give_back(claimed.id, claimed.epoch, owner)
-            store.finish(claimed.id, claimed.epoch, owner, answers(claimed))
+                store.leases.give_back(claimed.id, claimed.epoch, owner)
+            store.leases.finish(claimed.id, claimed.epoch, owner, answers(claimed))
 
     def act(number: int) -> None:
         if number < 4:
             work(number)
         elif number == 4:
-            store.cancel(jobs[1])
+            store.stopping.cancel(jobs[1])
         else:
-            store.requeue(store.dispatched())
+            store.planning.requeue(store.planning.dispatched())
 
     at_once(6, act)
     work(99)
-    store.finish_stops()
+    store.stopping.finish()
     for job_id in jobs:
-        job = store.job(job_id)
-        results = store.results(job_id)
+        job = store.jobs.get(job_id)
+        results = store.results.read(job_id)
         assert [item.index for item in results] == list(range(24))
         counted = Counter(codes(results))
         assert (job.completed, job.cancelled) == (counted[None], counted["cancelled"])
@@ -135,12 +139,12 @@ from nightjar.jobs.records import ComputeSeconds
 from nightjar.jobs.store import Store
 from tests.outcomes import answers
 store, owner = Store(sys.argv[1]), sys.argv[2]
-while refs := store.dispatchable(1000):
+while refs := store.planning.dispatchable(1000):
     for ref in refs:
-        store.beat(owner, ComputeSeconds())
-        claimed = store.claim(ref.id, ref.epoch, owner)
+        store.heartbeats.beat(owner, ComputeSeconds())
+        claimed = store.leases.claim(ref.id, ref.epoch, owner)
         if claimed:
-            store.finish(claimed.id, claimed.epoch, owner, answers(claimed))
+            store.leases.finish(claimed.id, claimed.epoch, owner, answers(claimed))
 store.close()
 """
 
@@ -153,5 +157,5 @@ def test_worker_processes_share_a_job(store: Store, database_url: str) -> None:
         for number in range(2)
     ]
     assert [worker.wait(60) for worker in workers] == [0, 0]
-    assert store.job(job_id).state is JobState.COMPLETED
-    assert len(store.results(job_id)) == 60
+    assert store.jobs.get(job_id).state is JobState.COMPLETED
+    assert len(store.results.read(job_id)) == 60

@@ -8,6 +8,7 @@ import pytest
 from nightjar.jobs.errors import StoreError, UnknownJobError
 from nightjar.jobs.records import MicroBatchState, NewResult
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.results import Results
 from tests.jobs import planned, submit
 from tests.outcomes import answers, claim, compute
 
@@ -21,7 +22,7 @@ def job_id(store: Store) -> str:
         (result,) = answers(claimed)
         if claimed.requests[0].index % 2:
             result = NewResult.failure(result.request_id, "refused", "odd")
-        store.finish(ref.id, 0, "worker", [result])
+        store.leases.finish(ref.id, 0, "worker", [result])
     return job_id
 
 
@@ -30,11 +31,11 @@ def job_id(store: Store) -> str:
     [("all", [0, 1, 2, 3, 4, 5, 6]), ("succeeded", [0, 2, 4, 6]), ("failed", [1, 3, 5])],
 )
 def test_pages(store: Store, job_id: str, outcome, indexes: list[int]) -> None:
-    first = store.results(job_id, limit=2, outcome=outcome)
+    first = store.results.read(job_id, limit=2, outcome=outcome)
     assert [item.index for item in first] == indexes[:2]
-    rest = store.results(job_id, after_index=first[-1].index, outcome=outcome)
+    rest = store.results.read(job_id, after_index=first[-1].index, outcome=outcome)
     assert [item.index for item in rest] == indexes[2:]
-    streamed = store.iter_results(job_id, outcome=outcome, page_size=2)
+    streamed = store.results.iterate(job_id, outcome=outcome, page_size=2)
     assert [item.index for item in streamed] == indexes
 
 
@@ -42,27 +43,27 @@ def test_results_stream_in_small_pages(
     store: Store, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pages: list[int] = []
-    read = Store.results
+    read = Results.read
 
-    def counted(self: Store, job_id: str, **choice):
+    def counted(self: Results, job_id: str, **choice):
         pages.append(choice["limit"])
         return read(self, job_id, **choice)
 
-    monkeypatch.setattr(Store, "results", counted)
-    assert len(list(store.iter_results(job_id))) == 7
+    monkeypatch.setattr(Results, "read", counted)
+    assert len(list(store.results.iterate(job_id))) == 7
     assert max(pages) == 200
 
 
 def test_the_lines_and_ids_of_results(store: Store, job_id: str) -> None:
-    for item in store.results(job_id):
+    for item in store.results.read(job_id):
         assert (item.line, item.custom_id) == (item.index + 1, f"row-{item.index}")
 
 
 def test_pages_of_a_running_job_hold_what_has_landed(store: Store) -> None:
     job_id, refs = planned(store, 3)
     compute(store, refs[1])
-    assert [item.index for item in store.iter_results(job_id)] == [1]
-    counts = store.job_in_detail(job_id)[1]
+    assert [item.index for item in store.results.iterate(job_id)] == [1]
+    counts = store.jobs.get_in_detail(job_id)[1]
     assert counts[MicroBatchState.DONE] == 1
     assert counts[MicroBatchState.READY] == 2
     assert set(counts) == set(MicroBatchState)
@@ -70,38 +71,38 @@ def test_pages_of_a_running_job_hold_what_has_landed(store: Store) -> None:
 
 def test_jobs_newest_first_in_pages(store: Store) -> None:
     ids = [submit(store, [{"prompt": "a"}]) for _ in range(3)][::-1]
-    assert sorted(item.id for item in store.jobs()) == sorted(ids)
-    listed = [item.id for item in store.jobs()]
+    assert sorted(item.id for item in store.jobs.newest()) == sorted(ids)
+    listed = [item.id for item in store.jobs.newest()]
     assert listed == sorted(ids, reverse=True)
-    assert [item.id for item in store.jobs(limit=2, after=listed[0])] == listed[1:]
+    assert [item.id for item in store.jobs.newest(limit=2, after=listed[0])] == listed[1:]
 
 
 def test_an_unknown_job(store: Store) -> None:
     with pytest.raises(UnknownJobError):
-        store.job("job_nothing")
-    assert store.results("job_nothing") == []
+        store.jobs.get("job_nothing")
+    assert store.results.read("job_nothing") == []
 
 
 def put(store: Store, name: str, data: bytes):
-    return store.put_prompt_vector(name, data, 2, 8, hashlib.sha256(data).hexdigest())
+    return store.vectors.put(name, data, 2, 8, hashlib.sha256(data).hexdigest())
 
 
 def test_prompt_vectors_have_versions(store: Store) -> None:
-    assert store.prompt_vector("tone") is None
+    assert store.vectors.get("tone") is None
     first = put(store, "tone", b"one\x00")
     assert (first.version, first.length, first.width) == (1, 2, 8)
     assert put(store, "tone", b"one\x00") == first
     second = put(store, "tone", b"two")
     assert second.version == 2
-    assert store.prompt_vector("tone") == second
-    assert store.prompt_vector("tone", 1) == first
-    assert store.prompt_vector("tone", 3) is None
+    assert store.vectors.get("tone") == second
+    assert store.vectors.get("tone", 1) == first
+    assert store.vectors.get("tone", 3) is None
     # The name stands for what was put last, also when that was an older version's bytes.
     assert put(store, "tone", b"one\x00").version == 3
     other = put(store, "style", b"one\x00")
-    assert store.prompt_vector("style") == other == replace(first, name="style")
+    assert store.vectors.get("style") == other == replace(first, name="style")
 
 
 def test_prompt_vectors_with_a_wrong_digest_are_refused(store: Store) -> None:
     with pytest.raises(StoreError, match="sha256"):
-        store.put_prompt_vector("tone", b"one", 2, 8, "0" * 64)
+        store.vectors.put("tone", b"one", 2, 8, "0" * 64)

@@ -50,7 +50,7 @@ def rows() -> Iterator[NewRequest | RejectedRow]:
 
 
 def submit(store: Store, key: str | None = None, *, merge_equal: bool = True) -> tuple[str, bool]:
-    with store.submission(NewJob("m", key, merge_equal=merge_equal)) as made:
+    with store.jobs.submit(NewJob("m", key, merge_equal=merge_equal)) as made:
         made.add(rows())
     return made.job_id, made.existing
 
@@ -71,7 +71,7 @@ def read(store: Store, job_id: str) -> list[tuple[object, ...]]:
         .where(request.c.job_id == job_id)
         .order_by(request.c.row_index)
     )
-    with store._database.reading() as connection:
+    with store.database.reading() as connection:
         return [tuple(row) for row in connection.execute(statement)]
 
 
@@ -82,12 +82,12 @@ def test_segments_make_the_same_job(
     whole, _ = submit(sqlite_store, merge_equal=merge_equal)
     request.getfixturevalue("small_segments")
     parts, _ = submit(sqlite_store, merge_equal=merge_equal)
-    first, second = (sqlite_store.job(job_id) for job_id in (whole, parts))
+    first, second = (sqlite_store.jobs.get(job_id) for job_id in (whole, parts))
     assert (second.total, second.failed, second.state) == (ROWS, 12, JobState.QUEUED)
     assert (first.total, first.failed, first.state) == (ROWS, 12, JobState.QUEUED)
     assert read(sqlite_store, parts) == read(sqlite_store, whole)
-    assert sqlite_store.landings() == []
-    with sqlite_store._database.reading() as connection:
+    assert sqlite_store.uploads.all() == []
+    with sqlite_store.database.reading() as connection:
         assert connection.execute(sa.text("PRAGMA foreign_key_check")).all() == []
 
 
@@ -95,33 +95,33 @@ def test_segments_make_the_same_job(
 def test_no_transaction_of_an_upload_is_larger_than_a_segment(sqlite_store: Store) -> None:
     sizes: list[int] = []
     visible: list[int] = []
-    other = Store(sqlite_store._database.url.render_as_string())
+    other = Store(sqlite_store.database.url.render_as_string())
 
     def look(_: sa.Connection) -> None:
-        with other._database.reading() as connection:
+        with other.database.reading() as connection:
             count = sa.select(sa.func.count()).select_from(request)
             sizes.append(connection.scalar(count) or 0)
-        visible.append(len(other.jobs()))
+        visible.append(len(other.jobs.newest()))
 
-    sa.event.listen(sqlite_store._database.engine, "commit", look)
+    sa.event.listen(sqlite_store.database.engine, "commit", look)
     submit(sqlite_store)
-    sa.event.remove(sqlite_store._database.engine, "commit", look)
+    sa.event.remove(sqlite_store.database.engine, "commit", look)
     assert max(after - before for before, after in pairwise(sizes)) == SEGMENT
     assert {size for size, jobs in zip(sizes, visible, strict=True) if jobs} == {ROWS}
-    assert other.job(other.jobs()[0].id).total == ROWS
+    assert other.jobs.get(other.jobs.newest()[0].id).total == ROWS
     other.close()
 
 
 @pytest.mark.usefixtures("small_segments")
 def test_a_key_that_is_known_by_the_end_leaves_no_rows(sqlite_store: Store) -> None:
-    with sqlite_store.submission(NewJob("m", "key")) as late:
+    with sqlite_store.jobs.submit(NewJob("m", "key")) as late:
         late.add(rows())
         first, existing = submit(sqlite_store, "key")
         assert not existing
     assert (late.job_id, late.existing) == (first, True)
-    with sqlite_store._database.reading() as connection:
+    with sqlite_store.database.reading() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(request)) == ROWS
-    assert sqlite_store.landings() == []
+    assert sqlite_store.uploads.all() == []
 
 
 def leave_half(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +145,8 @@ def test_the_sweeper_takes_away_what_a_dead_submitter_left(
     sqlite_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_half(sqlite_store, monkeypatch)
-    assert sqlite_store.jobs() == []
-    assert sqlite_store.next_to_plan() is None
+    assert sqlite_store.jobs.newest() == []
+    assert sqlite_store.backlog.next_to_plan() is None
     now = [0.0]
     sweeper = Sweeper(
         sqlite_store,
@@ -158,11 +158,11 @@ def test_the_sweeper_takes_away_what_a_dead_submitter_left(
     )
     for _ in range(4):
         sweeper.sweep()
-        assert len(sqlite_store.landings()) == 1
+        assert len(sqlite_store.uploads.all()) == 1
         now[0] += 2
     sweeper.sweep()
-    assert sqlite_store.landings() == []
-    with sqlite_store._database.reading() as connection:
+    assert sqlite_store.uploads.all() == []
+    with sqlite_store.database.reading() as connection:
         for table in (request, result, leader):
             assert connection.scalar(sa.select(sa.func.count()).select_from(table)) == 0
 
@@ -191,5 +191,5 @@ def test_a_submitter_that_was_taken_for_dead_lands_nothing_more(
     monkeypatch.setattr(segmented.SegmentedLanding, "_renew", after_the_sweeper)
     with pytest.raises(StoreUnavailableError, match="send it again"):
         submit(sqlite_store)
-    assert sqlite_store.jobs() == []
-    assert sqlite_store.landings() == []
+    assert sqlite_store.jobs.newest() == []
+    assert sqlite_store.uploads.all() == []

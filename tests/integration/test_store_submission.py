@@ -34,32 +34,32 @@ def bad(index: int, custom_id: str | None = None) -> RejectedRow:
 
 
 def test_a_job_of_good_rows(store: Store) -> None:
-    with store.submission(NewJob("tiny", metadata={"night": "밤"})) as submission:
+    with store.jobs.submit(NewJob("tiny", metadata={"night": "밤"})) as submission:
         submission.add([good(0), good(1)])
         submission.add([good(2)])
-    job = store.job(submission.job_id)
+    job = store.jobs.get(submission.job_id)
     assert (job.state, job.model, job.total) == (JobState.QUEUED, "tiny", 3)
     assert (job.completed, job.failed, job.cancelled, job.started_at) == (0, 0, 0, None)
     assert job.metadata == {"night": "밤"}
     assert job.created_at.utcoffset() is not None
     assert (submission.accepted, submission.rejected, submission.existing) == (3, 0, False)
-    queued = store.queued_requests(job.id, 10)
+    queued = store.backlog.queued_requests(job.id, 10)
     assert [(item.index, item.custom_id) for item in queued] == [
         (0, "row-0"),
         (1, "row-1"),
         (2, "row-2"),
     ]
     assert queued[0].body == BODY
-    assert store.jobs_to_plan() == [job.id]
+    assert store.backlog.jobs_to_plan() == [job.id]
 
 
 def test_bad_rows_land_as_failed_results_at_once(store: Store) -> None:
-    with store.submission(NewJob("tiny")) as submission:
+    with store.jobs.submit(NewJob("tiny")) as submission:
         submission.add([good(0), bad(1, "mine"), bad(2)])
     assert (submission.accepted, submission.rejected) == (1, 2)
-    job = store.job(submission.job_id)
+    job = store.jobs.get(submission.job_id)
     assert (job.state, job.total, job.failed) == (JobState.QUEUED, 3, 2)
-    results = store.results(job.id)
+    results = store.results.read(job.id)
     assert [(item.index, item.line, item.custom_id) for item in results] == [
         (1, 2, "mine"),
         (2, 3, None),
@@ -69,19 +69,19 @@ def test_bad_rows_land_as_failed_results_at_once(store: Store) -> None:
 
 
 def test_a_job_of_bad_rows_alone_is_over(store: Store) -> None:
-    with store.submission(NewJob("tiny")) as submission:
+    with store.jobs.submit(NewJob("tiny")) as submission:
         submission.add([bad(0), bad(1)])
-    job = store.job(submission.job_id)
+    job = store.jobs.get(submission.job_id)
     assert (job.state, job.failed, job.is_over) == (JobState.FAILED, 2, True)
-    assert store.jobs_to_plan() == []
+    assert store.backlog.jobs_to_plan() == []
 
 
 def test_a_repeated_custom_id_is_rejected_wherever_it_stands(store: Store) -> None:
-    with store.submission(NewJob("tiny")) as submission:
+    with store.jobs.submit(NewJob("tiny")) as submission:
         submission.add([good(0, "a"), good(1, "b"), good(2, "a")])
         submission.add([bad(3, "c"), good(4, "c"), good(5, "b")])
     assert (submission.accepted, submission.rejected) == (3, 3)
-    results = store.results(submission.job_id)
+    results = store.results.read(submission.job_id)
     assert [item.index for item in results] == [2, 3, 5]
     assert codes(results) == ["duplicate_custom_id", "invalid_value", "duplicate_custom_id"]
     error = results[0].error
@@ -89,44 +89,44 @@ def test_a_repeated_custom_id_is_rejected_wherever_it_stands(store: Store) -> No
     assert error.param == "custom_id"
     assert "line 3" in error.message
     assert "line 1" in error.message
-    assert [item.index for item in store.queued_requests(submission.job_id, 9)] == [0, 1, 4]
+    assert [item.index for item in store.backlog.queued_requests(submission.job_id, 9)] == [0, 1, 4]
 
 
 def test_two_jobs_may_use_the_same_custom_ids(store: Store) -> None:
     for _ in range(2):
-        with store.submission(NewJob("tiny")) as submission:
+        with store.jobs.submit(NewJob("tiny")) as submission:
             submission.add([good(0, "same")])
         assert submission.accepted == 1
 
 
 def test_an_exception_leaves_no_trace(store: Store) -> None:
     def broken() -> None:
-        with store.submission(NewJob("tiny", idempotency_key="night")) as submission:
+        with store.jobs.submit(NewJob("tiny", idempotency_key="night")) as submission:
             submission.add(good(index) for index in range(2_500))
             raise RuntimeError("the line broke")
 
     with pytest.raises(RuntimeError, match="the line broke"):
         broken()
-    assert store.jobs() == []
-    with store.submission(NewJob("tiny", idempotency_key="night")) as submission:
+    assert store.jobs.newest() == []
+    with store.jobs.submit(NewJob("tiny", idempotency_key="night")) as submission:
         submission.add([good(0)])
-    assert (submission.existing, store.job(submission.job_id).total) == (False, 1)
+    assert (submission.existing, store.jobs.get(submission.job_id).total) == (False, 1)
 
 
 def test_a_job_without_rows_is_refused(store: Store) -> None:
-    with pytest.raises(EmptyJobError, match="at least one"), store.submission(NewJob("tiny")):
+    with pytest.raises(EmptyJobError, match="at least one"), store.jobs.submit(NewJob("tiny")):
         pass
-    assert store.jobs() == []
+    assert store.jobs.newest() == []
 
 
 def test_a_known_idempotency_key_gives_its_job_back(store: Store) -> None:
-    with store.submission(NewJob("tiny", idempotency_key="night")) as first:
+    with store.jobs.submit(NewJob("tiny", idempotency_key="night")) as first:
         first.add([good(0)])
-    with store.submission(NewJob("tiny", idempotency_key="night")) as second:
+    with store.jobs.submit(NewJob("tiny", idempotency_key="night")) as second:
         assert second.existing
         second.add([good(0), good(1)])
     assert second.job_id == first.job_id
-    assert store.job(first.job_id).total == 1
+    assert store.jobs.get(first.job_id).total == 1
 
 
 def test_of_two_submissions_with_one_key_at_once_one_lands(store: Store) -> None:
@@ -134,7 +134,7 @@ def test_of_two_submissions_with_one_key_at_once_one_lands(store: Store) -> None
     landed: list[tuple[str, bool]] = []
 
     def submit() -> None:
-        with store.submission(NewJob("tiny", idempotency_key="night")) as submission:
+        with store.jobs.submit(NewJob("tiny", idempotency_key="night")) as submission:
             barrier.wait()
             submission.add(good(index) for index in range(50))
         landed.append((submission.job_id, submission.existing))
@@ -146,38 +146,38 @@ def test_of_two_submissions_with_one_key_at_once_one_lands(store: Store) -> None
         thread.join()
     assert len({job_id for job_id, _ in landed}) == 1
     assert sorted(existing for _, existing in landed) == [False, True, True, True]
-    assert len(store.jobs()) == 1
+    assert len(store.jobs.newest()) == 1
 
 
 def test_many_rows_arrive_in_order(store: Store) -> None:
-    with store.submission(NewJob("tiny")) as submission:
+    with store.jobs.submit(NewJob("tiny")) as submission:
         submission.add(good(index) for index in range(3_001))
-    queued = store.queued_requests(submission.job_id, 5_000)
+    queued = store.backlog.queued_requests(submission.job_id, 5_000)
     assert [item.index for item in queued] == list(range(3_001))
     assert [item.id for item in queued] == sorted(item.id for item in queued)
 
 
 def test_a_staging_submission_blocks_no_writer(store: Store) -> None:
-    with store.submission(NewJob("tiny")) as submission:
+    with store.jobs.submit(NewJob("tiny")) as submission:
         submission.add(good(index) for index in range(1_500))
         # It would wait half a minute for SQLite's lock, and fail.
-        store.beat("worker", ComputeSeconds())
+        store.heartbeats.beat("worker", ComputeSeconds())
         submission.add([good(1_500)])
     assert submission.accepted == 1_501
 
 
 def test_a_submission_can_follow_another_on_the_same_connection(store: Store) -> None:
     for total in (2, 3):
-        with store.submission(NewJob("tiny")) as submission:
+        with store.jobs.submit(NewJob("tiny")) as submission:
             submission.add(good(index) for index in range(total))
-        assert store.job(submission.job_id).total == total
+        assert store.jobs.get(submission.job_id).total == total
 
 
 def test_a_store_without_tables_says_so(database_url: str) -> None:
     empty = Store(database_url)
     try:
         with pytest.raises(JobError):
-            empty.jobs()
+            empty.jobs.newest()
         with pytest.raises(JobError):
             empty.ping()
     finally:
@@ -194,10 +194,10 @@ def test_errors_do_not_carry_prompts(store: Store) -> None:
     twice = [good(0), good(0)]  # the same row index
 
     def submit() -> None:
-        with store.submission(NewJob("tiny")) as submission:
+        with store.jobs.submit(NewJob("tiny")) as submission:
             submission.add(twice)
 
     with pytest.raises(StoreError) as caught:
         submit()
     assert "안녕" not in str(caught.value)
-    assert store.jobs() == []
+    assert store.jobs.newest() == []

@@ -49,10 +49,10 @@ def test_a_locked_file_is_reported_and_used_again(sqlite_store: Store, sqlite_ur
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailableError, match="locked"):
-            sqlite_store.beat("worker", ComputeSeconds())
-        assert sqlite_store.jobs() == []  # readers do not wait
+            sqlite_store.heartbeats.beat("worker", ComputeSeconds())
+        assert sqlite_store.jobs.newest() == []  # readers do not wait
         other.execute("COMMIT")
-    sqlite_store.beat("worker", ComputeSeconds())
+    sqlite_store.heartbeats.beat("worker", ComputeSeconds())
 
 
 def test_a_new_file_that_somebody_writes_is_waited_for(sqlite_url: str) -> None:
@@ -74,7 +74,7 @@ def test_a_new_file_that_somebody_writes_is_waited_for(sqlite_url: str) -> None:
 
 
 def test_a_full_disk_is_reported_and_nothing_is_left(sqlite_store: Store) -> None:
-    @event.listens_for(sqlite_store._database.engine, "begin")
+    @event.listens_for(sqlite_store.database.engine, "begin")
     def no_room(connection: Connection) -> None:
         connection.exec_driver_sql("PRAGMA main.max_page_count = 40")
 
@@ -84,18 +84,18 @@ def test_a_full_disk_is_reported_and_nothing_is_left(sqlite_store: Store) -> Non
     ]
 
     def submit_too_much() -> None:
-        with sqlite_store.submission(NewJob("tiny")) as submission:
+        with sqlite_store.jobs.submit(NewJob("tiny")) as submission:
             submission.add(rows)
 
     with pytest.raises(StoreUnavailableError, match="full") as caught:
         submit_too_much()
     assert "xxx" not in str(caught.value)
-    assert sqlite_store.jobs() == []
+    assert sqlite_store.jobs.newest() == []
 
 
 def test_a_restarted_server_is_found_again(postgres_store: Store, postgres_server: str) -> None:
     job_id = submit(postgres_store, [{"prompt": "a"}])
-    name = postgres_store._database.url.query["application_name"]
+    name = postgres_store.database.url.query["application_name"]
     admin = sa.create_engine(
         sa.make_url(postgres_server).set(drivername="postgresql+psycopg"), poolclass=sa.NullPool
     )
@@ -108,14 +108,14 @@ def test_a_restarted_server_is_found_again(postgres_store: Store, postgres_serve
             {"name": name},
         ).all()
     assert ended
-    assert postgres_store.job(job_id).total == 1
-    postgres_store.beat("worker", ComputeSeconds())
+    assert postgres_store.jobs.get(job_id).total == 1
+    postgres_store.heartbeats.beat("worker", ComputeSeconds())
 
 
 def test_a_deadlock_is_run_again(postgres_store: Store) -> None:
     """Two transactions lock two workers' rows in opposite orders, which the store never does."""
     for owner in ("ann", "bob"):
-        postgres_store.beat(owner, ComputeSeconds())
+        postgres_store.heartbeats.beat(owner, ComputeSeconds())
     both_hold_one = threading.Barrier(2)
     attempts: list[str] = []
 
@@ -128,7 +128,7 @@ def test_a_deadlock_is_run_again(postgres_store: Store) -> None:
                 both_hold_one.wait(20)
             connection.execute(statement, {"owner": second})
 
-        postgres_store._database.write(work)
+        postgres_store.database.write(work)
 
     threads = [
         threading.Thread(target=lock, args=pair) for pair in (("ann", "bob"), ("bob", "ann"))
@@ -138,7 +138,7 @@ def test_a_deadlock_is_run_again(postgres_store: Store) -> None:
     for thread in threads:
         thread.join()
     assert len(attempts) > 2  # the loser ran again
-    with postgres_store._database.reading() as connection:
+    with postgres_store.database.reading() as connection:
         counters = connection.scalars(sa.text("SELECT counter FROM worker")).all()
     assert counters == [3, 3]
 
@@ -146,16 +146,16 @@ def test_a_deadlock_is_run_again(postgres_store: Store) -> None:
 def test_an_unreachable_server() -> None:
     store = Store("postgresql://nobody@127.0.0.1:1/nothing")
     with pytest.raises(StoreUnavailableError, match="not available"):
-        store.jobs()
+        store.jobs.newest()
     store.close()
 
 
 def test_no_plan_of_an_empty_table_is_kept(postgres_store: Store) -> None:
     for _ in range(20):  # the driver would prepare what it has seen five times
-        postgres_store.jobs_to_plan()
-        postgres_store.land_orphans()
-        postgres_store.beat("worker", ComputeSeconds())
-    with postgres_store._database.reading() as connection:
+        postgres_store.backlog.jobs_to_plan()
+        postgres_store.orphans.land()
+        postgres_store.heartbeats.beat("worker", ComputeSeconds())
+    with postgres_store.database.reading() as connection:
         prepared = connection.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements")
         assert prepared.scalar() == 0
 
@@ -163,5 +163,5 @@ def test_no_plan_of_an_empty_table_is_kept(postgres_store: Store) -> None:
 def test_a_statement_that_is_too_large_is_no_database_that_is_away(postgres_store: Store) -> None:
     too_large = sa.text("SELECT length(repeat('x', 1100000000))")
     with pytest.raises(StoreError, match="refused a statement") as raised:
-        postgres_store._database.write(lambda connection: connection.scalar(too_large))
+        postgres_store.database.write(lambda connection: connection.scalar(too_large))
     assert not isinstance(raised.value, StoreUnavailableError)

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from nightjar.jobs.errors import UnknownJobError
 from nightjar.jobs.records import ComputeSeconds
 from nightjar.jobs.store import Store
-from nightjar.jobs.store.base import now
+from nightjar.jobs.store.common import now
 from nightjar.jobs.store.tables import worker
 from nightjar.jobs.store.waiting import SWEEPER, Waiting, WaitsFor
 from nightjar.pipeline import sweeper
@@ -22,14 +22,14 @@ BODY: dict[str, object] = {"prompt": "a"}
 
 def alive(store: Store, *owners: str) -> None:
     for owner in owners:
-        store.beat(owner, ComputeSeconds())
+        store.heartbeats.beat(owner, ComputeSeconds())
 
 
 def silent(store: Store, owner: str, seconds: float) -> None:
     """As if its last sign of life was so long ago."""
     alive(store, owner)
     values = {"seen_at": now() - timedelta(seconds=seconds)}
-    with store._database.engine.begin() as connection:
+    with store.database.engine.begin() as connection:
         connection.execute(sa.update(worker).where(worker.c.owner == owner).values(values))
 
 
@@ -38,7 +38,7 @@ def test_the_planner_beats_under_the_name_that_is_looked_for() -> None:
 
 
 def test_nobody_is_there(store: Store) -> None:
-    waiting = store.waiting_for(submit(store, [BODY]))
+    waiting = store.jobs.waiting_for(submit(store, [BODY]))
     assert waiting.waits_for == (WaitsFor.GPU_WORKER, WaitsFor.PLANNER)
     assert waiting.message is not None
     for said in ("no GPU worker has given a sign of life yet", "nightjar worker plan", "broker"):
@@ -49,12 +49,12 @@ def test_who_has_fallen_silent_is_named_with_its_silence(store: Store) -> None:
     job_id = submit(store, [BODY])
     alive(store, SWEEPER)
     silent(store, "gpu", 600)
-    waiting = store.waiting_for(job_id)
+    waiting = store.jobs.waiting_for(job_id)
     assert waiting.waits_for == (WaitsFor.GPU_WORKER,)
     assert "no GPU worker has given a sign of life for 600 s" in (waiting.message or "")
     alive(store, "other gpu")
     silent(store, SWEEPER, 60)
-    waiting = store.waiting_for(job_id)
+    waiting = store.jobs.waiting_for(job_id)
     assert waiting.waits_for == (WaitsFor.PLANNER,)
     assert "no planner has given a sign of life for 60 s" in (waiting.message or "")
 
@@ -62,33 +62,33 @@ def test_who_has_fallen_silent_is_named_with_its_silence(store: Store) -> None:
 def test_a_job_on_its_way(store: Store) -> None:
     alive(store, SWEEPER, "gpu")
     unplanned = submit(store, [BODY])
-    assert store.waiting_for(unplanned) == Waiting(
+    assert store.jobs.waiting_for(unplanned) == Waiting(
         (WaitsFor.PLANNER,), "its requests wait to be planned"
     )
     job_id, (ref,) = planned(store, 1)
-    assert store.waiting_for(job_id).waits_for == (WaitsFor.TURN,)
-    store.mark_dispatched([ref])
-    assert store.waiting_for(job_id).waits_for == (WaitsFor.TURN,)
+    assert store.jobs.waiting_for(job_id).waits_for == (WaitsFor.TURN,)
+    store.planning.mark_dispatched([ref])
+    assert store.jobs.waiting_for(job_id).waits_for == (WaitsFor.TURN,)
     silent(store, SWEEPER, 60)  # the message is in the broker: no planner is needed for it
-    assert store.waiting_for(job_id).waits_for == (WaitsFor.TURN,)
+    assert store.jobs.waiting_for(job_id).waits_for == (WaitsFor.TURN,)
     claim(store, ref)
-    assert store.waiting_for(job_id) == Waiting()
+    assert store.jobs.waiting_for(job_id) == Waiting()
     silent(store, "gpu", 60)  # whoever holds it has fallen silent
-    assert store.waiting_for(job_id).waits_for == (WaitsFor.GPU_WORKER,)
+    assert store.jobs.waiting_for(job_id).waits_for == (WaitsFor.GPU_WORKER,)
 
 
 def test_a_job_that_nobody_has_to_go_on_with(store: Store) -> None:
     job_id, (ref,) = planned(store, 1)
-    store.pause(job_id)
-    waiting = store.waiting_for(job_id)
+    store.stopping.pause(job_id)
+    waiting = store.jobs.waiting_for(job_id)
     assert waiting.waits_for == (WaitsFor.RESUME,)
     assert f"nightjar resume {job_id}" in (waiting.message or "")
-    store.resume(job_id)
+    store.stopping.resume(job_id)
     compute(store, ref)
-    assert store.job(job_id).is_over
-    assert store.waiting_for(job_id) == Waiting()
+    assert store.jobs.get(job_id).is_over
+    assert store.jobs.waiting_for(job_id) == Waiting()
     with pytest.raises(UnknownJobError):
-        store.waiting_for("job_nobody")
+        store.jobs.waiting_for("job_nobody")
 
 
 def test_a_run_without_progress_says_once_what_it_waits_for(
@@ -96,16 +96,16 @@ def test_a_run_without_progress_says_once_what_it_waits_for(
 ) -> None:
     monkeypatch.setattr(patience_module, "_PATIENCE_S", 0.0)
     heard: list[str] = []
-    patience = Patience(store, heard.append)
+    patience = Patience(store.jobs, heard.append)
     job_id, refs = planned(store, 2)
     for _ in range(3):
-        patience.look(store.job(job_id))
+        patience.look(store.jobs.get(job_id))
     assert len(heard) == 1
     assert heard[0].startswith("waits: no GPU worker has given a sign of life yet")
     alive(store, SWEEPER, "gpu")
     for _ in range(2):
-        patience.look(store.job(job_id))
+        patience.look(store.jobs.get(job_id))
     assert heard[1:] == ["waits: its turn: the GPU workers compute other work first"]
     claim(store, refs[0])
-    patience.look(store.job(job_id))
+    patience.look(store.jobs.get(job_id))
     assert len(heard) == 2

@@ -62,8 +62,8 @@ def watch(sweeper: Sweeper, clock: Clock, seconds: float) -> SweepReport:
 
 
 def claim(store: Store, ref: MicroBatchRef, owner: str) -> None:
-    store.beat(owner, ComputeSeconds())
-    assert store.claim(ref.id, ref.epoch, owner) is not None
+    store.heartbeats.beat(owner, ComputeSeconds())
+    assert store.leases.claim(ref.id, ref.epoch, owner) is not None
 
 
 def test_a_silent_worker_loses_its_leases_and_a_living_one_does_not(
@@ -75,23 +75,23 @@ def test_a_silent_worker_loses_its_leases_and_a_living_one_does_not(
     claim(store, third, "alive")
     assert sweeper.sweep() == SweepReport(released=0, requeued=0)
     assert watch(sweeper, clock, 9.9) == SweepReport(released=0, requeued=0)
-    store.beat("alive", ComputeSeconds())
+    store.heartbeats.beat("alive", ComputeSeconds())
     assert watch(sweeper, clock, 0.1) == SweepReport(released=2, requeued=0)
-    assert [(ref.size, ref.epoch, ref.isolated) for ref in store.dispatchable(10)] == [
+    assert [(ref.size, ref.epoch, ref.isolated) for ref in store.planning.dispatchable(10)] == [
         (1, 0, True),
         (1, 0, True),
     ]
-    assert store.claim(first.id, 0, "late") is None
-    assert store.finish(second.id, 0, "silent", []) is False
+    assert store.leases.claim(first.id, 0, "late") is None
+    assert store.leases.finish(second.id, 0, "silent", []) is False
 
 
 def test_a_job_past_its_deadline_is_ended(store: Store, sweeper: Sweeper) -> None:
     row = NewRequest(0, 1, "row-0", RequestKind.GENERATE, {"prompt": "a"})
-    with store.submission(NewJob("tiny", completion_window_s=0.001)) as submission:
+    with store.jobs.submit(NewJob("tiny", completion_window_s=0.001)) as submission:
         submission.add([row])
     time.sleep(0.01)
     assert sweeper.sweep() == SweepReport(released=0, requeued=0)
-    assert store.job(submission.job_id).state is JobState.EXPIRED
+    assert store.jobs.get(submission.job_id).state is JobState.EXPIRED
 
 
 def test_a_new_sweeper_waits_a_whole_period(store: Store, sweeper: Sweeper, clock: Clock) -> None:
@@ -105,7 +105,7 @@ def test_a_worker_that_never_beat_is_swept_too(
     store: Store, sweeper: Sweeper, clock: Clock
 ) -> None:
     _, (ref,) = planned(store, 1)
-    assert store.claim(ref.id, 0, "never beat") is not None
+    assert store.leases.claim(ref.id, 0, "never beat") is not None
     sweeper.sweep()
     assert watch(sweeper, clock, 10).released == 1
 
@@ -116,12 +116,12 @@ def test_a_request_whose_workers_die_three_times_while_it_is_alone_is_dead(
     job_id, (ref, neighbour) = planned(store, 2)
     compute(store, neighbour)
     for times in range(4):
-        assert store.job(job_id).is_over is False
+        assert store.jobs.get(job_id).is_over is False
         claim(store, ref, f"worker-{times}")
         sweeper.sweep()
         assert watch(sweeper, clock, 10).released == 1
-        (ref, *_) = store.dispatchable(10) or [ref]
-    failed, done = store.results(job_id)
+        (ref, *_) = store.planning.dispatchable(10) or [ref]
+    failed, done = store.results.read(job_id)
     assert done.error is None
     assert failed.error is not None
     assert failed.error.message.endswith("the last time the worker worker-3 died")
@@ -173,13 +173,13 @@ def test_a_message_that_nobody_claims_is_ready_again_once_a_period(
     store: Store, sweeper: Sweeper, clock: Clock
 ) -> None:
     _, refs = planned(store, 2)
-    store.mark_dispatched(refs)
+    store.planning.mark_dispatched(refs)
     sweeper.sweep()
     assert watch(sweeper, clock, 59).requeued == 0
     compute(store, refs[1])
     assert watch(sweeper, clock, 1) == SweepReport(released=0, requeued=1)
-    assert store.dispatchable(10) == [refs[0]]
-    store.mark_dispatched([refs[0]])
+    assert store.planning.dispatchable(10) == [refs[0]]
+    store.planning.mark_dispatched([refs[0]])
     assert watch(sweeper, clock, 60).requeued == 0
     assert watch(sweeper, clock, 2).requeued == 1
 
@@ -193,7 +193,7 @@ def test_a_worker_that_the_kernel_knows_to_be_gone_is_not_waited_for(
     claim(store, first, gone)
     claim(store, second, owner_name())
     assert sweeper.sweep() == SweepReport(released=1, requeued=0)
-    assert [ref.isolated for ref in store.dispatchable(10)] == [True]
+    assert [ref.isolated for ref in store.planning.dispatchable(10)] == [True]
 
 
 def test_leases_come_back_before_anything_is_ended(
@@ -206,24 +206,24 @@ def test_leases_come_back_before_anything_is_ended(
     def fails(patience_s: float) -> int:
         raise StoreUnavailableError("a job of millions that ends")
 
-    monkeypatch.setattr(store, "finish_stops", fails)
+    monkeypatch.setattr(store.stopping, "finish", fails)
     clock.now += 4
     for _ in range(2):
         clock.now += 4
         with pytest.raises(StoreUnavailableError):
             sweeper.sweep()
-    assert store.leased("silent") == [held]
+    assert store.leases.held_by("silent") == [held]
     clock.now += 4
     with pytest.raises(StoreUnavailableError):
         sweeper.sweep()
-    assert store.leased("silent") == []
+    assert store.leases.held_by("silent") == []
 
 
 def test_messages_that_the_broker_still_holds_are_not_sent_again(
     store: Store, clock: Clock
 ) -> None:
     _, refs = planned(store, 3)
-    store.mark_dispatched(refs)
+    store.planning.mark_dispatched(refs)
     asked: list[int] = []
 
     def find_lost(
@@ -245,4 +245,4 @@ def test_messages_that_the_broker_still_holds_are_not_sent_again(
     assert asked == []
     assert watch(with_broker, clock, 2).requeued == 1
     assert asked == [3]
-    assert [ref.id for ref in store.dispatched()] == [ref.id for ref in refs[1:]]
+    assert [ref.id for ref in store.planning.dispatched()] == [ref.id for ref in refs[1:]]

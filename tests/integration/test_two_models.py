@@ -123,7 +123,7 @@ def own_answers(directory: Path) -> list[str]:
 
 
 def texts(store: Store, job_id: str) -> list[str]:
-    return [r.body["choices"][0]["text"] for r in store.results(job_id) if r.body]
+    return [r.body["choices"][0]["text"] for r in store.results.read(job_id) if r.body]
 
 
 def own_tokens(directory: Path) -> list[int]:
@@ -132,11 +132,11 @@ def own_tokens(directory: Path) -> list[int]:
 
 
 def prompt_tokens(store: Store, job_id: str) -> list[int]:
-    return [result.prompt_tokens for result in store.results(job_id)]
+    return [result.prompt_tokens for result in store.results.read(job_id)]
 
 
 def is_over(store: Store, job_id: str) -> bool:
-    return store.job(job_id).is_over
+    return store.jobs.get(job_id).is_over
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -150,7 +150,7 @@ def test_the_worker_of_another_model_never_answers(
     wait_until("a message", lambda: deployment.messages(alpha))
     deployment.worker(alpha)
     wait_until("the job", lambda: is_over(store, job_id))
-    assert store.job(job_id).state is JobState.COMPLETED
+    assert store.jobs.get(job_id).state is JobState.COMPLETED
     assert texts(store, job_id) == own_answers(alpha)
     assert "nightjar.compute" not in wrong.log.read_text().partition(" ready.")[2]
 
@@ -167,7 +167,7 @@ def test_a_job_goes_on_when_the_deployment_serves_another_model(
     deployment.worker(beta, **FAKE)
     wait_until("the job", lambda: is_over(store, job_id))
     assert prompt_tokens(store, job_id) == own_tokens(beta)
-    assert store.job_in_detail(job_id)[1][MicroBatchState.REPLANNED] == 1
+    assert store.jobs.get_in_detail(job_id)[1][MicroBatchState.REPLANNED] == 1
     assert deployment.messages(alpha) == 0
 
 
@@ -187,7 +187,7 @@ def test_old_work_is_left_to_the_workers_of_its_model_if_so_set(
     said = f"wait for a worker of the model {short_model(ModelDirectory.open(alpha).fingerprint)}"
     wait_until("a warning", lambda: said in second.log.read_text())
     assert deployment.messages(alpha) == 1  # it is there, and not sent again
-    assert store.job(old).ended == 0
+    assert store.jobs.get(old).ended == 0
     deployment.worker(alpha, **FAKE)
     wait_until("the old job", lambda: is_over(store, old))
     assert prompt_tokens(store, old) == own_tokens(alpha)

@@ -78,12 +78,12 @@ def planners(store: Store, database_url: str, tiny_model: Path) -> Iterator[Plan
 
 
 def leader(store: Store) -> tuple[str | None, int]:
-    found = store.leader(PLANNER)
+    found = store.leaders.get(PLANNER)
     return (None, 0) if found is None else (found.owner, found.epoch)
 
 
 def is_dispatched(store: Store, job_id: str) -> bool:
-    return store.job_in_detail(job_id)[1][MicroBatchState.DISPATCHED] > 0
+    return store.jobs.get_in_detail(job_id)[1][MicroBatchState.DISPATCHED] > 0
 
 
 def test_one_leads_and_the_other_takes_over_when_it_is_killed(

@@ -20,14 +20,16 @@ def test_a_changed_file_is_a_new_version_and_the_same_one_is_not(
 ) -> None:
     ones = write(tmp_path / "a", np.ones((3, 8), np.float16))
     twos = write(tmp_path / "b", np.full((2, 8), 2, np.float32))
-    versions = [register_vectors(store, "tuned", path, 8).version for path in (ones, ones, twos)]
+    versions = [
+        register_vectors(store.vectors, "tuned", path, 8).version for path in (ones, ones, twos)
+    ]
     assert versions == [1, 1, 2]
-    first = store.prompt_vector("tuned", 1)
+    first = store.vectors.get("tuned", 1)
     assert first is not None
     (vectors,) = load(first.data).values()
     assert vectors.dtype == np.float32
     assert vectors.tolist() == np.ones((3, 8)).tolist()
-    newest = store.prompt_vector("tuned")
+    newest = store.vectors.get("tuned")
     assert newest is not None
     assert (newest.version, newest.length, newest.width) == (2, 2, 8)
 
@@ -47,9 +49,9 @@ def test_tensors_that_cannot_be_used(
     store: Store, tmp_path: Path, arrays: list[np.ndarray], said: str
 ) -> None:
     with pytest.raises(VectorsError) as caught:
-        register_vectors(store, "tuned", write(tmp_path / "v", *arrays), 8)
+        register_vectors(store.vectors, "tuned", write(tmp_path / "v", *arrays), 8)
     assert said in str(caught.value)
-    assert store.prompt_vector("tuned") is None
+    assert store.vectors.get("tuned") is None
 
 
 def test_files_and_names_that_cannot_be_used(store: Store, tmp_path: Path) -> None:
@@ -62,4 +64,4 @@ def test_files_and_names_that_cannot_be_used(store: Store, tmp_path: Path) -> No
         ("", good, "1 to 255"),
     ]:
         with pytest.raises(VectorsError, match=said):
-            register_vectors(store, name, path, 8)
+            register_vectors(store.vectors, name, path, 8)

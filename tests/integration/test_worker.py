@@ -58,9 +58,9 @@ def slow_batch(store: Store) -> tuple[str, MicroBatchRef]:
         "temperature": 0,
     }
     job_id = submit(store, [body] * 64)
-    queued = [request.id for request in store.queued_requests(job_id, 64)]
+    queued = [request.id for request in store.backlog.queued_requests(job_id, 64)]
     encoded = [EncodedRequest(id_, [[5, 6]]) for id_ in queued]
-    (ref,) = store.save_plan(
+    (ref,) = store.planning.save_plan(
         job_id, encoded, [NewMicroBatch(RequestKind.GENERATE, 32, queued, 100)], []
     )
     return job_id, ref
@@ -71,10 +71,10 @@ def test_a_micro_batch_is_computed_once(store: Store, worker: GpuWorker) -> None
     outcome = worker.run(ref.id, ref.epoch)
     assert (outcome.outcome, outcome.requests, outcome.failed) == ("done", 3, 0)
     assert worker.run(ref.id, ref.epoch).outcome == "skipped"
-    assert store.job(job_id).state is JobState.COMPLETED
-    texts = {r.body["choices"][0]["text"] for r in store.results(job_id) if r.body}
+    assert store.jobs.get(job_id).state is JobState.COMPLETED
+    texts = {r.body["choices"][0]["text"] for r in store.results.read(job_id) if r.body}
     assert len(texts) == 1
-    assert len(store.results(job_id)) == 3
+    assert len(store.results.read(job_id)) == 3
 
 
 def test_a_stale_or_unknown_message_is_skipped(store: Store, worker: GpuWorker) -> None:
@@ -88,12 +88,12 @@ def test_work_under_a_lost_lease_is_thrown_away(
 ) -> None:
     job_id, ref = slow_batch(store)
     running = thread.submit(worker.run, ref.id, 0)
-    wait_until("the claim", store.heartbeats)
-    assert store.give_back_all(worker.owner) == 1
+    wait_until("the claim", store.heartbeats.of_lease_holders)
+    assert store.leases.give_back_all(worker.owner) == 1
     assert running.result().outcome.startswith("thrown away")
-    assert store.results(job_id) == []
+    assert store.results.read(job_id) == []
     assert worker.run(ref.id, 1).outcome == "done"
-    assert len(store.results(job_id)) == 64
+    assert len(store.results.read(job_id)) == 64
 
 
 def test_after_a_crash_its_requests_are_computed_alone_and_answered_alike(
@@ -102,15 +102,15 @@ def test_after_a_crash_its_requests_are_computed_alone_and_answered_alike(
     job_id, ref = slow_batch(store)
     launcher.wait_ready()
     running = thread.submit(worker.run, ref.id, 0)
-    wait_until("the claim", store.heartbeats)
+    wait_until("the claim", store.heartbeats.of_lease_holders)
     os.kill(launcher.pid, signal.SIGKILL)
     assert running.result().outcome == "crashed: compute process lost"
-    halves = store.dispatchable(9)
+    halves = store.planning.dispatchable(9)
     assert {half.isolated for half in halves} == {True}
     for half in halves:
         assert worker.run(half.id, half.epoch, alone=True).outcome == "done"
-    assert store.job(job_id).state is JobState.COMPLETED
-    texts = {r.body["choices"][0]["text"] for r in store.results(job_id) if r.body}
+    assert store.jobs.get(job_id).state is JobState.COMPLETED
+    texts = {r.body["choices"][0]["text"] for r in store.results.read(job_id) if r.body}
     assert len(texts) == 1
 
 
@@ -120,12 +120,14 @@ def test_a_crash_after_a_lost_lease_changes_nothing(
     job_id, ref = slow_batch(store)
     launcher.wait_ready()
     running = thread.submit(worker.run, ref.id, 0)
-    wait_until("the claim", store.heartbeats)
-    store.give_back_all(worker.owner)
+    wait_until("the claim", store.heartbeats.of_lease_holders)
+    store.leases.give_back_all(worker.owner)
     os.kill(launcher.pid, signal.SIGKILL)
     assert running.result().outcome.startswith("thrown away")
-    assert store.results(job_id) == []
-    assert [(again.id, again.isolated) for again in store.dispatchable(9)] == [(ref.id, False)]
+    assert store.results.read(job_id) == []
+    assert [(again.id, again.isolated) for again in store.planning.dispatchable(9)] == [
+        (ref.id, False)
+    ]
 
 
 def test_a_cancelled_job_leaves_the_engine(
@@ -133,11 +135,11 @@ def test_a_cancelled_job_leaves_the_engine(
 ) -> None:
     job_id, ref = slow_batch(store)
     running = thread.submit(worker.run, ref.id, 0)
-    wait_until("the claim", store.heartbeats)
-    store.cancel(job_id)
+    wait_until("the claim", store.heartbeats.of_lease_holders)
+    store.stopping.cancel(job_id)
     assert running.result().outcome == "done"
-    assert store.job(job_id).state is JobState.CANCELLED
-    assert len(store.results(job_id)) == 64
+    assert store.jobs.get(job_id).state is JobState.CANCELLED
+    assert len(store.results.read(job_id)) == 64
 
 
 @pytest.mark.parametrize("where", ["make_message", "make_result"])
@@ -155,7 +157,7 @@ def test_a_request_that_raises_in_the_worker_fails_alone(
     monkeypatch.setattr(f"nightjar.gpu_worker.computing.{where}", raises_for_one)
     outcome = worker.run(ref.id, 0)
     assert (outcome.outcome, outcome.requests, outcome.failed) == ("done", 3, 1)
-    assert codes(store.results(job_id)) == [None, "internal_error", None]
+    assert codes(store.results.read(job_id)) == [None, "internal_error", None]
 
 
 def test_a_fault_of_ours_ends_the_requests_and_is_raised(
@@ -165,8 +167,8 @@ def test_a_fault_of_ours_ends_the_requests_and_is_raised(
     monkeypatch.setattr(launcher, "submit", raiser(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         worker.run(ref.id, 0)
-    assert {r.error.code for r in store.results(job_id) if r.error} == {"internal_error"}
-    assert store.job(job_id).state is JobState.FAILED
+    assert {r.error.code for r in store.results.read(job_id) if r.error} == {"internal_error"}
+    assert store.jobs.get(job_id).state is JobState.FAILED
 
 
 def test_a_lease_that_an_error_left_behind_goes_back(
@@ -178,11 +180,11 @@ def test_a_lease_that_an_error_left_behind_goes_back(
         patch.setattr(launcher, "submit", raiser(away))
         with pytest.raises(StoreUnavailableError):
             worker.run(ref.id, 0)
-    assert store.leased(worker.owner) != []
+    assert store.leases.held_by(worker.owner) != []
     worker.give_back_leaked()
-    assert store.leased(worker.owner) == []
+    assert store.leases.held_by(worker.owner) == []
     assert worker.run(ref.id, 1).outcome == "done"
-    assert store.job(job_id).state is JobState.COMPLETED
+    assert store.jobs.get(job_id).state is JobState.COMPLETED
 
 
 def test_a_lease_in_work_is_not_given_back(
@@ -190,7 +192,7 @@ def test_a_lease_in_work_is_not_given_back(
 ) -> None:
     _, ref = slow_batch(store)
     running = thread.submit(worker.run, ref.id, 0)
-    wait_until("the claim", store.heartbeats)
+    wait_until("the claim", store.heartbeats.of_lease_holders)
     assert worker.run(ref.id, 0).outcome == "skipped"
     worker.give_back_leaked()
     assert running.result().outcome == "done"
@@ -205,18 +207,18 @@ def test_a_worker_that_leaves_gives_back_its_leases_and_writes_its_last_seconds(
     try:
         launcher.wait_ready()
         worker.beat()
-        at_start = store.compute_seconds()
+        at_start = store.heartbeats.compute_seconds()
         _, (ref, left) = planned(store, 2)
         worker.run(ref.id, ref.epoch)
-        assert store.claim(left.id, left.epoch, worker.owner) is not None
+        assert store.leases.claim(left.id, left.epoch, worker.owner) is not None
     finally:
         launcher.close()
     worker.leave()
     assert at_start.engine_s == 0
     assert at_start.load_s > 0
-    assert store.compute_seconds() == launcher.seconds
+    assert store.heartbeats.compute_seconds() == launcher.seconds
     assert launcher.seconds.engine_s > 0
-    assert [again.id for again in store.dispatchable(9)] == [left.id]
+    assert [again.id for again in store.planning.dispatchable(9)] == [left.id]
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -224,12 +226,12 @@ def test_a_draining_worker_leaves_what_it_has_not_begun_to_others(
     store: Store, worker: GpuWorker, alone: bool
 ) -> None:
     _, (ref, other) = planned(store, 2)
-    store.mark_dispatched([ref, other])
+    store.planning.mark_dispatched([ref, other])
     worker.drain(grace_s=0)
     outcome = worker.run(ref.id, ref.epoch, alone=alone)
     assert outcome.outcome == "not begun: the worker ends"
-    assert [(again.id, again.epoch) for again in store.dispatchable(9)] == [(ref.id, 0)]
-    assert [waiting.id for waiting in store.dispatched()] == [other.id]
+    assert [(again.id, again.epoch) for again in store.planning.dispatchable(9)] == [(ref.id, 0)]
+    assert [waiting.id for waiting in store.planning.dispatched()] == [other.id]
 
 
 def test_a_draining_worker_gives_back_what_takes_too_long(
@@ -237,12 +239,12 @@ def test_a_draining_worker_gives_back_what_takes_too_long(
 ) -> None:
     job_id, ref = slow_batch(store)
     running = thread.submit(worker.run, ref.id, 0)
-    wait_until("the claim", store.heartbeats)
+    wait_until("the claim", store.heartbeats.of_lease_holders)
     wait_until("the computing", lambda: worker._launcher._pending)
     worker.drain(grace_s=0)
     assert running.result().outcome == "given back: not computed here"
-    assert store.results(job_id) == []
-    (again,) = store.dispatchable(9)
+    assert store.results.read(job_id) == []
+    (again,) = store.planning.dispatchable(9)
     assert (again.id, again.epoch, again.isolated) == (ref.id, 1, False)
 
 
@@ -256,16 +258,16 @@ def test_a_drained_worker_gives_up_results_that_no_database_takes(
     """It would wait on, past its grace period, until it is killed."""
     job_id, (ref,) = planned(store, 2, each=2)
     with monkeypatch.context() as patch:
-        patch.setattr(store, "finish", raiser(StoreUnavailableError("the disk is full")))
+        patch.setattr(store.leases, "finish", raiser(StoreUnavailableError("the disk is full")))
         running = thread.submit(worker.run, ref.id, 0)
         wait_until("the landing to wait", lambda: "wait for the database" in caplog.text)
         assert not running.done()
         worker.drain(grace_s=0)
         with pytest.raises(StoreUnavailableError):
             running.result(timeout=30)
-    assert store.results(job_id) == []
+    assert store.results.read(job_id) == []
     worker.leave()
-    (again,) = store.dispatchable(9)
+    (again,) = store.planning.dispatchable(9)
     assert (again.id, again.epoch) == (ref.id, 1)
 
 
@@ -274,10 +276,10 @@ def test_a_draining_worker_finishes_what_it_has_begun(
 ) -> None:
     job_id, ref = slow_batch(store)
     running = thread.submit(worker.run, ref.id, 0)
-    wait_until("the claim", store.heartbeats)
+    wait_until("the claim", store.heartbeats.of_lease_holders)
     worker._gate.close()
     assert running.result().outcome == "done"
-    assert store.job(job_id).state is JobState.COMPLETED
+    assert store.jobs.get(job_id).state is JobState.COMPLETED
 
 
 def test_the_heartbeat_writes_the_seconds_of_the_launcher(
@@ -287,7 +289,7 @@ def test_the_heartbeat_writes_the_seconds_of_the_launcher(
     worker.run(ref.id, ref.epoch)
     heartbeat = Heartbeat(worker, every_s=0.05)
     try:
-        wait_until("a beat", lambda: store.compute_seconds() == launcher.seconds)
+        wait_until("a beat", lambda: store.heartbeats.compute_seconds() == launcher.seconds)
     finally:
         heartbeat.stop()
     assert launcher.seconds.engine_s > 0
@@ -301,23 +303,23 @@ def test_results_that_do_not_land_while_heartbeats_do_lose_their_lease(
 ) -> None:
     worker = GpuWorker(store, launcher, model="tiny", crashes_allowed=2, hung_after_beats=3)
     _, (ref,) = planned(store, 1)
-    finish, asked, let_go = store.finish, threading.Event(), threading.Event()
+    finish, asked, let_go = store.leases.finish, threading.Event(), threading.Event()
 
     def hang(*arguments: Any) -> bool:
         asked.set()
         let_go.wait()
         return finish(*arguments)
 
-    monkeypatch.setattr(store, "finish", hang)
+    monkeypatch.setattr(store.leases, "finish", hang)
     running = thread.submit(worker.run, ref.id, ref.epoch)
     try:
         assert asked.wait(60)
         for _ in range(3):
             worker.keep_alive()
-            assert [held.id for held in store.leased(worker.owner)] == [ref.id]
+            assert [held.id for held in store.leases.held_by(worker.owner)] == [ref.id]
         worker.keep_alive()
-        assert store.leased(worker.owner) == []
-        assert [found.epoch for found in store.dispatchable(9)] == [ref.epoch + 1]
+        assert store.leases.held_by(worker.owner) == []
+        assert [found.epoch for found in store.planning.dispatchable(9)] == [ref.epoch + 1]
     finally:
         let_go.set()
     assert running.result().outcome == LEASE_LOST
@@ -331,24 +333,26 @@ def test_a_worker_that_cannot_give_back_what_hangs_is_silent(
 ) -> None:
     worker = GpuWorker(store, launcher, model="tiny", crashes_allowed=2, hung_after_beats=1)
     _, (ref,) = planned(store, 1)
-    finish, asked, let_go = store.finish, threading.Event(), threading.Event()
+    finish, asked, let_go = store.leases.finish, threading.Event(), threading.Event()
 
     def hang(*arguments: Any) -> bool:
         asked.set()
         let_go.wait()
         return finish(*arguments)
 
-    monkeypatch.setattr(store, "finish", hang)
+    monkeypatch.setattr(store.leases, "finish", hang)
     running = thread.submit(worker.run, ref.id, ref.epoch)
     try:
         assert asked.wait(60)
         worker.keep_alive()
-        beats = store.heartbeats()
+        beats = store.heartbeats.of_lease_holders()
         with monkeypatch.context() as locked:
-            locked.setattr(store, "give_back", raiser(StoreUnavailableError("the row is locked")))
+            locked.setattr(
+                store.leases, "give_back", raiser(StoreUnavailableError("the row is locked"))
+            )
             with pytest.raises(StoreUnavailableError):
                 worker.keep_alive()
-        assert store.heartbeats() == beats
+        assert store.heartbeats.of_lease_holders() == beats
     finally:
         let_go.set()
     assert running.result().outcome == "done"

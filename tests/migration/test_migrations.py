@@ -117,7 +117,7 @@ def test_taking_the_seconds_back_keeps_the_workers(engine: sa.Engine) -> None:
     url = engine.url.render_as_string(hide_password=False)
     opened = Store(url)
     opened.migrate()
-    opened.beat("worker", ComputeSeconds(engine_s=3.0, load_s=1.0))
+    opened.heartbeats.beat("worker", ComputeSeconds(engine_s=3.0, load_s=1.0))
     opened.close()
     revert(engine.url, "0001")
     assert {c["name"] for c in sa.inspect(engine).get_columns("worker")} == {
@@ -150,9 +150,9 @@ def test_jobs_and_plans_of_the_version_before_go_on(engine: sa.Engine) -> None:
             connection.execute(MICRO_BATCH, {"id": name})
         migrate(engine.url)
     opened = Store(engine.url.render_as_string(hide_password=False))
-    assert opened.expire() == []
-    assert [(job.expires_at, job.expired) for job in opened.jobs()] == [(None, False)] * 2
-    assert [ref.isolated for ref in opened.dispatchable(9)] == [False, False]
+    assert opened.stopping.expire() == []
+    assert [(job.expires_at, job.expired) for job in opened.jobs.newest()] == [(None, False)] * 2
+    assert [ref.isolated for ref in opened.planning.dispatchable(9)] == [False, False]
     opened.close()
 
 
@@ -203,13 +203,13 @@ def test_taking_suspects_and_deadlines_back_keeps_the_jobs(engine: sa.Engine) ->
 
 
 def test_upgrading_again_changes_nothing(store: Store) -> None:
-    store.beat("worker", ComputeSeconds(engine_s=2.0, load_s=1.0))
-    written = store.heartbeats(), store.compute_seconds()
+    store.heartbeats.beat("worker", ComputeSeconds(engine_s=2.0, load_s=1.0))
+    written = store.heartbeats.of_lease_holders(), store.heartbeats.compute_seconds()
     store.migrate()
     store.migrate()
-    assert (store.heartbeats(), store.compute_seconds()) == written
-    store.beat("worker", ComputeSeconds(engine_s=3.0, load_s=1.0))
-    assert store.compute_seconds() == ComputeSeconds(engine_s=3.0, load_s=1.0)
+    assert (store.heartbeats.of_lease_holders(), store.heartbeats.compute_seconds()) == written
+    store.heartbeats.beat("worker", ComputeSeconds(engine_s=3.0, load_s=1.0))
+    assert store.heartbeats.compute_seconds() == ComputeSeconds(engine_s=3.0, load_s=1.0)
 
 
 def test_a_revision_that_fails_leaves_nothing(

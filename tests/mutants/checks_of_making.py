@@ -87,7 +87,7 @@ def test_the_sample_is_the_same_for_the_same_source() -> None:
 def test_a_change_elsewhere_leaves_the_sample_where_it_is() -> None:
     source = BIG.read_text()
     longer = source + "\n\ndef added(name: str) -> str:\n    return name\n"
-    moved = source.replace("class LeaseStore", "# A line more.\n\n\nclass LeaseStore")
+    moved = source.replace("class Leases", "# A line more.\n\n\nclass Leases")
     keys = [mutant.key for mutant in draw("leases.py", source, 12, 0)]
     for other in (longer, moved):
         assert [mutant.key for mutant in draw("leases.py", other, 12, 0)] == keys

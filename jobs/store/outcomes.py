@@ -1,29 +1,19 @@
-"""What every part of the store shares: the database, and how an outcome lands."""
+"""How outcomes land: results once, their followers with them, and the job's counters."""
 
 import json
-import math
 import threading
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import StoreError
-from nightjar.jobs.records import (
-    JobState,
-    JsonObject,
-    MicroBatchRef,
-    NewResult,
-    RequestState,
-    StopReason,
-)
+from nightjar.jobs.records import NewResult, RequestState
 from nightjar.jobs.store.bulk import BulkInsert, driver_value
+from nightjar.jobs.store.common import TOKEN_COUNTS, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.following import (
     COUNTED_STATES,
@@ -31,25 +21,15 @@ from nightjar.jobs.store.following import (
     IS_FOLLOWING,
     Followers,
 )
+from nightjar.jobs.store.json_text import dump_json
 from nightjar.jobs.store.landings import CountAndNote, new_token
-from nightjar.jobs.store.tables import UNPLANNED, job, micro_batch, request, result
+from nightjar.jobs.store.stop_reasons import STOPPED_CODES, stop_reason
+from nightjar.jobs.store.tables import job, request, result
+from nightjar.jobs.store.turns import Turns
 
-AnyRow = Row[*tuple[Any, ...]]
 Answer = TypeVar("Answer")
 
-_STOPPED = {
-    StopReason.CANCELLED: (499, "the job was cancelled before this row was computed"),
-    StopReason.EXPIRED: (504, "the job's completion window ended before this row was computed"),
-}
-_STOPPED_CODES = frozenset(reason.value for reason in StopReason)
-FAULT_STATUS = 500  # ours, not the request's
-
-# With the partial index's own condition, so that the planner of SQL sees that it fits.
-AWAITS_PLAN = sa.and_(request.c.state == RequestState.QUEUED, UNPLANNED)
-REF_COLUMNS = [micro_batch.c[name] for name in MicroBatchRef.__slots__ if name != "urgent"]
-OPEN_JOBS = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, JobState.CANCELLING)
-TOKEN_COUNTS = ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
-REUSE_COUNTS = ("reused", "reused_tokens")
+_REUSE_COUNTS = ("reused", "reused_tokens")
 
 # Built once: this runs with every micro-batch.
 _COUNT = (
@@ -58,7 +38,7 @@ _COUNT = (
     .values(
         {
             name: job.c[name] + sa.bindparam(f"more_{name}", type_=sa.BigInteger)
-            for name in (*COUNTED_STATES.values(), *TOKEN_COUNTS, *REUSE_COUNTS, "landed")
+            for name in (*COUNTED_STATES.values(), *TOKEN_COUNTS, *_REUSE_COUNTS, "landed")
         }
     )
     .returning(
@@ -71,115 +51,21 @@ _COUNT = (
         job.c.landed,
     )
 )
-LEADERS_PER_STEP = 100
+_LEADERS_PER_STEP = 100
 _FOLLOWED = (
     sa.select(request.c.leader_id)
     .where(request.c.job_id == sa.bindparam("job"), IS_FOLLOWING)
     .distinct()
-    .limit(LEADERS_PER_STEP)
+    .limit(_LEADERS_PER_STEP)
 )
 _RESULT_COLUMNS = [column.name for column in result.c]
 
 
-def now() -> datetime:
-    """The wall clock, for people: no decision of the store rests on it."""
-    return datetime.now(UTC)
+class Outcomes:
+    """Gives requests their outcomes, once, and counts them in their jobs.
 
-
-def dump_json(value: JsonObject | Mapping[str, str]) -> str:
-    """Compact JSON text; StoreError for what JSON cannot say, such as NaN."""
-    if not _is_finite(value.values()):  # msgspec would write null
-        raise StoreError("a body cannot be written as JSON: it holds a number that is not finite")
-    try:
-        return _encode_json(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise StoreError(f"a body cannot be written as JSON: {error}") from error
-
-
-def _encode_json(value: JsonObject | Mapping[str, str]) -> str:
-    try:
-        return msgspec.json.encode(value).decode()
-    except OverflowError:  # it knows integers of 64 bits only
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _is_finite(values: Iterable[object]) -> bool:
-    """Whether no number in these values of JSON is NaN or infinite."""
-    for value in values:
-        # By type, not by isinstance: this loop runs over every value of every body.
-        kind = type(value)
-        if kind is float:
-            if not math.isfinite(value):  # type: ignore[arg-type]
-                return False
-        elif kind is dict or kind is list or kind is tuple:
-            inner = value.values() if kind is dict else value  # type: ignore[attr-defined]
-            if inner and not _is_finite(inner):  # type: ignore[arg-type]
-                return False
-    return True
-
-
-def has_rows(order: sa.Column[int], *where: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
-    """Whether any row meets the conditions, to be looked up by the index that has `order` in it.
-
-    Not EXISTS: PostgreSQL makes a join of it, and where it thinks that many rows meet them it reads
-    the table from the start until one does. In a big job those that are over come first.
+    Every part that ends requests shares one of these.
     """
-    first = sa.select(sa.literal_column("1", sa.Integer)).where(*where).order_by(order).limit(1)
-    return first.scalar_subquery().is_not(None)
-
-
-def load_json(text: str) -> JsonObject:
-    """The object behind `dump_json`."""
-    value: JsonObject = msgspec.json.decode(text)
-    return value
-
-
-def stop_reason(row: AnyRow) -> StopReason | None:
-    """Why the job of a row (cancel_requested, expired) is to stop, if it is."""
-    if not row.cancel_requested:
-        return None
-    return StopReason.EXPIRED if row.expired else StopReason.CANCELLED
-
-
-def stopped_result(request_id: int, reason: StopReason) -> NewResult:
-    """The outcome of a request whose job was stopped before it was computed."""
-    status, message = _STOPPED[reason]
-    return NewResult.failure(request_id, reason.value, message, status=status)
-
-
-def set_running(connection: Connection, job_id: str) -> None:
-    """A job that was queued has begun."""
-    lifecycle.check_step(lifecycle.JOB_TRANSITIONS, JobState.QUEUED, JobState.RUNNING)
-    connection.execute(
-        sa.update(job)
-        .where(job.c.id == job_id, job.c.state == JobState.QUEUED)
-        .values(state=JobState.RUNNING, started_at=now())
-    )
-
-
-class Turns:
-    """Lets other processes write between the steps of long work.
-
-    SQLite's other writers look every 0.1 s at most whether it is their turn; steps that follow each
-    other at once would keep them out. PostgreSQL needs no turns.
-    """
-
-    _WRITE_S = 0.2
-    _PAUSE_S = 0.12
-
-    def __init__(self, database: Database) -> None:
-        self._is_sqlite = database.is_sqlite
-        self._since = time.monotonic()
-
-    def give(self) -> None:
-        """Between two steps: pause if this process has written for long enough."""
-        if self._is_sqlite and time.monotonic() - self._since >= self._WRITE_S:
-            time.sleep(self._PAUSE_S)
-            self._since = time.monotonic()
-
-
-class StorePart:
-    """Base of the store's parts; each part holds the statements of one subject."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -189,23 +75,21 @@ class StorePart:
         self._end_requests = {state: _end_requests(database, state) for state in COUNTED_STATES}
         self._unlanded = _Unlanded()
 
-    def _write_landing(
-        self, work: Callable[[Connection], Answer], *, durable: bool = True
-    ) -> Answer:
+    def write(self, work: Callable[[Connection], Answer], *, durable: bool = True) -> Answer:
         """Run `work` in a transaction, then land the followers that did not fit into it.
 
-        Where this process dies in between, the sweeper lands them (`OrphanStore.land_orphans`).
+        If this process dies in between, the sweeper lands them (`Orphans.land`).
         """
         self._unlanded.leaders.clear()
         answer = self._database.write(work, durable=durable)
         for job_id, leaders in self._unlanded.take():
-            step = partial(self._land_followers, job_id=job_id, leaders=leaders)
+            step = partial(self.land_followers, job_id=job_id, leaders=leaders)
             turns = Turns(self._database)
             while self._database.write(step) == FOLLOWERS_PER_STEP:
                 turns.give()
         return answer
 
-    def _land(
+    def land(
         self,
         connection: Connection,
         job_id: str,
@@ -226,11 +110,11 @@ class StorePart:
         ]
         inserted = self._insert_results.run(connection, rows)
         if inserted != len(rows):
-            # State and outcome change together, so a request without end has no outcome.
+            # State and outcome change together: an open request has no outcome.
             raise StoreError(f"job {job_id}: {len(rows) - inserted} requests had an outcome before")
         ended: dict[RequestState, list[int]] = {}
         for item in results:
-            ended.setdefault(outcome_state(item), []).append(item.request_id)
+            ended.setdefault(_outcome_state(item), []).append(item.request_id)
         for state, ids in ended.items():
             listed = json.dumps(ids) if self._database.is_sqlite else ids
             connection.execute(self._end_requests[state], {"ids": listed})
@@ -241,10 +125,10 @@ class StorePart:
             self._unlanded.leaders.append((job_id, given))
         self._count(connection, job_id, more, token, [*given, *led])
 
-    def _land_followers(self, connection: Connection, job_id: str, leaders: Collection[int]) -> int:
-        """Land the followers of those leaders that have ended; returns how many did.
+    def land_followers(self, connection: Connection, job_id: str, leaders: Collection[int]) -> int:
+        """Land the followers of those leaders that have ended; returns how many landed.
 
-        Where these are FOLLOWERS_PER_STEP, more may be left.
+        If it returns FOLLOWERS_PER_STEP, more may be left.
         """
         if not leaders:
             return 0
@@ -252,7 +136,8 @@ class StorePart:
             sa.select(request.c.id)
             .where(request.c.id.in_(leaders), request.c.state.in_(COUNTED_STATES))
             .order_by(request.c.id)
-            .with_for_update()  # whoever is ending one sees its followers, or we its end
+            # Whoever ends one now sees its followers, or this transaction sees its end.
+            .with_for_update()
         )
         more = _counted((), {})
         ids, token = list(connection.scalars(ended)), new_token()
@@ -261,10 +146,10 @@ class StorePart:
             self._count(connection, job_id, more, token, landed)
         return len(landed)
 
-    def _land_some(self, connection: Connection, job_id: str) -> int:
+    def land_some(self, connection: Connection, job_id: str) -> int:
         """Land some followers of the job whose leaders have ended; returns how many."""
         leaders = list(connection.scalars(_FOLLOWED, {"job": job_id}))
-        return self._land_followers(connection, job_id, leaders)
+        return self.land_followers(connection, job_id, leaders)
 
     def _count(
         self,
@@ -274,9 +159,9 @@ class StorePart:
         token: int,
         ids: Sequence[int],
     ) -> None:
-        """Add to the job's counters, and these requests to its order of landing.
+        """Add to the job's counters, and add these requests to its order of landing.
 
-        The request that ends last gives the job its final state.
+        The last request of a job also gives the job its final state.
         """
         added = {f"more_{name}": number for name, number in more.items()}
         counted = self._count_and_note.run(connection, job_id, added, token, ids)
@@ -299,7 +184,7 @@ class _Unlanded(threading.local):
         self.leaders: list[tuple[str, Sequence[int]]] = []
 
     def take(self) -> list[tuple[str, Sequence[int]]]:
-        """What there is; then there is nothing."""
+        """Return them and forget them."""
         taken, self.leaders = self.leaders, []
         return taken
 
@@ -314,16 +199,19 @@ def _counted(
     return more | {"reused": len(reused), "reused_tokens": sum(reused)}
 
 
-def outcome_state(item: NewResult) -> RequestState:
-    """What a request becomes with this outcome."""
+def _outcome_state(item: NewResult) -> RequestState:
+    """The last state of a request with this outcome."""
     if item.error is None:
         return RequestState.DONE
-    is_stopped = item.error.code in _STOPPED_CODES
+    is_stopped = item.error.code in STOPPED_CODES
     return RequestState.CANCELLED if is_stopped else RequestState.FAILED
 
 
 def _end_requests(database: Database, state: RequestState) -> sa.Update:
-    """Give requests their last state; `ids` is an array, on SQLite one in JSON."""
+    """The statement that gives requests their last state.
+
+    Its parameter `ids` is an array, on SQLite one in JSON.
+    """
     is_given: sa.ColumnElement[bool]
     if database.is_sqlite:
         listed = sa.func.json_each(sa.bindparam("ids", type_=sa.Text)).table_valued("value")
@@ -337,7 +225,7 @@ def _end_requests(database: Database, state: RequestState) -> sa.Update:
 def _result_row(
     item: NewResult, job_id: str, index: int, moment: object, token: int
 ) -> tuple[Any, ...]:
-    """The values of a result in the order of its table's columns."""
+    """The result's values in the order of the table's columns."""
     error = item.error
     return (
         item.request_id,

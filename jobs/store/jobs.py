@@ -1,0 +1,78 @@
+"""Jobs: how they come in, how they stand, and what they wait for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from nightjar.jobs.records import Job, MicroBatchState, NewJob
+from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.job_rows import JOB_COLUMNS, find_job, job_record
+from nightjar.jobs.store.submission import Submission, submission
+from nightjar.jobs.store.tables import job, micro_batch
+from nightjar.jobs.store.waiting import Waiting, waiting_for
+
+
+class Jobs:
+    """Submits jobs and reads them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @contextmanager
+    def submit(self, new_job: NewJob) -> Iterator[Submission]:
+        """Make a job whose rows are added inside the block; it lands when the block ends.
+
+        An exception in the block leaves no trace of the job. A known idempotency key gives the job
+        of that key (`existing`), also if another submission with the key lands first. Rejected
+        rows, and rows that repeat a custom_id, land as failed results at once. Raises EmptyJobError
+        for a job without rows, TooManyRowsError and TooManyRejectedError, and ReusedKeyError for
+        other content under a known key.
+        """
+        with submission(self._database, new_job) as arriving:
+            yield arriving
+
+    def get(self, job_id: str) -> Job:
+        """The job as it stands; raises UnknownJobError."""
+        with self._database.reading() as connection:
+            return find_job(connection, job_id)
+
+    def newest(self, limit: int = 20, after: str | None = None) -> list[Job]:
+        """Jobs, newest first; `after` is the id of the last one of the page before."""
+        statement = sa.select(*JOB_COLUMNS).order_by(job.c.id.desc()).limit(limit)
+        if after is not None:
+            statement = statement.where(job.c.id < after)
+        with self._database.reading() as connection:
+            return [job_record(row) for row in connection.execute(statement)]
+
+    def get_in_detail(self, job_id: str) -> tuple[Job, dict[MicroBatchState, int]]:
+        """The job, and how many of its micro-batches are in each state; every state is there.
+
+        One connection serves both, as clients poll this. Raises UnknownJobError.
+        """
+        with self._database.reading() as connection:
+            return find_job(connection, job_id), _micro_batches(connection, job_id)
+
+    def is_stopped(self, job_id: str) -> bool:
+        """Whether the job was cancelled or has expired; False for an unknown job."""
+        statement = sa.select(job.c.cancel_requested).where(job.c.id == job_id)
+        with self._database.reading() as connection:
+            return bool(connection.scalar(statement))
+
+    def waiting_for(self, job_id: str) -> Waiting:
+        """What keeps the job from going on now; raises UnknownJobError."""
+        with self._database.reading() as connection:
+            return waiting_for(connection, job_id)
+
+
+def _micro_batches(connection: Connection, job_id: str) -> dict[MicroBatchState, int]:
+    row = micro_batch.c
+    statement = (
+        sa.select(row.state, sa.func.count())
+        # All states by name, so that the index on (state, job_id) is used.
+        .where(row.job_id == job_id, row.state.in_(list(MicroBatchState)))
+        .group_by(row.state)
+    )
+    counted: dict[MicroBatchState, int] = dict(connection.execute(statement).all())
+    return {state: counted.get(state, 0) for state in MicroBatchState}

@@ -1,0 +1,48 @@
+"""JSON objects as text, the way the database stores them."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from nightjar.jobs.errors import StoreError
+from nightjar.jobs.records import JsonObject
+
+
+def dump_json(value: JsonObject | Mapping[str, str]) -> str:
+    """Write compact JSON; raises StoreError for what JSON cannot hold, such as NaN."""
+    if not _is_finite(value.values()):  # msgspec would write null
+        raise StoreError("a body cannot be written as JSON: it holds a number that is not finite")
+    try:
+        return _encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"a body cannot be written as JSON: {error}") from error
+
+
+def load_json(text: str) -> JsonObject:
+    """Read what `dump_json` wrote."""
+    value: JsonObject = msgspec.json.decode(text)
+    return value
+
+
+def _encode(value: JsonObject | Mapping[str, str]) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except OverflowError:  # msgspec takes integers of 64 bits only
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _is_finite(values: Iterable[object]) -> bool:
+    """Whether no number in these values of JSON is NaN or infinite."""
+    for value in values:
+        # By type, not by isinstance: this loop runs over every value of every body.
+        kind = type(value)
+        if kind is float:
+            if not math.isfinite(value):  # type: ignore[arg-type]
+                return False
+        elif kind is dict or kind is list or kind is tuple:
+            inner = value.values() if kind is dict else value  # type: ignore[attr-defined]
+            if inner and not _is_finite(inner):  # type: ignore[arg-type]
+                return False
+    return True

@@ -1,0 +1,162 @@
+"""Landing staged rows: accepted ones become requests, rejected ones also get failed results."""
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from nightjar.jobs.errors import TooManyRejectedError
+from nightjar.jobs.records import JobState, RequestState
+from nightjar.jobs.store.common import TOKEN_COUNTS, now
+from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.landings import new_token, note
+from nightjar.jobs.store.segmented import duplicate_error
+from nightjar.jobs.store.staging import staged
+from nightjar.jobs.store.tables import job, request, result
+
+REJECTED_STATUS = 400
+_IDS_PER_NOTE = 1_000
+
+
+class StagedRows:
+    """Lands the staged rows of one job; `rejected` counts the rejected ones.
+
+    Args:
+        database: Where the job lands.
+        connection: The submitter's own, which holds the staged rows.
+        job_id: The job.
+        most_rejected: Most rejected rows that the job may have.
+    """
+
+    def __init__(
+        self, database: Database, connection: Connection, job_id: str, most_rejected: int | None
+    ) -> None:
+        self._database = database
+        self._connection = connection
+        self._job_id = job_id
+        self._most_rejected = most_rejected
+        self._token = new_token()  # of the landing of rejected rows
+        self.rejected = 0
+
+    def insert(self) -> None:
+        """Insert the accepted rows as requests, then the rejected ones.
+
+        The index finds rows that repeat a custom_id; they are rejected.
+        """
+        connection, job_id = self._connection, sa.literal(self._job_id)
+        columns = ["job_id", "row_index", "line", "custom_id", "kind", "body", "state"]
+        row = staged.c
+        accepted = (
+            sa.select(
+                job_id,
+                row.row_index,
+                row.line,
+                row.custom_id,
+                row.kind,
+                row.body,
+                sa.literal(RequestState.QUEUED.value),
+            )
+            .where(row.error_code.is_(None))
+            .order_by(row.row_index)
+        )
+        connection.execute(
+            self._database.insert(request)
+            .from_select(columns, accepted)
+            .on_conflict_do_nothing(
+                index_elements=[request.c.job_id, request.c.custom_id],
+                index_where=request.c.kind.is_not(None),
+            )
+        )
+        self._mark_duplicates()
+        rejected = (
+            sa.select(
+                job_id,
+                row.row_index,
+                row.line,
+                row.custom_id,
+                sa.null(),
+                sa.null(),
+                sa.literal(RequestState.FAILED.value),
+            )
+            .where(row.error_code.is_not(None))
+            .order_by(row.row_index)
+        )
+        connection.execute(sa.insert(request).from_select(columns, rejected))
+        self.count_rejected()
+
+    def count_rejected(self) -> None:
+        """Count the staged rows that are rejected; raises TooManyRejectedError."""
+        row, connection = staged.c, self._connection
+        count = sa.select(sa.func.count()).where(row.error_code.is_not(None))
+        self.rejected = connection.scalar(count) or 0
+        if self._most_rejected is not None and self.rejected > self._most_rejected:
+            first = sa.select(row.error_message).where(row.error_code.is_not(None))
+            message = connection.scalar(first.order_by(row.row_index).limit(1))
+            raise TooManyRejectedError(self._most_rejected, str(message))
+
+    def _mark_duplicates(self) -> None:
+        """Give the staged rows that the index kept out their error, which names the first line."""
+        row, first = staged.c, request.alias("first")
+        landed = sa.exists().where(
+            request.c.job_id == self._job_id, request.c.row_index == row.row_index
+        )
+        first_line = (
+            sa.select(sa.cast(first.c.line, sa.Text))
+            .where(
+                first.c.job_id == self._job_id,
+                first.c.custom_id == row.custom_id,
+                first.c.kind.is_not(None),
+            )
+            .scalar_subquery()
+        )
+        self._connection.execute(
+            sa.update(staged)
+            .where(row.error_code.is_(None), ~landed)
+            .values(duplicate_error(row, first_line))
+        )
+
+    def close_rejected(self, accepted: int) -> None:
+        """Land failed results for the rejected rows; a job of such rows alone is over."""
+        if self.rejected:
+            self.reject(staged.c.error_code.is_not(None))
+            self.note_rejected(accepted)
+
+    def reject(self, which: sa.ColumnElement[bool]) -> None:
+        """Insert failed results for the staged rows that meet the condition."""
+        row = staged.c
+        zeros = {name: sa.literal(0) for name in TOKEN_COUNTS}
+        values: dict[str, Any] = {
+            "request_id": request.c.id,
+            "job_id": request.c.job_id,
+            "row_index": request.c.row_index,
+            "status_code": sa.literal(REJECTED_STATUS),
+            "error_code": row.error_code,
+            "error_message": row.error_message,
+            "error_param": row.error_param,
+            "created_at": sa.literal(now(), result.c.created_at.type),
+            "landing": sa.literal(self._token, sa.BigInteger),
+            **zeros,
+        }
+        rejected = (
+            sa.select(*values.values())
+            .select_from(request)
+            .join(staged, row.row_index == request.c.row_index)
+            .where(request.c.job_id == self._job_id, which)
+        )
+        self._connection.execute(sa.insert(result).from_select(list(values), rejected))
+
+    def note_rejected(self, accepted: int) -> None:
+        """Count the rejected rows in the job; they come first in its order of landing."""
+        if not self.rejected:
+            return
+        ids = self._connection.scalars(
+            sa.select(result.c.request_id)
+            .where(result.c.job_id == self._job_id)
+            .order_by(result.c.row_index)
+        )
+        for part in ids.partitions(_IDS_PER_NOTE):
+            note(self._connection, self._job_id, part, self._token)
+        closing = sa.update(job).where(job.c.id == self._job_id).values(failed=self.rejected)
+        if not accepted:
+            closing = closing.values(state=JobState.FAILED, finished_at=now())
+        self._connection.execute(closing)
