@@ -172,8 +172,6 @@ FIGURES = (
             Target("kv_miss", "the same, miss", 0.02, 0.005, share=True, lower=True),
         ),
     ),
-    Figure("small_kernels", 30, kernel_figures.small_kernels, ()),
-    Figure("few_rows", 20, kernel_figures.few_rows, ()),
     # Last: a figure that runs out of time takes its process along.
     Figure(
         "transformers_static",

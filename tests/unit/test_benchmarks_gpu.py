@@ -4,7 +4,6 @@ die, its pages; and single figures at tiny size."""
 import json
 import logging
 import time
-import weakref
 from dataclasses import replace
 from inspect import signature
 from types import SimpleNamespace
@@ -16,14 +15,13 @@ import transformers
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import engine_figures, kernel_figures, log, peer_figures, predict, report, work
 from benchmarks.gpu.engine_figures import KINDS, WARM, kv_cache, launch_overhead, timed_step
-from benchmarks.gpu.kernel_figures import backend, machine_speed, small_kernels
+from benchmarks.gpu.kernel_figures import backend, machine_speed
 from benchmarks.gpu.lab import BLOCK_SIZE, Lab, MeasuringError, Timing, answer, texts
 from benchmarks.gpu.launches import Launches
 from benchmarks.gpu.model import random_decoder
-from benchmarks.gpu.runner import START_S, Worker, run
+from benchmarks.gpu.runner import START_S, Worker, measured, run
 from benchmarks.gpu.scale import FULL, TINY
-from benchmarks.gpu.targets import BY_NAME, FIGURES, TARGETS, Target
-from benchmarks.gpu.worker import measured
+from benchmarks.gpu.targets import BY_NAME, FIGURES, TARGETS
 from nightjar.gpu_worker.engine.load_costs import LoadCosts
 from nightjar.gpu_worker.engine.windows import DecodeWindows
 from nightjar.gpu_worker.models import Decoder
@@ -132,18 +130,6 @@ def test_pinned_memory_may_be_as_slow_to_find_as_the_documents_say():
     lengths = [cached + FULL.turn_tokens for cached in FULL.cached_tokens]
     pinned = work.kv_bytes(FULL.config(), 8 * sum(lengths), 2)
     assert 4 * pinned / 2**30 + 20 < BY_NAME["kv_cache"].budget_s
-
-
-def test_how_a_value_stands():
-    more, less = Target("a", "a", 3, 6), Target("b", "b", 1.1, 1.03, lower=True)
-    assert [more.met(v) for v in (2.9, 3, 6)] == ["below", "least", "aim"]
-    assert [less.met(v) for v in (1.2, 1.1, 1.0)] == ["below", "least", "aim"]
-    assert Target("c", "c").met(5) == ""
-
-
-def test_a_timing():
-    timing = Timing((4.0, 1.0, 2.0))
-    assert (timing.median, timing.spread) == (2.0, 1.5)
 
 
 def test_figures_go_on_after_one_fails_hangs_or_dies():
@@ -389,14 +375,6 @@ def test_launch_overhead_is_what_lies_between_spans(lab, monkeypatch, result):
     assert "launch_overhead: the host launches a step in 1000 us" in page
 
 
-def test_what_is_shared_is_measured_once(lab):
-    made = []
-    for _ in range(2):
-        assert lab.kept("key", lambda: made.append(1) or 7) == 7
-    assert made == [1]
-    assert lab.batch(256) == max(TINY.batches)
-
-
 def test_an_error_is_told(lab, monkeypatch):
     def broken(lab):
         raise ZeroDivisionError("by nothing")
@@ -640,29 +618,6 @@ def test_rounds_of_transformers_that_are_slow_are_two(lab, monkeypatch):
     assert len(peer_figures._timed(slow, lambda: count * tokens).seconds) == 2
     with pytest.raises(MeasuringError, match="made 1 tokens"):
         peer_figures._timed(slow, lambda: 1)
-
-
-def test_small_kernels_go_over_more_than_a_cache_holds(lab, monkeypatch):
-    """Each launch has tensors of its own, and so has its result: none is freed on the way."""
-    require_tools()
-    given, alive, most = set(), [], 0
-    compute = cuda_ops.activation
-
-    def watched(x, name):
-        nonlocal most
-        out = compute(x, name)
-        given.add(x.data_ptr())
-        alive.append(weakref.ref(out))
-        most = max(most, sum(one() is not None for one in alive))
-        return out
-
-    monkeypatch.setattr(cuda_ops, "activation", watched)
-    details = small_kernels(lab)["details"]
-    calls = details["activation"]["calls"]
-    assert len(given) == calls > 1
-    assert most == calls
-    assert all(one["calls"] * one["bytes"] >= TINY.cold_bytes for one in details.values())
-    assert FULL.cold_bytes >= 2 * (256 << 20)
 
 
 def test_floors_are_taken_at_the_faster_of_copying_and_reading(lab, monkeypatch):
