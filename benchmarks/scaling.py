@@ -96,45 +96,68 @@ def _queue(words: Words, rng: random.Random, size: int) -> Point:
     return Point(size, 8 * size, _texts(rows, 8))
 
 
-_CURVES: list[tuple[Callable[[Words, random.Random, int], Point], list[int], str, str, str]] = [
-    (
-        *(_batch, [1, 2, 4, 8, 16, 32, 64, 128], "sequences decoded together", "tokens/s"),
+@dataclass(frozen=True)
+class _Kind:
+    """A curve before it has points: `make` makes the one of a size."""
+
+    make: Callable[[Words, random.Random, int], Point]
+    sizes: list[int]
+    x_label: str
+    y_label: str
+    explained: str
+
+
+KINDS = {
+    "batch": _Kind(
+        _batch,
+        [1, 2, 4, 8, 16, 32, 64, 128],
+        "sequences decoded together",
+        "tokens/s",
         "A step of decoding reads every weight once, whatever the batch: more sequences share that "
         "reading until the arithmetic takes longer than the memory does.",
     ),
-    (
-        *(_context, [32, 64, 128, 256, 512, 960], "tokens of context, 8 sequences", "tokens/s"),
+    "context": _Kind(
+        _context,
+        [32, 64, 128, 256, 512, 960],
+        "tokens of context, 8 sequences",
+        "tokens/s",
         "Attention reads the keys and values of every earlier token, so each step costs a fixed "
         "part for the weights and a part that grows with the context.",
     ),
-    (
-        *(_prefill, [8, 16, 32, 64, 128, 256, 512, 1000]),
-        *("tokens of each prompt, about 2,048 together", "prompt tokens/s"),
+    "prefill": _Kind(
+        _prefill,
+        [8, 16, 32, 64, 128, 256, 512, 1000],
+        "tokens of each prompt, about 2,048 together",
+        "prompt tokens/s",
         "Prompts are packed without padding, so short ones cost no more a token than long ones. "
         "The fall to the right is attention, which grows with the square of the length.",
     ),
-    (
-        *(_documents, [1, 2, 4, 8, 16, 32, 64, 128, 256]),
-        *("documents of one query", "document tokens/s"),
+    "documents": _Kind(
+        _documents,
+        [1, 2, 4, 8, 16, 32, 64, 128, 256],
+        "documents of one query",
+        "document tokens/s",
         "The query is computed once, so its cost is spread over the documents: the curve rises "
         "until the documents' own tokens are all that is left to pay.",
     ),
-    (
-        *(_queue, [1, 4, 16, 64, 256, 1024], "requests waiting at once", "tokens/s"),
+    "queue": _Kind(
+        _queue,
+        [1, 4, 16, 64, 256, 1024],
+        "requests waiting at once",
+        "tokens/s",
         "Up to the engine's slots a longer queue fills the batch. Past them it only waits: a flat "
         "line there says that scheduling costs nothing that grows with the queue.",
     ),
-]
+}
 
 
 def curves(words: Words, seed: int = 0) -> list[Curve]:
     """Every curve, at the sizes that are plotted."""
     found = []
-    for make, sizes, x_label, y_label, explained in _CURVES:
-        name = make.__name__.removeprefix("_")
+    for name, kind in KINDS.items():
         rng = random.Random(f"{seed}-{name}_curve")
-        points = [make(words, rng, size) for size in sizes]
-        found.append(Curve(name, x_label, y_label, explained, points))
+        points = [kind.make(words, rng, size) for size in kind.sizes]
+        found.append(Curve(name, kind.x_label, kind.y_label, kind.explained, points))
     return found
 
 
