@@ -22,16 +22,14 @@ READ_ROW = 4096
 
 
 def backend(lab: Lab) -> AbstractContextManager[None]:
-    """CuPy's on a GPU; on the CPU the host that the kernels' tests run on, which checks that the
-    figure asks its kernels for what they have."""
+    """CuPy's on a GPU; on the CPU the CUDA-on-CPU host, which checks a figure's calls."""
     if lab.device == "cuda":
         return nullcontext()
     return launch.using(importlib.import_module("tests.kernels_cuda.devices").run_on_host)
 
 
 def machine_speed(lab: Lab) -> Points:
-    """What the shares are taken of: a copy on the device, read and written; reading alone; and a
-    product."""
+    """What shares are taken of: a copy on the device, reading alone, and a matrix product."""
     size, scale = lab.scale.matmul, lab.scale
     copy_s, read_s = copy(lab), reads(lab)
     given = [torch.randn(size, size, device=lab.device).to(lab.half) for _ in range(2)]
@@ -77,8 +75,7 @@ def copy_bandwidth(lab: Lab) -> float:
 
 
 def reads(lab: Lab) -> dict[str, Timing]:
-    """Seconds of reading `copy_bytes` on the device, by several kernels of torch and cuBLAS: what
-    the fastest of them does, memory can."""
+    """Seconds of reading `copy_bytes` on the device, by several kernels of torch and cuBLAS."""
 
     def measure() -> dict[str, Timing]:
         source = _random_bytes(lab)
@@ -109,8 +106,10 @@ def read_bandwidth(lab: Lab) -> float:
 
 
 def memory_bandwidth(lab: Lab) -> float:
-    """Bytes/s that floors are taken at: reading or copying, whichever is the faster, as a step that
-    hardly writes must not be held against what writing costs."""
+    """Bytes/s that floors are taken at: the faster of reading and copying.
+
+    A step hardly writes, so what writing costs must not lower its floor.
+    """
     return max(copy_bandwidth(lab), read_bandwidth(lab))
 
 
@@ -163,8 +162,7 @@ def _attention(lab: Lab, batch: int, context: int, group: int) -> tuple[Timing, 
 
 
 def kv_transfer(lab: Lab) -> Points:
-    """Cache blocks to pinned host memory and back: bytes/s, and milliseconds of the tokens that a
-    conversation's earlier turns have."""
+    """Bytes/s of a conversation's cache blocks to pinned host memory and back."""
     config, tokens = lab.scale.config(), lab.scale.cached_tokens[0]
     count = -(-tokens // BLOCK_SIZE)
     shape = (config.n_layers, count, config.n_kv_heads, BLOCK_SIZE, config.head_size)

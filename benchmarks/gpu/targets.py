@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import causes, engine_figures, kernel_figures
+from . import causes, engine_figures, kernel_figures, launches
 from .lab import Lab
 
 
@@ -100,7 +100,7 @@ FIGURES = (
     Figure(
         "launch_overhead",
         60,
-        engine_figures.launch_overhead,
+        launches.launch_overhead,
         (
             Target(
                 "launch_overhead",
@@ -115,7 +115,7 @@ FIGURES = (
     Figure(
         "kernel_gaps",
         40,
-        engine_figures.kernel_gaps,
+        launches.kernel_gaps,
         (Target("kernel_gaps", "decode step of 8, time without a kernel", share=True),),
     ),
     _decode(64, 0.70, 0.85),

@@ -14,10 +14,10 @@ import transformers
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import engine_figures, kernel_figures, log, peer_figures, predict, report, work
-from benchmarks.gpu.engine_figures import KINDS, WARM, kv_cache, launch_overhead, timed_step
+from benchmarks.gpu.engine_figures import KINDS, WARM, kv_cache, timed_step
 from benchmarks.gpu.kernel_figures import backend, machine_speed
 from benchmarks.gpu.lab import BLOCK_SIZE, Lab, MeasuringError, Timing, answer, texts
-from benchmarks.gpu.launches import Launches
+from benchmarks.gpu.launches import Launches, launch_overhead
 from benchmarks.gpu.model import random_decoder
 from benchmarks.gpu.runner import Worker, measured, run
 from benchmarks.gpu.scale import FULL, TINY
