@@ -1,17 +1,12 @@
 """The bound that the engine is held against: a model's products and attention, and nothing else.
 
-    python -m benchmarks.bare_forward --model DIR [--threads N]
-
-The same packed products as the engine's and the LM head at the rows that need it; attention on keys
-that lie one after another, by the engine's kernel where the products are compiled, too, else by
-torch: two sets of threads would keep each other from the cores. No scheduler, prefix cache, norms,
-embedding or sampling. Prints tokens/s as JSON.
+It has the engine's packed products, and the LM head at the rows that need it.  Attention reads keys
+that lie one after another.  The engine's kernel computes it where the products are compiled too,
+else torch does: two sets of threads would keep each other from the cores.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -23,7 +18,6 @@ from torch.nn import functional as F
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models import Decoder, load_model
-from nightjar.gpu_worker.models.precision import PRECISIONS
 from nightjar.kernels import (
     Chunk,
     ChunkLayout,
@@ -195,21 +189,3 @@ def _seconds(step: Callable[[], Tensor]) -> float:
     started = time.perf_counter()
     step()
     return time.perf_counter() - started
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    args = parser.parse_args()
-    figures: dict[str, dict[str, float]] = {}
-    for dtype in PRECISIONS:
-        rates = {"prefill": prefill_rate(args.model, dtype, args.threads)}
-        for batch in (1, 8, 32, 64):
-            rates[f"decode {batch}"] = decode_rate(args.model, dtype, args.threads, batch, 96)
-        figures[dtype] = {name: round(rate, 1) for name, rate in rates.items()}
-        print(json.dumps({dtype: figures[dtype]}), flush=True)
-
-
-if __name__ == "__main__":
-    main()

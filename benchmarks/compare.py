@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from nightjar.checkpoints.tokenizer import Tokenizer
 
 from . import own
 from .contest import COMPARED, EVERYONES, OURS, Contest, parse_outcome, say
-from .environments import CACHE, ROOT
+from .environments import CACHE
 from .figures import ratios, record_figures
 from .machine import describe, has_bf16
 from .models import cached_model
@@ -36,8 +35,8 @@ from .peers.protocol import Generated, Generation, Outcome, Workload
 from .shapes import FIRST_WORD, MEASURED, SHAPES
 from .systems import SYSTEMS, TRANSFORMERS, Runner
 from .workloads import Sizes, Words, build
+from .writing import RESULTS, ROOT, today, write_json, write_whole
 
-RESULTS = ROOT / "benchmarks" / "results"
 REFERENCE = "transformers fp32"
 WORKLOADS = [*EVERYONES, *OURS]
 
@@ -82,17 +81,9 @@ def make_workloads(model: Path, sizes: Sizes, threads: int, logs: Path) -> dict[
             return reference_texts(model, threads, logs, asked).generated
 
         made = build(words, sizes, reference)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write(file, json.dumps([workload.to_json() for workload in made.values()]))
+        write_whole(file, json.dumps([workload.to_json() for workload in made.values()]))
     records = json.loads(file.read_text())
     return {record["name"]: Workload.from_json(record) for record in records}
-
-
-def write(file: Path, text: str) -> None:
-    """The file holds its old text or the new one, whole, whenever this process is killed."""
-    unfinished = file.with_name(f".{file.name}.part")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(file)
 
 
 def compare_on(
@@ -138,8 +129,7 @@ def add_to(
     minutes = round((time.monotonic() - started) / 60, 1)
     models[name] = {"date": date, **run, "minutes": minutes, **model}
     first = next(one for one in (*MEASURED, name) if one in models)
-    result = {"date": date, "ratios": models[first]["ratios"], "models": models}
-    write(path, json.dumps(result, indent=2) + "\n")
+    write_json(path, {"date": date, "ratios": models[first]["ratios"], "models": models})
 
 
 def words_of(text: str) -> list[str]:
@@ -182,9 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options, out = parse(arguments)
     # The stopped runners must not outlive this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    date = datetime.now(UTC).date().isoformat()
+    date = today()
     path = out or RESULTS / f"peers-{date}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     logs = CACHE / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     for name in options.models:

@@ -13,7 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from .writing import ROOT
+
 CACHE = ROOT / "benchmarks" / ".cache"
 REQUIREMENTS = ROOT / "benchmarks" / "peers"
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from .peers.protocol import Outcome, Workload
 
-UNITS = {"generate": "requests/s", "rank": "documents/s", "first_token": "s"}
-
 
 @dataclass
 class Measured:
@@ -61,21 +59,12 @@ class SystemRecord:
         return f"{self.system} {self.precision}"
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Our rate over a peer's."""
-
-    ours: str
-    peer: str
-    ratio: float
-
-
-def compare(ours: Mapping[str, float], peers: Mapping[str, float]) -> Comparison | None:
+def compare(ours: Mapping[str, float], peers: Mapping[str, float]) -> dict[str, Any] | None:
     """Our fastest over the fastest peer, or None where either side has no figure."""
     if not ours or not peers:
         return None
     best, rival = max(ours, key=ours.__getitem__), max(peers, key=peers.__getitem__)
-    return Comparison(best, rival, ours[best] / peers[rival])
+    return {"ratio": round(ours[best] / peers[rival], 3), "ours": best, "peer": rival}
 
 
 def rates(
@@ -109,13 +98,13 @@ def ratios(
             rates(records, workload, ours=side, by_token=by_token) for side in (True, False)
         )
         if (found := compare(ours, peers)) is not None:
-            overall[workload] = _rounded(found)
+            overall[workload] = found
         for precision in sorted({record.precision for record in records}):
             mine, theirs = _of(ours, precision), _of(peers, precision)
             if (found := compare(mine, theirs)) is not None:
-                by_precision.setdefault(precision, {})[workload] = _rounded(found)
+                by_precision.setdefault(precision, {})[workload] = found
             if (found := compare(mine, peers)) is not None:
-                over_fastest.setdefault(precision, {})[workload] = _rounded(found)
+                over_fastest.setdefault(precision, {})[workload] = found
     return {
         "overall": overall,
         "by_precision": by_precision,
@@ -125,10 +114,6 @@ def ratios(
 
 def _of(by_label: Mapping[str, float], precision: str) -> dict[str, float]:
     return {label: rate for label, rate in by_label.items() if label.endswith(f" {precision}")}
-
-
-def _rounded(found: Comparison) -> dict[str, Any]:
-    return {"ratio": round(found.ratio, 3), "ours": found.ours, "peer": found.peer}
 
 
 def agreement(reference: Outcome, outcome: Outcome) -> dict[str, Any]:

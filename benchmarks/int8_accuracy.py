@@ -13,21 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import nightjar
-from benchmarks.machine import has_bf16
-from benchmarks.real_run import CANDIDATES, RESULTS, STOP, VERDICTS, candidates
-from examples.demo_training.data import Data, Review, load_data
+from benchmarks.machine import has_bf16, versions
+from benchmarks.peers.nightjar_engine import run_all, scores_of
+from benchmarks.real_run import CANDIDATES, STOP, VERDICTS, candidates
+from benchmarks.writing import RESULTS, today, write_json
+from examples.demo_training.data import Data, load_data
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.engine import (
     Engine,
@@ -35,7 +32,6 @@ from nightjar.gpu_worker.engine import (
     GenerateRequest,
     GenerateResult,
     RankRequest,
-    RankResult,
     Request,
     SamplingParams,
 )
@@ -100,24 +96,15 @@ def answer(model: Decoder, token_bytes: Sequence[bytes], workload: Workload) -> 
         GenerateRequest(number, prompt, workload.sampling)
         for number, prompt in enumerate(workload.prompts)
     ]
-    requests += [
-        RankRequest(number, query, documents)
-        for number, (query, documents) in enumerate(workload.rankings, start=len(requests))
-    ]
-    engine = Engine(model, token_bytes, EngineConfig())
-    for request in requests:
-        engine.submit(request)
-    texts, scores = {}, {}
-    while engine.has_work:
-        for result in engine.step():
-            match result:
-                case GenerateResult():
-                    texts[result.request_id] = result.token_ids
-                case RankResult():
-                    scores[result.request_id] = [x for x in result.mean_nll if x is not None]
-                case _:
-                    raise SystemExit(f"request {result.request_id}: {result.message}")
-    return Answers([texts[i] for i in sorted(texts)], [scores[i] for i in sorted(scores)])
+    for number, (query, documents) in enumerate(workload.rankings, start=len(requests)):
+        requests.append(RankRequest(number, query, documents))
+    found = Answers([], [])
+    for result in run_all(Engine(model, token_bytes, EngineConfig()), requests):
+        if isinstance(result, GenerateResult):
+            found.texts.append(result.token_ids)
+        else:
+            found.scores.append(scores_of(result))
+    return found
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -158,71 +145,60 @@ def agreement(found: Answers, exact: Answers) -> dict[str, float]:
     }
 
 
-def demo_figures(path: Path, data: Data) -> dict[str, dict[str, float]]:
-    """The trained model on rows kept out of its training."""
-    directory = ModelDirectory.open(path)
-    tokenizer = directory.tokenizer()
-    rng = random.Random(5)
-    turns = data.chat_heldout[:PROMPTS]
-    rankings = [
-        (
-            tokenizer.encode(turn.prompt),
-            [tokenizer.encode(f" {text}") for text in candidates(turn, data.chat_heldout, rng)],
-        )
-        for turn in turns[:RANKINGS]
-    ]
-    sampling = SamplingParams(MAX_TOKENS, stop=(STOP.encode(),))
-    workload = Workload([tokenizer.encode(turn.prompt) for turn in turns], rankings, sampling)
-    reviews = data.reviews_heldout[:REVIEWS]
-    verdicts = [tokenizer.encode(verdict) for verdict in VERDICTS]
-    asked = [(tokenizer.encode(review.prompt), verdicts) for review in reviews]
-    judged = Workload([], asked, sampling)
+def by_precision(
+    directory: ModelDirectory, workload: Workload, also: Callable[[Decoder, int], dict[str, float]]
+) -> dict[str, dict[str, float]]:
+    """Each precision held against fp32.
+
+    also: what else a model and its share of the work give.
+    """
+    token_bytes = directory.tokenizer().token_bytes
     figures: dict[str, dict[str, float]] = {}
     exact: Answers | None = None
     for name, model in precisions(directory):
         part = share_of(name)
-        found = answer(model, tokenizer.token_bytes, workload.part(part))
+        found = answer(model, token_bytes, workload.part(part))
         exact = exact or found
-        verdict_scores = answer(model, tokenizer.token_bytes, judged.part(part)).scores
-        figures[name] = agreement(found, exact)
-        figures[name]["review_accuracy"] = accuracy(verdict_scores, reviews)
-        figures[name]["reviews"] = len(verdict_scores)
+        figures[name] = agreement(found, exact) | also(model, part)
         print(json.dumps({name: figures[name]}), flush=True)
     return figures
 
 
-def accuracy(scores: Sequence[Sequence[float]], reviews: Sequence[Review]) -> float:
-    """Of the reviews that were scored, the first ones."""
-    hits = [best(row) == review.verdict for row, review in zip(scores, reviews, strict=False)]
-    return share(hits)
+def demo_figures(path: Path, data: Data) -> dict[str, dict[str, float]]:
+    """The trained model on rows kept out of its training."""
+    directory, rng = ModelDirectory.open(path), random.Random(5)
+    tokenizer = directory.tokenizer()
+    turns, reviews = data.chat_heldout[:PROMPTS], data.reviews_heldout[:REVIEWS]
+    prompts, rankings = [tokenizer.encode(turn.prompt) for turn in turns], []
+    for turn, prompt in zip(turns[:RANKINGS], prompts, strict=False):
+        texts = candidates(turn, data.chat_heldout, rng)
+        rankings.append((prompt, [tokenizer.encode(f" {text}") for text in texts]))
+    sampling = SamplingParams(MAX_TOKENS, stop=(STOP.encode(),))
+    verdicts = [tokenizer.encode(verdict) for verdict in VERDICTS]
+    judged = [(tokenizer.encode(review.prompt), verdicts) for review in reviews]
+
+    def of_reviews(model: Decoder, part: int) -> dict[str, float]:
+        asked = Workload([], judged, sampling).part(part)
+        scores = answer(model, tokenizer.token_bytes, asked).scores
+        hits = [best(row) == one.verdict for row, one in zip(scores, reviews, strict=False)]
+        return {"review_accuracy": share(hits), "reviews": len(scores)}
+
+    return by_precision(directory, Workload(prompts, rankings, sampling), of_reviews)
 
 
 def random_figures(path: Path, seed: int = 0) -> dict[str, dict[str, float]]:
-    """GPT-2-small's blocks with random weights: texts and documents of random tokens."""
+    """GPT-2-small's blocks with random weights: prompts and documents of random tokens."""
     save_gpt2(path, replace(SMALL, vocab_size=32_000), seed)
-    directory = ModelDirectory.open(path)
     rng = random.Random(seed)
 
     def tokens(low: int, high: int) -> list[int]:
         return [rng.randrange(300, 32_000) for _ in range(rng.randint(low, high))]
 
-    workload = Workload(
-        [tokens(8, 100) for _ in range(RANDOM_PROMPTS)],
-        [
-            (tokens(20, 100), [tokens(6, 14) for _ in range(RANDOM_DOCUMENTS)])
-            for _ in range(RANDOM_RANKINGS)
-        ],
-        SamplingParams(RANDOM_TOKENS, ignore_eos=True),
-    )
-    token_bytes = directory.tokenizer().token_bytes
-    figures: dict[str, dict[str, float]] = {}
-    exact: Answers | None = None
-    for name, model in precisions(directory):
-        found = answer(model, token_bytes, workload.part(share_of(name)))
-        exact = exact or found
-        figures[name] = agreement(found, exact)
-        print(json.dumps({name: figures[name]}), flush=True)
-    return figures
+    prompts, rankings = [tokens(8, 100) for _ in range(RANDOM_PROMPTS)], []
+    for _ in range(RANDOM_RANKINGS):
+        rankings.append((tokens(20, 100), [tokens(6, 14) for _ in range(RANDOM_DOCUMENTS)]))
+    workload = Workload(prompts, rankings, SamplingParams(RANDOM_TOKENS, ignore_eos=True))
+    return by_precision(ModelDirectory.open(path), workload, lambda *_: {})
 
 
 def main() -> None:
@@ -230,34 +206,20 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, default=Path("examples/demo_model"))
     args = parser.parse_args()
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    data = load_data(args.data)
+    RESULTS.mkdir(parents=True, exist_ok=True)  # now, not after hours of computing
+    data, date = load_data(args.data), today()
+    demo = {"prompts": PROMPTS, "rankings": RANKINGS, "documents": CANDIDATES, "reviews": REVIEWS}
+    drawn = {"prompts": RANDOM_PROMPTS, "rankings": RANDOM_RANKINGS, "documents": RANDOM_DOCUMENTS}
+    figures: dict[str, Any] = {
+        "date": date,
+        "command": "python -m benchmarks.int8_accuracy --data DIR",
+        "versions": versions(),
+        "demo_model": demo | {"by_precision": demo_figures(args.model, data)},
+    }
     with tempfile.TemporaryDirectory() as folder:
-        figures: dict[str, Any] = {
-            "date": datetime.now(UTC).date().isoformat(),
-            "command": "python -m benchmarks.int8_accuracy --data DIR",
-            "versions": {
-                "nightjar": nightjar.__version__,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-            },
-            "demo_model": {
-                "prompts": PROMPTS,
-                "rankings": RANKINGS,
-                "documents": CANDIDATES,
-                "reviews": REVIEWS,
-                "by_precision": demo_figures(args.model, data),
-            },
-            "gpt2_small_shape_random": {
-                "prompts": RANDOM_PROMPTS,
-                "rankings": RANDOM_RANKINGS,
-                "documents": RANDOM_DOCUMENTS,
-                "by_precision": random_figures(Path(folder)),
-            },
-        }
-    target = RESULTS / f"int8-accuracy-{figures['date']}.json"
-    target.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    print(target)
+        found = random_figures(Path(folder))
+    figures["gpt2_small_shape_random"] = drawn | {"by_precision": found}
+    write_json(RESULTS / f"int8-accuracy-{date}.json", figures)
 
 
 if __name__ == "__main__":

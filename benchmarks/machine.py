@@ -1,26 +1,24 @@
-"""What a figure was measured on."""
+"""What a figure was measured on: processor or GPU, memory, versions.
+
+It needs nothing but torch, so that it runs on a bare GPU machine.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 # The instructions that decide which kernels the systems choose.
-TELLING_FLAGS = [
-    "avx2",
-    "avx512f",
-    "avx512_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "avx_vnni",
-    "amx_tile",
-    "amx_bf16",
-    "amx_int8",
-]
+TELLING_FLAGS = (
+    *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni"),
+    *("amx_tile", "amx_bf16", "amx_int8"),
+)
+PACKAGES = ("torch", "cupy-cuda13x", "transformers", "numpy", "triton", "nvidia-cuda-nvrtc")
+QUERY = "driver_version,clocks.max.sm,clocks.max.mem,power.limit,ecc.mode.current"
 
 
 def _cpuinfo(key: str) -> str:
@@ -49,12 +47,73 @@ def describe(threads: int, *, with_torch: bool = True) -> dict[str, Any]:
             "torch": torch.__version__,
         }
     flags = set(_cpuinfo("flags").split())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpu": _cpuinfo("model name"),
-        "cores": psutil.cpu_count(),
+        "cores": os.cpu_count(),
         "flags": [flag for flag in TELLING_FLAGS if flag in flags],
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "memory_gib": round(memory / 2**30, 1),
         "threads": threads,
         "python": platform.python_version(),
         "load_before": round(os.getloadavg()[0], 2),
     } | of_torch
+
+
+def describe_device(device: str) -> dict[str, Any]:
+    """Device, driver and versions, of a GPU or of the CPU that stands in for one.
+
+    Raises:
+        RuntimeError: CUDA is asked for and torch sees none.
+    """
+    import torch  # noqa: PLC0415
+
+    found = {
+        "device": device,
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+    }
+    if device != "cuda":
+        return found | {"name": platform.processor() or platform.machine()}
+    if not torch.cuda.is_available():
+        raise RuntimeError("torch sees no CUDA device: use --device cpu to try the harness")
+    properties = torch.cuda.get_device_properties(0)
+    return found | {
+        "name": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "capability": f"sm_{properties.major}{properties.minor}",
+        "cuda": torch.version.cuda,
+        "nvidia_smi": _nvidia_smi(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of a run of ours alone."""
+    import torch  # noqa: PLC0415
+
+    import nightjar  # noqa: PLC0415
+
+    return {
+        "nightjar": nightjar.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cpu": f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _nvidia_smi() -> dict[str, str]:
+    """Driver, highest clocks and power limit; empty where the program is not there."""
+    command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader", "--id=0"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    values = [value.strip() for value in done.stdout.strip().split(",")]
+    return dict(zip(QUERY.split(","), values, strict=False))

@@ -10,22 +10,20 @@ one is the true one; then the reviews that were kept out of training are ranked.
 
 import argparse
 import json
-import platform
 import random
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import psutil
-import torch
 
-import nightjar
+from benchmarks.machine import versions
+from benchmarks.writing import RESULTS, today, write_json
 from examples.demo_training.data import Data, Turn, load_data
 
 GENERATIONS = 5_000
@@ -34,7 +32,6 @@ CANDIDATES = 16
 MAX_TOKENS = 64
 STOP = "\n사용자:"
 VERDICTS = [" 재미있다", " 재미없다"]
-RESULTS = Path(__file__).parent / "results"
 MEMORY_EVERY_S = 1.0
 
 
@@ -83,15 +80,6 @@ def write_requests(path: Path, data: Data, rng: random.Random) -> dict[str, int]
     rng.shuffle(lines)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return truth
-
-
-def write_reviews(path: Path, data: Data) -> None:
-    """Write one ranking of the two verdicts for each review kept out of training."""
-    lines = [
-        line(f"review-{number}", "/v1/rerank", {"query": review.prompt, "documents": VERDICTS})
-        for number, review in enumerate(data.reviews_heldout)
-    ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def role(command: list[str]) -> str:
@@ -204,7 +192,11 @@ def plot_memory(samples: list[Sample], path: Path) -> None:
 
 def review_figures(data: Data, model: Path, work: Path) -> dict[str, Any]:
     source, out = work / "reviews.jsonl", work / "reviews.out.jsonl"
-    write_reviews(source, data)
+    lines = [
+        line(f"review-{number}", "/v1/rerank", {"query": review.prompt, "documents": VERDICTS})
+        for number, review in enumerate(data.reviews_heldout)
+    ]
+    source.write_text("\n".join(lines) + "\n", encoding="utf-8")
     seconds, _ = run(source, model, out)
     bodies = answers(out)
     hits = sum(
@@ -229,15 +221,11 @@ def main() -> None:
     seconds, samples = run(args.work / "requests.jsonl", args.model, out)
     bodies = answers(out)
     held_out = [f"rank-{number}" for number in range(len(data.chat_heldout))]
+    date = today()
     figures = {
-        "date": datetime.now(UTC).date().isoformat(),
+        "date": date,
         "command": "python -m benchmarks.real_run --data DIR",
-        "versions": {
-            "nightjar": nightjar.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "cpu": f"{psutil.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
-        },
+        "versions": versions(),
         "requests": len(bodies),
         "wall_s": round(seconds, 1),
         "requests_per_s": round(len(bodies) / seconds, 1),
@@ -252,11 +240,9 @@ def main() -> None:
         },
         "reviews": review_figures(data, args.model, args.work),
     }
-    stem = RESULTS / f"real-run-{figures['date']}"
-    stem.with_suffix(".json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    plot_tokens(bodies, stem.with_name(f"{stem.name}-tokens.png"))
-    plot_memory(samples, stem.with_name(f"{stem.name}-memory.png"))
-    print(json.dumps(figures, indent=2))
+    write_json(RESULTS / f"real-run-{date}.json", figures)
+    plot_tokens(bodies, RESULTS / f"real-run-{date}-tokens.png")
+    plot_memory(samples, RESULTS / f"real-run-{date}-memory.png")
 
 
 if __name__ == "__main__":

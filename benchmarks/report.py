@@ -15,9 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .compare import RESULTS
 from .contest import COMPARED
-from .environments import ROOT
+from .writing import RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
 BLOCK = re.compile(r"(<!-- figures: ([\w.-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)

@@ -9,14 +9,12 @@ Each point is the median of several rounds, the points of a curve taken in turn.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,15 +24,14 @@ import matplotlib.pyplot as plt
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models.precision import PRECISIONS
 
-from .environments import CACHE, ROOT
+from .environments import CACHE
 from .machine import describe
 from .models import cached_model
 from .peers.nightjar_engine import NightjarEngine
 from .peers.protocol import Generation, Workload, run_workload
 from .shapes import FIRST_WORD, GPT2_SMALL, SHAPES
 from .workloads import Words, ranking
-
-RESULTS = ROOT / "benchmarks" / "results"
+from .writing import RESULTS, today, write_json
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Point:
 
     Where there is a baseline, both find their prompts in the prefix cache.
 
-    max_running: places of the engine, None for its default.
+    max_running: slots of the engine, None for its default.
     """
 
     x: int
@@ -68,97 +65,100 @@ def _texts(ids: Sequence[Sequence[int]], max_tokens: int) -> Workload:
     return Workload("scaling", "generate", [Generation(list(row), max_tokens) for row in ids])
 
 
-def batch_curve(words: Words, rng: random.Random, sizes: Sequence[int]) -> Curve:
+def _batch(words: Words, rng: random.Random, size: int) -> Point:
     """Decoding alone: 33 tokens less the first, prompts of 64."""
-    points = []
-    for size in sizes:
-        rows = [words.draw(rng, 64) for _ in range(size)]
-        points.append(Point(size, 32 * size, _texts(rows, 33), _texts(rows, 1), size))
-    return Curve(
-        "batch",
-        "texts decoded together",
+    rows = [words.draw(rng, 64) for _ in range(size)]
+    return Point(size, 32 * size, _texts(rows, 33), _texts(rows, 1), size)
+
+
+def _context(words: Words, rng: random.Random, size: int) -> Point:
+    """Decoding alone with 8 sequences after prompts of growing length."""
+    rows = [words.draw(rng, size) for _ in range(8)]
+    return Point(size, 8 * 32, _texts(rows, 33), _texts(rows, 1))
+
+
+def _prefill(words: Words, rng: random.Random, size: int) -> Point:
+    """Prompts of growing length, about 2,048 tokens together, one token asked."""
+    rows = [words.draw(rng, size) for _ in range(max(1, 2048 // size))]
+    return Point(size, sum(map(len, rows)), _texts(rows, 1))
+
+
+def _documents(words: Words, rng: random.Random, size: int) -> Point:
+    """A query of 150 tokens and a growing number of documents of 11, whose tokens count."""
+    documents = [words.draw(rng, 11) for _ in range(size)]
+    one = ranking(words, words.draw(rng, 150), documents)
+    return Point(size, 11 * size, Workload("scaling", "rank", rankings=[one]))
+
+
+def _queue(words: Words, rng: random.Random, size: int) -> Point:
+    """A growing number of waiting requests, each of 32 tokens with 8 asked."""
+    rows = [words.draw(rng, 32) for _ in range(size)]
+    return Point(size, 8 * size, _texts(rows, 8))
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A curve before it has points: `make` makes the one of a size."""
+
+    make: Callable[[Words, random.Random, int], Point]
+    sizes: list[int]
+    x_label: str
+    y_label: str
+    explained: str
+
+
+KINDS = {
+    "batch": _Kind(
+        _batch,
+        [1, 2, 4, 8, 16, 32, 64, 128],
+        "sequences decoded together",
         "tokens/s",
-        "A step of decoding reads every weight once, whatever the batch: more texts share that "
+        "A step of decoding reads every weight once, whatever the batch: more sequences share that "
         "reading until the arithmetic takes longer than the memory does.",
-        points,
-    )
-
-
-def context_curve(words: Words, rng: random.Random, sizes: Sequence[int]) -> Curve:
-    """Decoding alone with 8 texts after prompts of growing length."""
-    points = []
-    for size in sizes:
-        rows = [words.draw(rng, size) for _ in range(8)]
-        points.append(Point(size, 8 * 32, _texts(rows, 33), _texts(rows, 1)))
-    return Curve(
-        "context",
-        "tokens of context, 8 texts",
+    ),
+    "context": _Kind(
+        _context,
+        [32, 64, 128, 256, 512, 960],
+        "tokens of context, 8 sequences",
         "tokens/s",
         "Attention reads the keys and values of every earlier token, so each step costs a fixed "
         "part for the weights and a part that grows with the context.",
-        points,
-    )
-
-
-def prefill_curve(words: Words, rng: random.Random, sizes: Sequence[int]) -> Curve:
-    """Prompts of growing length, about 2,000 tokens together, one token asked."""
-    points = []
-    for size in sizes:
-        rows = [words.draw(rng, size) for _ in range(max(1, 2048 // size))]
-        points.append(Point(size, sum(map(len, rows)), _texts(rows, 1)))
-    return Curve(
-        "prefill",
+    ),
+    "prefill": _Kind(
+        _prefill,
+        [8, 16, 32, 64, 128, 256, 512, 1000],
         "tokens of each prompt, about 2,048 together",
         "prompt tokens/s",
-        "Prompts are packed without padding, so short ones cost no more a token than long ones; "
-        "what falls off to the right is attention, which grows with the square of the length.",
-        points,
-    )
-
-
-def documents_curve(words: Words, rng: random.Random, sizes: Sequence[int]) -> Curve:
-    """A query of 150 tokens and a growing number of documents of 11, whose tokens count."""
-    points = []
-    for size in sizes:
-        documents = [words.draw(rng, 11) for _ in range(size)]
-        one = ranking(words, words.draw(rng, 150), documents)
-        points.append(Point(size, 11 * size, Workload("scaling", "rank", rankings=[one])))
-    return Curve(
-        "documents",
+        "Prompts are packed without padding, so short ones cost no more a token than long ones. "
+        "The fall to the right is attention, which grows with the square of the length.",
+    ),
+    "documents": _Kind(
+        _documents,
+        [1, 2, 4, 8, 16, 32, 64, 128, 256],
         "documents of one query",
         "document tokens/s",
         "The query is computed once, so its cost is spread over the documents: the curve rises "
         "until the documents' own tokens are all that is left to pay.",
-        points,
-    )
-
-
-def queue_curve(words: Words, rng: random.Random, sizes: Sequence[int]) -> Curve:
-    """A growing number of waiting requests, each of 32 tokens with 8 asked."""
-    points = []
-    for size in sizes:
-        rows = [words.draw(rng, 32) for _ in range(size)]
-        points.append(Point(size, 8 * size, _texts(rows, 8)))
-    return Curve(
-        "queue",
+    ),
+    "queue": _Kind(
+        _queue,
+        [1, 4, 16, 64, 256, 1024],
         "requests waiting at once",
         "tokens/s",
-        "Up to the engine's places a longer queue fills the batch; past them it only has to wait: "
-        "a flat line there says that scheduling costs nothing that grows with the queue.",
-        points,
-    )
+        "Up to the engine's slots a longer queue fills the batch. Past them it only waits: a flat "
+        "line there says that scheduling costs nothing that grows with the queue.",
+    ),
+}
 
 
 def curves(words: Words, seed: int = 0) -> list[Curve]:
     """Every curve, at the sizes that are plotted."""
-    makers: list[tuple[Callable[[Words, random.Random, Sequence[int]], Curve], list[int]]] = [
-        (batch_curve, [1, 2, 4, 8, 16, 32, 64, 128]),
-        (context_curve, [32, 64, 128, 256, 512, 960]),
-        (prefill_curve, [8, 16, 32, 64, 128, 256, 512, 1000]),
-        (documents_curve, [1, 2, 4, 8, 16, 32, 64, 128, 256]),
-        (queue_curve, [1, 4, 16, 64, 256, 1024]),
-    ]
-    return [make(words, random.Random(f"{seed}-{make.__name__}"), sizes) for make, sizes in makers]
+    found = []
+    for name, kind in KINDS.items():
+        rng = random.Random(f"{seed}-{name}_curve")
+        points = [kind.make(words, rng, size) for size in kind.sizes]
+        found.append(Curve(name, kind.x_label, kind.y_label, kind.explained, points))
+    return found
 
 
 def measure_point(system: NightjarEngine, point: Point) -> float:
@@ -232,7 +232,6 @@ def main() -> None:
     args = parser.parse_args()
     if unknown := sorted(set(args.precisions) - set(PRECISIONS)):
         parser.error(f"no precision {', '.join(unknown)}; there are {', '.join(PRECISIONS)}")
-    RESULTS.mkdir(parents=True, exist_ok=True)
     machine = describe(args.threads)
     model = cached_model(args.model)
     words = Words.of(ModelDirectory.open(model).tokenizer().token_bytes, FIRST_WORD)
@@ -243,7 +242,7 @@ def main() -> None:
         for curve in curves(words):
             found.setdefault(curve.name, {})[precision] = measure(system, curve, args.rounds)
             print(f"{precision} {curve.name}: {found[curve.name][precision]['points']}", flush=True)
-    date = datetime.now(UTC).date().isoformat()
+    date = today()
     result = {
         "date": date,
         "command": shlex.join(["python", "-m", "benchmarks.scaling", *sys.argv[1:]]),
@@ -253,7 +252,7 @@ def main() -> None:
         "curves": found,
     }
     stem = RESULTS / f"scaling-{date}"
-    stem.with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(stem.with_suffix(".json"), result)
     for name, by_precision in found.items():
         plot(name, by_precision, stem.with_name(f"{stem.name}-{name}.svg"))
 

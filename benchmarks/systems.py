@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .environments import ROOT, environment_python, failure_of
+from .environments import environment_python, failure_of
 from .peers.protocol import Workload
+from .writing import ROOT
 
 START_TIMEOUT_S = 600.0
 RUN_TIMEOUT_S = 900.0

@@ -8,8 +8,6 @@
   of this version listens; the planner plans such work anew.
 """
 
-import re
-
 from nightjar.jobs.records import RequestKind
 
 PLAN_QUEUE = "plan"
@@ -18,10 +16,6 @@ LARGEST_BUCKET = 1 << 20
 BUCKETS = tuple(1 << power for power in range(5, 21))
 MODEL_DIGITS = 12
 """So many hexadecimal digits of a fingerprint stand in a queue's name."""
-
-_KINDS = "|".join(kind.value for kind in RequestKind)
-_BUCKETS = "|".join(map(str, BUCKETS))
-_COMPUTE_QUEUE = re.compile(rf"([0-9a-f]{{{MODEL_DIGITS}}}-)?({_KINDS})-({_BUCKETS})")
 
 
 def bucket_for(tokens: int) -> int:
@@ -43,8 +37,3 @@ def compute_queue(fingerprint: str, kind: RequestKind, bucket: int) -> str:
 def compute_queues(fingerprint: str) -> list[str]:
     """Every queue that a GPU worker of this model listens on."""
     return [compute_queue(fingerprint, kind, bucket) for kind in RequestKind for bucket in BUCKETS]
-
-
-def is_ours(queue: str) -> bool:
-    """Whether a queue carries Nightjar's tasks; kombu and Celery have queues of their own."""
-    return queue == PLAN_QUEUE or _COMPUTE_QUEUE.fullmatch(queue) is not None

@@ -17,13 +17,3 @@ def answers(pipe, device, scale):
             {"status": "failed", "reason": "bad"} if name == "fails" else {"status": "measured"}
         )
         pipe.send(status | {"process": os.getpid()})
-
-
-def never_starts(pipe, device, scale):
-    """Says nothing."""
-    time.sleep(60)
-
-
-def does_not_start(pipe, device, scale):
-    """Says why, and ends."""
-    pipe.send({"failed": f"no {device}"})

@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ import psutil
 from benchmarks.control_plane import beside, celery_side, nightjar_side
 from benchmarks.control_plane.requests import MAX_TOKENS, PROMPT_TOKENS, write_jobs
 from benchmarks.machine import describe
+from benchmarks.writing import RESULTS, today, write_json
 
-RESULTS = Path(__file__).parents[1] / "results"
 DATABASES = ("sqlite", "postgresql")
 
 
@@ -115,9 +114,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     shutil.rmtree(args.work, ignore_errors=True)
-    date = datetime.now(UTC).date().isoformat()
+    date = today()
     out = args.out or RESULTS / f"control-plane-{date}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
     figures: dict[str, Any] = {
         "date": date,
         "command": shlex.join(["python", "-m", "benchmarks.control_plane", *sys.argv[1:]]),
@@ -128,7 +126,7 @@ def main() -> None:
     for kind in args.databases:
         figures[kind] = measure(kind, args, args.work)
         print(kind, json.dumps(figures[kind], indent=1), flush=True)
-    out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        write_json(out, figures)  # after each, so that a run that is cut short leaves what it has
 
 
 if __name__ == "__main__":

@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 
+from benchmarks import writing
+
 from .report import table
-from .runner import Worker, run, write_json
+from .runner import Worker, run
 from .scale import SCALES
 from .targets import BY_NAME, FIGURES
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "gpu"
+RESULTS = writing.RESULTS / "gpu"
 LIMIT_S = 450.0
 """Of all figures together: with starts and ends, under 8 minutes."""
 
@@ -67,7 +68,7 @@ def version() -> str:
     """The commit, and whether the tree differs from it."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, cwd=writing.ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "no commit"
     return done.stdout.strip()
@@ -103,7 +104,7 @@ def main(given: list[str] | None = None) -> int:
             "machine": machine,
             "figures": results,
         }
-        write_json(stem.with_name(f"{stem.name}.json"), result)
+        writing.write_json(stem.with_name(f"{stem.name}.json"), result)
         stem.with_name(f"{stem.name}.md").write_text(table(result), encoding="utf-8")
         name, one = list(results.items())[-1]
         print(f"{name}: {one['status']} {one.get('points') or one.get('reason', '')}", flush=True)

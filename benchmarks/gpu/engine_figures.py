@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from nightjar.gpu_worker.engine.host_tier import HostTier
 
 from .kernel_figures import copy_bandwidth, memory_bandwidth, read_bandwidth
 from .lab import BLOCK_SIZE, Lab, MeasuringError, Timing, answer, rankings, texts
-from .launches import Launches
 from .work import decode_floor_bytes, kv_bytes, prefill_operations
 
 Points = dict[str, Any]
@@ -25,8 +24,11 @@ KINDS = ("hit", "miss")
 
 
 def timed_step(engine: Engine, lab: Lab, prompts: Sequence[Sequence[int]]) -> Timing:
-    """Seconds of one decode step, the host's part included: what texts of `long` tokens take
-    beyond those of `short`, over the steps between.  The prompts lie in the prefix cache."""
+    """Seconds of one decode step, the host's part included.
+
+    Sequences of `long` tokens take longer than those of `short`: that difference over the steps
+    between them is a step.  The prompts lie in the prefix cache.
+    """
     scale, found = lab.scale, []
     for tokens in (scale.long, scale.short) * 2:  # block tables of both widths are recorded
         answer(engine, texts(prompts, tokens))
@@ -42,7 +44,7 @@ def timed_step(engine: Engine, lab: Lab, prompts: Sequence[Sequence[int]]) -> Ti
 
 
 def step_s(lab: Lab, batch: int, dtype: torch.dtype) -> Timing:
-    """Seconds of a decode step of `batch` texts at the scale's context."""
+    """Seconds of a decode step of `batch` sequences at the scale's context."""
 
     def measure() -> Timing:
         prompts = lab.prompts([lab.scale.decode_prompt] * batch)
@@ -55,8 +57,11 @@ def step_s(lab: Lab, batch: int, dtype: torch.dtype) -> Timing:
 
 
 def decode_share(batch: int) -> Callable[[Lab], Points]:
-    """The decode step as a share of the HBM floor: weights, keys and values once, at the speed of
-    reading or of a copy in this run, whichever is the faster."""
+    """The decode step as a share of the HBM floor.
+
+    The floor is weights, keys and values read once, at the faster speed of reading or copying in
+    this run.
+    """
 
     def measure(lab: Lab) -> Points:
         texts_at_once = lab.batch(batch)
@@ -74,7 +79,7 @@ def decode_share(batch: int) -> Callable[[Lab], Points]:
 
 
 def step_growth(lab: Lab) -> Points:
-    """A step of 8 texts over a step of 1."""
+    """A step of 8 sequences over a step of 1."""
     one, eight = (step_s(lab, lab.batch(batch), lab.half) for batch in (1, 8))
     return {
         "points": {"step_1_to_8": eight.median / one.median},
@@ -102,8 +107,10 @@ def prefill(lab: Lab) -> Points:
 
 
 def ranking(lab: Lab) -> Points:
-    """Rankings whose documents share their query, over the same with every document behind a query
-    of its own, of which no two begin alike."""
+    """What sharing a query is worth: every document behind a query of its own, over sharing.
+
+    No two of those queries begin alike.
+    """
     scale = lab.scale
     queries = lab.prompts([scale.query_length] * scale.rankings)
     documents = lab.prompts([scale.document_length] * scale.documents, seed=1)
@@ -128,8 +135,10 @@ def ranking(lab: Lab) -> Points:
 
 
 def mixed_lengths(lab: Lab) -> Points:
-    """A batch of 8 prompts of different lengths: the time of its members one by one over its own,
-    and its own over that of a batch of even lengths with as many tokens."""
+    """A batch of 8 prompts of different lengths, held against two others.
+
+    The first is its members one by one.  The second is a batch of even lengths with as many tokens.
+    """
     lengths, tokens = list(lab.scale.mixed), lab.scale.mixed_tokens
     mixed = lab.prompts(lengths)
     even = lab.prompts([round(mean(lengths))] * len(lengths), seed=1)
@@ -161,7 +170,7 @@ def mixed_lengths(lab: Lab) -> Points:
 
 
 def job_s(lab: Lab, dtype: torch.dtype) -> Timing:
-    """Seconds of the job that is also given to others: prompts in, texts out, nothing cached."""
+    """Seconds of the job that transformers gets too: prompts in, texts out, nothing cached."""
 
     def measure() -> Timing:
         count, length, tokens = lab.scale.job
@@ -199,84 +208,12 @@ def half_over_single(lab: Lab) -> Points:
     }
 
 
-def launch_overhead(lab: Lab) -> Points:
-    """The part of a decode step in which the device waits for the host: a step's wall time less the
-    time between the beginning and the end of its launch on the device, over the wall time.
-
-    Long texts less short ones, as in `timed_step`.
-    """
-    scale, batch = lab.scale, lab.batch(8)
-    prompts = lab.prompts([scale.decode_prompt] * batch)
-    engine = lab.engine(lab.half, batch, scale.decode_prompt + scale.long)
-    for tokens in (scale.long, scale.short) * 2:  # as in `timed_step`
-        answer(engine, texts(prompts, tokens))
-    launches = Launches.of(engine, lab.device)
-
-    def seconds(tokens: int) -> tuple[float, float, float]:
-        wall = lab.wall_s(lambda: answer(engine, texts(prompts, tokens)))
-        return wall, *launches.take()
-
-    found = []
-    for _ in range(scale.rounds):
-        pairs = zip(seconds(scale.long), seconds(scale.short), strict=True)
-        found.append([(long - short) / (scale.long - scale.short) for long, short in pairs])
-    wall, host, span = (Timing(tuple(column)) for column in zip(*found, strict=True))
-    if min(wall.median, host.median, span.median) <= 0:
-        raise MeasuringError("the steps were lost in noise: is the machine busy?")
-    details = wall.figures() | {"batch": batch, "host": host.figures(), "span": span.figures()}
-    if host.median > span.median / 2:
-        details["warning"] = (
-            f"the host launches a step in {1e6 * host.median:.0f} us, the device takes "
-            f"{1e6 * span.median:.0f} us: it may wait for the host where this does not count it"
-        )
-    return {
-        "points": {"launch_overhead": median(1 - one[2] / one[0] for one in found)},
-        "details": details,
-    }
-
-
-def kernel_gaps(lab: Lab) -> Points:
-    """The part of a decode step in which no kernel runs: a step's wall time less its kernels' own
-    time, by torch's profiler, over the wall time.  Most of it lies between the nodes of a graph,
-    where no host can help."""
-    batch = lab.batch(8)
-    timing = step_s(lab, batch, lab.half)
-    prompts = lab.prompts([lab.scale.decode_prompt] * batch)
-    engine = lab.engine(lab.half, batch, lab.scale.decode_prompt + lab.scale.long)
-    for tokens in (lab.scale.long, lab.scale.short) * 2:  # as in `timed_step`
-        answer(engine, texts(prompts, tokens))
-    busy = [
-        _busy_s(lab, lambda tokens=tokens: answer(engine, texts(prompts, tokens)))  # type: ignore[misc]
-        for tokens in (lab.scale.short, lab.scale.long)
-    ]
-    if not 0 < busy[0] < busy[1]:
-        raise MeasuringError(f"the profiler saw kernels run for {busy} s: it does not work here")
-    step_busy = (busy[1] - busy[0]) / (lab.scale.long - lab.scale.short)
-    return {
-        "points": {"kernel_gaps": 1 - step_busy / timing.median},
-        "details": timing.figures() | {"busy_s": step_busy, "batch": batch},
-    }
-
-
-def _busy_s(lab: Lab, run: Callable[[], object]) -> float:
-    """Seconds that kernels ran; on the CPU, that operators did."""
-    kind = torch.profiler.ProfilerActivity
-    name = lab.device.upper()
-    with torch.profiler.profile(activities=[getattr(kind, name)]) as profile:
-        run()
-        lab.sync()
-    which = "self_device_time_total" if name == "CUDA" else "self_cpu_time_total"
-    # Calls of the runtime are events of the CPU, and may be given their kernels' time, too.
-    own = [event for event in profile.key_averages() if event.device_type.name == name]
-    return sum(float(getattr(event, which)) for event in own) / 1e6
-
-
 def kv_cache(lab: Lab) -> Points:
-    """Time to first token of a later turn whose beginning lies in pinned memory, over computing it
-    all; and of a prompt that is looked for there in vain, over an engine without such memory.
+    """Time to first token with the KV cache in pinned memory, over an engine without it.
 
-    At two lengths: the point is the longer one's.  At the shorter one loading and computing are
-    about level, and where computing is the faster nothing is loaded and a hit is worth nothing.
+    A hit is a later turn whose beginning lies there; a miss is a prompt that is not found there.
+    The point is of the longer of two lengths.  At the shorter one loading and computing take about
+    as long: where computing is the faster, nothing is loaded and a hit is worth nothing.
     """
     found = []
     for cached in lab.scale.cached_tokens:

@@ -1,25 +1,105 @@
-"""Runs figures one after another, each within its time; what fails does not stop the rest."""
+"""Runs figures in a process of their own, one after another; what fails does not stop the rest.
+
+A kernel that faults leaves its process without a usable device.  So a process that failed measures
+nothing more, and another one is started for the rest.
+"""
 
 from __future__ import annotations
 
-import json
+import logging
+import os
+import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from typing import Any
-
-from .worker import serve
 
 START_S = 120.0
 """In which a process has loaded torch and seen its device."""
-
 END_S = 10.0
+FAILURE_LINES = 12
 
 Result = dict[str, Any]
+
+
+def serve(pipe: Connection, device: str, scale: str) -> None:
+    """In the process: answer names of figures with their results, until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner ends this process
+    # What is printed inside is not the benchmark's: its table goes to the standard output.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        import torch  # noqa: PLC0415 (takes seconds, and may be what fails)
+
+        from benchmarks.machine import describe_device  # noqa: PLC0415
+
+        from .lab import Lab  # noqa: PLC0415
+        from .scale import SCALES  # noqa: PLC0415
+
+        if device == "cpu":
+            torch.set_num_threads(1)  # on a busy machine tiny products wait for a second one
+        lab = Lab(device, SCALES[scale])
+        pipe.send({"machine": describe_device(device)})
+    except Exception as error:  # noqa: BLE001 (told, not swallowed)
+        pipe.send({"failed": _words(error)})
+        return
+    while True:
+        try:
+            name = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(measured(lab, name))
+
+
+def measured(lab: Any, name: str) -> Result:  # noqa: ANN401
+    """One figure's part of the result."""
+    from .targets import BY_NAME, CAUSES  # noqa: PLC0415
+
+    started, said = time.perf_counter(), Said()
+    logging.getLogger("nightjar").addHandler(said)
+    try:
+        lab.collect()  # what the last figure left
+        found = (BY_NAME.get(name) or CAUSES[name]).measure(lab)
+        status = {"status": "measured", **found}
+    except Exception as error:  # noqa: BLE001 (told, not swallowed)
+        status = {"status": "failed", "reason": _words(error)}
+    finally:
+        logging.getLogger("nightjar").removeHandler(said)
+    if said.gave_up and status["status"] == "measured":
+        reason = "the engine gave its windows up: what was timed are single steps"
+        status = {"status": "failed", "reason": reason}
+    heard = {"said": said.lines} if said.lines else {}
+    return status | heard | {"took_s": round(time.perf_counter() - started, 2)}
+
+
+class Said(logging.Handler):
+    """Keeps the engine's warnings: where it goes on slower, its figure must say so.
+
+    gave_up: whether it went on without windows, as where a graph cannot be captured.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+        self.gave_up = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep each message once, with its error."""
+        self.gave_up |= getattr(record, "action", None) == "windows_given_up"
+        error = record.exc_info[1] if record.exc_info else None
+        line = record.getMessage() + (f": {error!r}" if error is not None else "")
+        if line not in self.lines:
+            self.lines.append(line)
+
+
+def _words(error: Exception) -> str:
+    """The error, and where it came from."""
+    lines = "".join(traceback.format_exception(error)).strip().splitlines()
+    return "\n".join(lines[-FAILURE_LINES:])
 
 
 class WorkerError(Exception):
@@ -58,8 +138,7 @@ class Worker:
 
         budget_s: of the figure alone; left_s: of all, in which a process is started if none runs.
         """
-        started = time.monotonic()
-        limit_s = 0.0
+        started, limit_s = time.monotonic(), 0.0
         try:
             self.start(min(START_S, left_s))
             limit_s = max(0.0, min(budget_s, left_s - (time.monotonic() - started)))
@@ -105,8 +184,7 @@ def run(
 
     wrote: called with the machine and all results after each figure.  Returns them.
     """
-    ends = time.monotonic() + limit_s
-    results: Result = {}
+    ends, results = time.monotonic() + limit_s, Result()
     try:
         for name, budget_s in figures:
             left = ends - time.monotonic()
@@ -118,11 +196,3 @@ def run(
     finally:
         worker.stop(END_S)
     return worker.machine, results
-
-
-def write_json(path: Path, content: Result) -> None:
-    """Whole or not at all, so that what was measured outlives whatever comes next."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".part")
-    draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    draft.replace(path)

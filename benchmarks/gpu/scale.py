@@ -19,8 +19,7 @@ class Scale:
     of the comparisons of formats and with transformers.  cached_tokens: of a conversation's earlier
     turns, where loading and computing them are about level, and where they are many; turn_tokens:
     of its next one.  rounds: how often each is timed.
-    copy_bytes, matmul: for the machine's own speed.  cold_bytes: that small kernels move in a row,
-    so that no cache of the device holds their tensors, even if half of them is moved twice.
+    copy_bytes, matmul: for the machine's own speed.
     """
 
     name: str
@@ -48,7 +47,6 @@ class Scale:
     turn_tokens: int
     rounds: int
     copy_bytes: int
-    cold_bytes: int
     matmul: int
 
     def config(self) -> ModelConfig:
@@ -104,7 +102,6 @@ FULL = Scale(
     turn_tokens=64,
     rounds=5,
     copy_bytes=4 << 30,
-    cold_bytes=512 << 20,
     matmul=8192,
 )
 
@@ -134,7 +131,6 @@ TINY = Scale(
     turn_tokens=4,
     rounds=2,
     copy_bytes=1 << 20,
-    cold_bytes=1 << 14,
     matmul=64,
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import causes, engine_figures, kernel_figures
+from . import causes, engine_figures, kernel_figures, launches
 from .lab import Lab
 
 
@@ -100,7 +100,7 @@ FIGURES = (
     Figure(
         "launch_overhead",
         60,
-        engine_figures.launch_overhead,
+        launches.launch_overhead,
         (
             Target(
                 "launch_overhead",
@@ -115,7 +115,7 @@ FIGURES = (
     Figure(
         "kernel_gaps",
         40,
-        engine_figures.kernel_gaps,
+        launches.kernel_gaps,
         (Target("kernel_gaps", "decode step of 8, time without a kernel", share=True),),
     ),
     _decode(64, 0.70, 0.85),
@@ -172,8 +172,6 @@ FIGURES = (
             Target("kv_miss", "the same, miss", 0.02, 0.005, share=True, lower=True),
         ),
     ),
-    Figure("small_kernels", 30, kernel_figures.small_kernels, ()),
-    Figure("few_rows", 20, kernel_figures.few_rows, ()),
     # Last: a figure that runs out of time takes its process along.
     Figure(
         "transformers_static",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,7 +17,6 @@ from nightjar.gpu_worker.engine import (
     RankRequest,
     RankResult,
     Request,
-    RequestFailed,
     Result,
     SamplingParams,
 )
@@ -59,65 +59,47 @@ class NightjarEngine:
         """As vLLM's reset_prefix_cache: the memory stays, what it held is forgotten."""
         self.engine.reset_prefix_cache()
 
-    def run(self, requests: list[Request]) -> list[Result]:
-        """Results in the order of the requests, whose ids count up from `take_ids`."""
-        for request in requests:
-            self.engine.submit(request)
-        found: dict[int, Result] = {}
-        while self.engine.has_work:
-            found.update((result.request_id, result) for result in self.engine.step())
-        return [found[request.request_id] for request in requests]
-
-    def take_ids(self, count: int) -> range:
+    def _ids(self, count: int) -> range:
         """Request ids that were not used before."""
         start, self._next_id = self._next_id, self._next_id + count
         return range(start, self._next_id)
 
     def generate(self, requests: list[Generation]) -> list[Generated]:
-        ids = self.take_ids(len(requests))
-        results = self.run(
-            [
-                GenerateRequest(
-                    number,
-                    request.token_ids,
-                    SamplingParams(
-                        max_tokens=request.max_tokens,
-                        stop=() if request.stop is None else (request.stop.encode(),),
-                    ),
-                )
-                for number, request in zip(ids, requests, strict=True)
-            ]
-        )
-        return [_generated(result) for result in results]
+        asked = []
+        for number, one in zip(self._ids(len(requests)), requests, strict=True):
+            stop = () if one.stop is None else (one.stop.encode(),)
+            params = SamplingParams(max_tokens=one.max_tokens, stop=stop)
+            asked.append(GenerateRequest(number, one.token_ids, params))
+        return [_generated(result) for result in run_all(self.engine, asked)]
 
     def rank(self, rankings: list[Ranking]) -> list[list[float]]:
-        ids = self.take_ids(len(rankings))
-        results = self.run(
-            [
-                RankRequest(number, ranking.query, ranking.documents)
-                for number, ranking in zip(ids, rankings, strict=True)
-            ]
-        )
-        return [_scores(result) for result in results]
+        numbered = zip(self._ids(len(rankings)), rankings, strict=True)
+        asked = [RankRequest(number, one.query, one.documents) for number, one in numbered]
+        return [scores_of(result) for result in run_all(self.engine, asked)]
+
+
+def run_all(engine: Engine, requests: Sequence[Request]) -> list[Result]:
+    """Results in the order of the requests."""
+    for request in requests:
+        engine.submit(request)
+    found: dict[int, Result] = {}
+    while engine.has_work:
+        found.update((result.request_id, result) for result in engine.step())
+    return [found[request.request_id] for request in requests]
 
 
 def _generated(result: Result) -> Generated:
     if isinstance(result, GenerateResult):
         return Generated(result.text.decode("utf-8", "replace"), len(result.token_ids))
-    raise _failure(result)
+    raise RuntimeError(f"no text: {result}")
 
 
-def _scores(result: Result) -> list[float]:
+def scores_of(result: Result) -> list[float]:
+    """Of every document of a ranking."""
     if isinstance(result, RankResult):
         # None stands for documents that a top_n left out, and nobody asked for one.
         return [score for score in result.mean_nll if score is not None]
-    raise _failure(result)
-
-
-def _failure(result: Result) -> RuntimeError:
-    if isinstance(result, RequestFailed):
-        return RuntimeError(f"{result.code}: {result.message}")
-    return RuntimeError(f"a result of another kind: {type(result).__name__}")
+    raise RuntimeError(f"no scores: {result}")
 
 
 if __name__ == "__main__":

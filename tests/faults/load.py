@@ -1,13 +1,15 @@
 """Keeping a system busy, and following what a process had in flight when something happened."""
 
+import re
 import time
 from collections.abc import Set
 from functools import partial
 
 import sqlalchemy as sa
 
-from nightjar.jobs.records import MicroBatchState, RequestState
+from nightjar.jobs.records import MicroBatchState, RequestKind, RequestState
 from nightjar.jobs.store.tables import micro_batch, request
+from nightjar.pipeline.queues import BUCKETS
 from tests.faults.system import System
 
 JOB_ROWS = 300
@@ -70,3 +72,13 @@ def let_pass(system: System, seconds: float) -> None:
     """Time goes by, and the supervisor works."""
     over = time.monotonic() + seconds
     system.wait_until("time to go by", lambda: time.monotonic() > over)
+
+
+def carries_micro_batches(key: bytes) -> bool:
+    """Whether a key of the broker is the list of a compute queue, of any priority.
+
+    The planner's queue has another form of name, and so have the keys of kombu and Celery.
+    """
+    kinds, buckets = "|".join(kind.value for kind in RequestKind), "|".join(map(str, BUCKETS))
+    queue = key.decode().split("\x06")[0]
+    return re.fullmatch(rf"([0-9a-f]+-)?({kinds})-({buckets})", queue) is not None

@@ -10,9 +10,8 @@ import sqlalchemy as sa
 
 from nightjar.jobs.records import MicroBatchState
 from nightjar.jobs.store.database import database_url as usable_url
-from nightjar.pipeline.queues import PLAN_QUEUE, is_ours
 from tests.faults.conftest import Place
-from tests.faults.load import wait_until_working
+from tests.faults.load import carries_micro_batches, wait_until_working
 from tests.faults.oracle import most_in_flight
 from tests.faults.system import System
 
@@ -28,8 +27,7 @@ def take_messages(system: System) -> list[tuple[bytes, bytes]]:
     """Take all messages of micro-batches off their lists; each with its list's key."""
     taken = []
     for key in system.broker.scan_iter():
-        name = key.decode().split("\x06")[0]
-        while name != PLAN_QUEUE and is_ours(name) and (raw := system.broker.rpop(key)):
+        while carries_micro_batches(key) and (raw := system.broker.rpop(key)):
             taken.append((key, raw))
     return taken
 

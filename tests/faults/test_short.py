@@ -9,9 +9,9 @@ import pytest
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.records import RequestKind
-from nightjar.pipeline.queues import PLAN_QUEUE, compute_queue, is_ours
+from nightjar.pipeline.queues import compute_queue
 from nightjar.pipeline.settings import Settings
-from tests.faults.load import wait_until_working
+from tests.faults.load import carries_micro_batches, wait_until_working
 from tests.faults.oracle import answers, judge, most_in_flight
 from tests.faults.system import BROKER, PLANNER, System, running_system
 
@@ -22,8 +22,7 @@ ROWS = 120
 def lose_a_message(system: System) -> None:
     """What a worker leaves that is killed after the pop and before its note."""
     for key in system.broker.scan_iter():
-        queue = key.decode().split("\x06")[0]
-        if queue != PLAN_QUEUE and is_ours(queue):
+        if carries_micro_batches(key):
             system.broker.rpop(key)
 
 

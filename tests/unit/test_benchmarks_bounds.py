@@ -1,7 +1,6 @@
 """The bare forward does the products that a decoder must do, and the accuracy report counts
 what it says."""
 
-import inspect
 from collections import Counter
 from dataclasses import replace
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import bare_forward, int8_accuracy
-from benchmarks.int8_accuracy import Answers, Workload, agreement, common_prefix, share_of
+from benchmarks.int8_accuracy import Answers, Workload, agreement, share_of
 from nightjar.gpu_worker.engine import SamplingParams
 from nightjar.kernels import linear, native
 from tests.models import Gpt2Shape, save_gpt2
@@ -62,19 +61,6 @@ def test_decode_multiplies_one_row_a_sequence(tmp_path, products, batch, heads):
     assert rate > 0
     expected = {(batch, *size): 3 * 2 for size in (QKV, OUT, UP, DOWN)} | {(batch, *HEAD): 2}
     assert products == Counter(expected)
-
-
-def test_what_the_peers_benchmark_calls():
-    names = list(inspect.signature(bare_forward.prefill_rate).parameters)
-    assert names == ["model_directory", "dtype", "threads"]
-    names = list(inspect.signature(bare_forward.decode_rate).parameters)
-    assert names == ["model_directory", "dtype", "threads", "batch", "context"]
-
-
-def test_common_prefix():
-    assert common_prefix([1, 2, 3], [1, 2, 4]) == 2
-    assert common_prefix([1, 2], [1, 2, 4]) == 2
-    assert common_prefix([5], [1]) == 0
 
 
 def test_only_emulated_bf16_does_a_part(monkeypatch):

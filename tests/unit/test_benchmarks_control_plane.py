@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.control_plane import __main__ as command
 from benchmarks.control_plane.requests import MAX_TOKENS, PROMPT_TOKENS, prompts, write_jobs
-from benchmarks.control_plane.watch import Watch, growth, percentile, resident_bytes
+from benchmarks.control_plane.watch import Watch, growth, resident_bytes
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.batch_lines import BatchReader
 from nightjar.jobs.records import NewRequest
@@ -57,13 +57,6 @@ def test_growth_compares_late_with_early() -> None:
     growing = growth([float(10 * n) for n in range(1, 9)])
     assert growing["last_over_second_quarter"] == 2.0
     assert growth([5.0]) == {"peak_mib": 5.0}
-
-
-def test_a_percentile_is_one_of_the_values() -> None:
-    values = [float(n) for n in range(100, 0, -1)]
-    assert percentile(values, 0.5) == 51.0
-    assert percentile(values, 0.99) == 100.0
-    assert percentile([7.0], 0.99) == 7.0
 
 
 def test_a_process_that_has_ended_takes_no_memory() -> None:

@@ -4,7 +4,6 @@ die, its pages; and single figures at tiny size."""
 import json
 import logging
 import time
-import weakref
 from dataclasses import replace
 from inspect import signature
 from types import SimpleNamespace
@@ -15,15 +14,14 @@ import transformers
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import engine_figures, kernel_figures, log, peer_figures, predict, report, work
-from benchmarks.gpu.engine_figures import KINDS, WARM, kv_cache, launch_overhead, timed_step
-from benchmarks.gpu.kernel_figures import backend, machine_speed, small_kernels
+from benchmarks.gpu.engine_figures import KINDS, WARM, kv_cache, timed_step
+from benchmarks.gpu.kernel_figures import backend, machine_speed
 from benchmarks.gpu.lab import BLOCK_SIZE, Lab, MeasuringError, Timing, answer, texts
-from benchmarks.gpu.launches import Launches
+from benchmarks.gpu.launches import Launches, launch_overhead
 from benchmarks.gpu.model import random_decoder
-from benchmarks.gpu.runner import START_S, Worker, run
+from benchmarks.gpu.runner import Worker, measured, run
 from benchmarks.gpu.scale import FULL, TINY
-from benchmarks.gpu.targets import BY_NAME, FIGURES, TARGETS, Target
-from benchmarks.gpu.worker import measured
+from benchmarks.gpu.targets import BY_NAME, TARGETS
 from nightjar.gpu_worker.engine.load_costs import LoadCosts
 from nightjar.gpu_worker.engine.windows import DecodeWindows
 from nightjar.gpu_worker.models import Decoder
@@ -101,49 +99,11 @@ def test_predictions_are_of_known_points_and_below_their_limits():
     assert "over_static_cache" not in found
 
 
-def test_what_is_asked_of_each_figure():
-    wanted = {
-        "decode_share_1": (0.55, 0.75),
-        "decode_share_8": (0.60, 0.75),
-        "decode_share_64": (0.70, 0.85),
-        "decode_share_256": (0.70, 0.85),
-        "attention_share_1": (0.80, 0.92),
-        "attention_share_4": (0.75, 0.88),
-        "attention_share_8": (0.70, 0.85),
-        "prefill_tflop_s": (400, 550),
-        "ranking_sharing": (6, 9),
-        "mixed_over_singles": (5, 7),
-        "mixed_over_even": (1.1, 1.03),
-        "step_1_to_8": (1.35, 1.26),
-        "half_over_single": (3, 4),
-        "over_static_cache": (3, 6),
-        "over_continuous_batching": (3, 6),
-        "kv_hit": (-0.30, -0.50),
-        "kv_miss": (0.02, 0.005),
-        "launch_overhead": (0.10, 0.03),
-    }
-    asked = {p: (t.least, t.aim) for p, t in TARGETS.items() if t.least is not None}
-    assert asked == wanted
-    assert len(BY_NAME) == len(FIGURES)
-
-
 def test_pinned_memory_may_be_as_slow_to_find_as_the_documents_say():
     """Up to 4 s a GiB; at both lengths 8 prompts lie in the host's memory."""
     lengths = [cached + FULL.turn_tokens for cached in FULL.cached_tokens]
     pinned = work.kv_bytes(FULL.config(), 8 * sum(lengths), 2)
     assert 4 * pinned / 2**30 + 20 < BY_NAME["kv_cache"].budget_s
-
-
-def test_how_a_value_stands():
-    more, less = Target("a", "a", 3, 6), Target("b", "b", 1.1, 1.03, lower=True)
-    assert [more.met(v) for v in (2.9, 3, 6)] == ["below", "least", "aim"]
-    assert [less.met(v) for v in (1.2, 1.1, 1.0)] == ["below", "least", "aim"]
-    assert Target("c", "c").met(5) == ""
-
-
-def test_a_timing():
-    timing = Timing((4.0, 1.0, 2.0))
-    assert (timing.median, timing.spread) == (2.0, 1.5)
 
 
 def test_figures_go_on_after_one_fails_hangs_or_dies():
@@ -174,44 +134,6 @@ def test_figures_go_on_after_one_fails_hangs_or_dies():
     assert len(set(processes)) == 3
     assert written[-1] == [name for name, _ in names]
     assert len(written) == len(names)
-
-
-def test_time_that_is_over_ends_no_run():
-    worker = Worker("cpu", "tiny", measuring.answers)
-    _, results = run(worker, [("first", 20), ("second", 20)], -1, lambda *_: None)
-    assert [one["status"] for one in results.values()] == ["no time left"] * 2
-
-
-class SlowWorker(Worker):
-    """Starts in 0.2 s and measures at once; keeps the limits that it was given."""
-
-    def start(self, limit_s):
-        self.limits = [limit_s]
-        self._pipe = SimpleNamespace(send=lambda name: None)
-        time.sleep(0.2)
-
-    def _receive(self, limit_s):
-        self.limits.append(limit_s)
-        return {"status": "measured"}
-
-
-def test_starting_a_process_takes_of_the_time_of_all():
-    worker = SlowWorker("cpu", "tiny")
-    worker.measure("first", 60, 1.0)
-    start_s, figure_s = worker.limits
-    assert start_s == 1.0
-    assert figure_s <= 0.8
-    worker.measure("first", 60, 500)
-    assert worker.limits == [START_S, 60]
-    never = Worker("cpu", "tiny", measuring.never_starts)
-    _, results = run(never, [("first", 60)], 1, lambda *_: None)
-    assert results["first"]["reason"] == "no answer within 1 s"
-
-
-def test_a_process_that_does_not_start_says_why():
-    worker = Worker("cpu", "tiny", measuring.does_not_start)
-    _, results = run(worker, [("first", 20), ("second", 20)], 60, lambda *_: None)
-    assert [one["reason"] for one in results.values()] == ["no cpu"] * 2
 
 
 def test_a_trial_never_lands_in_the_results(capsys):
@@ -389,24 +311,6 @@ def test_launch_overhead_is_what_lies_between_spans(lab, monkeypatch, result):
     assert "launch_overhead: the host launches a step in 1000 us" in page
 
 
-def test_what_is_shared_is_measured_once(lab):
-    made = []
-    for _ in range(2):
-        assert lab.kept("key", lambda: made.append(1) or 7) == 7
-    assert made == [1]
-    assert lab.batch(256) == max(TINY.batches)
-
-
-def test_an_error_is_told(lab, monkeypatch):
-    def broken(lab):
-        raise ZeroDivisionError("by nothing")
-
-    monkeypatch.setitem(BY_NAME, "ranking", type(BY_NAME["ranking"])("ranking", 1, broken, ()))
-    failed = measured(lab, "ranking")
-    assert failed["status"] == "failed"
-    assert "ZeroDivisionError: by nothing" in failed["reason"]
-
-
 def test_a_hit_and_a_miss_are_timed_with_and_without_the_hosts_memory(lab, monkeypatch):
     """What is timed is what the figure says: the known beginning has left the cache, and is found
     in the host's memory in one of the engines."""
@@ -579,13 +483,6 @@ def test_no_text_of_transformers_ends_early_and_none_pays_for_that(lab, monkeypa
     assert found["details"]["settings"]["attention"] == "sdpa"
 
 
-def test_the_page_says_what_must_be_known_of_formats(lab, monkeypatch, result):
-    monkeypatch.setattr(engine_figures, "job_s", lambda *_: Timing((1.0,)))
-    found = {"status": "measured"} | engine_figures.half_over_single(lab)
-    page = report.table(result | {"figures": {"formats": found}})
-    assert "formats: up to a tenth of this may be prompts in FP32, which attend one by one" in page
-
-
 @pytest.fixture
 def ways(monkeypatch):
     """Two ways of continuous batching, and how often each was asked for."""
@@ -631,38 +528,6 @@ def test_a_way_that_fails_is_told_and_the_other_counts(lab, ways, monkeypatch):
     with pytest.raises(MeasuringError, match="no time left"):
         peer_figures.over_continuous_batching(lab)
     assert asked == [None, True]
-
-
-def test_rounds_of_transformers_that_are_slow_are_two(lab, monkeypatch):
-    monkeypatch.setattr(peer_figures, "PATIENCE_S", -1.0)
-    count, _, tokens = TINY.job
-    slow = Lab("cpu", replace(TINY, rounds=5))
-    assert len(peer_figures._timed(slow, lambda: count * tokens).seconds) == 2
-    with pytest.raises(MeasuringError, match="made 1 tokens"):
-        peer_figures._timed(slow, lambda: 1)
-
-
-def test_small_kernels_go_over_more_than_a_cache_holds(lab, monkeypatch):
-    """Each launch has tensors of its own, and so has its result: none is freed on the way."""
-    require_tools()
-    given, alive, most = set(), [], 0
-    compute = cuda.activation.activation
-
-    def watched(x, name):
-        nonlocal most
-        out = compute(x, name)
-        given.add(x.data_ptr())
-        alive.append(weakref.ref(out))
-        most = max(most, sum(one() is not None for one in alive))
-        return out
-
-    monkeypatch.setattr(cuda.activation, "activation", watched)
-    details = small_kernels(lab)["details"]
-    calls = details["activation"]["calls"]
-    assert len(given) == calls > 1
-    assert most == calls
-    assert all(one["calls"] * one["bytes"] >= TINY.cold_bytes for one in details.values())
-    assert FULL.cold_bytes >= 2 * (256 << 20)
 
 
 def test_floors_are_taken_at_the_faster_of_copying_and_reading(lab, monkeypatch):

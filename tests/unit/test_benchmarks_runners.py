@@ -293,25 +293,6 @@ def test_after_the_first_round_two_peers_of_a_precision_go_on(words):
     assert in_turn(contest, "catalogue", 2, workload) == []
 
 
-def test_what_took_long_is_not_run_again(words):
-    contest = contest_of(("a", "fp32", False, 31.0), ("nightjar", "fp32", True, 29.0))
-    workload = rank(words, random.Random(0), Sizes())
-    assert in_turn(contest, "rank", 1, workload) == ["nightjar fp32"]
-
-
-def test_what_was_closed_is_kept_and_not_measured_again(words):
-    contest = contest_of(("a", "fp32", False, 1.0))
-    clock = contest._runners["a fp32"]
-    contest.close()
-    assert clock.is_closed
-    contest.records.append(SystemRecord("nightjar", "int8", ours=True))
-    contest._runners["nightjar int8"] = Clock(0.01)
-    workload = rank(words, random.Random(0), Sizes())
-    contest.measure({"rank": workload}, 1, lambda: None)
-    assert clock.asked == []
-    assert [record.measured["rank"].seconds for record in contest.records] == [[1.0], [1.92]]
-
-
 def test_figures_are_kept_after_every_workload(words):
     contest = contest_of()
     contest.records.append(SystemRecord("nightjar", "fp32", ours=True))

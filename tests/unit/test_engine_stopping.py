@@ -20,15 +20,6 @@ BYTES = b"ab\n" + "가".encode() + "😀".encode()
 short = st.lists(st.sampled_from(BYTES), min_size=1, max_size=5).map(bytes)
 token = st.lists(st.sampled_from(BYTES), min_size=0, max_size=6).map(bytes)
 few = st.lists(st.sampled_from(b"ab"), min_size=1, max_size=4).map(bytes)
-# Characters of 1 to 4 bytes, neighbours that share their first bytes, and bytes of no character.
-WHOLE = [c.encode() for c in "aé가각😀😁"] + [b"\xc0", b"\xed\xa0\x80", b"\xff", b"\x80"]
-# What more bytes can make one character of (or half a surrogate pair, which Python's decoder waits
-# for as well): all bytes but the last of any character, and all but the last two, and so on.
-UNFINISHED = {
-    chr(point).encode("utf-8", "surrogatepass")[:-drop]
-    for point in range(0x80, 0x110000, 0x40)
-    for drop in (1, 2, 3)
-} - {b""}
 
 
 def oracle(stops, pieces, min_tokens=0):
@@ -50,22 +41,6 @@ def oracle(stops, pieces, min_tokens=0):
         if begins:
             return index, min(begins)
     return None
-
-
-def settled(stops, text):
-    """How many bytes of a text that goes on no stop can take back: the rest is the longest end of
-    it that some stop begins with, without being the whole stop; and no character is cut."""
-    ends = range(len(text) + 1)
-    end = min(
-        begin
-        for begin in ends
-        if begin == len(text)
-        or any(s.startswith(text[begin:]) and s != text[begin:] for s in stops)
-    )
-    for begin in range(max(0, end - 3), end):
-        if text[begin:end] in UNFINISHED:
-            return begin
-    return end
 
 
 def matched(stops, pieces, min_tokens=0):
@@ -93,57 +68,6 @@ def test_equals_the_naive_search_where_stops_overlap(stops, pieces):
 @given(st.lists(few, min_size=1, max_size=4), st.lists(few, max_size=12), st.integers(0, 6))
 def test_a_stop_counts_once_a_token_past_the_least_completes_it(stops, pieces, min_tokens):
     assert matched(stops, pieces, min_tokens) == oracle(stops, pieces, min_tokens)
-
-
-@settings(max_examples=400, deadline=None)
-@given(
-    st.lists(st.one_of(short, few, st.sampled_from(WHOLE)), max_size=4),
-    st.lists(st.one_of(token, few, st.sampled_from(WHOLE)), max_size=14),
-    st.integers(0, 5),
-)
-def test_text_is_released_as_soon_as_it_is_settled_and_never_taken_back(stops, pieces, min_tokens):
-    """Everything released early is a prefix of the final text, decodes to a prefix of it, and is
-    all that could be released."""
-    ended = oracle(stops, pieces, min_tokens)
-    whole = b"".join(pieces)
-    final = whole if ended is None else whole[: ended[1]]
-    matcher = StopMatcher(tuple(stops), min_tokens)
-    released, text, shown = 0, b"", ""
-    for index, piece in enumerate(pieces):
-        text += piece
-        begin = matcher.feed(piece)
-        if ended is not None and index == ended[0]:
-            assert begin == ended[1]
-            break
-        assert begin is None
-        now = matcher.releasable
-        assert released <= now == settled(stops, text)
-        shown += text[released:now].decode("utf-8", "replace")
-        released = now
-    assert released <= len(final)
-    assert shown + final[released:].decode("utf-8", "replace") == final.decode("utf-8", "replace")
-
-
-def test_what_is_held_back():
-    matcher = StopMatcher(("\n사용자:".encode(), b"\n\n"))
-    released = []
-    for piece in (b"a", b"\n", "사용".encode(), "자는".encode(), b"\n", b"x\xec\x82", b"\xac"):
-        assert matcher.feed(piece) is None
-        released.append(matcher.releasable)
-    whole = len("a\n사용자는".encode())
-    assert released == [1, 1, 1, whole, whole, whole + 2, whole + 5]
-
-
-def test_without_stops_only_characters_are_held_back():
-    matcher = StopMatcher(())
-    assert [
-        (matcher.feed(p), matcher.releasable) for p in (b"a", b"\xf0\x9f", b"\x98", b"\x80")
-    ] == [
-        (None, 1),
-        (None, 1),
-        (None, 1),
-        (None, 5),
-    ]
 
 
 def test_end_tokens():

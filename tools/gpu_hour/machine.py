@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.gpu.machine import describe
+from benchmarks.machine import describe_device
 from nightjar.kernels.cuda import nvrtc
 from nightjar.kernels.cuda.catalogue import all_kernels
 from nightjar.kernels.cuda.cubin_cache import PREBUILT, prebuild
@@ -34,7 +34,7 @@ FLASH_ARGUMENTS = {
 
 def versions() -> list[str]:
     """A line each."""
-    found = describe("cuda" if torch.cuda.is_available() else "cpu")
+    found = describe_device("cuda" if torch.cuda.is_available() else "cpu")
     packages = found.pop("versions")
     lines = [f"- {name}: {value}" for name, value in found.items()]
     return lines + [f"- {name}: {value or 'not installed'}" for name, value in packages.items()]
