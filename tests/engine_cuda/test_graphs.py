@@ -11,8 +11,8 @@ from nightjar.gpu_worker.engine import Engine, EngineConfig
 from nightjar.gpu_worker.models import load_model
 from nightjar.kernels.cuda import launch
 from nightjar.kernels.cuda.linear import TILE
+from tests.engine_cuda.requests import CACHE, prompt
 from tests.engine_cuda.tape import Tapes
-from tests.engine_cuda.test_engine import CACHE, prompt
 from tests.engines import assert_nothing_held, drain, generate, run
 from tests.kernels_cuda.devices import run_on_host
 

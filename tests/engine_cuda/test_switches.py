@@ -7,7 +7,7 @@ import pytest
 from nightjar.gpu_worker.models import load_model
 from nightjar.kernels.cuda import launch
 from nightjar.kernels.cuda.switches import Switches, current, using
-from tests.engine_cuda.test_engine import CACHE, prompt
+from tests.engine_cuda.requests import CACHE, prompt
 from tests.engines import generate, run
 from tests.kernels_cuda.devices import run_on_host
 

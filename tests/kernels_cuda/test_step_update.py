@@ -11,7 +11,7 @@ import torch
 from nightjar.gpu_worker.engine.stopping import StopAutomaton, StopMatcher
 from nightjar.kernels import cuda_ops
 from nightjar.kernels.cuda_ops import Column, Reason, StepState, StopTables, TokenTexts
-from tests.kernels_cuda.test_penalties import bitmap, counted
+from tests.kernels_cuda.penalised import bitmap, counted
 
 BLOCK_SIZE = 4
 
