@@ -31,9 +31,9 @@ $(VENV)/installed-mutants: pyproject.toml constraints.txt | $(VENV)/made
 demo: $(VENV)/installed ## Generate and rank with the demo model, through the whole system
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/installed-dev ## Lint, types and every test but the long ones, two files at a time
+test: $(VENV)/installed-dev ## Lint, types and every test but the long ones, three files at a time
 	$(MAKE) --jobs=2 lint cpu-kernels
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist loadfile --no-loadscope-reorder
 
 test-all: test ## The same, and the long tests that kill nothing
 	$(BIN)/python -m pytest -m "slow and not gpu" --ignore=tests/faults
@@ -45,7 +45,8 @@ test-mutants: $(VENV)/installed-mutants ## Plant faults that the tests must noti
 	$(BIN)/python -m pytest -q tests/unit/test_mutants.py tests/mutants/checks_of_making.py
 	$(BIN)/python -m tests.mutants
 
-# One core compiles what all tests use while the other one lints.
+# One core compiles what all tests use while the other one lints.  Most tests of whole systems wait,
+# so that a third file keeps two cores busy.
 cpu-kernels: $(VENV)/installed-dev
 	$(BIN)/python -m tests.backends
 

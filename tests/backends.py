@@ -1,9 +1,10 @@
 """Running a test by each backend of the CPU ops.
 
-`python -m tests.backends` compiles the kernels that the tests use.
+`python -m tests.backends` compiles the kernels that the tests use, for each kind of processor.
 """
 
 import os
+import platform
 import shutil
 from types import ModuleType
 
@@ -11,18 +12,20 @@ import pytest
 import torch
 
 from nightjar.kernels import native
-from nightjar.kernels.native.build import library
+from nightjar.kernels.cache_folder import cache_folder
+from nightjar.kernels.native.build import library, load
 
 BACKENDS = ("torch", "native")
 # GCC 12 finds an uninitialised variable in its own header of intrinsics.
 STRICT_COMPILER = "c++ -Wall -Wextra -Werror -Wno-maybe-uninitialized -Wno-uninitialized"
 """A warning is an error."""
+NARROW_COMPILER = f"{STRICT_COMPILER} -mno-avx512f"
+"""For an x86-64 processor without AVX-512."""
 
 
 def choose_compiler():
-    """In CI the strict one, for all tests: they share one library, which is compiled once."""
-    if os.environ.get("CI"):
-        os.environ.setdefault("CXX", STRICT_COMPILER)
+    """The strict one, unless CXX names another: all tests share one library, compiled once."""
+    os.environ.setdefault("CXX", STRICT_COMPILER)
 
 
 def use_backend(name, monkeypatch):
@@ -54,3 +57,6 @@ def require(there):
 if __name__ == "__main__":
     choose_compiler()
     library()
+    if shutil.which("c++") is not None and platform.machine() == "x86_64":
+        os.environ["CXX"] = NARROW_COMPILER
+        load(cache_folder())

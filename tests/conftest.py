@@ -14,8 +14,6 @@ from tests.backends import choose_compiler
 from tests.bare_machine import GPU_FOLDERS, asks_for_gpu_alone
 from tests.models import save_gpt2
 
-choose_compiler()
-
 HAS_DATABASES = find_spec("sqlalchemy") is not None
 HAS_TIMEOUTS = find_spec("pytest_timeout") is not None
 
@@ -36,6 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", "timeout(seconds): needs pytest-timeout")
     if asks_for_gpu_alone(config.option.markexpr):
         config.addinivalue_line("filterwarnings", "default")
+    else:
+        choose_compiler()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

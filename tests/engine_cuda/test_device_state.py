@@ -5,8 +5,7 @@ import torch
 from nightjar.gpu_worker.engine.device_state import Shape, places_for, token_texts
 from nightjar.gpu_worker.engine.windows import DecodeWindows
 from nightjar.kernels import Column, Reason
-from tests.engine_cuda.test_engine import prompt
-from tests.engine_cuda.test_windows import engine_of
+from tests.engine_cuda.requests import engine_of, prompt
 from tests.engines import generate
 
 

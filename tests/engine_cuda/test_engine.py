@@ -8,18 +8,9 @@ from transformers import AutoModelForCausalLM
 from nightjar.gpu_worker.engine import BeamSearch, Engine, EngineConfig, RankRequest
 from nightjar.gpu_worker.models import load_model
 from nightjar.kernels.cuda import launch
-from tests.engines import assert_nothing_held, generate, random_ids, run
+from tests.engine_cuda.requests import CACHE, prompt, tokens
+from tests.engines import assert_nothing_held, generate, run
 from tests.engines import drain as drained
-
-CACHE = {"kv_cache_bytes": 1 << 23}
-
-
-def prompt(length, seed=0):
-    return random_ids(np.random.default_rng(seed), length, 320)
-
-
-def tokens(results):
-    return {number: [output.token_ids for output in r.outputs] for number, r in results.items()}
 
 
 def greedy_by_transformers(path, ids, count):

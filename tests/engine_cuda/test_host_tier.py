@@ -5,8 +5,7 @@ import pytest
 from nightjar.gpu_worker.engine.load_costs import LoadCosts
 from nightjar.gpu_worker.models import KVTensors, load_model
 from nightjar.kernels.cuda import launch
-from tests.engine_cuda.test_engine import prompt
-from tests.engine_cuda.test_windows import engine_of
+from tests.engine_cuda.requests import engine_of, prompt
 from tests.engines import assert_nothing_held, drain, generate
 
 

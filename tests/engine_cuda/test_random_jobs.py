@@ -12,14 +12,17 @@ from nightjar.gpu_worker.engine.load_costs import LoadCosts
 from nightjar.gpu_worker.engine.validation import blocks_of_texts
 from nightjar.gpu_worker.models import KVTensors, load_model
 from nightjar.kernels.cuda import launch
-from tests.engine_cuda.test_engine import prompt
-from tests.engine_cuda.test_windows import engine_of
+from tests.engine_cuda.requests import engine_of, prompt
 from tests.engines import assert_nothing_held, generate, run
 
 BANNED = (1,)
 EOS = (0, 17)
 LAST_EVENT = 30
 """Steps of the engine within which requests come and are cancelled."""
+SEEDS = [
+    seed if seed % 3 == 0 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(12)
+]
+"""A third of them in `make test`, all in `make test-all`."""
 
 
 def some_prompt(rng):
@@ -139,7 +142,7 @@ def assert_same(request, got, wanted):
         np.testing.assert_allclose(*chosen, atol=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_job_has_the_answers_of_its_requests_alone(device, gpt, texts, seed):
     """Few places, rows and blocks, windows of any length, prefixes that leave the cache and come
     back from the host's memory, requests that come and go meanwhile."""

@@ -5,15 +5,11 @@ import logging
 import pytest
 import torch
 
-from nightjar.gpu_worker.engine import Engine, EngineConfig, loop
+from nightjar.gpu_worker.engine import loop
 from nightjar.gpu_worker.engine.windows import DecodeWindows, window_length
 from nightjar.gpu_worker.models import KVTensors, load_model
-from tests.engine_cuda.test_engine import CACHE, prompt, tokens
+from tests.engine_cuda.requests import CACHE, engine_of, prompt, tokens
 from tests.engines import assert_nothing_held, drain, generate, run
-
-
-def engine_of(model, texts, **config):
-    return Engine(model, texts, EngineConfig(**(CACHE | config)))
 
 
 def in_windows(model, texts, requests, **config):

@@ -1,6 +1,5 @@
 """Fault 16: foreign and stale messages in the queues of a busy system."""
 
-import pickle
 from collections.abc import Iterator
 
 import pytest
@@ -20,23 +19,11 @@ from nightjar.pipeline.embedded.broker import broker_url
 from nightjar.pipeline.queues import PLAN_QUEUE, compute_queue
 from nightjar.pipeline.settings import Settings
 from tests.faults.conftest import Place
+from tests.faults.garbage import RAW
 from tests.faults.load import wait_until_working
 from tests.faults.system import System
 
 pytestmark = pytest.mark.slow
-RAW = [
-    b"not JSON",
-    b"\xff\xfe\x00",
-    b"",
-    b"[]",
-    b"{}",
-    b"null",
-    b'"text"',
-    b"[" * 5_000,
-    b'{"body": 1, "headers": [], "properties": null}',
-    b'{"body": "W10=", "headers": {"task": ["nightjar.compute"], "id": {}}, "properties": {}}',
-    pickle.dumps({"task": COMPUTE_TASK}),
-]
 # Arguments that the task cannot work with.
 ARGUMENTS: list[dict[str, object]] = [
     {},

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults.clocks import WrongClock
+from tests.faults.garbage import RAW
+from tests.faults.locking import locked
 from tests.faults.plain import QUEUE, THREADS, PlainSystem, plain_system
 from tests.faults.plain_app import BACK_AFTER_S
 from tests.faults.postgres import PrivatePostgres, private_postgres
 from tests.faults.report import Row
-from tests.faults.test_database_locked import locked
-from tests.faults.test_garbage import RAW
 
 pytestmark = pytest.mark.slow
 Strike = Callable[[PlainSystem, random.Random], None]

@@ -1,5 +1,6 @@
 """Where the kernels of a test run, and how near to the reference they must come."""
 
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from zlib import crc32
@@ -55,3 +56,11 @@ def assert_near(got, wanted, ulps=4.0, absolute=1e-6):
     torch.testing.assert_close(
         got.double().cpu(), wanted.double(), rtol=relative, atol=absolute, equal_nan=True
     )
+
+
+def moved(record, device):
+    """The record with its tensors on a device."""
+    if record is None:
+        return None
+    values = [getattr(record, field.name) for field in fields(record)]
+    return type(record)(*(x.to(device) if isinstance(x, torch.Tensor) else x for x in values))

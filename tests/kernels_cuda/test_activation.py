@@ -4,14 +4,8 @@ from torch.nn import functional as F
 
 from nightjar.kernels import cuda, reference
 from nightjar.kernels.cuda.activation import KINDS
+from tests.kernels_cuda.activations import EXACT
 from tests.kernels_cuda.devices import assert_near, random, storages
-
-EXACT = {
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "silu": F.silu,
-}
 
 
 @pytest.mark.parametrize("kind", KINDS)

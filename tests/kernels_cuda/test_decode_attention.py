@@ -6,8 +6,7 @@ from nightjar.kernels import CacheWrite, HeadNorms, PagedLayout, Rotation, cuda,
 from nightjar.kernels.cuda import decode_attention as module
 from nightjar.kernels.cuda.decode_attention import SPLIT
 from tests.cuda_host import schedule
-from tests.kernels_cuda.devices import assert_near, poisoned, random, storages
-from tests.kernels_cuda.test_qkv_post import moved
+from tests.kernels_cuda.devices import assert_near, moved, poisoned, random, storages
 
 BLOCK_SIZE = 32
 

@@ -9,8 +9,8 @@ from nightjar.kernels.cuda import gate, launch
 from nightjar.kernels.cuda import linear as module
 from nightjar.kernels.cuda.linear import MAX_NORMED_INPUTS, MAX_ROWS, SHARE, STORAGE
 from nightjar.kernels.cuda.packing import sum_in_fp32
+from tests.kernels_cuda.activations import EXACT
 from tests.kernels_cuda.devices import EPSILON, assert_near, random
-from tests.kernels_cuda.test_activation import EXACT
 
 storages = pytest.mark.parametrize("dtype", STORAGE, ids=["float16", "bfloat16"])
 

@@ -1,11 +1,9 @@
-from dataclasses import fields
-
 import pytest
 import torch
 
 from nightjar import kernels
 from nightjar.kernels import CacheWrite, HeadNorms, Rotation, cuda
-from tests.kernels_cuda.devices import assert_near, poisoned, random, storages
+from tests.kernels_cuda.devices import assert_near, moved, poisoned, random, storages
 
 BLOCKS, BLOCK_SIZE, CONTEXT = 5, 4, 50
 
@@ -20,13 +18,6 @@ def cache_for(heads, head_size, dtype, rows):
     keys, values = (poisoned((BLOCKS, heads, BLOCK_SIZE, head_size), dtype) for _ in range(2))
     places = torch.randperm(BLOCKS * BLOCK_SIZE, generator=torch.Generator().manual_seed(1))[:rows]
     return CacheWrite(keys, values, places // BLOCK_SIZE, places % BLOCK_SIZE)
-
-
-def moved(record, device):
-    if record is None:
-        return None
-    values = [getattr(record, field.name) for field in fields(record)]
-    return type(record)(*(x.to(device) if isinstance(x, torch.Tensor) else x for x in values))
 
 
 def reference(qkv, query_heads, norms, rotation, cache):

@@ -10,7 +10,7 @@ import torch
 
 from nightjar.gpu_worker.engine.stopping import StopAutomaton, StopMatcher
 from nightjar.kernels import Column, Reason, StepState, StopTables, TokenTexts, cuda
-from tests.kernels_cuda.test_penalties import bitmap, counted
+from tests.kernels_cuda.penalised import bitmap, counted
 
 BLOCK_SIZE = 4
 

@@ -282,6 +282,7 @@ def test_spans_of_windows_are_the_devices_and_the_hosts_seconds_its_own(monkeypa
         Launches.of(SimpleNamespace(_windows=None), "cuda")
 
 
+@pytest.mark.slow
 def test_an_engines_own_windows_are_watched(lab, monkeypatch):
     """On the CUDA host an engine has windows: one of the 3 steps after a prompt's."""
     require_tools()
@@ -311,6 +312,7 @@ def test_launch_overhead_is_what_lies_between_spans(lab, monkeypatch, result):
     assert "launch_overhead: the host launches a step in 1000 us" in page
 
 
+@pytest.mark.slow
 def test_a_hit_and_a_miss_are_timed_with_and_without_the_hosts_memory(lab, monkeypatch):
     """What is timed is what the figure says: the known beginning has left the cache, and is found
     in the host's memory in one of the engines."""
@@ -407,6 +409,7 @@ def test_what_the_engine_complains_of_stands_beside_its_figure(lab, monkeypatch,
     assert "prefill, the engine: going on slowly" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [1, 4, 8])
 def test_decode_attention_computes_what_is_timed(lab, monkeypatch, group):
     """The figure's call, run on the CUDA host: right shapes, and no length 0."""
@@ -428,6 +431,7 @@ def test_decode_attention_computes_what_is_timed(lab, monkeypatch, group):
     }
 
 
+@pytest.mark.slow
 def test_a_capture_that_failed_fails_the_figure(lab, monkeypatch):
     """The engine goes on with single steps, which are no figure."""
 
@@ -462,6 +466,7 @@ def test_baselines_move_random_bytes(lab, monkeypatch):
     assert filled.count("random") == 2
 
 
+@pytest.mark.slow
 def test_no_text_of_transformers_ends_early_and_none_pays_for_that(lab, monkeypatch):
     """Scores that are all equal choose token 0, which ends texts by the model's own settings."""
     make = peer_figures._model
@@ -499,6 +504,7 @@ def ways(monkeypatch):
     return times, asked
 
 
+@pytest.mark.slow
 def test_continuous_batching_is_compared_with_its_faster_way(lab, ways, result):
     times, asked = ways
     found = peer_figures.over_continuous_batching(lab)
@@ -518,6 +524,7 @@ def test_continuous_batching_is_compared_with_its_faster_way(lab, ways, result):
     assert written["over_continuous_batching"].endswith("x (without flash-attn)")
 
 
+@pytest.mark.slow
 def test_a_way_that_fails_is_told_and_the_other_counts(lab, ways, monkeypatch):
     times, asked = ways
     times[True] = None

@@ -196,6 +196,7 @@ def test_a_peer_without_environment_is_reported(model, tmp_path, monkeypatch):
     }
 
 
+@pytest.mark.slow
 def test_an_installation_that_fails_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(environments, "CACHE", tmp_path)
     monkeypatch.setattr(environments, "REQUIREMENTS", tmp_path)
@@ -329,6 +330,7 @@ def test_a_result_file_keeps_the_models_of_other_runs(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 def test_a_run_writes_a_result_that_the_page_can_show(tmp_path, monkeypatch):
     """The tiny model, our engine alone, two workloads; the stops come from the engine itself."""
     monkeypatch.setattr(compare, "CACHE", tmp_path)

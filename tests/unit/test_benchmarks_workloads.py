@@ -186,6 +186,7 @@ def either(request, tmp_path_factory):
     return save_model(tmp_path_factory.mktemp(request.param.family), request.param)
 
 
+@pytest.mark.slow
 def test_a_text_depends_on_words_far_before_its_beginning(either, words):
     """Prompts that differ in all but their last ten words: most texts differ, from the start."""
     rng = random.Random(3)
@@ -216,6 +217,7 @@ def test_every_precision_says_the_same_and_meets_the_stops(either, words, precis
     assert {one.tokens for one, _ in pairs} == set(range(12, 18))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [TINY_GPT2, TINY_LLAMA])
 def test_a_model_is_the_same_for_a_seed(tmp_path, shape):
     files = [save_model(tmp_path / str(i), shape) / "model.safetensors" for i in range(2)]

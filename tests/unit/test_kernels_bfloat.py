@@ -5,7 +5,7 @@ import torch
 
 from nightjar import kernels
 from nightjar.kernels import native
-from tests.unit.test_kernels_float import case
+from tests.float_products import case
 
 needs_bfloat16 = pytest.mark.skipif(
     not native.float_linear.serves_bfloat16(),

@@ -9,6 +9,7 @@ from nightjar.kernels import native
 from nightjar.kernels.native.build import library
 from nightjar.kernels.reference.activation import KINDS
 from tests.backends import BACKENDS, require, use_backend
+from tests.float_products import case
 
 TILE, PANEL, SEGMENT = 8, 48, 16
 
@@ -41,13 +42,6 @@ def threads(request):
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
-
-
-def case(rows, features, outputs, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, features, generator=generator)
-    weight = torch.randn(outputs, features, generator=generator)
-    return x, weight, torch.randn(outputs, generator=generator)
 
 
 def error_in_roundings(found, x, weight, bias):

@@ -11,7 +11,7 @@ import pytest
 
 from nightjar.kernels.cache_folder import cache_folder
 from nightjar.kernels.native import build
-from tests.backends import STRICT_COMPILER, require_compiler
+from tests.backends import NARROW_COMPILER, STRICT_COMPILER, require_compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,7 +65,7 @@ def test_the_real_kernels_compile_without_a_warning(monkeypatch):
 def test_the_kernels_of_a_processor_without_avx512():
     """Registers half as wide, and half as many: the kernels' own tests, compiled for them."""
     require_compiler()
-    environment = os.environ | {"CXX": f"{STRICT_COMPILER} -mno-avx512f", build.SWITCH: "native"}
+    environment = os.environ | {"CXX": NARROW_COMPILER, build.SWITCH: "native"}
     parts = "attention", "attend", "float", "layers", "logits", "ops", "sampling", "team"
     tests = [f"tests/unit/test_kernels_{part}.py" for part in parts]
     done = subprocess.run(

@@ -10,7 +10,7 @@ from nightjar.gpu_worker.models import load_model
 from nightjar.kernels.cuda import launch
 from tests.cuda_host import schedule
 from tests.engine_cuda.models import GPU_FAMILY, GPU_TINY
-from tests.engine_cuda.test_engine import CACHE, prompt
+from tests.engine_cuda.requests import CACHE, prompt
 from tests.engines import generate
 from tests.families import save_family
 from tests.kernels_cuda.conftest import host  # noqa: F401
