@@ -16,10 +16,10 @@ from nightjar.gpu_worker.engine.ranking import (
     apart_if_long,
     shared_beginnings,
 )
-from nightjar.gpu_worker.engine.requests import GenerateRequest, RankRequest, Request
 from nightjar.gpu_worker.engine.sequence import GenerateSequence, Prefix, TextJob
 from nightjar.gpu_worker.engine.stopping import StopMatcher, end_tokens
 from nightjar.gpu_worker.engine.validation import Validator, blocks_of_texts
+from nightjar.requests import GenerateRequest, RankRequest, Request
 
 
 class Admission:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nightjar import kernels
-from nightjar.gpu_worker.engine.requests import SamplingParams
+from nightjar.requests import SamplingParams
 
 
 class TokenCounts:
@@ -104,6 +104,11 @@ class LogitsProcessors:
             or params.bad_words
             or params.min_tokens
         )
+
+    @staticmethod
+    def need_host(params: SamplingParams) -> bool:
+        """Whether the parameters change scores in a way that windows of steps on a GPU cannot."""
+        return bool(params.logit_bias or params.bad_words)
 
     def blocked(self, generated: list[int]) -> set[int]:
         """Tokens that cannot be chosen after `generated`."""

@@ -21,13 +21,14 @@ from nightjar.gpu_worker.engine.kv_cache import BlockPool
 from nightjar.gpu_worker.engine.plan import Job, StepOutput, StepPlan
 from nightjar.gpu_worker.engine.progress import Progress
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
-from nightjar.gpu_worker.engine.requests import Request, RequestFailed, Result
+from nightjar.gpu_worker.engine.requests import RequestFailed, Result
 from nightjar.gpu_worker.engine.rescue import NOT_FINITE, Rescue
 from nightjar.gpu_worker.engine.scheduler import Scheduler
 from nightjar.gpu_worker.engine.upkeep import CacheUpkeep, host_tier
 from nightjar.gpu_worker.engine.windows import DecodeWindows
 from nightjar.gpu_worker.models import Decoder, KVTensors
 from nightjar.kernels.cuda.device import require_working
+from nightjar.requests import Request
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from nightjar.gpu_worker.engine.requests import Request, RequestFailed, Result
+from nightjar.gpu_worker.engine.requests import RequestFailed, Result
+from nightjar.requests import Request
 
 if TYPE_CHECKING:
     from nightjar.gpu_worker.engine.loop import Engine

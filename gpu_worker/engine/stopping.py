@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Iterable
 from functools import lru_cache
 
-from nightjar.gpu_worker.engine.requests import FinishReason, SamplingParams
+from nightjar.gpu_worker.engine.requests import FinishReason
+from nightjar.requests import SamplingParams
 
 ROOT = 0
 _LONGEST_START = 3  # bytes of a UTF-8 character that lacks its last one

@@ -13,10 +13,10 @@ from nightjar.gpu_worker.engine.logits_processors import (
     TokenCounts,
     process_logits,
 )
-from nightjar.gpu_worker.engine.requests import BeamSearch
 from nightjar.gpu_worker.engine.sampling import next_tokens
 from nightjar.gpu_worker.engine.sequence import Choice
 from nightjar.gpu_worker.engine.stopping import end_tokens
+from nightjar.requests import BeamSearch
 from tests.engines import VOCAB, generate, ids, one, run
 from tests.sequences import written_text
 

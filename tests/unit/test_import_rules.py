@@ -39,11 +39,19 @@ RULES: list[tuple[str, set[str]]] = [
     ("nightjar/__main__.py", {"pipeline"}),
     ("nightjar/logs.py", set()),
     ("nightjar/process.py", set()),
+    ("nightjar/requests.py", set()),
 ]
-FOR_ALL = {"__version__", "logs", "process"}
+# What every room may import; it imports nothing of ours itself.
+FOR_ALL = {"__version__", "logs", "process", "requests"}
 # Third-party packages that the engine and the kernels may import: a bare GPU machine has no more.
 ENGINE_PACKAGES = {"torch", "numpy", "tokenizers", "safetensors", "jinja2", "cupy", "nightjar"}
-ENGINE_ROOMS = ("kernels/", "checkpoints/", "gpu_worker/engine/", "gpu_worker/models/")
+ENGINE_ROOMS = (
+    "nightjar/requests.py",
+    "kernels/",
+    "checkpoints/",
+    "gpu_worker/engine/",
+    "gpu_worker/models/",
+)
 
 
 def source_files() -> list[str]:
