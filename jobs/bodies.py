@@ -335,6 +335,7 @@ class GenerationBody(_Body):
     top_p: Annotated[float, _within("top_p")] = 1.0
     top_k: Annotated[int, _within("top_k", low=-1)] = 0  # 0 and -1: off
     min_p: Annotated[float, _within("min_p")] = 0.0
+    top_a: Annotated[float, _within("top_a")] = 0.0
     seed: Annotated[int, _within("seed")] | None = None
     repetition_penalty: Annotated[float, _within("repetition_penalty")] = 1.0
     presence_penalty: Annotated[float, _within("presence_penalty")] = 0.0

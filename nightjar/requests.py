@@ -83,8 +83,8 @@ class BeamSearch:
 class SamplingParams:
     """How a sequence is continued and where it ends.
 
-    temperature 0 takes the best token; top_k 0, top_p 1 and min_p 0 are off.  The draw of step s
-    of sample i depends on (seed, i, s) alone.
+    temperature 0 takes the best token; top_k 0, top_p 1, min_p 0 and top_a 0 are off.  The draw
+    of step s of sample i depends on (seed, i, s) alone.
 
     repetition_penalty (off: 1) counts the tokens of prompt and answer, presence_penalty and
     frequency_penalty (off: 0) those of the answer.  logit_bias: what is added to the scores of
@@ -106,6 +106,7 @@ class SamplingParams:
     top_k: Annotated[int, Limit(0, MAX_TOKEN_ID, low_means="off")] = 0
     top_p: Annotated[float, Limit(0, 1, above=True)] = 1.0
     min_p: Annotated[float, Limit(0, 1, low_means="off")] = 0.0
+    top_a: Annotated[float, Limit(0, 1, low_means="off")] = 0.0
     seed: Annotated[int, Limit(-(2**63), 2**63 - 1)] = 0
     # Far past use, and near enough to 1 that no score overflows.
     repetition_penalty: Annotated[float, Limit(0.01, 100, off=1)] = 1.0

@@ -83,6 +83,7 @@ def test_every_field_reaches_the_compute_process() -> None:
         "top_k": 7,
         "top_p": 0.9,
         "min_p": 0.1,
+        "top_a": 0.2,
         "seed": 12,
         "repetition_penalty": 1.2,
         "presence_penalty": 0.3,

@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nightjar.checkpoints import Tokenizer
@@ -44,6 +45,7 @@ def test_a_request_is_carried_as_it_is(translator: Translator) -> None:
         top_k=2,
         top_p=0.3,
         min_p=0.4,
+        top_a=0.45,
         seed=5,
         repetition_penalty=0.6,
         presence_penalty=0.7,
@@ -65,6 +67,14 @@ def test_a_request_is_carried_as_it_is(translator: Translator) -> None:
     (message,) = messages.decode_to_compute(frame)
     assert isinstance(message, messages.Generate)
     assert translator.request(message) == request_for(sampling)
+
+
+def test_a_message_without_a_newer_field_is_read() -> None:
+    """A new field has a default that changes nothing, for frames and bodies that lack it."""
+    written = msgspec.to_builtins(messages.Generate(request_for(SamplingParams(5))))
+    del written["request"]["sampling"]["top_a"]
+    (message,) = messages.decode_to_compute(msgspec.msgpack.encode([written]))
+    assert message == messages.Generate(request_for(SamplingParams(5, top_a=0.0)))
 
 
 def test_bad_words_are_tokens_with_and_without_a_space(
