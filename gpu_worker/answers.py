@@ -10,6 +10,13 @@ from typing import Any
 from nightjar.gpu_worker import messages
 from nightjar.jobs.equality import derived_seed
 from nightjar.jobs.records import ClaimedRequest, NewResult, RequestKind
+from nightjar.requests import (
+    SAME_IN_BODY,
+    BeamSearch,
+    GenerateRequest,
+    RankRequest,
+    SamplingParams,
+)
 
 # Codes of the engine's refusals that the request itself explains; the rest is our trouble.
 _CALLERS_FAULTS = frozenset(
@@ -23,44 +30,24 @@ def make_message(request: ClaimedRequest, ticket: int) -> messages.Generate | me
     if request.kind is RequestKind.RANK:
         query, *documents = request.segments
         return messages.Rank(
-            ticket=ticket,
-            query_ids=query,
-            documents=documents,
-            prompt_vectors=request.prompt_vector,
-            top_n=request.body["top_n"],
+            RankRequest(ticket, query, documents, request.prompt_vector, request.body["top_n"])
         )
-    return messages.Generate(
-        ticket=ticket,
-        token_ids=request.segments[0],
-        sampling=_sampling(request),
-        prompt_vectors=request.prompt_vector,
-    )
+    asked = GenerateRequest(ticket, request.segments[0], _sampling(request), request.prompt_vector)
+    return messages.Generate(asked, request.body["bad_words"])
 
 
-def _sampling(request: ClaimedRequest) -> messages.Sampling:
+def _sampling(request: ClaimedRequest) -> SamplingParams:
     body = request.body
     width = body["beam_width"]
-    return messages.Sampling(
-        max_tokens=body["max_tokens"],
-        temperature=body["temperature"],
-        top_k=body["top_k"],
-        top_p=body["top_p"],
-        min_p=body["min_p"],
+    return SamplingParams(
         seed=derived_seed(request.custom_id) if body["seed"] is None else body["seed"],
-        repetition_penalty=body["repetition_penalty"],
-        presence_penalty=body["presence_penalty"],
-        frequency_penalty=body["frequency_penalty"],
         logit_bias={int(token): bias for token, bias in body["logit_bias"].items()},
-        bad_words=body["bad_words"],
-        stop=[text.encode() for text in body["stop"] or ()],
-        stop_token_ids=body["stop_token_ids"],
-        min_tokens=body["min_tokens"],
-        ignore_eos=body["ignore_eos"],
-        n=body["n"],
+        stop=tuple(text.encode() for text in body["stop"] or ()),
+        stop_token_ids=tuple(body["stop_token_ids"]),
         beams=None
         if width is None
-        else messages.Beams(width, body["length_penalty"], body["early_stopping"]),
-        logprobs=body["logprobs"],
+        else BeamSearch(width, body["length_penalty"], body["early_stopping"]),
+        **{name: body[name] for name in SAME_IN_BODY},
     )
 
 

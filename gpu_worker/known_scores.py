@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -37,12 +37,13 @@ class Ranking:
         places = self._places
         if not places:
             return None
-        top_n = self.asked.top_n
-        return msgspec.structs.replace(
-            self.asked,
-            documents=[self.asked.documents[place] for place in places],
-            top_n=None if top_n is None else min(top_n, len(places)),
+        asked = self.asked.request
+        left = replace(
+            asked,
+            documents=[asked.documents[place] for place in places],
+            top_n=None if asked.top_n is None else min(asked.top_n, len(places)),
         )
+        return messages.Rank(left)
 
     def whole(self, rest: messages.Ranked | None) -> messages.Ranked:
         """The answer to all, from that to the rest."""

@@ -1,62 +1,42 @@
 """What the Celery worker and its compute process say to each other.
 
-Typed, encoded as MessagePack, one list of messages a frame; never pickle. `ticket` is a
-number that the launcher gives each request it sends, unique in the life of one compute process.
+Typed, encoded as MessagePack, one list of messages a frame; never pickle. `ticket` is a number
+that the launcher gives each request it sends, unique in the life of one compute process. It is the
+`request_id` of the request's record.
 """
 
 from collections.abc import Sequence
 
 import msgspec
 
-
-class Beams(msgspec.Struct, frozen=True):
-    """Beam search in place of sampling."""
-
-    width: int
-    length_penalty: float
-    early_stopping: bool
-
-
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How a text is continued; the engine's SamplingParams, with bad words still as texts."""
-
-    max_tokens: int
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
-    bad_words: list[str] = []
-    stop: list[bytes] = []
-    stop_token_ids: list[int] = []
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    n: int = 1
-    beams: Beams | None = None
-    logprobs: int | None = None
+from nightjar.requests import GenerateRequest, RankRequest
 
 
 class Generate(msgspec.Struct, frozen=True, tag=True):
-    """Generate an answer to one prompt."""
+    """Generate an answer to one prompt.
 
-    ticket: int
-    token_ids: list[int]
-    sampling: Sampling
-    prompt_vectors: str | None = None
+    bad_words: still as texts, because only the compute process has the tokenizer; the request's
+    own are empty.
+    """
+
+    request: GenerateRequest
+    bad_words: list[str] = []
+
+    @property
+    def ticket(self) -> int:
+        """The number that the launcher knows the request by."""
+        return self.request.request_id
 
 
 class Rank(msgspec.Struct, frozen=True, tag=True):
-    """Score documents after a query; the best `top_n` of them, or all."""
+    """Score documents after a query."""
 
-    ticket: int
-    query_ids: list[int]
-    documents: list[list[int]]
-    prompt_vectors: str | None = None
-    top_n: int | None = None
+    request: RankRequest
+
+    @property
+    def ticket(self) -> int:
+        """The number that the launcher knows the request by."""
+        return self.request.request_id
 
 
 class RegisterVectors(msgspec.Struct, frozen=True, tag=True):

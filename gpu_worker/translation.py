@@ -1,21 +1,19 @@
 """Between messages and the engine: bad words become token ids, generated ids bytes."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import accumulate
 
 from nightjar.checkpoints import Tokenizer
 from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.engine import (
-    BeamSearch,
     GenerateOutput,
-    GenerateRequest,
     GenerateResult,
-    RankRequest,
     RankResult,
     RequestFailed,
     Result,
-    SamplingParams,
 )
+from nightjar.requests import GenerateRequest, RankRequest
 
 
 class Translator:
@@ -28,20 +26,15 @@ class Translator:
         """What the engine is asked."""
         match message:
             case messages.Generate():
-                return GenerateRequest(
-                    request_id=message.ticket,
-                    token_ids=message.token_ids,
-                    sampling=self._sampling(message.sampling),
-                    prompt_vectors=message.prompt_vectors,
-                )
+                return self._generate(message)
             case messages.Rank():
-                return RankRequest(
-                    request_id=message.ticket,
-                    query_ids=message.query_ids,
-                    documents=message.documents,
-                    prompt_vectors=message.prompt_vectors,
-                    top_n=message.top_n,
-                )
+                return message.request
+
+    def _generate(self, message: messages.Generate) -> GenerateRequest:
+        if not message.bad_words:
+            return message.request
+        spelt = tuple(self._spellings(message.bad_words))
+        return replace(message.request, sampling=replace(message.request.sampling, bad_words=spelt))
 
     def answer(self, outcome: Result) -> messages.Answer:
         """What the worker is told."""
@@ -63,32 +56,6 @@ class Translator:
                 return messages.Failed(
                     ticket=outcome.request_id, code=outcome.code, message=outcome.message
                 )
-
-    def _sampling(self, asked: messages.Sampling) -> SamplingParams:
-        beams = None
-        if asked.beams is not None:
-            given = asked.beams
-            beams = BeamSearch(given.width, given.length_penalty, given.early_stopping)
-        return SamplingParams(
-            max_tokens=asked.max_tokens,
-            temperature=asked.temperature,
-            top_k=asked.top_k,
-            top_p=asked.top_p,
-            min_p=asked.min_p,
-            seed=asked.seed,
-            repetition_penalty=asked.repetition_penalty,
-            presence_penalty=asked.presence_penalty,
-            frequency_penalty=asked.frequency_penalty,
-            logit_bias=asked.logit_bias,
-            bad_words=tuple(self._spellings(asked.bad_words)),
-            stop=tuple(asked.stop),
-            stop_token_ids=tuple(asked.stop_token_ids),
-            min_tokens=asked.min_tokens,
-            ignore_eos=asked.ignore_eos,
-            n=asked.n,
-            beams=beams,
-            logprobs=asked.logprobs,
-        )
 
     def _spellings(self, words: Iterable[str]) -> Iterator[tuple[int, ...]]:
         """The token sequences of bad words: as one begins a line, and as it follows a space."""

@@ -13,21 +13,22 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-MAX_TOKENS_LIMIT = 1_000_000
-MAX_DOCUMENTS = 10_000
-MAX_STOPS = 16
-MAX_STOP_BYTES = 1_024
-MAX_STOP_TOKEN_IDS = 256
-MAX_BAD_WORDS = 1_024
-MAX_BAD_WORD_BYTES = 256
-MAX_LOGIT_BIAS = 1_024
-MAX_LOGPROBS = 20
-MAX_SAMPLES = 128
-MAX_BEAMS = 128
+from nightjar.requests import (
+    BODY_TEMPERATURE,
+    LIMITS,
+    MAX_BAD_WORD_BYTES,
+    MAX_BAD_WORDS,
+    MAX_DOCUMENTS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_BYTES,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    MAX_TOKEN_ID,
+)
+
 MAX_MESSAGES = 10_000
 MAX_ROLE = 64  # characters
 MAX_VARIABLE_DEPTH = 32
-MAX_TOKEN_ID = 2**31 - 1  # token ids are stored as int32
 
 # What a chat template is given beside the request's own variables.
 TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -136,14 +137,15 @@ def _check_logit_bias(value: object) -> object:
     for token, bias in value.items():
         if not _TOKEN_ID.fullmatch(token) or int(token) > MAX_TOKEN_ID:
             raise _refuse("invalid_value", f'its keys must be token ids, "0" to "{MAX_TOKEN_ID}"')
-        if type(bias) not in (int, float) or not -100 <= bias <= 100:
-            raise _refuse("invalid_value", f"the bias of token {token} must be from -100 to 100")
+        if type(bias) not in (int, float) or not _BIAS.holds(bias):
+            raise _refuse("invalid_value", f"the bias of token {token} must be {_BIAS.words()}")
         biases[token] = float(bias)
     return biases
 
 
 # One way to write each, so that no token can be given twice.
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+_BIAS = LIMITS["logit_bias"]
 
 
 def _check_logprobs(value: object) -> object:
@@ -317,18 +319,27 @@ class _Body(BaseModel):
         raise _refuse("unsupported", f"is not a field of this request; {mend}", _printable(name))
 
 
+def _within(name: str, *, low: float | None = None, high: float | None = None) -> Any:  # noqa: ANN401
+    """Pydantic's bounds of a field, from its limit; low and high replace an end."""
+    limit = LIMITS[name]
+    least = limit.low if low is None else low
+    most = limit.high if high is None else high
+    return Field(gt=least, le=most) if limit.above else Field(ge=least, le=most)
+
+
 class GenerationBody(_Body):
     """What every request for a text has, beside what the text goes on from."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)] = 16
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0  # 0: greedy
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKEN_ID)] = 0  # 0: off
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    max_tokens: Annotated[int, _within("max_tokens")] = 16
+    temperature: Annotated[float, _within("temperature", high=BODY_TEMPERATURE)] = 1.0  # 0: greedy
+    top_p: Annotated[float, _within("top_p")] = 1.0
+    top_k: Annotated[int, _within("top_k", low=-1)] = 0  # 0 and -1: off
+    min_p: Annotated[float, _within("min_p")] = 0.0
+    top_a: Annotated[float, _within("top_a")] = 0.0
+    seed: Annotated[int, _within("seed")] | None = None
+    repetition_penalty: Annotated[float, _within("repetition_penalty")] = 1.0
+    presence_penalty: Annotated[float, _within("presence_penalty")] = 0.0
+    frequency_penalty: Annotated[float, _within("frequency_penalty")] = 0.0
     logit_bias: Annotated[dict[str, float], BeforeValidator(_check_logit_bias)] = Field(
         default_factory=dict
     )
@@ -337,15 +348,15 @@ class GenerationBody(_Body):
     stop_token_ids: Annotated[list[int], BeforeValidator(_check_stop_token_ids)] = Field(
         default_factory=list
     )
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT)] = 0
+    min_tokens: Annotated[int, _within("min_tokens")] = 0
     ignore_eos: bool = False
-    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    n: Annotated[int, _within("n")] = 1
     best_of: Annotated[int | None, Field(exclude=True)] = None
-    beam_width: Annotated[int, Field(ge=1, le=MAX_BEAMS)] | None = None
-    length_penalty: Annotated[float, Field(ge=-10, le=10)] = 1.0
+    beam_width: Annotated[int, _within("beam_width")] | None = None
+    length_penalty: Annotated[float, _within("length_penalty")] = 1.0
     early_stopping: bool = False
     logprobs: Annotated[
-        Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, BeforeValidator(_check_logprobs)
+        Annotated[int, _within("logprobs")] | None, BeforeValidator(_check_logprobs)
     ] = None
 
     @model_validator(mode="after")
@@ -422,7 +433,7 @@ class ChatBody(GenerationBody):
     """
 
     messages: Annotated[list[dict[str, str]], BeforeValidator(_check_messages)]
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)] = 256
+    max_tokens: Annotated[int, _within("max_tokens")] = 256
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_check_variables)] = Field(
         default_factory=dict
     )

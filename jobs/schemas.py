@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from nightjar.jobs.bodies import ChatBody, CompletionBody, RerankBody
 from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow, RequestKind
+from nightjar.requests import BODY_TEMPERATURE, LIMITS
 
 __all__ = ["MAX_LINE_BYTES", "BodyError", "CompletionBody", "RerankBody", "parse_batch_line"]
 
@@ -26,25 +27,21 @@ URLS = {
 }
 UTF8_MARK = b"\xef\xbb\xbf"  # some editors write it at the beginning of a file
 
-# What to do about a field, by its name, when the type or range of its value is wrong.
+_INTEGERS = {"max_tokens", "n", "beam_width", "logprobs"}
+# What to do about a field, by its name, when the type or range of its value is wrong. The hints of
+# numbers follow from their limits.
 HINTS = {
+    **{
+        name: f"give {'an integer' if name in _INTEGERS else 'a number'} {limit.words()}"
+        for name, limit in LIMITS.items()
+    },
     "model": "give the model's name, or leave it out",
-    "max_tokens": "give an integer from 1 to 1000000",
-    "temperature": "give a number from 0 (greedy) to 2",
-    "top_p": "give a number above 0 and at most 1",
+    "temperature": f"give a number {LIMITS['temperature'].words(high=BODY_TEMPERATURE)}",
     "top_k": "give an integer, 0 or -1 to turn it off",
-    "min_p": "give a number from 0 (off) to 1",
     "seed": "give a 64-bit integer",
-    "repetition_penalty": "give a number from 0.01 to 100; 1 is off",
-    "presence_penalty": "give a number from -2 to 2",
-    "frequency_penalty": "give a number from -2 to 2",
     "min_tokens": "give an integer from 0 to max_tokens",
-    "n": "give an integer from 1 to 128",
     "best_of": "leave it out",
-    "beam_width": "give an integer from 1 to 128",
-    "length_penalty": "give a number from -10 to 10",
     "early_stopping": "give true or false",
-    "logprobs": "give an integer from 0 to 20",
     "ignore_eos": "give true or false",
     "return_documents": "give true or false",
     "messages": 'give a list of {"role": ..., "content": ...}',

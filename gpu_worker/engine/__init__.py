@@ -4,18 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 from nightjar.gpu_worker.engine.config import GPU_MEMORY_SHARE, EngineConfig
 from nightjar.gpu_worker.engine.requests import (
-    BeamSearch,
     GenerateOutput,
-    GenerateRequest,
     GenerateResult,
-    RankRequest,
     RankResult,
-    Request,
     RequestFailed,
     Result,
-    SamplingParams,
     TokenLogprobs,
 )
+from nightjar.requests import BeamSearch, GenerateRequest, RankRequest, Request, SamplingParams
 
 if TYPE_CHECKING:
     from nightjar.gpu_worker.engine.loop import Engine

@@ -18,15 +18,11 @@ from nightjar.gpu_worker.engine.ranking import (
     apart_if_long,
     shared_beginnings,
 )
-from nightjar.gpu_worker.engine.requests import (
-    GenerateRequest,
-    RankRequest,
-    Request,
-    RequestFailed,
-)
+from nightjar.gpu_worker.engine.requests import RequestFailed
 from nightjar.gpu_worker.engine.sequence import GenerateSequence, Prefix, TextJob
 from nightjar.gpu_worker.engine.stopping import StopMatcher, end_tokens
 from nightjar.gpu_worker.engine.validation import Validator, blocks_of_texts
+from nightjar.requests import GenerateRequest, RankRequest, Request
 
 logger = logging.getLogger(__name__)
 

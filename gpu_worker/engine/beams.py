@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from nightjar.gpu_worker.engine.requests import BeamSearch
+from nightjar.requests import BeamSearch
 
 Text = TypeVar("Text")
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nightjar import kernels
-from nightjar.gpu_worker.engine.requests import SamplingParams
+from nightjar.requests import SamplingParams
 
 
 class TokenCounts:
@@ -71,7 +71,8 @@ class LogitsProcessors:
     """The changes that one request makes.
 
     penalties: repetition, presence, frequency; counts: the tokens they are for, None where all
-    three are off.  bias: ids int64[n] and what is added float32[n].
+    three are off.  bias: ids int64[n] and what is added float32[n].  top_a: the share and the
+    temperature; None where it is off, as it is at temperature 0.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class LogitsProcessors:
             np.fromiter(params.logit_bias.keys(), np.int64),
             np.fromiter(params.logit_bias.values(), np.float32),
         )
+        self.top_a = (params.top_a, params.temperature) if _filters(params) else None
         self._bad_words = BadWords(params.bad_words)
         self._min_tokens = params.min_tokens
         self._ends = frozenset(ends)
@@ -103,7 +105,13 @@ class LogitsProcessors:
             or params.logit_bias
             or params.bad_words
             or params.min_tokens
+            or _filters(params)
         )
+
+    @staticmethod
+    def need_host(params: SamplingParams) -> bool:
+        """Whether the parameters change scores in a way that windows of steps on a GPU cannot."""
+        return bool(params.logit_bias or params.bad_words or _filters(params))
 
     def blocked(self, generated: list[int]) -> set[int]:
         """Tokens that cannot be chosen after `generated`."""
@@ -112,7 +120,8 @@ class LogitsProcessors:
 
 
 def process_logits(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, list[int]]]) -> None:
-    """Change the rows that ask for it: blocked tokens, bias, penalties, in vLLM's order.
+    """Change the rows that ask for it: blocked tokens, bias, penalties, in vLLM's order;
+    then top_a.
 
     logits: float32[B, V], changed; rows: each row's processors and the tokens generated so far.
     """
@@ -131,6 +140,33 @@ def process_logits(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, li
             logits, *places, kernels.upload(torch.from_numpy(values), logits.device)
         )
     _penalize(logits, rows)
+    _keep_top_a(logits, rows)
+
+
+def _filters(params: SamplingParams) -> bool:
+    """Whether top_a removes tokens; a greedy choice is always the most probable token."""
+    return params.top_a > 0 and params.temperature > 0
+
+
+def _keep_top_a(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, list[int]]]) -> None:
+    """-inf for tokens whose probability is less than top_a times the square of the largest one.
+
+    The definition of the parameter of that name in Aphrodite Engine and of KoboldAI's Top-a.  The
+    probabilities are those after the temperature and before top_k, top_p and min_p.  The most
+    probable token always stays, because top_a is at most 1.
+    """
+    filtered = {row: one.top_a for row, (one, _) in rows.items() if one.top_a is not None}
+    if not filtered:
+        return
+    chosen = kernels.upload(torch.tensor(list(filtered)), logits.device)
+    given = torch.tensor(list(filtered.values()), dtype=torch.float32)
+    share, temperature = kernels.upload(given, logits.device).unsqueeze(2).unbind(1)
+    scores = logits[chosen]
+    # From the best score down, so that a temperature next to 0 gives no NaN.
+    falling = scores - scores.amax(-1, keepdim=True)
+    weights = (falling / temperature.clamp(min=1e-30)).softmax(-1)
+    limits = share * weights.amax(-1, keepdim=True).square()
+    logits[chosen] = scores.masked_fill(weights < limits, float("-inf"))
 
 
 def _penalize(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, list[int]]]) -> None:

@@ -19,7 +19,7 @@ from nightjar.gpu_worker.engine.kv_cache import BlockPool
 from nightjar.gpu_worker.engine.plan import Job, StepOutput, StepPlan
 from nightjar.gpu_worker.engine.progress import Progress
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
-from nightjar.gpu_worker.engine.requests import Request, RequestFailed, Result
+from nightjar.gpu_worker.engine.requests import RequestFailed, Result
 from nightjar.gpu_worker.engine.rescue import NOT_FINITE, Rescue
 from nightjar.gpu_worker.engine.scheduler import Scheduler
 from nightjar.gpu_worker.engine.sizing import cache_blocks, rescue_config
@@ -28,6 +28,7 @@ from nightjar.gpu_worker.engine.windows import DecodeWindows
 from nightjar.gpu_worker.models import Decoder
 from nightjar.gpu_worker.models.precision import COMPUTED_IN
 from nightjar.kernels.device import require_working
+from nightjar.requests import Request
 
 logger = logging.getLogger(__name__)
 

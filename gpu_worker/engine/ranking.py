@@ -10,8 +10,8 @@ from itertools import pairwise
 import numpy as np
 
 from nightjar.gpu_worker.engine.kv_cache import BlockTable
-from nightjar.gpu_worker.engine.requests import RankRequest
 from nightjar.gpu_worker.engine.sequence import Prefix
+from nightjar.requests import RankRequest
 
 MIN_SAVED_ROWS = 48
 """Rows that sharing the beginning of documents must save: a prefix of its own computes the end of

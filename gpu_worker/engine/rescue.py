@@ -9,7 +9,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from nightjar.gpu_worker.engine.requests import Request, RequestFailed, Result
+from nightjar.gpu_worker.engine.requests import RequestFailed, Result
+from nightjar.requests import Request
 
 logger = logging.getLogger(__name__)
 

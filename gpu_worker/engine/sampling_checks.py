@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nightjar.gpu_worker.engine.errors import RefusedError
-from nightjar.gpu_worker.engine.requests import BeamSearch, SamplingParams
+from nightjar.requests import (
+    LIMITS,
+    MAX_BAD_WORD_SEQUENCES,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    MAX_STOPS_BYTES,
+    SAME_IN_BODY,
+    BeamSearch,
+    SamplingParams,
+)
 
-# As much as a request body may hold (jobs/bodies.py), so that no request is accepted there and
-# refused here.
-MAX_STOPS = 16
-MAX_STOPS_BYTES = 16_384
-"""All stops of a request together: each byte costs a row in the automaton."""
-MAX_STOP_TOKEN_IDS = 256
-MAX_BAD_WORDS = 2_048
-"""Token sequences: a text becomes two of them, with and without a leading space."""
-MAX_LOGIT_BIAS = 1_024
-MAX_LOGPROBS = 20
-MAX_SAMPLES = 128
-MAX_BEAMS = 128
-MAX_TEMPERATURE = 100.0
-"""Next to no difference between tokens is left far below it; FP32 ends at 3e38."""
-REPETITION_PENALTY = (0.01, 100.0)
-"""Far past use, and near enough to 1 that no score overflows."""
+# The vocabulary bounds top_k and the context max_tokens; any 64 bits are a seed.
+_RANGES = tuple(
+    name
+    for name in SAME_IN_BODY
+    if name in LIMITS and name not in {"top_k", "max_tokens", "min_tokens"}
+)
 
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     """Raise RefusedError for parameters that describe no distribution or no end."""
-    _check_draw(params)
+    _check_ranges(params)
     _check_ends(params, vocab_size)
     _check_processors(params, vocab_size)
     _check_outputs(params)
@@ -40,9 +40,13 @@ def _require(fine: bool, message: str) -> None:
         raise RefusedError("invalid_sampling", message)
 
 
-def _require_within(name: str, value: float, low: float, high: float) -> None:
-    # A NaN is in no range.
-    _require(low <= value <= high, f"{name} is {value}: must be from {low:g} to {high:g}")
+def _require_within(name: str, value: float, called: str | None = None) -> None:
+    """Check a value against the limit of the field `name`; `called` names it in the message."""
+    limit = LIMITS[name]
+    ends = f"must be from {limit.low:g} to {limit.high:g}"
+    if limit.above:
+        ends = f"must be more than {limit.low:g} and at most {limit.high:g}"
+    _require(limit.holds(value), f"{called or name} is {value}: {ends}")
 
 
 def _require_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
@@ -53,12 +57,13 @@ def _require_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
         )
 
 
-def _check_draw(params: SamplingParams) -> None:
-    top_k, top_p = params.top_k, params.top_p
-    _require_within("temperature", params.temperature, 0, MAX_TEMPERATURE)
-    _require(top_k >= 0, f"top_k is {top_k}: must be 0 (off) or more")
-    _require(0 < top_p <= 1, f"top_p is {top_p}: must be more than 0 and at most 1")
-    _require_within("min_p", params.min_p, 0, 1)
+def _check_ranges(params: SamplingParams) -> None:
+    """Every number of the record that has a limit, except those that are checked elsewhere."""
+    for name in _RANGES:
+        value = getattr(params, name)
+        if value is not None:
+            _require_within(name, value)
+    _require(params.top_k >= 0, f"top_k is {params.top_k}: must be 0 (off) or more")
 
 
 def _check_ends(params: SamplingParams, vocab_size: int) -> None:
@@ -81,18 +86,18 @@ def _check_ends(params: SamplingParams, vocab_size: int) -> None:
 
 
 def _check_processors(params: SamplingParams, vocab_size: int) -> None:
-    _require_within("repetition_penalty", params.repetition_penalty, *REPETITION_PENALTY)
-    _require_within("presence_penalty", params.presence_penalty, -2, 2)
-    _require_within("frequency_penalty", params.frequency_penalty, -2, 2)
     bias = params.logit_bias
     _require(
         len(bias) <= MAX_LOGIT_BIAS, f"logit_bias: {len(bias)} tokens: at most {MAX_LOGIT_BIAS}"
     )
     _require_ids("logit_bias", list(bias), vocab_size)
     for token, value in bias.items():
-        _require_within(f"logit_bias of token {token}", value, -100, 100)
+        _require_within("logit_bias", value, f"logit_bias of token {token}")
     words = params.bad_words
-    _require(len(words) <= MAX_BAD_WORDS, f"bad_words: {len(words)} words: at most {MAX_BAD_WORDS}")
+    _require(
+        len(words) <= MAX_BAD_WORD_SEQUENCES,
+        f"bad_words: {len(words)} words: at most {MAX_BAD_WORD_SEQUENCES}",
+    )
     _require(all(words), "bad_words: a word has no tokens")
     for word in words:
         _require_ids("bad_words", word, vocab_size)
@@ -105,18 +110,15 @@ def _check_processors(params: SamplingParams, vocab_size: int) -> None:
 
 
 def _check_outputs(params: SamplingParams) -> None:
-    _require_within("n", params.n, 1, MAX_SAMPLES)
     _require(
         params.n == 1 or params.temperature > 0 or params.beams is not None,
         f"n is {params.n} with temperature 0: every text would be the same; ask for one, or give "
         "a temperature or beam_width",
     )
-    if params.logprobs is not None:
-        _require_within("logprobs", params.logprobs, 0, MAX_LOGPROBS)
 
 
 def _check_beams(params: SamplingParams, beams: BeamSearch) -> None:
-    _require_within("beam_width", beams.width, 1, MAX_BEAMS)
+    _require_within("beam_width", beams.width)
     _require(
         params.n <= beams.width,
         f"n is {params.n} with a beam_width of {beams.width}: must be at most the width",
@@ -125,7 +127,7 @@ def _check_beams(params: SamplingParams, beams: BeamSearch) -> None:
         params.temperature == 0,
         f"temperature is {params.temperature} with beam_width: beam search draws nothing; give 0",
     )
-    _require_within("length_penalty", beams.length_penalty, -10, 10)
+    _require_within("length_penalty", beams.length_penalty)
     changed = {
         "repetition_penalty": params.repetition_penalty != 1,
         "presence_penalty": params.presence_penalty != 0,

@@ -13,14 +13,9 @@ from torch import Tensor
 from nightjar.gpu_worker.engine.beams import BeamState
 from nightjar.gpu_worker.engine.kv_cache import BlockTable
 from nightjar.gpu_worker.engine.logits_processors import LogitsProcessors
-from nightjar.gpu_worker.engine.requests import (
-    FinishReason,
-    GenerateOutput,
-    GenerateRequest,
-    SamplingParams,
-    TokenLogprobs,
-)
+from nightjar.gpu_worker.engine.requests import FinishReason, GenerateOutput, TokenLogprobs
 from nightjar.gpu_worker.engine.stopping import StopMatcher
+from nightjar.requests import GenerateRequest, SamplingParams
 
 
 @dataclass(slots=True, eq=False)

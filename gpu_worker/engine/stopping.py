@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 from functools import lru_cache
 
-from nightjar.gpu_worker.engine.requests import FinishReason, SamplingParams
+from nightjar.gpu_worker.engine.requests import FinishReason
+from nightjar.requests import SamplingParams
 
 ROOT = 0
 

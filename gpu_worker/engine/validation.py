@@ -11,13 +11,8 @@ from nightjar.gpu_worker.engine.errors import RefusedError
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
 from nightjar.gpu_worker.engine.ranking import LONG_DOCUMENT
-from nightjar.gpu_worker.engine.requests import (
-    GenerateRequest,
-    RankRequest,
-    Request,
-    SamplingParams,
-)
 from nightjar.gpu_worker.engine.sampling_checks import check_sampling
+from nightjar.requests import GenerateRequest, RankRequest, Request, SamplingParams
 
 
 class Validator:

@@ -19,6 +19,7 @@ from nightjar.gpu_worker.engine.device_state import (
     token_texts,
 )
 from nightjar.gpu_worker.engine.graphs import WARM_UPS, CudaGraphs, Recorder, Step, eager
+from nightjar.gpu_worker.engine.logits_processors import LogitsProcessors
 from nightjar.gpu_worker.engine.plan import StepPlan
 from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence
 from nightjar.gpu_worker.engine.upkeep import CacheUpkeep
@@ -250,17 +251,16 @@ def window_length(left: Sequence[int], most: int, *, crowded: bool) -> int:
 
 
 def _serves(sequence: GenerateSequence) -> bool:
-    """Whether the device can continue a text by itself.
+    """Whether the device can continue a sequence by itself.
 
-    The host is needed for log-probabilities, beams, bias and bad words, and as long as end tokens
-    are blocked because the text is too short.
+    The host is needed for log-probabilities, beams and what `LogitsProcessors.need_host` names. It
+    is also needed until `min_tokens` are generated, because end tokens are blocked.
     """
     params = sequence.sampling
     return (
         params.logprobs is None
         and params.beams is None
-        and not params.logit_bias
-        and not params.bad_words
+        and not LogitsProcessors.need_host(params)
         and len(sequence.generated) >= params.min_tokens
     )
 

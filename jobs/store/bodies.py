@@ -19,6 +19,7 @@ _GENERATE: Mapping[str, Any] = {
     "top_p": 1.0,
     "top_k": 0,
     "min_p": 0.0,
+    "top_a": 0.0,
     "seed": None,
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,

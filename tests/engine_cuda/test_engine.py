@@ -81,7 +81,7 @@ def test_rankings_have_the_scores_of_the_cpu(on_device, by_cpu, texts):
 
 
 def test_requests_that_the_host_has_a_part_in(on_device, by_cpu, texts):
-    """Log-probabilities, beams, bias, bad words, several samples, prompt vectors."""
+    """Log-probabilities, beams, bias, bad words, top_a, several samples, prompt vectors."""
     requests = [
         generate(1, prompt(9, 1), max_tokens=4, logprobs=3),
         generate(2, prompt(9, 2), max_tokens=4, beams=BeamSearch(2)),
@@ -89,6 +89,7 @@ def test_requests_that_the_host_has_a_part_in(on_device, by_cpu, texts):
         generate(4, prompt(9, 4), max_tokens=4, n=3, temperature=1.0, seed=5),
         generate(5, [320, 321, 5], max_tokens=4, vectors="task"),
         generate(6, prompt(9, 6), max_tokens=4, min_tokens=3, ignore_eos=False),
+        generate(7, prompt(9, 7), max_tokens=4, temperature=0.1, top_a=0.3, seed=8),
     ]
     vectors = {"task": torch.randn(2, 128, generator=torch.Generator().manual_seed(1))}
     got = run(on_device, texts, requests, vectors, **CACHE)

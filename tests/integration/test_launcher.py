@@ -26,6 +26,7 @@ from nightjar.gpu_worker.launcher import (
     Launcher,
     LauncherError,
 )
+from nightjar.requests import RankRequest
 from tests.models import save_gpt2
 from tests.processes import wait_until
 
@@ -44,8 +45,8 @@ def launcher(tiny_model: Path) -> Iterator[Launcher]:
 def generate(
     ticket: int, ids: list[int], max_tokens: int, vectors: str | None = None
 ) -> messages.Generate:
-    sampling = messages.Sampling(max_tokens=max_tokens, ignore_eos=True)
-    return messages.Generate(ticket, ids, sampling, prompt_vectors=vectors)
+    sampling = SamplingParams(max_tokens, ignore_eos=True)
+    return messages.Generate(GenerateRequest(ticket, ids, sampling, vectors))
 
 
 def ask(launcher: Launcher, *, count: int = 1, max_tokens: int = 4) -> InFlight:
@@ -88,7 +89,7 @@ def test_answers_come_in_the_order_of_the_requests(launcher: Launcher) -> None:
     flight = launcher.submit(
         [
             partial(generate, ids=[5, 6], max_tokens=3),
-            lambda ticket: messages.Rank(ticket, [5, 6], [[7], [8, 9]]),
+            lambda ticket: messages.Rank(RankRequest(ticket, [5, 6], [[7], [8, 9]])),
             partial(generate, ids=[], max_tokens=3),
         ]
     )
@@ -103,9 +104,13 @@ def test_answers_come_in_the_order_of_the_requests(launcher: Launcher) -> None:
 def test_sampling_crosses_the_pipe(launcher: Launcher, tiny_model: Path) -> None:
     """Bad words as texts on the way there, tokens as bytes on the way back."""
 
-    def answer(**fields: Any) -> messages.Output:
-        sampling = messages.Sampling(max_tokens=9, ignore_eos=True, logprobs=2, **fields)
-        flight = launcher.submit([lambda ticket: messages.Generate(ticket, [5, 6, 7], sampling)])
+    def answer(*bad_words: str, **fields: Any) -> messages.Output:
+        sampling = SamplingParams(max_tokens=9, ignore_eos=True, logprobs=2, **fields)
+
+        def message(ticket: int) -> messages.Generate:
+            return messages.Generate(GenerateRequest(ticket, [5, 6, 7], sampling), list(bad_words))
+
+        flight = launcher.submit([message])
         (generated,) = answers(flight)
         assert isinstance(generated, messages.Generated)
         (output,) = generated.outputs
@@ -116,7 +121,7 @@ def test_sampling_crosses_the_pipe(launcher: Launcher, tiny_model: Path) -> None
 
     (x,) = ModelDirectory.open(tiny_model).tokenizer().encode("x")
     assert answer(logit_bias={x: 100.0}).text == b"x" * 9
-    banned = answer(logit_bias={x: 100.0}, bad_words=["x"])
+    banned = answer("x", logit_bias={x: 100.0})
     assert b"x" not in [report.token for report in banned.reports or ()]
     drawn = [answer(temperature=1.5, min_p=0.01, seed=seed).text for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]

@@ -21,6 +21,7 @@ from nightjar.gpu_worker import messages
 from nightjar.gpu_worker.compute_group import ComputeConfig
 from nightjar.gpu_worker.launcher import ComputeLostError, InFlight, Launcher, LauncherError
 from nightjar.gpu_worker.models import load_model
+from nightjar.requests import GenerateRequest, SamplingParams
 from tests.families import CASES, save_family
 from tests.processes import all_ended, wait_until
 from tests.shards import answers, assert_same, every_kind, first_logits, process_leader
@@ -65,8 +66,8 @@ def launcher(tiny_model: Path) -> Iterator[Launcher]:
 def generate(
     ticket: int, ids: list[int], max_tokens: int, vectors: str | None = None
 ) -> messages.Generate:
-    sampling = messages.Sampling(max_tokens=max_tokens, ignore_eos=True)
-    return messages.Generate(ticket, ids, sampling, prompt_vectors=vectors)
+    sampling = SamplingParams(max_tokens, ignore_eos=True)
+    return messages.Generate(GenerateRequest(ticket, ids, sampling, vectors))
 
 
 def ask(launcher: Launcher, count: int = 1, max_tokens: int = 8) -> InFlight:

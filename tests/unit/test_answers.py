@@ -1,6 +1,7 @@
 """From a stored request to a message, and from the compute process's answer to OpenAI's object."""
 
 import codecs
+import dataclasses
 import json
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,7 @@ from nightjar.jobs.equality import derived_seed
 from nightjar.jobs.records import ClaimedRequest, RequestKind
 from nightjar.jobs.schemas import validate_body
 from nightjar.jobs.store.bodies import load_body
+from nightjar.requests import BeamSearch, SamplingParams
 
 BY = Computed("tiny", "bf16")
 
@@ -25,17 +27,21 @@ def claimed(**fields: Any) -> ClaimedRequest:
     return ClaimedRequest(5, 0, "row-0", RequestKind.GENERATE, stored, [[3, 4, 5]])
 
 
-def sampling(**fields: Any) -> messages.Sampling:
+def sampling(**fields: Any) -> SamplingParams:
+    return generate(**fields).request.sampling
+
+
+def generate(**fields: Any) -> messages.Generate:
     message = make_message(claimed(**fields), 9)
     assert isinstance(message, messages.Generate)
     (back,) = messages.decode_to_compute(messages.encode([message]))
     assert back == message
-    return message.sampling
+    return message
 
 
 def test_defaults_are_openais() -> None:
     seed = derived_seed(claimed().custom_id)
-    assert sampling() == messages.Sampling(max_tokens=16, temperature=1.0, seed=seed)
+    assert sampling() == SamplingParams(max_tokens=16, temperature=1.0, seed=seed)
 
 
 def stored(kind: RequestKind, body: dict[str, Any], segments: list[list[int]]) -> ClaimedRequest:
@@ -48,7 +54,8 @@ def test_a_body_of_an_older_version_means_what_it_meant() -> None:
     body = {"prompt": "hi", "max_tokens": 7, "temperature": 0.5, "seed": 3, "stop": ["x"]}
     message = make_message(stored(RequestKind.GENERATE, body, [[3, 4]]), 9)
     assert isinstance(message, messages.Generate)
-    assert message.sampling == messages.Sampling(max_tokens=7, temperature=0.5, seed=3, stop=[b"x"])
+    expected = SamplingParams(max_tokens=7, temperature=0.5, seed=3, stop=(b"x",))
+    assert message.request.sampling == expected
 
 
 @given(missing=st.sets(st.sampled_from(sorted(set(claimed().body) - {"prompt", "max_tokens"}))))
@@ -63,7 +70,7 @@ def test_a_ranking_of_an_older_version_returns_every_document() -> None:
     request = stored(RequestKind.RANK, {"query": "q", "documents": ["a", "b"]}, [[1], [2], [3]])
     message = make_message(request, 9)
     assert isinstance(message, messages.Rank)
-    assert message.top_n is None
+    assert message.request.top_n is None
     result = make_result(request, messages.Ranked(9, [2.0, 1.0], [1, 1]), BY)
     assert result.body is not None
     assert [one["index"] for one in result.body["results"]] == [1, 0]
@@ -76,24 +83,32 @@ def test_every_field_reaches_the_compute_process() -> None:
         "top_k": 7,
         "top_p": 0.9,
         "min_p": 0.1,
+        "top_a": 0.2,
         "seed": 12,
         "repetition_penalty": 1.2,
         "presence_penalty": 0.3,
         "frequency_penalty": -0.4,
-        "bad_words": ["x", "y"],
-        "stop_token_ids": [8],
         "min_tokens": 3,
         "ignore_eos": True,
         "n": 2,
         "logprobs": 4,
     }
-    expected = messages.Sampling(**given, logit_bias={17: -5.0}, stop=["끝".encode()])
-    assert sampling(**given, logit_bias={"17": -5}, stop="끝") == expected
+    expected: dict[str, Any] = given | {
+        "logit_bias": {17: -5.0},
+        "stop": ("끝".encode(),),
+        "stop_token_ids": (8,),
+    }
+    spelt: dict[str, Any] = {"logit_bias": {"17": -5}, "stop": "끝", "stop_token_ids": [8]}
+    asked = generate(**given, **spelt, bad_words=["x", "y"])
+    assert asked.request.sampling == SamplingParams(**expected)
+    assert asked.bad_words == ["x", "y"]
+    others = {field.name for field in dataclasses.fields(SamplingParams)} - set(expected)
+    assert others == {"beams", "bad_words"}  # the compute process fills the latter
 
 
 def test_beams() -> None:
     asked = sampling(beam_width=3, length_penalty=0.5, early_stopping=True, n=2, seed=1)
-    assert asked.beams == messages.Beams(3, 0.5, early_stopping=True)
+    assert asked.beams == BeamSearch(3, 0.5, early_stopping=True)
     assert (asked.temperature, asked.n) == (0.0, 2)
 
 

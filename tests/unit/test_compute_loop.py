@@ -16,6 +16,7 @@ from nightjar.gpu_worker.engine import Result
 from nightjar.gpu_worker.fake_engine import FakeEngine
 from nightjar.gpu_worker.shards.activity import Activity
 from nightjar.gpu_worker.translation import Translator
+from nightjar.requests import GenerateRequest, SamplingParams
 
 PATIENCE_S = 30
 
@@ -50,8 +51,9 @@ def pipe(tiny_model: Path) -> Iterator[Connection]:
 
 
 def ask(pipe: Connection, *tickets: int) -> dict[int, messages.Answer]:
-    sampling = messages.Sampling(max_tokens=3)
-    frame = [messages.Generate(ticket, [5, 6], sampling) for ticket in tickets]
+    sampling = SamplingParams(max_tokens=3)
+    asked = [GenerateRequest(ticket, [5, 6], sampling) for ticket in tickets]
+    frame = [messages.Generate(request) for request in asked]
     pipe.send_bytes(messages.encode(frame))
     answers: dict[int, messages.Answer] = {}
     while len(answers) < len(tickets):

@@ -54,6 +54,7 @@ def requests():
         {"repetition_penalty": 1.3, "presence_penalty": 0.5},
         {"beams": BeamSearch(3), "n": 2},
         {"temperature": 0.7, "min_p": 0.05},
+        {"temperature": 0.7, "top_a": 0.2},
     ]
     made = []
     for i, params in enumerate(kinds):

@@ -2,9 +2,10 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nightjar.gpu_worker.engine import RankRequest, RequestFailed, SamplingParams
@@ -13,10 +14,10 @@ from nightjar.gpu_worker.engine.logits_processors import (
     TokenCounts,
     process_logits,
 )
-from nightjar.gpu_worker.engine.requests import BeamSearch
 from nightjar.gpu_worker.engine.sampling import next_tokens
 from nightjar.gpu_worker.engine.sequence import Choice
 from nightjar.gpu_worker.engine.stopping import end_tokens
+from nightjar.requests import BeamSearch
 from tests.engines import VOCAB, generate, ids, one, run
 from tests.sequences import written_text
 
@@ -65,6 +66,55 @@ parameters = st.builds(
     min_tokens=st.sampled_from([0, 0, 2, 9]),
     ignore_eos=st.booleans(),
 )
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    top_a=st.floats(0.001, 1),
+    temperature=st.floats(0.05, 5),
+    spread=st.sampled_from([0.1, 1.0, 8.0, 1000.0]),
+    seed=st.integers(0, 1000),
+)
+@example(top_a=1.0, temperature=1e-38, spread=1.0, seed=1)
+def test_top_a_keeps_what_its_definition_keeps(top_a, temperature, spread, seed):
+    """In float64, with NumPy: p >= top_a * max(p)^2.  A rounding may decide at the limit alone."""
+    logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(seed)) * spread
+    logits[1, 5] = -INF
+    params = SamplingParams(9, temperature=temperature, top_a=top_a)
+    plain = SamplingParams(9, temperature=temperature, presence_penalty=1.0)
+    rows = [sequence(params), sequence(params), sequence(plain)]
+    found = logits.clone()
+    process_logits(found, {i: (one.processors, one.generated) for i, one in enumerate(rows)})
+    assert torch.equal(found[2], logits[2])
+    for row, before in zip(found[:2], logits[:2], strict=True):
+        scores = before.double().numpy()
+        with np.errstate(over="ignore"):
+            weights = np.exp((scores - scores.max()) / temperature)
+        probs = weights / weights.sum()
+        limit = top_a * probs.max() ** 2
+        kept = ~row.isneginf().numpy()
+        assert kept[probs.argmax()]
+        assert kept[probs > limit * (1 + 1e-4)].all()
+        assert not kept[probs < limit * (1 - 1e-4)].any()
+        assert torch.equal(row[kept], before[kept])
+
+
+def test_top_a_decides_what_is_drawn(model, token_bytes):
+    """A bias makes token 7 likely: it alone is above the square of its probability."""
+
+    def drawn(**params):
+        asked = {"temperature": 1.0, "ignore_eos": True, "max_tokens": 20} | params
+        request = generate(9, logit_bias={7: 6.0}, **asked)
+        return one(model, token_bytes, request).outputs[0].token_ids
+
+    free = [drawn(seed=seed) for seed in range(3)]
+    assert all(set(tokens) > {7} for tokens in free)
+    assert [drawn(seed=seed, top_a=1e-30) for seed in range(3)] == free
+    assert [drawn(seed=seed, top_a=1.0) for seed in range(3)] == [[7] * 20] * 3
+
+
+def test_top_a_changes_no_greedy_choice():
+    assert sequence(SamplingParams(9, top_a=0.5)).processors is None
 
 
 @settings(max_examples=150, deadline=None)
@@ -298,6 +348,8 @@ BAD = [
     ({"min_p": -0.1}, "min_p is -0.1: must be from 0 to 1"),
     ({"min_p": 1.1}, "min_p"),
     ({"min_p": float("nan")}, "min_p is nan"),
+    ({"top_a": -0.1}, "top_a is -0.1: must be from 0 to 1"),
+    ({"top_a": float("nan")}, "top_a is nan"),
     ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0: must be from 0.01 to 100"),
     ({"repetition_penalty": -1.0}, "repetition_penalty"),
     ({"repetition_penalty": INF}, "repetition_penalty"),

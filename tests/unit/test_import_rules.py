@@ -41,8 +41,10 @@ RULES: list[tuple[str, set[str]]] = [
     ("nightjar/children.py", set()),
     ("nightjar/logs.py", set()),
     ("nightjar/process.py", set()),
+    ("nightjar/requests.py", set()),
 ]
-FOR_ALL = {"__version__", "children", "logs", "process"}
+# What every room may import; it imports nothing of ours itself.
+FOR_ALL = {"__version__", "children", "logs", "process", "requests"}
 # Third-party packages that the engine and the kernels may import: a bare GPU machine has no more.
 ENGINE_PACKAGES = {"torch", "numpy", "tokenizers", "safetensors", "jinja2", "cupy", "nightjar"}
 # Within the kernels: operands know no backend, and backends know neither the ops nor each other.
@@ -54,7 +56,13 @@ KERNEL_RULES: list[tuple[str, set[str]]] = [
     ("kernels/native/", OPERANDS | {"reference", "native"}),
     ("kernels/cuda/", OPERANDS | {"reference", "cuda"}),
 ]
-ENGINE_ROOMS = ("kernels/", "checkpoints/", "gpu_worker/engine/", "gpu_worker/models/")
+ENGINE_ROOMS = (
+    "nightjar/requests.py",
+    "kernels/",
+    "checkpoints/",
+    "gpu_worker/engine/",
+    "gpu_worker/models/",
+)
 # Only these may import a backend: the ops choose it, tests and benchmarks look at one of them.
 BACKENDS = ("reference", "native", "cuda")
 BACKEND_USERS = (

@@ -88,6 +88,7 @@ def test_rows_of_today_are_read_alike_for_ever(body: dict[str, Any]) -> None:
         "top_p": 1.0,
         "top_k": 0,
         "min_p": 0.0,
+        "top_a": 0.0,
         "seed": None,
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,

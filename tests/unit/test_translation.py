@@ -33,55 +33,58 @@ def translator(tokenizer: Tokenizer) -> Translator:
     return Translator(tokenizer)
 
 
-def asked(translator: Translator, sampling: messages.Sampling) -> SamplingParams:
-    request = translator.request(messages.Generate(4, [1, 2], sampling, "v@1"))
-    assert isinstance(request, GenerateRequest)
-    assert (request.request_id, request.token_ids, request.prompt_vectors) == (4, [1, 2], "v@1")
-    return request.sampling
+def request_for(sampling: SamplingParams) -> GenerateRequest:
+    return GenerateRequest(4, [1, 2], sampling, "v@1")
 
 
-def test_the_defaults_are_the_engines(translator: Translator) -> None:
-    assert asked(translator, messages.Sampling(max_tokens=5)) == SamplingParams(5)
-
-
-def test_every_field_is_carried(translator: Translator) -> None:
-    """Each set to a value of its own, so that none can be dropped or exchanged."""
-    message = messages.Sampling(
+def test_a_request_is_carried_as_it_is(translator: Translator) -> None:
+    """Each field has a value of its own, so that none can be dropped or exchanged on the wire."""
+    sampling = SamplingParams(
         max_tokens=30,
         temperature=0.1,
         top_k=2,
         top_p=0.3,
         min_p=0.4,
+        top_a=0.45,
         seed=5,
         repetition_penalty=0.6,
         presence_penalty=0.7,
         frequency_penalty=0.8,
         logit_bias={9: 0.9},
-        stop=[b"10"],
-        stop_token_ids=[11],
+        bad_words=((10,),),
+        stop=(b"10",),
+        stop_token_ids=(11,),
         min_tokens=12,
         ignore_eos=True,
         n=13,
-        beams=messages.Beams(14, 1.5, early_stopping=True),
+        beams=BeamSearch(14, 1.5, early_stopping=True),
         logprobs=16,
     )
-    expected = msgspec.structs.asdict(message) | {
-        "stop": (b"10",),
-        "stop_token_ids": (11,),
-        "bad_words": (),
-        "beams": BeamSearch(14, 1.5, early_stopping=True),
-    }
-    assert asked(translator, message) == SamplingParams(**expected)
-    assert set(expected) == {field.name for field in dataclasses.fields(SamplingParams)}
+    default = SamplingParams(1)
+    for name in (field.name for field in dataclasses.fields(SamplingParams)):
+        assert getattr(sampling, name) != getattr(default, name), name
+    frame = messages.encode([messages.Generate(request_for(sampling))])
+    (message,) = messages.decode_to_compute(frame)
+    assert isinstance(message, messages.Generate)
+    assert translator.request(message) == request_for(sampling)
+
+
+def test_a_message_without_a_newer_field_is_read() -> None:
+    """A new field has a default that changes nothing, for frames and bodies that lack it."""
+    written = msgspec.to_builtins(messages.Generate(request_for(SamplingParams(5))))
+    del written["request"]["sampling"]["top_a"]
+    (message,) = messages.decode_to_compute(msgspec.msgpack.encode([written]))
+    assert message == messages.Generate(request_for(SamplingParams(5, top_a=0.0)))
 
 
 def test_bad_words_are_tokens_with_and_without_a_space(
     translator: Translator, tokenizer: Tokenizer
 ) -> None:
-    message = messages.Sampling(max_tokens=5, bad_words=["좋은", " fox", "jumps over"])
+    plain = request_for(SamplingParams(5, seed=3))
+    found = translator.request(messages.Generate(plain, ["좋은", " fox", "jumps over"]))
     words = ["좋은", " 좋은", " fox", "jumps over", " jumps over"]
     expected = tuple(tuple(tokenizer.encode(word)) for word in words)
-    assert asked(translator, message).bad_words == expected
+    assert found == request_for(SamplingParams(5, seed=3, bad_words=expected))
     assert len(set(expected)) == 5
 
 
@@ -117,8 +120,10 @@ def test_outputs_are_reported_in_bytes(translator: Translator, tokenizer: Tokeni
 
 
 def test_rankings_and_failures(translator: Translator) -> None:
-    request = translator.request(messages.Rank(3, [1], [[2], [3, 4]]))
-    assert request == RankRequest(3, [1], [[2], [3, 4]])
+    asked = RankRequest(3, [1], [[2], [3, 4]], "v@1", 1)
+    (message,) = messages.decode_to_compute(messages.encode([messages.Rank(asked)]))
+    assert isinstance(message, messages.Rank)
+    assert translator.request(message) == asked
     ranked = translator.answer(RankResult(3, [0.5, 1.5], [1, 2], 1))
     assert ranked == messages.Ranked(3, [0.5, 1.5], [1, 2])
     failed = translator.answer(RequestFailed(3, "invalid_token", "why"))

@@ -9,6 +9,7 @@ from nightjar.gpu_worker.known_scores import Ranking, rankings
 from nightjar.gpu_worker.messages import Rank, Ranked
 from nightjar.jobs.records import CachedScore, ClaimedRequest, RequestKind
 from nightjar.pipeline.reuse import ResultCache
+from nightjar.requests import RankRequest
 
 DOCUMENTS = [[1], [2, 2], [3], [4]]
 KEYS = ["a", "b", "c", "d"]
@@ -16,12 +17,12 @@ KEYS = ["a", "b", "c", "d"]
 
 def ranking(known: dict[str, float], top_n: int | None = None) -> Ranking:
     scores = [CachedScore(key, known[key], 7) if key in known else None for key in KEYS]
-    return Ranking(Rank(5, [9], DOCUMENTS, "v@1", top_n), KEYS, scores)
+    return Ranking(Rank(RankRequest(5, [9], DOCUMENTS, "v@1", top_n)), KEYS, scores)
 
 
 def test_only_what_is_not_known_is_asked_and_stands_in_its_place_again() -> None:
     partly = ranking({"b": 0.5, "c": 1.5})
-    assert partly.rest == Rank(5, [9], [[1], [4]], "v@1", None)
+    assert partly.rest == Rank(RankRequest(5, [9], [[1], [4]], "v@1", None))
     assert partly.reused_documents == 2
     whole = partly.whole(Ranked(5, [2.0, 3.0], [1, 1]))
     assert whole == Ranked(5, [2.0, 0.5, 1.5, 3.0], [1, 7, 7, 1])
@@ -49,7 +50,7 @@ def test_a_ranking_of_which_all_is_known_is_not_asked() -> None:
 def test_no_more_of_the_best_are_asked_than_are_left(top_n: int | None, asked: int | None) -> None:
     rest = ranking({"a": 1.0, "d": 2.0}, top_n).rest
     assert rest is not None
-    assert rest.top_n == asked
+    assert rest.request.top_n == asked
 
 
 def test_scores_of_a_higher_precision_are_not_kept() -> None:
@@ -72,7 +73,7 @@ class OddCache:
 
 def test_a_ranking_that_cannot_be_looked_up_is_computed_whole_and_its_neighbours_are_not() -> None:
     def claimed(id_: int) -> tuple[ClaimedRequest, Rank]:
-        asked = Rank(id_, [9], DOCUMENTS, None, None)
+        asked = Rank(RankRequest(id_, [9], DOCUMENTS))
         return ClaimedRequest(id_, id_, "", RequestKind.RANK, {}, [[9], *DOCUMENTS]), asked
 
     known = rankings([claimed(1), claimed(2), claimed(3)], cast("ResultCache", OddCache()), "fp32")
