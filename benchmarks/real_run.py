@@ -87,9 +87,9 @@ def role(command: list[str]) -> str:
     words = " ".join(command)
     names = {
         "gpu_worker.compute": "compute process",
-        "gpu_worker.tasks": "GPU worker",
-        "pipeline.tasks": "planner",
-        "pipeline.clock": "beat",
+        "gpu_worker.worker.tasks": "GPU worker",
+        "pipeline.planning.tasks": "planner",
+        "pipeline.queue.clock": "beat",
         "valkey-server": "broker",
         "redis-server": "broker",
     }

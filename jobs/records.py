@@ -148,7 +148,7 @@ class Job:
 
 
 class NewRequest(msgspec.Struct, frozen=True):
-    """An accepted batch line; filled by jobs/schemas.py."""
+    """An accepted batch line; filled by jobs/lines/schemas.py."""
 
     index: int  # order among the job's rows, from 0
     line: int  # line of the file, from 1
@@ -158,7 +158,7 @@ class NewRequest(msgspec.Struct, frozen=True):
 
 
 class RejectedRow(msgspec.Struct, frozen=True):
-    """A batch line that never becomes a request; filled by jobs/schemas.py."""
+    """A batch line that never becomes a request; filled by jobs/lines/schemas.py."""
 
     index: int
     line: int

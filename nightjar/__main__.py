@@ -1,5 +1,5 @@
 """`python -m nightjar` is the command `nightjar`."""
 
-from nightjar.pipeline.cli import main
+from nightjar.pipeline.front.cli import main
 
 main()

@@ -3,7 +3,7 @@
 A record of ours names what happened in `extra={"action": ...}`, which stays the same when the text
 changes, beside the ids that it is about:
 
-    2026-11-21 03:00:00,120 WARNING nightjar.pipeline.sweeper: worker gpu-1:7:ab is silent: 2
+    2026-11-21 03:00:00,120 WARNING nightjar.pipeline.queue.sweeper: worker gpu-1:7:ab is silent: 2
     micro-batches go to others action=release_dead_worker owner="gpu-1:7:ab"
 
 (on one line). Fields never hold prompts, answers or secrets: whoever logs sees to that. Records

@@ -27,7 +27,7 @@ class Api:
         found: list[psutil.Process] = []
 
         def listens() -> bool:
-            found[:] = find_children(self.process.pid, "nightjar.pipeline.api_server")
+            found[:] = find_children(self.process.pid, "nightjar.pipeline.front.api_server")
             return bool(found and upload_sockets(found[0]))
 
         wait_until("the process that takes uploads", listens)

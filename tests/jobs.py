@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import (
     EncodedRequest,
     MicroBatchRef,
@@ -13,7 +14,6 @@ from nightjar.jobs.records import (
     NewRequest,
     RequestKind,
 )
-from nightjar.jobs.schemas import validate_body
 from nightjar.jobs.store import Store
 
 Body = dict[str, object]

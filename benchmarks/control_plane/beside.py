@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.control_plane.nightjar_side import Deployment
 from benchmarks.control_plane.requests import body, write_jobs
 from benchmarks.control_plane.watch import resident_bytes
+from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import (
     ComputeSeconds,
     EncodedRequest,
@@ -18,9 +19,8 @@ from nightjar.jobs.records import (
     NewRequest,
     RequestKind,
 )
-from nightjar.jobs.schemas import validate_body
 from nightjar.jobs.store import Store
-from nightjar.pipeline.client import Client
+from nightjar.pipeline.front.client import Client
 
 BULK_JOBS = 2
 _PATIENCE_S = 900.0

@@ -25,7 +25,7 @@ app.conf.update(
 @cache
 def _parts() -> tuple[Any, Any]:
     from nightjar.checkpoints import ModelDirectory  # noqa: PLC0415 - not for the client
-    from nightjar.gpu_worker.fake_engine import FakeEngine  # noqa: PLC0415
+    from nightjar.gpu_worker.compute.fake_engine import FakeEngine  # noqa: PLC0415
 
     tokenizer = ModelDirectory.open(Path(os.environ["PLAIN_MODEL"])).tokenizer()
     return tokenizer, FakeEngine(tokenizer.token_bytes)

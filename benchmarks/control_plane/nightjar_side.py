@@ -25,10 +25,10 @@ import redis
 import nightjar
 from benchmarks.control_plane.watch import Watch, percentile
 from nightjar.jobs.store import Store
-from nightjar.pipeline.client import Client, ClientError
-from nightjar.pipeline.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
+from nightjar.pipeline.front.client import Client, ClientError
+from nightjar.pipeline.queue.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.settings import Settings
 
 POLL_EVERY_S = 0.1

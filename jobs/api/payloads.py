@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from nightjar.jobs.batch_lines import output_line
+from nightjar.jobs.lines.batch_lines import output_line
 from nightjar.jobs.records import Job, JsonObject, ResultPage
 
 

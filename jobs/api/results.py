@@ -7,8 +7,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.api.payloads import results_payload
-from nightjar.jobs.batch_lines import json_pieces
 from nightjar.jobs.errors import UnknownJobError
+from nightjar.jobs.lines.batch_lines import json_pieces
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.result_rows import Outcome
 from nightjar.jobs.store.results import Order

@@ -14,8 +14,8 @@ from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from nightjar.jobs.api.body import RefusedRequestError, UploadLimits, read_body, too_large
 from nightjar.jobs.api.parameters import is_text, parse_metadata, parse_priority, parse_window
 from nightjar.jobs.api.payloads import job_payload
-from nightjar.jobs.batch_lines import BatchReader
-from nightjar.jobs.file_kinds import HEAD_BYTES, other_format
+from nightjar.jobs.lines.batch_lines import BatchReader
+from nightjar.jobs.lines.file_kinds import HEAD_BYTES, other_format
 from nightjar.jobs.records import JobLimits, JsonObject, NewJob
 from nightjar.jobs.store.jobs import Jobs
 from nightjar.jobs.store.submission import Submission

@@ -2,7 +2,7 @@
 
 The row of a leader has an epoch, which rises whenever the lead changes hands, and a counter, which
 the owner raises while it lives. Each observer judges by its own monotonic clock whether a counter
-stands still (pipeline/leadership.py): no wall clock takes part.
+stands still (pipeline/queue/leadership.py): no wall clock takes part.
 """
 
 import sqlalchemy as sa

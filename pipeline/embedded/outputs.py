@@ -13,7 +13,7 @@ from nightjar.pipeline.embedded.workdir import (
     note_written,
     output_paths,
 )
-from nightjar.pipeline.formats import write_results
+from nightjar.pipeline.files.formats import write_results
 
 
 class RunError(Exception):

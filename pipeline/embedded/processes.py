@@ -15,7 +15,7 @@ from nightjar.children import (
     start_child,
     wait_or_kill,
 )
-from nightjar.pipeline.commands import CANNOT_START, EXIT_CANNOT_START
+from nightjar.pipeline.queue.commands import CANNOT_START, EXIT_CANNOT_START
 
 # Another start does not mend a service that ends so often while no result lands.
 RESTARTS = RestartPolicy(most_failures=5)

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import SecretStr
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory, ShardError, check_shards
-from nightjar.jobs.batch_lines import output_line
 from nightjar.jobs.errors import EmptyJobError, JobError, StoreError
+from nightjar.jobs.lines.batch_lines import output_line
 from nightjar.jobs.records import Job, NewJob
 from nightjar.jobs.store import Store
 from nightjar.pipeline.embedded.outputs import RunError, write_outputs
@@ -33,14 +33,14 @@ from nightjar.pipeline.embedded.workdir import (
     was_written,
     what_changed,
 )
-from nightjar.pipeline.formats import (
+from nightjar.pipeline.files.formats import (
     UnusableInputError,
     check_format,
     failure_text,
     read_batch_lines,
 )
+from nightjar.pipeline.files.vectors import VectorsError, register_vectors
 from nightjar.pipeline.settings import Settings, SettingsError
-from nightjar.pipeline.vectors import VectorsError, register_vectors
 
 _POLL_S = 0.2
 _FREE_BYTES = 32 << 20

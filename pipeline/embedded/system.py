@@ -11,9 +11,9 @@ from pydantic import SecretStr
 import nightjar
 from nightjar.jobs.records import Crash
 from nightjar.jobs.store import Store
-from nightjar.pipeline.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service, private_directory
+from nightjar.pipeline.queue.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.settings import Settings
 
 _STOP_GRACE_S = 10.0

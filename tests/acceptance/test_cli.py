@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 from typer.testing import CliRunner
 
-from nightjar.pipeline.cli import app, console
+from nightjar.pipeline.front.cli import app, console
 from tests.processes import nightjar, start_nightjar, wait_until
 from tests.services import free_port
 

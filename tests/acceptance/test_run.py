@@ -248,7 +248,7 @@ def test_a_killed_worker_costs_nothing(tiny_model: Path, tmp_path: Path) -> None
     running = start_nightjar(*run_arguments(source, tiny_model, out), log=tmp_path / "log")
     try:
         wait_until("first results", lambda: landed(out) > 0)
-        workers = find_children(running.pid, "nightjar.gpu_worker.tasks")
+        workers = find_children(running.pid, "nightjar.gpu_worker.worker.tasks")
         computes = find_children(running.pid, "nightjar.gpu_worker.compute")
         assert workers
         assert computes

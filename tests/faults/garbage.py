@@ -2,7 +2,7 @@
 
 import pickle
 
-from nightjar.pipeline.celery_app import COMPUTE_TASK
+from nightjar.pipeline.queue.celery_app import COMPUTE_TASK
 
 RAW = [
     b"not JSON",

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from nightjar.jobs.records import MicroBatchState, RequestKind, RequestState
 from nightjar.jobs.store.tables import micro_batch, request
-from nightjar.pipeline.queues import BUCKETS
+from nightjar.pipeline.queue.queues import BUCKETS
 from tests.faults.system import System
 
 JOB_ROWS = 300

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Iterator
 
+from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import NewRequest, RequestKind
-from nightjar.jobs.schemas import validate_body
 
 MOST_ROWS = 2_000
 """So many are answered in the undisturbed run that other jobs are compared with."""

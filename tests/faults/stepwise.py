@@ -1,8 +1,8 @@
 """The planner worker, which is killed right before, in and right after each of its steps.
 
-    python -m nightjar.pipeline.celery_command tests.faults.stepwise worker ...
+    python -m nightjar.pipeline.queue.celery_command tests.faults.stepwise worker ...
 
-in the place of `nightjar.pipeline.tasks`. NIGHTJAR_TEST_STEPS names a directory: each
+in the place of `nightjar.pipeline.planning.tasks`. NIGHTJAR_TEST_STEPS names a directory: each
 step leaves a file there before it kills its process, so that it does so once.
 """
 
@@ -17,8 +17,8 @@ from nightjar.jobs.store.bulk import BulkUpdate
 from nightjar.jobs.store.planning import Planning
 from nightjar.jobs.store.stopping import Stopping
 from nightjar.jobs.store.suspects import Suspects
-from nightjar.pipeline import dispatcher
-from nightjar.pipeline.tasks import app
+from nightjar.pipeline.planning.tasks import app
+from nightjar.pipeline.queue import dispatcher
 
 __all__ = ["STEPS", "app"]
 

@@ -22,9 +22,9 @@ import redis
 import nightjar
 from nightjar.jobs.records import Job, MicroBatchRef, NewJob
 from nightjar.jobs.store import Store
-from nightjar.pipeline.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
+from nightjar.pipeline.queue.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.settings import Settings
 from tests.faults.rows import request_rows
 

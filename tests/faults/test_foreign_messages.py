@@ -15,9 +15,9 @@ from pydantic import SecretStr
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.records import RequestKind
-from nightjar.pipeline.celery_app import COMPUTE_TASK, PLAN_TASK, TICK_TASK, create_celery_app
 from nightjar.pipeline.embedded.broker import broker_url
-from nightjar.pipeline.queues import PLAN_QUEUE, compute_queue
+from nightjar.pipeline.queue.celery_app import COMPUTE_TASK, PLAN_TASK, TICK_TASK, create_celery_app
+from nightjar.pipeline.queue.queues import PLAN_QUEUE, compute_queue
 from nightjar.pipeline.settings import Settings
 from tests.faults.conftest import Place
 from tests.faults.system import HASTE, PLANNER, STEADY, System, running_system

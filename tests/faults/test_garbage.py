@@ -9,14 +9,14 @@ from pydantic import SecretStr
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.records import MicroBatchState, RequestKind
-from nightjar.pipeline.celery_app import (
+from nightjar.pipeline.embedded.broker import broker_url
+from nightjar.pipeline.queue.celery_app import (
     COMPUTE_TASK,
     PLAN_TASK,
     celery_queue,
     create_celery_app,
 )
-from nightjar.pipeline.embedded.broker import broker_url
-from nightjar.pipeline.queues import PLAN_QUEUE, compute_queue
+from nightjar.pipeline.queue.queues import PLAN_QUEUE, compute_queue
 from nightjar.pipeline.settings import Settings
 from tests.faults.conftest import Place
 from tests.faults.garbage import RAW

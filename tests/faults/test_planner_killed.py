@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nightjar.jobs.records import JobState, NewJob
-from nightjar.pipeline.commands import PLANNER_APP
+from nightjar.pipeline.queue.commands import PLANNER_APP
 from tests.faults.conftest import Note
 from tests.faults.load import wait_until_working
 from tests.faults.oracle import Answers, answers, judge, most_in_flight

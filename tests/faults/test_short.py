@@ -9,7 +9,7 @@ import pytest
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.records import RequestKind
-from nightjar.pipeline.queues import compute_queue
+from nightjar.pipeline.queue.queues import compute_queue
 from nightjar.pipeline.settings import Settings
 from tests.faults.load import carries_micro_batches, wait_until_working
 from tests.faults.oracle import answers, judge, most_in_flight

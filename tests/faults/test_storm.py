@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nightjar.jobs.records import Job, JobState, MicroBatchState
-from nightjar.pipeline.client import Client
+from nightjar.pipeline.front.client import Client
 from tests.faults.api import answers_http, give_api
 from tests.faults.conftest import Note
 from tests.faults.oracle import Answers, Verdict, answers, recomputed

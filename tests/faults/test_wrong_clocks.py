@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nightjar.pipeline.waking import CLOCK_MARK
+from nightjar.pipeline.queue.waking import CLOCK_MARK
 from tests.faults.clocks import WrongClock
 from tests.faults.conftest import Note
 from tests.faults.load import wait_until_working

@@ -11,9 +11,9 @@ from pydantic import SecretStr
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.records import MicroBatchRef, RequestKind
 from nightjar.jobs.store.tables import micro_batch
-from nightjar.pipeline.celery_app import COMPUTE_TASK, celery_queue, create_celery_app
 from nightjar.pipeline.embedded.broker import broker_url
-from nightjar.pipeline.queues import compute_queue
+from nightjar.pipeline.queue.celery_app import COMPUTE_TASK, celery_queue, create_celery_app
+from nightjar.pipeline.queue.queues import compute_queue
 from nightjar.pipeline.settings import Settings
 from tests.faults.conftest import Place
 from tests.faults.load import let_pass

@@ -2,8 +2,8 @@
 
 from celery.signals import worker_ready
 
-from nightjar.pipeline import tasks
-from nightjar.pipeline.queues import PLAN_QUEUE
+from nightjar.pipeline.planning import tasks
+from nightjar.pipeline.queue.queues import PLAN_QUEUE
 
 app = tasks.app
 

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from nightjar.jobs.api import create_app
 from nightjar.jobs.api.body import UploadLimits
 from nightjar.jobs.store import Store
-from nightjar.pipeline.client import Client
+from nightjar.pipeline.front.client import Client
 from nightjar.pipeline.settings import Settings
 from tests.api_process import Api, running_api, starting_api, upload_sockets
 from tests.jobs import planned
@@ -182,7 +182,7 @@ def test_an_api_killed_while_its_second_process_starts_leaves_none(
         children: list[psutil.Process] = []
 
         def has_child() -> bool:
-            children[:] = find_children(api.process.pid, "nightjar.pipeline.api_server")
+            children[:] = find_children(api.process.pid, "nightjar.pipeline.front.api_server")
             return bool(children)
 
         wait_until("the second process", has_child)

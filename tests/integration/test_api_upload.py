@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 
 from nightjar.jobs.api import create_app
 from nightjar.jobs.api.body import UploadLimits
-from nightjar.jobs.batch_lines import BatchReader
 from nightjar.jobs.errors import ReusedKeyError
+from nightjar.jobs.lines.batch_lines import BatchReader
 from nightjar.jobs.records import NewJob
 from nightjar.jobs.store import Store
 from tests.outcomes import codes

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 import nightjar
 from nightjar.jobs.api import create_app
 from nightjar.jobs.store import Store
-from nightjar.pipeline.upload_process import UploadProcess
+from nightjar.pipeline.front.upload_process import UploadProcess
 from tests.processes import wait_until
 
 OK = {"status": "ok", "version": nightjar.__version__}
@@ -82,7 +82,7 @@ def test_a_process_that_cannot_be_made_is_tried_again_and_said(
 def test_a_process_that_never_listens_is_said(
     sqlite_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nightjar.pipeline.upload_process.START_S", 0.1)
+    monkeypatch.setattr("nightjar.pipeline.front.upload_process.START_S", 0.1)
     uploads = UploadProcess()  # and nobody starts it
     with TestClient(create_app(sqlite_store, no_broker, taker=uploads)) as client:
         wait_until("the fault to be said", lambda: health(client)[0] == 503)
@@ -92,7 +92,7 @@ def test_a_process_that_never_listens_is_said(
 def test_a_database_that_is_away_as_well_is_said_too(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nightjar.pipeline.upload_process.START_S", 0.0)
+    monkeypatch.setattr("nightjar.pipeline.front.upload_process.START_S", 0.0)
     without_tables = Store(sqlite_url)
     with TestClient(create_app(without_tables, no_broker, taker=UploadProcess())) as client:
         status, message = health(client)

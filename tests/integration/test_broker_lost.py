@@ -8,9 +8,9 @@ import pytest
 from kombu import Queue
 from pydantic import SecretStr
 
-from nightjar.pipeline.celery_app import create_celery_app
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
+from nightjar.pipeline.queue.celery_app import create_celery_app
 from nightjar.pipeline.settings import Settings
 
 

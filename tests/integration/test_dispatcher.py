@@ -11,14 +11,14 @@ import redis
 from celery import Celery
 
 from nightjar.jobs.records import MicroBatchRef, RequestKind
-from nightjar.pipeline.celery_app import TICK_TASK, create_celery_app
-from nightjar.pipeline.clock import Scheduler
-from nightjar.pipeline.dispatcher import find_lost, publish
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
-from nightjar.pipeline.queues import PLAN_QUEUE
+from nightjar.pipeline.queue.celery_app import TICK_TASK, create_celery_app
+from nightjar.pipeline.queue.clock import Scheduler
+from nightjar.pipeline.queue.dispatcher import find_lost, publish
+from nightjar.pipeline.queue.queues import PLAN_QUEUE
+from nightjar.pipeline.queue.waking import MOST_WAKES, messages_waiting, send_wake
 from nightjar.pipeline.settings import Settings
-from nightjar.pipeline.waking import MOST_WAKES, messages_waiting, send_wake
 
 PLAIN = MicroBatchRef(7, 2, "job_1", RequestKind.GENERATE, 128, 5, 90)
 
@@ -114,7 +114,7 @@ def test_wakes_are_bounded_while_no_planner_takes_them(broker: Broker) -> None:
 def test_beat_sends_its_ticks_within_the_bound(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nightjar.pipeline.waking.MOST_WAKES", 2)
+    monkeypatch.setattr("nightjar.pipeline.queue.waking.MOST_WAKES", 2)
     scheduler = Scheduler(broker.app, lazy=True)
     scheduler.setup_schedule()
     assert scheduler.schedule.keys() == {"tick"}

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from nightjar.pipeline import health
-from nightjar.pipeline.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
-from nightjar.pipeline.health import Part, trouble
+from nightjar.pipeline.front import health
+from nightjar.pipeline.front.health import Part, trouble
+from nightjar.pipeline.queue.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.settings import Settings
 from tests.processes import wait_until
 

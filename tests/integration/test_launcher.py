@@ -15,11 +15,11 @@ import pytest
 from safetensors.numpy import save
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.gpu_worker import messages
-from nightjar.gpu_worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.compute import messages
+from nightjar.gpu_worker.compute.fake_engine import FakeEngine
 from nightjar.gpu_worker.engine import GenerateRequest, GenerateResult, SamplingParams
-from nightjar.gpu_worker.fake_engine import FakeEngine
-from nightjar.gpu_worker.launcher import (
+from nightjar.gpu_worker.worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.worker.launcher import (
     RESTARTS,
     ComputeLostError,
     InFlight,

@@ -6,8 +6,8 @@ import pytest
 
 from nightjar.jobs.records import ComputeSeconds, Crash, Leader
 from nightjar.jobs.store import Store
-from nightjar.pipeline.leadership import PLANNER, Leadership
-from nightjar.pipeline.sweeper import Sweeper, SweepReport
+from nightjar.pipeline.queue.leadership import PLANNER, Leadership
+from nightjar.pipeline.queue.sweeper import Sweeper, SweepReport
 from tests.jobs import planned
 from tests.outcomes import answers, claim
 

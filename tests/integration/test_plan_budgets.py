@@ -6,11 +6,11 @@ import pytest
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.errors import StoreError, StoreUnavailableError
+from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import JobState, NewJob, NewRequest, RequestKind
-from nightjar.jobs.schemas import validate_body
 from nightjar.jobs.store import Store
-from nightjar.pipeline.encode import Encoder
-from nightjar.pipeline.planner import Planner
+from nightjar.pipeline.planning.encode import Encoder
+from nightjar.pipeline.planning.planner import Planner
 from nightjar.pipeline.settings import Settings
 from tests.jobs import submit
 from tests.outcomes import codes

@@ -8,8 +8,8 @@ import pytest
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.records import EncodedRequest, QueuedRequest, RequestError
 from nightjar.jobs.store import Store
-from nightjar.pipeline.encode import Encoder
-from nightjar.pipeline.planner import Planner
+from nightjar.pipeline.planning.encode import Encoder
+from nightjar.pipeline.planning.planner import Planner
 from nightjar.pipeline.settings import Settings
 from tests.jobs import submit
 

@@ -19,12 +19,12 @@ import psutil
 import pytest
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.gpu_worker.compute_group import ComputeConfig
-from nightjar.gpu_worker.launcher import Launcher
-from nightjar.gpu_worker.worker import GpuWorker, Outcome
+from nightjar.gpu_worker.worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.worker.launcher import Launcher
+from nightjar.gpu_worker.worker.worker import GpuWorker, Outcome
 from nightjar.jobs.records import JobState, MicroBatchRef, MicroBatchState, ResultRecord
 from nightjar.jobs.store import Store
-from nightjar.pipeline.sweeper import Sweeper
+from nightjar.pipeline.queue.sweeper import Sweeper
 from tests.jobs import planned_texts
 from tests.processes import all_ended, find_children, wait_until
 
@@ -170,10 +170,10 @@ def test_an_exception_costs_no_process(place: Place) -> None:
 WORKER = """
 import os, signal, sys
 from pathlib import Path
-from nightjar.gpu_worker.compute_group import ComputeConfig
-from nightjar.gpu_worker.heartbeat import Heartbeat
-from nightjar.gpu_worker.launcher import Launcher
-from nightjar.gpu_worker.worker import GpuWorker
+from nightjar.gpu_worker.worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.worker.heartbeat import Heartbeat
+from nightjar.gpu_worker.worker.launcher import Launcher
+from nightjar.gpu_worker.worker.worker import GpuWorker
 from nightjar.jobs.store import Store
 
 class Memory(Launcher):

@@ -17,10 +17,10 @@ import torch
 from safetensors.numpy import save
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.gpu_worker import messages
-from nightjar.gpu_worker.compute_group import ComputeConfig
-from nightjar.gpu_worker.launcher import ComputeLostError, InFlight, Launcher, LauncherError
+from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.models import load_model
+from nightjar.gpu_worker.worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.worker.launcher import ComputeLostError, InFlight, Launcher, LauncherError
 from nightjar.requests import GenerateRequest, SamplingParams
 from tests.families import CASES, save_family
 from tests.processes import all_ended, wait_until
@@ -242,7 +242,7 @@ def test_a_rank_that_stops_while_it_loads_is_noticed(tiny_model: Path, rank: int
 
 STARTS = """
 import os, pathlib, sys, time
-from nightjar.gpu_worker.compute_group import ComputeConfig, ComputeGroup
+from nightjar.gpu_worker.worker.compute_group import ComputeConfig, ComputeGroup
 group = ComputeGroup(ComputeConfig(pathlib.Path(sys.argv[1]), shards=2))
 print(*group.pids, flush=True)
 time.sleep(1000)

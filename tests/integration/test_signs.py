@@ -14,12 +14,12 @@ from pydantic import SecretStr
 from nightjar.jobs.api import create_app
 from nightjar.jobs.records import ComputeSeconds
 from nightjar.jobs.store import Store
-from nightjar.pipeline.celery_app import TICK_TASK, create_celery_app
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
-from nightjar.pipeline.leadership import PLANNER
+from nightjar.pipeline.front.signs import NO_BEAT, NO_BROKER, NO_GPU_WORKER, NO_PLANNER, Signs
+from nightjar.pipeline.queue.celery_app import TICK_TASK, create_celery_app
+from nightjar.pipeline.queue.leadership import PLANNER
 from nightjar.pipeline.settings import Settings
-from nightjar.pipeline.signs import NO_BEAT, NO_BROKER, NO_GPU_WORKER, NO_PLANNER, Signs
 from tests.processes import wait_until
 
 OK = "ok"

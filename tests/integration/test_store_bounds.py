@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import sqlalchemy as sa
 
+from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import (
     EncodedRequest,
     JobState,
@@ -14,7 +15,6 @@ from nightjar.jobs.records import (
     NewRequest,
     RequestKind,
 )
-from nightjar.jobs.schemas import validate_body
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.following import FOLLOWERS_PER_STEP, MOST_EQUAL
 from nightjar.jobs.store.leases import Leases

@@ -3,6 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
+from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import (
     Crash,
     EncodedRequest,
@@ -17,7 +18,6 @@ from nightjar.jobs.records import (
     RequestKind,
     RequestState,
 )
-from nightjar.jobs.schemas import validate_body
 from nightjar.jobs.store import Store, following, retrying
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import job, request, result

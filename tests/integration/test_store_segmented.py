@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from nightjar.jobs.errors import StoreUnavailableError
+from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import (
     JobState,
     NewJob,
@@ -14,10 +15,9 @@ from nightjar.jobs.records import (
     RejectedRow,
     RequestKind,
 )
-from nightjar.jobs.schemas import validate_body
 from nightjar.jobs.store import Store, segmented, submission
 from nightjar.jobs.store.tables import leader, request, result
-from nightjar.pipeline.sweeper import Sweeper
+from nightjar.pipeline.queue.sweeper import Sweeper
 
 ROWS = 100
 SEGMENT = 7

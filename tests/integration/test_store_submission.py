@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from nightjar.jobs.errors import EmptyJobError, JobError, StoreError, UnusableDatabaseError
+from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import (
     ComputeSeconds,
     JobState,
@@ -14,7 +15,6 @@ from nightjar.jobs.records import (
     RequestError,
     RequestKind,
 )
-from nightjar.jobs.schemas import validate_body
 from nightjar.jobs.store import Store
 from tests.outcomes import codes
 

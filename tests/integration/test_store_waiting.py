@@ -11,9 +11,9 @@ from nightjar.jobs.store import Store
 from nightjar.jobs.store.common import now
 from nightjar.jobs.store.tables import worker
 from nightjar.jobs.store.waiting import SWEEPER, Waiting, WaitsFor
-from nightjar.pipeline import sweeper
 from nightjar.pipeline.embedded import patience as patience_module
 from nightjar.pipeline.embedded.patience import Patience
+from nightjar.pipeline.queue import sweeper
 from tests.jobs import planned, submit
 from tests.outcomes import claim, compute
 

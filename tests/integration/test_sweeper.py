@@ -17,8 +17,8 @@ from nightjar.jobs.records import (
     RequestKind,
 )
 from nightjar.jobs.store import Store
-from nightjar.pipeline.liveness import owner_name
-from nightjar.pipeline.sweeper import Sweeper, SweepReport
+from nightjar.pipeline.queue.liveness import owner_name
+from nightjar.pipeline.queue.sweeper import Sweeper, SweepReport
 from tests.jobs import planned
 from tests.outcomes import compute
 

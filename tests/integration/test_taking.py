@@ -10,13 +10,13 @@ from celery import Celery
 from celery.events import EventReceiver
 from pydantic import SecretStr
 
-from nightjar.pipeline.celery_app import COMPUTE_TASK, TICK_TASK, create_celery_app
-from nightjar.pipeline.commands import PLANNER_APP, WorkerRole, worker_command
 from nightjar.pipeline.embedded.broker import broker_url
-from nightjar.pipeline.queues import PLAN_QUEUE
+from nightjar.pipeline.queue.celery_app import COMPUTE_TASK, TICK_TASK, create_celery_app
+from nightjar.pipeline.queue.commands import PLANNER_APP, WorkerRole, worker_command
+from nightjar.pipeline.queue.queues import PLAN_QUEUE
+from nightjar.pipeline.queue.taking import EXIT_STUCK
+from nightjar.pipeline.queue.waking import messages_waiting
 from nightjar.pipeline.settings import Settings
-from nightjar.pipeline.taking import EXIT_STUCK
-from nightjar.pipeline.waking import messages_waiting
 from tests.faults.system import BROKER, HASTE, PLANNER, System
 
 STUCK_AFTER_S = 2.0

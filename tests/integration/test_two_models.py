@@ -14,10 +14,10 @@ from nightjar.gpu_worker.engine import Engine, EngineConfig
 from nightjar.gpu_worker.models import load_model
 from nightjar.jobs.records import JobState, MicroBatchState
 from nightjar.jobs.store import Store
-from nightjar.pipeline.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
-from nightjar.pipeline.queues import compute_queues, short_model
+from nightjar.pipeline.queue.commands import WorkerRole, beat_command, worker_command
+from nightjar.pipeline.queue.queues import compute_queues, short_model
 from nightjar.pipeline.settings import Settings
 from tests.engines import drain, generate
 from tests.jobs import submit

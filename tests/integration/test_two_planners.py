@@ -12,11 +12,11 @@ from celery import Celery
 
 from nightjar.jobs.records import MicroBatchState
 from nightjar.jobs.store import Store
-from nightjar.pipeline.celery_app import PLAN_TASK, create_celery_app
-from nightjar.pipeline.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
-from nightjar.pipeline.leadership import PLANNER
+from nightjar.pipeline.queue.celery_app import PLAN_TASK, create_celery_app
+from nightjar.pipeline.queue.commands import WorkerRole, beat_command, worker_command
+from nightjar.pipeline.queue.leadership import PLANNER
 from nightjar.pipeline.settings import Settings
 from tests.jobs import submit
 from tests.processes import wait_until

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load, save_file
 
 from nightjar.jobs.store import Store
-from nightjar.pipeline.vectors import VectorsError, register_vectors
+from nightjar.pipeline.files.vectors import VectorsError, register_vectors
 
 
 def write(path: Path, *arrays: np.ndarray) -> Path:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from nightjar.gpu_worker import answers
-from nightjar.gpu_worker.compute_group import ComputeConfig
-from nightjar.gpu_worker.heartbeat import Heartbeat
-from nightjar.gpu_worker.launcher import Launcher
-from nightjar.gpu_worker.worker import LEASE_LOST, GpuWorker
+from nightjar.gpu_worker.worker import answers
+from nightjar.gpu_worker.worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.worker.heartbeat import Heartbeat
+from nightjar.gpu_worker.worker.launcher import Launcher
+from nightjar.gpu_worker.worker.worker import LEASE_LOST, GpuWorker
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import (
     ClaimedRequest,
@@ -154,7 +154,7 @@ def test_a_request_that_raises_in_the_worker_fails_alone(
             raise KeyError("top_k")
         return works(request, *rest)
 
-    monkeypatch.setattr(f"nightjar.gpu_worker.computing.{where}", raises_for_one)
+    monkeypatch.setattr(f"nightjar.gpu_worker.worker.computing.{where}", raises_for_one)
     outcome = worker.run(ref.id, 0)
     assert (outcome.outcome, outcome.requests, outcome.failed) == ("done", 3, 1)
     assert codes(store.results.read(job_id)) == [None, "internal_error", None]

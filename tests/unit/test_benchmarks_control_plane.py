@@ -12,7 +12,7 @@ from benchmarks.control_plane import __main__ as command
 from benchmarks.control_plane.requests import MAX_TOKENS, PROMPT_TOKENS, prompts, write_jobs
 from benchmarks.control_plane.watch import Watch, growth, resident_bytes
 from nightjar.checkpoints import ModelDirectory
-from nightjar.jobs.batch_lines import BatchReader
+from nightjar.jobs.lines.batch_lines import BatchReader
 from nightjar.jobs.records import NewRequest
 from tests.processes import wait_until
 

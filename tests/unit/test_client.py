@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from nightjar.pipeline.client import Client, ClientError
+from nightjar.pipeline.front.client import Client, ClientError
 
 
 def client(answer: httpx.Response) -> Client:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from nightjar.checkpoints import ShardError
-from nightjar.gpu_worker import compute_group
-from nightjar.gpu_worker.compute_group import ComputeConfig, ComputeGroup
 from nightjar.gpu_worker.shards.exits import EXIT_FAILED, EXIT_GROUP_LOST
+from nightjar.gpu_worker.worker import compute_group
+from nightjar.gpu_worker.worker.compute_group import ComputeConfig, ComputeGroup
 from nightjar.pipeline.settings import Settings
 from tests.processes import wait_until
 

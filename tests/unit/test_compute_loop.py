@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.gpu_worker import messages
-from nightjar.gpu_worker.compute import ComputeLoop
+from nightjar.gpu_worker.compute import messages
+from nightjar.gpu_worker.compute.fake_engine import FakeEngine
+from nightjar.gpu_worker.compute.loop import ComputeLoop
+from nightjar.gpu_worker.compute.translation import Translator
 from nightjar.gpu_worker.engine import Result
-from nightjar.gpu_worker.fake_engine import FakeEngine
 from nightjar.gpu_worker.shards.activity import Activity
-from nightjar.gpu_worker.translation import Translator
 from nightjar.requests import GenerateRequest, SamplingParams
 
 PATIENCE_S = 30

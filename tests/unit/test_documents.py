@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 import typer.main
 
-from nightjar.pipeline.cli import app
+from nightjar.pipeline.front.cli import app
 from nightjar.pipeline.settings import Settings
 from nightjar.pipeline.variables import OTHER_VARIABLES
 from tests.documents import ROOT, Page, pages, words

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nightjar.gpu_worker.compute.model_engine import CacheMemory, build_engine
 from nightjar.gpu_worker.engine import Engine, EngineConfig, RankRequest
 from nightjar.gpu_worker.engine.host_tier import HostTier
 from nightjar.gpu_worker.engine.kv_cache import prefix_keys
 from nightjar.gpu_worker.engine.load_costs import LoadCosts
-from nightjar.gpu_worker.model_engine import CacheMemory, build_engine
 from nightjar.gpu_worker.models import Decoder, load_model
 from tests.engines import assert_nothing_held, block_bytes, drain, generate, ids
 from tests.unit.test_engine_prefix_cache import rows, traffic  # noqa: F401

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nightjar.gpu_worker.compute.fake_engine import FakeEngine
 from nightjar.gpu_worker.engine import (
     GenerateRequest,
     GenerateResult,
@@ -20,7 +21,6 @@ from nightjar.gpu_worker.engine import (
     Result,
     SamplingParams,
 )
-from nightjar.gpu_worker.fake_engine import FakeEngine
 
 # Token ids are the bytes themselves; the one past them is special.
 VOCABULARY = [bytes([byte]) for byte in range(256)] + [b""]
@@ -180,7 +180,7 @@ def swallow(marker: str, patience_s: float) -> int:
     """The exit status of a process that computes a request with this marker."""
     program = (
         "from nightjar.gpu_worker.engine import GenerateRequest, SamplingParams\n"
-        "from nightjar.gpu_worker.fake_engine import FakeEngine\n"
+        "from nightjar.gpu_worker.compute.fake_engine import FakeEngine\n"
         "engine = FakeEngine([bytes([byte]) for byte in range(256)])\n"
         f"engine.submit(GenerateRequest(1, list(b'<poison:{marker}>'), SamplingParams(4)))\n"
         "print('begun', flush=True)\n"

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from nightjar.gpu_worker.gate import Gate, GateClosedError
+from nightjar.gpu_worker.worker.gate import Gate, GateClosedError
 from tests.processes import wait_until
 
 

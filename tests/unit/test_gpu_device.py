@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from nightjar.checkpoints import CheckpointError
-from nightjar.gpu_worker import model_engine
+from nightjar.gpu_worker.compute import model_engine
+from nightjar.gpu_worker.compute.model_engine import CacheMemory
 from nightjar.gpu_worker.engine.errors import CannotComputeError
 from nightjar.gpu_worker.engine.gpu_memory import cache_budget
-from nightjar.gpu_worker.launcher import ComputeConfig
-from nightjar.gpu_worker.model_engine import CacheMemory
 from nightjar.gpu_worker.models import load_model
+from nightjar.gpu_worker.worker.launcher import ComputeConfig
 from nightjar.kernels import device as devices
 from nightjar.kernels.cuda import switches
 from nightjar.kernels.device import DeviceError, require_working, use_device

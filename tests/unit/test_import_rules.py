@@ -21,20 +21,20 @@ RULES: list[tuple[str, set[str]]] = [
     ("gpu_worker/engine/", ENGINE),
     ("gpu_worker/models/", MODELS),
     (
-        "gpu_worker/compute.py",
+        "gpu_worker/compute/loop.py",
         ENGINE
         | {
-            "gpu_worker.fake_engine",
-            "gpu_worker.messages",
-            "gpu_worker.model_engine",
+            "gpu_worker.compute.fake_engine",
+            "gpu_worker.compute.messages",
+            "gpu_worker.compute.model_engine",
             "gpu_worker.shards",
-            "gpu_worker.translation",
+            "gpu_worker.compute.translation",
         },
     ),
-    ("gpu_worker/model_engine.py", ENGINE | {"gpu_worker.shards"}),
+    ("gpu_worker/compute/model_engine.py", ENGINE | {"gpu_worker.shards"}),
     ("gpu_worker/shards/", MODELS | {"gpu_worker.shards"}),
-    ("gpu_worker/fake_engine.py", ENGINE),
-    ("gpu_worker/translation.py", ENGINE | {"gpu_worker.messages"}),
+    ("gpu_worker/compute/fake_engine.py", ENGINE),
+    ("gpu_worker/compute/translation.py", ENGINE | {"gpu_worker.compute.messages"}),
     ("gpu_worker/", {"jobs", "pipeline", "checkpoints", "gpu_worker"}),
     ("pipeline/", {"jobs", "checkpoints", "pipeline"}),
     ("nightjar/__main__.py", {"pipeline"}),
@@ -197,20 +197,20 @@ def test_a_violation_is_seen() -> None:
     assert violations("jobs/api/upload.py", ["nightjar.pipeline.settings.Settings"]) == [
         "pipeline.settings.Settings"
     ]
-    assert violations("gpu_worker/engine/loop.py", ["nightjar.gpu_worker.tasks.app"]) == [
-        "gpu_worker.tasks.app"
+    assert violations("gpu_worker/engine/loop.py", ["nightjar.gpu_worker.worker.tasks.app"]) == [
+        "gpu_worker.worker.tasks.app"
     ]
 
 
 @pytest.mark.parametrize(
     ("module", "spared"),
     [
-        ("pipeline.cli", "torch"),
-        ("pipeline.tasks", "torch"),
-        ("gpu_worker.tasks", "torch"),
+        ("pipeline.front.cli", "torch"),
+        ("pipeline.planning.tasks", "torch"),
+        ("gpu_worker.worker.tasks", "torch"),
         ("gpu_worker.compute", "torch"),  # for the fake engine
-        ("pipeline.celery_command", "flower"),
-        ("gpu_worker.tasks", "alembic"),
+        ("pipeline.queue.celery_command", "flower"),
+        ("gpu_worker.worker.tasks", "alembic"),
     ],
 )
 def test_what_a_process_does_not_need_is_not_loaded(module: str, spared: str) -> None:

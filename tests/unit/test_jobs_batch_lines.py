@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightjar.jobs.batch_lines import (
+from nightjar.jobs.lines.batch_lines import (
     PIECE_BYTES,
     BatchReader,
     LineCutter,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from nightjar.jobs.lines.schemas import BodyError, validate_body
 from nightjar.jobs.records import RequestKind
-from nightjar.jobs.schemas import BodyError, validate_body
 
 HALF_PAIR = "half \ud800"
 COMPLETION_DEFAULTS = {

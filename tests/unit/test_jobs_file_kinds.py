@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nightjar.jobs.file_kinds import HEAD_BYTES, other_format
+from nightjar.jobs.lines.file_kinds import HEAD_BYTES, other_format
 
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "가"}}
 GOOD = json.dumps(LINE, ensure_ascii=False).encode() + b"\n"

@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from nightjar.jobs.bodies import ChatBody, CompletionBody, RerankBody
+from nightjar.jobs.lines.bodies import ChatBody, CompletionBody, RerankBody
+from nightjar.jobs.lines.schemas import _decode_json, _Line, parse_batch_line, validate_body
 from nightjar.jobs.records import NewRequest, RejectedRow, RequestKind
-from nightjar.jobs.schemas import _decode_json, _Line, parse_batch_line, validate_body
 
 
 def line(**changes: Any) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from celery.signals import after_setup_logger
 
 from nightjar.logs import FieldsFormatter
-from nightjar.pipeline.celery_app import create_celery_app
+from nightjar.pipeline.queue.celery_app import create_celery_app
 from nightjar.pipeline.settings import Settings
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.gpu_worker import messages
+from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateRequest, SamplingParams
 from nightjar.gpu_worker.models import Decoder, load_model, precision
 from nightjar.gpu_worker.models import chosen_dtype as chosen_dtype_module

@@ -10,10 +10,10 @@ from transformers import AutoTokenizer
 
 from nightjar.checkpoints import PROMPT_TOKEN, ChatTemplate, ModelDirectory, Tokenizer
 from nightjar.checkpoints.token_sizes import most_bytes_of_a_token
+from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import EncodedRequest, PromptVector, QueuedRequest, RequestError
 from nightjar.jobs.records import RequestKind as Kind
-from nightjar.jobs.schemas import validate_body
-from nightjar.pipeline.encode import Encoder
+from nightjar.pipeline.planning.encode import Encoder
 from tests.tokenizer_styles import VOCAB_SIZE, llama2, llama3, mistral, neox, qwen2
 
 BEGIN = "<|begin_of_text|>"

@@ -9,8 +9,8 @@ from kombu.asynchronous.hub import Hub
 from pydantic import SecretStr
 from vine import promise
 
-from nightjar.pipeline.celery_app import create_celery_app
-from nightjar.pipeline.events import FLUSH_EVERY_S, Consumer
+from nightjar.pipeline.queue.celery_app import create_celery_app
+from nightjar.pipeline.queue.events import FLUSH_EVERY_S, Consumer
 from nightjar.pipeline.settings import Settings
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nightjar.jobs.records import NewRequest, RejectedRow, RequestError, ResultRecord
-from nightjar.pipeline.formats import (
+from nightjar.pipeline.files.formats import (
     UnusableInputError,
     read_batch_lines,
     replaced_when_whole,

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from nightjar.pipeline import liveness
-from nightjar.pipeline.liveness import is_gone, owner_name
+from nightjar.pipeline.queue import liveness
+from nightjar.pipeline.queue.liveness import is_gone, owner_name
 from tests.processes import wait_until
 
 SAY_NAME = (
-    "import sys, time; from nightjar.pipeline.liveness import owner_name; "
+    "import sys, time; from nightjar.pipeline.queue.liveness import owner_name; "
     "print(owner_name(), flush=True); time.sleep(600)"
 )
 

@@ -7,17 +7,17 @@ import pytest
 from celery import Celery
 from pydantic import SecretStr
 
-from nightjar.pipeline.celery_app import COMPUTE_TASK, create_celery_app
-from nightjar.pipeline.message_fields import LARGEST_TASK_BYTES
-from nightjar.pipeline.message_shape import (
+from nightjar.pipeline.queue.celery_app import COMPUTE_TASK, create_celery_app
+from nightjar.pipeline.queue.message_fields import LARGEST_TASK_BYTES
+from nightjar.pipeline.queue.message_shape import (
     MessageError,
     check_message,
     is_control_queue,
     is_task_queue,
     read_message,
 )
+from nightjar.pipeline.queue.signing import Signer
 from nightjar.pipeline.settings import Settings
-from nightjar.pipeline.signing import Signer
 from tests.foreign_messages import foreign_messages, good_message
 
 QUEUE = "generate-32"

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightjar.jobs.records import EncodedRequest, RequestKind
-from nightjar.pipeline.pack import PREFIX_TOKENS, Packable, pack
-from nightjar.pipeline.queues import BUCKETS, bucket_for
+from nightjar.pipeline.planning.pack import PREFIX_TOKENS, Packable, pack
+from nightjar.pipeline.queue.queues import BUCKETS, bucket_for
 
 GENERATE, RANK = RequestKind.GENERATE, RequestKind.RANK
 

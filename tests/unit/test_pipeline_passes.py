@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from nightjar.jobs.errors import StoreUnavailableError
-from nightjar.pipeline.passes import Pass
+from nightjar.pipeline.queue.passes import Pass
 from tests.processes import wait_until
 
 LONG_S = 3600.0

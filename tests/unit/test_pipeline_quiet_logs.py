@@ -5,7 +5,7 @@ import logging
 import pytest
 from celery.app.trace import LOG_FAILURE, LOG_RECEIVED, LOG_SUCCESS
 
-from nightjar.pipeline.quiet_logs import QuietTicks
+from nightjar.pipeline.queue.quiet_logs import QuietTicks
 
 TICK, PLAN = "nightjar.tick", "nightjar.plan"
 QUIET = QuietTicks(frozenset({TICK, "nightjar.sweep"}))

@@ -2,9 +2,9 @@
 
 import pytest
 
+from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import RequestKind
-from nightjar.jobs.schemas import validate_body
-from nightjar.pipeline.reuse import answer_digest, pair_digests
+from nightjar.pipeline.planning.reuse import answer_digest, pair_digests
 
 GREEDY = {"prompt": "a", "max_tokens": 4, "temperature": 0}
 RANKING = {"query": "q", "documents": ["d", "e"]}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nightjar.pipeline.taking import Activity, TakingWatch
+from nightjar.pipeline.queue.taking import Activity, TakingWatch
 
 STUCK_AFTER_S = 60.0
 THREADS = 2

@@ -6,9 +6,9 @@ import pytest
 from pydantic import SecretStr
 from redis import ConnectionPool, Redis
 
-from nightjar.pipeline.celery_app import create_celery_app
+from nightjar.pipeline.queue.celery_app import create_celery_app
+from nightjar.pipeline.queue.transport import Channel, Transport
 from nightjar.pipeline.settings import Settings
-from nightjar.pipeline.transport import Channel, Transport
 
 
 @pytest.mark.parametrize("url", ["redis://:pw@valkey:6379/0", "redis+socket:///tmp/b.sock"])

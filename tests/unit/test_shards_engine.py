@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from nightjar.checkpoints import ShardError
+from nightjar.gpu_worker.compute.model_engine import CacheMemory, build_engine
 from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateResult, RequestFailed
-from nightjar.gpu_worker.model_engine import CacheMemory, build_engine
 from nightjar.gpu_worker.models import KVTensors, load_model
 from nightjar.gpu_worker.shards import follower as follower_module
 from nightjar.gpu_worker.shards.activity import Activity

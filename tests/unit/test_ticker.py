@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from kombu.exceptions import OperationalError
 
-from nightjar.gpu_worker.ticker import Ticker
+from nightjar.gpu_worker.worker.ticker import Ticker
 from tests.processes import wait_until
 
 

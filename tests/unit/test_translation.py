@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from nightjar.checkpoints import Tokenizer
-from nightjar.gpu_worker import messages
+from nightjar.gpu_worker.compute import messages
+from nightjar.gpu_worker.compute.translation import Translator
 from nightjar.gpu_worker.engine import (
     BeamSearch,
     GenerateOutput,
@@ -19,7 +20,6 @@ from nightjar.gpu_worker.engine import (
     SamplingParams,
     TokenLogprobs,
 )
-from nightjar.gpu_worker.translation import Translator
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """How long a process has watched others, where it could not look all the time."""
 
-from nightjar.pipeline.watched_time import WatchedTime
+from nightjar.pipeline.queue.watched_time import WatchedTime
 
 
 def test_a_long_gap_between_two_looks_counts_little() -> None:

@@ -5,10 +5,10 @@ from typing import cast
 
 import pytest
 
-from nightjar.gpu_worker.known_scores import Ranking, rankings
-from nightjar.gpu_worker.messages import Rank, Ranked
+from nightjar.gpu_worker.compute.messages import Rank, Ranked
+from nightjar.gpu_worker.worker.known_scores import Ranking, rankings
 from nightjar.jobs.records import CachedScore, ClaimedRequest, RequestKind
-from nightjar.pipeline.reuse import ResultCache
+from nightjar.pipeline.planning.reuse import ResultCache
 from nightjar.requests import RankRequest
 
 DOCUMENTS = [[1], [2, 2], [3], [4]]

@@ -1,0 +1,226 @@
+"""Between the stored request and the compute process: messages out, answer bodies back."""
+
+import codecs
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nightjar.gpu_worker.compute import messages
+from nightjar.jobs.equality import derived_seed
+from nightjar.jobs.records import ClaimedRequest, NewResult, RequestKind
+from nightjar.requests import (
+    SAME_IN_BODY,
+    BeamSearch,
+    GenerateRequest,
+    RankRequest,
+    SamplingParams,
+)
+
+# Codes of the engine's refusals that the request itself explains; the rest is our trouble.
+_CALLERS_FAULTS = frozenset(
+    {"context_exceeded", "empty_documents", "empty_input", "invalid_sampling", "invalid_token"}
+    | {"unknown_prompt_vectors"}
+)
+
+
+def make_message(request: ClaimedRequest, ticket: int) -> messages.Generate | messages.Rank:
+    """The message that asks the compute process for this request."""
+    if request.kind is RequestKind.RANK:
+        query, *documents = request.segments
+        return messages.Rank(
+            RankRequest(ticket, query, documents, request.prompt_vector, request.body["top_n"])
+        )
+    asked = GenerateRequest(ticket, request.segments[0], _sampling(request), request.prompt_vector)
+    return messages.Generate(asked, request.body["bad_words"])
+
+
+def _sampling(request: ClaimedRequest) -> SamplingParams:
+    body = request.body
+    width = body["beam_width"]
+    return SamplingParams(
+        seed=derived_seed(request.custom_id) if body["seed"] is None else body["seed"],
+        logit_bias={int(token): bias for token, bias in body["logit_bias"].items()},
+        stop=tuple(text.encode() for text in body["stop"] or ()),
+        stop_token_ids=tuple(body["stop_token_ids"]),
+        beams=None
+        if width is None
+        else BeamSearch(width, body["length_penalty"], body["early_stopping"]),
+        **{name: body[name] for name in SAME_IN_BODY},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """With what an answer was computed; it says so.
+
+    precision: the model's own; an answer that was computed again in a higher one names that, too.
+    """
+
+    model: str
+    precision: str
+
+
+def make_result(
+    request: ClaimedRequest, answer: messages.Answer, by: Computed, reused_documents: int = 0
+) -> NewResult:
+    """The result row of an answer; `reused_documents` of a ranking were scored for earlier jobs."""
+    match answer:
+        case messages.Failed():
+            status = 400 if answer.code in _CALLERS_FAULTS else 500
+            return NewResult.failure(request.id, answer.code, answer.message, status=status)
+        case messages.Generated():
+            return _generated(request, answer, by)
+        case messages.Ranked():
+            return _ranked(request, answer, by, reused_documents)
+
+
+def _generated(request: ClaimedRequest, answer: messages.Generated, by: Computed) -> NewResult:
+    prompt = len(request.segments[0])
+    asked = int(request.body["max_tokens"]) * len(answer.outputs)
+    made = sum(output.completion_tokens for output in answer.outputs)
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+        "requested_tokens": asked,
+        "saved_tokens": asked - made,
+    }
+    is_chat = "messages" in request.body
+    choice = _message if is_chat else _choice
+    body = {
+        "id": f"chatcmpl-{request.id}" if is_chat else f"cmpl-{request.id}",
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": int(time.time()),
+        "model": by.model,
+        "precision": by.precision,
+        "choices": [choice(*place) for place in enumerate(answer.outputs)],
+        "usage": usage,
+    }
+    if answer.recomputed_in is not None:
+        body["recomputed_in"] = answer.recomputed_in
+    return NewResult(
+        request_id=request.id,
+        status_code=200,
+        body=body,
+        prompt_tokens=prompt,
+        completion_tokens=made,
+        requested_tokens=asked,
+        saved_tokens=asked - made,
+        finish_reason=answer.outputs[0].finish_reason,
+    )
+
+
+def _choice(index: int, output: messages.Output) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": output.text.decode("utf-8", "replace"),
+        "logprobs": None if output.reports is None else _logprobs(output.text, output.reports),
+        "finish_reason": output.finish_reason,
+    }
+
+
+def _message(index: int, output: messages.Output) -> dict[str, Any]:
+    """The same as `/v1/chat/completions` answers it: the text is the assistant's message."""
+    logprobs = None
+    if output.reports is not None:
+        logprobs = {"content": [_chat_token(report) for report in output.reports]}
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": output.text.decode("utf-8", "replace")},
+        "logprobs": logprobs,
+        "finish_reason": output.finish_reason,
+    }
+
+
+def _chat_token(report: messages.TokenReport) -> dict[str, Any]:
+    """One token as the chat API reports it."""
+    top = [_chat_logprob(*one) for one in report.top]
+    return {**_chat_logprob(report.token, report.logprob), "top_logprobs": top}
+
+
+def _chat_logprob(token: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": _shown(token), "logprob": logprob, "bytes": list(token)}
+
+
+def _logprobs(text: bytes, reports: Sequence[messages.TokenReport]) -> dict[str, Any]:
+    """OpenAI's object: four lists with an entry for each generated token, those of the stop too.
+
+    top_logprobs holds the token chosen as well, so one more than was asked for where it is not
+    among the best. text_offset counts the characters before the one that the token begins in; a
+    token past the end of the text has the text's length.
+    """
+    top = [
+        {_shown(token): value for token, value in [*report.top, (report.token, report.logprob)]}
+        for report in reports
+    ]
+    return {
+        "tokens": [_shown(report.token) for report in reports],
+        "token_logprobs": [report.logprob for report in reports],
+        "top_logprobs": top,
+        "text_offset": list(_offsets(text, [report.begin for report in reports])),
+    }
+
+
+def _offsets(text: bytes, begins: Sequence[int]) -> Iterator[int]:
+    """The character of the text that each token begins in; begins are bytes of it, ascending."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    whole, read = 0, 0
+    for begin in begins:
+        whole += len(decoder.decode(text[read:begin], final=begin >= len(text)))
+        read = begin
+        yield whole
+
+
+def _shown(token: bytes) -> str:
+    """A token's text; bytes that are no whole characters as OpenAI writes them."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def _ranked(
+    request: ClaimedRequest, answer: messages.Ranked, by: Computed, reused_documents: int
+) -> NewResult:
+    documents = request.body["documents"]
+    results = [
+        _scored(index, nll, count, documents[index] if _returns_documents(request) else None)
+        for index, (nll, count) in enumerate(zip(answer.mean_nll, answer.token_counts, strict=True))
+        if nll is not None
+    ]
+    # Equal scores keep the order in which the documents were given.
+    results.sort(key=lambda result: (result["mean_nll"], result["index"]))
+    prompt = len(request.segments[0]) + sum(answer.token_counts)
+    body = {
+        "id": f"rerank-{request.id}",
+        "object": "rerank",
+        "created": int(time.time()),
+        "model": by.model,
+        "precision": by.precision,
+        "results": results[: request.body["top_n"]],
+        "usage": {"prompt_tokens": prompt, "completion_tokens": 0, "total_tokens": prompt},
+    }
+    if answer.recomputed_in is not None:
+        body["recomputed_in"] = answer.recomputed_in
+    if reused_documents:
+        body["reused_documents"] = reused_documents
+    return NewResult(request_id=request.id, status_code=200, body=body, prompt_tokens=prompt)
+
+
+def _returns_documents(request: ClaimedRequest) -> bool:
+    return bool(request.body.get("return_documents"))
+
+
+def _scored(index: int, mean_nll: float, count: int, document: str | None) -> dict[str, Any]:
+    """One line of a ranking; rerank clients expect a score that is higher where it is better."""
+    result: dict[str, Any] = {
+        "index": index,
+        "relevance_score": math.exp(-mean_nll),
+        "mean_nll": mean_nll,
+        "token_count": count,
+    }
+    if document is not None:
+        result["document"] = {"text": document}
+    return result

@@ -1,0 +1,178 @@
+"""From the requests of a claimed micro-batch to their results: ask, wait, read the answers."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from nightjar.gpu_worker.compute import messages
+from nightjar.gpu_worker.worker.answers import Computed, make_message, make_result
+from nightjar.gpu_worker.worker.known_scores import Ranking, rankings
+from nightjar.gpu_worker.worker.launcher import ComputeLostError, InFlight, Launcher
+from nightjar.jobs.errors import StoreUnavailableError
+from nightjar.jobs.records import (
+    CachedScore,
+    ClaimedMicroBatch,
+    ClaimedRequest,
+    NewResult,
+    Reuse,
+)
+from nightjar.jobs.store import Store
+from nightjar.pipeline.planning.reuse import ResultCache
+
+logger = logging.getLogger(__name__)
+
+_CANCEL_LOOK_S = 1.0
+
+Message = messages.Generate | messages.Rank
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedBatch:
+    """What was computed of a micro-batch.
+
+    results: the outcomes that came.
+    precision: what the model computed in.
+    scores: scores of documents that the cache is to keep.
+    lost: why the other outcomes will not come; None where all came.
+    """
+
+    results: list[NewResult]
+    precision: str
+    scores: list[CachedScore]
+    lost: ComputeLostError | None = None
+
+
+class BatchComputer:
+    """Computes claimed micro-batches; used by several threads at once.
+
+    Args:
+        store: Where prompt vectors are, and whether a job was stopped.
+        launcher: The compute process.
+        model: The name that answers carry.
+        cache: Holds scores of earlier jobs; None where results are not reused.
+    """
+
+    def __init__(
+        self, store: Store, launcher: Launcher, model: str, cache: ResultCache | None
+    ) -> None:
+        self._store = store
+        self._launcher = launcher
+        self._model = model
+        self._cache = cache
+
+    def compute(self, batch: ClaimedMicroBatch) -> ComputedBatch:
+        """Compute the requests that no earlier job has answered.
+
+        Raises:
+            LauncherError: No compute process can be had, or this worker ends.
+            StoreUnavailableError: The database is away before the compute process was asked.
+        """
+        for key in {request.prompt_vector for request in batch.requests} - {None}:
+            self._register_vectors(str(key))
+        results, asked = _messages(batch.requests)
+        precision = self._launcher.precision
+        known = {} if self._cache is None else rankings(asked, self._cache, precision)
+        answered, asked = self._shortened(asked, known, precision)
+        results += answered
+        flight = self._launcher.submit([partial(_with_ticket, message) for _, message in asked])
+        self._wait(batch, flight)
+        scores: list[CachedScore] = []
+        if flight.lost is not None and not isinstance(flight.lost, ComputeLostError):
+            raise flight.lost
+        for (request, _), ticket in zip(asked, flight.tickets, strict=True):
+            answer = flight.answers.get(ticket)
+            # An answer may be missing though none was lost: the store says `cancelled` then.
+            if answer is not None:
+                results.append(self._result(request, answer, precision, known.get(request.id)))
+                if request.id in known and isinstance(answer, messages.Ranked):
+                    scores += known[request.id].computed(answer)
+        return ComputedBatch(results, precision, scores, flight.lost)
+
+    def _shortened(
+        self,
+        asked: Sequence[tuple[ClaimedRequest, Message]],
+        known: Mapping[int, Ranking],
+        precision: str,
+    ) -> tuple[list[NewResult], list[tuple[ClaimedRequest, Message]]]:
+        """Return the results of rankings that the cache answers whole, and what is left to ask."""
+        results: list[NewResult] = []
+        left: list[tuple[ClaimedRequest, Message]] = []
+        for request, message in asked:
+            ranking = known.get(request.id)
+            rest = message if ranking is None else ranking.rest
+            if rest is not None:
+                left.append((request, rest))
+            elif ranking is not None:
+                result = self._result(request, ranking.whole(None), precision)
+                reused = None if result.error else Reuse.CACHE
+                results.append(msgspec.structs.replace(result, reused=reused))
+        return results, left
+
+    def _result(
+        self,
+        request: ClaimedRequest,
+        answer: messages.Answer,
+        precision: str,
+        known: Ranking | None = None,
+    ) -> NewResult:
+        """Return the result of an answer; `known` holds the scores that were not asked for."""
+        try:
+            reused = 0
+            if known is not None and isinstance(answer, messages.Ranked):
+                answer, reused = known.whole(answer), known.reused_documents
+            return make_result(request, answer, Computed(self._model, precision), reused)
+        except Exception as error:  # the other requests have their answers
+            logger.exception(
+                "the answer of request %d cannot be read",
+                request.id,
+                extra={"action": "answer_unreadable", "request": request.id},
+            )
+            return _our_fault(request, error)
+
+    def _register_vectors(self, key: str) -> None:
+        name, _, version = key.rpartition("@")
+        vectors = self._store.vectors.get(name, int(version))
+        if vectors is not None:  # else the engine refuses the requests that name it
+            self._launcher.register_vectors(key, vectors.data)
+
+    def _wait(self, batch: ClaimedMicroBatch, flight: InFlight) -> None:
+        """Wait for all answers; cancel those that are missing when the job is stopped."""
+        while not flight.done.wait(_CANCEL_LOOK_S):
+            try:
+                stopped = self._store.jobs.is_stopped(batch.job_id)
+            except StoreUnavailableError:
+                continue  # the computing goes on without the database
+            if stopped:
+                self._launcher.cancel(flight)
+
+
+def _messages(
+    requests: Sequence[ClaimedRequest],
+) -> tuple[list[NewResult], list[tuple[ClaimedRequest, Message]]]:
+    """Return the failures of requests that cannot be asked, and the others with their messages."""
+    failed: list[NewResult] = []
+    asked: list[tuple[ClaimedRequest, Message]] = []
+    for request in requests:
+        try:
+            asked.append((request, make_message(request, 0)))
+        except Exception as error:
+            logger.exception(
+                "request %d cannot be asked",
+                request.id,
+                extra={"action": "request_unreadable", "request": request.id},
+            )
+            failed.append(_our_fault(request, error))
+    return failed, asked
+
+
+def _with_ticket(message: Message, ticket: int) -> Message:
+    return msgspec.structs.replace(message, ticket=ticket)
+
+
+def _our_fault(request: ClaimedRequest, error: Exception) -> NewResult:
+    """Fail a request that raised in the worker; the message holds nothing of its text."""
+    fault = f"the worker failed: {type(error).__name__}"
+    return NewResult.failure(request.id, "internal_error", fault, status=500)

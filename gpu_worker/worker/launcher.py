@@ -1,0 +1,296 @@
+"""Start, feed, watch and restart the compute process.
+
+The launcher knows nothing of Celery or SQL: it takes requests and gives answers. When the process
+dies or stalls, every flight with unanswered requests is lost (`ComputeLostError`). A new process
+starts, and the caller decides what becomes of the requests.
+"""
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import wait
+
+from nightjar.children import ClosedError, RestartPolicy, Supervisor
+from nightjar.gpu_worker.compute import messages
+from nightjar.gpu_worker.worker.compute_group import ComputeConfig, ComputeGroup
+from nightjar.jobs.records import ComputeSeconds
+
+logger = logging.getLogger(__name__)
+
+MakeMessage = Callable[[int], messages.Generate | messages.Rank]
+
+_WATCH_EVERY_S = 1.0
+# Another start does not mend a process that ends so often before its model is loaded.
+RESTARTS = RestartPolicy(most_failures=3)
+
+
+class LauncherError(Exception):
+    """The compute process cannot serve."""
+
+
+class ComputeLostError(LauncherError):
+    """The compute process ended or stalled with requests in flight; the message says how."""
+
+
+class ComputeNotReadyError(LauncherError):
+    """The requests will not be computed here, through no fault of theirs."""
+
+
+class InFlight:
+    """Requests sent together, and their answers.
+
+    One for a micro-batch: a future a request would cost more than all else the worker does for it.
+
+    answers: by ticket; complete once `done` is set, unless the flight was cancelled or lost.
+    lost: why the missing answers will not come; None while they may.
+    """
+
+    def __init__(self, tickets: Sequence[int]) -> None:
+        self.tickets = tickets
+        self.answers: dict[int, messages.Answer] = {}
+        self.lost: LauncherError | None = None
+        self.done = threading.Event()
+        self._missing = len(tickets)
+        if not tickets:
+            self.done.set()
+
+    def end(self, ticket: int, answer: messages.Answer | None) -> None:
+        """Note that a request has ended, with or without its answer; not thread-safe."""
+        if answer is not None:
+            self.answers[ticket] = answer
+        self._missing -= 1
+        if not self._missing:
+            self.done.set()
+
+
+class Launcher:
+    """Owns one compute process at a time; for a split model, one process a shard.
+
+    The kernel ends a process with the thread that started it. For the first process that is the
+    thread that makes the launcher.
+
+    Args:
+        config: How to start a process.
+        on_failure: Called from the reading thread when no process can be started any more.
+    """
+
+    def __init__(self, config: ComputeConfig, on_failure: Callable[[str], None]) -> None:
+        self._config = config
+        self._on_failure = on_failure
+        self._tickets = itertools.count(1)
+        # Held while requests are registered and written: both are done for one process, never for
+        # two. Answers are read without it, so that a full pipe to the process does not stop them.
+        self._send_lock = threading.Lock()
+        self._pending_lock = threading.Lock()  # held for moments; taken after the other one
+        self._pending: dict[int, InFlight] = {}
+        self._vectors: dict[str, bytes] = {}
+        self._ready = threading.Event()
+        self._error: str | None = None
+        self._precision = config.dtype
+        self._seconds = ComputeSeconds()
+        self._earlier_engine_s = 0.0  # of the processes before this one
+        self._alive_at = time.monotonic()
+        self._supervisor = Supervisor(partial(ComputeGroup, config), RESTARTS)
+        self._group = self._spawn()
+        self._reader = threading.Thread(target=self._read_forever, name="compute-reader")
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the compute process; with shards, of rank 0."""
+        return self._group.pid
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of all ranks."""
+        return self._group.pids
+
+    @property
+    def precision(self) -> str:
+        """The precision that the model was loaded in; never "auto" once it is ready."""
+        return self._precision
+
+    @property
+    def seconds(self) -> ComputeSeconds:
+        """Seconds that all compute processes have spent so far.
+
+        A process reports them with its answers, or every second. What a process had not reported
+        when it died is missing.
+        """
+        return self._seconds
+
+    def wait_ready(self) -> None:
+        """Block until the model is loaded.
+
+        Raises:
+            LauncherError: It cannot be loaded; the message says why.
+        """
+        self._ready.wait()
+        self._check()
+
+    def register_vectors(self, key: str, data: bytes) -> None:
+        """Make prompt vectors known to this and every later compute process."""
+        with self._send_lock:
+            if key not in self._vectors:
+                self._vectors[key] = data
+                self._send([messages.RegisterVectors(key=key, data=data)])
+
+    def submit(self, makers: Sequence[MakeMessage]) -> InFlight:
+        """Send requests in one frame; each maker is called with its ticket.
+
+        Raises:
+            LauncherError: No compute process can be started.
+        """
+        tickets = [next(self._tickets) for _ in makers]
+        frame = [make(ticket) for make, ticket in zip(makers, tickets, strict=True)]
+        flight = InFlight(tickets)
+        with self._send_lock:
+            self._check()
+            with self._pending_lock:
+                if not self._pending:
+                    self._alive_at = time.monotonic()
+                self._pending.update(dict.fromkeys(tickets, flight))
+            self._send(frame)
+        return flight
+
+    def cancel(self, flight: InFlight) -> None:
+        """Stop computing the requests without an answer; they get none."""
+        with self._pending_lock:
+            waiting = [ticket for ticket in flight.tickets if self._pending.pop(ticket, None)]
+            for ticket in waiting:
+                flight.end(ticket, None)
+        with self._send_lock:
+            self._send([messages.Cancel(tickets=waiting)])
+
+    def release(self) -> None:
+        """Give up all flights: they are lost with a ComputeNotReadyError."""
+        self._fail_pending(ComputeNotReadyError("the worker ends"))
+
+    def close(self) -> None:
+        """End the process: TERM, then KILL after a grace period."""
+        self._supervisor.close()
+        with self._send_lock:
+            self._group.terminate()
+        self._reader.join()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise LauncherError(self._error)
+
+    def _spawn(self) -> ComputeGroup:
+        group = self._supervisor.start()
+        self._alive_at = time.monotonic()
+        return group
+
+    def _send(self, frame: Sequence[messages.ToCompute]) -> None:
+        """Write one frame; where the process is gone, the reader notices."""
+        try:
+            self._group.pipe.send_bytes(messages.encode(frame))
+        except OSError as error:
+            logger.warning("compute process does not listen: %s", error)
+
+    def _read_forever(self) -> None:
+        try:
+            while not self._supervisor.closed and self._error is None:
+                self._read()
+        except Exception as error:
+            # Without this thread no answer ever comes: fail all flights.
+            logger.exception("the reader of the compute process failed")
+            self._fail(f"the compute process cannot be read: {type(error).__name__}: {error}")
+        self._group.wait()
+
+    def _read(self) -> None:
+        group = self._group
+        try:
+            ready = wait([group.pipe, *group.watched], _WATCH_EVERY_S)
+            fault = group.fault(ready)
+            if fault is not None and not self._supervisor.closed:
+                logger.error("compute process %s", fault, extra={"action": "rank_lost"})
+                group.kill(fault)
+            if group.pipe in ready:
+                for message in messages.decode_from_compute(group.pipe.recv_bytes()):
+                    self._handle(message)
+            elif self._is_stalled():
+                logger.error("compute process stalled: ended", extra={"action": "stalled"})
+                group.kill(self._stalled())
+        except (EOFError, ConnectionError):
+            self._replace()
+
+    def _handle(self, message: messages.FromCompute) -> None:
+        self._alive_at = time.monotonic()
+        match message:
+            case messages.Ready():
+                self._supervisor.succeeded()
+                self._precision = message.dtype
+                load_s = self._seconds.load_s + message.load_s
+                self._seconds = replace(self._seconds, load_s=load_s)
+                self._ready.set()
+            case messages.LoadFailed():
+                self._fail(message.message)
+            case messages.Generated() | messages.Ranked() | messages.Failed():
+                with self._pending_lock:
+                    flight = self._pending.pop(message.ticket, None)
+                    if flight is not None:
+                        flight.end(message.ticket, message)
+            case messages.Stepped():
+                engine_s = self._earlier_engine_s + message.busy_s
+                self._seconds = replace(self._seconds, engine_s=engine_s)
+
+    def _is_stalled(self) -> bool:
+        silent_s = time.monotonic() - self._alive_at
+        if not self._ready.is_set():
+            return silent_s > self._config.load_timeout_s
+        return bool(self._pending) and silent_s > self._config.stalled_after_s
+
+    def _replace(self) -> None:
+        """Fail the flights of a process that has ended, and start another process."""
+        self._group.wait()
+        if self._supervisor.closed:
+            return
+        ending = f"the compute process {self._group.ending()}"
+        if self._ready.is_set():
+            lost: LauncherError = ComputeLostError(ending)
+        else:
+            lost = ComputeNotReadyError(f"{ending} while it loaded the model")
+            if self._supervisor.failed():
+                self._fail(f"{lost}, {self._supervisor.failures} times in a row")
+                return
+        logger.error("%s", lost, extra={"action": "lost"})
+        with self._send_lock:
+            self._ready.clear()
+            self._fail_pending(lost)
+            self._group.pipe.close()
+            self._earlier_engine_s = self._seconds.engine_s
+            try:
+                self._group = self._spawn()
+            except ClosedError:
+                return
+            vectors = [messages.RegisterVectors(key=k, data=d) for k, d in self._vectors.items()]
+            self._send(vectors)
+
+    def _stalled(self) -> str:
+        """Say, as a verb, how a process ended that made no step."""
+        limit = self._config.stalled_after_s if self._ready.is_set() else None
+        return "stalled" if limit is None else f"stalled: no step in {limit:g} s"
+
+    def _fail(self, error: str) -> None:
+        """Fail all flights, now and later: no compute process can be started."""
+        logger.error("no compute process: %s", error, extra={"action": "compute_failed"})
+        # First of all: a sender may hold the lock while it waits for the process to read.
+        self._group.kill(error)
+        with self._send_lock:
+            self._error = error
+            self._fail_pending(LauncherError(error))
+        self._ready.set()
+        self._on_failure(error)
+
+    def _fail_pending(self, error: LauncherError) -> None:
+        with self._pending_lock:
+            lost, self._pending = self._pending, {}
+            for ticket, flight in lost.items():
+                flight.lost = error
+                flight.end(ticket, None)

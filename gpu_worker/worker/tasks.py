@@ -1,0 +1,126 @@
+"""The GPU worker's Celery task. `celery -A nightjar.gpu_worker.worker.tasks` is the GPU worker.
+
+The worker holds no model: its launcher starts a compute process, and a crash there costs that
+process, not this one.
+"""
+
+import os
+import signal
+import sys
+import threading
+from dataclasses import asdict, dataclass
+from functools import partial
+
+from celery.signals import worker_init, worker_shutdown, worker_shutting_down
+
+from nightjar.checkpoints import CheckpointError, ModelDirectory
+from nightjar.gpu_worker.worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.worker.heartbeat import Heartbeat
+from nightjar.gpu_worker.worker.launcher import Launcher, LauncherError
+from nightjar.gpu_worker.worker.ticker import Ticker
+from nightjar.gpu_worker.worker.worker import GpuWorker
+from nightjar.jobs.store import Store
+from nightjar.pipeline.planning.reuse import open_cache
+from nightjar.pipeline.queue.celery_app import (
+    COMPUTE_TASK,
+    EXPECTED_ERRORS,
+    TICK_TASK,
+    create_celery_app,
+    listen_for,
+)
+from nightjar.pipeline.queue.commands import CANNOT_START, EXIT_CANNOT_START
+from nightjar.pipeline.queue.waking import send_wake
+from nightjar.pipeline.settings import Settings
+from nightjar.process import spare_what_stays, step_back
+
+# Longer than the database's own limit on a statement: a second connection is tried first.
+_FINISH_HANGS_AFTER_S = 120.0
+
+settings = Settings.read()
+app = create_celery_app(settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What lives as long as the worker process."""
+
+    store: Store
+    launcher: Launcher
+    worker: GpuWorker
+    heartbeat: Heartbeat
+    ticker: Ticker
+
+    @classmethod
+    def open(cls) -> "_Parts":
+        if settings.model is None:
+            raise LauncherError("NIGHTJAR_MODEL is not set: name the directory of the served model")
+        model = ModelDirectory.open(settings.model)
+        store = Store(settings.database_url.get_secret_value())
+        # Before the model is loaded: files that change meanwhile are another model.
+        listen_for(app, model.fingerprint)
+        cache = open_cache(settings, store, model)
+        launcher = Launcher(ComputeConfig.of(settings, model.path, model.stamp), on_failure=_leave)
+        launcher.wait_ready()
+        worker = GpuWorker(
+            store,
+            launcher,
+            model=settings.model_name or model.name,
+            fingerprint=model.fingerprint,
+            crashes_allowed=settings.request_crashes,
+            cache=cache,
+            hung_after_beats=max(1, round(_FINISH_HANGS_AFTER_S / settings.heartbeat_s)),
+        )
+        heartbeat = Heartbeat(worker, settings.heartbeat_s)
+        return cls(store, launcher, worker, heartbeat, Ticker(partial(send_wake, app, TICK_TASK)))
+
+    def close(self) -> None:
+        self.heartbeat.stop()
+        self.ticker.close()
+        self.launcher.close()
+        self.worker.leave()
+        self.store.close()
+
+
+_parts: list[_Parts] = []
+
+
+def _leave(_: str) -> None:
+    """No compute process can be had: drain and leave, so that the supervisor sees it."""
+    if _parts:  # else the worker is still starting, and ends with the reason by itself
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@worker_init.connect
+def _open(**_: object) -> None:
+    """Load the model before the first message is taken; a fault ends the worker here."""
+    step_back(settings.worker_niceness)  # before the compute process starts: it inherits this
+    try:
+        _parts.append(_Parts.open())
+    except (CheckpointError, LauncherError) as error:
+        sys.stderr.write(f"{CANNOT_START}{error}\n")
+        raise SystemExit(EXIT_CANNOT_START) from error
+    spare_what_stays()
+
+
+@worker_shutting_down.connect
+def _drain(**_: object) -> None:
+    """TERM has come: Celery takes no more messages and waits for the tasks that run."""
+    for parts in _parts:
+        drain = partial(parts.worker.drain, settings.drain_s)
+        # A thread: this is a signal's handler, which must not wait.
+        threading.Thread(target=drain, name="drain", daemon=True).start()
+
+
+@worker_shutdown.connect
+def _close(**_: object) -> None:
+    for parts in _parts:
+        parts.close()
+
+
+@app.task(name=COMPUTE_TASK, throws=EXPECTED_ERRORS)
+def compute(micro_batch: int, epoch: int, alone: bool = False) -> dict[str, object]:
+    """Compute one micro-batch; what it returns is what Flower shows of it."""
+    parts = _parts[0]
+    outcome = parts.worker.run(micro_batch, epoch, alone=alone)
+    parts.ticker.tick()  # its place in the dispatch window is free
+    return asdict(outcome)

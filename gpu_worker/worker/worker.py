@@ -1,0 +1,278 @@
+"""What a GPU worker does with one micro-batch: claim, compute, finish."""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from nightjar.gpu_worker.worker.computing import BatchComputer, ComputedBatch
+from nightjar.gpu_worker.worker.gate import Gate, GateClosedError
+from nightjar.gpu_worker.worker.launcher import (
+    ComputeLostError,
+    ComputeNotReadyError,
+    Launcher,
+    LauncherError,
+)
+from nightjar.jobs.errors import StoreUnavailableError
+from nightjar.jobs.records import (
+    ClaimedMicroBatch,
+    Crash,
+    NewResult,
+    RequestError,
+)
+from nightjar.jobs.store import Store
+from nightjar.pipeline.planning.reuse import ResultCache
+from nightjar.pipeline.queue.liveness import owner_name
+
+logger = logging.getLogger(__name__)
+
+_STORE_RETRY_S = 1.0
+LEASE_LOST = "thrown away: the lease was lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a micro-batch; Flower shows it as the task's result."""
+
+    outcome: str
+    requests: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+
+
+class GpuWorker:
+    """Computes micro-batches for the Celery task; one a process, used by all its threads.
+
+    Args:
+        store: Where leases are.
+        launcher: The compute process.
+        model: The name that answers carry.
+        fingerprint: Of the served model; a micro-batch planned for another is not claimed.
+        crashes_allowed: A request that is computed alone fails after so many crashes.
+        cache: Keeps answers for later jobs; None where results are not reused.
+        hung_after_beats: A micro-batch is given back when so many heartbeats have landed since its
+            results were ready, and the results have not.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        launcher: Launcher,
+        *,
+        model: str,
+        fingerprint: str = "",
+        crashes_allowed: int,
+        cache: ResultCache | None = None,
+        hung_after_beats: int = 120,
+    ) -> None:
+        self.owner = owner_name()
+        self._store = store
+        self._launcher = launcher
+        self._computer = BatchComputer(store, launcher, model, cache)
+        self._fingerprint = fingerprint
+        self._crashes_allowed = crashes_allowed
+        self._cache = cache
+        self._gate = Gate()
+        self._lock = threading.Lock()
+        self._held: Counter[int] = Counter()
+        self._landing: Counter[tuple[int, int]] = Counter()  # beats while results waited to land
+        self._hung_after_beats = hung_after_beats
+        self._drained = threading.Event()
+
+    def run(self, micro_batch: int, epoch: int, *, alone: bool = False) -> Outcome:
+        """Claim a micro-batch, compute it, land its results.
+
+        A message that came twice, or too late, finds nothing to claim and is skipped. A lease
+        that an error leaves behind goes back with the next heartbeat.
+
+        Args:
+            micro_batch: Its id.
+            epoch: The epoch that the message names.
+            alone: Compute nothing else meanwhile. This is waited for before the claim, so that a
+                worker that dies meanwhile has not held this micro-batch.
+        """
+        gate = self._gate.alone() if alone else self._gate.together()
+        try:
+            with gate, self._holding(micro_batch):
+                batch = self._store.leases.claim(micro_batch, epoch, self.owner, self._fingerprint)
+                return Outcome("skipped") if batch is None else self._run(batch)
+        except GateClosedError:
+            # Not claimed: requeued at once, so that another worker takes the message.
+            sent = self._store.planning.dispatched()
+            self._store.planning.requeue(
+                [r for r in sent if (r.id, r.epoch) == (micro_batch, epoch)]
+            )
+            return Outcome("not begun: the worker ends")
+
+    def drain(self, grace_s: float) -> None:
+        """Begin nothing more, and after `grace_s` seconds give back what is still being computed.
+
+        Micro-batches that wait for the gate are left to other workers at once: they may take
+        longer than a process has to end. Results that the database has not taken after the grace
+        period are given up.
+        """
+        self._gate.close()
+        time.sleep(grace_s)
+        self._launcher.release()
+        self._drained.set()
+
+    def beat(self) -> None:
+        """Write a sign of life, and what the compute processes have spent."""
+        self._store.heartbeats.beat(self.owner, self._launcher.seconds)
+
+    def keep_alive(self) -> None:
+        """Give back what hangs or was left behind, and write a sign of life.
+
+        Raises:
+            StoreError: The database is away, or a lease that hangs cannot be given back. No sign of
+                life is written then, so that the sweeper takes this worker's leases.
+        """
+        with self._lock:
+            hung = [key for key, n in self._landing.items() if n >= self._hung_after_beats]
+        for micro_batch, epoch in hung:
+            logger.error(
+                "results of micro-batch %d did not land while %d heartbeats did: given back",
+                micro_batch,
+                self._hung_after_beats,
+                extra={"action": "finish_hangs", "micro_batch": micro_batch},
+            )
+            self._store.leases.give_back(micro_batch, epoch, self.owner)
+        self.beat()
+        with self._lock:
+            for key in self._landing:
+                self._landing[key] += 1
+        self.give_back_leaked()
+
+    def leave(self) -> None:
+        """Give back every lease and write the last seconds; called when the launcher is closed.
+
+        Without this beat, a run shorter than the time between two beats would show no seconds.
+        """
+        self._store.leases.give_back_all(self.owner)
+        self.beat()
+
+    def give_back_leaked(self) -> None:
+        """Give back leases of this worker that no thread works on.
+
+        An error, or a lost acknowledgement of the database, leaves such a lease. The sweeper takes
+        no lease of a worker that lives.
+        """
+        for ref in self._store.leases.held_by(self.owner):
+            # Read after the leases: a thread enters a micro-batch here before it claims it.
+            if not self._held[ref.id]:
+                self._store.leases.give_back(ref.id, ref.epoch, self.owner)
+
+    @contextmanager
+    def _holding(self, micro_batch: int) -> Iterator[None]:
+        with self._lock:
+            self._held[micro_batch] += 1  # two messages of one micro-batch may be here at once
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held[micro_batch] -= 1
+                if not self._held[micro_batch]:
+                    del self._held[micro_batch]
+
+    def _run(self, batch: ClaimedMicroBatch) -> Outcome:
+        started = time.monotonic()
+        try:
+            computed = self._computer.compute(batch)
+            if computed.lost is not None:
+                return self._after_crash(batch, computed.results, computed.lost)
+            return self._land(batch, computed, time.monotonic() - started)
+        except ComputeNotReadyError:
+            self._store.leases.give_back(batch.id, batch.epoch, self.owner)
+            return Outcome("given back: not computed here", requests=len(batch.requests))
+        except (LauncherError, StoreUnavailableError):
+            raise
+        except Exception as error:
+            # A fault of ours: end these requests with it rather than compute them for ever.
+            fault = RequestError("internal_error", f"the worker failed: {type(error).__name__}")
+            self._store.leases.fail(batch.id, batch.epoch, self.owner, fault)
+            raise
+
+    def _after_crash(
+        self, batch: ClaimedMicroBatch, answered: list[NewResult], lost: ComputeLostError
+    ) -> Outcome:
+        """Land the results that came; the other requests become suspects."""
+        crash = Crash(str(lost), self._crashes_allowed)
+        held = self._until_the_database_answers(
+            batch,
+            partial(self._store.suspects.add, batch.id, batch.epoch, self.owner, crash, answered),
+        )
+        logger.warning(
+            "micro-batch %d crashed with %d requests unanswered: %s",
+            batch.id,
+            len(batch.requests) - len(answered),
+            lost,
+            extra={
+                "action": "micro_batch_crashed",
+                "micro_batch": batch.id,
+                "job_id": batch.job_id,
+                "alone": batch.isolated,
+            },
+        )
+        return Outcome(
+            "crashed: compute process lost" if held else LEASE_LOST, requests=len(batch.requests)
+        )
+
+    def _land(self, batch: ClaimedMicroBatch, computed: ComputedBatch, seconds: float) -> Outcome:
+        results = computed.results
+        landed = self._until_the_database_answers(
+            batch, partial(self._store.leases.finish, batch.id, batch.epoch, self.owner, results)
+        )
+        if landed and self._cache is not None:
+            self._cache.keep(batch.requests, results, computed.precision)
+            self._cache.keep_scores(computed.scores)
+        return Outcome(
+            outcome="done" if landed else LEASE_LOST,
+            requests=len(batch.requests),
+            failed=sum(result.error is not None for result in results),
+            prompt_tokens=sum(result.prompt_tokens for result in results),
+            completion_tokens=sum(result.completion_tokens for result in results),
+            seconds=round(seconds, 3),
+        )
+
+    def _until_the_database_answers(
+        self, batch: ClaimedMicroBatch, write: Callable[[], bool]
+    ) -> bool:
+        """Write results; where the database is away or full, try until it takes them.
+
+        Raises:
+            StoreUnavailableError: The grace period of a worker that drains is over.
+        """
+        with self._landing_of(batch):
+            return self._write_until_it_lands(batch, write)
+
+    @contextmanager
+    def _landing_of(self, batch: ClaimedMicroBatch) -> Iterator[None]:
+        key = batch.id, batch.epoch
+        with self._lock:
+            self._landing[key] = 0
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._landing[key]
+
+    def _write_until_it_lands(self, batch: ClaimedMicroBatch, write: Callable[[], bool]) -> bool:
+        while True:
+            try:
+                return write()
+            except StoreUnavailableError as error:
+                if self._drained.is_set():
+                    raise
+                logger.warning(
+                    "results of micro-batch %d wait for the database: %s",
+                    batch.id,
+                    error,
+                    extra={"action": "finish_waits", "micro_batch": batch.id},
+                )
+                self._drained.wait(_STORE_RETRY_S)

@@ -1,0 +1,115 @@
+"""OpenAI batch lines: cutting a stream of bytes into lines, and writing lines of output."""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from nightjar.jobs.lines.schemas import MAX_LINE_BYTES, UTF8_MARK, parse_batch_line
+from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow, ResultRecord
+
+PIECE_BYTES = 64 * 1024
+
+
+class LineCutter:
+    """Cuts chunks of bytes into lines, and keeps no more than one line in memory.
+
+    A line that is too long is cut off after `max_bytes + 1` bytes, so that
+    `parse_batch_line` sees that it is too long.
+    """
+
+    def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._rest = bytearray()  # the line that has begun
+        self._line = 0
+
+    def cut(self, chunk: bytes) -> Iterator[tuple[int, bytes]]:
+        """(line number from 1, line) of each line that this chunk completes; no blank ones."""
+        *complete, last = chunk.split(b"\n")
+        for piece in complete:
+            yield from self._take(piece)
+        self._keep(last)
+
+    def end(self) -> Iterator[tuple[int, bytes]]:
+        """The last line, if it lacks a newline."""
+        yield from self._take(b"")
+
+    def _keep(self, piece: bytes) -> None:
+        room = self._max_bytes + 1 - len(self._rest)
+        self._rest += piece[: max(room, 0)]
+
+    def _take(self, line: bytes) -> Iterator[tuple[int, bytes]]:
+        """The line that ends with this piece; most of them are the whole line."""
+        self._line += 1
+        if self._rest or len(line) > self._max_bytes:
+            self._keep(line)
+            line = bytes(self._rest)
+            self._rest.clear()
+        text = line.removeprefix(UTF8_MARK) if self._line == 1 else line
+        if text.strip():
+            yield self._line, line.rstrip(b"\r")
+
+
+class BatchReader:
+    """From chunks of an upload to rows, numbered through the whole upload."""
+
+    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        self._cutter = LineCutter(max_line_bytes)
+        self._max_line_bytes = max_line_bytes
+        self._index = 0
+
+    def rows(self, chunk: bytes) -> list[NewRequest | RejectedRow]:
+        """The rows that this chunk completes."""
+        return self._parse(self._cutter.cut(chunk))
+
+    def last_rows(self) -> list[NewRequest | RejectedRow]:
+        """The row of a last line without newline, if there is one."""
+        return self._parse(self._cutter.end())
+
+    def _parse(self, lines: Iterable[tuple[int, bytes]]) -> list[NewRequest | RejectedRow]:
+        rows = []
+        for line, raw in lines:
+            rows.append(parse_batch_line(raw, line, self._index, max_bytes=self._max_line_bytes))
+            self._index += 1
+        return rows
+
+
+def output_line(record: ResultRecord) -> JsonObject:
+    """The OpenAI batch line of an outcome: `response` of a success, `error` of a failure."""
+    line: dict[str, Any] = {
+        "id": f"batch_req_{record.id:012x}",
+        "custom_id": record.custom_id,
+        "response": None,
+        "error": None,
+    }
+    if record.error is None:
+        line["response"] = {
+            "status_code": record.status_code,
+            "request_id": f"req_{record.id:012x}",
+            "body": record.body,
+        }
+        return line
+    line["error"] = {
+        "code": record.error.code,
+        "message": record.error.message,
+        "param": record.error.param,
+        "line": record.line,
+    }
+    return line
+
+
+def json_lines(records: Iterable[ResultRecord]) -> Iterator[bytes]:
+    """Output lines as UTF-8, one at a time."""
+    for record in records:
+        yield json.dumps(output_line(record), ensure_ascii=False).encode() + b"\n"
+
+
+def json_pieces(records: Iterable[ResultRecord]) -> Iterator[bytes]:
+    """The same lines, as many at a time as are worth a trip to a thread and a write."""
+    piece = bytearray()
+    for line in json_lines(records):
+        piece += line
+        if len(piece) >= PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    if piece:
+        yield bytes(piece)

@@ -1,0 +1,104 @@
+"""Files of OpenAI batch lines: reading requests, writing results."""
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from nightjar.jobs.lines.batch_lines import BatchReader, json_lines
+from nightjar.jobs.lines.file_kinds import HEAD_BYTES, other_format
+from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow, ResultRecord
+
+_CHUNK_BYTES = 1 << 20
+
+
+class UnusableInputError(ValueError):
+    """The input is no file of batch lines; the message follows the file's name and says why."""
+
+
+def check_format(path: Path) -> None:
+    """Refuse a file whose first bytes tell another format.
+
+    Raises:
+        UnusableInputError: They do.
+        OSError: The file cannot be read.
+    """
+    with path.open("rb") as stream:
+        found = other_format(stream.read(HEAD_BYTES))
+    if found is not None:
+        raise UnusableInputError(found)
+
+
+def read_batch_lines(
+    stream: BinaryIO, most_bad_in_a_row: int | None = None
+) -> Iterator[NewRequest | RejectedRow]:
+    """Parse a file line by line, in bounded memory; a bad line becomes a RejectedRow.
+
+    most_bad_in_a_row: after so many the file is taken for one of another kind.
+
+    Raises:
+        UnusableInputError: It is; the message holds what is wrong with the first of them.
+    """
+    bad, first = 0, None
+    for row in _rows(stream):
+        if isinstance(row, NewRequest):
+            bad, first = 0, None
+        else:
+            bad, first = bad + 1, first or row
+            if bad == most_bad_in_a_row:
+                raise UnusableInputError(
+                    f"has {bad} lines in a row that cannot be used; the first: {first.message}; "
+                    "correct the file, or raise NIGHTJAR_BAD_LINES_IN_A_ROW to read on"
+                )
+        yield row
+
+
+def _rows(stream: BinaryIO) -> Iterator[NewRequest | RejectedRow]:
+    reader = BatchReader()
+    while chunk := stream.read(_CHUNK_BYTES):
+        yield from reader.rows(chunk)
+    yield from reader.last_rows()
+
+
+def failure_text(line: JsonObject) -> str:
+    """Which line failed and why, of an output line with an `error`."""
+    error = line["error"]
+    place = f"line {error['line']}"
+    message = str(error["message"])
+    return message if message.startswith(place) else f"{place}: {message}"
+
+
+@contextmanager
+def replaced_when_whole(path: Path) -> Iterator[BinaryIO]:
+    """Write a file beside `path` and move it there when it is complete and on the disk."""
+    path = path.resolve()  # a link stays one: what it points to is replaced
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    partial = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.chmod(0o666 & ~_umask())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_results(path: Path, records: Iterable[ResultRecord]) -> int:
+    """Write results as OpenAI batch output lines; return how many."""
+    count = 0
+    with replaced_when_whole(path) as stream:
+        for line in json_lines(records):
+            stream.write(line)
+            count += 1
+    return count
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,121 @@
+"""Serves the HTTP API of jobs/ and gives it the call that wakes the planner.
+
+A second process takes the uploads: `python -m nightjar.pipeline.front.api_server SOCKET PARENT`. So a
+status poll does not wait for Python's lock, or for a core, while a million rows are read.
+"""
+
+import logging
+import signal
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import uvicorn
+from celery import Celery
+from fastapi import FastAPI
+
+from nightjar import logs
+from nightjar.checkpoints import ModelDirectory
+from nightjar.children import die_with_parent
+from nightjar.jobs.api import create_app
+from nightjar.jobs.api.body import UploadLimits
+from nightjar.jobs.api.forwarding import UploadTaker
+from nightjar.jobs.api.health import Deployment
+from nightjar.jobs.store import Store
+from nightjar.pipeline.front.signs import BROKER_TIMEOUT_S, Signs
+from nightjar.pipeline.front.upload_process import UploadProcess
+from nightjar.pipeline.queue.celery_app import PLAN_TASK, create_celery_app
+from nightjar.pipeline.queue.waking import send_wake
+from nightjar.pipeline.settings import Settings
+from nightjar.process import spare_what_stays, step_back
+
+# A thread that writes a page of results holds Python's lock for so long at a time. A status poll
+# takes the lock a dozen times on its way through event loop, thread and database. With Python's
+# default of 5 ms its caller would mostly wait for the lock.
+SWITCH_EVERY_S = 0.0005
+
+
+def serve(settings: Settings, host: str, port: int) -> None:
+    """Answer HTTP until the process is told to end."""
+    logs.configure()
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses, with jobs' metadata
+    sys.setswitchinterval(SWITCH_EVERY_S)
+    _end_in_order()
+    # The store is closed last: the last connection that closes merges SQLite's log.
+    with _store(settings) as store, UploadProcess() as uploads:
+        celery = _celery(settings)
+        dead_after_s = settings.worker_dead_after_s
+        signs = Signs(store, celery, dead_after_s=dead_after_s)
+        app = _application(settings, store, celery, uploads, signs)
+        spare_what_stays()
+        with signs:
+            uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
+
+
+def serve_uploads(settings: Settings, socket: Path) -> None:
+    """Take uploads through a unix socket until the process is told to end."""
+    logs.configure()
+    step_back(settings.worker_niceness)
+    _end_in_order()
+    with _store(settings) as store:
+        app = _application(settings, store, _celery(settings), None, None)
+        spare_what_stays()
+        uvicorn.run(app, uds=str(socket), log_level="warning", access_log=False)
+
+
+def _end_in_order() -> None:
+    """Let SIGTERM end the process through its `with` blocks, which close the database."""
+    # Uvicorn ends in order and then raises the signal again, for the handler before its own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+
+def _store(settings: Settings) -> closing[Store]:
+    return closing(Store(settings.database_url.get_secret_value()))
+
+
+def _celery(settings: Settings) -> Celery:
+    celery = create_celery_app(settings)
+    # A broker that is down costs the caller little time: the job is in SQL, and beat finds it.
+    # Without `max_retries` kombu tries to connect for seconds, whatever `retry` says. The timeout
+    # for a silent broker is shorter than a worker's.
+    celery.conf.broker_transport_options = celery.conf.broker_transport_options | {
+        "max_retries": 0,
+        "socket_timeout": BROKER_TIMEOUT_S,
+    }
+    return celery
+
+
+def _application(
+    settings: Settings,
+    store: Store,
+    celery: Celery,
+    taker: UploadTaker | None,
+    deployment: Deployment | None,
+) -> FastAPI:
+    def wake(job_id: str) -> None:
+        send_wake(celery, PLAN_TASK, args=[job_id], retry=False)
+
+    served = settings.model_name
+    if served is None and settings.model is not None:
+        served = ModelDirectory.open(settings.model).name
+    return create_app(
+        store,
+        wake,
+        served_model=served,
+        limits=UploadLimits(
+            settings.max_upload_bytes,
+            settings.upload_stalled_after_s,
+            settings.upload_least_bytes_per_s,
+            settings.upload_deadline_s,
+            settings.max_job_rows,
+            settings.max_rejected_lines,
+        ),
+        taker=taker,
+        deployment=deployment,
+        trusted_hosts=settings.trusted_host_list,
+    )
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[2]))
+    serve_uploads(Settings.read(), Path(sys.argv[1]))

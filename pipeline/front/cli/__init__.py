@@ -1,0 +1,54 @@
+"""The command `nightjar`. Heavy imports stand inside the commands, so that --help is quick."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from nightjar import __version__
+from nightjar.jobs.errors import JobError
+from nightjar.pipeline.front.cli.console import EXIT_RUN, say
+from nightjar.pipeline.front.cli.database import migrate, vectors
+from nightjar.pipeline.front.cli.jobs import cancel, pause, results, resume, retry, status, submit
+from nightjar.pipeline.front.cli.processes import api, beat, flower, health, worker
+from nightjar.pipeline.front.cli.run import run
+from nightjar.pipeline.queue.commands import forget_celery_variables
+
+app = typer.Typer(
+    name="nightjar",
+    help="Batch inference for GPT decoders: generation and ranking, from a file or a queue.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+for command in (
+    *(run, worker, beat, flower, api, health),
+    *(submit, status, results, cancel, pause, resume, retry),
+    *(vectors, migrate),
+):
+    app.command()(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nightjar {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+def main() -> None:
+    """Entry point of the command."""
+    forget_celery_variables()
+    try:
+        app()
+    except JobError as error:
+        say(str(error))
+        sys.exit(EXIT_RUN)

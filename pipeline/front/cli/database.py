@@ -1,0 +1,39 @@
+"""Commands that work on the database itself."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nightjar.pipeline.front.cli.console import EXIT_USAGE, check_model, fail, read_settings
+
+
+def vectors(
+    name: Annotated[str, typer.Argument(help="What requests write in prompt_vector.")],
+    file: Annotated[Path, typer.Argument(help="A safetensors file, one tensor (rows, width).")],
+) -> None:
+    """Register prompt vectors (P-tuning) in the database under a name."""
+    from nightjar.checkpoints import ModelDirectory
+    from nightjar.jobs.store import Store
+    from nightjar.pipeline.files.vectors import VectorsError, register_vectors
+
+    settings = read_settings()
+    model = check_model(settings)
+    store = Store(settings.database_url.get_secret_value())
+    try:
+        width = ModelDirectory.open(model).config.hidden_size
+        registered = register_vectors(store.vectors, name, file, width)
+    except VectorsError as error:
+        fail(str(error), EXIT_USAGE)
+    finally:
+        store.close()
+    typer.echo(f"{registered.name}, version {registered.version}: {registered.length} vectors")
+
+
+def migrate() -> None:
+    """Bring the database's tables to this version; may run several times at once."""
+    from nightjar.jobs.store import Store
+
+    store = Store(read_settings().database_url.get_secret_value())
+    store.migrate()
+    store.close()

@@ -1,0 +1,132 @@
+"""Commands that speak to a running deployment: send a job, look at it, steer it."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nightjar.pipeline.front.cli.console import (
+    EXIT_NO_ROW_SUCCEEDED,
+    EXIT_RUN,
+    EXIT_USAGE,
+    Source,
+    fail,
+    say,
+)
+
+if TYPE_CHECKING:
+    from nightjar.pipeline.front.client import Client
+
+DEFAULT_API = "http://127.0.0.1:8000"
+ApiUrl = Annotated[
+    str, typer.Option("--api", envvar="NIGHTJAR_API", help="Where `nightjar api` listens.")
+]
+
+
+class Outcome(StrEnum):
+    """Which results to show."""
+
+    ALL = "all"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+def submit(
+    source: Source,
+    api_url: ApiUrl = DEFAULT_API,
+    key: Annotated[
+        str | None, typer.Option(help="Idempotency key: the same key sent twice makes one job.")
+    ] = None,
+    completion_window: Annotated[
+        str | None, typer.Option(help="Such as 90m or 24h; what is not computed by then expires.")
+    ] = None,
+    priority: Annotated[
+        int, typer.Option(min=0, max=9, help="Each step is worth an hour of waiting.")
+    ] = 0,
+) -> None:
+    """Send a file to a running deployment, and print the job.
+
+    Exit status: 0 the job was stored, 1 it was not, 2 unusable arguments, 4 every row was rejected.
+    """
+    from nightjar.pipeline.files.formats import UnusableInputError, check_format, failure_text
+
+    if not source.is_file():
+        fail(f"the input {source} is not a file", EXIT_USAGE)
+    try:
+        check_format(source)
+    except UnusableInputError as error:
+        fail(f"the input {source} {error}", EXIT_USAGE)
+    except OSError as error:
+        fail(f"the input {source}: {error.strerror}", EXIT_USAGE)
+    with _connect(api_url) as client:
+        job = client.submit(source, key, completion_window, priority)
+        typer.echo(json.dumps(job, indent=2))
+        failed, total = job["counts"]["failed"], job["counts"]["total"]
+        first = client.first_failure(job["id"]) if failed else None
+    if first is not None:
+        how = "were rejected" if "rejected" in job else "have failed"
+        told = f"{failed} of {total} rows {how}; the first: {failure_text(first)}"
+        say(told)
+    if failed == total:
+        raise typer.Exit(EXIT_NO_ROW_SUCCEEDED)
+
+
+def status(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
+    """Show a job's state and counts, and on standard error what it waits for."""
+    with _connect(api_url) as client:
+        job = client.job(job_id)
+    typer.echo(json.dumps(job, indent=2))
+    if job.get("waiting"):
+        say(f"it waits: {job['waiting']}")
+
+
+def results(
+    job_id: str,
+    api_url: ApiUrl = DEFAULT_API,
+    outcome: Annotated[Outcome, typer.Option(help="Which rows.")] = Outcome.ALL,
+) -> None:
+    """Print the results of a job so far, as OpenAI batch output lines."""
+    with _connect(api_url) as client:
+        for line in client.results(job_id, outcome.value):
+            typer.echo(json.dumps(line, ensure_ascii=False))
+
+
+def cancel(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
+    """Cancel a job; results that are stored stay."""
+    _steer(api_url, lambda client: client.cancel(job_id))
+
+
+def pause(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
+    """Pause a job: nothing more of it starts, and what is being computed finishes."""
+    _steer(api_url, lambda client: client.pause(job_id))
+
+
+def resume(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
+    """Continue a paused job."""
+    _steer(api_url, lambda client: client.resume(job_id))
+
+
+def retry(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
+    """Compute requests again that failed by no fault of their own, such as a crash."""
+    _steer(api_url, lambda client: client.retry(job_id))
+
+
+def _steer(api_url: str, ask: "Callable[[Client], dict[str, Any]]") -> None:
+    """Ask for a change of a job, and print the job that the API answers with."""
+    with _connect(api_url) as client:
+        typer.echo(json.dumps(ask(client), indent=2))
+
+
+@contextmanager
+def _connect(api_url: str) -> "Iterator[Client]":
+    """A client; where the API does not answer it, the command ends."""
+    from nightjar.pipeline.front.client import Client, ClientError
+
+    try:
+        with Client(api_url) as client:
+            yield client
+    except ClientError as error:
+        fail(str(error), EXIT_RUN)

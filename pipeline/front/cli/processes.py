@@ -1,0 +1,96 @@
+"""Commands that start the processes of a deployment, and the one that asks after them."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from nightjar.pipeline.front.cli.console import (
+    EXIT_RUN,
+    EXIT_USAGE,
+    Device,
+    Devices,
+    Shards,
+    become,
+    check_driver,
+    check_model,
+    fail,
+    read_settings,
+    require_one_place,
+)
+from nightjar.pipeline.queue.commands import (
+    WorkerRole,
+    beat_command,
+    flower_command,
+    worker_command,
+)
+
+
+def worker(
+    role: Annotated[WorkerRole, typer.Argument(help="plan: planner; compute: GPU worker.")],
+    engine: Annotated[
+        str | None,
+        typer.Option(help="model, or fake: answers are made up without a model."),
+    ] = None,
+    device: Device = None,
+    shards: Shards = None,
+    devices: Devices = None,
+) -> None:
+    """Start a Celery worker; settings come from NIGHTJAR_* variables."""
+    require_one_place(device, devices)
+    given = {"ENGINE": engine, "DEVICE": device, "SHARDS": shards, "DEVICES": devices}
+    os.environ.update({f"NIGHTJAR_{k}": str(v) for k, v in given.items() if v is not None})
+    settings = read_settings()
+    check_driver(settings)
+    check_model(settings)
+    become(worker_command(role, settings))
+
+
+def beat() -> None:
+    """Start beat, Celery's clock; exactly one per deployment."""
+    read_settings()
+    become(beat_command())
+
+
+def flower(
+    address: Annotated[str, typer.Option(help="Interface to bind.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 5555,
+) -> None:
+    """Start Flower, read-only; NIGHTJAR_FLOWER_AUTH=user:password protects it."""
+    read_settings()
+    auth = os.environ.get("NIGHTJAR_FLOWER_AUTH") or None
+    if auth is None and address not in ("127.0.0.1", "localhost", "::1"):
+        fail(
+            f"--address {address} opens Flower to others: set NIGHTJAR_FLOWER_AUTH=user:password",
+            EXIT_USAGE,
+        )
+    if auth is not None:
+        os.environ["FLOWER_BASIC_AUTH"] = auth
+    become(flower_command(address, port))
+
+
+def api(
+    host: Annotated[str, typer.Option(help="Interface to bind.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+) -> None:
+    """Start the HTTP API: submit jobs, poll them, page through results."""
+    from nightjar.pipeline.front.api_server import serve
+
+    settings = read_settings()
+    check_model(settings)
+    serve(settings, host, port)
+
+
+def health(
+    part: Annotated[
+        str, typer.Argument(metavar="planner|worker|beat", help="The process to check.")
+    ],
+) -> None:
+    """Exit with 0 if this machine's planner, GPU worker or beat works, else with 1."""
+    from nightjar.pipeline.front.health import Part, trouble
+
+    if part not in list(Part):
+        fail(f"{part!r}: ask after one of {', '.join(Part)}", EXIT_USAGE)
+    if (found := trouble(Part(part), read_settings())) is not None:
+        fail(found, EXIT_RUN)
+    typer.echo("ok")

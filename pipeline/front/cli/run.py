@@ -1,0 +1,154 @@
+"""`nightjar run`: a whole file on this machine."""
+
+import os
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
+
+import typer
+
+from nightjar.pipeline.front.cli.console import (
+    EXIT_NO_ROW_SUCCEEDED,
+    EXIT_ROWS_FAILED,
+    EXIT_RUN,
+    EXIT_USAGE,
+    Device,
+    Devices,
+    Shards,
+    Source,
+    errors,
+    fail,
+    require_one_place,
+)
+from nightjar.pipeline.settings import Dtype
+
+if TYPE_CHECKING:
+    from nightjar.pipeline.embedded.run import RunArguments
+    from nightjar.pipeline.embedded.summary import RunSummary
+
+Model = Annotated[Path, typer.Option(metavar="DIR", help="A Hugging Face model directory.")]
+Out = Annotated[
+    Path, typer.Option(metavar="OUT.jsonl", help="Results; failures go to OUT.errors.jsonl.")
+]
+AnyDtype = Annotated[
+    str, typer.Option(help="auto (the fastest that is safe), fp64, fp32, bf16, fp16 or int8.")
+]
+WorkDirectory = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="State of the run (default: OUT.jsonl.work).")
+]
+PromptVectors = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=FILE", help="Prompt vectors that requests may name."),
+]
+Retry = Annotated[
+    bool,
+    typer.Option("--retry", help="Compute rows again that failed by no fault of their own."),
+]
+AcceptAnyModel = Annotated[
+    bool,
+    typer.Option("--accept-any-model", help="Compute lines that name another model, too."),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace output files that hold something else.")
+]
+ReuseResults = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Keep answers in this file, and reuse those of earlier runs."
+    ),
+]
+
+
+def run(  # noqa: PLR0913, PLR0917 - one for each option
+    source: Source,
+    model: Model,
+    out: Out,
+    dtype: AnyDtype = "auto",
+    device: Device = None,
+    workdir: WorkDirectory = None,
+    prompt_vector: PromptVectors = None,
+    shards: Shards = None,
+    devices: Devices = None,
+    retry: Retry = False,
+    accept_any_model: AcceptAnyModel = False,
+    overwrite: Overwrite = False,
+    reuse_results: ReuseResults = None,
+) -> None:
+    """Compute a whole file on this machine; run it again to continue where it stopped.
+
+    Exit status: 0 every row succeeded, 1 the run could not go on, 2 unusable arguments,
+    3 some rows failed, 4 no row succeeded.
+    """
+    from nightjar.pipeline.embedded.run import RunArguments
+
+    if dtype not in get_args(Dtype):
+        fail(f"--dtype {dtype!r}: use one of {', '.join(get_args(Dtype))}", EXIT_USAGE)
+    require_one_place(device, devices)
+    if device is not None:
+        os.environ["NIGHTJAR_DEVICE"] = device
+    arguments = RunArguments(
+        source=source,
+        model=model,
+        out=out,
+        dtype=dtype,
+        workdir=workdir,
+        prompt_vectors=_named_files(prompt_vector or []),
+        retry=retry,
+        overwrite=overwrite,
+        accept_any_model=accept_any_model,
+        reuse_results=reuse_results,
+        shards=shards,
+        devices=devices,
+    )
+    _exit(_compute(arguments))
+
+
+def _named_files(values: list[str]) -> dict[str, Path]:
+    """Read NAME=FILE options."""
+    vectors = {}
+    for value in values:
+        name, equals, path = value.partition("=")
+        if not (name and equals and path):
+            fail(f"--prompt-vector {value!r}: write NAME=FILE.safetensors", EXIT_USAGE)
+        vectors[name] = Path(path)
+    return vectors
+
+
+def _compute(arguments: "RunArguments") -> "RunSummary":
+    """Run to the end and show how it goes; end the command where it cannot go on."""
+    from nightjar.pipeline.embedded.outputs import RunError
+    from nightjar.pipeline.embedded.run import run as run_embedded
+    from nightjar.pipeline.embedded.workdir import UsageError
+    from nightjar.pipeline.front.progress import ProgressView, print_summary
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with ProgressView(errors) as view:
+            summary = run_embedded(arguments, view)
+    except UsageError as error:
+        fail(str(error), EXIT_USAGE)
+    except RunError as error:
+        fail(str(error), EXIT_RUN)
+    except KeyboardInterrupt as interrupt:
+        errors.print("stopped; run the same command again to go on", highlight=False)
+        number = interrupt.args[0] if interrupt.args else signal.SIGINT
+        raise typer.Exit(128 + number) from None
+    print_summary(errors, summary)
+    return summary
+
+
+def _exit(summary: "RunSummary") -> None:
+    """End the command with the status that the rows' outcomes ask for."""
+    if not summary.job.completed:
+        told = f"none of the {summary.job.total} rows succeeded"
+        if summary.first_failure is not None:
+            told += f"; the first failure: {summary.first_failure}"
+        fail(told, EXIT_NO_ROW_SUCCEEDED)
+    if summary.job.failed or summary.job.cancelled:
+        raise typer.Exit(EXIT_ROWS_FAILED)
+
+
+def _interrupt(number: int, _: FrameType | None) -> NoReturn:
+    """Let TERM end a run the way Ctrl-C does: services in order, state kept."""
+    raise KeyboardInterrupt(number)

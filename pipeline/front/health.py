@@ -1,0 +1,71 @@
+"""Whether a process of the deployment does its work: `nightjar health planner|worker|beat`.
+
+Planners and GPU workers are asked through the broker: a process that lives and takes no messages
+gives no answer. The clock leaves a mark in the broker whenever it sends a tick.
+"""
+
+import socket
+from enum import StrEnum
+
+from celery import Celery
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from nightjar.pipeline.queue.celery_app import create_celery_app
+from nightjar.pipeline.queue.commands import GPU_WORKER, PLANNER
+from nightjar.pipeline.queue.waking import CLOCK_MARK, SILENT_AFTER_S
+from nightjar.pipeline.settings import Settings
+
+_ANSWER_S = 10.0
+
+
+class Part(StrEnum):
+    """A process whose health can be asked for."""
+
+    PLANNER = "planner"
+    WORKER = "worker"
+    BEAT = "beat"
+
+
+_NAMES = {Part.PLANNER: PLANNER, Part.WORKER: GPU_WORKER}
+
+
+def trouble(part: Part, settings: Settings) -> str | None:
+    """Why this part does not do its work on this machine; None where it does.
+
+    A planner or GPU worker is one that runs under this machine's (or container's) name.
+    """
+    app = create_celery_app(settings)
+    # As in the API: without this, kombu tries to connect for ever.
+    app.conf.broker_transport_options = app.conf.broker_transport_options | {"max_retries": 0}
+    try:
+        return _clock_trouble(app) if part is Part.BEAT else _worker_trouble(app, _NAMES[part])
+    except (OperationalError, RedisError, OSError) as error:
+        return f"the broker does not answer: {error}"
+    finally:
+        app.close()
+
+
+def _clock_trouble(app: Celery) -> str | None:
+    with (
+        app.connection_for_read() as connection,
+        connection.channel() as channel,
+        channel.conn_or_acquire() as client,
+    ):
+        marked = client.exists(CLOCK_MARK)
+    return None if marked else f"the clock has sent nothing for {SILENT_AFTER_S} s"
+
+
+def _worker_trouble(app: Celery, name: str) -> str | None:
+    host = socket.gethostname()
+    with app.connection_for_write() as connection:
+        answers = app.control.broadcast(
+            "ping",
+            reply=True,
+            limit=1,
+            timeout=_ANSWER_S,
+            pattern=f"{name}-*@{host}",
+            matcher="glob",
+            connection=connection,
+        )
+    return None if answers else f"no {name} of {host} has answered within {_ANSWER_S:.0f} s"

@@ -1,0 +1,111 @@
+"""The API's second process, which takes the uploads: kept running, and what is wrong with it."""
+
+import logging
+import os
+import shutil
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from nightjar.children import (
+    ClosedError,
+    Process,
+    RestartPolicy,
+    Supervisor,
+    how_ended,
+    start_child,
+)
+from nightjar.jobs.api.forwarding import START_S
+from nightjar.pipeline.embedded.processes import private_directory
+
+logger = logging.getLogger(__name__)
+
+# Never given up: what keeps it from starting may pass while the API goes on answering polls.
+RESTARTS = RestartPolicy(pause_s=1.0, stable_after_s=START_S)
+_TOLD_FAILURES = 2  # after so many in a row, `trouble` says so
+
+
+class UploadProcess:
+    """Takes uploads at `socket` while the block lasts; started again when it ends before.
+
+    ends: How often it has ended.
+    """
+
+    def __init__(self) -> None:
+        self._directory = private_directory()
+        self.socket = self._directory / "uploads.sock"
+        self.ends = 0
+        self._last_end = ""
+        self._supervisor = Supervisor(self._start, RESTARTS)
+        self._thread = threading.Thread(target=self._keep_running, name="uploads", daemon=True)
+
+    def __enter__(self) -> "UploadProcess":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        process = self._supervisor.close()
+        if process is not None:
+            process.terminate()
+        self._thread.join()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def trouble(self) -> str | None:
+        """Why no upload is taken; None while one is, or may be in a moment."""
+        if _listens(self.socket):
+            return None
+        if (failures := self._supervisor.failures) >= _TOLD_FAILURES:
+            return (
+                f"uploads are not taken: their process ended {failures} times in a row "
+                f"within {START_S:.0f} s of its start, the last time it {self._last_end}; the "
+                "API's log says why"
+            )
+        if (silent_s := self._supervisor.age_s) > START_S:
+            return (
+                f"uploads are not taken: their process does not listen {silent_s:.0f} s after "
+                "its start"
+            )
+        return None
+
+    def _keep_running(self) -> None:
+        while not self._supervisor.closed:
+            self._last_end = self._live_once()
+            self.ends += 1
+            self._supervisor.failed()
+            if not self._supervisor.closed:
+                logger.error(
+                    "the process that takes uploads %s and is started again",
+                    self._last_end,
+                    extra={"action": "uploads_restarted"},
+                )
+                self._supervisor.pause()
+
+    def _live_once(self) -> str:
+        """Start the process and wait for its end; return how it ended, as a verb."""
+        try:
+            process = self._supervisor.start()
+        except OSError as error:  # no memory, no more processes: that may pass
+            return f"ended before its start ({error})"
+        except ClosedError:
+            return "was not started"
+        return how_ended(process.wait())
+
+    def _start(self) -> Process:
+        module = "nightjar.pipeline.front.api_server"
+        command = [sys.executable, "-m", module, str(self.socket), str(os.getpid())]
+        # A session of its own: Ctrl-C is for the API, which answers uploads to their end.
+        return start_child(command, own_session=True)
+
+
+def _listens(path: Path) -> bool:
+    """Whether a process takes connections there."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except TimeoutError:
+            return True  # more wait there than it has taken yet
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,162 @@
+"""Encode: from a request's text to token ids, with every limit of the model checked.
+
+A query and its documents are tokenized apart and joined. So no token spans the border between them,
+and a document's score does not depend on such a token.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from nightjar.checkpoints import (
+    PROMPT_TOKEN,
+    ChatTemplate,
+    ChatTemplateError,
+    ModelConfig,
+    Tokenizer,
+)
+from nightjar.jobs.records import (
+    EncodedRequest,
+    QueuedRequest,
+    RequestError,
+    RequestKind,
+)
+from nightjar.pipeline.planning.context_limit import ContextLimit, EncodeError, is_chat
+from nightjar.pipeline.planning.placeholders import (
+    PLACEHOLDER,
+    VectorLookup,
+    join_at_placeholders,
+    named_vectors,
+    place_vectors,
+)
+
+
+class Encoder:
+    """Turns queued requests into token ids for one model.
+
+    Args:
+        config: Sizes of the model; its context length bounds every request.
+        tokenizer: The model's own tokenizer.
+        find_vectors: Looks a prompt vector up by name; None where the name is unknown.
+        served_name: Name that a request's `model` has to match; None accepts any.
+        chat_template: Makes a prompt of messages; None where the model has none.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        find_vectors: VectorLookup,
+        served_name: str | None,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._find_vectors = find_vectors
+        self._served_name = served_name
+        self._chat_template = chat_template
+        self._prompt_id = tokenizer.token_id(PROMPT_TOKEN)
+        self._prefix = list(tokenizer.prefix_ids)
+        self._context = ContextLimit(config.context_length, tokenizer.most_bytes)
+
+    def encode(
+        self, requests: Sequence[QueuedRequest]
+    ) -> tuple[list[EncodedRequest], list[tuple[int, RequestError]]]:
+        """Encode requests together; return those that fit and `(request id, error)` of the rest."""
+        find = cache(self._find_vectors)  # one look-up a name, not one a request
+        rejected: list[tuple[int, RequestError]] = []
+        texts: list[tuple[QueuedRequest, list[str]]] = []
+        for request in requests:
+            try:
+                given = self._texts(request)
+                self._context.check_bytes(request, given)
+                texts.append((request, given))
+            except EncodeError as error:
+                rejected.append((request.id, error.error))
+        pieces = [text.split(PROMPT_TOKEN) for _, group in texts for text in group]
+        ids = iter(self._tokenizer.encode_batch([piece for group in pieces for piece in group]))
+        pieces_of = iter(pieces)
+        encoded: list[EncodedRequest] = []
+        for request, group in texts:
+            # Advance both iterators before this request can be refused.
+            split = [[next(ids) for _ in next(pieces_of)] for _ in group]
+            try:
+                encoded.append(self._assemble(request, split, find))
+            except EncodeError as error:
+                rejected.append((request.id, error.error))
+        return encoded, rejected
+
+    def _texts(self, request: QueuedRequest) -> list[str]:
+        """Return the texts to tokenize, by segment; none for a prompt given as token ids."""
+        body = request.body
+        self._check_model(body)
+        if request.kind is RequestKind.RANK:
+            return [body["query"], *body["documents"]]
+        if is_chat(request):
+            return [self._render(body["messages"], body["chat_template_kwargs"])]
+        return [body["prompt"]] if isinstance(body["prompt"], str) else []
+
+    def _render(self, messages: Sequence[dict[str, str]], variables: dict[str, Any]) -> str:
+        """Make a prompt of messages by the model's template."""
+        if self._chat_template is None:
+            raise EncodeError(
+                "unsupported",
+                "this model has no chat template; send the prompt to /v1/completions",
+                "body.messages",
+            )
+        try:
+            return self._chat_template.render(messages, variables=variables)
+        except ChatTemplateError as error:
+            raise EncodeError("invalid_value", str(error), "body.messages") from error
+
+    def _assemble(
+        self, request: QueuedRequest, split: Sequence[list[list[int]]], find: VectorLookup
+    ) -> EncodedRequest:
+        if split:
+            # A tokenizer that knows the prompt token splits the text there, too.
+            segments = [join_at_placeholders(pieces) for pieces in split]
+            placeholders = sum(map(len, split)) - len(split)
+            if not is_chat(request):  # a chat template writes the first tokens itself
+                segments[0] = self._with_prefix(segments[0])
+        else:
+            segments = [self._check_ids(request.body["prompt"])]
+            placeholders = segments[0].count(PLACEHOLDER)
+        vectors = named_vectors(request.body.get("prompt_vector"), self._config.hidden_size, find)
+        segments = place_vectors(segments, placeholders, vectors, self._config.vocab_size)
+        self._context.check_tokens(request, segments)
+        return EncodedRequest(
+            id=request.id,
+            segments=segments,
+            prompt_vector=None if vectors is None else f"{vectors.name}@{vectors.version}",
+        )
+
+    def _with_prefix(self, ids: list[int]) -> list[int]:
+        """Put the model's first tokens, such as Llama's begin-of-text, before those of a text.
+
+        A text that spells them out itself stays as it is.
+        """
+        prefix = self._prefix
+        return ids if not ids or ids[: len(prefix)] == prefix else prefix + ids
+
+    def _check_model(self, body: dict[str, Any]) -> None:
+        asked = body.get("model")
+        if self._served_name is not None and asked not in (None, self._served_name):
+            raise EncodeError(
+                "model_not_found",
+                f"the model served here is {self._served_name!r}, not {str(asked)[:80]!r}; leave "
+                "`model` out or name the served one; --accept-any-model (in a queue "
+                "NIGHTJAR_ACCEPT_ANY_MODEL) computes whatever name is given",
+                "body.model",
+            )
+
+    def _check_ids(self, ids: Sequence[int]) -> list[int]:
+        vocabulary = self._config.vocab_size
+        for place, token_id in enumerate(ids):
+            if not 0 <= token_id < vocabulary:
+                raise EncodeError(
+                    "invalid_value",
+                    f"prompt[{place}] is {token_id}; token ids of this model are 0 to "
+                    f"{vocabulary - 1}",
+                    f"body.prompt[{place}]",
+                )
+        return [PLACEHOLDER if token_id == self._prompt_id else token_id for token_id in ids]

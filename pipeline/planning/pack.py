@@ -1,0 +1,95 @@
+"""Pack: which encoded requests travel together in one micro-batch.
+
+Requests of one kind whose lengths fall into the same bucket share a micro-batch, so that
+little is padded; requests that begin with the same tokens stand next to each other, so that
+the engine finds the shared prefix in one place. No micro-batch holds more than its budgets.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from nightjar.jobs.records import EncodedRequest, NewMicroBatch, RequestKind
+from nightjar.pipeline.queue.queues import bucket_for
+
+# Two requests are kin when this many leading tokens agree: a system prompt, a few-shot
+# preamble, the query of several rank requests. Shorter prefixes save too little.
+PREFIX_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Packable:
+    """An encoded request with what packing needs to know of it."""
+
+    request: EncodedRequest
+    kind: RequestKind
+    max_tokens: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of its longest sequence at prefill: prompt, or query with longest document."""
+        first, *documents = self.request.segments
+        return len(first) + max(map(len, documents), default=0)
+
+    @property
+    def cost(self) -> int:
+        """Tokens that computing it may touch: prompt and answer, or query and every document."""
+        return sum(map(len, self.request.segments)) + self.max_tokens
+
+
+def pack(
+    requests: Sequence[Packable], *, most_requests: int, most_tokens: int
+) -> list[NewMicroBatch]:
+    """Group requests into micro-batches.
+
+    Args:
+        requests: What to pack; kinds may be mixed.
+        most_requests: Most requests in one micro-batch.
+        most_tokens: Most tokens in one; a request that is larger alone travels alone.
+
+    Returns:
+        Micro-batches that hold every request exactly once.
+    """
+    groups: dict[tuple[RequestKind, int], list[_Row]] = defaultdict(list)
+    for kind, bucket, row in _with_buckets(requests):
+        groups[kind, bucket].append(row)
+    batches = []
+    for (kind, bucket), rows in groups.items():
+        rows.sort()
+        for ids, tokens in _cut(rows, most_requests, most_tokens):
+            batches.append(NewMicroBatch(kind, bucket, request_ids=ids, tokens=tokens))
+    return batches
+
+
+# Kin stand together, then by length, then by arrival: (first tokens, length, request id, cost).
+_Row = tuple[tuple[int, ...], int, int, int]
+
+
+def _with_buckets(requests: Sequence[Packable]) -> Iterator[tuple[RequestKind, int, _Row]]:
+    """Each request with its bucket; kin take the bucket of their longest."""
+    longest: dict[tuple[RequestKind, tuple[int, ...]], int] = {}
+    rows: list[tuple[RequestKind, _Row]] = []
+    for request in requests:
+        prefix, length = tuple(request.request.segments[0][:PREFIX_TOKENS]), request.length
+        if len(prefix) == PREFIX_TOKENS and length > longest.get((request.kind, prefix), 0):
+            longest[request.kind, prefix] = length
+        rows.append((request.kind, (prefix, length, request.request.id, request.cost)))
+    for kind, row in rows:
+        prefix, length, *_ = row
+        yield kind, bucket_for(longest.get((kind, prefix), length)), row
+
+
+def _cut(
+    rows: Sequence[_Row], most_requests: int, most_tokens: int
+) -> Iterator[tuple[list[int], int]]:
+    """Request ids and tokens of each micro-batch."""
+    ids: list[int] = []
+    tokens = 0
+    for _, _, id_, cost in rows:
+        if ids and (len(ids) == most_requests or tokens + cost > most_tokens):
+            yield ids, tokens
+            ids, tokens = [], 0
+        ids.append(id_)
+        tokens += cost
+    if ids:
+        yield ids, tokens

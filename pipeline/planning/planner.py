@@ -1,0 +1,234 @@
+"""Plan: turn queued requests into micro-batches, a chunk and a transaction at a time.
+
+The job of the first rank is chosen anew for each chunk, so that an urgent one waits for one chunk
+of a bulk job at most. A chunk is bounded in requests, bytes and tokens.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from nightjar.checkpoints import ModelDirectory
+from nightjar.jobs.errors import StoreError, StoreUnavailableError
+from nightjar.jobs.records import (
+    EncodedRequest,
+    JobToPlan,
+    NewResult,
+    QueuedRequest,
+    RequestError,
+    RequestKind,
+)
+from nightjar.jobs.store import Store
+from nightjar.pipeline.planning.encode import Encoder
+from nightjar.pipeline.planning.pack import Packable, pack
+from nightjar.pipeline.planning.reuse import open_cache
+from nightjar.pipeline.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+# Tokenizing takes up to a hundred times the memory of its text: so much of it is given at once.
+_ENCODE_BYTES = 1 << 20
+_BACK_OFF_S = 1.0  # after the first failure; twice as long after each further one
+_LONGEST_BACK_OFF_S = 60.0
+_DIED = "the planner ended while it planned the job"
+
+Refused = list[tuple[int, RequestError]]
+
+
+class Planner:
+    """Plans jobs for the model that this deployment serves.
+
+    Planning a job twice at once is harmless (the store takes each request once) but wasteful: a
+    process plans in one thread, and of several processes one leads.
+
+    Args:
+        settings: The budgets of a chunk and of a micro-batch, and what is served.
+        store: Where the jobs are.
+        model: The served model's directory.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        model: ModelDirectory,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self.fingerprint = model.fingerprint
+        self._cache = open_cache(settings, store, model)
+        self._store = store
+        self._clock = clock
+        self._encoder = Encoder(
+            model.config,
+            model.tokenizer(),
+            find_vectors=store.vectors.get,
+            served_name=None if settings.accept_any_model else settings.model_name or model.name,
+            chat_template=model.chat_template(),
+        )
+        self._counted: set[str] = set()  # jobs whose chunk under way is counted as a failure
+        self._not_before: dict[str, float] = {}  # by the clock; jobs that could not be planned
+
+    def plan_next(self) -> int:
+        """Plan one chunk of the first job by rank that waits for it.
+
+        A job that cannot be planned is left alone for a while, and others go on. After
+        NIGHTJAR_PLAN_ATTEMPTS failures in a row what waits in it fails, with the reason.
+
+        Returns:
+            Number of requests planned or ended; 0 if no job can be planned now.
+
+        Raises:
+            StoreUnavailableError: The database is away.
+        """
+        now = self._clock()
+        self._not_before = {job: when for job, when in self._not_before.items() if when > now}
+        found = self._store.backlog.next_to_plan(self._not_before)
+        if found is None:
+            return 0
+        # Not one that the database has interrupted.
+        failures = found.failures - (found.id in self._counted)
+        if failures >= self._settings.plan_attempts:
+            return self._give_up(found)
+        try:
+            return self._plan(found)
+        except StoreUnavailableError:
+            raise
+        # Also a panic of the tokenizers library, which is no Exception.
+        except BaseException as error:  # noqa: BLE001 - noted in SQL, and logged
+            self._note_failure(found, error)
+            return 1
+
+    def pause_s(self) -> float | None:
+        """Seconds until a job that could not be planned is tried again; None if there is none."""
+        if not self._not_before:
+            return None
+        return max(0.0, min(self._not_before.values()) - self._clock())
+
+    def _plan(self, found: JobToPlan) -> int:
+        if found.id not in self._counted:
+            self._store.backlog.count_planning(found.id)
+            self._counted.add(found.id)
+        settings = self._settings
+        # A smaller chunk after each failure: what is too large together may do in parts.
+        most = max(1, settings.plan_chunk_requests >> 4 * found.failures)
+        requests = self._store.backlog.queued_requests(found.id, most, settings.plan_chunk_bytes)
+        done = self._plan_chunk(found.id, requests) if requests else 0
+        self._counted.discard(found.id)
+        return done
+
+    def _note_failure(self, found: JobToPlan, error: BaseException) -> None:
+        self._counted.discard(found.id)
+        # Of others the text may hold what the request said.
+        told = f": {error}" if isinstance(error, StoreError) else ""
+        reason = f"{type(error).__name__}{told}"
+        pause_s = min(_LONGEST_BACK_OFF_S, _BACK_OFF_S * 2.0**found.failures)
+        self._not_before[found.id] = self._clock() + pause_s
+        logger.error(
+            "a chunk of %s cannot be planned; it is tried again in %.0f s",
+            found.id,
+            pause_s,
+            exc_info=error,
+            extra={"action": "plan_failed", "job_id": found.id},
+        )
+        self._store.backlog.note_plan_error(found.id, reason)
+
+    def _give_up(self, found: JobToPlan) -> int:
+        """Fail some of what waits in a job; what comes next is the next call's."""
+        reason = found.error or _DIED
+        message = f"could not be planned in {found.failures} attempts; the last time: {reason}"
+        failed = self._store.backlog.fail_unplanned(
+            found.id, RequestError("internal_error", message)
+        )
+        logger.error(
+            "%d requests of %s fail: %s",
+            failed,
+            found.id,
+            message,
+            extra={"action": "plan_given_up", "job_id": found.id},
+        )
+        return failed
+
+    def _plan_chunk(self, job_id: str, requests: list[QueuedRequest]) -> int:
+        """Plan the requests, or the first of them; returns how many."""
+        encoded, rejected = self._encode(requests)
+        by_id = {request.id: request for request in requests}
+        done = len(encoded) + len(rejected)
+        answered: list[NewResult] = []
+        if self._cache is not None:
+            answered = self._cache.find((by_id[item.id], item) for item in encoded)
+            known = {item.request_id for item in answered}
+            encoded = [item for item in encoded if item.id not in known]
+        batches = pack(
+            [_packable(by_id[item.id], item) for item in encoded],
+            most_requests=self._settings.micro_batch_requests,
+            most_tokens=self._settings.micro_batch_tokens,
+        )
+        self._store.planning.save_plan(
+            job_id, encoded, batches, rejected, answered, fingerprint=self.fingerprint
+        )
+        logger.info(
+            "planned %d requests of %s into %d micro-batches, refused %d, had %d answers",
+            len(encoded),
+            job_id,
+            len(batches),
+            len(rejected),
+            len(answered),
+            extra={"action": "plan_chunk", "job_id": job_id},
+        )
+        return done
+
+    def _encode(self, requests: list[QueuedRequest]) -> tuple[list[EncodedRequest], Refused]:
+        """Encode the requests until the budget of tokens is spent; the others wait."""
+        encoded: list[EncodedRequest] = []
+        rejected: Refused = []
+        tokens = 0
+        for group in _groups(requests):
+            done, refused = self._encode_group(group)
+            encoded += done
+            rejected += refused
+            tokens += sum(sum(map(len, item.segments)) for item in done)
+            if tokens >= self._settings.plan_chunk_tokens:
+                break
+        return encoded, rejected
+
+    def _encode_group(self, requests: list[QueuedRequest]) -> tuple[list[EncodedRequest], Refused]:
+        """Encode together; if that raises, one by one, so that only the culprit fails."""
+        try:
+            return self._encoder.encode(requests)
+        except BaseException:  # a panic of the tokenizers library is no Exception
+            logger.exception("a chunk cannot be encoded; encoding its requests one by one")
+        encoded: list[EncodedRequest] = []
+        rejected: Refused = []
+        for request in requests:
+            try:
+                done, refused = self._encoder.encode([request])
+            except BaseException as error:
+                logger.exception("request %d cannot be encoded", request.id)
+                fault = f"the planner failed: {type(error).__name__}"
+                refused = [(request.id, RequestError("internal_error", fault))]
+                done = []
+            encoded += done
+            rejected += refused
+        return encoded, rejected
+
+
+def _groups(requests: Sequence[QueuedRequest]) -> Iterator[list[QueuedRequest]]:
+    """The requests in order, _ENCODE_BYTES of bodies at a time and one at least."""
+    group: list[QueuedRequest] = []
+    total = 0
+    for request in requests:
+        if group and total + request.size > _ENCODE_BYTES:
+            yield group
+            group, total = [], 0
+        group.append(request)
+        total += request.size
+    if group:
+        yield group
+
+
+def _packable(request: QueuedRequest, encoded: EncodedRequest) -> Packable:
+    generates = request.kind is RequestKind.GENERATE
+    return Packable(encoded, request.kind, int(request.body["max_tokens"]) if generates else 0)

@@ -1,0 +1,196 @@
+"""The planner worker: its passes, and the Celery tasks that wake them.
+
+`celery -A nightjar.pipeline.planning.tasks` is the planner worker. Of several, one leads; a message that
+another one takes goes back into the queue, from where the broker gives it to the planner that has
+waited longest. Tasks only wake the passes, which run in threads of their own (pipeline/queue/passes.py).
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from functools import cache, partial
+
+from celery.signals import worker_init, worker_ready, worker_shutdown
+
+from nightjar.checkpoints import CheckpointError, ModelDirectory
+from nightjar.jobs.errors import StoreError
+from nightjar.jobs.records import MicroBatchRef
+from nightjar.jobs.store import Store
+from nightjar.pipeline.planning.model_change import ModelChange
+from nightjar.pipeline.planning.planner import Planner
+from nightjar.pipeline.queue.celery_app import (
+    EXPECTED_ERRORS,
+    PLAN_TASK,
+    SWEEP_TASK,
+    TICK_TASK,
+    create_celery_app,
+)
+from nightjar.pipeline.queue.dispatcher import dispatch, empty_queues, find_lost
+from nightjar.pipeline.queue.leadership import Leadership
+from nightjar.pipeline.queue.liveness import owner_name
+from nightjar.pipeline.queue.passes import Pass
+from nightjar.pipeline.queue.sweeper import Sweeper
+from nightjar.pipeline.settings import Settings, SettingsError
+from nightjar.process import spare_what_stays, step_back
+
+logger = logging.getLogger(__name__)
+
+settings = Settings.read()
+app = create_celery_app(settings)
+
+
+@cache
+def _store() -> Store:
+    return Store(settings.database_url.get_secret_value())
+
+
+@cache
+def _planner() -> Planner:
+    if settings.model is None:
+        raise SettingsError("NIGHTJAR_MODEL is not set: name the directory of the served model")
+    return Planner(settings, _store(), ModelDirectory.open(settings.model))
+
+
+@cache
+def _sweeper() -> Sweeper:
+    return Sweeper(
+        _store(),
+        dead_after_s=settings.worker_dead_after_s,
+        redispatch_after_s=settings.redispatch_after_s,
+        longest_gap_s=2 * settings.sweep_every_s,
+        deaths_allowed=settings.request_worker_deaths,
+        find_lost=_find_lost,
+    )
+
+
+def _find_lost(
+    unclaimed: Sequence[MicroBatchRef], overdue: Sequence[MicroBatchRef]
+) -> Sequence[MicroBatchRef]:
+    _model_change().warn_of_waiting(overdue)
+    return find_lost(app, unclaimed, overdue)
+
+
+@cache
+def _model_change() -> ModelChange:
+    empty = partial(empty_queues, app)
+    return ModelChange(_store().replanning, _planner().fingerprint, settings.on_model_change, empty)
+
+
+@cache
+def _leadership() -> Leadership:
+    return Leadership(
+        _store().leaders,
+        owner_name(),
+        dead_after_s=settings.worker_dead_after_s,
+        longest_gap_s=2 * settings.sweep_every_s,
+    )
+
+
+@worker_init.connect
+def _open(**_: object) -> None:
+    """Build everything before the pool's threads ask for it; a fault ends the worker here."""
+    step_back(settings.worker_niceness)
+    try:
+        _planner()
+    except (SettingsError, CheckpointError) as error:
+        raise SystemExit(f"nightjar planner: {error}") from error
+    _sweeper()
+    _leadership()
+    spare_what_stays()
+    _passes()["sweep"].start()  # it needs no broker
+
+
+@worker_ready.connect
+def _begin(**_: object) -> None:
+    for name in ("plan", "dispatch"):
+        _passes()[name].start()
+
+
+@worker_shutdown.connect
+def _close(**_: object) -> None:
+    for one in _passes().values():
+        one.stop(_STOP_S)
+    try:
+        _leadership().resign()
+    except StoreError as error:  # another planner takes over when it has waited
+        logger.warning("the lead is not resigned: %s", error, extra={"action": "not_resigned"})
+
+
+# Beat, submissions and GPU workers wake the planner; without them it looks so often.
+_UNWOKEN_S = 2 * settings.sweep_every_s
+# While workers take what is dispatched; so the broker is filled in no time for however many.
+_DISPATCH_AGAIN_S = 0.1
+_STOP_S = 20.0
+
+
+def _plan_step() -> float:
+    """Plan a chunk; the lead is read anew for each."""
+    if not _leadership().may_act():
+        return _UNWOKEN_S
+    if _planner().plan_next():
+        _passes()["dispatch"].wake()
+        return 0.0
+    pause_s = _planner().pause_s()
+    return _UNWOKEN_S if pause_s is None else min(pause_s, _UNWOKEN_S)
+
+
+def _dispatch_step() -> float:
+    if not _leadership().may_act():
+        return _UNWOKEN_S
+    count = dispatch(app, _store().planning, settings.dispatch_window)
+    return _DISPATCH_AGAIN_S if count else _UNWOKEN_S
+
+
+def _sweep_step() -> float:
+    """Renew or watch the lead; the leader alone takes leases away."""
+    began = time.monotonic()
+    if not _leadership().look():
+        _sweeper().watch()
+        return settings.sweep_every_s
+    report = _sweeper().sweep(settings.sweep_every_s / 2)
+    if _model_change().look():
+        _passes()["plan"].wake()
+    if report.released or report.requeued:
+        _passes()["dispatch"].wake()
+    # A sweep that takes long does not put off the next one.
+    took_s = time.monotonic() - began
+    return max(settings.sweep_every_s / 10, settings.sweep_every_s - took_s)
+
+
+@cache
+def _passes() -> dict[str, Pass]:
+    steps = {"sweep": _sweep_step, "plan": _plan_step, "dispatch": _dispatch_step}
+    return {name: Pass(name, step, settings.sweep_every_s) for name, step in steps.items()}
+
+
+# A message that finds no leader after so many hands is dropped: the leader looks by itself, too.
+_MOST_HANDS = 3
+
+
+def _wake(name: str, hands: int) -> dict[str, int]:
+    """Wake the passes, or leave the message to the leader if another planner is known to lead."""
+    if not _leadership().other_lives:
+        for one in ("plan", "dispatch"):
+            _passes()[one].wake()
+        return {}
+    if hands < _MOST_HANDS:
+        app.send_task(name, kwargs={"hands": hands + 1})
+    return {"handed_on": 1}
+
+
+@app.task(name=PLAN_TASK, throws=EXPECTED_ERRORS)
+def plan(job_id: str = "", hands: int = 0) -> dict[str, int]:
+    """A job has been submitted: what is planned next is decided by rank."""
+    return _wake(PLAN_TASK, hands)
+
+
+@app.task(name=TICK_TASK, throws=EXPECTED_ERRORS)
+def tick(hands: int = 0) -> dict[str, int]:
+    """Look for whatever waits, so that no lost message is needed for progress."""
+    return _wake(TICK_TASK, hands)
+
+
+@app.task(name=SWEEP_TASK, throws=EXPECTED_ERRORS)
+def sweep(hands: int = 0) -> dict[str, int]:
+    """Of beat of the version before; each planner sweeps by itself."""
+    return {}

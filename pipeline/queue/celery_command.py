@@ -1,0 +1,26 @@
+"""`python -m nightjar.pipeline.queue.celery_command APP worker|beat ...`: Celery's own two commands.
+
+`python -m celery -A APP worker|beat ...` does the same, but loads all other commands first, Flower
+and an interactive shell among them: most of a second of processor time at every start, which a
+worker that was killed would be missed for.
+"""
+
+import sys
+from importlib import import_module
+
+from celery.bin.base import CLIContext
+from celery.bin.beat import beat
+from celery.bin.worker import worker
+
+COMMANDS = {"beat": beat, "worker": worker}
+
+
+def main() -> None:
+    """Run the command until its process is told to end."""
+    name, command, *options = sys.argv[1:]
+    context = CLIContext(app=import_module(name).app, no_color=False, workdir=None)
+    COMMANDS[command].main(args=options, prog_name=f"celery {command}", obj=context)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Dispatch: publish ready micro-batches, one Celery message each, a bounded window at a time."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+
+from celery import Celery
+from kombu import Queue
+from kombu.exceptions import OperationalError
+
+from nightjar.jobs.records import MicroBatchRef
+from nightjar.jobs.store.planning import Planning
+from nightjar.pipeline.queue.celery_app import COMPUTE_TASK, ORDINARY, URGENT, celery_queue
+from nightjar.pipeline.queue.queues import compute_queue, compute_queues
+from nightjar.pipeline.queue.waking import messages_waiting
+
+logger = logging.getLogger(__name__)
+
+
+# Workers that hold many leases need more messages than the window: so many for each lease, with the
+# leased ones, and the broker never runs empty before the next pass.
+PER_LEASE = 3
+
+
+def dispatch(app: Celery, planning: Planning, window: int) -> int:
+    """Publish up to the window, or more for many workers; return how many.
+
+    A crash between the two leaves a message whose micro-batch is still ready: it is published
+    again, and the claim makes the second one harmless.
+    """
+    published: list[MicroBatchRef] = []
+    try:
+        for ref in planning.dispatchable(window, PER_LEASE):
+            publish(app, ref)
+            published.append(ref)
+    finally:
+        # One commit for all; also when the broker went away on the way.
+        planning.mark_dispatched(published)
+    if published:
+        logger.info("dispatched %d micro-batches", len(published), extra={"action": "dispatch"})
+    return len(published)
+
+
+def publish(app: Celery, ref: MicroBatchRef) -> None:
+    """Send one micro-batch to the queue of its model, kind and bucket, readable in Flower."""
+    kwargs: dict[str, object] = {"micro_batch": ref.id, "epoch": ref.epoch}
+    if ref.isolated:  # else left out: workers of the version before do not know it
+        kwargs["alone"] = True
+    # Flower's metrics keep a series for each name, for ever: no counts in it.
+    suspects = ", suspects" if ref.isolated else ""
+    summary = (
+        f"job={ref.job_id} micro_batch={ref.id} epoch={ref.epoch} kind={ref.kind.value} "
+        f"bucket={ref.bucket} requests={ref.size} tokens={ref.tokens}"
+    )
+    app.send_task(
+        COMPUTE_TASK,
+        kwargs=kwargs,
+        # Declared by what it is, not looked up by its name: this process declares no such queue.
+        queue=_declared(_queue(ref)),
+        priority=URGENT if ref.urgent else ORDINARY,
+        shadow=f"{ref.kind.value}, bucket {ref.bucket}{suspects}",
+        argsrepr="",
+        kwargsrepr=summary,
+    )
+
+
+def empty_queues(app: Celery, fingerprint: str) -> None:
+    """Drop the messages of a model; what of its work still waits in SQL is sent again."""
+    with app.connection_for_write() as connection, connection.channel() as channel:
+        for name in compute_queues(fingerprint):
+            channel.queue_purge(name)
+
+
+def find_lost(
+    app: Celery, unclaimed: Sequence[MicroBatchRef], overdue: Sequence[MicroBatchRef]
+) -> list[MicroBatchRef]:
+    """Those of the overdue whose messages the broker does not hold any more.
+
+    Behind slow micro-batches messages wait for long, and are not lost. What a queue lacks of those
+    that nobody has claimed is lost, the oldest first: a queue is served in its order. None where
+    the broker is away.
+    """
+    expected = Counter(_queue(ref) for ref in unclaimed)
+    lost: list[MicroBatchRef] = []
+    try:
+        for queue in {_queue(ref): None for ref in overdue}:
+            missing = expected[queue] - messages_waiting(app, queue)
+            lost += [ref for ref in overdue if _queue(ref) == queue][: max(0, missing)]
+    except OperationalError as error:
+        logger.warning("the broker is away: %s", error, extra={"action": "messages_uncounted"})
+    return lost
+
+
+def _queue(ref: MicroBatchRef) -> str:
+    return compute_queue(ref.fingerprint, ref.kind, ref.bucket)
+
+
+@lru_cache(1024)
+def _declared(name: str) -> Queue:
+    return celery_queue(name)

@@ -1,0 +1,175 @@
+"""Sweep: take leases back from silent workers, send lost messages again, end what is to end.
+
+The kernel says whether a worker on the same machine is gone (pipeline/queue/liveness.py). The silence of
+the others is measured in the time that this process has watched them (pipeline/queue/watched_time.py). A
+worker's heartbeat is a counter, so no clock of another machine matters. The sweeper writes a beat
+of its own first, and so learns whether the database takes the workers' beats.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from nightjar.jobs.records import ComputeSeconds, Crash, MicroBatchRef, WorkerHeartbeat
+from nightjar.jobs.store import Store
+from nightjar.pipeline.queue.liveness import is_gone
+from nightjar.pipeline.queue.watched_time import WatchedTime
+
+logger = logging.getLogger(__name__)
+
+FindLost = Callable[[Sequence[MicroBatchRef], Sequence[MicroBatchRef]], Sequence[MicroBatchRef]]
+OWNER = "sweeper"  # of beats; it never holds a lease
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What one sweep did."""
+
+    released: int
+    requeued: int
+
+
+class Sweeper:
+    """Remembers since when each worker and each message has stood still.
+
+    Args:
+        store: Where leases and heartbeats are.
+        dead_after_s: A worker whose counter has stood still for so long loses its leases. The
+            requests that it held are suspected of having killed it.
+        redispatch_after_s: A message nobody claimed for so long is published again.
+        longest_gap_s: See `WatchedTime`.
+        deaths_allowed: A request that is computed alone fails after so many deaths of its worker.
+        find_lost: Says which messages are lost. It is given all messages that nobody has claimed,
+            and those that have waited for `redispatch_after_s`, oldest first. By default all of
+            the latter are lost.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        dead_after_s: float,
+        redispatch_after_s: float,
+        longest_gap_s: float,
+        deaths_allowed: int,
+        find_lost: FindLost | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._dead_after_s = dead_after_s
+        self._redispatch_after_s = redispatch_after_s
+        self._deaths_allowed = deaths_allowed
+        self._find_lost = find_lost or (lambda _, overdue: overdue)
+        self._watched = WatchedTime(longest_gap_s, clock)
+        self._lock = threading.Lock()
+        self._beats: dict[Hashable, float] = {}
+        self._messages: dict[Hashable, float] = {}
+        self._landings: dict[Hashable, float] = {}
+
+    def sweep(self, patience_s: float = math.inf) -> SweepReport:
+        """Look once and act on it: leases first, then the jobs that are to end.
+
+        Args:
+            patience_s: Seconds for jobs that are to end; the next sweep ends the rest.
+
+        Raises:
+            StoreUnavailableError: The database is away, or takes no writes.
+        """
+        with self._lock:
+            self._store.heartbeats.beat(OWNER, ComputeSeconds())
+            beats, messages = self._look()
+            report = SweepReport(self._release_dead(beats), self._requeue_lost(messages))
+            self._end_jobs(patience_s)
+            self._drop_landings()
+            return report
+
+    def _end_jobs(self, patience_s: float) -> None:
+        began = time.monotonic()
+        expired = self._store.stopping.expire()
+        if expired:
+            logger.info(
+                "%d jobs have expired",
+                len(expired),
+                extra={"action": "expire", "jobs": expired},
+            )
+        self._store.stopping.finish(patience_s)
+        self._store.orphans.land(max(0.0, patience_s - (time.monotonic() - began)))
+
+    def _drop_landings(self) -> None:
+        """Drop the rows of uploads whose process has died while they landed."""
+        landings = self._store.uploads.all()
+        still = self._still(self._landings, [(one.name, one.counter) for one in landings])
+        for one in landings:
+            if still[one.name, one.counter] >= self._dead_after_s:
+                dropped = self._store.uploads.drop(one.name)
+                logger.warning(
+                    "an upload of %d rows was left half-way and is taken away",
+                    dropped,
+                    extra={"action": "drop_landing", "job_id": one.name},
+                )
+
+    def watch(self) -> None:
+        """Look without acting, to know who has been silent should this process take the lead."""
+        with self._lock:
+            beats, messages = self._look()
+            self._silence(beats)
+            self._waits(messages)
+
+    def _look(self) -> tuple[Sequence[WorkerHeartbeat], Sequence[MicroBatchRef]]:
+        beats = self._store.heartbeats.of_lease_holders()
+        messages = self._store.planning.dispatched()
+        self._watched.look()
+        return beats, messages
+
+    def _silence(self, beats: Sequence[WorkerHeartbeat]) -> dict[Hashable, float]:
+        return self._still(self._beats, [(beat.owner, beat.counter) for beat in beats])
+
+    def _waits(self, refs: Sequence[MicroBatchRef]) -> dict[Hashable, float]:
+        return self._still(self._messages, [(ref.id, ref.epoch) for ref in refs])
+
+    def _release_dead(self, beats: Sequence[WorkerHeartbeat]) -> int:
+        silent = self._silence(beats)
+        released = 0
+        for beat in beats:
+            if silent[beat.owner, beat.counter] >= self._dead_after_s or is_gone(beat.owner):
+                reason = f"the worker {beat.owner} died"
+                crash = Crash(reason, self._deaths_allowed, of_worker=True)
+                count = self._store.suspects.add_owner(beat.owner, crash, beat.counter)
+                released += count
+                logger.warning(
+                    "worker %s is dead: %d micro-batches go to others",
+                    beat.owner,
+                    count,
+                    extra={"action": "release_dead_worker", "owner": beat.owner},
+                )
+        return released
+
+    def _requeue_lost(self, refs: Sequence[MicroBatchRef]) -> int:
+        waited = self._waits(refs)
+        overdue = [ref for ref in refs if waited[ref.id, ref.epoch] >= self._redispatch_after_s]
+        overdue.sort(key=lambda ref: -waited[ref.id, ref.epoch])
+        lost = self._find_lost(refs, overdue) if overdue else []
+        for ref in lost:
+            del self._messages[ref.id, ref.epoch]
+        if lost:
+            self._store.planning.requeue(lost)
+            logger.warning(
+                "%d messages unclaimed for %.0f s: sent again",
+                len(lost),
+                self._redispatch_after_s,
+                extra={"action": "requeue_lost"},
+            )
+        return len(lost)
+
+    def _still(
+        self, seen: dict[Hashable, float], present: Iterable[Hashable]
+    ) -> dict[Hashable, float]:
+        """Return the seconds since each present key was first seen; forget keys that are gone."""
+        first = {key: seen.get(key, self._watched.seconds) for key in present}
+        seen.clear()
+        seen.update(first)
+        return {key: self._watched.seconds - since for key, since in first.items()}

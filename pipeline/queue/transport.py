@@ -1,0 +1,216 @@
+"""Kombu's Redis transport, mended where the broker or what lies in it would end a worker.
+
+- A connection that is lost: Celery 5.7 first takes kombu's transport apart and then closes the
+  channel, which wants to give back what it has not acknowledged, looks up where the broker was and
+  finds nothing: an AttributeError, which ends the worker. A connection error is what every caller
+  there expects and passes over. Nothing has to be given back: what nobody claims is sent again.
+- A broker that is full: a message is taken off its list before it is noted as taken, and the note
+  is refused. The message is worked on without it: the note would only serve to deliver it again.
+- A foreign message: it is dropped, counted and logged (`message_shape.py`, `signing.py`), and so is
+  whatever raises while it is received. Left to Celery, it would end the worker, or be given back to
+  the queue and end the next one.
+
+And where it is slow: kombu makes a client anew for every note, acknowledgement and message sent,
+which takes longer than what the client is made for.
+"""
+
+import logging
+import threading
+import time
+from queue import Empty
+from typing import Any
+
+from kombu.exceptions import InconsistencyError
+from kombu.transport import TRANSPORT_ALIASES
+from kombu.transport.redis import Channel as RedisChannel
+from kombu.transport.redis import QoS as RedisQoS
+from kombu.transport.redis import Transport as RedisTransport
+from kombu.transport.virtual import QoS as VirtualQoS
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import OutOfMemoryError, RedisError
+
+from nightjar.pipeline.queue.message_shape import (
+    LARGEST_OTHER_BYTES,
+    MessageError,
+    check_message,
+    is_control_queue,
+    is_task_queue,
+    read_message,
+)
+from nightjar.pipeline.queue.signing import Signer
+
+logger = logging.getLogger(__name__)
+
+# Errors of the broker and of the connection to it, which Celery recovers from. Not kombu's longer
+# list of them: it holds KeyError, which a foreign message may cause.
+_BROKER_ERRORS = (RedisError, OSError, InconsistencyError)
+_MOST_LINES_A_MINUTE = 500
+
+
+class Drops:
+    """Counts and logs what is dropped; a flood of messages does not flood the log."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lines = 0
+        self._minute = 0
+        self._lock = threading.Lock()
+
+    def add(self, reason: str) -> None:
+        """Count one, and log it unless 500 lines were written in this minute."""
+        with self._lock:
+            self.count += 1
+            minute = int(time.monotonic() // 60)
+            if minute != self._minute:
+                self._minute, self._lines = minute, 0
+            self._lines += 1
+            if self._lines > _MOST_LINES_A_MINUTE:
+                return
+            logger.error(
+                "foreign message dropped, %d so far: %s",
+                self.count,
+                reason,
+                extra={"action": "message_dropped", "dropped": self.count},
+            )
+
+
+drops = Drops()
+
+
+class QoS(RedisQoS):  # type: ignore[misc]  # kombu is half typed
+    """The notes of what has been taken and not acknowledged."""
+
+    def append(self, message: object, delivery_tag: str) -> None:
+        """Note a message; in a full broker it goes without."""
+        try:
+            super().append(message, delivery_tag)
+        except OutOfMemoryError as error:
+            logger.warning("message not noted: %s", error, extra={"action": "broker_full"})
+            VirtualQoS.append(self, message, delivery_tag)  # counts it, in this process alone
+
+    def restore_by_tag(self, tag: str, client: Redis | None = None, leftmost: bool = False) -> None:
+        """Give a message back to its queue; a note that cannot be read is removed."""
+        try:
+            super().restore_by_tag(tag, client=client, leftmost=leftmost)
+        except _BROKER_ERRORS:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever lay there
+            self._remove_from_indices(tag).execute()
+            drops.add(f"its note cannot be read: {type(error).__name__}")
+
+
+class Channel(RedisChannel):  # type: ignore[misc]  # kombu is half typed
+    """A channel that says so when its connection is gone, and signs what it sends."""
+
+    QoS = QoS
+    signer: Signer | None = None  # a transport option
+    from_transport_options = (*RedisChannel.from_transport_options, "signer")
+    _known_client: Redis | None = None
+
+    def _create_client(self, asynchronous: bool = False) -> Redis:
+        """The client of the channel's pool; one that waits for messages is made for that alone."""
+        if asynchronous:
+            waiting: Redis = super()._create_client(asynchronous=True)
+            return waiting
+        # The pool is another one after a connection was lost.
+        if self._known_client is None or self._known_client.connection_pool is not self.pool:
+            self._known_client = super()._create_client()
+        return self._known_client
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, object]:
+        if self.connection is None or self.connection.client is None:
+            raise RedisConnectionError("the connection to the broker is closed")
+        params: dict[str, object] = super()._connparams(asynchronous=asynchronous)
+        return params
+
+    def _put(self, queue: str, message: dict[str, Any], **options: object) -> None:
+        if self.signer is not None and is_task_queue(queue):
+            self.signer.sign(message)
+        super()._put(queue, message, **options)
+
+    def _put_fanout(
+        self, exchange: str, message: dict[str, Any], routing_key: str, **options: object
+    ) -> None:
+        if self.signer is not None and is_control_queue(exchange):
+            self.signer.sign(message)
+        super()._put_fanout(exchange, message, routing_key, **options)
+
+    def _brpop_read(self, **options: object) -> bool:
+        """Take one message; as kombu's, but for the size, which counts before it is parsed."""
+        try:
+            try:
+                taken = self.client.parse_response(self.client.connection, "BRPOP", **options)
+            except self.connection_errors:
+                self.client.connection.disconnect()  # the next look connects again
+                raise
+            if not taken:
+                raise Empty
+            key, raw = taken
+            queue = key.decode().rsplit(self.sep, 1)[0]
+            self._queue_cycle.rotate(queue)
+            try:
+                message = read_message(raw, queue)
+            except MessageError as error:
+                drops.add(str(error))
+            else:
+                self.connection._deliver(message, queue)
+            return True
+        finally:
+            self._in_poll = None
+            self._flush_brpop_reauth()
+
+    def _handle_message(self, client: object, response: list[Any]) -> dict[str, Any]:
+        payload: dict[str, Any] = super()._handle_message(client, response)
+        data = payload["data"]
+        if isinstance(data, bytes) and len(data) > LARGEST_OTHER_BYTES:
+            drops.add(f"it has {len(data)} bytes; {LARGEST_OTHER_BYTES} are allowed")
+            payload["data"] = b""
+        return payload
+
+    def _receive_one(self, client: object) -> object:
+        """Take one message of events or remote control."""
+        try:
+            return super()._receive_one(client)
+        except (Empty, *_BROKER_ERRORS):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever lay there
+            drops.add(f"it cannot be read: {type(error).__name__}")
+            return None
+
+
+class Transport(RedisTransport):  # type: ignore[misc]  # kombu is half typed
+    """The transport of `redis://` and `redis+socket://` in Nightjar's processes."""
+
+    Channel = Channel
+
+    def _deliver(self, message: object, queue: str) -> None:
+        """Hand a message to its consumer, if it is one of ours; no message raises."""
+        try:
+            checked = check_message(message, queue)
+            signer = self.client.transport_options.get("signer")
+            if signer is not None and (is_task_queue(queue) or is_control_queue(queue)):
+                signer.check(checked)
+        except MessageError as error:
+            drops.add(str(error))
+            return
+        try:
+            super()._deliver(message, queue)
+        except _BROKER_ERRORS:
+            raise
+        except Exception as error:
+            logger.exception("a message cannot be received", extra={"action": "message_faulty"})
+            self._forget(checked["properties"]["delivery_tag"])
+            drops.add(f"Celery raised {type(error).__name__}")
+
+    def _forget(self, delivery_tag: str) -> None:
+        """Acknowledge: a worker that ends would give it back, for the next one to fall over."""
+        for channel in self.channels:
+            if delivery_tag in channel.qos._delivered:
+                channel.qos.reject(delivery_tag)
+
+
+def install() -> None:
+    """Let kombu use it for the Redis schemes."""
+    for scheme in ("redis", "rediss"):
+        TRANSPORT_ALIASES[scheme] = f"{__name__}:{Transport.__name__}"
