@@ -1,7 +1,7 @@
 """Serves the HTTP API of jobs/ and gives it the call that wakes the planner.
 
-A second process takes the uploads: `python -m nightjar.pipeline.front.api_server SOCKET PARENT`. So a
-status poll does not wait for Python's lock, or for a core, while a million rows are read.
+A second process takes the uploads: `python -m nightjar.pipeline.front.api_server SOCKET PARENT`. So
+a status poll does not wait for Python's lock, or for a core, while a million rows are read.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""`python -m nightjar.pipeline.front.flower_command -A APP flower ...`: Flower, with /metrics protected.
+"""Flower with /metrics protected: `python -m nightjar.pipeline.front.flower_command -A APP flower`.
 
 Flower asks for its password on every page but /metrics, which names workers and tasks.
 """

@@ -1,0 +1,1 @@
+"""How a job becomes micro-batches: encoding, packing, known answers, the planner's tasks."""

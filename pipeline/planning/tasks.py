@@ -1,8 +1,8 @@
 """The planner worker: its passes, and the Celery tasks that wake them.
 
-`celery -A nightjar.pipeline.planning.tasks` is the planner worker. Of several, one leads; a message that
-another one takes goes back into the queue, from where the broker gives it to the planner that has
-waited longest. Tasks only wake the passes, which run in threads of their own (pipeline/queue/passes.py).
+`celery -A nightjar.pipeline.planning.tasks` is the planner worker. Of several, one leads. A message
+that another one takes goes back into the queue; the broker gives it to the planner that has waited
+longest. Tasks only wake the passes, which run in threads of their own (pipeline/queue/passes.py).
 """
 
 import logging

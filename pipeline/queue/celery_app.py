@@ -1,7 +1,7 @@
 """The Celery application: queues, routes, the beat schedule and the settings that keep work safe.
 
-`nightjar worker` and `nightjar beat` start Celery on `nightjar.pipeline.planning.tasks` (planner) and
-`nightjar.gpu_worker.worker.tasks` (compute) by name.
+`nightjar worker` and `nightjar beat` start Celery by name: on `nightjar.pipeline.planning.tasks`
+(planner) and `nightjar.gpu_worker.worker.tasks` (compute).
 """
 
 import logging

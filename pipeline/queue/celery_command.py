@@ -1,4 +1,4 @@
-"""`python -m nightjar.pipeline.queue.celery_command APP worker|beat ...`: Celery's own two commands.
+"""Celery's own two commands: `python -m nightjar.pipeline.queue.celery_command APP worker|beat`.
 
 `python -m celery -A APP worker|beat ...` does the same, but loads all other commands first, Flower
 and an interactive shell among them: most of a second of processor time at every start, which a

@@ -1,9 +1,10 @@
 """Sweep: take leases back from silent workers, send lost messages again, end what is to end.
 
-The kernel says whether a worker on the same machine is gone (pipeline/queue/liveness.py). The silence of
-the others is measured in the time that this process has watched them (pipeline/queue/watched_time.py). A
-worker's heartbeat is a counter, so no clock of another machine matters. The sweeper writes a beat
-of its own first, and so learns whether the database takes the workers' beats.
+The kernel says whether a worker on the same machine is gone (pipeline/queue/liveness.py). The
+silence of the others is measured in the time that this process has watched them
+(pipeline/queue/watched_time.py). A worker's heartbeat is a counter, so no clock of another machine
+matters. The sweeper writes a beat of its own first, and so learns whether the database takes the
+workers' beats.
 """
 
 import logging
