@@ -6,7 +6,6 @@ reaches it.
 
 import argparse
 import logging
-import sys
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -187,7 +186,3 @@ def _choose_engine(
     from nightjar.gpu_worker.compute.model_engine import open_engine
 
     return open_engine(args, place, directory, tokenizer)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

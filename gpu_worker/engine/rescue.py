@@ -1,7 +1,5 @@
 """Requests whose scores were not finite, computed again in a higher precision."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import replace

@@ -14,7 +14,7 @@ GLOBS = (
     "jobs/store/*.py",
     "pipeline/**/*.py",
     *(
-        f"gpu_worker/{name}.py"
+        f"gpu_worker/worker/{name}.py"
         for name in (
             "worker",
             "computing",
@@ -28,7 +28,13 @@ GLOBS = (
     ),
 )
 # They hold a docstring.
-LEFT_OUT = {"pipeline/__init__.py", "pipeline/embedded/__init__.py"}
+LEFT_OUT = {
+    "pipeline/__init__.py",
+    *(
+        f"pipeline/{room}/__init__.py"
+        for room in ("embedded", "files", "front", "planning", "queue")
+    ),
+}
 
 
 def _unit(*names: str) -> list[str]:

@@ -36,7 +36,7 @@ def test_every_test_file_of_the_table_is_there() -> None:
 
 
 def test_some_modules_are_chosen() -> None:
-    chosen = mutated_modules(globs=["*/leases.py", "gpu_worker/g*"])
+    chosen = mutated_modules(globs=["*/leases.py", "gpu_worker/*/g*"])
     assert chosen == ["gpu_worker/worker/gate.py", "jobs/store/leases.py"]
 
 
