@@ -28,6 +28,7 @@ from nightjar.jobs.records import (
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.segments import pack_segments
 from nightjar.pipeline.settings import Settings
+from nightjar.requests import SAME_IN_BODY, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -190,6 +191,13 @@ def _result(request_id: int, item: CachedAnswer) -> NewResult:
 _ASKED_IN_TOKENS = frozenset(
     {"chat_template_kwargs", "documents", "messages", "model", "prompt", "prompt_vector", "query"}
 )
+# The sampling fields that digests began with: each counts, whatever its value. A field that came
+# later counts where it is not off, so that the answers of earlier versions are still found.
+_FIRST_FIELDS = frozenset(
+    {"max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+    | {"presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos", "n", "logprobs"}
+)
+_OFF = {name: getattr(SamplingParams(1), name) for name in set(SAME_IN_BODY) - _FIRST_FIELDS}
 
 
 def answer_digest(
@@ -203,7 +211,11 @@ def answer_digest(
     `segments` are the token ids of the planning; `vectors_sha256` is of the bytes of the prompt
     vectors that the request names, whatever their name and version.
     """
-    asked = {name: value for name, value in body.items() if name not in _ASKED_IN_TOKENS}
+    asked = {
+        name: value
+        for name, value in body.items()
+        if name not in _ASKED_IN_TOKENS and (name not in _OFF or value != _OFF[name])
+    }
     asked["seed"] = None
     if draws(body):
         seed = body.get("seed")

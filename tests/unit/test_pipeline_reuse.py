@@ -34,6 +34,12 @@ def test_greedy_requests_are_known_by_their_tokens_whatever_their_names_and_seed
     assert digest(GREEDY) == digest(GREEDY | {"prompt": [1, 2]})
 
 
+def test_a_newer_parameter_counts_where_it_is_not_off() -> None:
+    drawn = {"prompt": "a", "seed": 1}
+    assert digest(drawn) == digest(drawn | {"top_a": 0})
+    assert digest(drawn) != digest(drawn | {"top_a": 0.1})
+
+
 def test_what_is_drawn_is_known_by_its_seed() -> None:
     drawn = {"prompt": "a"}
     assert digest(drawn) == digest(drawn)
