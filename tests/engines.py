@@ -92,7 +92,7 @@ def assert_nothing_held(engine: Engine) -> None:
     assert pool._resting.keys() == pool._keys.keys() | pool._beginnings.keys()
     assert not engine._live
     assert not engine._cancelled
-    held = (scheduler._texts, scheduler._rankings, scheduler._open, scheduler._running)
+    held = (scheduler._generations, scheduler._rankings, scheduler._open, scheduler._running)
     assert not any(held)
     if engine._rescue is not None:
         assert not engine._rescue._requests

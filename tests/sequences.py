@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from nightjar.gpu_worker.engine import GenerateRequest, SamplingParams
 from nightjar.gpu_worker.engine.requests import FinishReason
-from nightjar.gpu_worker.engine.sequence import GenerateSequence, Prefix, TextJob
+from nightjar.gpu_worker.engine.sequence import GenerateJob, GenerateSequence, Prefix
 from nightjar.gpu_worker.engine.stopping import StopMatcher
 
 
@@ -20,7 +20,7 @@ def written_text(
     """A text after `prompt` that holds these tokens so far, without cache blocks."""
     prefix = Prefix(list(prompt), 0, [], len(prompt), 0)
     request = GenerateRequest(0, prefix.tokens, params)
-    job = TextJob(request, 0, prefix, ends or {}, vocab_size)
+    job = GenerateJob(request, 0, prefix, ends or {}, vocab_size)
     made = GenerateSequence(job, 0, StopMatcher(params.stop), job.make_processors())
     made.generated.extend(generated)
     return made

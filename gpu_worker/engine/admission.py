@@ -19,9 +19,9 @@ from nightjar.gpu_worker.engine.ranking import (
     shared_beginnings,
 )
 from nightjar.gpu_worker.engine.requests import RequestFailed
-from nightjar.gpu_worker.engine.sequence import GenerateSequence, Prefix, TextJob
+from nightjar.gpu_worker.engine.sequence import GenerateJob, GenerateSequence, Prefix
 from nightjar.gpu_worker.engine.stopping import StopMatcher, end_tokens
-from nightjar.gpu_worker.engine.validation import Validator, blocks_of_texts
+from nightjar.gpu_worker.engine.validation import Validator, blocks_of_sequences
 from nightjar.requests import GenerateRequest, RankRequest, Request
 
 logger = logging.getLogger(__name__)
@@ -41,9 +41,9 @@ class Admission:
         eos = config.eos_token_ids
         self._eos = frozenset(model.eos_token_ids if eos is None else eos)
         self._pool = pool
-        self._validator = Validator(model, pool, vectors, config.places)
+        self._validator = Validator(model, pool, vectors, config.slots)
 
-    def admit(self, request: Request, arrival: int) -> TextJob | RankJob:
+    def admit(self, request: Request, arrival: int) -> GenerateJob | RankJob:
         """Make the job of a request.
 
         arrival: its number in the order of arrival, over both kinds of request.
@@ -53,26 +53,26 @@ class Admission:
         """
         base = self._validator.check(request)
         if isinstance(request, GenerateRequest):
-            return self._text(request, arrival, base)
+            return self._generate_job(request, arrival, base)
         return self._ranking(request, arrival, base)
 
-    def admit_alone(self, job: TextJob | RankJob) -> TextJob | RankJob:
+    def admit_alone(self, job: GenerateJob | RankJob) -> GenerateJob | RankJob:
         """Make a job of the same request anew, which shares no block with others."""
-        if isinstance(job, TextJob):
-            text = self._text(job.request, job.arrival, job.prefix.vector_base)
-            text.prefix.keys = []
-            return text
+        if isinstance(job, GenerateJob):
+            opened = self._generate_job(job.request, job.arrival, job.prefix.vector_base)
+            opened.prefix.keys = []
+            return opened
         ranking = self._ranking(job.request, job.arrival, job.parts[0].prefix.vector_base)
         for part in ranking.parts:
             part.prefix.keys = []
         return ranking
 
-    def _text(self, request: GenerateRequest, arrival: int, base: int) -> TextJob:
+    def _generate_job(self, request: GenerateRequest, arrival: int, base: int) -> GenerateJob:
         """Make the job of a prompt and the sequences that follow it."""
         params = request.sampling
-        blocks = blocks_of_texts(self._pool, len(request.token_ids), params)
+        blocks = blocks_of_sequences(self._pool, len(request.token_ids), params)
         prefix = self._prefix(list(request.token_ids), base, len(request.token_ids), blocks)
-        job = TextJob(request, arrival, prefix, end_tokens(params, self._eos), self._vocab_size)
+        job = GenerateJob(request, arrival, prefix, end_tokens(params, self._eos), self._vocab_size)
         if params.beams is not None:
             job.beams = BeamState(params.beams)
         for sample in range(params.n if params.beams is None else 1):

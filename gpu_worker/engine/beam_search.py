@@ -1,4 +1,4 @@
-"""One step of a beam search: from the beams' best tokens to the texts that go on."""
+"""One step of a beam search: from the beams' best tokens to the sequences that go on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nightjar.gpu_worker.engine.requests import GenerateOutput
 from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence
 
 Child = tuple[GenerateSequence, GenerateSequence]
-"""A text that runs, and one that goes on from it by one token."""
+"""A sequence that runs, and one that goes on from it by one token."""
 
 
 def search_step(
@@ -18,16 +18,16 @@ def search_step(
     beams: Sequence[tuple[GenerateSequence, Choice]],
     token_bytes: Sequence[bytes],
 ) -> list[Child]:
-    """Finish the texts that end here and return those that go on; none when the search is over.
+    """Finish the sequences that end here and return those that go on; none when the search is over.
 
-    beams: the running texts in the order in which the last step returned them, each with its best
-    tokens.
+    beams: the running sequences in the order in which the last step returned them, each with its
+    best tokens.
     """
     going = []
     children: dict[int, Child] = {}
-    width = beams[0][0].text.request.sampling.width
+    width = beams[0][0].job.request.sampling.width
     candidates = state.candidates([choice.candidates for _, choice in beams])
-    for place, candidate in enumerate(candidates):
+    for rank, candidate in enumerate(candidates):
         parent, choice = beams[candidate.parent]
         child = parent.branch()
         if choice.logprobs is not None:
@@ -39,7 +39,7 @@ def search_step(
             children[id(candidate)] = parent, child
             if len(going) == width:
                 break
-        elif state.may_finish(place):
+        elif state.may_finish(rank):
             output = replace(child.output(ending), cumulative_logprob=candidate.total)
             state.finish(output, candidate.total)
     kept = state.keep(going)

@@ -1,4 +1,4 @@
-"""Beam search over one request: which texts go on, which are finished, and when to end."""
+"""Beam search over one request: which sequences go on, which are finished, and when to end."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Generic, TypeVar
 
 from nightjar.requests import BeamSearch
 
-Text = TypeVar("Text")
+Output = TypeVar("Output")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A running text made longer by one token.
+    """A running sequence made longer by one token.
 
-    parent: the text's place among the running ones; total: the sum of the log-probabilities of
-    the new text's tokens.
+    parent: the sequence's number among the running ones; total: the sum of the log-probabilities of
+    the new sequence's tokens.
     """
 
     parent: int
@@ -26,41 +26,41 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished(Generic[Text]):
-    """A finished text, the sum of its tokens' log-probabilities, and what it is ranked by."""
+class Finished(Generic[Output]):
+    """A finished sequence, the sum of its tokens' log-probabilities, and what it is ranked by."""
 
-    text: Text
+    output: Output
     total: float
     score: float
 
 
-class BeamState(Generic[Text]):
+class BeamState(Generic[Output]):
     """The beams of one request, chosen in the way of transformers' `generate`.
 
-    The caller keeps the texts and their caches, and at each step:
+    The caller keeps the sequences and their caches, and at each step:
     1. asks for the `candidates`;
     2. calls `finish` for each whose token ends its text (an end token, a stop, max_tokens) and
-       whose place `may_finish`; other ended candidates are dropped;
-    3. hands those that did not end to `keep`, and continues the texts it returns, unless `done`.
+       whose rank `may_finish`; other ended candidates are dropped;
+    3. hands those that did not end to `keep`; continues the sequences it returns, unless `done`.
     """
 
     def __init__(self, search: BeamSearch) -> None:
         self._search = search
         self._totals = [0.0]
         self._length = 0
-        self.finished: list[Finished[Text]] = []
+        self.finished: list[Finished[Output]] = []
 
     @staticmethod
-    def candidates_per_text(search: BeamSearch, end_tokens: int) -> int:
-        """How many best tokens of each running text are enough: should all that end a text be
-        among them, `width` others are left."""
+    def candidates_per_beam(search: BeamSearch, end_tokens: int) -> int:
+        """How many best tokens of each running sequence are enough: should all that end a sequence
+        be among them, `width` others are left."""
         return search.width + end_tokens
 
     def candidates(self, best: Sequence[Sequence[tuple[int, float]]]) -> list[Candidate]:
-        """The best continuations of all running texts, best first.
+        """The best continuations of all running sequences, best first.
 
-        best: for each running text, its best (token, log-probability).  Equal sums go to the
-        earlier text, then to the lower token.
+        best: for each running sequence, its best (token, log-probability).  Equal sums go to the
+        earlier sequence, then to the lower token.
         """
         self._length += 1
         found = [
@@ -70,19 +70,19 @@ class BeamState(Generic[Text]):
         ]
         return sorted(found, key=lambda one: (-one.total, one.parent, one.token))
 
-    def may_finish(self, place: int) -> bool:
-        """Whether the candidate in this place can be a result; the others are only in reserve."""
-        return place < self._search.width
+    def may_finish(self, rank: int) -> bool:
+        """Whether the candidate of this rank can be a result; the others are only in reserve."""
+        return rank < self._search.width
 
-    def finish(self, text: Text, total: float) -> None:
-        """Take in a text that ends with this step's token; the best `width` are kept."""
-        self.finished.append(Finished(text, total, self._score(total)))
+    def finish(self, output: Output, total: float) -> None:
+        """Take in a sequence that ends with this step's token; the best `width` are kept."""
+        self.finished.append(Finished(output, total, self._score(total)))
         # Stable: of equal scores the earlier one stays.
         self.finished.sort(key=lambda one: -one.score)
         del self.finished[self._search.width :]
 
     def keep(self, going: Sequence[Candidate]) -> list[Candidate]:
-        """The texts that run on, of the candidates that did not end, in order."""
+        """The sequences that run on, of the candidates that did not end, in order."""
         kept = list(going[: self._search.width])
         self._totals = [candidate.total for candidate in kept]
         return kept
@@ -90,7 +90,7 @@ class BeamState(Generic[Text]):
     @property
     def done(self) -> bool:
         """Whether the search is over: nothing runs, or what runs is not expected to pass the
-        finished texts, of which there are enough."""
+        finished sequences, of which there are enough."""
         if not self._totals:
             return True
         if len(self.finished) < self._search.width:

@@ -11,10 +11,10 @@ scores and CUDA graphs."""
 class EngineConfig:
     """Limits of one engine.
 
-    max_running: texts that decode together.
+    max_running: sequences that decode together.
     max_step_tokens: packed rows of one step.  It is gone past only where it is low: a document of
-    up to 512 tokens is computed in one piece, and one that does not fit beside the running texts
-    gets a step without prompts and other documents.
+    up to 512 tokens is computed in one piece, and one that does not fit beside the running
+    sequences gets a step without prompts and other documents.
     block_size: tokens of one cache block; also the grain in which attention is summed, so two
     engines agree to the last bit only when it is equal.
     window_steps: decode steps that a GPU takes before the host looks; 1: the host looks every time.
@@ -23,7 +23,7 @@ class EngineConfig:
     host_cache_bytes: memory of the host for keys and values that the cache had no room for, pinned
     beside a GPU; never exceeded, 0 for none.
     banned_token_ids: ids that are never sampled.
-    eos_token_ids: ids that end a text; None takes the model's own.
+    eos_token_ids: ids that end a sequence; None takes the model's own.
     """
 
     max_running: int = 128
@@ -37,6 +37,6 @@ class EngineConfig:
     cuda_graphs: bool = True
 
     @property
-    def places(self) -> int:
-        """Texts that may run at once: each of them has a row in every step."""
+    def slots(self) -> int:
+        """Sequences that may run at once: each of them has a row in every step."""
         return min(self.max_running, self.max_step_tokens)

@@ -1,4 +1,4 @@
-"""What the device knows of the running texts, and how it gets there.
+"""What the device knows of the running sequences, and how it gets there.
 
 The host's own state of a text (tokens, stop matcher) is the one that counts: what stands here is
 made from it, and moves on by the same rules for as long as the host does not interfere.
@@ -25,23 +25,23 @@ WORD_BITS = 32
 class Shape:
     """The sizes of a batch's tensors, each rounded up, so that few graphs serve all batches.
 
-    places: texts; width: blocks of a table; ends: tokens that end a text; states: of all stop
-    automata together.
+    slots: sequences; width: blocks of a table; ends: tokens that end a sequence; states: of all
+    stop automata together.
     """
 
-    places: int
+    slots: int
     width: int
     ends: int
     states: int
 
     @staticmethod
     def of(sequences: Sequence[GenerateSequence], block_size: int) -> Shape:
-        """The least shape that holds these texts up to their ends."""
-        width = max(-(-sequence.text.max_length // block_size) for sequence in sequences)
+        """The least shape that holds these sequences up to their ends."""
+        width = max(-(-sequence.job.max_length // block_size) for sequence in sequences)
         ends = max(len(sequence.ends) for sequence in sequences)
         states = 1 + sum(len(one.trans) for one in _automata(sequences).values())
         return Shape(
-            places_for(len(sequences)),
+            slots_for(len(sequences)),
             _bucket(width, 4),
             _bucket(ends, 4),
             _bucket(states, 64),
@@ -50,7 +50,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Of each place, 1, 0, 0 for off: float32[places] each (see kernels.penalize)."""
+    """Of each slot, 1, 0, 0 for off: float32[slots] each (see kernels.penalize)."""
 
     repetition: Tensor
     presence: Tensor
@@ -59,7 +59,7 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class SeenTokens:
-    """Which tokens each place has seen, and how often it wrote them: see kernels.penalize.
+    """Which tokens each slot has seen, and how often it wrote them: see kernels.penalize.
 
     Shared by the batches of all shapes, of which one runs at a time.
     """
@@ -68,11 +68,11 @@ class SeenTokens:
     counts: Tensor
 
     @staticmethod
-    def allocate(places: int, vocab_size: int, device: str) -> SeenTokens:
-        """Of that many places: seen int32[places, words], counts int32[places, V]."""
+    def allocate(slots: int, vocab_size: int, device: str) -> SeenTokens:
+        """Of that many slots: seen int32[slots, words], counts int32[slots, V]."""
         words = -(-vocab_size // WORD_BITS)
         zeros = (
-            torch.zeros(places, size, dtype=torch.int32, device=device)
+            torch.zeros(slots, size, dtype=torch.int32, device=device)
             for size in (words, vocab_size)
         )
         return SeenTokens(*zeros)
@@ -80,9 +80,9 @@ class SeenTokens:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """The tensors of the texts of one shape, at addresses that stay.
+    """The tensors of the sequences of one shape, at addresses that stay.
 
-    tokens: int64[steps, places], what the steps of a window chose (-1: scores not finite);
+    tokens: int64[steps, slots], what the steps of a window chose (-1: scores not finite);
     step: int64[1], the row that the next step writes.
     """
 
@@ -96,24 +96,24 @@ class DeviceBatch:
 
     @staticmethod
     def allocate(shape: Shape, seen: SeenTokens, steps: int, block_size: int) -> DeviceBatch:
-        """A batch in which every place is free: a step computes nothing and changes nothing."""
-        device, places = seen.counts.device, shape.places
+        """A batch in which every slot is free: a step computes nothing and changes nothing."""
+        device, slots = seen.counts.device, shape.slots
 
         def zeros(*size: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
 
         def floats() -> Tensor:
-            return zeros(places, dtype=torch.float32)
+            return zeros(slots, dtype=torch.float32)
 
         state = StepState(
-            rows=zeros(places, len(Column), dtype=torch.int32),
-            history=zeros(places, shape.width * block_size, dtype=torch.int32),
-            seen=seen.seen[:places],
-            counts=seen.counts[:places],
-            ends=zeros(places, shape.ends),
-            block_tables=zeros(places, shape.width, dtype=torch.int32),
-            inputs=zeros(4, places),
-            attention_lengths=zeros(places, dtype=torch.int32),
+            rows=zeros(slots, len(Column), dtype=torch.int32),
+            history=zeros(slots, shape.width * block_size, dtype=torch.int32),
+            seen=seen.seen[:slots],
+            counts=seen.counts[:slots],
+            ends=zeros(slots, shape.ends),
+            block_tables=zeros(slots, shape.width, dtype=torch.int32),
+            inputs=zeros(4, slots),
+            attention_lengths=zeros(slots, dtype=torch.int32),
             finished=zeros(1, dtype=torch.int32),
         )
         batch = DeviceBatch(
@@ -123,38 +123,37 @@ class DeviceBatch:
                 torch.empty(shape.states, 256, dtype=torch.uint16, device=device),
                 torch.empty(shape.states, dtype=torch.uint16, device=device),
             ),
-            DrawParameters(
-                zeros(places), zeros(places), floats(), zeros(places), floats(), floats()
-            ),
+            DrawParameters(zeros(slots), zeros(slots), floats(), zeros(slots), floats(), floats()),
             Penalties(floats(), floats(), floats()),
-            zeros(steps, places),
+            zeros(steps, slots),
             zeros(1),
         )
         batch.load((), block_size)
         return batch
 
     def load(self, sequences: Sequence[GenerateSequence], block_size: int) -> None:
-        """Bring texts to the device, each to the place of its number; the other places are free."""
+        """Bring sequences to the device, each to the slot of its number; the other slots are
+        free."""
         found = _automata(sequences)
         begins, trans, longest = _stop_tables(found, self.shape.states)
         _put(self.stops.trans, trans)
         _put(self.stops.longest, longest)
-        _put(self.state.rows, _columns(sequences, begins, self.shape.places))
+        _put(self.state.rows, _columns(sequences, begins, self.shape.slots))
         _put(self.state.ends, _ends(sequences, self.shape))
         self.load_tables(sequences)
-        inputs, lengths = _inputs(sequences, self.shape.places, block_size)
+        inputs, lengths = _inputs(sequences, self.shape.slots, block_size)
         _put(self.state.inputs, inputs)
         _put(self.state.attention_lengths, lengths)
         self.state.finished.zero_()
         self._load_sampling(sequences)
 
     def load_tables(self, sequences: Sequence[GenerateSequence]) -> None:
-        """Bring the cache blocks of the texts that run (again) to the device."""
-        tables = np.zeros((self.shape.places, self.shape.width), dtype=np.int32)
-        for place, sequence in enumerate(sequences):
+        """Bring the cache blocks of the sequences that run (again) to the device."""
+        tables = np.zeros((self.shape.slots, self.shape.width), dtype=np.int32)
+        for slot, sequence in enumerate(sequences):
             if sequence.table is not None:
                 blocks = sequence.table.blocks
-                tables[place, : len(blocks)] = blocks
+                tables[slot, : len(blocks)] = blocks
         _put(self.state.block_tables, tables)
 
     def _load_sampling(self, sequences: Sequence[GenerateSequence]) -> None:
@@ -163,27 +162,27 @@ class DeviceBatch:
         draws = DrawParameters.of(sequences, vocab_size)
         for target, source in zip(self.draws.tensors(), draws.tensors(), strict=True):
             _put(target[:count], source.numpy())
-        off = np.tile(np.array([[1], [0], [0]], dtype=np.float32), (1, self.shape.places))
-        for place, sequence in enumerate(sequences):
+        off = np.tile(np.array([[1], [0], [0]], dtype=np.float32), (1, self.shape.slots))
+        for slot, sequence in enumerate(sequences):
             if sequence.processors is not None and sequence.processors.counts is not None:
-                off[:, place] = sequence.processors.penalties
-                self._load_seen(place, sequence)
+                off[:, slot] = sequence.processors.penalties
+                self._load_seen(slot, sequence)
         names = (self.penalties.repetition, self.penalties.presence, self.penalties.frequency)
         for target, values in zip(names, off, strict=True):
             _put(target, values)
 
-    def _load_seen(self, place: int, sequence: GenerateSequence) -> None:
-        """The tokens of a text with penalties; prompt vectors are no tokens."""
+    def _load_seen(self, slot: int, sequence: GenerateSequence) -> None:
+        """The tokens of a sequence with penalties; prompt vectors are no tokens."""
         words, vocab_size = self.state.seen.shape[1], self.state.counts.shape[1]
-        prompt = np.asarray(sequence.text.prefix.tokens, dtype=np.int64)
+        prompt = np.asarray(sequence.job.prefix.tokens, dtype=np.int64)
         generated = np.asarray(sequence.generated, dtype=np.int64)
         bits = np.zeros(words * WORD_BITS, dtype=np.uint8)
         bits[prompt[prompt < vocab_size]] = 1
         bits[generated] = 1
         packed = np.packbits(bits, bitorder="little").view(np.int32)
         counts = np.bincount(generated, minlength=vocab_size).astype(np.int32)
-        _put(self.state.seen[place], packed)
-        _put(self.state.counts[place], counts)
+        _put(self.state.seen[slot], packed)
+        _put(self.state.counts[slot], counts)
 
 
 def token_texts(token_bytes: Sequence[bytes], device: str) -> TokenTexts:
@@ -193,9 +192,9 @@ def token_texts(token_bytes: Sequence[bytes], device: str) -> TokenTexts:
     return TokenTexts(torch.from_numpy(data).to(device), torch.from_numpy(starts).to(device))
 
 
-def places_for(texts: int) -> int:
-    """Places of the smallest batch that holds so many texts."""
-    return _bucket(texts, 8)
+def slots_for(sequences: int) -> int:
+    """Slots of the smallest batch that holds so many sequences."""
+    return _bucket(sequences, 8)
 
 
 def _bucket(count: int, least: int) -> int:
@@ -214,7 +213,7 @@ def _put(target: Tensor, values: np.ndarray) -> None:
 
 
 def _automata(sequences: Sequence[GenerateSequence]) -> dict[tuple[bytes, ...], StopAutomaton]:
-    """One automaton for each set of stops; most texts of a job share one."""
+    """One automaton for each set of stops; most sequences of a job share one."""
     sets = dict.fromkeys(sequence.sampling.stop for sequence in sequences)
     return {stops: automaton(stops) for stops in sets if stops}
 
@@ -225,24 +224,24 @@ def _stop_tables(
     """Where each automaton begins, and all of them: uint16[states, 256], uint16[states]."""
     trans = np.zeros((states, 256), dtype=np.uint16)
     longest = np.zeros(states, dtype=np.uint16)
-    begins, place = {}, 0
+    begins, slot = {}, 0
     for stops, one in automata.items():
-        end = place + len(one.trans)
-        trans[place:end] = one.trans
-        longest[place:end] = one.longest
-        begins[stops], place = place, end
+        end = slot + len(one.trans)
+        trans[slot:end] = one.trans
+        longest[slot:end] = one.longest
+        begins[stops], slot = slot, end
     return begins, trans, longest
 
 
 def _columns(
-    sequences: Sequence[GenerateSequence], begins: dict[tuple[bytes, ...], int], places: int
+    sequences: Sequence[GenerateSequence], begins: dict[tuple[bytes, ...], int], slots: int
 ) -> np.ndarray:
-    """StepState.rows: int32[places, len(Column)]; free places have ended."""
-    rows = np.zeros((places, len(Column)), dtype=np.int32)
+    """StepState.rows: int32[slots, len(Column)]; free slots have ended."""
+    rows = np.zeros((slots, len(Column)), dtype=np.int32)
     rows[:, Column.REASON] = Reason.MAX_LENGTH
     rows[:, [Column.AUTOMATON, Column.STOP_BEGIN]] = -1
-    texts = rows[: len(sequences)]
-    texts[:, Column.REASON] = Reason.RUNNING
+    used = rows[: len(sequences)]
+    used[:, Column.REASON] = Reason.RUNNING
     params = [sequence.sampling for sequence in sequences]
     # A column at a time: numpy takes as long for one number as for a list of them.
     for column, values in (
@@ -254,33 +253,33 @@ def _columns(
         (Column.STATE, [sequence.matcher.state for sequence in sequences]),
         (Column.TEXT_BYTES, [sequence.matcher.length for sequence in sequences]),
     ):
-        texts[:, column] = values
+        used[:, column] = values
     return rows
 
 
 def _ends(sequences: Sequence[GenerateSequence], shape: Shape) -> np.ndarray:
-    """StepState.ends: int64[places, ends]."""
-    ends = np.full((shape.places, shape.ends), -1, dtype=np.int64)
-    for place, sequence in enumerate(sequences):
-        ends[place, : len(sequence.ends)] = list(sequence.ends)
+    """StepState.ends: int64[slots, ends]."""
+    ends = np.full((shape.slots, shape.ends), -1, dtype=np.int64)
+    for slot, sequence in enumerate(sequences):
+        ends[slot, : len(sequence.ends)] = list(sequence.ends)
     return ends
 
 
 def _inputs(
-    sequences: Sequence[GenerateSequence], places: int, block_size: int
+    sequences: Sequence[GenerateSequence], slots: int, block_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """StepState.inputs int64[4, places] and attention_lengths int32[places]: the newest tokens."""
-    inputs = np.zeros((4, places), dtype=np.int64)
+    """StepState.inputs int64[4, slots] and attention_lengths int32[slots]: the newest tokens."""
+    inputs = np.zeros((4, slots), dtype=np.int64)
     inputs[2] = -1
-    lengths = np.zeros(places, dtype=np.int32)
+    lengths = np.zeros(slots, dtype=np.int32)
     count = len(sequences)
     lengths[:count] = [sequence.length for sequence in sequences]
     positions = lengths[:count] - 1
     inputs[0, :count] = [sequence.generated[-1] for sequence in sequences]
     inputs[1, :count] = positions
     inputs[2, :count] = [
-        sequence.held.blocks[place]
-        for sequence, place in zip(sequences, (positions // block_size).tolist(), strict=True)
+        sequence.held.blocks[slot]
+        for sequence, slot in zip(sequences, (positions // block_size).tolist(), strict=True)
     ]
     inputs[3, :count] = positions % block_size
     return inputs, lengths

@@ -27,7 +27,7 @@ class Rows:
     """The hidden states of a step, [N, H], and where each wanted row stands.
 
     ends: the row of each prefix's last token, for prefixes that are read in this step.
-    chunks: the first wanted row of each chunk; decodes: the first row of the running texts;
+    chunks: the first wanted row of each chunk; decodes: the first row of the running sequences;
     documents: the first row of the documents.
     """
 
@@ -65,7 +65,7 @@ class Executor:
         """Compute one step; the plan must not be empty."""
         rows = self._forward(plan)
         self._beside_compute()
-        output = StepOutput(done=[*plan.texts, *plan.ranks])
+        output = StepOutput(done=[*plan.prompts, *plan.ranks])
         output.hidden.extend(  # clones: a view would keep the whole step's rows
             (chunk.prefix, rows.hidden[rows.ends[id(chunk.prefix)]].clone())
             for chunk in plan.chunks
@@ -102,20 +102,20 @@ class Executor:
             batch = pack(plan, self._vectors.rows, self._block_size)
             hidden = model.forward(batch.to(model.device), self._cache)
         rows = Rows(hidden, {}, [], 0, 0)
-        place = 0
+        row = 0
         for chunk in chunks:
-            rows.chunks.append(place)
-            place += chunk.end - chunk.wanted_from
+            rows.chunks.append(row)
+            row += chunk.end - chunk.wanted_from
             if chunk.finishes:
-                rows.ends[id(chunk.prefix)] = place - 1
-        rows.decodes = place
-        rows.documents = place + len(plan.decodes)
+                rows.ends[id(chunk.prefix)] = row - 1
+        rows.decodes = row
+        rows.documents = row + len(plan.decodes)
         self._add_earlier(plan, rows)
         return rows
 
     def _add_earlier(self, plan: StepPlan, rows: Rows) -> None:
         """Append the kept hidden states of prefixes that were computed in earlier steps."""
-        read = [text.job.prefix for text in plan.texts if text.starts]
+        read = [prompt.job.prefix for prompt in plan.prompts if prompt.starts]
         read += [branch.part.prefix for branch in plan.branches]
         kept: list[Tensor] = []
         for prefix in read:
@@ -130,8 +130,8 @@ class Executor:
         sequences = plan.sampled
         if not sequences:
             return
-        starts = [text for text in plan.texts for _ in text.starts]
-        sources = [rows.ends[id(text.job.prefix)] for text in starts]
+        starts = [prompt for prompt in plan.prompts for _ in prompt.starts]
+        sources = [rows.ends[id(prompt.job.prefix)] for prompt in starts]
         sources.extend(range(rows.decodes, rows.documents))
         # Samples of one prompt start from one row of logits.
         unique = list(dict.fromkeys(sources))
@@ -141,8 +141,8 @@ class Executor:
             hidden = hidden.index_select(0, kernels.upload(torch.tensor(unique), hidden.device))
         logits = self._model.logits(hidden)
         if len(unique) < len(sources):
-            places = {row: place for place, row in enumerate(unique)}
-            again = torch.tensor([places[row] for row in sources])
+            positions = {row: position for position, row in enumerate(unique)}
+            again = torch.tensor([positions[row] for row in sources])
             logits = logits.index_select(0, kernels.upload(again, logits.device))
         tokens = next_tokens(logits, sequences, self._banned)
         output.tokens.extend(zip(sequences, tokens, strict=True))
@@ -169,7 +169,7 @@ class Executor:
             return
         found = iter(self._nll(rows.hidden, sources, targets))
         output.shared.extend((part, next(found)) for part in parts)
-        output.looks.extend((branch, next(found)) for branch in plan.branches)
+        output.probes.extend((branch, next(found)) for branch in plan.branches)
 
     def _nll(
         self, hidden: Tensor, sources: list[np.ndarray], targets: list[np.ndarray]
@@ -188,8 +188,8 @@ class Executor:
         used, compact = np.unique(rows[order], return_inverse=True)
         arrays = (used, compact, wanted[order])
         given = (torch.from_numpy(array) for array in arrays)
-        read, places, tokens = (kernels.upload(array, hidden.device) for array in given)
-        found = self._model.token_nll(hidden[read], places, tokens)
+        read, positions, tokens = (kernels.upload(array, hidden.device) for array in given)
+        found = self._model.token_nll(hidden[read], positions, tokens)
         nll = np.empty(rows.size, dtype=np.float64)
         nll[order] = found.cpu().numpy()
         sizes = np.cumsum([int(mask.sum()) for mask in real])
@@ -209,5 +209,5 @@ def _scored_in(chunk: PrefixChunk) -> list[int]:
 
 
 def _seen(branch: Branch) -> list[int]:
-    """The document's tokens that this look scores."""
+    """The document's tokens that this probe scores."""
     return branch.document.tokens[: branch.depth]

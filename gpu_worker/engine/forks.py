@@ -1,4 +1,4 @@
-"""Texts that go on from one another: whose cache blocks are whose, and what must be copied."""
+"""Sequences that go on from one another: whose cache blocks are whose, and what must be copied."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 from nightjar.gpu_worker.engine.beam_search import Child
 from nightjar.gpu_worker.engine.kv_cache import BlockPool, BlockTable
-from nightjar.gpu_worker.engine.sequence import GenerateSequence, TextJob
+from nightjar.gpu_worker.engine.sequence import GenerateJob, GenerateSequence
 
 
 class Forks:
-    """Gives texts their blocks.  Whole blocks are shared; a fork's last one is a copy."""
+    """Gives sequences their blocks.  Whole blocks are shared; a fork's last one is a copy."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        # By copy: a text that ends with its first token leaves a copy that nobody waits for, in a
-        # block which another text may fork into before it is made.
+        # By copy: a sequence that ends with its first token leaves a copy that nobody waits for, in
+        # a block which another sequence may fork into before it is made.
         self._copies: dict[int, int] = {}
 
     def start(self, sequence: GenerateSequence) -> None:
-        """Give a text that got its first token blocks of its own, behind its prompt's."""
-        job = sequence.text
+        """Give a sequence that got its first token blocks of its own, behind its prompt's."""
+        job = sequence.job
         prompt = job.prefix.held
         if job.request.sampling.n > 1 and job.beams is None:
             sequence.table = self._fork(prompt, len(job.prefix.tokens), job, prompt)
@@ -30,10 +30,10 @@ class Forks:
             own = self._pool.blocks_for(job.max_length)
             job.spare = prompt.split(job.prefix.max_blocks - own)
 
-    def replace(self, job: TextJob, children: Sequence[Child]) -> None:
-        """Give the children of a search's texts their blocks.
+    def replace(self, job: GenerateJob, children: Sequence[Child]) -> None:
+        """Give the children of a search's sequences their blocks.
 
-        The first child of a text takes over its blocks, others fork from them; the blocks of a
+        The first child of a sequence takes over its blocks, others fork from them; the blocks of a
         text without children pay for those.
         """
         spare = job.spare
@@ -56,8 +56,10 @@ class Forks:
         copies, self._copies = self._copies, {}
         return copies
 
-    def _fork(self, table: BlockTable, tokens: int, job: TextJob, payer: BlockTable) -> BlockTable:
-        """Blocks for one more text that begins with the first `tokens` positions of a table."""
+    def _fork(
+        self, table: BlockTable, tokens: int, job: GenerateJob, payer: BlockTable
+    ) -> BlockTable:
+        """Blocks for one more sequence that begins with the first `tokens` positions of a table."""
         own = self._pool.blocks_for(job.max_length) - tokens // self._pool.block_size
         fork, copied = table.fork(tokens, own, payer)
         if copied is not None:

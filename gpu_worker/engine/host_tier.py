@@ -127,9 +127,9 @@ class HostTier:
 
     def _unused(self) -> int | None:
         """A free slot, or that of the least recently used prefix."""
-        for place in reversed(range(len(self._free))):
-            if not self._is_busy(self._free[place]):
-                return self._free.pop(place)
+        for index in reversed(range(len(self._free))):
+            if not self._is_busy(self._free[index]):
+                return self._free.pop(index)
         for key, slot in self._by_key.items():
             if not self._is_busy(slot):
                 del self._by_key[key]

@@ -78,10 +78,10 @@ class BlockPool:
 
         keys: of prefixes that end one, two and more grains into the same block.
         """
-        for place in reversed(range(len(keys))):
-            block = self._by_key.get(keys[place])
+        for index in reversed(range(len(keys))):
+            block = self._by_key.get(keys[index])
             if block is not None:
-                return block, place
+                return block, index
         return None
 
     def reserve(self, blocks: int, shared: Sequence[int] = ()) -> bool:

@@ -78,7 +78,7 @@ class LogitsProcessors:
     def __init__(
         self, params: SamplingParams, prompt: Iterable[int], ends: Iterable[int], vocab_size: int
     ) -> None:
-        """ends: tokens that end the text, blocked before min_tokens."""
+        """ends: tokens that end the sequence, blocked before min_tokens."""
         repetition = params.repetition_penalty
         self.penalties = (repetition, params.presence_penalty, params.frequency_penalty)
         self.counts: TokenCounts | None = None
@@ -131,13 +131,13 @@ def process_logits(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, li
         if (tokens := processors.blocked(generated))
     }
     if blocked:
-        kernels.block_tokens(logits, *_places(blocked, logits.device))
+        kernels.block_tokens(logits, *_positions(blocked, logits.device))
     biased = {row: processors.bias for row, (processors, _) in rows.items()}
     values = np.concatenate([values for _, values in biased.values()])
     if len(values):
-        places = _places({row: ids for row, (ids, _) in biased.items()}, logits.device)
+        positions = _positions({row: ids for row, (ids, _) in biased.items()}, logits.device)
         kernels.bias_tokens(
-            logits, *places, kernels.upload(torch.from_numpy(values), logits.device)
+            logits, *positions, kernels.upload(torch.from_numpy(values), logits.device)
         )
     _penalize(logits, rows)
     _keep_top_a(logits, rows)
@@ -181,13 +181,13 @@ def _penalize(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, list[in
         of_places = torch.from_numpy(np.concatenate(penalties).astype(np.float32))
         kernels.penalize_tokens(
             logits,
-            *_places(ids, logits.device),
+            *_positions(ids, logits.device),
             kernels.upload(torch.from_numpy(np.concatenate(counts)), logits.device),
             *kernels.upload(of_places, logits.device).unbind(1),
         )
 
 
-def _places(ids: Mapping[int, np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
+def _positions(ids: Mapping[int, np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
     """The ids of each row as pairs: rows int64[M], ids int64[M]."""
     rows = np.repeat(list(ids), [len(row) for row in ids.values()])
     columns = np.concatenate(list(ids.values()))

@@ -207,13 +207,13 @@ class Engine:
         for work in output.done:
             if self._is_live(work.job):
                 self._scheduler.settle(work)
-        texts = [
+        moved = [
             (sequence, choice)
             for sequence, choice in output.tokens
-            if choice is not None and self._is_live(sequence.text)
+            if choice is not None and self._is_live(sequence.job)
         ]
         rankings = [job for job in output.rankings if self._is_live(job)]
-        answers: list[Result] = [*self._progress.of_texts(texts)]
+        answers: list[Result] = [*self._progress.of_sequences(moved)]
         answers += self._progress.of_rankings(rankings)
         for answer in answers:
             self._drop(self._live[answer.request_id])

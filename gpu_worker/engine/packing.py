@@ -29,10 +29,10 @@ class Segment:
 
 
 def pack(plan: StepPlan, prompt_vectors: Tensor | None, block_size: int) -> TokenBatch:
-    """Lay the plan's rows one after another: chunks of prefixes, running texts, documents.
+    """Lay the plan's rows one after another: chunks of prefixes, running sequences, documents.
 
-    The output rows are, in the same order, what each chunk wants, and every row of running texts
-    and documents.  The plan must have rows.
+    The output rows are, in the same order, what each chunk wants, and every row of running
+    sequences and documents.  The plan must have rows.
     """
     chunks = _chunk_segments(plan)
     running = _decode_segments(plan)
@@ -77,12 +77,12 @@ def _chunk_segments(plan: StepPlan) -> list[Segment]:
 
 
 def _decode_segments(plan: StepPlan) -> list[Segment]:
-    """The newest token of each running text."""
+    """The newest token of each running sequence."""
     return [
         Segment(
             sequence.generated[-1:],
             sequence.length - 1,
-            sequence.text.prefix.vector_base,
+            sequence.job.prefix.vector_base,
             sequence.held.blocks,
             1,
         )
@@ -91,7 +91,7 @@ def _decode_segments(plan: StepPlan) -> list[Segment]:
 
 
 def _document_segments(plan: StepPlan) -> list[Segment]:
-    """The fed tokens of every look at a document that has any."""
+    """The fed tokens of every probe of a document that has any."""
     return [
         Segment(
             branch.fed,
@@ -131,7 +131,7 @@ def _chunk_layout(chunks: Sequence[Segment], block_size: int) -> kernels.ChunkLa
 
 
 def _paged_layout(running: Sequence[Segment], block_size: int) -> kernels.PagedLayout:
-    """Where the running texts' rows attend: everything up to themselves."""
+    """Where the running sequences' rows attend: everything up to themselves."""
     lengths = [segment.start + 1 for segment in running]
     return kernels.PagedLayout.build([segment.blocks for segment in running], lengths, block_size)
 
@@ -139,20 +139,20 @@ def _paged_layout(running: Sequence[Segment], block_size: int) -> kernels.PagedL
 def _branch_layout(plan: StepPlan) -> kernels.BranchLayout:
     """Where the documents' rows attend: their prefix, and themselves.
 
-    A document is padded by its full length, however deep this look at it is: so what is found of
+    A document is padded by its full length, however deep this probe of it is: so what is found of
     its first tokens is the same to the last bit.
     """
-    places: dict[int, int] = {}
+    numbers: dict[int, int] = {}
     parts: list[RankPart] = []
     branches = []
     for branch in plan.branches:
         if branch.depth > 1:
-            if id(branch.part) not in places:
-                places[id(branch.part)] = len(parts)
+            if id(branch.part) not in numbers:
+                numbers[id(branch.part)] = len(parts)
                 parts.append(branch.part)
             padded = kernels.padded_length(len(branch.document.tokens) - 1)
-            place = places[id(branch.part)]
-            branches.append(kernels.Branch(branch.depth - 1, padded, place))
+            number = numbers[id(branch.part)]
+            branches.append(kernels.Branch(branch.depth - 1, padded, number))
     prefixes = [part.prefix for part in parts]
     return kernels.BranchLayout.build(
         branches,

@@ -9,10 +9,10 @@ import numpy as np
 from torch import Tensor
 
 from nightjar.gpu_worker.engine.ranking import Branch, RankJob, RankPart
-from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence, Prefix, TextJob
+from nightjar.gpu_worker.engine.sequence import Choice, GenerateJob, GenerateSequence, Prefix
 from nightjar.gpu_worker.models import Arrivals
 
-Job = TextJob | RankJob
+Job = GenerateJob | RankJob
 """A request that was admitted."""
 
 
@@ -37,17 +37,17 @@ class PrefixChunk:
 
 
 @dataclass(slots=True)
-class TextWork:
+class PromptWork:
     """A part of a prompt, and the samples that get their first token in this step."""
 
-    job: TextJob
+    job: GenerateJob
     chunk: PrefixChunk | None
     starts: list[GenerateSequence]
 
 
 @dataclass(slots=True)
 class RankWork:
-    """Parts of the prefixes of a ranking, and looks at its documents."""
+    """Parts of the prefixes of a ranking, and probes of its documents."""
 
     job: RankJob
     chunks: list[tuple[RankPart, PrefixChunk]]
@@ -56,48 +56,48 @@ class RankWork:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What one step computes: prompts and new texts, running texts, rankings; and what it reads
+    """What one step computes: prompts, running sequences, rankings; and what it reads
     that is still being loaded."""
 
-    texts: list[TextWork] = field(default_factory=list)
+    prompts: list[PromptWork] = field(default_factory=list)
     decodes: list[GenerateSequence] = field(default_factory=list)
     ranks: list[RankWork] = field(default_factory=list)
     arrivals: Arrivals | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.texts or self.decodes or self.ranks)
+        return bool(self.prompts or self.decodes or self.ranks)
 
     @property
     def chunks(self) -> Iterator[PrefixChunk]:
         """Every part of a prefix, in packed order."""
-        for text in self.texts:
-            if text.chunk is not None:
-                yield text.chunk
+        for prompt in self.prompts:
+            if prompt.chunk is not None:
+                yield prompt.chunk
         for rank in self.ranks:
             for _, chunk in rank.chunks:
                 yield chunk
 
     @property
     def branches(self) -> list[Branch]:
-        """Every look at a document, in packed order."""
+        """Every probe of a document, in packed order."""
         return [branch for rank in self.ranks for branch in rank.branches]
 
     @property
     def has_joined(self) -> bool:
-        """Whether rows of prompts or rankings join those of the running texts."""
+        """Whether rows of prompts or rankings join those of the running sequences."""
         return any(self.chunks) or any(rank.branches for rank in self.ranks)
 
     @property
     def sampled(self) -> list[GenerateSequence]:
-        """Every text that gets a token: new ones, then running ones."""
-        return [sequence for text in self.texts for sequence in text.starts] + self.decodes
+        """Every sequence that gets a token: new ones, then running ones."""
+        return [sequence for prompt in self.prompts for sequence in prompt.starts] + self.decodes
 
     def singles(self) -> Iterator[tuple[Job, StepPlan]]:
         """The same work, one request at a time."""
-        for text in self.texts:
-            yield text.job, StepPlan(texts=[text], arrivals=self.arrivals)
+        for prompt in self.prompts:
+            yield prompt.job, StepPlan(prompts=[prompt], arrivals=self.arrivals)
         for sequence in self.decodes:
-            yield sequence.text, StepPlan(decodes=[sequence], arrivals=self.arrivals)
+            yield sequence.job, StepPlan(decodes=[sequence], arrivals=self.arrivals)
         for rank in self.ranks:
             yield rank.job, StepPlan(ranks=[rank], arrivals=self.arrivals)
 
@@ -106,31 +106,31 @@ class StepPlan:
 class StepOutput:
     """What one step computed.
 
-    tokens: each text with what it goes on with, None where the row's scores were not finite.
+    tokens: each sequence with what it goes on with, None where the row's scores were not finite.
     hidden: prefixes that were finished, with their last hidden state [H].
     shared: per chunk of a part, float64 NLLs of the prefix tokens it scored.
-    looks: each look with float64 NLLs of the document's scored tokens.
+    probes: each probe with float64 NLLs of the document's scored tokens.
     failures: requests whose computation raised.
     """
 
     tokens: list[tuple[GenerateSequence, Choice | None]] = field(default_factory=list)
     hidden: list[tuple[Prefix, Tensor]] = field(default_factory=list)
     shared: list[tuple[RankPart, np.ndarray]] = field(default_factory=list)
-    looks: list[tuple[Branch, np.ndarray]] = field(default_factory=list)
-    done: list[TextWork | RankWork] = field(default_factory=list)
+    probes: list[tuple[Branch, np.ndarray]] = field(default_factory=list)
+    done: list[PromptWork | RankWork] = field(default_factory=list)
     failures: list[tuple[Job, Exception]] = field(default_factory=list)
 
     @property
     def not_finite(self) -> list[Job]:
         """Requests with a score that is NaN or infinite."""
-        texts = [sequence.text for sequence, choice in self.tokens if choice is None]
+        sequences = [sequence.job for sequence, choice in self.tokens if choice is None]
         rankings = [job for job in self.rankings if not job.is_finite]
-        return [*dict.fromkeys(texts), *rankings]
+        return [*dict.fromkeys(sequences), *rankings]
 
     @property
     def rankings(self) -> list[RankJob]:
-        """Rankings whose documents were looked at."""
-        return list(dict.fromkeys(look.job for look, _ in self.looks))
+        """Rankings whose documents were probed."""
+        return list(dict.fromkeys(branch.job for branch, _ in self.probes))
 
     def record(self) -> None:
         """Write what was computed to the prefixes and documents it was computed of."""
@@ -138,7 +138,7 @@ class StepOutput:
             prefix.last_hidden = hidden
         for part, nll in self.shared:
             part.shared_nll.append(nll)
-        for branch, nll in self.looks:
+        for branch, nll in self.probes:
             branch.job.add(branch, nll)
 
     def extend(self, other: StepOutput) -> None:
@@ -146,5 +146,5 @@ class StepOutput:
         self.tokens.extend(other.tokens)
         self.hidden.extend(other.hidden)
         self.shared.extend(other.shared)
-        self.looks.extend(other.looks)
+        self.probes.extend(other.probes)
         self.done.extend(other.done)

@@ -75,11 +75,11 @@ class Prefill:
         found = self._pool.find_beginning(usable[start : start + self._grains - 1])
         if found is None:
             return
-        source, place = found
+        source, index = found
         # Held until the copies are made: the next prefix might draw it.
         if not self._pool.reserve(0, [source]):
             return
-        prefix.computed += (place + 1) * self._pool.grain
+        prefix.computed += (index + 1) * self._pool.grain
         prefix.held.grow(prefix.computed)
         self._copies[prefix.held.blocks[-1]] = source
 
@@ -102,7 +102,7 @@ class Prefill:
     def cut(self, prefix: Prefix, rows: int, alone: bool) -> PrefixChunk | None:
         """As much of an open prefix as the rows allow, or None; cut short, it ends with a block.
 
-        alone: nothing but running texts shares the step, so that rows too few for a block are
+        alone: nothing but running sequences shares the step, so that rows too few for a block are
         better used than left.
         """
         start, size = prefix.computed, self._pool.block_size
@@ -132,7 +132,7 @@ class Prefill:
     def publish_beginnings(self, prefix: Prefix) -> None:
         """Let others find the beginnings of a prompt's blocks, once finite scores vouch for all of
         it: a copy holds what comes after the beginning, too, and a NaN there would spoil it."""
-        for place, key in enumerate(prefix.keys):
-            block, within = divmod(place + 1, self._grains)
+        for index, key in enumerate(prefix.keys):
+            block, within = divmod(index + 1, self._grains)
             if within:
                 self._pool.publish_beginning(prefix.held.blocks[block], key)

@@ -9,14 +9,14 @@ from nightjar.gpu_worker.engine.beams import BeamState
 from nightjar.gpu_worker.engine.ranking import RankJob
 from nightjar.gpu_worker.engine.requests import GenerateOutput, GenerateResult, RankResult
 from nightjar.gpu_worker.engine.scheduler import Scheduler
-from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence, TextJob
+from nightjar.gpu_worker.engine.sequence import Choice, GenerateJob, GenerateSequence
 
 Moved = tuple[GenerateSequence, Choice]
-"""A text, and what it goes on with."""
+"""A sequence, and what it goes on with."""
 
 
 class Progress:
-    """Adds tokens to texts and looks to rankings, and says which requests end with them.
+    """Adds tokens to sequences and probes to rankings, and says which requests end with them.
 
     The caller frees what an ended request holds.
     """
@@ -25,11 +25,11 @@ class Progress:
         self._scheduler = scheduler
         self._token_bytes = token_bytes
 
-    def of_texts(self, tokens: Iterable[Moved]) -> Iterator[GenerateResult]:
-        """Move texts on by their tokens; the results of the requests that end."""
-        searches: dict[TextJob, list[Moved]] = {}
+    def of_sequences(self, tokens: Iterable[Moved]) -> Iterator[GenerateResult]:
+        """Move sequences on by their tokens; the results of the requests that end."""
+        searches: dict[GenerateJob, list[Moved]] = {}
         for sequence, choice in tokens:
-            job = sequence.text
+            job = sequence.job
             if job.beams is not None:
                 searches.setdefault(job, []).append((sequence, choice))
                 continue
@@ -39,10 +39,10 @@ class Progress:
         for job, beams in searches.items():
             if job.beams is not None and not self._search(job, job.beams, beams):
                 best = job.beams.finished[: job.request.sampling.n]
-                yield _answer(job, [finished.text for finished in best])
+                yield _answer(job, [finished.output for finished in best])
 
     def of_rankings(self, jobs: Iterable[RankJob]) -> Iterator[RankResult]:
-        """Drop what the last looks made hopeless; the results of the rankings without a document
+        """Drop what the last probes made hopeless; the results of the rankings without a document
         that waits."""
         for job in jobs:
             job.prune()
@@ -52,22 +52,24 @@ class Progress:
                 yield RankResult(job.request_id, job.scores(), job.token_counts, query)
 
     def _append(self, sequence: GenerateSequence, choice: Choice) -> None:
-        """Add a token to a text, and end it where it is due."""
+        """Add a token to a sequence, and end it where it is due."""
         if choice.logprobs is not None:
             sequence.logprobs.append(choice.logprobs)
         ending = sequence.add(choice.token, self._token_bytes[choice.token])
         if ending is not None:
-            sequence.text.finished[sequence.sample] = sequence.output(ending)
+            sequence.job.finished[sequence.sample] = sequence.output(ending)
             self._scheduler.finish(sequence)
 
-    def _search(self, job: TextJob, state: BeamState[GenerateOutput], beams: list[Moved]) -> bool:
-        """Move the texts of a beam search on together; whether it goes on."""
+    def _search(
+        self, job: GenerateJob, state: BeamState[GenerateOutput], beams: list[Moved]
+    ) -> bool:
+        """Move the sequences of a beam search on together; whether it goes on."""
         children = search_step(state, beams, self._token_bytes)
         if children:
             self._scheduler.replace_beams(job, children)
         return bool(children)
 
 
-def _answer(job: TextJob, outputs: list[GenerateOutput]) -> GenerateResult:
+def _answer(job: GenerateJob, outputs: list[GenerateOutput]) -> GenerateResult:
     """The result of a generation request."""
     return GenerateResult(job.request_id, outputs, len(job.prefix.tokens))

@@ -24,7 +24,7 @@ order there."""
 
 FIRST_PROBE = 4
 """Tokens of a document that are scored first when only the best ones are asked for; its first
-token costs nothing.  Every further look is four times as deep, so looking in vain costs at most a
+token costs nothing.  Every further probe is four times as deep, so probing in vain costs at most a
 third of the whole."""
 
 
@@ -51,7 +51,7 @@ class Document:
 
     @property
     def next_depth(self) -> int:
-        """How many tokens the next look at it scores."""
+        """How many tokens the next probe of it scores."""
         deeper = max(FIRST_PROBE, 4 * self.depth) if self.depth else 1
         return deeper if 2 * deeper <= len(self.tokens) else len(self.tokens)
 
@@ -70,7 +70,7 @@ class RankPart:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One look at a document: its first `depth` tokens are scored."""
+    """One probe of a document: its first `depth` tokens are scored."""
 
     job: RankJob
     part: RankPart
@@ -136,13 +136,13 @@ class RankJob:
         return all(math.isfinite(d.known) for part in self.parts for d in part.documents)
 
     def candidates(self, ready: Sequence[RankPart]) -> Iterator[Branch]:
-        """The looks that may be taken now at documents of the parts whose prefix is computed."""
+        """The probes that may be made now of documents of the parts whose prefix is computed."""
         of_ready = [item for item in self.waiting.items() if item[1] in ready]
         if self.wanted == len(self.request.documents):
             for document, part in of_ready:
                 yield Branch(self, part, document, len(document.tokens))
             return
-        # The first look is free, and says where to begin.
+        # The first probe is free, and says where to begin.
         fresh = [item for item in of_ready if item[0].depth == 0]
         if fresh:
             for document, part in fresh:
@@ -155,7 +155,7 @@ class RankJob:
             yield Branch(self, part, document, depth)
 
     def add(self, branch: Branch, nll: np.ndarray) -> None:
-        """Take in what a look at a document found: float64 NLLs of its scored tokens."""
+        """Take in what a probe of a document found: float64 NLLs of its scored tokens."""
         document, part = branch.document, branch.part
         shared = math.fsum(float(x) for piece in part.shared_nll for x in piece)
         document.depth = branch.depth
@@ -240,9 +240,9 @@ def _cut(common: Sequence[int], level: int) -> list[tuple[int, int, int]]:
     """Runs (first, last, length) of documents in order whose neighbours share `level` tokens or
     more."""
     groups, first = [], 0
-    for place in range(len(common) + 1):
-        if place == len(common) or common[place] < level:
-            if place > first:
-                groups.append((first, place, min(common[first:place])))
-            first = place + 1
+    for index in range(len(common) + 1):
+        if index == len(common) or common[index] < level:
+            if index > first:
+                groups.append((first, index, min(common[first:index])))
+            first = index + 1
     return groups

@@ -33,7 +33,7 @@ class DrawParameters:
 
     @staticmethod
     def of(sequences: Sequence[GenerateSequence], vocab_size: int) -> DrawParameters:
-        """Those that the texts' requests ask for, in the host's memory."""
+        """Those that the sequences' requests ask for, in the host's memory."""
         params = [seq.sampling for seq in sequences]
         seeds = np.array([p.seed & _MASK_64 for p in params], dtype=np.uint64).view(np.int64)
         return DrawParameters(
@@ -148,7 +148,7 @@ def _logprobs(log_probs: Tensor, tokens: Tensor, counts: list[int]) -> list[Toke
 def _candidates_wanted(sequence: GenerateSequence) -> int:
     """How many of a beam's best tokens its search needs."""
     search = sequence.sampling.beams
-    return 0 if search is None else BeamState.candidates_per_text(search, len(sequence.ends))
+    return 0 if search is None else BeamState.candidates_per_beam(search, len(sequence.ends))
 
 
 def _best(log_probs: Tensor, counts: list[int]) -> list[tuple[tuple[int, float], ...]]:

@@ -9,27 +9,27 @@ from nightjar.gpu_worker.engine.config import EngineConfig
 from nightjar.gpu_worker.engine.forks import Forks
 from nightjar.gpu_worker.engine.host_tier import HostTier
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
-from nightjar.gpu_worker.engine.plan import Job, PrefixChunk, RankWork, StepPlan, TextWork
+from nightjar.gpu_worker.engine.plan import Job, PrefixChunk, PromptWork, RankWork, StepPlan
 from nightjar.gpu_worker.engine.prefill import Opening, Prefill
 from nightjar.gpu_worker.engine.ranking import RankJob, RankPart
-from nightjar.gpu_worker.engine.sequence import GenerateSequence, Prefix, TextJob
+from nightjar.gpu_worker.engine.sequence import GenerateJob, GenerateSequence, Prefix
 
 MAX_DEFERRED = 64
 """Waiting requests that are passed over in one step because others compute their prefix."""
 
 
 class Scheduler:
-    """First come, first served within each kind, under the limits of places, rows and blocks.
+    """First come, first served within each kind, under the limits of slots, rows and blocks.
 
-    Running texts always take part.  What is left of the step's rows goes to prompts and rankings
-    that have started, and then to the waiting ones in the order of arrival.  Prompts and queries
-    are cut where the rows end.  A request that has started holds the places it needs, so a wide
-    beam search waits only for texts that run already.
+    Running sequences always take part.  What is left of the step's rows goes to prompts and
+    rankings that have started, and then to the waiting ones in the order of arrival.  Prompts and
+    queries are cut where the rows end.  A request that has started holds the slots it needs, so a
+    wide beam search waits only for sequences that run already.
     """
 
     def __init__(self, config: EngineConfig, pool: BlockPool, tier: HostTier | None = None) -> None:
         self._config = config
-        self._texts: dict[TextJob, None] = {}
+        self._generations: dict[GenerateJob, None] = {}
         self._rankings: dict[RankJob, None] = {}
         self._open: dict[Job, None] = {}
         self._running: dict[GenerateSequence, None] = {}
@@ -37,12 +37,12 @@ class Scheduler:
         self._forks = Forks(pool)
         # Of the step being planned.
         self._rows = 0
-        self._places = 0
+        self._slots = 0
 
     def add(self, job: Job) -> None:
         """Put a request at the end of its queue."""
-        if isinstance(job, TextJob):
-            self._texts[job] = None
+        if isinstance(job, GenerateJob):
+            self._generations[job] = None
         else:
             self._rankings[job] = None
 
@@ -52,7 +52,7 @@ class Scheduler:
         for sequence in plan.decodes:
             sequence.held.grow(sequence.length)
         self._rows = self._config.max_step_tokens - len(plan.decodes)
-        self._places = self._config.places - len(plan.decodes)
+        self._slots = self._config.slots - len(plan.decodes)
         self._prefill.new_step()
         for job in list(self._open):
             if self._rows > 0:
@@ -60,9 +60,9 @@ class Scheduler:
         self._admit(plan)
         return plan
 
-    def settle(self, work: TextWork | RankWork) -> None:
-        """Take note that a part of the plan was computed: what it wrote can be shared, and texts
-        that got their first token run from now on."""
+    def settle(self, work: PromptWork | RankWork) -> None:
+        """Take note that a part of the plan was computed: what it wrote can be shared, and
+        sequences that got their first token run from now on."""
         if isinstance(work, RankWork):
             for _, chunk in work.chunks:
                 self._prefill.publish(chunk)
@@ -83,7 +83,7 @@ class Scheduler:
     @property
     def has_waiting(self) -> bool:
         """Whether a request could start or go on, if there were room."""
-        return bool(self._texts or self._rankings or self._open)
+        return bool(self._generations or self._rankings or self._open)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Blocks (source, copy) to copy, all at once, before the next forward pass."""
@@ -92,14 +92,14 @@ class Scheduler:
         return [(source, copy) for copy, source in copies.items()]
 
     def finish(self, sequence: GenerateSequence) -> None:
-        """A running text has ended: free its place and its blocks."""
+        """A running sequence has ended: free its slot and its blocks."""
         del self._running[sequence]
-        sequence.text.running.remove(sequence)
+        sequence.job.running.remove(sequence)
         sequence.held.free()
         sequence.table = None
 
-    def replace_beams(self, job: TextJob, children: Sequence[Child]) -> None:
-        """Let the children run in the place of a search's texts."""
+    def replace_beams(self, job: GenerateJob, children: Sequence[Child]) -> None:
+        """Let the children run in the place of a search's sequences."""
         self._forks.replace(job, children)
         for sequence in job.running:
             del self._running[sequence]
@@ -121,7 +121,7 @@ class Scheduler:
             for part in job.parts:
                 part.prefix.drop()
             return
-        self._texts.pop(job, None)
+        self._generations.pop(job, None)
         for sequence in list(job.running):
             self.finish(sequence)
         if job.spare is not None:
@@ -132,7 +132,7 @@ class Scheduler:
         """Let waiting requests in, in the order of arrival, while there is room."""
         deferred = 0
         for job in self._waiting():
-            first = job.prefix if isinstance(job, TextJob) else job.parts[0].prefix
+            first = job.prefix if isinstance(job, GenerateJob) else job.parts[0].prefix
             match self._prefill.open(first):
                 case Opening.NO_BLOCKS:
                     return
@@ -142,22 +142,22 @@ class Scheduler:
                         return
                 case Opening.OPENED:
                     self._open[job] = None
-                    if isinstance(job, TextJob):
-                        del self._texts[job]
+                    if isinstance(job, GenerateJob):
+                        del self._generations[job]
                     else:
                         del self._rankings[job]
                     self._advance(job, plan)
 
     def _waiting(self) -> Iterator[Job]:
-        """Waiting requests by arrival, as long as there are rows, and for texts places."""
-        texts, rankings = iter(list(self._texts)), iter(list(self._rankings))
-        text, ranking = next(texts, None), next(rankings, None)
+        """Waiting requests by arrival, as long as there are rows, and for sequences slots."""
+        generations, rankings = iter(list(self._generations)), iter(list(self._rankings))
+        generation, ranking = next(generations, None), next(rankings, None)
         while self._rows > 0:
-            if self._places <= 0:
-                text = None
-            if text is not None and (ranking is None or text.arrival < ranking.arrival):
-                yield text
-                text = next(texts, None)
+            if self._slots <= 0:
+                generation = None
+            if generation is not None and (ranking is None or generation.arrival < ranking.arrival):
+                yield generation
+                generation = next(generations, None)
             elif ranking is not None:
                 yield ranking
                 ranking = next(rankings, None)
@@ -166,27 +166,27 @@ class Scheduler:
 
     def _advance(self, job: Job, plan: StepPlan) -> None:
         """Give a request that has started its part of the step."""
-        if isinstance(job, TextJob):
-            self._advance_text(job, plan)
+        if isinstance(job, GenerateJob):
+            self._advance_generation(job, plan)
         else:
             self._advance_ranking(job, plan)
 
-    def _advance_text(self, job: TextJob, plan: StepPlan) -> None:
-        """The next chunk of a prompt; its samples, once it is complete and while places last."""
+    def _advance_generation(self, job: GenerateJob, plan: StepPlan) -> None:
+        """The next chunk of a prompt; its samples, once it is complete and while slots last."""
         chunk = self._cut(job.prefix, plan)
-        # The texts of a beam search run together, or not at all.
+        # The sequences of a beam search run together, or not at all.
         needed = 1 if job.beams is None else job.request.sampling.width
         starts = []
         if job.prefix.is_computed or (chunk is not None and chunk.finishes):
-            count = min(self._places // needed, len(job.waiting))
+            count = min(self._slots // needed, len(job.waiting))
             starts = [job.waiting.popleft() for _ in range(count)]
-        # A prompt under way holds a place, or its text could not start when it is complete.
-        self._places -= needed * max(1, len(starts))
+        # A prompt under way holds a slot, or its sequence could not start when it is complete.
+        self._slots -= needed * max(1, len(starts))
         if chunk is not None or starts:
-            plan.texts.append(TextWork(job, chunk, starts))
+            plan.prompts.append(PromptWork(job, chunk, starts))
 
     def _advance_ranking(self, job: RankJob, plan: StepPlan) -> None:
-        """The next chunks of a ranking's prefixes, and looks at the documents behind them."""
+        """The next chunks of a ranking's prefixes, and probes of the documents behind them."""
         work = RankWork(job, [], [])
         plan.ranks.append(work)
         for branch in job.candidates(self._ready_parts(work, plan)):
@@ -199,7 +199,7 @@ class Scheduler:
             plan.ranks.pop()
 
     def _ready_parts(self, work: RankWork, plan: StepPlan) -> list[RankPart]:
-        """Go on with a ranking's prefixes; returns the parts whose documents can be looked at."""
+        """Go on with a ranking's prefixes; returns the parts whose documents can be probed."""
         ready = []
         needed = set(map(id, work.job.waiting.values()))
         for part in work.job.parts:

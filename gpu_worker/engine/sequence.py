@@ -1,4 +1,4 @@
-"""Prompts and the texts that follow them, inside the engine."""
+"""Prompts and the sequences that follow them, inside the engine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a text ends, and how many of its bytes remain; None: all."""
+    """Why a sequence ends, and how many of its bytes remain; None: all."""
 
     reason: FinishReason
     length: int | None
@@ -71,14 +71,14 @@ class Ending:
 
 @dataclass(slots=True, eq=False)
 class GenerateSequence:
-    """One text being written: a request's only one, one of its samples, or a beam.
+    """One sequence being written: a request's only one, one of its samples, or a beam.
 
-    sample: its place among the samples.  processors: None where the request leaves the scores
+    sample: its number among the samples.  processors: None where the request leaves the scores
     alone.  `table` holds the prompt's blocks and its own, from the end of its first step on; the
     rest is filled by the loop as tokens come.
     """
 
-    text: TextJob
+    job: GenerateJob
     sample: int
     matcher: StopMatcher
     processors: LogitsProcessors | None
@@ -90,32 +90,32 @@ class GenerateSequence:
     @property
     def request_id(self) -> int:
         """The request's id."""
-        return self.text.request_id
+        return self.job.request_id
 
     @property
     def sampling(self) -> SamplingParams:
-        """How the text is continued."""
-        return self.text.request.sampling
+        """How the sequence is continued."""
+        return self.job.request.sampling
 
     @property
     def ends(self) -> Mapping[int, FinishReason]:
-        """The tokens that end the text."""
-        return self.text.ends
+        """The tokens that end the sequence."""
+        return self.job.ends
 
     @property
     def length(self) -> int:
         """Tokens so far, prompt included."""
-        return len(self.text.prefix.tokens) + len(self.generated)
+        return len(self.job.prefix.tokens) + len(self.generated)
 
     @property
     def held(self) -> BlockTable:
-        """The blocks of a running text."""
+        """The blocks of a running sequence."""
         if self.table is None:
             raise RuntimeError(f"request {self.request_id} runs without cache blocks")
         return self.table
 
     def add(self, token: int, piece: bytes) -> Ending | None:
-        """Take in the next token and its bytes; how the text ends, if it ends with it.  A stop
+        """Take in the next token and its bytes; how the sequence ends, if it ends with it.  A stop
         wins over the length."""
         self.generated.append(token)
         reason = self.ends.get(token)
@@ -130,9 +130,9 @@ class GenerateSequence:
         return None
 
     def branch(self) -> GenerateSequence:
-        """The same text once more, without blocks: to go on otherwise."""
+        """The same sequence once more, without blocks: to go on otherwise."""
         return GenerateSequence(
-            self.text,
+            self.job,
             self.sample,
             copy(self.matcher),
             self.processors,  # those of a search keep no counts
@@ -142,7 +142,7 @@ class GenerateSequence:
         )
 
     def output(self, ending: Ending) -> GenerateOutput:
-        """The text as it is finished."""
+        """The sequence as it is finished."""
         text = b"".join(self.pieces)[: ending.length]
         if self.sampling.logprobs is None:
             return GenerateOutput(self.generated, text, ending.reason)
@@ -151,13 +151,12 @@ class GenerateSequence:
 
 
 @dataclass(slots=True, eq=False)
-class TextJob:
-    """A generation request: its prompt, and the texts that follow it.
+class GenerateJob:
+    """A generation request: its prompt, and the sequences that follow it.
 
-    ends: the tokens that end a text; vocab_size: of the model.
-    waiting: samples that have not started; running: those that have; finished: the others' texts,
-    by sample.  beams: what a beam search knows of its texts; spare: blocks reserved for texts
-    that it has not begun.
+    ends: the tokens that end a sequence; vocab_size: of the model. waiting: samples that have not
+    started; running: those that have; finished: the others' sequences, by sample.  beams: what a
+    beam search knows of its sequences; spare: blocks reserved for sequences that it has not begun.
     """
 
     request: GenerateRequest
@@ -177,7 +176,7 @@ class TextJob:
         return self.request.request_id
 
     def make_processors(self) -> LogitsProcessors | None:
-        """What the request changes in the scores, for one text; None where nothing."""
+        """What the request changes in the scores, for one sequence; None where nothing."""
         params = self.request.sampling
         if not LogitsProcessors.needed(params):
             return None
@@ -196,13 +195,13 @@ class TextJob:
 
     @property
     def max_length(self) -> int:
-        """Positions that one text can come to hold: the last token is never fed back."""
+        """Positions that one sequence can come to hold: the last token is never fed back."""
         return len(self.prefix.tokens) + self.request.sampling.max_tokens - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The token that a text goes on with, and what its request wants to know about it.
+    """The token that a sequence goes on with, and what its request wants to know about it.
 
     candidates: for a beam, the best (token, log-probability) of those that may be chosen.
     """

@@ -23,13 +23,13 @@ class Validator:
         config: ModelConfig,
         pool: BlockPool,
         vectors: PromptVectorStore,
-        places: int,
+        slots: int,
     ) -> None:
-        """places: texts that may run at once."""
+        """slots: sequences that may run at once."""
         self._config = config
         self._pool = pool
         self._vectors = vectors
-        self._places = places
+        self._slots = slots
 
     def check(self, request: Request) -> int:
         """Raise RefusedError, or return the first row of the request's prompt vectors."""
@@ -48,16 +48,16 @@ class Validator:
         check_sampling(request.sampling, self._config.vocab_size)
         self._check_tokens("the prompt", request.token_ids, rows)
         params = request.sampling
-        if params.beams is not None and params.beams.width > self._places:
+        if params.beams is not None and params.beams.width > self._slots:
             raise RefusedError(
                 "invalid_sampling",
-                f"beam_width is {params.beams.width}, but at most {self._places} texts run "
+                f"beam_width is {params.beams.width}, but at most {self._slots} sequences run "
                 "together; lower it, or raise max_running and max_step_tokens",
             )
         prompt, asked = len(request.token_ids), params.max_tokens
         what = f"prompt of {prompt} tokens and max_tokens {asked}"
         what += f", {params.width} times" if params.width > 1 else ""
-        self._check_room(what, prompt + asked, blocks_of_texts(self._pool, prompt, params))
+        self._check_room(what, prompt + asked, blocks_of_sequences(self._pool, prompt, params))
 
     def _check_rank(self, request: RankRequest, rows: int) -> None:
         """A query and at least one document, each together with the query in the context."""
@@ -119,12 +119,12 @@ class Validator:
             )
 
 
-def blocks_of_texts(pool: BlockPool, prompt: int, params: SamplingParams) -> int:
-    """Cache blocks that a prompt of so many tokens and all of its texts come to hold.
+def blocks_of_sequences(pool: BlockPool, prompt: int, params: SamplingParams) -> int:
+    """Cache blocks that a prompt of so many tokens and all of its sequences come to hold.
 
-    The last token generated is never fed back.  Several texts share the prompt's whole blocks.
+    The last token generated is never fed back.  Several sequences share the prompt's whole blocks.
     """
-    text = pool.blocks_for(prompt + params.max_tokens - 1)
+    one = pool.blocks_for(prompt + params.max_tokens - 1)
     if params.width == 1:
-        return text
-    return pool.blocks_for(prompt) + params.width * (text - prompt // pool.block_size)
+        return one
+    return pool.blocks_for(prompt) + params.width * (one - prompt // pool.block_size)

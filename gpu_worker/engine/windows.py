@@ -15,7 +15,7 @@ from nightjar.gpu_worker.engine.device_state import (
     DeviceBatch,
     SeenTokens,
     Shape,
-    places_for,
+    slots_for,
     token_texts,
 )
 from nightjar.gpu_worker.engine.graphs import WARM_UPS, CudaGraphs, Recorder, Step, eager
@@ -27,17 +27,17 @@ from nightjar.gpu_worker.models import Decoder, KVTensors, TokenBatch
 from nightjar.kernels import Column, PagedTensors
 
 IDLE_SHARE = 8
-"""While requests wait, one step of a place in so many may be for nothing."""
+"""While requests wait, one step of a slot in so many may be for nothing."""
 
 Moved = list[tuple[GenerateSequence, Choice | None]]
-"""What one step chose for each text; None where its scores were not finite."""
+"""What one step chose for each sequence; None where its scores were not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """Steps under way.
 
-    tokens: int64[steps, places]; rows: int32[places, columns], StepState.rows after them; both in
+    tokens: int64[steps, slots]; rows: int32[slots, columns], StepState.rows after them; both in
     the host's memory, written when `landed` says so (None: already).
     """
 
@@ -48,11 +48,11 @@ class Window:
 
 
 class DecodeWindows:
-    """Runs texts on the device, in windows of steps.
+    """Runs sequences on the device, in windows of steps.
 
-    Within a window the device knows all that a step needs, and finds out itself which texts end.
-    While one window computes, the host takes in the one before it, so that a text that ends by a
-    stop is found out one window late; its place computes nothing until then.
+    Within a window the device knows all that a step needs, and finds out itself which sequences
+    end. While one window computes, the host takes in the one before it, so that a sequence that
+    ends by a stop is found out one window late; its slot computes nothing until then.
     """
 
     def __init__(
@@ -90,16 +90,16 @@ class DecodeWindows:
         return len(self._steps)
 
     def serves(self, plan: StepPlan) -> bool:
-        """Whether a plan can be the first step of a window: nothing but running texts, and none of
-        them with a wish that only the host can fulfil."""
-        alone = plan.decodes and not plan.texts and not plan.ranks
+        """Whether a plan can be the first step of a window: nothing but running sequences, and none
+        of them with a wish that only the host can fulfil."""
+        alone = plan.decodes and not plan.prompts and not plan.ranks
         return self._config.window_steps > 1 and bool(alone) and all(map(_serves, plan.decodes))
 
     @torch.inference_mode()
     def start(self, sequences: Sequence[GenerateSequence], *, crowded: bool) -> None:
-        """Bring running texts to the device, and launch their first window.
+        """Bring running sequences to the device, and launch their first window.
 
-        crowded: requests wait for a place, so that one must not stay free for long.
+        crowded: requests wait for a slot, so that one must not stay free for long.
         """
         shape = Shape.of(sequences, self._block_size)
         batch, _ = self._step_of(shape)
@@ -118,9 +118,9 @@ class DecodeWindows:
         if self._shape is None or not running:
             return False
         if crowded and len(running) < len(self._sequences):
-            return False  # a place is free
-        if places_for(len(running)) < self._shape.places:
-            return False  # fewer places would do
+            return False  # a slot is free
+        if slots_for(len(running)) < self._shape.slots:
+            return False  # fewer slots would do
         steps = self._length(crowded)
         if steps < 1:
             return False
@@ -133,10 +133,10 @@ class DecodeWindows:
     def land(self) -> Iterator[Moved]:
         """Wait for the oldest window; what each of its steps chose.
 
-        The caller moves the texts on between steps; one that has ended is not given again.
+        The caller moves the sequences on between steps; one that has ended is not given again.
 
         Raises:
-            RuntimeError: The device ended a text elsewhere than the host.
+            RuntimeError: The device ended a sequence elsewhere than the host.
         """
         window = self._flying.popleft()
         if window.landed is not None:
@@ -156,7 +156,7 @@ class DecodeWindows:
                 )
 
     def _length(self, crowded: bool) -> int:
-        """Steps of the next window; 0 where every text ends by its length before it."""
+        """Steps of the next window; 0 where every sequence ends by its length before it."""
         under_way = sum(window.steps for window in self._flying)
         left = [
             max(0, sequence.sampling.max_tokens - len(sequence.generated) - under_way)
@@ -170,13 +170,13 @@ class DecodeWindows:
         ahead = steps + sum(window.steps for window in self._flying)
         for sequence in self._sequences:
             if sequence.table is not None:
-                sequence.table.grow(min(sequence.length + ahead, sequence.text.max_length))
+                sequence.table.grow(min(sequence.length + ahead, sequence.job.max_length))
         self._upkeep.prepare()
 
     def _launch(self, steps: int) -> None:
         """Queue the steps and the way back of what they choose."""
         if self._shape is None:
-            raise RuntimeError("a window without texts")
+            raise RuntimeError("a window without sequences")
         batch, step = self._step_of(self._shape)
         batch.step.zero_()
         for _ in range(steps):
@@ -194,9 +194,9 @@ class DecodeWindows:
         """The tensors of a shape, and the step over them; recorded when first needed."""
         if shape not in self._steps:
             vocab_size, device = self._model.config.vocab_size, self._model.device
-            places = shape.places
-            if self._seen is None or self._seen.counts.shape[0] < places:
-                self._seen = SeenTokens.allocate(places, vocab_size, device)
+            slots = shape.slots
+            if self._seen is None or self._seen.counts.shape[0] < slots:
+                self._seen = SeenTokens.allocate(slots, vocab_size, device)
             steps = max(self._config.window_steps, WARM_UPS + 1)
             batch = DeviceBatch.allocate(shape, self._seen, steps, self._block_size)
             self._steps[shape] = batch, self._record(lambda: self._step(batch))
@@ -237,12 +237,12 @@ class DecodeWindows:
 
 
 def window_length(left: Sequence[int], most: int, *, crowded: bool) -> int:
-    """Steps of a window of texts that have so many steps left at the most, up to `most`; 0 where
-    nobody has any.
+    """Steps of a window of sequences that have so many steps left at the most, up to `most`; 0
+    where nobody has any.
 
-    crowded: others wait for the places of those that end.  A place that has nothing to do costs its
+    crowded: others wait for the slots of those that end.  A slot that has nothing to do costs its
     share of a step; a step that the host launches kernel by kernel, to take in one request, costs
-    several steps.  So a window goes on until one step of a place in IDLE_SHARE is for nothing.
+    several steps.  So a window goes on until one step of a slot in IDLE_SHARE is for nothing.
     """
     steps = min(most, max(left))
     while crowded and IDLE_SHARE * sum(max(0, steps - own) for own in left) > steps * len(left):

@@ -2,7 +2,7 @@
 
 import torch
 
-from nightjar.gpu_worker.engine.device_state import Shape, places_for, token_texts
+from nightjar.gpu_worker.engine.device_state import Shape, slots_for, token_texts
 from nightjar.gpu_worker.engine.windows import DecodeWindows
 from nightjar.kernels import Column, Reason
 from tests.engine_cuda.requests import engine_of, prompt
@@ -63,9 +63,9 @@ def test_a_text_begins_on_the_device_where_the_host_has_it(on_device, texts, mon
 
 
 def test_few_shapes_serve_all_batches(on_device, texts):
-    assert [places_for(n) for n in (1, 8, 9, 200, 256)] == [8, 8, 16, 256, 256]
+    assert [slots_for(n) for n in (1, 8, 9, 200, 256)] == [8, 8, 16, 256, 256]
     engine, _ = flying(on_device, texts, generate(1, prompt(5), max_tokens=100), window_steps=2)
-    assert Shape.of(engine._windows._sequences, 32) == Shape(places=8, width=4, ends=4, states=64)
+    assert Shape.of(engine._windows._sequences, 32) == Shape(slots=8, width=4, ends=4, states=64)
 
 
 def test_the_texts_of_tokens_lie_one_after_another():

@@ -9,7 +9,7 @@ import pytest
 from nightjar.gpu_worker.engine import BeamSearch, GenerateResult, RankRequest, RequestFailed
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
 from nightjar.gpu_worker.engine.load_costs import LoadCosts
-from nightjar.gpu_worker.engine.validation import blocks_of_texts
+from nightjar.gpu_worker.engine.validation import blocks_of_sequences
 from nightjar.gpu_worker.models import KVTensors, load_model
 from nightjar.kernels.cuda import launch
 from tests.engine_cuda.requests import engine_of, prompt
@@ -78,7 +78,7 @@ def blocks_needed(request, size):
     pool = BlockPool(1, size)
     if isinstance(request, RankRequest):
         return pool.blocks_for(len(request.query_ids))
-    return blocks_of_texts(pool, len(request.token_ids), request.sampling)
+    return blocks_of_sequences(pool, len(request.token_ids), request.sampling)
 
 
 def some_limits(rng, requests, block_bytes):

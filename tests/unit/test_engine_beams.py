@@ -27,7 +27,7 @@ def search(model, beams):
         steps += 1
         best = [
             sorted(enumerate(model[text]), key=lambda pair: -pair[1])[
-                : state.candidates_per_text(beams, 1)
+                : state.candidates_per_beam(beams, 1)
             ]
             for text in running
         ]
@@ -61,7 +61,7 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_texts(seed, penalty):
     expected = every_text(model, penalty)
     width = len(expected)
     found, _ = search(model, BeamSearch(width, penalty))
-    assert [one.text for one in found] == [text for text, _, _ in expected]
+    assert [one.output for one in found] == [text for text, _, _ in expected]
     assert [one.score for one in found] == pytest.approx([score for _, _, score in expected])
     assert [one.total for one in found] == pytest.approx([total for _, total, _ in expected])
 
@@ -72,7 +72,7 @@ def test_one_beam_is_greedy():
     text = ()
     while len(text) < LENGTH and END not in text:
         text = (*text, max(range(VOCAB), key=model[text].__getitem__))
-    assert found.text == text
+    assert found.output == text
 
 
 def test_early_stopping_ends_with_enough_texts():
@@ -80,12 +80,12 @@ def test_early_stopping_ends_with_enough_texts():
     row = [math.log(p) for p in (0.4, 0.5, 0.06, 0.04)]
     model = dict.fromkeys(log_probs(0), row)
     found, steps = search(model, BeamSearch(2, 0.0, early_stopping=True))
-    assert ([one.text for one in found], steps) == ([(0,), (1, 0)], 2)
+    assert ([one.output for one in found], steps) == ([(0,), (1, 0)], 2)
     # Without a length penalty longer texts only get worse: the same, a step later.
     assert search(model, BeamSearch(2, 0.0)) == (found, 3)
     # With one, the longer texts of 1s come to be better.
     longer, steps = search(model, BeamSearch(2, 1.0))
-    assert (longer[0].text, steps) == ((1, 1, 1, 1), 4)
+    assert (longer[0].output, steps) == ((1, 1, 1, 1), 4)
 
 
 def test_equal_sums_have_one_order():
@@ -103,4 +103,4 @@ def test_when_nothing_goes_on_the_search_is_over():
     state.finish("only", state.candidates([[(1, -1.0)]])[0].total)
     assert state.keep([]) == []
     assert state.done
-    assert [one.text for one in state.finished] == ["only"]
+    assert [one.output for one in state.finished] == ["only"]

@@ -55,7 +55,7 @@ def test_transfers_and_prompts_take_the_place_of_the_estimate():
     costs = LoadCosts(1.0, 1.0, 0.0)
     for _ in range(MEASURES):
         costs.moved(1000, 2e-6)
-        costs.stepped(StepPlan(texts=[chunk(100)]), 0.5)
+        costs.stepped(StepPlan(prompts=[chunk(100)]), 0.5)
     assert costs._byte_s.value == pytest.approx(2e-9)
     assert costs._token_s.value == pytest.approx(0.005)
 
@@ -64,18 +64,18 @@ def test_a_step_that_nobody_waits_for_counts_with_the_next():
     """The host of a GPU has the time of both only when it reads a token."""
     costs = LoadCosts(1.0, 1.0, 0.0)
     first = SimpleNamespace(chunk=PrefixChunk(None, 0, 300), starts=[])
-    costs.stepped(StepPlan(texts=[first]), 0.1)
+    costs.stepped(StepPlan(prompts=[first]), 0.1)
     assert len(costs._token_s._found) == 1
-    costs.stepped(StepPlan(texts=[chunk(100)]), 0.7)
+    costs.stepped(StepPlan(prompts=[chunk(100)]), 0.7)
     assert costs._token_s._found[-1] == pytest.approx(0.8 / 400)
 
 
 @pytest.mark.parametrize(
     "plan",
     [
-        StepPlan(texts=[chunk(FEWEST_ROWS - 1)]),
-        StepPlan(texts=[chunk(100)], decodes=[object()] * 26),
-        StepPlan(texts=[chunk(100)], arrivals=object()),
+        StepPlan(prompts=[chunk(FEWEST_ROWS - 1)]),
+        StepPlan(prompts=[chunk(100)], decodes=[object()] * 26),
+        StepPlan(prompts=[chunk(100)], arrivals=object()),
     ],
     ids=["few rows", "many texts", "a load"],
 )

@@ -9,10 +9,10 @@ from nightjar.gpu_worker.engine import GenerateRequest, RankRequest, SamplingPar
 from nightjar.gpu_worker.engine.executor import Executor
 from nightjar.gpu_worker.engine.kv_cache import BlockPool, BlockTable
 from nightjar.gpu_worker.engine.packing import pack
-from nightjar.gpu_worker.engine.plan import PrefixChunk, RankWork, StepPlan, TextWork
+from nightjar.gpu_worker.engine.plan import PrefixChunk, PromptWork, RankWork, StepPlan
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
 from nightjar.gpu_worker.engine.ranking import Branch, Document, RankJob, RankPart
-from nightjar.gpu_worker.engine.sequence import GenerateSequence, Prefix, TextJob
+from nightjar.gpu_worker.engine.sequence import GenerateJob, GenerateSequence, Prefix
 from nightjar.gpu_worker.engine.stopping import StopMatcher
 from nightjar.gpu_worker.models import KVTensors, load_model
 
@@ -31,7 +31,7 @@ def prefix(tokens, pool, base=0, scored_from=None):
 
 def text(prompt, pool, generated=(), base=0):
     request = GenerateRequest(5, prompt, SamplingParams(9))
-    job = TextJob(request, 0, prefix(prompt, pool, base), {}, 512)
+    job = GenerateJob(request, 0, prefix(prompt, pool, base), {}, 512)
     sequence = GenerateSequence(job, 0, StopMatcher(()), None)
     sequence.generated.extend(generated)
     if generated:
@@ -56,8 +56,8 @@ def test_rows_stand_in_order_with_their_positions_and_blocks():
     new = text([10, 11, 12, 13, 14], pool, base=3)
     ranked = ranking([20, 21], [[30, 31, 32], [40], [50, 51]], pool, base=7)
     running = text([1, 2, 3, 4], pool, generated=[5, 6])
-    chunk = PrefixChunk(new.text.prefix, 0, 5)
-    plan = StepPlan([TextWork(new.text, chunk, [new])], [running], [ranked])
+    chunk = PrefixChunk(new.job.prefix, 0, 5)
+    plan = StepPlan([PromptWork(new.job, chunk, [new])], [running], [ranked])
     batch = pack(plan, None, 4)
     assert batch.token_ids.tolist() == [10, 11, 12, 13, 14, 20, 21, 6, 30, 31, 50]
     assert batch.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 5, 2, 3, 2]
@@ -124,7 +124,7 @@ def test_scores_pair_each_token_with_the_row_before_it(tiny_model, monkeypatch):
     )
     with torch.inference_mode():
         every = -model.logits(torch.cat((rows, kept[None]))).double().log_softmax(-1).numpy()
-    looks = [nll for _, nll in output.looks]
+    looks = [nll for _, nll in output.probes]
     expected = [
         every[[0, 4, 5], [5, 6, 7]],
         every[[0], [8]],

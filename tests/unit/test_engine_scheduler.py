@@ -53,10 +53,10 @@ class Room:
         documents looked at."""
         plan = self.plan = self.scheduler.schedule()
         chunks = [(c.prefix.tokens[0], c.start, c.end) for c in plan.chunks]
-        starts = [s.text.arrival for text in plan.texts for s in text.starts]
-        decodes = [s.text.arrival for s in plan.decodes]
+        starts = [s.job.arrival for prompt in plan.prompts for s in prompt.starts]
+        decodes = [s.job.arrival for s in plan.decodes]
         looks = [(b.job.arrival, b.document.index, b.depth) for b in plan.branches]
-        for work in [*plan.texts, *plan.ranks]:
+        for work in [*plan.prompts, *plan.ranks]:
             self.scheduler.settle(work)
         for sequence in plan.sampled:
             sequence.generated.append(3)
@@ -70,7 +70,7 @@ class Room:
 
     def _branch_searches(self, plan):
         """Let every beam search run as many texts as it is wide."""
-        for job in dict.fromkeys(s.text for s in plan.sampled if s.text.beams is not None):
+        for job in dict.fromkeys(s.job for s in plan.sampled if s.job.beams is not None):
             parents, width = job.running, job.request.sampling.width
             children = [(p, p.branch()) for p in (parents * width)[:width]]
             self.scheduler.replace_beams(job, children)
@@ -79,12 +79,14 @@ class Room:
     @property
     def busy(self):
         scheduler = self.scheduler
-        return any((scheduler._texts, scheduler._rankings, scheduler._open, scheduler._running))
+        return any(
+            (scheduler._generations, scheduler._rankings, scheduler._open, scheduler._running)
+        )
 
-    def end_texts(self):
+    def end_sequences(self):
         """End what has as many tokens as it may have."""
         for sequence in list(self.scheduler._running):
-            job = sequence.text
+            job = sequence.job
             if len(sequence.generated) >= sequence.sampling.max_tokens and sequence.table:
                 if job.beams is None:
                     self.scheduler.finish(sequence)
@@ -321,7 +323,7 @@ def test_a_wide_search_starts_when_the_texts_before_it_have_ended(room):
         room.text(max_tokens=8)
         room.text(max_tokens=8)
         started.append(room.step()[1])
-        room.end_texts()
+        room.end_sequences()
     # Those that came later have waited, and got the place that was left.
     assert started == [[]] * 7 + [[search.arrival, search.arrival + 1], []]
     assert len(search.running) == 5
@@ -351,7 +353,7 @@ def test_a_started_ranking_that_lacks_blocks_is_not_overtaken(room):
     for _ in range(20):
         room.text(prompt=4, max_tokens=12)
         room.step()
-        room.end_texts()
+        room.end_sequences()
         if not ranking.waiting:
             break
     assert not ranking.waiting
@@ -364,12 +366,12 @@ def test_samples_and_beams_fit_into_the_rows_of_a_step(room):
     for _ in range(60):
         room.step()
         assert rows(room.plan) <= 8
-        room.end_texts()
+        room.end_sequences()
     assert room.pool.available == 100
 
 
 def test_a_search_wider_than_a_step_is_refused(room):
-    with pytest.raises(RefusedError, match="at most 8 texts run together"):
+    with pytest.raises(RefusedError, match="at most 8 sequences run together"):
         room(max_step_tokens=8).text(prompt=5, beams=BeamSearch(9))
 
 
@@ -426,7 +428,7 @@ def test_every_step_keeps_its_limits_and_every_request_ends(
         alone = len(plan.branches) == 1 and not any(plan.chunks)
         assert rows(plan) <= max_step_tokens or alone
         assert bool(plan) == busy
-        room.end_texts()
+        room.end_sequences()
         step += 1
         assert step <= end + 1
     assert room.pool.available == blocks
