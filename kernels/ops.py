@@ -2,8 +2,8 @@
 
 Torch's implementation (`reference/`) serves every device and dtype, and is the oracle of the other
 two: C++ (`native/`), the fast CPU path, and CUDA (`cuda/`). Each op stands here once, with all that
-implement it; docs/adding-an-op.md shows how one is added. Matrix products are methods of the packed
-weights, whose backend is chosen when they are packed.
+implement it; docs/guides/adding-an-op.md shows how one is added. Matrix products are methods of the
+packed weights, whose backend is chosen when they are packed.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Bytes and operations of what is measured: the floors that shares are taken of, and predictions.
 
-Symbols as in docs/cuda.md.  A multiplication and its addition are two operations.
+Symbols as in the kernels page.  A multiplication and its addition are two operations.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def branch_operations(config: ModelConfig, query: int, documents: Sequence[int])
 
 
 def decode_step(config: ModelConfig, batch: int, context: int, itemsize: int) -> Iterator[Work]:
-    """Every kernel of a decode step, with the bytes that its wrapper states (docs/cuda.md)."""
+    """Every kernel of a decode step, with the bytes that its wrapper states (the kernels page)."""
     layers, width, inner = config.n_layers, config.hidden_size, config.intermediate_size
     s, size, vocab = itemsize, config.head_size, config.vocab_size
     heads, kv_heads = config.n_heads, config.n_kv_heads

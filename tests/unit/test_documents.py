@@ -21,11 +21,6 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=IDS)
 
 ROOMS = ("benchmarks", "checkpoints", "docs", "examples", "gpu_worker", "jobs", "kernels")
 ROOMS += ("migrations", "nightjar", "pipeline", "tests", "tools")
-# What the documents name and modules move to: each is checked as soon as it is there.
-COMING = ("pipeline/queue", "pipeline/planning", "pipeline/files", "pipeline/front")
-COMING += ("gpu_worker/worker", "gpu_worker/compute", "jobs/lines")
-COMING += ("nightjar/requests.py", "nightjar/children.py")
-
 MOST_WORDS = 30
 LEAST_SHARE_OF_SHORT = 0.8  # of at most SHORT words
 SHORT = 20
@@ -59,7 +54,7 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Page) -> None:
 def test_every_path_that_a_page_names_is_there(name: str) -> None:
     page = Page(ROOT / name)
     named = re.findall(rf"`((?:{'|'.join(ROOMS)})/[\w./-]*)`", page.text)
-    assert [path for path in named if not _is_there(path)] == []
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_every_test_that_the_review_names_is_there() -> None:
@@ -69,14 +64,8 @@ def test_every_test_that_the_review_names_is_there() -> None:
     assert [name for name in named if not (ROOT / "tests" / name).is_file()] == []
 
 
-def _is_there(path: str) -> bool:
-    room = next((room for room in COMING if f"{path}/".startswith(f"{room}/")), None)
-    return (ROOT / path).exists() or (room is not None and not (ROOT / room).exists())
-
-
 def test_every_document_that_the_code_names_is_there() -> None:
-    # Without benchmarks/, which names the old place of a page.
-    files = [path for room in ROOMS[1:] for path in (ROOT / room).rglob("*.py")]
+    files = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
     files += [ROOT / "Makefile", ROOT / "tools" / "first_gpu_hour"]
     named = {
         (found, path.name)

@@ -8,6 +8,7 @@ from nightjar.kernels import Norm, native
 from nightjar.kernels.native.int8_linear import INNER_RANGE
 from nightjar.kernels.native.products import PanelWeight
 from tests.backends import BACKENDS, use_backend
+from tests.cpu_blocks import a_norm, normal, pack, pack_up
 
 PRECISIONS = {"torch": ["float", "int8"], "native": ["float", "bfloat16", "int8"]}
 """Of weights, by the backends that have them."""
@@ -29,27 +30,6 @@ def backend(request, monkeypatch):
     if request.param == "native" and not native.int8_linear.serves():
         pytest.skip("this processor has no VNNI")
     return use_backend(request.param, monkeypatch)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def a_norm(size, layer_norm):
-    bias = normal(size, seed=2) if layer_norm else None
-    return Norm(1 + 0.1 * normal(size, seed=1), bias, 1e-5)
-
-
-def pack(out_features, in_features, precision, seed=3):
-    weight = normal(out_features, in_features, seed=seed) / in_features**0.5
-    return kernels.pack_linear(weight, normal(out_features, seed=seed + 1), precision)
-
-
-def pack_up(kind, inner, size, precision):
-    if kind == "plain":
-        return pack(inner, size, precision)
-    parts = [(normal(inner, size, seed=s) / size**0.5, normal(inner, seed=s + 1)) for s in (3, 5)]
-    return kernels.pack_gated(*parts, precision)
 
 
 @pytest.mark.parametrize("layer_norm", [True, False])

@@ -8,8 +8,8 @@ import torch
 from nightjar import kernels
 from nightjar.kernels import CacheWrite, HeadNorms, Layers, LayerWeights, Rotation, native
 from tests.backends import require, use_backend
-from tests.unit.test_kernels_attend import CONTEXT, KINDS, Step
-from tests.unit.test_kernels_blocks import a_norm, normal, pack, pack_up
+from tests.cpu_blocks import a_norm, normal, pack, pack_up
+from tests.cpu_steps import CONTEXT, KINDS, Step
 
 N_LAYERS = 3
 HEADS, KV_HEADS, SIZE = 4, 2, 16

@@ -8,13 +8,7 @@ from nightjar import kernels
 from nightjar.kernels import Chunk, ChunkLayout, PagedLayout, native
 from nightjar.kernels.native.tiles import ChunkTiles
 from tests.backends import use_backend
-from tests.unit.test_kernels_attention import (
-    causal,
-    filled_cache,
-    naive,
-    random_qkv,
-    tables_for,
-)
+from tests.cpu_attention import causal, filled_cache, naive, random_qkv, tables_for
 
 
 @pytest.fixture(autouse=True)

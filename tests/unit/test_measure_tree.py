@@ -26,7 +26,7 @@ TREE = {
         "class Own:\n    def read(self, other):\n        self._own = 1\n"
         "        return other._own, other._theirs, other.__dict__\n"
     ),
-    "docs/page.md": (
+    "docs/" + "page.md": (
         "# A heading is no sentence\n\n" + "word " * 31 + "end. Two `words in code`.\n\n"
         "| a | table |\n\n```\ncode; here\n```\n- An item\n- another [item](address.md)\n"
     ),

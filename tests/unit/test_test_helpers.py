@@ -12,9 +12,6 @@ STILL = {
     "unit/test_engine_families.py",
     "unit/test_engine_host_tier.py",
     "unit/test_engine_transfers.py",
-    "unit/test_kernels_attend.py",
-    "unit/test_kernels_layers.py",
-    "unit/test_kernels_native.py",
     "unit/test_packaging.py",
 }
 """Import from other tests.  The list may only become shorter."""
