@@ -1,5 +1,6 @@
 """From the requests of a claimed micro-batch to their results: ask, wait, read the answers."""
 
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -169,7 +170,10 @@ def _messages(
 
 
 def _with_ticket(message: Message, ticket: int) -> Message:
-    return msgspec.structs.replace(message, ticket=ticket)
+    if isinstance(message, messages.Rank):
+        return messages.Rank(dataclasses.replace(message.request, request_id=ticket))
+    asked = dataclasses.replace(message.request, request_id=ticket)
+    return messages.Generate(asked, message.bad_words)
 
 
 def _our_fault(request: ClaimedRequest, error: Exception) -> NewResult:

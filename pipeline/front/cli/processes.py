@@ -90,7 +90,7 @@ def health(
     from nightjar.pipeline.front.health import Part, trouble
 
     if part not in list(Part):
-        fail(f"{part!r}: ask after one of {', '.join(Part)}", EXIT_USAGE)
+        fail(f"{part!r}: use one of {', '.join(Part)}", EXIT_USAGE)
     if (found := trouble(Part(part), read_settings())) is not None:
         fail(found, EXIT_RUN)
     typer.echo("ok")
