@@ -253,7 +253,8 @@ def table(found: dict[str, Any]) -> str:
     rows = []
     for name, value in found.items():
         if name == "circles":
-            value = [f"{len(circle)}: {' '.join(circle)}" for circle in value]  # noqa: PLW2901
+            told = [f"{len(circle)}: {' '.join(circle)}" for circle in value]
+            value = told or ["none"]  # noqa: PLW2901
         elif name == "sampling_copies":
             value = [f"{len(value)} files", *value]  # noqa: PLW2901
         elif isinstance(value, dict):
