@@ -126,7 +126,8 @@ def test_merged_or_not_a_job_ends_alike(
                 getattr(jobs[1], name) for name in alike
             ]
             assert jobs[1].reused == 0
-            assert merged.computed <= plain.computed
+            if "retry" not in events:  # what has failed by then depends on the order
+                assert merged.computed <= plain.computed
             _agrees_with_its_bodies(store, merged.job_id, jobs[0].reused)
         finally:
             store.close()
