@@ -175,7 +175,10 @@ def test_a_finished_run_says_so_and_changes_nothing(
     changed = write_lines(tmp_path / "in.jsonl", [*read_lines(finished.source)[1:]])
     other = finished.again(tiny_model, source=changed)
     assert other.returncode == 2
-    assert "belongs to another run: the input has changed since; give another --workdir" in other.stderr
+    assert (
+        "belongs to another run: the input has changed since; give another --workdir"
+        in other.stderr
+    )
     assert finished.files() == before
 
 

@@ -153,7 +153,7 @@ def beam_search(pair, prompt, max_tokens, search, eos, **params):
             elif state.may_finish(place):
                 state.finish(text, candidate.total)
         running = [[*running[one.parent], one.token] for one in state.keep(going)]
-    return [(one.text, one.total, one.score) for one in state.finished]
+    return [(one.output, one.total, one.score) for one in state.finished]
 
 
 @pytest.mark.parametrize("early_stopping", [False, True])
