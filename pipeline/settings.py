@@ -9,13 +9,12 @@ from typing import Any, Literal, Self
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from nightjar.compute_config import ComputeConfig, Dtype, EngineKind
 from nightjar.pipeline.variables import unknown_variables
 
 logger = logging.getLogger(__name__)
 
 OnModelChange = Literal["replan", "finish"]
-Dtype = Literal["auto", "fp64", "fp32", "bf16", "fp16", "int8"]
-
 
 _BROKERS = ("redis", "rediss", "redis+socket", "sentinel")
 
@@ -46,44 +45,52 @@ class Settings(BaseSettings):
     model_name: str | None = Field(
         None, description="name that requests and answers carry; the directory's unless given"
     )
-    dtype: Dtype = "auto"
-    device: str = Field("cpu", description="cpu, cuda or cuda:<number>")
+    dtype: Dtype = ComputeConfig.dtype
+    device: str = Field(ComputeConfig.device, description="cpu, cuda or cuda:<number>")
     kv_cache_bytes: int | None = Field(
-        None,
+        ComputeConfig.kv_cache_bytes,
         ge=1,
         description="memory for keys and values, of each shard; 1 GiB on a CPU unless given, and "
         "on a GPU gpu_memory_share",
     )
     gpu_memory_share: float = Field(
-        0.85, gt=0, lt=1, description="share of the GPU's memory, left by the model, for its cache"
+        ComputeConfig.gpu_memory_share,
+        gt=0,
+        lt=1,
+        description="share of the GPU's memory, left by the model, for its cache",
     )
     window_steps: int = Field(
-        8,
+        ComputeConfig.window_steps,
         ge=1,
         le=64,
         description="decode steps that a GPU takes before the host looks; 1 switches windows off",
     )
-    cuda_graphs: bool = Field(True, description="launch decode steps on a GPU as CUDA graphs")
+    cuda_graphs: bool = Field(
+        ComputeConfig.cuda_graphs, description="launch decode steps on a GPU as CUDA graphs"
+    )
     cuda_prefetch: bool = Field(
-        True, description="bring weights and caches into a GPU's second-level cache ahead of use"
+        ComputeConfig.cuda_prefetch,
+        description="bring weights and caches into a GPU's second-level cache ahead of use",
     )
     cuda_small_products: bool = Field(
-        True, description="use Nightjar's kernel for products of up to 8 rows; else cuBLAS"
+        ComputeConfig.cuda_small_products,
+        description="use Nightjar's kernel for products of up to 8 rows; else cuBLAS",
     )
     cuda_fused_heads: bool = Field(
-        True, description="let decode attention on a GPU normalise, rotate and cache its heads"
+        ComputeConfig.cuda_fused_heads,
+        description="let decode attention on a GPU normalise, rotate and cache its heads",
     )
     host_cache_bytes: int = Field(
-        0,
+        ComputeConfig.host_cache_bytes,
         ge=0,
         description="host memory for keys and values that the cache has no room for; 0 for none",
     )
-    engine: Literal["model", "fake"] = Field(
-        "model",
+    engine: EngineKind = Field(
+        ComputeConfig.engine,
         description="fake: answers are made up without a model, to test and time what is around it",
     )
     fake_step_s: float = Field(
-        0.0, ge=0, description="seconds that a step of the fake engine takes"
+        ComputeConfig.fake_step_s, ge=0, description="seconds that a step of the fake engine takes"
     )
     accept_any_model: bool = Field(
         False, description="compute requests whatever model name their body gives"
@@ -143,10 +150,14 @@ class Settings(BaseSettings):
         "alone which make it fail",
     )
     compute_stalled_after_s: float = Field(
-        120.0, gt=0, description="a compute process without a step for so long is ended"
+        ComputeConfig.stalled_after_s,
+        gt=0,
+        description="a compute process without a step for so long is ended",
     )
     compute_threads: int | None = Field(
-        None, ge=1, description="CPU threads of the engine, all its shards together"
+        ComputeConfig.threads,
+        ge=1,
+        description="CPU threads of the engine, all its shards together",
     )
     shards: int | None = Field(
         None, ge=1, description="processes that the model is split among; one a device by default"
@@ -159,7 +170,7 @@ class Settings(BaseSettings):
         "what NIGHTJAR_DEVICE says",
     )
     rank_late_after_s: float = Field(
-        8.0,
+        ComputeConfig.rank_late_after_s,
         gt=0,
         description="a shard that keeps the others waiting for so long is ended with them",
     )

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from nightjar.checkpoints import ModelDirectory
+from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.engine import (
     BeamSearch,
     Engine,
@@ -35,7 +36,8 @@ from nightjar.gpu_worker.shards.activity import Activity
 from nightjar.gpu_worker.shards.collective import TorchCollective
 from nightjar.gpu_worker.shards.follower import Follower
 from nightjar.gpu_worker.shards.leader import Leader
-from nightjar.gpu_worker.shards.process import Place
+from nightjar.gpu_worker.shards.process import GroupMember
+from nightjar.gpu_worker.shards.startup import StartUp, encode
 from tests.engines import drain, generate, random_ids
 
 PATIENCE_S = 60
@@ -89,7 +91,7 @@ def thread_leader(directory: ModelDirectory, ranks: int, device: str = "cpu") ->
     followers = [
         Follower(
             directory.path,
-            Place(rank, ranks, None, PATIENCE_S, Activity()),
+            GroupMember(rank, ranks, None, PATIENCE_S, Activity()),
             device,
             theirs,
             partial(ThreadCollective, meeting, rank),
@@ -119,13 +121,14 @@ def process_leader(directory: ModelDirectory, ranks: int) -> Iterator[Leader]:
     reader, life = os.pipe()
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder) / "store"
+        config = ComputeConfig(
+            directory.path, threads=ranks, shards=ranks, rank_late_after_s=PATIENCE_S
+        )
         processes = [
             subprocess.Popen(
                 [
                     *(sys.executable, "-m", "nightjar.gpu_worker.shards"),
-                    *(f"--model={directory.path}", f"--pipe={theirs.fileno()}", "--threads=1"),
-                    *(f"--rank={rank}", f"--ranks={ranks}", f"--life={life}"),
-                    *(f"--meeting={meeting}", f"--patience-s={PATIENCE_S}"),
+                    encode(StartUp(config, theirs.fileno(), rank=rank, life=life, meeting=meeting)),
                 ],
                 pass_fds=[theirs.fileno(), life],
                 env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
@@ -135,7 +138,8 @@ def process_leader(directory: ModelDirectory, ranks: int) -> Iterator[Leader]:
         met: list[TorchCollective] = []
 
         def join() -> TorchCollective:
-            met.append(TorchCollective(Place(0, ranks, meeting, PATIENCE_S, activity), "cpu"))
+            member = GroupMember(0, ranks, meeting, PATIENCE_S, activity)
+            met.append(TorchCollective(member, "cpu"))
             return met[0]
 
         activity = Activity()

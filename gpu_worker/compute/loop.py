@@ -1,32 +1,23 @@
 """The compute process: one engine, fed over a pipe, `python -m nightjar.gpu_worker.compute`.
 
-It ends when its worker does: the pipe closes, and the kernel ends it where it hangs. Nothing else
-reaches it.
+It ends with its worker: the pipe closes, and if the process hangs, the operating system kills it.
+Nothing but its worker, and the other ranks of its group, reaches it.
 """
 
-import argparse
 import logging
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nightjar import logs
 from nightjar.checkpoints import CheckpointError, ModelDirectory, Tokenizer
 from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.compute.fake_engine import FakeEngine
 from nightjar.gpu_worker.compute.translation import Translator
-from nightjar.gpu_worker.engine import GPU_MEMORY_SHARE, Result
+from nightjar.gpu_worker.engine import Result
 from nightjar.gpu_worker.engine.errors import CannotComputeError
 from nightjar.gpu_worker.shards.activity import Activity, Doing
-from nightjar.gpu_worker.shards.process import (
-    Place,
-    add_place_arguments,
-    leave,
-    leaving_when_lost,
-    live_no_longer_than_the_worker,
-    place_of,
-)
+from nightjar.gpu_worker.shards.process import GroupMember, begin, leave, leaving_when_lost
+from nightjar.gpu_worker.shards.startup import StartUp
 from nightjar.process import keep_freed_memory, spare_what_stays
 
 if TYPE_CHECKING:
@@ -34,12 +25,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How often a working engine says that it is alive.
+# How often a working engine reports that it is alive.
 _LIFE_SIGN_S = 1.0
 
 
 class ComputeLoop:
-    """Moves messages between the pipe and the engine, a step at a time."""
+    """Moves messages between the pipe and the engine, one step at a time."""
 
     def __init__(
         self,
@@ -54,7 +45,7 @@ class ComputeLoop:
         self._activity = activity
         self._steps = 0
         self._busy_s = 0.0
-        self._said_at = 0.0
+        self._reported_at = 0.0
 
     def run(self) -> None:
         """Serve until the worker closes the pipe."""
@@ -84,7 +75,7 @@ class ComputeLoop:
             case messages.Generate() | messages.Rank():
                 self._submit(message)
             case messages.RegisterVectors():
-                from safetensors.torch import load  # not above: see _choose_engine
+                from safetensors.torch import load  # imported late: see _choose_engine
 
                 (vectors,) = load(message.data).values()
                 self._engine.register_prompt_vectors(message.key, vectors)
@@ -109,54 +100,37 @@ class ComputeLoop:
     def _send(self, outcomes: list[Result]) -> None:
         frame: list[messages.FromCompute] = [self._answer(one) for one in outcomes]
         now = time.monotonic()
-        if frame or now - self._said_at >= _LIFE_SIGN_S:
+        if frame or now - self._reported_at >= _LIFE_SIGN_S:
             frame.append(messages.Stepped(steps=self._steps, busy_s=self._busy_s))
             self._pipe.send_bytes(messages.encode(frame))
-            self._said_at = now
+            self._reported_at = now
 
 
 def _failed(ticket: int, error: Exception) -> messages.Failed:
-    """A request that cannot be translated fails; the engine goes on with the others."""
+    """Return the answer to a request that cannot be translated; the others are computed."""
     return messages.Failed(ticket, "internal_error", f"{type(error).__name__}: {error}")
 
 
 def main() -> int:
-    """Entry point: load, report, serve."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--dtype", default="auto", help="what `load_model` knows, or auto")
-    parser.add_argument("--kv-cache-bytes", type=int, default=None)
-    parser.add_argument("--gpu-memory-share", type=float, default=GPU_MEMORY_SHARE)
-    parser.add_argument("--host-cache-bytes", type=int, default=0)
-    parser.add_argument("--window-steps", type=int, default=8, help="decode steps on a GPU")
-    parser.add_argument("--engine", choices=("model", "fake"), default="model")
-    parser.add_argument("--fake-step-s", type=float, default=0.0, help="seconds of a fake step")
-    parser.add_argument("--stamp", default="", help="of the files that the worker has read")
-    parser.add_argument("--pipe", type=int, required=True, help="file descriptor of the pipe")
-    parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch")
-    parser.add_argument("--followers", default="", help="file descriptors to ranks 1, 2, ...")
-    add_place_arguments(parser)
-    args = parser.parse_args()
-    live_no_longer_than_the_worker(args.worker)
-    place = place_of(args)
-    logs.configure("compute")
+    """Load the model, report it and serve; return the exit status."""
+    start, member = begin()
     with leaving_when_lost():
-        status = _serve(args, place, Connection(args.pipe))
-    if place.ranks > 1:
+        status = _serve(start, member, Connection(start.pipe))
+    if member.ranks > 1:
         leave(status)
     return status
 
 
-def _serve(args: argparse.Namespace, place: Place, pipe: Connection) -> int:
-    """Load the model and compute until the worker closes the pipe; returns the exit status."""
+def _serve(start: StartUp, member: GroupMember, pipe: Connection) -> int:
+    """Load the model and compute until the worker closes the pipe; return the exit status."""
     started = time.monotonic()
     keep_freed_memory()
     try:
-        directory = ModelDirectory.open(args.model)
+        directory = ModelDirectory.open(start.config.model)
         tokenizer = directory.tokenizer()
-        engine, dtype = _choose_engine(args, place, directory, tokenizer)
-        if args.stamp:  # after loading: the worker speaks for these files and no others
-            directory.check_unchanged(args.stamp)
+        engine, dtype = _choose_engine(start, member, directory, tokenizer)
+        if start.config.stamp:  # after loading: the worker has read these files and no others
+            directory.check_unchanged(start.config.stamp)
     except (CheckpointError, CannotComputeError, MemoryError, ValueError) as error:
         pipe.send_bytes(messages.encode([messages.LoadFailed(message=str(error))]))
         return 1
@@ -171,18 +145,18 @@ def _serve(args: argparse.Namespace, place: Place, pipe: Connection) -> int:
     ready = messages.Ready(model=directory.name, dtype=dtype, load_s=load_s)
     pipe.send_bytes(messages.encode([ready]))
     spare_what_stays()
-    ComputeLoop(engine, Translator(tokenizer), pipe, place.activity).run()
+    ComputeLoop(engine, Translator(tokenizer), pipe, member.activity).run()
     return 0
 
 
 def _choose_engine(
-    args: argparse.Namespace, place: Place, directory: ModelDirectory, tokenizer: Tokenizer
+    start: StartUp, member: GroupMember, directory: ModelDirectory, tokenizer: Tokenizer
 ) -> tuple["Engine | FakeEngine", str]:
-    """The engine that was asked for, and what it computes in."""
-    if args.engine == "fake":
+    """Return the engine that the start-up message asks for, and its precision."""
+    if start.config.engine == "fake":
         logger.warning("fake engine: answers are made up, no model is loaded")
-        return FakeEngine(tokenizer.token_bytes, step_s=args.fake_step_s), "fake"
-    # Here and not above: it takes torch, two seconds and 150 MiB that a fake engine does without.
+        return FakeEngine(tokenizer.token_bytes, step_s=start.config.fake_step_s), "fake"
+    # Imported late: torch takes two seconds and 150 MiB, which a fake engine does not need.
     from nightjar.gpu_worker.compute.model_engine import open_engine
 
-    return open_engine(args, place, directory, tokenizer)
+    return open_engine(start, member, directory, tokenizer)

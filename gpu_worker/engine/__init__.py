@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from nightjar.gpu_worker.engine.config import GPU_MEMORY_SHARE, EngineConfig
+from nightjar.gpu_worker.engine.config import EngineConfig
 from nightjar.gpu_worker.engine.requests import (
     GenerateOutput,
     GenerateResult,
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from nightjar.gpu_worker.engine.loop import Engine
 
 __all__ = [
-    "GPU_MEMORY_SHARE",
     "BeamSearch",
     "Engine",
     "EngineConfig",

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-GPU_MEMORY_SHARE = 0.85
-"""Of what the model leaves free on a GPU, for keys and values: the rest is for the rows of a step,
-scores and CUDA graphs."""
+from nightjar.compute_config import ComputeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +28,11 @@ class EngineConfig:
     max_step_tokens: int = 2048
     block_size: int = 32
     kv_cache_bytes: int = 1 << 30
-    host_cache_bytes: int = 0
+    host_cache_bytes: int = ComputeConfig.host_cache_bytes
     banned_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] | None = None
-    window_steps: int = 8
-    cuda_graphs: bool = True
+    window_steps: int = ComputeConfig.window_steps
+    cuda_graphs: bool = ComputeConfig.cuda_graphs
 
     @property
     def slots(self) -> int:

@@ -6,13 +6,11 @@ from nightjar.kernels.device import free_bytes
 
 
 def cache_budget(device: str, share: float, elsewhere: Sequence[int] = ()) -> int:
-    """Bytes for keys and values: a share of what is free now, with the model loaded.
+    """Return the bytes for keys and values: a share of what is free now, with the model loaded.
 
-    elsewhere: what is free on the other GPUs that take as much, each for its own part.
+    The rest is for the rows of a step, scores and CUDA graphs.
 
-    Raises:
-        ValueError: A share that is not between 0 and 1.
+    share: Between 0 and 1, which the settings check.
+    elsewhere: Free bytes of the other GPUs. All take as much, so the fullest one decides.
     """
-    if not 0 < share < 1:
-        raise ValueError(f"gpu_memory_share {share}: give a number between 0 and 1")
     return int(min([free_bytes(device), *elsewhere]) * share)

@@ -1,48 +1,33 @@
-"""The process of a rank that follows, `python -m nightjar.gpu_worker.shards`."""
+"""The process of a rank that follows rank 0, `python -m nightjar.gpu_worker.shards`."""
 
-import argparse
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Never
 
-from nightjar import logs
-from nightjar.gpu_worker.shards.process import (
-    add_place_arguments,
-    leave,
-    leaving_when_lost,
-    live_no_longer_than_the_worker,
-    place_of,
-)
+from nightjar.gpu_worker.shards.process import begin, leave, leaving_when_lost
 from nightjar.process import keep_freed_memory
 
 
 def main() -> Never:
     """Follow rank 0 until it ends."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--pipe", type=int, required=True, help="file descriptor from rank 0")
-    parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch")
-    add_place_arguments(parser)
-    args = parser.parse_args()
-    live_no_longer_than_the_worker(args.worker)
-    place = place_of(args)
-    logs.configure(f"compute rank {place.rank}")
+    start, member = begin()
+    config = start.config
     with leaving_when_lost():
-        # Not above: torch takes seconds, in which this process is to be heard, and to end with the
-        # worker.
+        # Imported late: torch takes seconds. Signs of life must come before that, and the process
+        # must end with its worker meanwhile.
         import torch
 
         from nightjar.gpu_worker.shards.collective import TorchCollective
         from nightjar.gpu_worker.shards.follower import Follower
-        from nightjar.gpu_worker.shards.switches import switch_off
+        from nightjar.gpu_worker.shards.switches import apply_switches
 
-        if args.threads is not None:
-            torch.set_num_threads(args.threads)
+        if config.threads_per_rank is not None:
+            torch.set_num_threads(config.threads_per_rank)
         keep_freed_memory()
-        switch_off(args.without, 0, args.device)  # windows are rank 0's
-        join = partial(TorchCollective, place, args.device)
-        Follower(args.model, place, args.device, Connection(args.pipe), join).run()
+        device = config.rank_device
+        apply_switches(config, device, start.rank)
+        join = partial(TorchCollective, member, device)
+        Follower(config.model, member, device, Connection(start.pipe), join).run()
     leave(0)
 
 

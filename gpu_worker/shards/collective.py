@@ -1,4 +1,4 @@
-"""Sums and exchanges between the processes of one model, over torch.distributed."""
+"""Sums and exchanges between the processes of one model, through torch.distributed."""
 
 from __future__ import annotations
 
@@ -12,51 +12,57 @@ from torch import Tensor
 from torch import distributed as dist
 
 from nightjar.checkpoints import ShardError
-from nightjar.gpu_worker.shards.process import GroupLostError, Place
+from nightjar.gpu_worker.shards.process import GroupLostError, GroupMember
 
 START_S = {"nccl": 120.0, "gloo": 0.0}
-"""Seconds that the ranks have to connect, if that is more than `Place.patience_s`.  NCCL looks at
-every GPU and every link of the machine first: eight of them may take longer than a step may."""
+"""Seconds that the ranks have to connect, if that is more than `GroupMember.patience_s`.
+
+NCCL examines every GPU and every link of the machine first. With eight GPUs this may take longer
+than a step may take.
+"""
 
 
 class TorchCollective:
-    """A Collective over NCCL on GPUs and gloo on the CPU; one a process.
+    """A Collective over NCCL on GPUs and gloo on the CPU; one in each process.
 
-    A rank that comes to a call later than `Place.patience_s` after the first is taken for lost.
-    Connecting has START_S of its own.
+    Every call is made by all ranks. A rank that comes later than `GroupMember.patience_s` after the
+    first is lost. For connecting, the limit is START_S.
     """
 
-    def __init__(self, place: Place, device: str) -> None:
-        """Meets the others; they must be about to do the same."""
-        self._rank = place.rank
-        self._ranks = place.ranks
+    def __init__(self, member: GroupMember, device: str) -> None:
+        """Connect to the other ranks, which must connect at the same time."""
+        self._rank = member.rank
+        self._ranks = member.ranks
         self._on_cpu = device == "cpu"
-        self._activity = place.activity
-        store = dist.FileStore(str(place.meeting), place.ranks)  # type: ignore[attr-defined]
+        self._activity = member.activity
+        store = dist.FileStore(str(member.meeting), member.ranks)  # type: ignore[attr-defined]
         own = None if self._on_cpu else torch.device("cuda", torch.cuda.current_device())
         backend = "gloo" if self._on_cpu else "nccl"
         with self._exchange():
             dist.init_process_group(
                 backend,
                 store=store,
-                rank=place.rank,
-                world_size=place.ranks,
-                timeout=timedelta(seconds=max(START_S[backend], place.patience_s)),
+                rank=member.rank,
+                world_size=member.ranks,
+                timeout=timedelta(seconds=max(START_S[backend], member.patience_s)),
                 device_id=own,
             )
-        # NCCL connects, and takes memory for that, when first used: now, not in the first step.
+        # NCCL connects and takes its memory at its first use. That is now, not in the first step.
         self.sum(torch.zeros(1, device=own))
         if own is not None:
             torch.cuda.synchronize(own)
-        patience = timedelta(seconds=place.patience_s)
+        patience = timedelta(seconds=member.patience_s)
         dist.distributed_c10d._set_pg_timeout(patience)
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum over the ranks: on the CPU always in their order, so that a row's bits depend
-        neither on its place nor on its company.
+        """Return the sum over the ranks.
 
-        All-reduce gives that for two numbers. For more, gloo begins with another rank in each piece
-        of the tensor; so the pieces are exchanged, summed in order by one rank each, and shared.
+        On the CPU, the order of the sum is the order of the ranks. So the bits of a row depend
+        neither on its index nor on the other rows of the batch.
+
+        All-reduce gives that for two ranks. For more, gloo begins with another rank in each piece
+        of the tensor. So the ranks exchange the pieces, each rank sums one piece in order, and all
+        share the sums.
         """
         x = x.contiguous()
         with self._exchange():
@@ -66,7 +72,7 @@ class TorchCollective:
             return self._ordered_sum(x)
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """Every rank's x on rank 0."""
+        """Return every rank's x on rank 0, and an empty list on the others."""
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self._ranks)] if self._rank == 0 else None
         with self._exchange():
@@ -74,19 +80,19 @@ class TorchCollective:
         return parts or []
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Rank 0's x."""
+        """Return rank 0's x."""
         x = x.contiguous()
         with self._exchange():
             dist.broadcast(x, src=0)
         return x
 
     def close(self) -> None:
-        """Leave the others."""
+        """Disconnect from the other ranks."""
         dist.destroy_process_group()
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
-        """A call that all ranks make."""
+        """Count a call that all ranks make, and notice that a rank is lost in it."""
         self._activity.exchanges()
         with _or_lost():
             yield
@@ -108,7 +114,7 @@ class TorchCollective:
 
 
 def require_device(device: str, rank: int) -> None:
-    """Raises ShardError where a rank's CUDA device is not there."""
+    """Raise ShardError if a rank's CUDA device does not exist."""
     if device != "cpu" and not torch.cuda.is_available():
         number = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
         build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
@@ -120,7 +126,7 @@ def require_device(device: str, rank: int) -> None:
 
 @contextmanager
 def _or_lost() -> Iterator[None]:
-    """A call that fails has met a rank that is gone, or that did not come in time."""
+    """Raise GroupLostError if a call fails: another rank has ended or did not come in time."""
     try:
         yield
     except RuntimeError as error:

@@ -35,7 +35,7 @@ from nightjar.gpu_worker.shards.commands import (
     encode,
     tensor_of,
 )
-from nightjar.gpu_worker.shards.process import Place
+from nightjar.gpu_worker.shards.process import GroupMember
 from nightjar.kernels.device import free_bytes, use_device, warm_up
 from nightjar.process import spare_what_stays
 
@@ -47,7 +47,7 @@ class Follower:
 
     Args:
         model: Its directory.
-        place: Which part.
+        member: Which part.
         device: Where this rank computes.
         pipe: From rank 0.
         join: Meets the others, when all have loaded; called once.
@@ -56,18 +56,18 @@ class Follower:
     def __init__(
         self,
         model: Path,
-        place: Place,
+        member: GroupMember,
         device: str,
         pipe: Connection,
         join: Callable[[], Collective],
     ) -> None:
         self._model = model
-        self._rank = place.rank
-        self._ranks = place.ranks
+        self._rank = member.rank
+        self._ranks = member.ranks
         self._device = device
         self._pipe = pipe
         self._join = join
-        self._activity = place.activity
+        self._activity = member.activity
         self._done: torch.cuda.Event | None = None
         self._activity.is_computing = self._is_computing
         self._loaded: tuple[Decoder, Part] | None = None

@@ -1,8 +1,7 @@
-"""One process among the ranks of a model: its place, its signs of life, its end."""
+"""One process among the ranks of a model: how it begins and how it ends."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import signal
@@ -13,21 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Never
 
+from nightjar import logs
 from nightjar.children import die_with_parent
+from nightjar.gpu_worker.shards import startup
 from nightjar.gpu_worker.shards.activity import Activity
 from nightjar.gpu_worker.shards.exits import EXIT_FAILED, EXIT_GROUP_LOST
+from nightjar.gpu_worker.shards.startup import StartUp
 
 logger = logging.getLogger(__name__)
-
-SWITCHES = ("cuda_graphs", "cuda_prefetch", "cuda_small_products", "cuda_fused_heads")
-"""Settings that switch a part of the CUDA path off."""
 
 
 class GroupLostError(BaseException):
     """Another rank is gone or late.
 
-    Not an Exception: nothing may go on after it, since the ranks are no longer in step. The process
-    has to leave, and the launcher starts the group again.
+    Not an Exception: the ranks are no longer in step, so nothing may go on after it. The process
+    leaves, and the launcher starts the group again.
     """
 
 
@@ -36,13 +35,12 @@ class OutOfStepError(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A rank among the others.
+class GroupMember:
+    """One rank of a group.
 
-    meeting: a file that does not exist yet, where the ranks find each other; None for a rank that
-    is alone.
-    patience_s: how long a rank waits for the others in one exchange.
-    activity: what the launcher is told of this rank.
+    meeting: A file that does not exist yet, where the ranks connect; None for a rank that is alone.
+    patience_s: How long a rank waits for the others in one exchange.
+    activity: What the launcher is told of this rank.
     """
 
     rank: int
@@ -51,33 +49,33 @@ class Place:
     patience_s: float
     activity: Activity
 
-
-def add_place_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments from which `place_of` reads a process's place; without them it is alone."""
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:<number>")
-    parser.add_argument("--rank", type=int, default=0)
-    parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--meeting", type=Path, help="file where the ranks find each other")
-    parser.add_argument("--patience-s", type=float, default=0.0, help="longest wait for a rank")
-    parser.add_argument("--life", type=int, default=-1, help="file descriptor for signs of life")
-    parser.add_argument("--worker", type=int, help="process id of the worker to end with")
-    parser.add_argument(
-        "--without", action="append", default=[], choices=SWITCHES, help="part of the CUDA path"
-    )
+    @classmethod
+    def of(cls, start: StartUp) -> GroupMember:
+        """Return the member that a start-up message describes, and begin its signs of life."""
+        activity = Activity()
+        if start.life is not None:
+            activity.give_signs(start.life)
+        config = start.config
+        return cls(start.rank, config.ranks, start.meeting, config.rank_late_after_s, activity)
 
 
-def place_of(args: argparse.Namespace) -> Place:
-    """The place that was given on the command line; from here on the launcher hears of it."""
-    activity = Activity()
-    if args.ranks > 1:
-        activity.give_signs(args.life)
-    return Place(args.rank, args.ranks, args.meeting, args.patience_s, activity)
+def begin() -> tuple[StartUp, GroupMember]:
+    """Read the start-up message, and prepare this process for its signals, its logs and its end.
+
+    Raises:
+        ValueError: The message cannot be read.
+    """
+    start = startup.decode(sys.argv[1:])
+    live_no_longer_than_the_worker(start.worker)
+    member = GroupMember.of(start)
+    logs.configure("compute" if start.rank == 0 else f"compute rank {start.rank}")
+    return start, member
 
 
 def live_no_longer_than_the_worker(worker: int | None) -> None:
-    """End with the worker's thread that started this process, and no sooner; to be called first.
+    """Let this process end with the worker's thread that started it, and not before.
 
-    Ctrl-C in a terminal reaches the whole group: the worker drains, and needs its engine for it.
+    Ctrl-C in a terminal reaches every process there. The worker then drains, and needs its engine.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(worker)
@@ -85,8 +83,7 @@ def live_no_longer_than_the_worker(worker: int | None) -> None:
 
 @contextmanager
 def leaving_when_lost() -> Iterator[None]:
-    """End the process at once where the group is lost or an error leaves no way on: its collective
-    keeps threads, see `leave`."""
+    """End the process at once when the group is lost or an error cannot be handled; see `leave`."""
     try:
         yield
     except GroupLostError as error:
@@ -98,8 +95,10 @@ def leaving_when_lost() -> Iterator[None]:
 
 
 def leave(status: int) -> Never:
-    """End this process at once: a collective keeps threads, and one that still runs when the
-    interpreter takes itself down now and then aborts the process."""
+    """End this process at once, without the interpreter's shutdown.
+
+    A collective keeps threads. A thread that runs during the shutdown sometimes aborts the process.
+    """
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

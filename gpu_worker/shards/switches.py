@@ -1,27 +1,24 @@
-"""What of the CUDA path this process does without, by settings."""
+"""The parts of the CUDA path that a process does not use, by its settings."""
 
 import logging
-from collections.abc import Collection
 
+from nightjar.compute_config import ComputeConfig
 from nightjar.kernels.device import Switches, choose
 
 logger = logging.getLogger(__name__)
 
 
-def switch_off(without: Collection[str], window_steps: int, device: str) -> None:
-    """Choose the kernels' switches, and log everything on a GPU that is off.
-
-    without: names of process.SWITCHES; window_steps: of the engine, 1 where windows are off.
-    """
+def apply_switches(config: ComputeConfig, device: str, rank: int) -> None:
+    """Choose the kernels' switches; on a GPU, log everything that is off."""
     choose(
         Switches(
-            prefetch="cuda_prefetch" not in without,
-            small_products="cuda_small_products" not in without,
-            fused_heads="cuda_fused_heads" not in without,
+            prefetch=config.cuda_prefetch,
+            small_products=config.cuda_small_products,
+            fused_heads=config.cuda_fused_heads,
         )
     )
-    off = [f"NIGHTJAR_{name.upper()}" for name in without]
-    if window_steps == 1:
+    off = [f"NIGHTJAR_{name.upper()}" for name in config.switched_off]
+    if config.window_steps == 1 and rank == 0:  # only rank 0 counts the steps of a window
         off.append("NIGHTJAR_WINDOW_STEPS=1")
     if off and device != "cpu":
         logger.warning(

@@ -1,8 +1,8 @@
 """Start, feed, watch and restart the compute process.
 
-The launcher knows nothing of Celery or SQL: it takes requests and gives answers. When the process
-dies or stalls, every flight with unanswered requests is lost (`ComputeLostError`). A new process
-starts, and the caller decides what becomes of the requests.
+The launcher uses neither Celery nor SQL. When the process dies or stalls, every flight with
+unanswered requests is lost (`ComputeLostError`). A new process starts, and the caller decides what
+happens to the requests.
 """
 
 import itertools
@@ -15,8 +15,9 @@ from functools import partial
 from multiprocessing.connection import wait
 
 from nightjar.children import ClosedError, RestartPolicy, Supervisor
+from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.compute import messages
-from nightjar.gpu_worker.worker.compute_group import ComputeConfig, ComputeGroup
+from nightjar.gpu_worker.worker.compute_group import ComputeGroup, Program, program
 from nightjar.jobs.records import ComputeSeconds
 
 logger = logging.getLogger(__name__)
@@ -41,12 +42,10 @@ class ComputeNotReadyError(LauncherError):
 
 
 class InFlight:
-    """Requests sent together, and their answers.
+    """Requests sent together, and their answers; one object, because a future a request is slow.
 
-    One for a micro-batch: a future a request would cost more than all else the worker does for it.
-
-    answers: by ticket; complete once `done` is set, unless the flight was cancelled or lost.
-    lost: why the missing answers will not come; None while they may.
+    answers: By ticket; complete once `done` is set, unless the flight was cancelled or lost.
+    lost: Why the missing answers will not come; None while they may.
     """
 
     def __init__(self, tickets: Sequence[int]) -> None:
@@ -70,31 +69,36 @@ class InFlight:
 class Launcher:
     """Owns one compute process at a time; for a split model, one process a shard.
 
-    The kernel ends a process with the thread that started it. For the first process that is the
-    thread that makes the launcher.
+    The operating system ends a process with the thread that started it, at first the caller's.
 
     Args:
         config: How to start a process.
         on_failure: Called from the reading thread when no process can be started any more.
+        program: What each rank runs.
     """
 
-    def __init__(self, config: ComputeConfig, on_failure: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: ComputeConfig,
+        on_failure: Callable[[str], None],
+        program: Program = program,
+    ) -> None:
         self._config = config
         self._on_failure = on_failure
         self._tickets = itertools.count(1)
-        # Held while requests are registered and written: both are done for one process, never for
-        # two. Answers are read without it, so that a full pipe to the process does not stop them.
+        # Held while requests are registered and written, so that both reach the same process.
+        # Answers are read without it: a full pipe to the process must not stop them.
         self._send_lock = threading.Lock()
         self._pending_lock = threading.Lock()  # held for moments; taken after the other one
         self._pending: dict[int, InFlight] = {}
         self._vectors: dict[str, bytes] = {}
         self._ready = threading.Event()
         self._error: str | None = None
-        self._precision = config.dtype
+        self._precision: str = config.dtype
         self._seconds = ComputeSeconds()
         self._earlier_engine_s = 0.0  # of the processes before this one
         self._alive_at = time.monotonic()
-        self._supervisor = Supervisor(partial(ComputeGroup, config), RESTARTS)
+        self._supervisor = Supervisor(partial(ComputeGroup, config, program), RESTARTS)
         self._group = self._spawn()
         self._reader = threading.Thread(target=self._read_forever, name="compute-reader")
         self._reader.start()
@@ -116,10 +120,9 @@ class Launcher:
 
     @property
     def seconds(self) -> ComputeSeconds:
-        """Seconds that all compute processes have spent so far.
+        """Seconds that all compute processes have spent, as far as they had reported them.
 
-        A process reports them with its answers, or every second. What a process had not reported
-        when it died is missing.
+        A process reports them with its answers, or every second.
         """
         return self._seconds
 

@@ -14,7 +14,7 @@ from functools import partial
 from celery.signals import worker_init, worker_shutdown, worker_shutting_down
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
-from nightjar.gpu_worker.worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.worker.configuration import compute_config
 from nightjar.gpu_worker.worker.heartbeat import Heartbeat
 from nightjar.gpu_worker.worker.launcher import Launcher, LauncherError
 from nightjar.gpu_worker.worker.ticker import Ticker
@@ -59,7 +59,7 @@ class _Parts:
         # Before the model is loaded: files that change meanwhile are another model.
         listen_for(app, model.fingerprint)
         cache = open_cache(settings, store, model)
-        launcher = Launcher(ComputeConfig.of(settings, model.path, model.stamp), on_failure=_leave)
+        launcher = Launcher(compute_config(settings, model.path, model.stamp), on_failure=_leave)
         launcher.wait_ready()
         worker = GpuWorker(
             store,

@@ -15,10 +15,10 @@ import pytest
 from safetensors.numpy import save
 
 from nightjar.checkpoints import ModelDirectory
+from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.compute.fake_engine import FakeEngine
 from nightjar.gpu_worker.engine import GenerateRequest, GenerateResult, SamplingParams
-from nightjar.gpu_worker.worker.compute_group import ComputeConfig
 from nightjar.gpu_worker.worker.launcher import (
     RESTARTS,
     ComputeLostError,

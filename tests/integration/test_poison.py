@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.gpu_worker.worker.compute_group import ComputeConfig
+from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.worker.launcher import Launcher
 from nightjar.gpu_worker.worker.worker import GpuWorker, Outcome
 from nightjar.jobs.records import JobState, MicroBatchRef, MicroBatchState, ResultRecord
@@ -170,7 +170,7 @@ def test_an_exception_costs_no_process(place: Place) -> None:
 WORKER = """
 import os, signal, sys
 from pathlib import Path
-from nightjar.gpu_worker.worker.compute_group import ComputeConfig
+from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.worker.heartbeat import Heartbeat
 from nightjar.gpu_worker.worker.launcher import Launcher
 from nightjar.gpu_worker.worker.worker import GpuWorker

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +17,10 @@ import torch
 from safetensors.numpy import save
 
 from nightjar.checkpoints import ModelDirectory
+from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.models import load_model
-from nightjar.gpu_worker.worker.compute_group import ComputeConfig
+from nightjar.gpu_worker.worker.compute_group import program
 from nightjar.gpu_worker.worker.launcher import ComputeLostError, InFlight, Launcher, LauncherError
 from nightjar.requests import GenerateRequest, SamplingParams
 from tests.families import CASES, save_family
@@ -144,21 +145,21 @@ RAISES = "raise RuntimeError('no such row')"
 
 
 @dataclass(frozen=True)
-class Spoiled(ComputeConfig):
-    """Some ranks meet a fault in a place of their step while a file is there."""
+class Spoiled:
+    """The program of a group: some ranks fail in one function while a file exists."""
 
-    spoiled: tuple[int, ...] = ()
-    fault: str = ""
-    where: str = ""
-    flag: Path = Path()
+    ranks: tuple[int, ...]
+    fault: str
+    where: str
+    flag: Path
 
-    def command(self, rank: int, pipe: int) -> list[str]:
-        plain = super().command(rank, pipe)
-        if rank not in self.spoiled:
+    def __call__(self, rank: int) -> list[str]:
+        plain = program(rank)
+        if rank not in self.ranks:
             return plain
-        python, _, module, *arguments = plain
+        python, _, module = plain
         script = SPOILED.format(fault=self.fault, where=self.where)
-        return [python, "-c", script, str(self.flag), module, *arguments]
+        return [python, "-c", script, str(self.flag), module]
 
 
 STEP, SUM = "Engine, '_schedule'", "ShardDecoder, '_joined'"
@@ -179,10 +180,8 @@ def test_a_rank_that_is_well_and_does_not_come_is_noticed(
 ) -> None:
     """Its signs of life go on: it loops or waits before, in or between its part of the steps."""
     flag = tmp_path / "flag"
-    config = Spoiled(tiny_model, "fp32", threads=2, shards=2, flag=flag)
-    launcher = Launcher(
-        replace(config, spoiled=(rank,), fault=fault, where=where), on_failure=print
-    )
+    config = ComputeConfig(tiny_model, "fp32", threads=2, shards=2)
+    launcher = Launcher(config, print, program=Spoiled((rank,), fault, where, flag))
     try:
         launcher.register_vectors("v@1", save({"v": np.ones((2, 32), np.float32)}))
         launcher.wait_ready()
@@ -208,9 +207,8 @@ def test_a_rank_that_is_well_and_does_not_come_is_noticed(
 def test_a_step_may_take_longer_than_a_rank_may_be_late(tiny_model: Path, tmp_path: Path) -> None:
     """All ranks are at work all the time."""
     flag = tmp_path / "flag"
-    config = Spoiled(tiny_model, "fp32", threads=2, shards=2, rank_late_after_s=1.5, flag=flag)
-    config = replace(config, spoiled=(0, 1), fault="time.sleep(2)", where=SUM)
-    launcher = Launcher(config, on_failure=print)
+    config = ComputeConfig(tiny_model, "fp32", threads=2, shards=2, rank_late_after_s=1.5)
+    launcher = Launcher(config, print, program=Spoiled((0, 1), "time.sleep(2)", SUM, flag))
     try:
         launcher.register_vectors("v@1", save({"v": np.ones((2, 32), np.float32)}))
         launcher.wait_ready()
@@ -242,7 +240,8 @@ def test_a_rank_that_stops_while_it_loads_is_noticed(tiny_model: Path, rank: int
 
 STARTS = """
 import os, pathlib, sys, time
-from nightjar.gpu_worker.worker.compute_group import ComputeConfig, ComputeGroup
+from nightjar.compute_config import ComputeConfig
+from nightjar.gpu_worker.worker.compute_group import ComputeGroup
 group = ComputeGroup(ComputeConfig(pathlib.Path(sys.argv[1]), shards=2))
 print(*group.pids, flush=True)
 time.sleep(1000)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.worker import answers
-from nightjar.gpu_worker.worker.compute_group import ComputeConfig
 from nightjar.gpu_worker.worker.heartbeat import Heartbeat
 from nightjar.gpu_worker.worker.launcher import Launcher
 from nightjar.gpu_worker.worker.worker import LEASE_LOST, GpuWorker

@@ -5,28 +5,30 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
 
+import nightjar.compute_config
 from nightjar.checkpoints import ShardError
+from nightjar.compute_config import ComputeConfig
+from nightjar.gpu_worker.shards import startup
 from nightjar.gpu_worker.shards.exits import EXIT_FAILED, EXIT_GROUP_LOST
-from nightjar.gpu_worker.worker import compute_group
-from nightjar.gpu_worker.worker.compute_group import ComputeConfig, ComputeGroup
+from nightjar.gpu_worker.worker.compute_group import ComputeGroup
+from nightjar.gpu_worker.worker.configuration import compute_config
+from nightjar.gpu_worker.worker.rank_environment import environment
 from nightjar.pipeline.settings import Settings
 from tests.processes import wait_until
 
 PATIENCE_S = 60
 
 START = """
-import argparse, os, signal, sys, time
+import os, signal, sys, time
 from nightjar.gpu_worker.shards.activity import Doing
-from nightjar.gpu_worker.shards.process import add_place_arguments, place_of
-parser = argparse.ArgumentParser()
-add_place_arguments(parser)
-activity = place_of(parser.parse_known_args()[0]).activity
+from nightjar.gpu_worker.shards import startup
+from nightjar.gpu_worker.shards.process import GroupMember
+activity = GroupMember.of(startup.decode(sys.argv[1:])).activity
 """
 LIVES = START + "time.sleep(100)"
 IDLE = START + "activity._doing = Doing.IDLE; time.sleep(100)"
@@ -54,19 +56,10 @@ LEAVES = f"import sys, time; time.sleep(0.5); sys.exit({EXIT_GROUP_LOST})"
 FAILS = f"import sys, time; time.sleep(0.5); sys.exit({EXIT_FAILED})"
 
 
-@dataclass(frozen=True)
-class Scripted(ComputeConfig):
-    """Ranks that run a script each in the place of a model."""
-
-    scripts: tuple[str, ...] = ()
-
-    def command(self, rank: int, pipe: int) -> list[str]:
-        return [sys.executable, "-c", self.scripts[rank]]
-
-
 def group_of(*scripts: str, late_after_s: float = 1.0) -> ComputeGroup:
-    config = Scripted(Path(), shards=len(scripts), rank_late_after_s=late_after_s, scripts=scripts)
-    return ComputeGroup(config)
+    """Ranks that run a script each instead of a model."""
+    config = ComputeConfig(Path(), shards=len(scripts), rank_late_after_s=late_after_s)
+    return ComputeGroup(config, lambda rank: [sys.executable, "-c", scripts[rank]])
 
 
 def first_fault(group: ComputeGroup) -> str:
@@ -234,7 +227,7 @@ def test_threads_are_divided_among_the_ranks(monkeypatch: pytest.MonkeyPatch) ->
     assert ComputeConfig(Path(), threads=2, shards=4).threads_per_rank == 1
     assert ComputeConfig(Path(), threads=3).threads_per_rank == 3
     assert ComputeConfig(Path()).threads_per_rank is None
-    monkeypatch.setattr(compute_group, "_cores", lambda: 6)
+    monkeypatch.setattr(nightjar.compute_config, "_cores", lambda: 6)
     assert ComputeConfig(Path(), shards=2).threads_per_rank == 3
 
 
@@ -255,7 +248,7 @@ def test_each_rank_sees_its_own_device_of_those_that_its_worker_sees(
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", inherited)
     config = ComputeConfig(Path("m"), shards=2, devices=("2", "0"))
-    ranks = [config.environment(rank) for rank in (0, 1)]
+    ranks = [environment(config, rank) for rank in (0, 1)]
     assert [one["CUDA_VISIBLE_DEVICES"] for one in ranks] == seen
     assert {one["CUDA_DEVICE_ORDER"] for one in ranks} == {"PCI_BUS_ID"}
 
@@ -267,29 +260,28 @@ def test_a_device_that_the_worker_does_not_see_is_refused(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", inherited)
     config = ComputeConfig(Path("m"), shards=2, devices=("0", "2"))
     with pytest.raises(ShardError, match=f"device 2: .*={inherited} shows {count} devices"):
-        config.environment(1)
+        environment(config, 1)
 
 
 def test_ranks_are_told_the_kind_of_their_device() -> None:
     config = ComputeConfig(Path("m"), shards=2, devices=("4", "7"))
-    assert "--device=cuda" in config.command(1, 3)
-    assert "--device=cpu" in ComputeConfig(Path("m"), shards=2).command(1, 3)
+    assert config.rank_device == "cuda"
+    assert ComputeConfig(Path("m"), shards=2).rank_device == "cpu"
 
 
-def test_every_rank_is_told_what_is_switched_off() -> None:
-    config = ComputeConfig(Path("m"), shards=2, cuda_prefetch=False, window_steps=1)
-    for rank in (0, 1):
-        assert "--without=cuda_prefetch" in config.command(rank, 3)
-    assert "--window-steps=1" in config.command(0, 3)
-    assert not any("--without" in word for word in ComputeConfig(Path("m")).command(0, 3))
-
-
-def test_each_rank_is_told_how_long_to_wait(tmp_path: Path) -> None:
-    tells = f"import sys; open({str(tmp_path / 'told')!r}, 'w').write(' '.join(sys.argv[1:]))"
-    group = group_of(LIVES, tells, late_after_s=3.5)
+def test_each_rank_is_told_the_same_and_its_own_rank(tmp_path: Path) -> None:
+    tells = "import sys, pathlib; pathlib.Path({!r}).write_text(sys.argv[1])"
+    told = [tmp_path / "0", tmp_path / "1"]
+    config = ComputeConfig(tmp_path, threads=2, shards=2, cuda_prefetch=False)
+    group = ComputeGroup(config, lambda rank: [sys.executable, "-c", tells.format(str(told[rank]))])
     first_fault(group)
-    told = (tmp_path / "told").read_text(encoding="utf-8").split()
-    assert {"--rank=1", "--ranks=2", "--patience-s=3.5"} <= set(told)
+    group.wait()
+    starts = [startup.decode([path.read_text(encoding="utf-8")]) for path in told]
+    assert [start.config for start in starts] == [config, config]
+    assert [start.rank for start in starts] == [0, 1]
+    assert [len(start.followers) for start in starts] == [1, 0]
+    assert {start.worker for start in starts} == {os.getpid()}
+    assert starts[0].meeting == starts[1].meeting is not None
 
 
 def test_a_worker_starts_what_its_settings_say() -> None:
@@ -311,7 +303,7 @@ def test_a_worker_starts_what_its_settings_say() -> None:
         "cuda_small_products": False,
         "cuda_fused_heads": False,
     }
-    assert ComputeConfig.of(Settings.read(**given), Path("m")) == ComputeConfig(
+    assert compute_config(Settings.read(**given), Path("m")) == ComputeConfig(
         model=Path("m"),
         dtype="bf16",
         kv_cache_bytes=5,
@@ -330,7 +322,7 @@ def test_a_worker_starts_what_its_settings_say() -> None:
         cuda_small_products=False,
         cuda_fused_heads=False,
     )
-    assert ComputeConfig.of(Settings.read(device="cuda:1"), Path("m")).device == "cuda:1"
+    assert compute_config(Settings.read(device="cuda:1"), Path("m")).device == "cuda:1"
 
 
 def test_a_made_up_engine_has_no_shards() -> None:

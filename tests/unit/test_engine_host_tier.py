@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightjar.gpu_worker.compute.model_engine import CacheMemory, build_engine
+from nightjar.compute_config import ComputeConfig
+from nightjar.gpu_worker.compute.model_engine import build_engine
 from nightjar.gpu_worker.engine import Engine, EngineConfig, RankRequest
 from nightjar.gpu_worker.engine.host_tier import HostTier
 from nightjar.gpu_worker.engine.kv_cache import prefix_keys
@@ -430,7 +431,6 @@ def test_the_compute_process_gives_its_engine_the_memory(directory):
         return load_model(directory, dtype)
 
     bytes_ = 5 * block_bytes(load("fp32"))
-    engine = build_engine(
-        directory, directory.tokenizer(), "fp32", load, memory=CacheMemory(host_bytes=bytes_)
-    )
+    config = ComputeConfig(directory.path, host_cache_bytes=bytes_)
+    engine = build_engine(config, directory, directory.tokenizer(), load, dtype="fp32")
     assert engine._tier.slots == 5

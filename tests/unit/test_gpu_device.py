@@ -1,17 +1,23 @@
 """From --device to the engine: what is refused, and with which words."""
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from nightjar.checkpoints import CheckpointError
+from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.compute import model_engine
-from nightjar.gpu_worker.compute.model_engine import CacheMemory
+from nightjar.gpu_worker.compute.model_engine import kv_cache_bytes
 from nightjar.gpu_worker.engine.errors import CannotComputeError
 from nightjar.gpu_worker.engine.gpu_memory import cache_budget
 from nightjar.gpu_worker.models import load_model
-from nightjar.gpu_worker.worker.launcher import ComputeConfig
+from nightjar.gpu_worker.shards import startup
+from nightjar.gpu_worker.shards.process import GroupMember
+from nightjar.gpu_worker.shards.startup import StartUp
+from nightjar.gpu_worker.worker.configuration import compute_config
 from nightjar.kernels import device as devices
 from nightjar.kernels.cuda import switches
 from nightjar.kernels.device import DeviceError, require_working, use_device
@@ -88,21 +94,15 @@ def test_the_device_comes_from_the_environment_to_the_compute_process(monkeypatc
     monkeypatch.setenv("NIGHTJAR_KV_CACHE_BYTES", "8192")
     monkeypatch.setenv("NIGHTJAR_GPU_MEMORY_SHARE", "0.5")
     monkeypatch.setenv("NIGHTJAR_HOST_CACHE_BYTES", "4096")
-    settings = Settings.read()
-    config = ComputeConfig(
+    config = compute_config(Settings.read(), tmp_path)
+    found = startup.decode([startup.encode(StartUp(config, pipe=9))]).config
+    assert found == ComputeConfig(
         tmp_path,
-        device=settings.device,
-        kv_cache_bytes=settings.kv_cache_bytes,
-        gpu_memory_share=settings.gpu_memory_share,
-        host_cache_bytes=settings.host_cache_bytes,
+        device="cuda:3",
+        kv_cache_bytes=8192,
+        gpu_memory_share=0.5,
+        host_cache_bytes=4096,
     )
-    given = {
-        "--device=cuda:3",
-        "--kv-cache-bytes=8192",
-        "--gpu-memory-share=0.5",
-        "--host-cache-bytes=4096",
-    }
-    assert given <= set(config.command(0, 9))
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,11 @@ def test_the_cache_takes_a_share_of_what_is_free(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 4000))
     assert cache_budget("cuda:0", 0.85) == 850
-    assert CacheMemory().kv_bytes_on("cuda:0") == 850
-    assert CacheMemory().kv_bytes_on("cuda:0", (2000, 600, 700)) == 510  # of the fullest GPU
-    assert CacheMemory(kv_bytes=5).kv_bytes_on("cuda:0") == 5
-    assert CacheMemory().kv_bytes_on("cpu") is None
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        cache_budget("cuda:0", 1.0)
+    config = ComputeConfig(Path())
+    assert kv_cache_bytes(config, "cuda:0") == 850
+    assert kv_cache_bytes(config, "cuda:0", (2000, 600, 700)) == 510  # of the fullest GPU
+    assert kv_cache_bytes(replace(config, kv_cache_bytes=5), "cuda:0") == 5
+    assert kv_cache_bytes(config, "cpu") is None
 
 
 def test_a_model_that_does_not_fit_is_said_and_not_tried_again(machine, monkeypatch, caplog):
@@ -142,18 +141,13 @@ def test_a_model_that_does_not_fit_is_said_and_not_tried_again(machine, monkeypa
     monkeypatch.setattr(switches, "_current", switches.Switches())
     monkeypatch.setattr(model_engine, "warm_up", lambda: None)
     monkeypatch.setattr(model_engine, "build_engine", build)
-    asked = SimpleNamespace(
-        threads=None,
-        device="cuda:1",
-        dtype="auto",
-        kv_cache_bytes=None,
-        gpu_memory_share=0.85,
-        host_cache_bytes=0,
-        without=["cuda_graphs", "cuda_prefetch"],
-        window_steps=1,
+    config = ComputeConfig(
+        Path(), device="cuda:1", window_steps=1, cuda_graphs=False, cuda_prefetch=False
     )
+    start = StartUp(config, pipe=0)
+    member = GroupMember.of(start)
     with pytest.raises(CannotComputeError, match=r"memory of cuda:1: .* allocate 200\.00 GiB"):
-        model_engine.open_engine(asked, SimpleNamespace(ranks=1), None, None)
+        model_engine.open_engine(start, member, None, None)
     assert switches.current() == switches.Switches(prefetch=False)
     assert "NIGHTJAR_CUDA_GRAPHS, NIGHTJAR_CUDA_PREFETCH, NIGHTJAR_WINDOW_STEPS=1" in caplog.text
 

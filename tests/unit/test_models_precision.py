@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from nightjar.checkpoints import ModelDirectory
+from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateRequest, SamplingParams
 from nightjar.gpu_worker.models import Decoder, load_model, precision
 from nightjar.gpu_worker.models import chosen_dtype as chosen_dtype_module
 from nightjar.gpu_worker.models.chosen_dtype import chosen_dtype
 from nightjar.gpu_worker.models.precision import ADVANTAGE, PRECISIONS, Probe, fastest_dtype, probe
+from nightjar.gpu_worker.shards.startup import StartUp, encode
 from nightjar.kernels import native
 from nightjar.kernels.native.build import SWITCH
 from nightjar.kernels.native.float_linear import FloatPanelWeight
@@ -256,8 +258,8 @@ def test_the_compute_process_says_which_dtype_it_took(tiny_model: Path):
     for asked, taken in (("auto", {"fp32", "bf16"}), ("int8", {"int8"})):
         ours, theirs = Pipe()
         fd = theirs.fileno()
-        command = [sys.executable, "-m", "nightjar.gpu_worker.compute", f"--model={tiny_model}"]
-        command += [f"--dtype={asked}", f"--pipe={fd}", "--threads=1"]
+        start = StartUp(ComputeConfig(tiny_model, dtype=asked, threads=1), fd)
+        command = [sys.executable, "-m", "nightjar.gpu_worker.compute", encode(start)]
         with subprocess.Popen(command, pass_fds=[fd], stderr=subprocess.PIPE, text=True) as process:
             theirs.close()
             (ready,) = messages.decode_from_compute(ours.recv_bytes())
@@ -273,8 +275,8 @@ def test_a_wrong_choice_of_kernels_ends_the_load_with_its_reason(tiny_model: Pat
     monkeypatch.setenv(SWITCH, "fast")
     ours, theirs = Pipe()
     fd = theirs.fileno()
-    command = [sys.executable, "-m", "nightjar.gpu_worker.compute", f"--model={tiny_model}"]
-    command += ["--dtype=fp32", f"--pipe={fd}", "--threads=1"]
+    start = StartUp(ComputeConfig(tiny_model, dtype="fp32", threads=1), fd)
+    command = [sys.executable, "-m", "nightjar.gpu_worker.compute", encode(start)]
     with subprocess.Popen(command, pass_fds=[fd]) as process:
         theirs.close()
         (failed,) = messages.decode_from_compute(ours.recv_bytes())

@@ -11,15 +11,15 @@ MEETS = """
 import os, pathlib, sys, time, torch
 from nightjar.gpu_worker.shards.activity import Activity
 from nightjar.gpu_worker.shards.collective import START_S, TorchCollective
-from nightjar.gpu_worker.shards.process import GroupLostError, Place
+from nightjar.gpu_worker.shards.process import GroupLostError, GroupMember
 
 rank, patience = int(sys.argv[2]), float(sys.argv[3])
-place = Place(rank, 2, pathlib.Path(sys.argv[1]), patience, Activity())
+member = GroupMember(rank, 2, pathlib.Path(sys.argv[1]), patience, Activity())
 START_S["gloo"] = 30.0
 if rank == 1:
     time.sleep(patience + 1)
-collective = TorchCollective(place, "cpu")
-met = place.activity.sign.position
+collective = TorchCollective(member, "cpu")
+met = member.activity.sign.position
 total = collective.sum(torch.tensor([1.0 + rank])).item()
 if rank == 1:
     time.sleep(60)
@@ -28,7 +28,7 @@ try:
     collective.sum(torch.ones(1))
 except GroupLostError:
     waited = time.monotonic() - began
-    print(total, round(waited), place.activity.sign.position - met, flush=True)
+    print(total, round(waited), member.activity.sign.position - met, flush=True)
 os._exit(0)
 """
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from nightjar.checkpoints import ShardError
-from nightjar.gpu_worker.compute.model_engine import CacheMemory, build_engine
+from nightjar.compute_config import ComputeConfig
+from nightjar.gpu_worker.compute.model_engine import build_engine
 from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateResult, RequestFailed
 from nightjar.gpu_worker.models import KVTensors, load_model
 from nightjar.gpu_worker.shards import follower as follower_module
@@ -136,12 +137,12 @@ def test_what_the_other_gpus_have_left_comes_with_the_model(directory):
 
 def test_a_model_split_among_gpus_has_no_higher_precision(directory):
     """Rank 0 would load the whole of it into the host's memory, in FP32."""
-    memory = CacheMemory(kv_bytes=1 << 20)
+    config = ComputeConfig(directory.path, kv_cache_bytes=1 << 20)
     with thread_leader(directory, 2) as leader:
-        given = (directory, directory.tokenizer(), "bf16", leader.load)
-        engine = build_engine(*given, device="cuda:0", memory=memory)
+        given = (config, directory, directory.tokenizer(), leader.load)
+        engine = build_engine(*given, dtype="bf16", device="cuda:0")
         assert engine._rescue is None
-        assert build_engine(*given, memory=memory)._rescue is not None
+        assert build_engine(*given, dtype="bf16")._rescue is not None
 
 
 def test_a_cancelled_request_leaves_every_rank(directory, token_bytes):

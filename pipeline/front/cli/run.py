@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
 
 import typer
 
+from nightjar.compute_config import Dtype
 from nightjar.pipeline.front.cli.console import (
     EXIT_NO_ROW_SUCCEEDED,
     EXIT_ROWS_FAILED,
@@ -21,7 +22,6 @@ from nightjar.pipeline.front.cli.console import (
     fail,
     require_one_place,
 )
-from nightjar.pipeline.settings import Dtype
 
 if TYPE_CHECKING:
     from nightjar.pipeline.embedded.run import RunArguments
