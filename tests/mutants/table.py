@@ -86,7 +86,7 @@ TESTS: dict[str, list[str]] = {
         *_store("planning", "bulk", "following", "retrying", "bounds"),
     ],
     "jobs/store/planning.py": [
-        *_store("planning", "plans", "stopping"),
+        *_store("planning", "plans", "stopping", "models"),
         *_integration("planner", "dispatcher", "sweeper"),
     ],
     "jobs/store/plans.py": [*_store("planning", "plans"), *_integration("planner")],
@@ -145,7 +145,8 @@ TESTS: dict[str, list[str]] = {
     "pipeline/queue/quiet_logs.py": _unit("pipeline_quiet_logs"),
     "pipeline/planning/reuse.py": [
         *_unit("pipeline_reuse", "worker_known_scores"),
-        *_integration("planner"),
+        *_integration("reuse"),
+        *_acceptance("run_reuse"),
     ],
     "pipeline/settings.py": _unit("settings", "gpu_device", "pipeline_transport"),
     "pipeline/queue/signing.py": [*_unit("pipeline_message_shape"), *_integration("taking")],
@@ -175,7 +176,7 @@ TESTS: dict[str, list[str]] = {
     "gpu_worker/worker/gate.py": _unit("gate"),
     "gpu_worker/worker/known_scores.py": [*_unit("worker_known_scores"), *_integration("worker")],
     "gpu_worker/worker/launcher.py": _integration("launcher", "poison"),
-    "gpu_worker/worker/tasks.py": [*_integration("broker_lost"), *_RUN],
+    "gpu_worker/worker/tasks.py": [*_integration("two_models"), *_RUN],
     "gpu_worker/worker/ticker.py": _unit("ticker"),
     "gpu_worker/worker/worker.py": _integration("worker", "poison"),
 }
