@@ -10,7 +10,9 @@ from pydantic import SecretStr
 
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
-from nightjar.pipeline.queue.celery_app import create_celery_app
+from nightjar.pipeline.queue.celery_app import TICK_TASK, create_celery_app
+from nightjar.pipeline.queue.queues import PLAN_QUEUE
+from nightjar.pipeline.queue.waking import messages_waiting
 from nightjar.pipeline.settings import Settings
 
 
@@ -25,6 +27,14 @@ def broker() -> Iterator[tuple[Service, str]]:
             yield service, broker_url(directory)
         finally:
             service.stop(5)
+
+
+def test_without_a_key_messages_are_sent_unsigned(broker: tuple[Service, str]) -> None:
+    _, url = broker
+    with create_celery_app(Settings(broker_url=SecretStr(url))) as app:
+        assert app.control.broadcast("ping", reply=True, timeout=0.1) == []  # nobody is there
+        app.send_task(TICK_TASK)
+        assert messages_waiting(app, PLAN_QUEUE) == 1
 
 
 def test_closing_what_is_left_raises_nothing(broker: tuple[Service, str]) -> None:

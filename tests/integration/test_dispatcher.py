@@ -17,7 +17,7 @@ from nightjar.pipeline.queue.celery_app import TICK_TASK, create_celery_app
 from nightjar.pipeline.queue.clock import Scheduler
 from nightjar.pipeline.queue.dispatcher import find_lost, publish
 from nightjar.pipeline.queue.queues import PLAN_QUEUE
-from nightjar.pipeline.queue.waking import MOST_WAKES, messages_waiting, send_wake
+from nightjar.pipeline.queue.waking import CLOCK_MARK, MOST_WAKES, messages_waiting, send_wake
 from nightjar.pipeline.settings import Settings
 
 PLAIN = MicroBatchRef(7, 2, "job_1", RequestKind.GENERATE, 128, 5, 90)
@@ -121,3 +121,4 @@ def test_beat_sends_its_ticks_within_the_bound(
     for _ in range(5):
         scheduler.apply_async(scheduler.schedule["tick"], advance=False)
     assert messages_waiting(broker.app, PLAN_QUEUE) == 2
+    assert broker.server.exists(CLOCK_MARK)  # by which others see that it lives

@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,11 @@ def test_a_planner_answers_and_a_stopped_one_does_not(
     planner = place.start("planner", worker_command(WorkerRole.PLAN, place.settings))
     try:
         wait_until("the planner", lambda: trouble(Part.PLANNER, place.settings) is None, 60)
+        with monkeypatch.context() as patient:
+            patient.setattr(health, "_ANSWER_S", 60.0)
+            began = time.monotonic()
+            assert trouble(Part.PLANNER, place.settings) is None
+            assert time.monotonic() - began < 30  # the first answer ends the wait
         assert trouble(Part.WORKER, place.settings) is not None
     finally:
         planner.stop(10)

@@ -7,7 +7,14 @@ import pytest
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.errors import StoreError, StoreUnavailableError
 from nightjar.jobs.lines.schemas import validate_body
-from nightjar.jobs.records import JobState, NewJob, NewRequest, RequestKind
+from nightjar.jobs.records import (
+    EncodedRequest,
+    JobState,
+    NewJob,
+    NewMicroBatch,
+    NewRequest,
+    RequestKind,
+)
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.encode import Encoder
 from nightjar.pipeline.planning.planner import Planner
@@ -68,6 +75,14 @@ def test_a_request_past_the_budget_comes_alone(store: Store) -> None:
     assert [item.index for item in store.backlog.queued_requests(job_id, 9, 1 << 20)] == [0, 1, 2]
     (long,) = [item for item in store.backlog.queued_requests(job_id, 9) if item.index == 1]
     assert 10_000 < long.size < 10_100  # of UTF-8
+
+
+def test_what_is_planned_already_counts_in_no_budget(store: Store) -> None:
+    job_id = submit(store, [{"prompt": "a" * size} for size in (5_000, 10, 10, 10)])
+    (large,) = store.backlog.queued_requests(job_id, 1)
+    batch = NewMicroBatch(RequestKind.GENERATE, 32, [large.id], 1)
+    store.planning.save_plan(job_id, [EncodedRequest(large.id, [[1]])], [batch], [])
+    assert [item.index for item in store.backlog.queued_requests(job_id, 9, 1_000)] == [1, 2, 3]
 
 
 def break_saving(store: Store, monkeypatch: pytest.MonkeyPatch, job_id: str, error: Exception):

@@ -152,6 +152,8 @@ def test_the_worker_of_another_model_never_answers(
     wait_until("the job", lambda: is_over(store, job_id))
     assert store.jobs.get(job_id).state is JobState.COMPLETED
     assert texts(store, job_id) == own_answers(alpha)
+    named = {result.body["model"] for result in store.results.read(job_id) if result.body}
+    assert named == {alpha.name}
     assert "nightjar.compute" not in wrong.log.read_text().partition(" ready.")[2]
 
 

@@ -64,6 +64,7 @@ def test_each_kind_of_fault(source: str, after: set[str]) -> None:
         "from . import a",
         "_ROWS_AT_ONCE = 500",
         "a: int = Field(64, le=4096)",
+        'c = sa.Column("kind", sa.String(32))',
         'place = folder / "name"',
         'told = f"{a + 1}"',
         "d = {a: b, c: d}; e = [f for f in g]; h = (i, j)",

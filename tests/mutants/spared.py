@@ -93,7 +93,7 @@ def _is_of_tools(test: ast.expr) -> bool:
 
 
 def _sizes(node: ast.AST) -> Iterator[ast.AST]:
-    """Values that a constant, a parameter's default or a setting's default has by choice."""
+    """Values that a constant, a default, a setting or a text column has by choice."""
     match node:
         case ast.Assign(targets=[ast.Name(id=name)], value=value) if _CONSTANT.fullmatch(name):
             yield from _large(value)
@@ -104,6 +104,8 @@ def _sizes(node: ast.AST) -> Iterator[ast.AST]:
             for default in [*node.defaults, *node.kw_defaults]:
                 if default is not None:
                     yield from _large(default)
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="sa"), attr="String"), args=args):
+            yield from (place for arg in args for place in _large(arg))
         case ast.Call(func=ast.Name(id="Field" | "field"), args=args, keywords=keywords):
             yield from (place for arg in args for place in _large(arg))
             yield from (k.value for k in keywords if k.arg == "default")

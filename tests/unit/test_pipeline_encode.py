@@ -66,6 +66,10 @@ def test_ids_are_those_of_transformers(encoder: Encoder, tiny_model: Path) -> No
     assert encoded(encoder, prompt=ids).segments == [ids]
 
 
+def test_a_prompt_may_hold_the_first_and_the_last_token_id(encoder: Encoder) -> None:
+    assert encoded(encoder, prompt=[0, 511]).segments == [[0, 511]]
+
+
 def test_query_and_documents_are_tokenized_apart(encoder: Encoder, tiny_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     texts = ["오늘 저녁에 뭐", " 먹을까?", "먹을까?"]

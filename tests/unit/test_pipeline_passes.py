@@ -1,10 +1,13 @@
 """Passes: each in its thread, woken, never ended by what a step raises."""
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.pipeline.queue.passes import Pass
@@ -59,10 +62,21 @@ class Panic(BaseException):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("error", [StoreUnavailableError("away"), RuntimeError(), Panic()])
+@pytest.mark.parametrize(
+    ("error", "level", "action"),
+    [
+        (StoreUnavailableError("away"), logging.WARNING, "pass_waits"),
+        (OperationalError("away"), logging.WARNING, "pass_waits"),
+        (RedisError("away"), logging.WARNING, "pass_waits"),
+        (OSError("away"), logging.WARNING, "pass_waits"),
+        (RuntimeError(), logging.ERROR, "pass_failed"),
+        (Panic(), logging.ERROR, "pass_failed"),
+    ],
+)
 def test_a_step_that_raises_is_tried_again(
-    error: BaseException, caplog: pytest.LogCaptureFixture
+    error: BaseException, level: int, action: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A traceback is written of a fault, and none where the database or the broker is away."""
     steps: list[int] = []
 
     def step() -> float:
@@ -73,4 +87,5 @@ def test_a_step_that_raises_is_tried_again(
 
     with running(Pass("p", step, 0.01)):
         wait_until("the step after the errors", lambda: len(steps) == 3, 5)
-    assert len(caplog.records) == 2
+    assert [(record.levelno, record.action) for record in caplog.records] == [(level, action)] * 2
+    assert ("Traceback" in caplog.text) is (level == logging.ERROR)

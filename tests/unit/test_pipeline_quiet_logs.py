@@ -45,6 +45,13 @@ def test_taking_and_sending_ticks_is_not_written() -> None:
         assert written("celery.beat", due, "tick", name) is shown
 
 
+def test_what_others_say_is_written() -> None:
+    assert written("celery.worker.consumer.connection", "Connected to %s", "redis://broker")
+    assert written("celery.beat", "Removing corrupted schedule file %s: %s", "schedule", "error")
+    assert written("nightjar.pipeline", "leads from epoch %d on", 7)
+    assert written("nightjar.pipeline", "a tick of %(name)s", {"name": TICK})
+
+
 def test_what_fails_is_written() -> None:
     told = {"id": "1", "name": TICK, "exc": "no database", "runtime": 1, "description": "raised"}
     assert written("celery.app.trace", LOG_FAILURE, told, level=logging.ERROR)

@@ -62,6 +62,21 @@ def test_nothing_is_sent_once_it_is_closed() -> None:
     assert len(sent) == 1
 
 
+def test_closing_waits_for_a_tick_that_is_being_sent() -> None:
+    begun, sent = threading.Event(), threading.Event()
+
+    def send() -> None:
+        begun.set()
+        time.sleep(0.2)
+        sent.set()
+
+    ticker = Ticker(send, every_s=60)
+    ticker.tick()
+    assert begun.wait(10)
+    ticker.close()
+    assert sent.is_set()
+
+
 def test_a_broker_that_is_away_does_not_end_it() -> None:
     calls: list[int] = []
 
