@@ -267,11 +267,11 @@ def test_spans_of_windows_are_the_devices_and_the_hosts_seconds_its_own(monkeypa
         Mark.now += 3.0
         time.sleep(0.01)
 
-    assert list(signature(DecodeWindows._launch).parameters) == ["self", "steps"]
-    engine = SimpleNamespace(_windows=SimpleNamespace(_launch=launch), _executor=None)
+    assert list(signature(DecodeWindows.launch).parameters) == ["self", "steps"]
+    engine = SimpleNamespace(windows=SimpleNamespace(launch=launch), _executor=None)
     found = Launches.of(engine, "cuda")
     for _ in range(2):
-        engine._windows._launch(8)
+        engine.windows.launch(8)
         Mark.now += 1.0
     host, span = found.take()
     assert span == pytest.approx(0.006)
@@ -279,7 +279,7 @@ def test_spans_of_windows_are_the_devices_and_the_hosts_seconds_its_own(monkeypa
     with pytest.raises(MeasuringError, match="no window of steps was launched"):
         found.take()
     with pytest.raises(MeasuringError, match="single steps"):
-        Launches.of(SimpleNamespace(_windows=None), "cuda")
+        Launches.of(SimpleNamespace(windows=None), "cuda")
 
 
 @pytest.mark.slow
@@ -291,7 +291,7 @@ def test_an_engines_own_windows_are_watched(lab, monkeypatch):
         engine = lab.engine(lab.half, 1, 12)
         found = Launches.of(engine, "cuda")
         answer(engine, texts(lab.prompts([4]), 4))
-    assert len(found._marks) == 1
+    assert found.count == 1
     host, span = found.take()
     assert host > 0
     assert span == 0.0
@@ -441,7 +441,7 @@ def test_a_capture_that_failed_fails_the_figure(lab, monkeypatch):
     def stepped(lab):
         with backend(lab):
             engine = lab.engine(torch.float16, 1, 8)
-            engine._windows._record = broken
+            engine.windows.record = broken
             answer(engine, texts(lab.prompts([4]), 4))
         return {"points": {"prefill_tflop_s": 1.0}}
 

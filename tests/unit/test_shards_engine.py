@@ -140,8 +140,8 @@ def test_a_model_split_among_gpus_has_no_higher_precision(directory):
     with thread_leader(directory, 2) as leader:
         given = (directory, directory.tokenizer(), "bf16", leader.load)
         engine = build_engine(*given, device="cuda:0", memory=memory)
-        assert engine._rescue is None
-        assert build_engine(*given, memory=memory)._rescue is not None
+        assert engine.rescue is None
+        assert build_engine(*given, memory=memory).rescue is not None
 
 
 def test_a_cancelled_request_leaves_every_rank(directory, token_bytes):
