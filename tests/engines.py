@@ -46,6 +46,11 @@ def generate(
     return GenerateRequest(request_id, tokens, sampling, vectors)
 
 
+def drawn() -> list[GenerateRequest]:
+    """Requests whose tokens are drawn at random, by three seeds."""
+    return [generate(i, ids(5 + 9 * i), 12, temperature=1.0, seed=i % 3) for i in range(6)]
+
+
 def drain(
     engine: Engine,
     *requests: Request,

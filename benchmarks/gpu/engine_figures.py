@@ -240,7 +240,7 @@ def _later_turn(lab: Lab, cached: int) -> Points:
         name: lab.engine(lab.half, 1, length + 1, host_cache_bytes=size)
         for name, size in (("tier", host_bytes), ("none", 0))
     }
-    tier = engines["tier"]._tier
+    tier = engines["tier"].tier
     assert tier is not None
     loads = _loads(tier)
     (known,) = lab.prompts([cached])

@@ -457,10 +457,10 @@ def test_baselines_move_random_bytes(lab, monkeypatch):
     """Zeros would flatter them, and the shares that are taken of them."""
     filled = []
     monkeypatch.setattr(Lab, "device_s", lambda self, run: filled.append(run) or Timing((1.0,)))
-    made = kernel_figures._random_bytes(lab)
+    made = kernel_figures.random_bytes(lab)
     assert made.numel() == TINY.copy_bytes
     assert len(made.unique()) > 200
-    monkeypatch.setattr(kernel_figures, "_random_bytes", lambda _: filled.append("random") or made)
+    monkeypatch.setattr(kernel_figures, "random_bytes", lambda _: filled.append("random") or made)
     kernel_figures.copy(lab)
     kernel_figures.reads(lab)
     assert filled.count("random") == 2
@@ -469,7 +469,7 @@ def test_baselines_move_random_bytes(lab, monkeypatch):
 @pytest.mark.slow
 def test_no_text_of_transformers_ends_early_and_none_pays_for_that(lab, monkeypatch):
     """Scores that are all equal choose token 0, which ends texts by the model's own settings."""
-    make = peer_figures._model
+    make = peer_figures.random_gpt2
 
     def all_equal(lab):
         model = make(lab)
@@ -481,7 +481,7 @@ def test_no_text_of_transformers_ends_early_and_none_pays_for_that(lab, monkeypa
     def refused(*_):
         raise AssertionError("scores were processed")
 
-    monkeypatch.setattr(peer_figures, "_model", all_equal)
+    monkeypatch.setattr(peer_figures, "random_gpt2", all_equal)
     monkeypatch.setattr(transformers.MinNewTokensLengthLogitsProcessor, "__call__", refused)
     found = peer_figures.over_static_cache(lab)
     assert found["points"]["over_static_cache"] > 0
@@ -537,16 +537,16 @@ def test_a_way_that_fails_is_told_and_the_other_counts(lab, ways, monkeypatch):
     assert asked == [None, True]
 
 
-def test_floors_are_taken_at_the_faster_of_copying_and_reading(lab, monkeypatch):
+def test_floors_are_taken_at_the_faster_of_copying_and_reading(monkeypatch):
     """A copy moves its bytes twice."""
     step = Timing((0.5,))
     monkeypatch.setattr(engine_figures, "step_s", lambda *_: step)
     size = TINY.copy_bytes
     floor = work.decode_floor_bytes(TINY.config(), 1, TINY.context, 2)
     for copied, read, speed in ((1.0, 1.0, 2 * size), (1.0, 0.25, 4 * size)):
-        lab._kept |= {"copy": Timing((copied,)), "reads": {"a": Timing((read,)), "b": step}}
-        if read == 1.0:
-            lab._kept["reads"].pop("b")
+        lab = Lab("cpu", TINY)
+        lab.kept("copy", lambda: Timing((copied,)))  # noqa: B023
+        lab.kept("reads", lambda: {"a": Timing((read,)), "b": step})  # noqa: B023
         found = engine_figures.decode_share(1)(lab)
         assert found["points"]["decode_share_1"] == pytest.approx(floor / speed / 0.5)
         assert found["details"]["read_b_s"] == size / read
