@@ -77,9 +77,13 @@ class Contest:
             spec = SYSTEMS[name]
             for precision in spec.precisions:
                 if precision in precisions:
-                    record = SystemRecord(name, precision, spec.ours)
-                    self.records.append(record)
-                    self._start(record)
+                    self._start(SystemRecord(name, precision, spec.ours))
+
+    def add(self, record: SystemRecord, runner: Runner | None) -> None:
+        """Let a system take part; one without a runner is reported and not measured."""
+        self.records.append(record)
+        if runner is not None:
+            self._runners[record.label] = runner
 
     def _start(self, record: SystemRecord) -> None:
         spec = SYSTEMS[record.system]
@@ -88,13 +92,15 @@ class Contest:
             runner = Runner(spec, record.precision, self._threads, log)
         except SystemFailedError as error:
             record.failed = str(error)
+            self.add(record, None)
         else:
             try:
                 record.about = runner.load(self._model, CACHE / "converted" / self._model.name)
                 record.about["environment"] = spec.environment
-                self._runners[record.label] = runner
+                self.add(record, runner)
             except SystemFailedError as error:
                 record.failed = str(error)
+                self.add(record, None)
                 runner.close()
         say(f"{record.label}: {record.failed or 'loaded'}")
 

@@ -101,6 +101,11 @@ class Runner:
         )
         self._log_path = log
 
+    @property
+    def pid(self) -> int:
+        """The process id of the runner."""
+        return self._process.pid
+
     def load(self, model: Path, converted: Path) -> dict[str, Any]:
         """Load the model; the answer holds load_s, versions, settings and start_mib."""
         message = {

@@ -94,7 +94,7 @@ def _hash_files(files: Sequence[Path]) -> list[str]:
     started_ns = time.time_ns()
     with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
         pieces = [
-            [pool.submit(_hash_piece, path, start) for start in of_file]
+            [pool.submit(hash_piece, path, start) for start in of_file]
             for path, of_file in zip(files, starts, strict=True)
         ]
         digests = []
@@ -108,8 +108,8 @@ def _hash_files(files: Sequence[Path]) -> list[str]:
     return digests
 
 
-def _hash_piece(path: Path, start: int) -> bytes:
-    """The digest of at most PIECE_BYTES of a file."""
+def hash_piece(path: Path, start: int) -> bytes:
+    """Return the SHA-256 of at most PIECE_BYTES of a file, from the byte `start` on."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(READ_BYTES))
     left = PIECE_BYTES

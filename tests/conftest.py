@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.gpu_worker.models import Decoder, load_model
+from nightjar.gpu_worker.models import Decoder, KVTensors, TokenBatch, load_model
 from tests.backends import choose_compiler
 from tests.bare_machine import GPU_FOLDERS, asks_for_gpu_alone
 from tests.models import save_gpt2
@@ -105,3 +105,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of every forward pass from now on."""
+    found: list[int] = []
+    forward = Decoder.forward
+
+    def counted(model: Decoder, batch: TokenBatch, cache: KVTensors) -> torch.Tensor:
+        found.append(len(batch.token_ids))
+        return forward(model, batch, cache)
+
+    monkeypatch.setattr(Decoder, "forward", counted)
+    return found

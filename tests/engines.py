@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from nightjar.gpu_worker.engine import (
     Result,
     SamplingParams,
 )
+from nightjar.gpu_worker.engine.load_costs import LoadCosts
 from nightjar.gpu_worker.models import Decoder, KVTensors
 
 VOCAB = 512
@@ -45,8 +46,21 @@ def generate(
     return GenerateRequest(request_id, tokens, sampling, vectors)
 
 
-def drain(engine: Engine, *requests: Request, limit: int = 2000) -> dict[int, Result]:
-    """Hand in requests and step until nothing is left; the results by id, one for each."""
+def drawn() -> list[GenerateRequest]:
+    """Requests whose tokens are drawn at random, by three seeds."""
+    return [generate(i, ids(5 + 9 * i), 12, temperature=1.0, seed=i % 3) for i in range(6)]
+
+
+def drain(
+    engine: Engine,
+    *requests: Request,
+    limit: int = 2000,
+    after_step: Callable[[], object] = lambda: None,
+) -> dict[int, Result]:
+    """Submit requests and step until nothing is left; return the results by id, one for each.
+
+    after_step: is called after each step.
+    """
     for request in requests:
         engine.submit(request)
     results: dict[int, Result] = {}
@@ -56,6 +70,7 @@ def drain(engine: Engine, *requests: Request, limit: int = 2000) -> dict[int, Re
         for result in engine.step():
             assert result.request_id not in results
             results[result.request_id] = result
+        after_step()
     raise AssertionError("the engine does not come to an end")
 
 
@@ -85,16 +100,22 @@ def block_bytes(model: Decoder) -> int:
 
 def assert_nothing_held(engine: Engine) -> None:
     """Every block is free or resting, none reserved, and no request is remembered."""
-    pool, scheduler = engine._pool, engine._scheduler
-    assert not any(pool._holders)
-    assert pool._reserved == 0
-    assert sorted([*pool._free, *pool._resting]) == list(range(pool.total))
-    assert pool._resting.keys() == pool._keys.keys() | pool._beginnings.keys()
-    assert not engine._live
-    assert not engine._cancelled
-    held = (scheduler._generations, scheduler._rankings, scheduler._open, scheduler._running)
-    assert not any(held)
-    if engine._rescue is not None:
-        assert not engine._rescue._requests
-        if engine._rescue._engine is not None:
-            assert_nothing_held(engine._rescue._engine)
+    pool, scheduler = engine.pool, engine.scheduler
+    assert not pool.held
+    assert pool.reserved == 0
+    assert sorted(pool.unheld) == list(range(pool.total))
+    assert pool.resting == pool.known
+    assert not engine.has_work
+    assert not scheduler.has_waiting
+    assert not scheduler.running
+    if engine.rescue is not None and engine.rescue.engine is not None:
+        assert isinstance(engine.rescue.engine, Engine)
+        assert_nothing_held(engine.rescue.engine)
+
+
+def load_always(engine: Engine) -> None:
+    """Let an engine load every prefix that its host tier holds, whatever it measures."""
+    assert engine.tier is not None
+    costs = LoadCosts(1.0, 1e-12, 0.0)
+    costs.stepped = lambda plan, seconds: None  # type: ignore[method-assign]
+    engine.tier.costs = costs

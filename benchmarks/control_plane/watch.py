@@ -71,19 +71,19 @@ class Watch:
         while not self._stop.wait(EVERY_S):
             resident = {
                 name: sum(resident_bytes(process, self.shared) for process in family) / 2**20
-                for name, family in self._families().items()
+                for name, family in self.families().items()
             }
             second = time.monotonic() - self._started
             self.samples.append(Sample(second, resident, self.broker_bytes() / 2**20))
 
     def _cpu(self) -> dict[str, float]:
         spent = {}
-        for name, family in self._families().items():
+        for name, family in self.families().items():
             times = [process.cpu_times() for process in family]
             spent[name] = sum(t.user + t.system for t in times)
         return spent
 
-    def _families(self) -> dict[str, list[psutil.Process]]:
+    def families(self) -> dict[str, list[psutil.Process]]:
         """Each process with those below it, but for what has a name of its own."""
         below: dict[int, list[psutil.Process]] = defaultdict(list)
         named = {process.pid for process in self.processes.values()}

@@ -240,7 +240,7 @@ def _later_turn(lab: Lab, cached: int) -> Points:
         name: lab.engine(lab.half, 1, length + 1, host_cache_bytes=size)
         for name, size in (("tier", host_bytes), ("none", 0))
     }
-    tier = engines["tier"]._tier
+    tier = engines["tier"].tier
     assert tier is not None
     loads = _loads(tier)
     (known,) = lab.prompts([cached])
@@ -260,9 +260,9 @@ def _later_turn(lab: Lab, cached: int) -> Points:
                 found[f"{kind}, {name}"].append(seconds)
     timings = {name: Timing(tuple(seconds[WARM:])) for name, seconds in found.items()}
     learned = {
-        "computing_a_token_s": tier.costs._token_s.value,
-        "loading_a_byte_s": tier.costs._byte_s.value,
-        "loading_at_all_s": tier.costs._start_s,
+        "computing_a_token_s": tier.costs.token_s,
+        "loading_a_byte_s": tier.costs.byte_s,
+        "loading_at_all_s": tier.costs.start_s,
     }
     return {
         "points": {

@@ -54,7 +54,7 @@ def copy(lab: Lab) -> Timing:
     """Seconds of copying `copy_bytes` on the device."""
 
     def measure() -> Timing:
-        source = _random_bytes(lab)
+        source = random_bytes(lab)
         target = torch.empty_like(source)
         return lab.device_s(lambda: target.copy_(source))
 
@@ -63,7 +63,7 @@ def copy(lab: Lab) -> Timing:
     return found
 
 
-def _random_bytes(lab: Lab) -> Tensor:
+def random_bytes(lab: Lab) -> Tensor:
     """uint8[copy_bytes], the bytes of FP32 numbers.  Zeros would flatter: on an H200 a product of
     zeros ran 13% faster than one of random numbers."""
     return torch.randn(lab.scale.copy_bytes // 4, device=lab.device).view(torch.uint8)
@@ -78,7 +78,7 @@ def reads(lab: Lab) -> dict[str, Timing]:
     """Seconds of reading `copy_bytes` on the device, by several kernels of torch and cuBLAS."""
 
     def measure() -> dict[str, Timing]:
-        source = _random_bytes(lab)
+        source = random_bytes(lab)
         parts = source.chunk(4)  # torch reduces 2 GiB and more in parts of its own choice
         vector = torch.randn(READ_ROW, device=lab.device).to(lab.half)
         single, half = torch.float32, lab.half

@@ -38,12 +38,17 @@ class Launches:
         if device != "cuda":
             steps: Any = engine._executor  # not its type: a method is put in the place of its own
             steps.run = found._watched(steps.run, mark=False)
-        elif engine._windows is None:
+        elif engine.windows is None:
             raise MeasuringError("the engine launches single steps: it has no windows")
         else:
-            windows: Any = engine._windows
-            windows._launch = found._watched(windows._launch, mark=True)
+            windows: Any = engine.windows
+            windows.launch = found._watched(windows.launch, mark=True)
         return found
+
+    @property
+    def count(self) -> int:
+        """How many launches there were since the last `take`."""
+        return len(self._host)
 
     def take(self) -> tuple[float, float]:
         """Seconds of the host in all launches since the last call, and of their spans, which must

@@ -22,7 +22,7 @@ SECOND_BEFORE_S = 40.0
 """A second way is not begun later: the figure would lose the first along with it."""
 
 
-def _model(lab: Lab) -> Any:  # noqa: ANN401
+def random_gpt2(lab: Lab) -> Any:  # noqa: ANN401
     """A GPT of the same shape, with random weights made on the device."""
     scale = lab.scale
     _, length, tokens = scale.job
@@ -82,7 +82,7 @@ def _compared(lab: Lab, name: str, theirs: Timing, settings: Any) -> Points:  # 
 def over_static_cache(lab: Lab) -> Points:
     """transformers.generate with its static cache, which compiles the decode step on a GPU."""
     ours_first(lab)
-    model = _model(lab)
+    model = random_gpt2(lab)
     # No token ends a text: a least length would cost them a logits processor at every step.
     model.generation_config.eos_token_id = None
     count, length, tokens = lab.scale.job
@@ -114,7 +114,7 @@ def over_continuous_batching(lab: Lab) -> Points:
     step of its size first comes by: two rounds that do not count see nearly all of them.
     """
     ours_first(lab)
-    model, ends = _model(lab), time.monotonic() + SECOND_BEFORE_S
+    model, ends = random_gpt2(lab), time.monotonic() + SECOND_BEFORE_S
     found: dict[str, Timing] = {}
     settings: dict[str, dict[str, Any]] = {}
     tried: dict[str, Any] = {}

@@ -220,10 +220,11 @@ def serve(system: System) -> None:
     """Answer messages until stdin ends.  What libraries print goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    _serve(system, sys.stdin, answers)
+    answer_all(system, sys.stdin, answers)
 
 
-def _serve(system: System, source: TextIO, answers: TextIO) -> None:
+def answer_all(system: System, source: TextIO, answers: TextIO) -> None:
+    """Write one answer for each message of `source`; a failure is an answer, too."""
     for line in source:
         try:
             answer = {"ok": True, **handle(system, json.loads(line))}

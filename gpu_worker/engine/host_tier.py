@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 
 from nightjar.gpu_worker.engine.load_costs import LoadCosts
 from nightjar.gpu_worker.engine.transfers import Transfers
@@ -25,7 +26,7 @@ class HostTier:
     ) -> None:
         self.slots = slots
         self.costs = costs
-        self._transfers = transfers
+        self.transfers = transfers
         self._block_bytes = block_bytes
         self._block_size = block_size
         self._by_key: dict[bytes, int] = {}  # the least recently used first
@@ -44,12 +45,27 @@ class HostTier:
     def __contains__(self, key: bytes) -> bool:
         return key in self._by_key
 
+    @property
+    def slot_of(self) -> Mapping[bytes, int]:
+        """The slots by the keys of their prefixes, the least recently used first."""
+        return MappingProxyType(self._by_key)
+
+    @property
+    def free_slots(self) -> Sequence[int]:
+        """The slots that hold no prefix."""
+        return tuple(self._free)
+
+    @property
+    def queued_loads(self) -> int:
+        """How many blocks the step being planned loads."""
+        return len(self._coming)
+
     def worth_loading(self, keys: Sequence[bytes]) -> Sequence[bytes]:
         """The first of these keys that are here without a gap, if loading beats computing them."""
         count = 0
         while count < len(keys) and keys[count] in self._by_key:
             count += 1
-        queued = len(self._coming) * self._block_bytes
+        queued = self.queued_loads * self._block_bytes
         wanted = count * self._block_bytes
         pays = count and self.costs.loading_pays(count * self._block_size, wanted, queued)
         return keys[:count] if pays else ()
@@ -87,17 +103,17 @@ class HostTier:
 
     def before_writes(self) -> None:
         """End the last step's loads, and save what the planned step overwrites."""
-        self._transfers.finish_load()
+        self.transfers.finish_load()
         self._reading.clear()
         if self._leaving:
-            self._transfers.save(list(self._leaving.items()), rested=False)
-        self._transfers.await_saved([*self._overwritten, *self._leaving])
+            self.transfers.save(list(self._leaving.items()), rested=False)
+        self.transfers.await_saved([*self._overwritten, *self._leaving])
         self._leaving.clear()
         self._overwritten.clear()
 
     def start_loads(self) -> Arrivals | None:
         """Load what the planned step reads; what comes before the step's forward pass is over."""
-        arrivals = self._transfers.load(self._coming) if self._coming else None
+        arrivals = self.transfers.load(self._coming) if self._coming else None
         self._reading.update(slot for _, slot in self._coming)
         self._coming.clear()
         self._claimed.clear()
@@ -114,7 +130,7 @@ class HostTier:
             if key not in self._by_key and (slot := self._take(key)) is not None:
                 found.append((block, slot))
         if found:
-            self._transfers.save(found, rested=True)
+            self.transfers.save(found, rested=True)
         self._claimed.clear()
 
     def _take(self, key: bytes) -> int | None:

@@ -58,6 +58,31 @@ class BlockPool:
         """Blocks that a request may still reserve: free or resting, and not reserved."""
         return len(self._free) + len(self._resting) - self._reserved
 
+    @property
+    def reserved(self) -> int:
+        """Blocks that are set aside for requests and not drawn yet."""
+        return self._reserved
+
+    @property
+    def held(self) -> dict[int, int]:
+        """The blocks that tables hold, each with the number of these tables."""
+        return {block: holders for block, holders in enumerate(self._holders) if holders}
+
+    @property
+    def unheld(self) -> list[int]:
+        """The blocks that no table holds: the free ones, then the resting ones."""
+        return [*self._free, *self._resting]
+
+    @property
+    def resting(self) -> set[int]:
+        """The blocks that no table holds and that keep a known prefix."""
+        return set(self._resting)
+
+    @property
+    def known(self) -> set[int]:
+        """The blocks in which a known prefix ends."""
+        return self._keys.keys() | self._beginnings.keys()
+
     def blocks_for(self, tokens: int) -> int:
         """Blocks that this many tokens fill."""
         return -(-tokens // self.block_size)

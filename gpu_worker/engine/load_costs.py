@@ -51,11 +51,21 @@ class LoadCosts:
     def __init__(self, token_s: float, byte_s: float, start_s: float) -> None:
         """Seconds, to begin with, of computing a token of a prompt and of moving a byte; start_s:
         of a transfer, whatever its size."""
-        self._token_s = Recent(token_s)
-        self._byte_s = Recent(byte_s)
-        self._start_s = start_s
+        self._token_costs = Recent(token_s)
+        self._byte_costs = Recent(byte_s)
+        self.start_s = start_s
         self._rows = 0
         self._seconds = 0.0
+
+    @property
+    def token_s(self) -> float:
+        """The seconds that computing one token of a prompt is expected to take."""
+        return self._token_costs.value
+
+    @property
+    def byte_s(self) -> float:
+        """The seconds that moving one byte is expected to take."""
+        return self._byte_costs.value
 
     @staticmethod
     def estimated(config: ModelConfig, device: str) -> LoadCosts:
@@ -67,12 +77,12 @@ class LoadCosts:
 
     def loading_pays(self, tokens: int, bytes_: int, queued_bytes: int) -> bool:
         """Whether these tokens are there sooner if they are loaded, behind what is queued."""
-        load_s = self._start_s + (queued_bytes + bytes_) * self._byte_s.value
-        return load_s < tokens * self._token_s.value
+        load_s = self.start_s + (queued_bytes + bytes_) * self.byte_s
+        return load_s < tokens * self.token_s
 
     def moved(self, bytes_: int, seconds: float) -> None:
         """A transfer was timed."""
-        self._byte_s.add(seconds / bytes_)
+        self._byte_costs.add(seconds / bytes_)
 
     def stepped(self, plan: StepPlan, seconds: float) -> None:
         """A step was timed.
@@ -89,7 +99,7 @@ class LoadCosts:
             return
         others = len(plan.decodes) + sum(branch.depth for branch in plan.branches)
         if self._rows >= max(FEWEST_ROWS, 4 * others):
-            self._token_s.add(self._seconds / self._rows)
+            self._token_costs.add(self._seconds / self._rows)
         self._rows, self._seconds = 0, 0.0
 
 

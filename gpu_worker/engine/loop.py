@@ -41,6 +41,7 @@ class Engine:
     Requests of any number of micro-batches run together. The slot of a finished request is refilled
     at the next step. Every submitted request gets exactly one result, from some later `step`. A
     step raises only when the device has failed for good; the process must end then.
+    The parts of an engine are public for reading; `live` holds the unfinished jobs.
     """
 
     def __init__(
@@ -60,40 +61,40 @@ class Engine:
             raise ValueError(
                 f"token_bytes has {len(token_bytes)} entries, the model {model_config.vocab_size}"
             )
-        self._cache = model.allocate_cache(cache_blocks(model, config), config.block_size)
-        self._tier = host_tier(model, self._cache, config)
-        self._pool = BlockPool(self._cache.keys.shape[1], config.block_size, self._tier)
+        self.cache = model.allocate_cache(cache_blocks(model, config), config.block_size)
+        self.tier = host_tier(model, self.cache, config)
+        self.pool = BlockPool(self.cache.keys.shape[1], config.block_size, self.tier)
         step_blocks = config.max_step_tokens // config.block_size
-        self._upkeep = CacheUpkeep(self._cache, self._pool, self._tier, step_blocks)
+        self._upkeep = CacheUpkeep(self.cache, self.pool, self.tier, step_blocks)
         self._vectors = PromptVectorStore(model_config.hidden_size, model.dtype, model.device)
-        self._admission = Admission(model_config, config, self._pool, self._vectors)
-        self._scheduler = Scheduler(config, self._pool, self._tier)
-        self._progress = Progress(self._scheduler, token_bytes)
+        self._admission = Admission(model_config, config, self.pool, self._vectors)
+        self.scheduler = Scheduler(config, self.pool, self.tier)
+        self._progress = Progress(self.scheduler, token_bytes)
         self._executor = Executor(
             model,
-            self._cache,
+            self.cache,
             self._vectors,
             config.banned_token_ids,
             self._upkeep.beside_compute,
         )
-        self._windows: DecodeWindows | None = None
-        if kernels.on_gpu(self._cache.keys) and not model.in_lockstep:
-            self._windows = DecodeWindows(model, self._cache, self._upkeep, token_bytes, config)
+        self.windows: DecodeWindows | None = None
+        if kernels.on_gpu(self.cache.keys) and not model.in_lockstep:
+            self.windows = DecodeWindows(model, self.cache, self._upkeep, token_bytes, config)
         self._disturbed = False  # a request came or was taken out since the last plan
         self._inbox: deque[Request] = deque()
         self._cancelled: set[int] = set()
-        self._live: dict[int, Job] = {}
+        self.live: dict[int, Job] = {}
         self._arrivals = count()
-        self._rescue: Rescue | None = None
+        self.rescue: Rescue | None = None
         if more_precise is not None:
-            self._rescue = Rescue(lambda: self._second(more_precise(), token_bytes, config))
+            self.rescue = Rescue(lambda: self._second(more_precise(), token_bytes, config))
         self.precision = COMPUTED_IN[model.dtype]  # answers report it as `recomputed_in`
 
     def register_prompt_vectors(self, key: str, vectors: Tensor) -> None:
         """Make vectors [n, H] usable by requests submitted from now on."""
         self._vectors.register(key, vectors)
-        if self._rescue is not None:
-            self._rescue.register_prompt_vectors(key, vectors)
+        if self.rescue is not None:
+            self.rescue.register_prompt_vectors(key, vectors)
 
     def submit(self, request: Request) -> None:
         """Hand in a request; it joins the batch at the next step."""
@@ -108,26 +109,26 @@ class Engine:
 
         No memory is freed.
         """
-        self._pool.forget()
+        self.pool.forget()
 
     @property
     def has_work(self) -> bool:
         """Whether a step has anything to do."""
-        rescuing = self._rescue is not None and self._rescue.has_work
-        return bool(self._inbox or self._cancelled or self._live or rescuing)
+        rescuing = self.rescue is not None and self.rescue.has_work
+        return bool(self._inbox or self._cancelled or self.live or rescuing)
 
     def step(self) -> list[Result]:
         """Run one round of the loop and return the requests that ended in it."""
         results = self._receive()
-        if self._windows is not None and self._windows.in_flight:
-            results.extend(self._land(self._windows))
+        if self.windows is not None and self.windows.in_flight:
+            results.extend(self._land(self.windows))
         elif plan := self._schedule():
-            if self._windows is not None and self._windows.serves(plan):
-                results.extend(self._launch(self._windows, plan))
+            if self.windows is not None and self.windows.serves(plan):
+                results.extend(self._launch(self.windows, plan))
             else:
                 results.extend(self._process(self._forward(plan)))
-        if self._rescue is not None and self._rescue.has_work:
-            results.extend(self._rescue.step())
+        if self.rescue is not None and self.rescue.has_work:
+            results.extend(self.rescue.step())
         return results
 
     def _receive(self) -> list[Result]:
@@ -140,18 +141,18 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - logged there
                 results.append(refusal(request.request_id, error))
         for request_id in self._cancelled:
-            job = self._live.get(request_id)
+            job = self.live.get(request_id)
             if job is not None:
                 results.append(self._fail(job, "cancelled", "the request was cancelled"))
-            elif self._rescue is not None and self._rescue.holds(request_id):
-                self._rescue.cancel(request_id)
+            elif self.rescue is not None and self.rescue.holds(request_id):
+                self.rescue.cancel(request_id)
         self._cancelled.clear()
         return results
 
     def _launch(self, windows: DecodeWindows, plan: StepPlan) -> list[Result]:
         """Launch decode steps on the device without the host; if that raises, never again."""
         try:
-            windows.start(plan.decodes, crowded=self._scheduler.has_waiting)
+            windows.start(plan.decodes, crowded=self.scheduler.has_waiting)
         except Exception:
             logger.exception(GIVEN_UP, extra={"action": "windows_given_up"})
             self._give_windows_up()
@@ -162,7 +163,7 @@ class Engine:
         """Launch the next steps behind those in flight, and take in the results of the latter."""
         if not self._disturbed:
             try:
-                windows.follow(crowded=self._scheduler.has_waiting)
+                windows.follow(crowded=self.scheduler.has_waiting)
             except Exception:
                 logger.exception(GIVEN_UP, extra={"action": "windows_given_up"})
                 self._give_windows_up()
@@ -174,13 +175,13 @@ class Engine:
     def _give_windows_up(self) -> None:
         """Compute step by step from now on, if the device still works."""
         self._require_working_device()
-        self._windows = None
+        self.windows = None
 
     def _schedule(self) -> StepPlan:
         """Build the next step's plan and prepare its cache blocks."""
         self._disturbed = False
-        plan = self._scheduler.schedule()
-        plan.arrivals = self._upkeep.prepare(self._scheduler.take_copies())
+        plan = self.scheduler.schedule()
+        plan.arrivals = self._upkeep.prepare(self.scheduler.take_copies())
         return plan
 
     def _forward(self, plan: StepPlan) -> StepOutput:
@@ -192,13 +193,13 @@ class Engine:
             logger.exception("a step failed; running its requests one by one")
             self._require_working_device()
             return self._executor.run_one_by_one(plan, self._require_working_device)
-        if self._tier is not None:
-            self._tier.costs.stepped(plan, time.perf_counter() - started)
+        if self.tier is not None:
+            self.tier.costs.stepped(plan, time.perf_counter() - started)
         return output
 
     def _require_working_device(self) -> None:
         """Raise where the device itself has failed, and not only a request on it."""
-        require_working(self._cache.keys.device)
+        require_working(self.cache.keys.device)
 
     def _process(self, output: StepOutput) -> list[Result]:
         """Advance every request by what the step computed; return the results of those that end."""
@@ -206,7 +207,7 @@ class Engine:
         results = self._leave(output)
         for work in output.done:
             if self._is_live(work.job):
-                self._scheduler.settle(work)
+                self.scheduler.settle(work)
         moved = [
             (sequence, choice)
             for sequence, choice in output.tokens
@@ -216,7 +217,7 @@ class Engine:
         answers: list[Result] = [*self._progress.of_sequences(moved)]
         answers += self._progress.of_rankings(rankings)
         for answer in answers:
-            self._drop(self._live[answer.request_id])
+            self._drop(self.live[answer.request_id])
         return results + answers
 
     def _leave(self, output: StepOutput) -> list[Result]:
@@ -240,20 +241,20 @@ class Engine:
         Raises:
             RefusedError: The request cannot be computed.
         """
-        rescued = self._rescue is not None and self._rescue.holds(request.request_id)
-        if request.request_id in self._live or rescued:
+        rescued = self.rescue is not None and self.rescue.holds(request.request_id)
+        if request.request_id in self.live or rescued:
             raise RefusedError("duplicate_request", "a request with this id is still running")
         self._enter(self._admission.admit(request, next(self._arrivals)))
 
     def _enter(self, job: Job) -> None:
         """Put a job into the scheduler's queue."""
-        self._live[job.request_id] = job
-        self._scheduler.add(job)
+        self.live[job.request_id] = job
+        self.scheduler.add(job)
         self._disturbed = True
 
     def _is_live(self, job: Job) -> bool:
         """Whether the request has not ended yet."""
-        return self._live.get(job.request_id) is job
+        return self.live.get(job.request_id) is job
 
     def _not_finite(self, job: Job) -> list[Result]:
         """Compute a request again whose scores are NaN or infinite; return a failure if it ends.
@@ -267,13 +268,13 @@ class Engine:
             self._drop(job, spoiled=True)
             self._enter(self._admission.admit_alone(job))
             return []
-        if self._rescue is None:
+        if self.rescue is None:
             return [self._fail(job, "not_finite", NOT_FINITE)]
         logger.warning(
             "request %d: %s; computing it again in a higher precision", job.request_id, NOT_FINITE
         )
         self._drop(job, spoiled=True)
-        failure = self._rescue.submit(job.request)
+        failure = self.rescue.submit(job.request)
         return [] if failure is None else [failure]
 
     def _fail(self, job: Job, code: str, message: str) -> RequestFailed:
@@ -289,10 +290,10 @@ class Engine:
         if spoiled:
             self._disturbed = True
             for table in job.tables:
-                self._pool.taint(table.blocks)
-        self._scheduler.remove(job)
-        del self._live[job.request_id]
+                self.pool.taint(table.blocks)
+        self.scheduler.remove(job)
+        del self.live[job.request_id]
 
     def _second(self, model: Decoder, token_bytes: Sequence[bytes], config: EngineConfig) -> Engine:
         """Make an engine over the same model in a higher precision."""
-        return Engine(model, token_bytes, rescue_config(model, config, self._pool.total))
+        return Engine(model, token_bytes, rescue_config(model, config, self.pool.total))

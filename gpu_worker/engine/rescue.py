@@ -52,6 +52,11 @@ class Rescue:
         """Whether a step has anything to do."""
         return bool(self._requests)
 
+    @property
+    def engine(self) -> PreciseEngine | None:
+        """The second engine; None until it is needed, and where it cannot be made."""
+        return self._engine
+
     def register_prompt_vectors(self, key: str, vectors: Tensor) -> None:
         """Keep vectors [n, H] unrounded: the first engine rounds its own to its precision."""
         self._vectors[key] = vectors

@@ -48,7 +48,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Plan one step and hold the blocks it writes."""
-        plan = StepPlan(decodes=list(self._running))
+        plan = StepPlan(decodes=self.running)
         for sequence in plan.decodes:
             sequence.held.grow(sequence.length)
         self._rows = self._config.max_step_tokens - len(plan.decodes)
@@ -84,6 +84,11 @@ class Scheduler:
     def has_waiting(self) -> bool:
         """Whether a request could start or go on, if there were room."""
         return bool(self._generations or self._rankings or self._open)
+
+    @property
+    def running(self) -> list[GenerateSequence]:
+        """The sequences that decode a token in every step."""
+        return list(self._running)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Blocks (source, copy) to copy, all at once, before the next forward pass."""

@@ -24,6 +24,8 @@ Observer = Callable[[int, float], None]
 class Transfers(Protocol):
     """Moves blocks.  What is asked for happens in the order of the calls."""
 
+    memory: HostMemory
+
     def save(self, pairs: Pairs, *, rested: bool) -> None:
         """Copy blocks to their slots, as they are now; rested: as they were at the last
         `finish_load`."""
@@ -47,22 +49,22 @@ class DirectTransfers:
     """On the CPU.  A layer is loaded just before it is first read."""
 
     def __init__(self, cache: KVTensors, slots: int, observe: Observer) -> None:
-        self._memory = HostMemory(cache, slots)
+        self.memory = HostMemory(cache, slots)
         self._observe = observe
         self._loading: _LayerByLayer | None = None
 
     def save(self, pairs: Pairs, *, rested: bool) -> None:
         """At once."""
         started = time.perf_counter()
-        self._memory.save(*self._memory.indices(pairs))
-        self._observe(len(pairs) * self._memory.block_bytes, time.perf_counter() - started)
+        self.memory.save(*self.memory.indices(pairs))
+        self._observe(len(pairs) * self.memory.block_bytes, time.perf_counter() - started)
 
     def await_saved(self, blocks: Iterable[int]) -> None:
         """They are."""
 
     def load(self, pairs: Pairs) -> Arrivals:
         """When asked for."""
-        self._loading = _LayerByLayer(self._memory, pairs, self._observe)
+        self._loading = _LayerByLayer(self.memory, pairs, self._observe)
         return self._loading
 
     def finish_load(self) -> None:
@@ -76,7 +78,7 @@ class _LayerByLayer:
     """A load that is done as far as it was waited for."""
 
     def __init__(self, memory: HostMemory, pairs: Pairs, observe: Observer) -> None:
-        self._memory = memory
+        self.memory = memory
         self._indices = memory.indices(pairs)
         self._bytes = len(pairs) * memory.block_bytes
         self._observe = observe
@@ -85,14 +87,14 @@ class _LayerByLayer:
 
     def wait(self, layer: int) -> None:
         """Load up to this layer."""
-        if self._done == self._memory.layers:
+        if self._done == self.memory.layers:
             return
         started = time.perf_counter()
-        for index in range(self._done, layer % self._memory.layers + 1):
-            self._memory.load_layer(index, *self._indices)
+        for index in range(self._done, layer % self.memory.layers + 1):
+            self.memory.load_layer(index, *self._indices)
             self._done = index + 1
         self._seconds += time.perf_counter() - started
-        if self._done == self._memory.layers:
+        if self._done == self.memory.layers:
             self._observe(self._bytes, self._seconds)
 
 
@@ -104,7 +106,7 @@ class StreamTransfers:
     """
 
     def __init__(self, cache: KVTensors, slots: int, observe: Observer) -> None:
-        self._memory = HostMemory(cache, slots)
+        self.memory = HostMemory(cache, slots)
         self._observe = observe
         self._out, self._in = (torch.cuda.Stream(cache.keys.device) for _ in range(2))  # type: ignore[no-untyped-call]
         self._leaving: dict[int, torch.cuda.Event] = {}
@@ -118,7 +120,7 @@ class StreamTransfers:
         begin = self._begin(self._out, pairs, self._rested if rested else None)
         end = _timing_event()
         with torch.cuda.stream(self._out):
-            self._memory.save(*self._memory.indices(pairs))
+            self.memory.save(*self.memory.indices(pairs))
             end.record()
         self._leaving.update(dict.fromkeys((block for block, _ in pairs), end))
         self._ended(begin, end, pairs)
@@ -135,9 +137,9 @@ class StreamTransfers:
         begin = self._begin(self._in, pairs)
         landed = []
         with torch.cuda.stream(self._in):
-            indices = self._memory.indices(pairs)
-            for layer in range(self._memory.layers):
-                self._memory.load_layer(layer, *indices)
+            indices = self.memory.indices(pairs)
+            for layer in range(self.memory.layers):
+                self.memory.load_layer(layer, *indices)
                 landed.append(_timing_event())
                 landed[-1].record()
         self._ended(begin, landed[-1], pairs)
@@ -174,7 +176,7 @@ class StreamTransfers:
     def _ended(self, begin: torch.cuda.Event, end: torch.cuda.Event, pairs: Pairs) -> None:
         """Remember when the slots are free for another transfer, and what to time."""
         self._last_use.update(dict.fromkeys((slot for _, slot in pairs), end))
-        self._timed.append((begin, end, len(pairs) * self._memory.block_bytes))
+        self._timed.append((begin, end, len(pairs) * self.memory.block_bytes))
 
 
 class _Events:
@@ -189,26 +191,29 @@ class _Events:
 
 
 class HostMemory:
-    """Slots of one block each in the host's memory, all layers of a block side by side."""
+    """Slots of one block each in the host's memory, all layers of a block side by side.
+
+    packed: [slots, layers, 2, ...], the keys and the values of each layer.
+    """
 
     def __init__(self, cache: KVTensors, slots: int) -> None:
         self._cache = cache
         self.layers, _, *block = cache.keys.shape
         shape = (slots, self.layers, 2, *block)
-        self._packed = torch.empty(shape, dtype=cache.keys.dtype)
-        self.block_bytes = self._packed[0].numel() * self._packed.element_size()
+        self.packed = torch.empty(shape, dtype=cache.keys.dtype)
+        self.block_bytes = self.packed[0].numel() * self.packed.element_size()
         if cache.keys.is_cuda:
-            weakref.finalize(self, _unpin, _pin(self._packed), cache.keys.device)
+            weakref.finalize(self, _unpin, _pin(self.packed), cache.keys.device)
 
     def save(self, blocks: Tensor, slots: Tensor) -> None:
         """Copy blocks to slots."""
-        kernels.kv_pack(self._cache.keys, self._cache.values, blocks, self._packed, slots)
+        kernels.kv_pack(self._cache.keys, self._cache.values, blocks, self.packed, slots)
 
     def load_layer(self, layer: int, blocks: Tensor, slots: Tensor) -> None:
         """Copy one layer of slots to blocks."""
         one = slice(layer, layer + 1)
         keys, values = self._cache.keys[one], self._cache.values[one]
-        kernels.kv_unpack(keys, values, blocks, self._packed[:, one], slots)
+        kernels.kv_unpack(keys, values, blocks, self.packed[:, one], slots)
 
     def indices(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Blocks and slots, int64[n] each, beside the cache; the host does not wait for them."""

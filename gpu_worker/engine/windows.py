@@ -53,6 +53,8 @@ class DecodeWindows:
     Within a window the device knows all that a step needs, and finds out itself which sequences
     end. While one window computes, the host takes in the one before it, so that a sequence that
     ends by a stop is found out one window late; its slot computes nothing until then.
+
+    record: makes a step cheaper to launch; it is used once for each shape.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class DecodeWindows:
         self._config = config
         self._block_size = config.block_size
         recorded = config.cuda_graphs and cache.keys.is_cuda
-        self._record: Recorder = CudaGraphs() if recorded else eager
+        self.record: Recorder = CudaGraphs() if recorded else eager
         banned = sorted(set(config.banned_token_ids))
         self._banned = torch.tensor(banned, dtype=torch.int64, device=model.device)
         self._texts = token_texts(token_bytes, model.device)
@@ -83,6 +85,16 @@ class DecodeWindows:
     def in_flight(self) -> bool:
         """Whether a window is under way that has not been taken in."""
         return bool(self._flying)
+
+    @property
+    def steps_under_way(self) -> list[int]:
+        """The steps of each window that was launched and not taken in, the oldest first."""
+        return [window.steps for window in self._flying]
+
+    @property
+    def batch(self) -> DeviceBatch | None:
+        """The device's tensors of the last window; None before the first one."""
+        return None if self._shape is None else self._step_of(self._shape)[0]
 
     @property
     def shapes_held(self) -> int:
@@ -106,7 +118,7 @@ class DecodeWindows:
         self._sequences, self._shape = list(sequences), shape
         self._grow(steps := self._length(crowded))
         batch.load(self._sequences, self._block_size)
-        self._launch(steps)
+        self.launch(steps)
 
     @torch.inference_mode()
     def follow(self, *, crowded: bool) -> bool:
@@ -127,7 +139,7 @@ class DecodeWindows:
         self._grow(steps)
         batch, _ = self._step_of(self._shape)
         batch.load_tables(self._sequences)
-        self._launch(steps)
+        self.launch(steps)
         return True
 
     def land(self) -> Iterator[Moved]:
@@ -157,7 +169,7 @@ class DecodeWindows:
 
     def _length(self, crowded: bool) -> int:
         """Steps of the next window; 0 where every sequence ends by its length before it."""
-        under_way = sum(window.steps for window in self._flying)
+        under_way = sum(self.steps_under_way)
         left = [
             max(0, sequence.sampling.max_tokens - len(sequence.generated) - under_way)
             for sequence in self._sequences
@@ -167,14 +179,14 @@ class DecodeWindows:
 
     def _grow(self, steps: int) -> None:
         """Hold the blocks that the next steps write, and the next one's after them."""
-        ahead = steps + sum(window.steps for window in self._flying)
+        ahead = steps + sum(self.steps_under_way)
         for sequence in self._sequences:
             if sequence.table is not None:
                 sequence.table.grow(min(sequence.length + ahead, sequence.job.max_length))
         self._upkeep.prepare()
 
-    def _launch(self, steps: int) -> None:
-        """Queue the steps and the way back of what they choose."""
+    def launch(self, steps: int) -> None:
+        """Queue the steps of a window on the device, and the copy of what they choose."""
         if self._shape is None:
             raise RuntimeError("a window without sequences")
         batch, step = self._step_of(self._shape)
@@ -199,7 +211,7 @@ class DecodeWindows:
                 self._seen = SeenTokens.allocate(slots, vocab_size, device)
             steps = max(self._config.window_steps, WARM_UPS + 1)
             batch = DeviceBatch.allocate(shape, self._seen, steps, self._block_size)
-            self._steps[shape] = batch, self._record(lambda: self._step(batch))
+            self._steps[shape] = batch, self.record(lambda: self._step(batch))
         return self._steps[shape]
 
     def _step(self, batch: DeviceBatch) -> None:

@@ -23,6 +23,16 @@ class Gate:
         self._waiting = 0  # suspects
         self._closed = False
 
+    @property
+    def waiting(self) -> int:
+        """How many suspects wait to come in."""
+        return self._waiting
+
+    @property
+    def inside(self) -> int:
+        """How much ordinary work is inside."""
+        return self._inside
+
     def close(self) -> None:
         """Let nobody in any more; who is inside stays as long as it takes."""
         with self._changed:

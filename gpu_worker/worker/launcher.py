@@ -119,6 +119,11 @@ class Launcher:
         return self._precision
 
     @property
+    def in_flight(self) -> int:
+        """How many requests the compute process has not answered yet."""
+        return len(self._pending)
+
+    @property
     def seconds(self) -> ComputeSeconds:
         """Seconds that all compute processes have spent, as far as they had reported them.
 

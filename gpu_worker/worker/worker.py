@@ -110,6 +110,10 @@ class GpuWorker:
             )
             return Outcome("not begun: the worker ends")
 
+    def stop_claiming(self) -> None:
+        """Begin nothing more; what has begun goes on."""
+        self._gate.close()
+
     def drain(self, grace_s: float) -> None:
         """Begin nothing more, and after `grace_s` seconds give back what is still being computed.
 
@@ -117,7 +121,7 @@ class GpuWorker:
         longer than a process has to end. Results that the database has not taken after the grace
         period are given up.
         """
-        self._gate.close()
+        self.stop_claiming()
         time.sleep(grace_s)
         self._launcher.release()
         self._drained.set()

@@ -45,7 +45,6 @@ _FAILURES = (
         request.c.state == RequestState.FAILED,
     )
     .order_by(result.c.row_index)
-    .limit(REQUESTS_PER_STEP)
     .with_for_update(of=request)
 )
 # These jobs go on; one that runs, waits or is paused keeps its state.
@@ -80,7 +79,8 @@ class Retries:
 
     def take_back(self, connection: Connection, job_id: str, after: int) -> Sequence[AnyRow]:
         """Take back some failures behind the row `after`; gives their rows."""
-        rows = connection.execute(_FAILURES, {"job": job_id, "after": after}).all()
+        some = _FAILURES.limit(REQUESTS_PER_STEP)
+        rows = connection.execute(some, {"job": job_id, "after": after}).all()
         if not rows:
             return ()
         ids = [row.id for row in rows]

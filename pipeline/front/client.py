@@ -21,11 +21,12 @@ class Client:
 
     Args:
         api_url: Where `nightjar api` listens, for example `http://127.0.0.1:8000`.
+        transport: Sends the requests, for example through a proxy; httpx's own by default.
     """
 
-    def __init__(self, api_url: str) -> None:
+    def __init__(self, api_url: str, transport: httpx.BaseTransport | None = None) -> None:
         try:
-            self._http = httpx.Client(base_url=api_url, timeout=30.0)
+            self._http = httpx.Client(base_url=api_url, timeout=30.0, transport=transport)
         except httpx.InvalidURL as error:
             raise ClientError(f"{api_url!r} is not the URL of an API: {error}") from error
 

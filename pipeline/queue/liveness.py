@@ -35,7 +35,7 @@ def owner_name() -> str:
     """
     stat = _stat(os.getpid())
     began = "" if stat is None else stat[1]
-    parts = [socket.gethostname(), str(os.getpid()), uuid.uuid4().hex[:8], _table(), began]
+    parts = [socket.gethostname(), str(os.getpid()), uuid.uuid4().hex[:8], process_table(), began]
     return ":".join(parts)
 
 
@@ -44,7 +44,7 @@ def is_gone(owner: str) -> bool:
     _, _, rest = owner.partition(":")
     try:
         pid, _, table, began = rest.split(":")
-        if not table or not began or table != _table():
+        if not table or not began or table != process_table():
             return False
         os.kill(int(pid), 0)
     except ProcessLookupError:
@@ -58,10 +58,10 @@ def is_gone(owner: str) -> bool:
 
 
 @cache
-def _table() -> str:
-    """Which process table this process sees; "" if unknown.
+def process_table() -> str:
+    """Return a name of the process table that this process sees; "" if unknown.
 
-    The machine's boot, the namespace, the host's name, and the identity.
+    It holds the machine's boot, the namespace, the host's name, and the identity.
     """
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii")

@@ -14,12 +14,12 @@ def flying(model, texts, *requests, windows=1, **config):
     engine = engine_of(model, texts, **config)
     for request in requests:
         engine.submit(request)
-    while not engine._windows.in_flight:
+    while not engine.windows.in_flight:
         assert engine.has_work  # else the requests have failed
         engine.step()
     for _ in range(windows - 1):
-        engine._windows.follow(crowded=False)
-    return engine, engine._windows._step_of(engine._windows._shape)[0]
+        engine.windows.follow(crowded=False)
+    return engine, engine.windows.batch
 
 
 def test_tables_on_the_device_are_those_of_the_texts_in_every_window(on_device, texts):
@@ -27,22 +27,22 @@ def test_tables_on_the_device_are_those_of_the_texts_in_every_window(on_device, 
     engine, batch = flying(
         on_device, texts, generate(1, prompt(27), max_tokens=12), windows=2, window_steps=4
     )
-    (sequence,) = engine._windows._sequences
+    (sequence,) = engine.scheduler.running
     blocks = sequence.table.blocks
     assert len(blocks) == 2
     assert batch.state.block_tables[0, :2].tolist() == blocks
 
 
 def test_a_text_begins_on_the_device_where_the_host_has_it(on_device, texts, monkeypatch):
-    monkeypatch.setattr(
-        DecodeWindows, "_launch", lambda windows, steps: windows._flying.append(None)
-    )
+    launched = []
+    monkeypatch.setattr(DecodeWindows, "launch", lambda windows, steps: launched.append(steps))
+    monkeypatch.setattr(DecodeWindows, "in_flight", property(lambda windows: bool(launched)))
     stops = (b"\xf0abc", b"zz")
     asked = generate(
         1, prompt(40), max_tokens=9, stop=stops, stop_token_ids=(7, 8), repetition_penalty=1.5
     )
     engine, batch = flying(on_device, texts, asked, generate(2, prompt(3, 2), max_tokens=5))
-    first, second = engine._windows._sequences
+    first, second = engine.scheduler.running
     row = batch.state.rows[0]
     assert row[Column.LENGTH] == 41
     assert row[Column.GENERATED] == 1
@@ -65,7 +65,7 @@ def test_a_text_begins_on_the_device_where_the_host_has_it(on_device, texts, mon
 def test_few_shapes_serve_all_batches(on_device, texts):
     assert [slots_for(n) for n in (1, 8, 9, 200, 256)] == [8, 8, 16, 256, 256]
     engine, _ = flying(on_device, texts, generate(1, prompt(5), max_tokens=100), window_steps=2)
-    assert Shape.of(engine._windows._sequences, 32) == Shape(slots=8, width=4, ends=4, states=64)
+    assert Shape.of(engine.scheduler.running, 32) == Shape(slots=8, width=4, ends=4, states=64)
 
 
 def test_the_texts_of_tokens_lie_one_after_another():

@@ -104,7 +104,7 @@ def test_a_prefix_that_is_known_is_read_and_not_computed(on_device, texts):
     engine = Engine(on_device, texts, EngineConfig(**CACHE))
     ids = prompt(70, 5)
     first = drained(engine, generate(1, ids, max_tokens=3))[1]
-    assert len(engine._pool._keys) == 2
+    assert len(engine.pool.known) == 2
     again = drained(engine, generate(2, ids, max_tokens=3))[2]
     assert again.token_ids == first.token_ids
     assert_nothing_held(engine)

@@ -21,7 +21,7 @@ def engine_on_tapes(model, texts, **config):
     """An engine whose windows are played back, and their tapes."""
     engine = Engine(model, texts, EngineConfig(**(CACHE | config)))
     tapes = Tapes(run_on_host)
-    engine._windows._record = tapes
+    engine.windows.record = tapes
     return engine, tapes.tapes
 
 
@@ -62,7 +62,7 @@ def test_steps_played_back_write_what_fresh_ones_write(device, name, precision, 
     for first, count in batches:
         asked = batch(first, count)
         assert drain(engine, *asked) == run(model, texts, asked, window_steps=3, **CACHE)
-    assert engine._windows is not None  # else recording has failed
+    assert engine.windows is not None  # else recording has failed
     assert len(tapes) == 2
     assert all(tape.replays > 4 for tape in tapes)
     assert_nothing_held(engine)

@@ -2,11 +2,10 @@
 
 import pytest
 
-from nightjar.gpu_worker.engine.load_costs import LoadCosts
 from nightjar.gpu_worker.models import KVTensors, load_model
 from nightjar.kernels.cuda import launch
 from tests.engine_cuda.requests import engine_of, prompt
-from tests.engines import assert_nothing_held, drain, generate
+from tests.engines import assert_nothing_held, drain, generate, load_always
 
 
 @pytest.fixture
@@ -35,13 +34,12 @@ def test_turns_that_left_the_cache_are_read_and_not_computed(device, family, lau
     limits = {"window_steps": windows}
     plain = engine_of(model, texts, **limits)
     tight = engine_of(model, texts, kv_cache_bytes=3 * block, host_cache_bytes=9 * block, **limits)
-    tight._tier.costs = LoadCosts(1.0, 1e-12, 0.0)
-    tight._tier.costs.stepped = lambda plan, seconds: None
+    load_always(tight)
     for turn in turns:
         assert drain(tight, turn) == drain(plain, turn)
-    assert tight._windows is not None
+    assert tight.windows is not None
     assert_nothing_held(tight)
     # Each conversation's second turn loads its first block, in each of the two layers.
     unpacked = [name for name in launched if name.endswith("<false>")]
     assert len(unpacked) == 3 * 2
-    assert len(tight._tier) == 5
+    assert len(tight.tier) == 5

@@ -8,12 +8,11 @@ import pytest
 
 from nightjar.gpu_worker.engine import BeamSearch, GenerateResult, RankRequest, RequestFailed
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
-from nightjar.gpu_worker.engine.load_costs import LoadCosts
 from nightjar.gpu_worker.engine.validation import blocks_of_sequences
 from nightjar.gpu_worker.models import KVTensors, load_model
 from nightjar.kernels.cuda import launch
 from tests.engine_cuda.requests import engine_of, prompt
-from tests.engines import assert_nothing_held, generate, run
+from tests.engines import assert_nothing_held, generate, load_always, run
 
 BANNED = (1,)
 EOS = (0, 17)
@@ -161,8 +160,8 @@ def test_a_random_job_has_the_answers_of_its_requests_alone(device, gpt, texts, 
     model = load_model(gpt, "fp32", device)
     one_position = KVTensors.block_bytes(model.config, 1, model.cache_dtype)
     engine = engine_of(model, texts, **some_limits(rng, possible, one_position))
-    if engine._tier is not None:
-        engine._tier.costs = LoadCosts(1.0, 1e-12, 0.0)  # loading pays
+    if engine.tier is not None:
+        load_always(engine)
     cancelled = {number for number in wanted if rng.random() < 0.1}
     results = driven(rng, engine, requests, cancelled)
     assert results.keys() == wanted.keys()
@@ -170,5 +169,5 @@ def test_a_random_job_has_the_answers_of_its_requests_alone(device, gpt, texts, 
         number = request.request_id
         if number not in cancelled or getattr(results[number], "code", None) != "cancelled":
             assert_same(request, results[number], wanted[number])
-    assert engine._windows is not None
+    assert engine.windows is not None
     assert_nothing_held(engine)

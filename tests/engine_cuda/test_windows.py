@@ -15,16 +15,9 @@ from tests.engines import assert_nothing_held, drain, generate, run
 def in_windows(model, texts, requests, **config):
     """The results, where the device took more than one step at a time."""
     engine = engine_of(model, texts, **config)
-    launched = engine._windows._launch
-    steps = []
-
-    def counted(count):
-        steps.append(count)
-        launched(count)
-
-    engine._windows._launch = counted
-    results = drain(engine, *requests)
-    assert engine._windows is not None  # else launching has failed
+    windows, steps = engine.windows, []
+    results = drain(engine, *requests, after_step=lambda: steps.extend(windows.steps_under_way))
+    assert engine.windows is windows  # else launching has failed
     assert max(steps) > 1
     assert_nothing_held(engine)
     return results
@@ -90,7 +83,7 @@ def test_a_request_that_comes_while_a_window_flies_joins_and_changes_nothing(on_
     wanted = run(on_device, texts, [first], **CACHE) | run(on_device, texts, [second], **CACHE)
     engine = engine_of(on_device, texts, window_steps=2)
     engine.submit(first)
-    while not engine._windows.in_flight:
+    while not engine.windows.in_flight:
         assert engine.step() == []
     assert drain(engine, second) == wanted
     assert_nothing_held(engine)
@@ -102,7 +95,7 @@ def test_a_cancelled_text_leaves_and_its_neighbour_goes_on(on_device, texts):
     engine = engine_of(on_device, texts, window_steps=2)
     engine.submit(first)
     engine.submit(second)
-    while not engine._windows.in_flight:
+    while not engine.windows.in_flight:
         assert engine.step() == []
     engine.cancel(1)
     results = drain(engine)
@@ -118,7 +111,7 @@ def test_scores_that_are_not_finite_end_their_request_alone(on_device, texts, mo
 
     def spoiled(hidden):
         scores = plain(hidden)
-        if engine._windows.in_flight or hidden.shape[0] == 8:  # a step of a window: 8 places
+        if engine.windows.in_flight or hidden.shape[0] == 8:  # a step of a window: 8 places
             seen.append(hidden.shape[0])
             if len(seen) == 3:
                 scores[0] = float("nan")
@@ -139,7 +132,7 @@ def test_a_window_is_launched_before_the_one_before_it_is_taken_in(on_device, te
     flying = []
     while engine.has_work:
         engine.step()
-        flying.append(len(engine._windows._flying))
+        flying.append(len(engine.windows.steps_under_way))
     # Prompt; launch; then one is taken in behind another that is under way, up to the last.
     assert flying == [0, 1, 1, 1, 1, 0]
 
@@ -156,13 +149,13 @@ def test_a_window_that_cannot_be_launched(on_device, texts, monkeypatch, flying)
     for works in (True, False):
         engine = engine_of(on_device, texts, window_steps=2)
         engine.submit(request)
-        while engine._windows.in_flight != flying:
+        while engine.windows.in_flight != flying:
             engine.step()
         with monkeypatch.context() as patch:
-            patch.setattr(DecodeWindows, "_launch", failing)
+            patch.setattr(DecodeWindows, "launch", failing)
             if works:
                 assert drain(engine) == wanted
-                assert engine._windows is None
+                assert engine.windows is None
                 continue
             patch.setattr(loop, "require_working", failing)
             with pytest.raises(RuntimeError, match="planted"):
@@ -210,8 +203,8 @@ def test_the_host_waits_for_nothing_until_it_takes_a_window_in(gpt, texts, caplo
     """Blocks that no finite scores vouch for and that are drawn for a window are cleared behind the
     one under way; where torch would wait, it raises here."""
     engine = engine_of(load_model(gpt, "fp16", "cuda"), texts, window_steps=2)
-    engine._pool.taint(range(12))
-    follow, cleared, clear = engine._windows.follow, [], KVTensors.clear
+    engine.pool.taint(range(12))
+    follow, cleared, clear = engine.windows.follow, [], KVTensors.clear
 
     def strict(**given):
         before = torch.cuda.get_sync_debug_mode()
@@ -225,11 +218,11 @@ def test_the_host_waits_for_nothing_until_it_takes_a_window_in(gpt, texts, caplo
         cleared.extend(blocks if torch.cuda.get_sync_debug_mode() else [])
         clear(cache, blocks)
 
-    engine._windows.follow = strict
+    engine.windows.follow = strict
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(KVTensors, "clear", counted)
         results = drain(engine, *(generate(i, prompt(27, i), max_tokens=12) for i in (1, 2, 3)))
     assert len(results) == 3
     assert cleared
-    assert engine._windows is not None
+    assert engine.windows is not None
     assert [record.getMessage() for record in caplog.records] == []

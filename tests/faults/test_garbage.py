@@ -73,11 +73,10 @@ def send_stale(system: System, app: Celery) -> int:
 
 @pytest.fixture
 def pickling() -> Iterator[None]:
-    """Let this process send pickles; the workers have their own opinion."""
-    disabled = set(registry._disabled_content_types)
-    registry._disabled_content_types.clear()
+    """Let this process send pickles; the workers refuse them."""
+    registry.enable("pickle")
     yield
-    registry._disabled_content_types.update(disabled)
+    registry.disable("pickle")
 
 
 @pytest.mark.usefixtures("pickling")

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.integration.test_store_protocol import LeaseProtocol
+from tests.lease_protocol import LeaseProtocol
 
 
 class LongLeaseProtocol(LeaseProtocol):

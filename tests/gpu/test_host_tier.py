@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from nightjar.gpu_worker.engine import Engine, EngineConfig
+from nightjar.gpu_worker.engine.load_costs import LoadCosts
 from nightjar.gpu_worker.engine.transfers import DirectTransfers, HostMemory, StreamTransfers
 from nightjar.gpu_worker.models import KVTensors, load_model
-from tests.engines import assert_nothing_held, drain, generate, ids
+from tests.engines import assert_nothing_held, drain, generate, ids, load_always
 
 BLOCKS = 3
 """What the longest request needs."""
@@ -22,8 +23,8 @@ def engine_of(model, tokenizer, blocks, slots):
     block = KVTensors.block_bytes(model.config, 32, model.cache_dtype)
     config = EngineConfig(kv_cache_bytes=blocks * block, host_cache_bytes=slots * block)
     engine = Engine(model, tokenizer.token_bytes, config)
-    if engine._tier is not None:
-        engine._tier.costs.loading_pays = lambda *_: True
+    if slots:
+        load_always(engine)
     return engine
 
 
@@ -43,9 +44,9 @@ def test_turns_that_come_back_from_the_hosts_memory_are_the_same(llama, llama_mo
     tokenizer = llama.tokenizer()
     tight = engine_of(llama_model, tokenizer, BLOCKS, SLOTS)
     kind = StreamTransfers if engine_device == "cuda" else DirectTransfers
-    assert isinstance(tight._tier._transfers, kind)
-    loaded, load = [], tight._tier._transfers.load
-    tight._tier._transfers.load = lambda pairs: loaded.extend(pairs) or load(pairs)
+    assert isinstance(tight.tier.transfers, kind)
+    loaded, load = [], tight.tier.transfers.load
+    tight.tier.transfers.load = lambda pairs: loaded.extend(pairs) or load(pairs)
     roomy = engine_of(llama_model, tokenizer, 1000, 0)
     for turn in turns():
         assert drain(tight, turn) == drain(roomy, turn)
@@ -77,7 +78,7 @@ def test_the_bits_of_a_block_come_back(llama_model, engine_device):
 def test_the_memory_is_pinned_to_the_byte_and_let_go(llama):
     cache = load_model(llama, "fp16", "cuda").allocate_cache(2, 32)
     memory = HostMemory(cache, 5)
-    packed = memory._packed
+    packed = memory.packed
     assert packed.is_pinned()
     assert packed[:, :1].is_pinned()
     assert packed.numel() * packed.element_size() == 5 * memory.block_bytes
@@ -87,10 +88,12 @@ def test_the_memory_is_pinned_to_the_byte_and_let_go(llama):
 
 
 @pytest.mark.gpu
-def test_transfers_are_timed_on_the_device(llama):
-    engine = engine_of(load_model(llama, "fp16", "cuda"), llama.tokenizer(), BLOCKS, SLOTS)
+def test_transfers_are_timed_on_the_device(llama, monkeypatch):
     found = []
-    engine._tier._transfers._observe = lambda bytes_, seconds: found.append(bytes_ / seconds)
+    monkeypatch.setattr(
+        LoadCosts, "moved", lambda costs, bytes_, seconds: found.append(bytes_ / seconds)
+    )
+    engine = engine_of(load_model(llama, "fp16", "cuda"), llama.tokenizer(), BLOCKS, SLOTS)
     for turn in turns():
         drain(engine, turn)
     assert found

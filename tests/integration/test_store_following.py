@@ -268,7 +268,7 @@ def test_a_follower_that_is_retried_after_its_leader_has_its_answer_at_once(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retrying goes in steps, and the leader of a step before may have been computed since."""
-    monkeypatch.setattr(retrying, "_FAILURES", retrying._FAILURES.limit(1))
+    monkeypatch.setattr(retrying, "REQUESTS_PER_STEP", 1)
     job_id = merged(store, [GREEDY] * 2)
     (ref,) = plan(store, job_id)
     claim(store, ref)

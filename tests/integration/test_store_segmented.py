@@ -17,6 +17,7 @@ from nightjar.jobs.records import (
 )
 from nightjar.jobs.store import Store, segmented, submission
 from nightjar.jobs.store.tables import leader, request, result
+from nightjar.jobs.store.turns import Turns
 from nightjar.pipeline.queue.sweeper import Sweeper
 
 ROWS = 100
@@ -125,16 +126,16 @@ def test_a_key_that_is_known_by_the_end_leaves_no_rows(sqlite_store: Store) -> N
 
 
 def leave_half(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a submitter leaves that is killed after its third segment."""
-    insert = segmented.SegmentedLanding._insert
+    """Leave what a submitter leaves that is killed after its third segment."""
+    given: list[Turns] = []
 
-    def dies(self: segmented.SegmentedLanding, start: int) -> None:
-        if start == 3 * SEGMENT:
+    def dies(turns: Turns) -> None:
+        given.append(turns)
+        if len(given) == 3:
             raise KeyboardInterrupt
-        insert(self, start)
 
     with monkeypatch.context() as patch:
-        patch.setattr(segmented.SegmentedLanding, "_insert", dies)
+        patch.setattr(Turns, "give", dies)
         patch.setattr(segmented, "drop_landing", lambda *_: 0)
         with pytest.raises(KeyboardInterrupt):
             submit(store)
@@ -171,24 +172,16 @@ def test_the_sweeper_takes_away_what_a_dead_submitter_left(
 def test_a_submitter_that_was_taken_for_dead_lands_nothing_more(
     sqlite_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    insert = segmented.SegmentedLanding._insert
-    taken: list[str] = []
+    """The sweeper drops the upload between two segments."""
+    given: list[Turns] = []
 
-    def stopped_for_long(self: segmented.SegmentedLanding, start: int) -> None:
-        insert(self, start)
-        if start == 2 * SEGMENT:
-            taken.append(self._job_id)
+    def swept(turns: Turns) -> None:
+        given.append(turns)
+        if len(given) == 3:
+            (upload,) = sqlite_store.uploads.all()
+            assert sqlite_store.uploads.drop(upload.name) == 3 * SEGMENT
 
-    renew = segmented.SegmentedLanding._renew
-
-    def after_the_sweeper(self: segmented.SegmentedLanding) -> None:
-        if taken:
-            statement = sa.update(leader).values(owner=None)
-            self._connection.execute(statement)
-        renew(self)
-
-    monkeypatch.setattr(segmented.SegmentedLanding, "_insert", stopped_for_long)
-    monkeypatch.setattr(segmented.SegmentedLanding, "_renew", after_the_sweeper)
+    monkeypatch.setattr(Turns, "give", swept)
     with pytest.raises(StoreUnavailableError, match="send it again"):
         submit(sqlite_store)
     assert sqlite_store.jobs.newest() == []

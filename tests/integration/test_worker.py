@@ -235,12 +235,12 @@ def test_a_draining_worker_leaves_what_it_has_not_begun_to_others(
 
 
 def test_a_draining_worker_gives_back_what_takes_too_long(
-    store: Store, worker: GpuWorker, thread: ThreadPoolExecutor
+    store: Store, worker: GpuWorker, launcher: Launcher, thread: ThreadPoolExecutor
 ) -> None:
     job_id, ref = slow_batch(store)
     running = thread.submit(worker.run, ref.id, 0)
     wait_until("the claim", store.heartbeats.of_lease_holders)
-    wait_until("the computing", lambda: worker._launcher._pending)
+    wait_until("the computing", lambda: launcher.in_flight)
     worker.drain(grace_s=0)
     assert running.result().outcome == "given back: not computed here"
     assert store.results.read(job_id) == []
@@ -277,7 +277,7 @@ def test_a_draining_worker_finishes_what_it_has_begun(
     job_id, ref = slow_batch(store)
     running = thread.submit(worker.run, ref.id, 0)
     wait_until("the claim", store.heartbeats.of_lease_holders)
-    worker._gate.close()
+    worker.stop_claiming()
     assert running.result().outcome == "done"
     assert store.jobs.get(job_id).state is JobState.COMPLETED
 

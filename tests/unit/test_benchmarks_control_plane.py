@@ -76,7 +76,7 @@ def test_a_watch_tells_processes_apart() -> None:
             ours = psutil.Process()
             processes = {"client": ours, "sleeper": psutil.Process(named.pid)}
             with Watch(processes, lambda: 3 << 20) as watch:
-                families = watch._families()
+                families = watch.families()
                 wait_until("a sample", lambda: watch.samples, 20)
         finally:
             named.kill()

@@ -267,11 +267,11 @@ def test_spans_of_windows_are_the_devices_and_the_hosts_seconds_its_own(monkeypa
         Mark.now += 3.0
         time.sleep(0.01)
 
-    assert list(signature(DecodeWindows._launch).parameters) == ["self", "steps"]
-    engine = SimpleNamespace(_windows=SimpleNamespace(_launch=launch), _executor=None)
+    assert list(signature(DecodeWindows.launch).parameters) == ["self", "steps"]
+    engine = SimpleNamespace(windows=SimpleNamespace(launch=launch), _executor=None)
     found = Launches.of(engine, "cuda")
     for _ in range(2):
-        engine._windows._launch(8)
+        engine.windows.launch(8)
         Mark.now += 1.0
     host, span = found.take()
     assert span == pytest.approx(0.006)
@@ -279,7 +279,7 @@ def test_spans_of_windows_are_the_devices_and_the_hosts_seconds_its_own(monkeypa
     with pytest.raises(MeasuringError, match="no window of steps was launched"):
         found.take()
     with pytest.raises(MeasuringError, match="single steps"):
-        Launches.of(SimpleNamespace(_windows=None), "cuda")
+        Launches.of(SimpleNamespace(windows=None), "cuda")
 
 
 @pytest.mark.slow
@@ -291,7 +291,7 @@ def test_an_engines_own_windows_are_watched(lab, monkeypatch):
         engine = lab.engine(lab.half, 1, 12)
         found = Launches.of(engine, "cuda")
         answer(engine, texts(lab.prompts([4]), 4))
-    assert len(found._marks) == 1
+    assert found.count == 1
     host, span = found.take()
     assert host > 0
     assert span == 0.0
@@ -441,7 +441,7 @@ def test_a_capture_that_failed_fails_the_figure(lab, monkeypatch):
     def stepped(lab):
         with backend(lab):
             engine = lab.engine(torch.float16, 1, 8)
-            engine._windows._record = broken
+            engine.windows.record = broken
             answer(engine, texts(lab.prompts([4]), 4))
         return {"points": {"prefill_tflop_s": 1.0}}
 
@@ -457,10 +457,10 @@ def test_baselines_move_random_bytes(lab, monkeypatch):
     """Zeros would flatter them, and the shares that are taken of them."""
     filled = []
     monkeypatch.setattr(Lab, "device_s", lambda self, run: filled.append(run) or Timing((1.0,)))
-    made = kernel_figures._random_bytes(lab)
+    made = kernel_figures.random_bytes(lab)
     assert made.numel() == TINY.copy_bytes
     assert len(made.unique()) > 200
-    monkeypatch.setattr(kernel_figures, "_random_bytes", lambda _: filled.append("random") or made)
+    monkeypatch.setattr(kernel_figures, "random_bytes", lambda _: filled.append("random") or made)
     kernel_figures.copy(lab)
     kernel_figures.reads(lab)
     assert filled.count("random") == 2
@@ -469,7 +469,7 @@ def test_baselines_move_random_bytes(lab, monkeypatch):
 @pytest.mark.slow
 def test_no_text_of_transformers_ends_early_and_none_pays_for_that(lab, monkeypatch):
     """Scores that are all equal choose token 0, which ends texts by the model's own settings."""
-    make = peer_figures._model
+    make = peer_figures.random_gpt2
 
     def all_equal(lab):
         model = make(lab)
@@ -481,7 +481,7 @@ def test_no_text_of_transformers_ends_early_and_none_pays_for_that(lab, monkeypa
     def refused(*_):
         raise AssertionError("scores were processed")
 
-    monkeypatch.setattr(peer_figures, "_model", all_equal)
+    monkeypatch.setattr(peer_figures, "random_gpt2", all_equal)
     monkeypatch.setattr(transformers.MinNewTokensLengthLogitsProcessor, "__call__", refused)
     found = peer_figures.over_static_cache(lab)
     assert found["points"]["over_static_cache"] > 0
@@ -537,16 +537,16 @@ def test_a_way_that_fails_is_told_and_the_other_counts(lab, ways, monkeypatch):
     assert asked == [None, True]
 
 
-def test_floors_are_taken_at_the_faster_of_copying_and_reading(lab, monkeypatch):
+def test_floors_are_taken_at_the_faster_of_copying_and_reading(monkeypatch):
     """A copy moves its bytes twice."""
     step = Timing((0.5,))
     monkeypatch.setattr(engine_figures, "step_s", lambda *_: step)
     size = TINY.copy_bytes
     floor = work.decode_floor_bytes(TINY.config(), 1, TINY.context, 2)
     for copied, read, speed in ((1.0, 1.0, 2 * size), (1.0, 0.25, 4 * size)):
-        lab._kept |= {"copy": Timing((copied,)), "reads": {"a": Timing((read,)), "b": step}}
-        if read == 1.0:
-            lab._kept["reads"].pop("b")
+        lab = Lab("cpu", TINY)
+        lab.kept("copy", lambda: Timing((copied,)))  # noqa: B023
+        lab.kept("reads", lambda: {"a": Timing((read,)), "b": step})  # noqa: B023
         found = engine_figures.decode_share(1)(lab)
         assert found["points"]["decode_share_1"] == pytest.approx(floor / speed / 0.5)
         assert found["details"]["read_b_s"] == size / read

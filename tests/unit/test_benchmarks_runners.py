@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import compare, environments, models, report
 from benchmarks.contest import Contest, parse_outcome
-from benchmarks.figures import Measured, SystemRecord, record_figures
+from benchmarks.figures import SystemRecord, record_figures
 from benchmarks.models import save_model
 from benchmarks.peers import protocol
 from benchmarks.peers.nightjar_engine import NightjarEngine
@@ -56,7 +56,7 @@ class Echo:
 def ask(system, *messages):
     source = io.StringIO("".join(json.dumps(message) + "\n" for message in messages))
     answers = io.StringIO()
-    protocol._serve(system, source, answers)
+    protocol.answer_all(system, source, answers)
     return [json.loads(line) for line in answers.getvalue().splitlines()]
 
 
@@ -130,7 +130,7 @@ def wait_for(process, status):
 
 def test_a_runner_that_reads_nothing_any_more_is_closed(tmp_path):
     runner = Runner(NIGHTJAR, "fp32", 1, tmp_path / "log")
-    process = psutil.Process(runner._process.pid)
+    process = psutil.Process(runner.pid)
     process.kill()
     assert wait_for(process, psutil.STATUS_ZOMBIE)
     with pytest.raises(SystemFailedError, match="was killed, as the system does"):
@@ -149,7 +149,7 @@ def test_a_runner_process_of_the_engine(model, words, tmp_path):
     runner = Runner(NIGHTJAR, "fp32", 2, tmp_path / "log")
     try:
         assert runner.load(model, tmp_path)["versions"]["torch"]
-        process = psutil.Process(runner._process.pid)
+        process = psutil.Process(runner.pid)
         assert wait_for(process, psutil.STATUS_STOPPED)
         ran = parse_outcome(runner.run(texts)["outcome"])
         assert ran.generated == alone.generate(generations)
@@ -169,17 +169,6 @@ def test_a_runner_process_of_the_engine(model, words, tmp_path):
 def test_a_precision_that_does_not_exist(model, tmp_path):
     with pytest.raises(UnsupportedError, match="fp7"):
         NightjarEngine().load(model, "fp7", 2, tmp_path)
-
-
-def contest_of(*systems, budget_s=4.0):
-    """A contest whose first-round figures are (system, precision, ours, seconds for 10 units)."""
-    contest = Contest(environments.ROOT, environments.ROOT, 2, budget_s)
-    for name, precision, ours, seconds in systems:
-        measured = {n: Measured(10, 10, [seconds]) for n in ("generate", "rank", "catalogue")}
-        record = SystemRecord(name, precision, ours, measured=measured)
-        contest.records.append(record)
-        contest._runners[record.label] = Clock(0.01)
-    return contest
 
 
 def test_a_peer_without_environment_is_reported(model, tmp_path, monkeypatch):
@@ -219,85 +208,103 @@ def test_every_peer_has_an_environment_and_a_runner():
 
 
 class Clock:
-    """A runner that takes the same time for every unit."""
+    """A runner that takes the same time for every unit, and notes each in a log."""
 
-    def __init__(self, seconds_each):
+    def __init__(self, seconds_each, name="", log=None):
         self.asked = []
         self.seconds_each = seconds_each
-        self.is_closed = False
+        self.name = name
+        self.log = [] if log is None else log
 
     def close(self):
-        self.is_closed = True
+        pass
 
     def run(self, workload):
         self.asked.append(workload.units)
-        empty = {"generated": [], "mean_nll": [], "seconds_each": []}
+        self.log.append(self.name)
+        each = [self.seconds_each] * workload.units if workload.kind == "first_token" else []
         return {
             "seconds": workload.units * self.seconds_each,
-            "outcome": empty,
+            "outcome": {"generated": [], "mean_nll": [], "seconds_each": each},
             "peak_mib": 1.0,
         }
 
 
+def contest_of(*taking_part, budget_s=4.0):
+    """A contest of records and their runners."""
+    contest = Contest(environments.ROOT, environments.ROOT, 2, budget_s)
+    for record, runner in taking_part:
+        contest.add(record, runner)
+    return contest
+
+
+def peer_of(name="vllm", precision="fp32"):
+    return SystemRecord(name, precision, ours=False)
+
+
+def units(record, clock, workload, budget_s=7.0):
+    """How much of a workload a system runs in its first round."""
+    contest = contest_of((record, clock), budget_s=budget_s)
+    contest.measure({workload.name: workload}, 1, lambda: None)
+    return record.measured[workload.name].units
+
+
 def test_a_peer_runs_what_fits_the_budget_and_no_less_than_fills_its_batches(words):
     workload = rank(words, random.Random(0), Sizes())
-    contest, peer = contest_of(budget_s=7.0), SystemRecord("vllm", "fp32", ours=False)
-    assert contest._units(peer, clock := Clock(0.1), workload) == 80  # 68 fit; rankings are of 16
-    assert clock.asked == [4, 4]
-    assert contest._units(peer, Clock(9.0), workload) == 48
-    assert contest._units(peer, Clock(9.0), replace(workload, name="rank_long")) == 16
+    assert units(peer_of(), clock := Clock(0.1), workload) == 80  # 68 fit; rankings are of 16
+    assert clock.asked[:2] == [4, 4]
+    assert units(peer_of(), Clock(9.0), workload) == 48
+    assert units(peer_of(), Clock(9.0), replace(workload, name="rank_long")) == 16
     long = rank_long(words, random.Random(0), Sizes())
-    assert contest._units(peer, Clock(0.2), long) == 100  # within three budgets
-    assert contest._units(peer, Clock(0.3), long) == 20
-    assert contest._units(peer, Clock(0.001), workload) == workload.units == 192
-    assert contest._units(peer, Clock(9.0), workload.head(8)) == 8
+    assert units(peer_of(), Clock(0.2), long) == 100  # within three budgets
+    assert units(peer_of(), Clock(0.3), long) == 20
+    assert units(peer_of(), Clock(0.001), workload) == workload.units == 192
+    assert units(peer_of(), Clock(9.0), workload.head(8)) == 8
     texts = Workload("generate", "generate", [Generation([1], 1)] * 96)
-    assert contest._units(peer, Clock(0.3), texts) == 64  # three budgets
-    assert contest._units(peer, Clock(9.0), texts) == 48
+    assert units(peer_of(), Clock(0.3), texts) == 64  # three budgets
+    assert units(peer_of(), Clock(9.0), texts) == 48
 
 
 def test_what_the_goals_compare_is_run_once_before_it_counts(words):
-    contest, peer = contest_of(), SystemRecord("vllm", "fp32", ours=False)
     for name, runs in (("rank", 2), ("rank_long", 1)):
-        clock = contest._runners[peer.label] = Clock(0.001)
-        contest._run(peer, replace(rank(words, random.Random(0), Sizes()), name=name))
+        clock, peer = Clock(0.001), peer_of()
+        assert units(peer, clock, replace(rank(words, random.Random(0), Sizes()), name=name)) == 192
         assert clock.asked == [4, 4] + [192] * runs
         assert peer.measured[name].seconds == [192 * 0.001]
 
 
 def test_ours_runs_workloads_whole(words):
-    ours = SystemRecord("nightjar", "fp32", ours=True)
     for workload in build(words, Sizes(), lambda asked: [Generated("", 0)] * len(asked)).values():
-        assert contest_of()._units(ours, Clock(9.0), workload) == workload.units
-
-
-def in_turn(contest, name, number, workload):
-    turn = contest._in_turn(number, replace(workload, name=name))
-    return [record.label for record in turn]
+        ours = SystemRecord("nightjar", "fp32", ours=True)
+        assert units(ours, Clock(9.0), workload) == workload.units
 
 
 def test_after_the_first_round_two_peers_of_a_precision_go_on(words):
-    contest = contest_of(
-        ("a", "fp32", False, 1.0),
-        ("b", "fp32", False, 3.0),
-        ("c", "fp32", False, 2.0),
-        ("c", "int8", False, 9.0),
-        ("nightjar", "fp32", True, 25.0),
-    )
+    log, found = [], []
+    speeds = {"a fp32": 1.0, "b fp32": 3.0, "c fp32": 2.0, "c int8": 9.0, "nightjar fp32": 25.0}
+    taking_part = []
+    for label, speed in speeds.items():
+        name, precision = label.split()
+        record = SystemRecord(name, precision, ours=name == "nightjar")
+        taking_part.append((record, Clock(speed / 1000, label, log)))
+    contest = contest_of(*taking_part)
+
+    def keep():
+        found.append(list(dict.fromkeys(log)))
+        del log[:]
+
     workload = rank(words, random.Random(0), Sizes())
-    everyone = ["a fp32", "b fp32", "c fp32", "c int8", "nightjar fp32"]
-    assert in_turn(contest, "rank", 0, workload) == everyone
+    workloads = {name: replace(workload, name=name) for name in ("rank", "catalogue")}
+    contest.measure(workloads, 3, keep)
+    everyone = list(speeds)
+    assert found[:2] == [everyone] * 2
     fastest = ["c fp32", "c int8", "nightjar fp32", "a fp32"]
-    assert in_turn(contest, "rank", 1, workload) == fastest
-    assert in_turn(contest, "rank", 2, workload) == fastest
-    assert len(in_turn(contest, "catalogue", 1, workload)) == 4
-    assert in_turn(contest, "catalogue", 2, workload) == []
+    assert found[2:5] == [fastest] * 3
+    assert found[5] == []
 
 
 def test_figures_are_kept_after_every_workload(words):
-    contest = contest_of()
-    contest.records.append(SystemRecord("nightjar", "fp32", ours=True))
-    contest._runners["nightjar fp32"] = Clock(0.01)
+    contest = contest_of((SystemRecord("nightjar", "fp32", ours=True), Clock(0.01)))
     workload = rank(words, random.Random(0), Sizes())
     workloads = {name: replace(workload, name=name) for name in ("rank", "catalogue")}
     kept = []

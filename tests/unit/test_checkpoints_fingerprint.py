@@ -24,13 +24,13 @@ def read(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "REMEMBERED_BYTES", 50_000)
     monkeypatch.setattr(digest_cache, "_GRAIN_NS", -(10**12))
     names = []
-    hash_piece = fingerprint._hash_piece
+    hash_piece = fingerprint.hash_piece
 
     def counted(path, start):
         names.append(path.name)
         return hash_piece(path, start)
 
-    monkeypatch.setattr(fingerprint, "_hash_piece", counted)
+    monkeypatch.setattr(fingerprint, "hash_piece", counted)
     return names
 
 

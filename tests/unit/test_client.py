@@ -9,11 +9,7 @@ from nightjar.pipeline.front.client import Client, ClientError
 
 
 def client(answer: httpx.Response) -> Client:
-    made = Client("http://night.example/jobs")
-    made._http = httpx.Client(
-        base_url="http://night.example/jobs", transport=httpx.MockTransport(lambda _: answer)
-    )
-    return made
+    return Client("http://night.example/jobs", httpx.MockTransport(lambda _: answer))
 
 
 def test_an_address_that_is_none() -> None:
@@ -50,10 +46,7 @@ def test_calls_are_those_of_the_api(tmp_path: Path) -> None:
 
     source = tmp_path / "in.jsonl"
     source.write_text("{}")
-    with Client("http://night.example") as made:
-        made._http = httpx.Client(
-            base_url="http://night.example", transport=httpx.MockTransport(answer)
-        )
+    with Client("http://night.example", httpx.MockTransport(answer)) as made:
         made.submit(source)
         made.submit(source, completion_window="24h", priority=3)
         made.pause("job_1")
@@ -75,9 +68,6 @@ def test_a_job_id_stays_one_part_of_the_path() -> None:
         seen.append(request.url.raw_path)
         return httpx.Response(200, json={})
 
-    with Client("http://night.example") as made:
-        made._http = httpx.Client(
-            base_url="http://night.example", transport=httpx.MockTransport(answer)
-        )
+    with Client("http://night.example", httpx.MockTransport(answer)) as made:
         made.job("../../health")
     assert seen == [b"/v1/jobs/..%2F..%2Fhealth"]

@@ -83,10 +83,10 @@ def test_a_search_shares_its_prompt_and_gives_everything_back(model, token_bytes
         KVTensors, "copy", lambda self, pairs: copies.extend(pairs) or copy(self, pairs)
     )
     engine = Engine(model, token_bytes, EngineConfig(eos_token_ids=(END,)))
-    free = engine._pool.available
+    free = engine.pool.available
     drain(engine, search(0, ids(70), 4))
     assert copies
-    assert engine._pool.available == free
+    assert engine.pool.available == free
 
 
 def test_a_stop_ends_a_beam(model, token_bytes):

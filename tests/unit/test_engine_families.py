@@ -12,7 +12,7 @@ import pytest
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.engine import BeamSearch, RankRequest
 from nightjar.gpu_worker.models import load_model
-from tests.engines import generate, ids, one, run
+from tests.engines import drawn, generate, ids, one, run
 from tests.families import CASES, save_family
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,17 +68,11 @@ import json, sys
 from pathlib import Path
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models import load_model
-from tests.engines import run
-from tests.unit.test_engine_families import drawn
+from tests.engines import drawn, run
 directory = ModelDirectory.open(Path(sys.argv[1]))
 results = run(load_model(directory, "fp32"), directory.tokenizer().token_bytes, drawn()[::-1])
 print(json.dumps({number: results[number].token_ids for number in results}))
 """
-
-
-def drawn():
-    """Texts that are drawn at random."""
-    return [generate(i, ids(5 + 9 * i), 12, temperature=1.0, seed=i % 3) for i in range(6)]
 
 
 def test_a_seed_draws_the_same_text_in_another_process(directory, model, token_bytes):

@@ -205,7 +205,7 @@ def test_a_kept_hidden_state_keeps_nothing_else(model, token_bytes):
     engine.submit(generate(0, n=3, temperature=1.0))
     engine.submit(RankRequest(1, ids(20), [ids(30)] * 3))
     engine.step()
-    kept = engine._live[0].prefix.last_hidden
+    kept = engine.live[0].prefix.last_hidden
     assert kept.untyped_storage().nbytes() == kept.numel() * kept.itemsize
 
 
@@ -230,7 +230,7 @@ def test_a_cancelled_request_gives_everything_back(model, token_bytes, where):
     engine.submit(generate(9, prompt, max_tokens=20, **params))
     for _ in range(2 if where in ("waiting", "in prefill") else 5):
         assert engine.step() == []
-    job = engine._live[9]
+    job = engine.live[9]
     state = {
         "waiting": job.prefix.table is None,
         "in prefill": 0 < job.prefix.computed < len(prompt),

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nightjar.gpu_worker.engine import (
     Engine,
@@ -12,8 +11,8 @@ from nightjar.gpu_worker.engine import (
     RankRequest,
     SamplingParams,
 )
-from nightjar.gpu_worker.models import Decoder
 from tests.engines import VOCAB, block_bytes, drain, generate, ids
+from tests.traffic import traffic
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,20 +20,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def model(any_model):
     return any_model
-
-
-@pytest.fixture
-def rows(monkeypatch):
-    """The rows of every forward pass."""
-    found = []
-    forward = Decoder.forward
-
-    def counted(self, batch, cache):
-        found.append(len(batch.token_ids))
-        return forward(self, batch, cache)
-
-    monkeypatch.setattr(Decoder, "forward", counted)
-    return found
 
 
 def test_a_conversation_computes_only_its_new_turn(model, token_bytes, rows):
@@ -69,8 +54,8 @@ def test_what_no_finite_scores_vouch_for_is_not_copied(model, token_bytes):
     first = ids(70)
     engine.submit(generate(0, first))
     engine.step()
-    (job,) = engine._scheduler._open
-    for cached in (engine._cache.keys, engine._cache.values):
+    (job,) = engine.live.values()
+    for cached in (engine.cache.keys, engine.cache.values):
         cached[:, job.prefix.held.blocks[0], :, 20] = float("nan")
     other = generate(1, [*first[:16], 9, 10])
     found = drain(engine, other)
@@ -167,42 +152,6 @@ def test_a_full_cache_forgets_and_computes_again(model, token_bytes):
     requests = [generate(i, prompt) for i, prompt in enumerate(prompts)]
     roomy = drain(Engine(model, token_bytes, EngineConfig()), *requests)
     assert drain(tight, *requests) == roomy
-
-
-@st.composite
-def traffic(draw):
-    """Requests out of a few prefixes, in waves, on engines of different limits."""
-    prefixes = [ids(draw(st.integers(1, 90)), seed) for seed in range(3)]
-    waves = []
-    request_id = 0
-    for _ in range(draw(st.integers(1, 3))):
-        wave = []
-        for _ in range(draw(st.integers(1, 5))):
-            head = draw(st.sampled_from(prefixes))
-            prompt = head[: draw(st.integers(1, len(head)))] + ids(
-                draw(st.integers(0, 20)), request_id
-            )
-            if draw(st.booleans()):
-                documents = [ids(n, n) for n in draw(st.lists(st.integers(1, 12), min_size=1))]
-                wave.append(RankRequest(request_id, prompt, documents[:6]))
-            else:
-                wave.append(
-                    generate(
-                        request_id,
-                        prompt,
-                        draw(st.integers(1, 8)),
-                        temperature=draw(st.sampled_from([0.0, 1.0])),
-                        n=draw(st.sampled_from([1, 1, 2])),
-                        seed=request_id,
-                    )
-                )
-            request_id += 1
-        waves.append(wave)
-    config = {
-        "max_running": draw(st.sampled_from([2, 64])),
-        "max_step_tokens": draw(st.sampled_from([7, 48, 2048])),
-    }
-    return waves, config, draw(st.sampled_from([8, 12, 1000]))
 
 
 @settings(max_examples=20, deadline=None)

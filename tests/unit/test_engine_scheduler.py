@@ -78,14 +78,11 @@ class Room:
 
     @property
     def busy(self):
-        scheduler = self.scheduler
-        return any(
-            (scheduler._generations, scheduler._rankings, scheduler._open, scheduler._running)
-        )
+        return self.scheduler.has_waiting or bool(self.scheduler.running)
 
     def end_sequences(self):
         """End what has as many tokens as it may have."""
-        for sequence in list(self.scheduler._running):
+        for sequence in self.scheduler.running:
             job = sequence.job
             if len(sequence.generated) >= sequence.sampling.max_tokens and sequence.table:
                 if job.beams is None:
@@ -419,7 +416,7 @@ def test_every_step_keeps_its_limits_and_every_request_ends(
     step, end = 0, max(when for when, _ in coming)
     while step <= end or room.busy:
         end += sum(hand_in(room, params) for when, params in coming if when == step)
-        running, busy = list(room.scheduler._running), room.busy
+        running, busy = room.scheduler.running, room.busy
         room.step()
         plan = room.plan
         assert plan.decodes == running
@@ -432,4 +429,4 @@ def test_every_step_keeps_its_limits_and_every_request_ends(
         step += 1
         assert step <= end + 1
     assert room.pool.available == blocks
-    assert not any(room.pool._holders)
+    assert not room.pool.held

@@ -11,14 +11,9 @@ from nightjar.gpu_worker.engine import Engine, EngineConfig, transfers, upkeep
 from nightjar.gpu_worker.engine.transfers import DirectTransfers, HostMemory, StreamTransfers
 from nightjar.gpu_worker.models import KVTensors
 from tests.engines import block_bytes, drain, generate, ids
+from tests.host_tiers import assert_consistent, engine_of
 from tests.lazy_streams import Stream, Streams
-from tests.unit.test_engine_host_tier import (
-    assert_consistent,
-    conversations,
-    engine_of,
-    one_by_one,
-)
-from tests.unit.test_engine_prefix_cache import traffic
+from tests.traffic import conversations, one_by_one, traffic
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -57,7 +52,7 @@ def test_blocks_are_copied_before_they_are_overwritten(monkeypatch):
     cache, before = caches(), caches()
     moved = StreamTransfers(cache, 4, lambda *_: None)
     moved.save([(2, 0), (5, 3)], rested=False)
-    assert not moved._memory._packed[0].equal(before.keys[:, 2])
+    assert not moved.memory.packed[0].equal(before.keys[:, 2])
     moved.await_saved([2, 5])
     cache.clear([2, 5])
     moved.load([(1, 0), (0, 3)]).wait(-1)
@@ -129,7 +124,7 @@ def test_conversations_are_the_same_on_lazy_streams(model, token_bytes, monkeypa
     wanted = one_by_one(engine_of(model, token_bytes, 1000, 0), requests)
     lazily(monkeypatch)
     engine = engine_of(model, token_bytes, 6, 100)
-    assert isinstance(engine._tier._transfers, StreamTransfers)
+    assert isinstance(engine.tier.transfers, StreamTransfers)
     assert one_by_one(engine, requests) == wanted
     assert_consistent(engine)
 
@@ -149,13 +144,25 @@ def test_no_bit_depends_on_when_streams_do_their_work(model, token_bytes, traffi
                 assert results[request.request_id] == alone[request.request_id]
 
 
-@pytest.mark.parametrize(
-    ("where", "lost"), [(StreamTransfers, "await_saved"), (transfers._Events, "wait")]
-)
-def test_a_wait_that_is_missing_shows(model, token_bytes, monkeypatch, where, lost):
-    """Else the tests above would show nothing."""
+class NoArrivals:
+    """A load that nobody waits for."""
+
+    def wait(self, layer):
+        pass
+
+
+@pytest.mark.parametrize("lost", ["await_saved", "load"])
+def test_a_wait_that_is_missing_shows(model, token_bytes, monkeypatch, lost):
+    """Without these failures the tests above would show nothing."""
     lazily(monkeypatch)
-    monkeypatch.setattr(where, lost, lambda *_: None)
+    load = StreamTransfers.load
+
+    def hasty(moved, pairs):
+        load(moved, pairs)
+        return NoArrivals()
+
+    instead = {"await_saved": lambda *_: None, "load": hasty}
+    monkeypatch.setattr(StreamTransfers, lost, instead[lost])
     block = block_bytes(model)
     roomy = Engine(model, token_bytes, EngineConfig(kv_cache_bytes=1000 * block))
     engine = engine_of(model, token_bytes, 6, 100)

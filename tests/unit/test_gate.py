@@ -81,7 +81,7 @@ def test_a_suspect_that_waits_goes_before_ordinary_work_that_comes_later(
     first = Visitor(gate, pool, alone=False)
     assert enters(first)
     suspect = Visitor(gate, pool, alone=True)
-    wait_until("the suspect to wait", lambda: gate._waiting)
+    wait_until("the suspect to wait", lambda: gate.waiting)
     later = Visitor(gate, pool, alone=False)
     assert waits(later)
     first.leave()
@@ -100,7 +100,7 @@ def test_an_error_inside_opens_the_gate_again(alone: bool) -> None:
     with gate.alone():
         pass
     with gate.together():
-        assert gate._inside == 1
+        assert gate.inside == 1
 
 
 def test_a_closed_gate_sends_away_who_waits_and_leaves_who_is_inside(
@@ -110,7 +110,7 @@ def test_a_closed_gate_sends_away_who_waits_and_leaves_who_is_inside(
     inside = Visitor(gate, pool, alone=False)
     assert enters(inside)
     suspect = Visitor(gate, pool, alone=True)
-    wait_until("the suspect to wait", lambda: gate._waiting)
+    wait_until("the suspect to wait", lambda: gate.waiting)
     ordinary = Visitor(gate, pool, alone=False)
     assert waits(ordinary)
     gate.close()
@@ -119,7 +119,7 @@ def test_a_closed_gate_sends_away_who_waits_and_leaves_who_is_inside(
             visitor.leave()
         assert not visitor.inside.is_set()
     inside.leave()
-    assert gate._waiting == gate._inside == 0
+    assert gate.waiting == gate.inside == 0
 
 
 @pytest.mark.parametrize("alone", [True, False])

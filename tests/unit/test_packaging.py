@@ -8,7 +8,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-from tests.unit.test_import_rules import source_files
+from tests.source_tree import source_files
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

@@ -26,15 +26,21 @@ class Dispatcher:
         self.waiting = 0
 
 
+class LoneConsumer(Consumer):
+    """A consumer with a loop and a dispatcher, and nothing else."""
+
+    def __init__(self, events: Dispatcher) -> None:
+        self.hub = Hub()
+        self.event_dispatcher = events
+        self._flush_events_promise = promise(self._flush_events)
+
+
 class Worker:
     """A consumer on a real loop."""
 
     def __init__(self) -> None:
         self.events = Dispatcher()
-        self.consumer = Consumer.__new__(Consumer)
-        self.consumer.hub = Hub()
-        self.consumer.event_dispatcher = self.events
-        self.consumer._flush_events_promise = promise(self.consumer._flush_events)
+        self.consumer = LoneConsumer(self.events)
 
     def event(self) -> None:
         self.events.waiting += 1

@@ -17,39 +17,53 @@ def test_it_carries_nightjars_messages(url: str) -> None:
     assert app.connection_for_write().get_transport_cls() is Transport
 
 
+class PooledChannel(Channel):
+    """A channel whose pools connect to nothing."""
+
+    def __init__(self) -> None:
+        self.Client = Redis
+
+    def _get_pool(self, asynchronous: bool = False) -> ConnectionPool:
+        return ConnectionPool()
+
+    def lose_connection(self) -> None:
+        """Do what the transport does when a connection is lost."""
+        self._pool = None
+
+
+def client_of(channel: Channel) -> Redis:
+    """The client that the channel sends with."""
+    with channel.conn_or_acquire() as client:
+        assert isinstance(client, Redis)
+        return client
+
+
 @pytest.mark.parametrize("connection", [None, SimpleNamespace(client=None)])
 def test_a_closed_connection_is_a_connection_error(connection: object) -> None:
     channel = Channel.__new__(Channel)
+    channel.Client = Redis
     channel.connection = connection
     with pytest.raises(Transport.connection_errors, match="closed"):
-        channel._connparams()
-
-
-def channel_with_pool() -> Channel:
-    channel = Channel.__new__(Channel)
-    channel.Client = Redis
-    channel._pool = ConnectionPool()
-    channel._async_pool = ConnectionPool()
-    return channel
+        client_of(channel)
 
 
 def test_a_channel_keeps_its_client() -> None:
-    channel = channel_with_pool()
+    channel = PooledChannel()
     with channel.conn_or_acquire() as first, channel.conn_or_acquire() as second:
         assert first is second
         assert first.connection_pool is channel.pool
 
 
 def test_a_pool_made_after_a_lost_connection_has_a_client_of_its_own() -> None:
-    channel = channel_with_pool()
-    before = channel._create_client()
-    channel._pool = ConnectionPool()
-    assert channel._create_client() is not before
-    assert channel._create_client().connection_pool is channel.pool
+    channel = PooledChannel()
+    before = client_of(channel)
+    channel.lose_connection()
+    assert client_of(channel) is not before
+    assert client_of(channel).connection_pool is channel.pool
 
 
 def test_waiting_for_messages_has_a_client_of_its_own() -> None:
-    channel = channel_with_pool()
-    sending = channel._create_client()
-    assert channel._create_client(asynchronous=True).connection_pool is channel._async_pool
-    assert channel._create_client() is sending
+    channel = PooledChannel()
+    sending = client_of(channel)
+    assert channel.client.connection_pool is channel.async_pool
+    assert client_of(channel) is sending

@@ -61,12 +61,16 @@ def test_what_happens_to_blocks_of_a_cache_happens_on_every_rank(directory, monk
             super().__init__(*given)
             followers.append(self)
 
+        @property
+        def caches(self):
+            return self._caches
+
     monkeypatch.setattr("tests.shards.Follower", Kept)
     with thread_leader(directory, 2) as leader:
         model = leader.load("fp32")
         cache = model.allocate_cache(3, 16)
         model.logits(torch.zeros(1, 32))  # past this the follower has its cache
-        (theirs,) = followers[0]._caches.values()
+        (theirs,) = followers[0].caches.values()
         theirs.keys[:, 1], theirs.values[:, 1] = torch.nan, torch.nan
         theirs.keys[:, 2], theirs.values[:, 2] = 2.0, 3.0
         if change == "clear":
@@ -141,8 +145,8 @@ def test_a_model_split_among_gpus_has_no_higher_precision(directory):
     with thread_leader(directory, 2) as leader:
         given = (config, directory, directory.tokenizer(), leader.load)
         engine = build_engine(*given, dtype="bf16", device="cuda:0")
-        assert engine._rescue is None
-        assert build_engine(*given, dtype="bf16")._rescue is not None
+        assert engine.rescue is None
+        assert build_engine(*given, dtype="bf16").rescue is not None
 
 
 def test_a_cancelled_request_leaves_every_rank(directory, token_bytes):
@@ -173,11 +177,18 @@ def test_rank_0_that_fails_in_a_step_ends_the_process_and_not_one_request(
             engine.step()
 
 
-def test_a_rank_that_does_not_listen_any_more_is_a_lost_group(directory, token_bytes):
+def test_a_rank_that_does_not_listen_any_more_is_a_lost_group(directory, token_bytes, monkeypatch):
+    pipes = []
+
+    def kept():
+        pipes.append(Pipe())
+        return pipes[-1]
+
+    monkeypatch.setattr("tests.shards.Pipe", kept)
     with thread_leader(directory, 2) as leader:
         engine = engine_of(leader, token_bytes)
-        for pipe in leader._followers:
-            pipe.close()
+        for ours, _ in pipes:
+            ours.close()
         engine.submit(generate(1, ids(9)))
         with pytest.raises(GroupLostError, match="does not listen"):
             engine.step()
