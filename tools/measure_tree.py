@@ -219,8 +219,8 @@ def measure(root: Path) -> dict[str, Any]:
         for length in sentences(paragraph)
     ]
     of_code = {
-        place: [n for one in chosen for said in paragraphs_of_code(one) for n in sentences(said)]
-        for place, chosen in (
+        kind: [n for one in chosen for said in paragraphs_of_code(one) for n in sentences(said)]
+        for kind, chosen in (
             ("source", source),
             ("others", [one for one in every if one.room in NO_SOURCE]),
         )
@@ -253,7 +253,7 @@ def table(found: dict[str, Any]) -> str:
     rows = []
     for name, value in found.items():
         if name == "circles":
-            value = [f"{len(circle)}: {' '.join(circle)}" for circle in value]  # noqa: PLW2901
+            value = [f"{len(circle)}: {' '.join(circle)}" for circle in value] or ["none"]  # noqa: PLW2901
         elif name == "sampling_copies":
             value = [f"{len(value)} files", *value]  # noqa: PLW2901
         elif isinstance(value, dict):

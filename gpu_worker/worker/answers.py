@@ -95,7 +95,7 @@ def _generated(request: ClaimedRequest, answer: messages.Generated, by: Computed
         "created": int(time.time()),
         "model": by.model,
         "precision": by.precision,
-        "choices": [choice(*place) for place in enumerate(answer.outputs)],
+        "choices": [choice(*numbered) for numbered in enumerate(answer.outputs)],
         "usage": usage,
     }
     if answer.recomputed_in is not None:

@@ -34,14 +34,14 @@ class Ranking:
 
         The best `top_n` of all are among the best of these and those that are known.
         """
-        places = self._places
-        if not places:
+        unknown = self._unknown
+        if not unknown:
             return None
         asked = self.asked.request
         left = replace(
             asked,
-            documents=[asked.documents[place] for place in places],
-            top_n=None if asked.top_n is None else min(asked.top_n, len(places)),
+            documents=[asked.documents[index] for index in unknown],
+            top_n=None if asked.top_n is None else min(asked.top_n, len(unknown)),
         )
         return messages.Rank(left)
 
@@ -51,24 +51,24 @@ class Ranking:
         counts = [0 if score is None else score.token_count for score in self.known]
         if rest is None:
             return messages.Ranked(self.asked.ticket, mean_nll, counts)
-        for place, nll, count in zip(self._places, rest.mean_nll, rest.token_counts, strict=True):
-            mean_nll[place], counts[place] = nll, count
+        for index, nll, count in zip(self._unknown, rest.mean_nll, rest.token_counts, strict=True):
+            mean_nll[index], counts[index] = nll, count
         return msgspec.structs.replace(rest, mean_nll=mean_nll, token_counts=counts)
 
     def computed(self, rest: messages.Ranked) -> list[CachedScore]:
         """What an answer to the rest has to be kept of; nothing that took a higher precision."""
         if rest.recomputed_in is not None:
             return []
-        scored = zip(self._places, rest.mean_nll, rest.token_counts, strict=True)
+        scored = zip(self._unknown, rest.mean_nll, rest.token_counts, strict=True)
         return [
-            CachedScore(self.keys[place], nll, count)
-            for place, nll, count in scored
+            CachedScore(self.keys[index], nll, count)
+            for index, nll, count in scored
             if nll is not None
         ]
 
     @property
-    def _places(self) -> list[int]:
-        return [place for place, score in enumerate(self.known) if score is None]
+    def _unknown(self) -> list[int]:
+        return [index for index, score in enumerate(self.known) if score is None]
 
 
 def rankings(

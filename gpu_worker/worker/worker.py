@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from nightjar.gpu_worker.worker.computing import BatchComputer, ComputedBatch
-from nightjar.gpu_worker.worker.gate import Gate, GateClosedError
+from nightjar.gpu_worker.worker.exclusive import ClosedError, SharedOrAlone
 from nightjar.gpu_worker.worker.launcher import (
     ComputeLostError,
     ComputeNotReadyError,
@@ -78,7 +78,7 @@ class GpuWorker:
         self._fingerprint = fingerprint
         self._crashes_allowed = crashes_allowed
         self._cache = cache
-        self._gate = Gate()
+        self._turn = SharedOrAlone()
         self._lock = threading.Lock()
         self._held: Counter[int] = Counter()
         self._landing: Counter[tuple[int, int]] = Counter()  # beats while results waited to land
@@ -97,12 +97,12 @@ class GpuWorker:
             alone: Compute nothing else meanwhile. This is waited for before the claim, so that a
                 worker that dies meanwhile has not held this micro-batch.
         """
-        gate = self._gate.alone() if alone else self._gate.together()
+        turn = self._turn.alone() if alone else self._turn.shared()
         try:
-            with gate, self._holding(micro_batch):
+            with turn, self._holding(micro_batch):
                 batch = self._store.leases.claim(micro_batch, epoch, self.owner, self._fingerprint)
                 return Outcome("skipped") if batch is None else self._run(batch)
-        except GateClosedError:
+        except ClosedError:
             # Not claimed: requeued at once, so that another worker takes the message.
             sent = self._store.planning.dispatched()
             self._store.planning.requeue(
@@ -117,7 +117,7 @@ class GpuWorker:
         longer than a process has to end. Results that the database has not taken after the grace
         period are given up.
         """
-        self._gate.close()
+        self._turn.close()
         time.sleep(grace_s)
         self._launcher.release()
         self._drained.set()

@@ -17,16 +17,16 @@ class Patience:
         self._jobs = jobs
         self._say = say
         self._ended = -1
-        self._look_at = 0.0
+        self._check_at = 0.0
         self._said: tuple[WaitsFor, ...] | None = None
 
-    def look(self, job: Job) -> None:
+    def check(self, job: Job) -> None:
         """Look whether the job has made progress; says the same reason only once."""
         now = time.monotonic()
         if job.ended != self._ended:
-            self._ended, self._look_at, self._said = job.ended, now + _PATIENCE_S, None
-        elif now >= self._look_at:
-            self._look_at = now + _PATIENCE_S
+            self._ended, self._check_at, self._said = job.ended, now + _PATIENCE_S, None
+        elif now >= self._check_at:
+            self._check_at = now + _PATIENCE_S
             waiting = self._jobs.waiting_for(job.id)
             if waiting.message is not None and waiting.waits_for != self._said:
                 self._said = waiting.waits_for

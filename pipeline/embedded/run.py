@@ -229,7 +229,7 @@ class _Run:
                 ended, job = job.ended, self._store.jobs.get(job.id)
                 if job.ended > ended:
                     system.progressed()
-                watch.look(job)
+                watch.check(job)
                 self._listener.progressed(job)
         return job
 

@@ -22,7 +22,7 @@ from nightjar.pipeline.queue.leadership import PLANNER
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 2.0
+READ_EVERY_S = 2.0
 BROKER_TIMEOUT_S = 5.0
 NO_BROKER = "the broker does not answer; jobs are taken, and start when it is back"
 NO_PLANNER = "no planner takes what waits for it; start `nightjar worker plan`"
@@ -37,7 +37,7 @@ class Signs:
         store: Where GPU workers and the leading planner raise their counters.
         celery: The application whose broker and queues are read.
         dead_after_s: A counter that has stood still for so long is no sign of life.
-        look_every_s: The time between two readings.
+        read_every_s: The time between two readings.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Signs:
         celery: Celery,
         *,
         dead_after_s: float,
-        look_every_s: float = LOOK_EVERY_S,
+        read_every_s: float = READ_EVERY_S,
     ) -> None:
         self._store = store
         self._celery = celery
-        self._dead_after_s = dead_after_s + look_every_s
-        self._look_every_s = look_every_s
+        self._dead_after_s = dead_after_s + read_every_s
+        self._read_every_s = read_every_s
         self._counters: dict[str, int] = {}
         self._moved_at: dict[str, float] = {}
         self._began_at = time.monotonic()
@@ -107,14 +107,14 @@ class Signs:
     def _watch(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._look_at_counters()
+                self._read_counters()
             except StoreError as error:  # /health asks the database itself
                 logger.warning("signs of life unread: %s", error, extra={"action": "signs_unread"})
-            self._look_at_broker()
-            self._stopping.wait(self._look_every_s)
+            self._check_broker()
+            self._stopping.wait(self._read_every_s)
         self._disconnect()
 
-    def _look_at_counters(self) -> None:
+    def _read_counters(self) -> None:
         counters = {beat.owner: beat.counter for beat in self._store.heartbeats.recent()}
         if (leader := self._store.leaders.get(PLANNER)) is not None and leader.owner is not None:
             counters[PLANNER] = leader.epoch << 40 | leader.counter
@@ -125,7 +125,7 @@ class Signs:
         self._counters = counters
         self._moved_at = {name: at for name, at in self._moved_at.items() if name in counters}
 
-    def _look_at_broker(self) -> None:
+    def _check_broker(self) -> None:
         try:
             backlog = self._messages()
         except (KombuError, RedisError, OSError) as error:

@@ -39,9 +39,9 @@ class ContextLimit:
         at_least = first + max(documents, default=0)
         if at_least <= context:
             return
-        place = documents.index(max(documents)) + 1 if documents else 0
-        field = field_of(request, place)
-        what = f"the query and {field} have" if place else "the prompt has"
+        index = documents.index(max(documents)) + 1 if documents else 0
+        field = field_of(request, index)
+        what = f"the query and {field} have" if index else "the prompt has"
         raise EncodeError(
             "context_length_exceeded",
             f"{what} at least {at_least} tokens, by the length in bytes, past the model's "
@@ -62,9 +62,9 @@ class ContextLimit:
             self._check_generation(request, len(segments[0]), int(request.body["max_tokens"]))
             return
         query, *documents = map(len, segments)
-        for place, length in enumerate(documents, start=1):
+        for index, length in enumerate(documents, start=1):
             if query + length > self._length:
-                field = field_of(request, place)
+                field = field_of(request, index)
                 raise EncodeError(
                     "context_length_exceeded",
                     f"the query has {query} tokens and {field} {length}: together "

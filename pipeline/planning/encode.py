@@ -151,12 +151,12 @@ class Encoder:
 
     def _check_ids(self, ids: Sequence[int]) -> list[int]:
         vocabulary = self._config.vocab_size
-        for place, token_id in enumerate(ids):
+        for index, token_id in enumerate(ids):
             if not 0 <= token_id < vocabulary:
                 raise EncodeError(
                     "invalid_value",
-                    f"prompt[{place}] is {token_id}; token ids of this model are 0 to "
+                    f"prompt[{index}] is {token_id}; token ids of this model are 0 to "
                     f"{vocabulary - 1}",
-                    f"body.prompt[{place}]",
+                    f"body.prompt[{index}]",
                 )
         return [PLACEHOLDER if token_id == self._prompt_id else token_id for token_id in ids]

@@ -51,7 +51,7 @@ class ModelChange:
         self._retired: set[str] = set()
         self._say_again: dict[str, float] = {}  # by fingerprint: not before
 
-    def look(self) -> int:
+    def take_apart(self) -> int:
         """Take apart what is to be planned anew, for half a second; returns how many requests."""
         requests = 0
         until = self._clock() + BUDGET_S

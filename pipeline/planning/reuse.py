@@ -33,7 +33,7 @@ from nightjar.requests import SAME_IN_BODY, SamplingParams
 logger = logging.getLogger(__name__)
 
 _DAY_S = 86_400.0
-_KEPT_BETWEEN_LOOKS = 128  # micro-batches; the bounds are looked after so often
+_KEPT_BETWEEN_TRIMS = 128  # micro-batches; the bounds are looked after so often
 _PRECISIONS_OF_AUTO = ("fp32", "bf16")
 
 
@@ -92,7 +92,7 @@ class ResultCache:
                     if item.body is not None and item.reused is None
                 ]
             )
-            if self._is_time_to_look():
+            if self._is_time_to_trim():
                 self._answers.drop_old(self._most_rows, self._most_scores, self._oldest_s)
         except StoreError as error:
             logger.warning("answers are not kept: %s", error, extra={"action": "cache_unwritten"})
@@ -155,10 +155,10 @@ class ResultCache:
         found = self._vectors.get(name, int(version))
         return prompt_vector if found is None else found.sha256
 
-    def _is_time_to_look(self) -> bool:
+    def _is_time_to_trim(self) -> bool:
         with self._lock:
             self._kept += 1
-            return self._kept % _KEPT_BETWEEN_LOOKS == 1
+            return self._kept % _KEPT_BETWEEN_TRIMS == 1
 
 
 def open_cache(settings: Settings, store: Store, model: ModelDirectory) -> ResultCache | None:

@@ -144,11 +144,11 @@ def _dispatch_step() -> float:
 def _sweep_step() -> float:
     """Renew or watch the lead; the leader alone takes leases away."""
     began = time.monotonic()
-    if not _leadership().look():
+    if not _leadership().check():
         _sweeper().watch()
         return settings.sweep_every_s
     report = _sweeper().sweep(settings.sweep_every_s / 2)
-    if _model_change().look():
+    if _model_change().take_apart():
         _passes()["plan"].wake()
     if report.released or report.requeued:
         _passes()["dispatch"].wake()

@@ -74,10 +74,10 @@ class Leadership:
         now = self._leaders.get(PLANNER)
         return now is not None and (now.owner, now.epoch) == (held.owner, held.epoch)
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Renew the lead, take it, or watch who has it; return whether this process leads now."""
         with self._lock:
-            self._watched.look()
+            self._watched.count()
             if self._held is not None and self._leaders.renew(self._held):
                 return True
             self._held = None

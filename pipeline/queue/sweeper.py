@@ -82,7 +82,7 @@ class Sweeper:
         """
         with self._lock:
             self._store.heartbeats.beat(OWNER, ComputeSeconds())
-            beats, messages = self._look()
+            beats, messages = self._read()
             report = SweepReport(self._release_dead(beats), self._requeue_lost(messages))
             self._end_jobs(patience_s)
             self._drop_landings()
@@ -116,14 +116,14 @@ class Sweeper:
     def watch(self) -> None:
         """Look without acting, to know who has been silent should this process take the lead."""
         with self._lock:
-            beats, messages = self._look()
+            beats, messages = self._read()
             self._silence(beats)
             self._waits(messages)
 
-    def _look(self) -> tuple[Sequence[WorkerHeartbeat], Sequence[MicroBatchRef]]:
+    def _read(self) -> tuple[Sequence[WorkerHeartbeat], Sequence[MicroBatchRef]]:
         beats = self._store.heartbeats.of_lease_holders()
         messages = self._store.planning.dispatched()
-        self._watched.look()
+        self._watched.count()
         return beats, messages
 
     def _silence(self, beats: Sequence[WorkerHeartbeat]) -> dict[Hashable, float]:

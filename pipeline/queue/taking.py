@@ -90,7 +90,7 @@ class TakingWatch:
         """The worker ends in order."""
         self._stop.set()
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Look once; whether the worker is stuck."""
         # Only then is the broker asked.
         if self._activity.idle_s(self._threads) < self._stuck_after_s / 2:
@@ -104,7 +104,7 @@ class TakingWatch:
     def _run(self) -> None:
         while not self._stop.wait(max(_LEAST_S, self._stuck_after_s / _LOOKS)):
             try:
-                stuck = self.look()
+                stuck = self.check()
             except (OperationalError, RedisError, OSError) as error:
                 self._waited = 0  # the broker is away: nothing can be taken
                 logger.info("broker not asked: %s", error, extra={"action": "taking_not_watched"})

@@ -17,7 +17,7 @@ class WatchedTime:
     def __init__(self, longest_gap_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._longest_gap_s = longest_gap_s
         self._clock = clock
-        self._looked_at = clock()
+        self._counted_at = clock()
         self._seconds = 0.0
 
     @property
@@ -25,8 +25,8 @@ class WatchedTime:
         """The seconds that count, up to the newest look."""
         return self._seconds
 
-    def look(self) -> None:
+    def count(self) -> None:
         """Count the time since the last look."""
         now = self._clock()
-        self._seconds += min(now - self._looked_at, self._longest_gap_s)
-        self._looked_at = now
+        self._seconds += min(now - self._counted_at, self._longest_gap_s)
+        self._counted_at = now

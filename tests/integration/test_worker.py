@@ -277,7 +277,7 @@ def test_a_draining_worker_finishes_what_it_has_begun(
     job_id, ref = slow_batch(store)
     running = thread.submit(worker.run, ref.id, 0)
     wait_until("the claim", store.heartbeats.of_lease_holders)
-    worker._gate.close()
+    worker._turn.close()
     assert running.result().outcome == "done"
     assert store.jobs.get(job_id).state is JobState.COMPLETED
 

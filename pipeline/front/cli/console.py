@@ -54,7 +54,7 @@ def read_settings() -> Settings:
         fail(str(error), EXIT_USAGE)
 
 
-def require_one_place(device: str | None, devices: str | None) -> None:
+def require_one_device_option(device: str | None, devices: str | None) -> None:
     """End the command where both options are given."""
     if device is not None and devices is not None:
         fail(f"--device {device} --devices {devices}: give one of them", EXIT_USAGE)

@@ -19,7 +19,7 @@ from nightjar.pipeline.front.cli.console import (
     Source,
     errors,
     fail,
-    require_one_place,
+    require_one_device_option,
 )
 from nightjar.pipeline.settings import Dtype
 
@@ -84,7 +84,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
 
     if dtype not in get_args(Dtype):
         fail(f"--dtype {dtype!r}: use one of {', '.join(get_args(Dtype))}", EXIT_USAGE)
-    require_one_place(device, devices)
+    require_one_device_option(device, devices)
     if device is not None:
         os.environ["NIGHTJAR_DEVICE"] = device
     arguments = RunArguments(
