@@ -1,16 +1,17 @@
-"""The time that a process has watched others, by which their silence is measured."""
+"""The time for which a process has watched others; their silence is measured in it."""
 
 import time
 from collections.abc import Callable
 
 
 class WatchedTime:
-    """Counts seconds between looks; a long gap counts little, for nobody was heard in it.
+    """Counts the seconds between readings; a long gap counts only in part.
 
-    A gap is long where the database was away or took no writes, or this process was stopped.
+    A gap is long where the database was away or took no writes, or where this process was stopped.
+    No heartbeat could be read in it.
 
     Args:
-        longest_gap_s: The time between two looks counts at most so much.
+        longest_gap_s: The time between two readings counts at most so much.
         clock: Monotonic seconds, so that clocks that differ or jump do not matter.
     """
 
@@ -22,11 +23,11 @@ class WatchedTime:
 
     @property
     def seconds(self) -> float:
-        """The seconds that count, up to the newest look."""
+        """The counted seconds up to the newest reading."""
         return self._seconds
 
     def count(self) -> None:
-        """Count the time since the last look."""
+        """Count the time since the last reading."""
         now = self._clock()
         self._seconds += min(now - self._counted_at, self._longest_gap_s)
         self._counted_at = now
