@@ -1,4 +1,4 @@
-"""What a run says while its job makes no progress."""
+"""Reports what a run's job waits for while it makes no progress."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ _PATIENCE_S = 10.0
 
 
 class Patience:
-    """Says what a job waits for when it makes no progress."""
+    """Reports why a job makes no progress, each reason once."""
 
     def __init__(self, jobs: Jobs, say: Callable[[str], None]) -> None:
         self._jobs = jobs
@@ -21,7 +21,7 @@ class Patience:
         self._said: tuple[WaitsFor, ...] | None = None
 
     def check(self, job: Job) -> None:
-        """Look whether the job has made progress; says the same reason only once."""
+        """Check whether the job has made progress; if not, report what it waits for."""
         now = time.monotonic()
         if job.ended != self._ended:
             self._ended, self._check_at, self._said = job.ended, now + _PATIENCE_S, None

@@ -1,4 +1,4 @@
-"""What all commands share: options, exit statuses, messages, and the checks before a start."""
+"""Shared by all commands: options, exit statuses, messages, and the checks before a start."""
 
 import os
 import sys
@@ -36,12 +36,12 @@ errors = Console(stderr=True, soft_wrap=True)
 
 
 def say(message: str) -> None:
-    """Tell the user something on standard error."""
+    """Print a message to the user on standard error."""
     errors.print(f"nightjar: {message}", highlight=False, markup=False)
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Tell the user why, and end the command with this status."""
+    """Print the reason, and end the command with this status."""
     say(message)
     raise typer.Exit(code)
 
@@ -81,6 +81,6 @@ def check_model(settings: Settings) -> Path:
 
 
 def become(command: list[str]) -> NoReturn:
-    """Go on as another program in this process."""
+    """Replace this process by another program."""
     sys.stdout.flush()
-    os.execv(command[0], command)  # noqa: S606 - our own command line, no shell wanted
+    os.execv(command[0], command)  # noqa: S606 - Nightjar's own command line, no shell wanted

@@ -1,4 +1,4 @@
-"""Commands that start the processes of a deployment, and the one that asks after them."""
+"""Commands that start the processes of a deployment or check their health."""
 
 import os
 from typing import Annotated
