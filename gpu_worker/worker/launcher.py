@@ -1,8 +1,8 @@
-"""Start, feed, watch and restart the compute process.
+"""Starts, feeds, watches and restarts the compute process.
 
 The launcher knows nothing of Celery or SQL: it takes requests and gives answers. When the process
 dies or stalls, every flight with unanswered requests is lost (`ComputeLostError`). A new process
-starts, and the caller decides what becomes of the requests.
+starts, and the caller decides what to do with the requests.
 """
 
 import itertools
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 MakeMessage = Callable[[int], messages.Generate | messages.Rank]
 
 _WATCH_EVERY_S = 1.0
-# Another start does not mend a process that ends so often before its model is loaded.
+# Another start does not help a process that ends so often before its model is loaded.
 RESTARTS = RestartPolicy(most_failures=3)
 
 
@@ -37,16 +37,17 @@ class ComputeLostError(LauncherError):
 
 
 class ComputeNotReadyError(LauncherError):
-    """The requests will not be computed here, through no fault of theirs."""
+    """The requests will not be computed here; they did not cause that."""
 
 
 class InFlight:
     """Requests sent together, and their answers.
 
-    One for a micro-batch: a future a request would cost more than all else the worker does for it.
+    There is one flight a micro-batch: a future for each request would cost more than all other work
+    on it.
 
     answers: by ticket; complete once `done` is set, unless the flight was cancelled or lost.
-    lost: why the missing answers will not come; None while they may.
+    lost: why the missing answers will not come; None while they may still come.
     """
 
     def __init__(self, tickets: Sequence[int]) -> None:
@@ -70,8 +71,8 @@ class InFlight:
 class Launcher:
     """Owns one compute process at a time; for a split model, one process a shard.
 
-    The kernel ends a process with the thread that started it. For the first process that is the
-    thread that makes the launcher.
+    The kernel ends a process with the thread that started it. The thread that makes the launcher
+    starts the first process.
 
     Args:
         config: How to start a process.
@@ -82,10 +83,10 @@ class Launcher:
         self._config = config
         self._on_failure = on_failure
         self._tickets = itertools.count(1)
-        # Held while requests are registered and written: both are done for one process, never for
-        # two. Answers are read without it, so that a full pipe to the process does not stop them.
+        # Held while requests are registered and written, so that both are for the same process.
+        # Answers are read without it, so that a full pipe to the process does not block them.
         self._send_lock = threading.Lock()
-        self._pending_lock = threading.Lock()  # held for moments; taken after the other one
+        self._pending_lock = threading.Lock()  # held for short times; taken after `_send_lock`
         self._pending: dict[int, InFlight] = {}
         self._vectors: dict[str, bytes] = {}
         self._ready = threading.Event()
@@ -111,15 +112,15 @@ class Launcher:
 
     @property
     def precision(self) -> str:
-        """The precision that the model was loaded in; never "auto" once it is ready."""
+        """The precision of the loaded model; never "auto" once it is ready."""
         return self._precision
 
     @property
     def seconds(self) -> ComputeSeconds:
         """Seconds that all compute processes have spent so far.
 
-        A process reports them with its answers, or every second. What a process had not reported
-        when it died is missing.
+        A process reports them with its answers, or every second. Seconds that a process had not
+        reported when it died are missing.
         """
         return self._seconds
 
@@ -133,7 +134,7 @@ class Launcher:
         self._check()
 
     def register_vectors(self, key: str, data: bytes) -> None:
-        """Make prompt vectors known to this and every later compute process."""
+        """Send prompt vectors to this compute process and every later one."""
         with self._send_lock:
             if key not in self._vectors:
                 self._vectors[key] = data
@@ -158,7 +159,7 @@ class Launcher:
         return flight
 
     def cancel(self, flight: InFlight) -> None:
-        """Stop computing the requests without an answer; they get none."""
+        """Cancel the requests without an answer; they get none."""
         with self._pending_lock:
             waiting = [ticket for ticket in flight.tickets if self._pending.pop(ticket, None)]
             for ticket in waiting:
@@ -167,7 +168,7 @@ class Launcher:
             self._send([messages.Cancel(tickets=waiting)])
 
     def release(self) -> None:
-        """Give up all flights: they are lost with a ComputeNotReadyError."""
+        """Give up all flights, with a ComputeNotReadyError."""
         self._fail_pending(ComputeNotReadyError("the worker ends"))
 
     def close(self) -> None:
@@ -187,7 +188,7 @@ class Launcher:
         return group
 
     def _send(self, frame: Sequence[messages.ToCompute]) -> None:
-        """Write one frame; where the process is gone, the reader notices."""
+        """Write one frame; the reading thread notices a process that is gone."""
         try:
             self._group.pipe.send_bytes(messages.encode(frame))
         except OSError as error:
@@ -198,7 +199,7 @@ class Launcher:
             while not self._supervisor.closed and self._error is None:
                 self._read()
         except Exception as error:
-            # Without this thread no answer ever comes: fail all flights.
+            # Without this thread no answer comes: fail all flights.
             logger.exception("the reader of the compute process failed")
             self._fail(f"the compute process cannot be read: {type(error).__name__}: {error}")
         self._group.wait()
@@ -273,14 +274,14 @@ class Launcher:
             self._send(vectors)
 
     def _stalled(self) -> str:
-        """Say, as a verb, how a process ended that made no step."""
+        """Return, as a verb, how a stalled process ended."""
         limit = self._config.stalled_after_s if self._ready.is_set() else None
         return "stalled" if limit is None else f"stalled: no step in {limit:g} s"
 
     def _fail(self, error: str) -> None:
         """Fail all flights, now and later: no compute process can be started."""
         logger.error("no compute process: %s", error, extra={"action": "compute_failed"})
-        # First of all: a sender may hold the lock while it waits for the process to read.
+        # First, because a sender may hold the lock while it waits for the process to read.
         self._group.kill(error)
         with self._send_lock:
             self._error = error
