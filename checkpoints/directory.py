@@ -97,8 +97,8 @@ class ModelDirectory:
         return ChatTemplate.read(self.path)
 
 
-def _stamp(files: Sequence[Path], looks: Sequence[FileStamp | None]) -> str:
-    parts = [f"{file.name} {look}" for file, look in zip(files, looks, strict=True)]
+def _stamp(files: Sequence[Path], stamps: Sequence[FileStamp | None]) -> str:
+    parts = [f"{file.name} {stamp}" for file, stamp in zip(files, stamps, strict=True)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -176,7 +176,7 @@ def _byte_of_character() -> dict[str, int]:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return alphabet | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 BLANK = "\u2581"

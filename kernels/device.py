@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 OLDEST = (8, 0)
-"""Least compute capability: it has bfloat16, and the compile gate checks it."""
+"""Least compute capability: it has bfloat16, and kernel_budget.py checks it."""
 
 
 class DeviceError(Exception):

@@ -1,1 +1,1 @@
-"""How a job becomes micro-batches and travels: settings, reading, encoding, packing, the queue."""
+"""From a job to messages with micro-batches: settings, files, planning, the queue, commands."""

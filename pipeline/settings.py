@@ -38,7 +38,7 @@ class Settings(BaseSettings):
         None,
         min_length=16,
         description="secret that signs messages, the same for all processes; unsigned messages are "
-        "dropped. Without one, whoever reaches the broker may send work",
+        "dropped. Without one, anyone who reaches the broker may send work",
     )
 
     model: Path | None = Field(None, description="directory of the model that the workers serve")
@@ -63,7 +63,7 @@ class Settings(BaseSettings):
         ComputeConfig.window_steps,
         ge=1,
         le=64,
-        description="decode steps that a GPU takes before the host looks; 1 switches windows off",
+        description="decode steps that a GPU takes without the host; 1 switches windows off",
     )
     cuda_graphs: bool = Field(
         ComputeConfig.cuda_graphs, description="launch decode steps on a GPU as CUDA graphs"
@@ -135,7 +135,7 @@ class Settings(BaseSettings):
     drain_s: float = Field(
         90.0,
         ge=0,
-        description="seconds that a GPU worker told to end goes on computing what it has begun; "
+        description="seconds that a GPU worker told to end continues to compute what it has begun; "
         "then it gives the rest back",
     )
     redispatch_after_s: float = Field(20.0, gt=0)
@@ -165,7 +165,7 @@ class Settings(BaseSettings):
     devices: str = Field(
         "",
         validate_default=True,
-        description="CUDA devices of this worker, one a shard, such as 0,1: places in "
+        description="CUDA devices of this worker, one a shard, such as 0,1: positions in "
         "CUDA_VISIBLE_DEVICES where that is set, else numbers as nvidia-smi gives them; empty for "
         "what NIGHTJAR_DEVICE says",
     )
@@ -216,7 +216,7 @@ class Settings(BaseSettings):
     @field_validator("broker_url")
     @classmethod
     def _names_a_broker(cls, url: SecretStr) -> SecretStr:
-        # Without a scheme kombu takes the URL for AMQP and tries to connect for ever.
+        # Kombu takes a URL without a scheme for AMQP and tries to connect for ever.
         scheme, colon, _ = url.get_secret_value().partition("://")
         if not colon or scheme not in _BROKERS:
             raise ValueError(
@@ -255,7 +255,7 @@ class Settings(BaseSettings):
 
     @property
     def device_list(self) -> tuple[str, ...]:
-        """The CUDA devices by rank; none for the CPU."""
+        """The CUDA devices by rank; empty for the CPU."""
         return tuple(self.devices.split(",")) if self.devices else ()
 
     @property

@@ -10,13 +10,13 @@ OTHER_VARIABLES = frozenset(
         "NIGHTJAR_API",  # the command line: where the API listens
         "NIGHTJAR_COMPUTE_SANITIZER",  # tests on a GPU: the program compute-sanitizer
         "NIGHTJAR_CPU_KERNELS",  # kernels/native/build.py: auto, native or torch
-        "NIGHTJAR_FLOWER_AUTH",  # the command line: who may look at Flower
+        "NIGHTJAR_FLOWER_AUTH",  # the command line: user and password of Flower
         "NIGHTJAR_KERNEL_CACHE",  # kernels/cache_folder.py: where compiled kernels are kept
         "NIGHTJAR_PREBUILT_KERNELS",  # kernels/cuda/cubin_cache.py: compiled on another machine
         "NIGHTJAR_MODEL_DIR",  # docker-compose.yml: the model's directory on the host
     }
 )
-"""Those that are read outside Settings."""
+"""Variables that are read outside Settings."""
 
 # The test suite's own: NIGHTJAR_TEST_POSTGRES and others.
 _TESTS = "NIGHTJAR_TEST_"
@@ -26,7 +26,7 @@ _LIKE = 0.85
 def unknown_variables(
     environment: Iterable[str], fields: Collection[str]
 ) -> list[tuple[str, str | None]]:
-    """Each variable that nobody reads, with the known name that it resembles, if there is one.
+    """Return each unknown variable, with the known name that it resembles or None.
 
     fields: the names of the settings, without the prefix.
     """

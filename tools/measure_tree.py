@@ -219,8 +219,8 @@ def measure(root: Path) -> dict[str, Any]:
         for length in sentences(paragraph)
     ]
     of_code = {
-        place: [n for one in chosen for said in paragraphs_of_code(one) for n in sentences(said)]
-        for place, chosen in (
+        kind: [n for one in chosen for said in paragraphs_of_code(one) for n in sentences(said)]
+        for kind, chosen in (
             ("source", source),
             ("others", [one for one in every if one.room in NO_SOURCE]),
         )

@@ -178,12 +178,12 @@ def _penalize(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, list[in
             counts.append(count)
             penalties.append(np.repeat([processors.penalties], len(count), axis=0))
     if ids:
-        of_places = torch.from_numpy(np.concatenate(penalties).astype(np.float32))
+        of_positions = torch.from_numpy(np.concatenate(penalties).astype(np.float32))
         kernels.penalize_tokens(
             logits,
             *_positions(ids, logits.device),
             kernels.upload(torch.from_numpy(np.concatenate(counts)), logits.device),
-            *kernels.upload(of_places, logits.device).unbind(1),
+            *kernels.upload(of_positions, logits.device).unbind(1),
         )
 
 

@@ -18,7 +18,7 @@ from nightjar.requests import (
     SamplingParams,
 )
 
-# Codes of the engine's refusals that the request itself explains; the rest is our trouble.
+# Codes of refusals that the request itself causes; all other codes are internal errors.
 _CALLERS_FAULTS = frozenset(
     {"context_exceeded", "empty_documents", "empty_input", "invalid_sampling", "invalid_token"}
     | {"unknown_prompt_vectors"}
@@ -26,7 +26,7 @@ _CALLERS_FAULTS = frozenset(
 
 
 def make_message(request: ClaimedRequest, ticket: int) -> messages.Generate | messages.Rank:
-    """The message that asks the compute process for this request."""
+    """Return the message that asks the compute process to compute this request."""
     if request.kind is RequestKind.RANK:
         query, *documents = request.segments
         return messages.Rank(
@@ -53,9 +53,9 @@ def _sampling(request: ClaimedRequest) -> SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """With what an answer was computed; it says so.
+    """The model and the precision that an answer names.
 
-    precision: the model's own; an answer that was computed again in a higher one names that, too.
+    precision: the model's own; an answer that was computed again in a higher one names that too.
     """
 
     model: str
@@ -65,7 +65,7 @@ class Computed:
 def make_result(
     request: ClaimedRequest, answer: messages.Answer, by: Computed, reused_documents: int = 0
 ) -> NewResult:
-    """The result row of an answer; `reused_documents` of a ranking were scored for earlier jobs."""
+    """Return an answer's result row; earlier jobs scored `reused_documents` of a ranking."""
     match answer:
         case messages.Failed():
             status = 400 if answer.code in _CALLERS_FAULTS else 500
@@ -95,7 +95,7 @@ def _generated(request: ClaimedRequest, answer: messages.Generated, by: Computed
         "created": int(time.time()),
         "model": by.model,
         "precision": by.precision,
-        "choices": [choice(*place) for place in enumerate(answer.outputs)],
+        "choices": [choice(*numbered) for numbered in enumerate(answer.outputs)],
         "usage": usage,
     }
     if answer.recomputed_in is not None:
@@ -122,7 +122,7 @@ def _choice(index: int, output: messages.Output) -> dict[str, Any]:
 
 
 def _message(index: int, output: messages.Output) -> dict[str, Any]:
-    """The same as `/v1/chat/completions` answers it: the text is the assistant's message."""
+    """Return the answer in the form of `/v1/chat/completions`: the text is a message."""
     logprobs = None
     if output.reports is not None:
         logprobs = {"content": [_chat_token(report) for report in output.reports]}
@@ -135,7 +135,7 @@ def _message(index: int, output: messages.Output) -> dict[str, Any]:
 
 
 def _chat_token(report: messages.TokenReport) -> dict[str, Any]:
-    """One token as the chat API reports it."""
+    """Return one token as the chat API reports it."""
     top = [_chat_logprob(*one) for one in report.top]
     return {**_chat_logprob(report.token, report.logprob), "top_logprobs": top}
 
@@ -145,11 +145,11 @@ def _chat_logprob(token: bytes, logprob: float) -> dict[str, Any]:
 
 
 def _logprobs(text: bytes, reports: Sequence[messages.TokenReport]) -> dict[str, Any]:
-    """OpenAI's object: four lists with an entry for each generated token, those of the stop too.
+    """Return OpenAI's object: four lists with an entry for each generated token, the stop's too.
 
-    top_logprobs holds the token chosen as well, so one more than was asked for where it is not
-    among the best. text_offset counts the characters before the one that the token begins in; a
-    token past the end of the text has the text's length.
+    top_logprobs also holds the chosen token. So it has one entry more than was asked for where the
+    chosen token is not among the best. text_offset is the index of the character in which the token
+    begins; for a token past the end of the text it is the text's length.
     """
     top = [
         {_shown(token): value for token, value in [*report.top, (report.token, report.logprob)]}
@@ -164,7 +164,7 @@ def _logprobs(text: bytes, reports: Sequence[messages.TokenReport]) -> dict[str,
 
 
 def _offsets(text: bytes, begins: Sequence[int]) -> Iterator[int]:
-    """The character of the text that each token begins in; begins are bytes of it, ascending."""
+    """Return the character in which each token begins; begins: its byte offsets, ascending."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     whole, read = 0, 0
     for begin in begins:
@@ -174,7 +174,7 @@ def _offsets(text: bytes, begins: Sequence[int]) -> Iterator[int]:
 
 
 def _shown(token: bytes) -> str:
-    """A token's text; bytes that are no whole characters as OpenAI writes them."""
+    """Return a token's text; bytes of incomplete characters are written as OpenAI does."""
     try:
         return token.decode()
     except UnicodeDecodeError:
@@ -190,7 +190,7 @@ def _ranked(
         for index, (nll, count) in enumerate(zip(answer.mean_nll, answer.token_counts, strict=True))
         if nll is not None
     ]
-    # Equal scores keep the order in which the documents were given.
+    # Equal scores keep the order of the request's documents.
     results.sort(key=lambda result: (result["mean_nll"], result["index"]))
     prompt = len(request.segments[0]) + sum(answer.token_counts)
     body = {
@@ -214,7 +214,7 @@ def _returns_documents(request: ClaimedRequest) -> bool:
 
 
 def _scored(index: int, mean_nll: float, count: int, document: str | None) -> dict[str, Any]:
-    """One line of a ranking; rerank clients expect a score that is higher where it is better."""
+    """Return one entry of a ranking; rerank clients expect that a higher score is better."""
     result: dict[str, Any] = {
         "index": index,
         "relevance_score": math.exp(-mean_nll),

@@ -1,4 +1,4 @@
-"""From the requests of a claimed micro-batch to their results: ask, wait, read the answers."""
+"""Computes the requests of a claimed micro-batch: sends them, waits, turns answers into results."""
 
 import dataclasses
 import logging
@@ -32,11 +32,11 @@ Message = messages.Generate | messages.Rank
 
 @dataclass(frozen=True, slots=True)
 class ComputedBatch:
-    """What was computed of a micro-batch.
+    """The outcome of computing a micro-batch.
 
     results: the outcomes that came.
-    precision: what the model computed in.
-    scores: scores of documents that the cache is to keep.
+    precision: the precision of the model.
+    scores: scores of documents for the cache.
     lost: why the other outcomes will not come; None where all came.
     """
 
@@ -50,9 +50,9 @@ class BatchComputer:
     """Computes claimed micro-batches; used by several threads at once.
 
     Args:
-        store: Where prompt vectors are, and whether a job was stopped.
-        launcher: The compute process.
-        model: The name that answers carry.
+        store: Holds the prompt vectors, and knows whether a job was cancelled.
+        launcher: Owns the compute process.
+        model: The model's name in answers.
         cache: Holds scores of earlier jobs; None where results are not reused.
     """
 
@@ -85,7 +85,7 @@ class BatchComputer:
             raise flight.lost
         for (request, _), ticket in zip(asked, flight.tickets, strict=True):
             answer = flight.answers.get(ticket)
-            # An answer may be missing though none was lost: the store says `cancelled` then.
+            # After a cancel, answers are missing without a loss: the store fails those requests.
             if answer is not None:
                 results.append(self._result(request, answer, precision, known.get(request.id)))
                 if request.id in known and isinstance(answer, messages.Ranked):
@@ -98,7 +98,7 @@ class BatchComputer:
         known: Mapping[int, Ranking],
         precision: str,
     ) -> tuple[list[NewResult], list[tuple[ClaimedRequest, Message]]]:
-        """Return the results of rankings that the cache answers whole, and what is left to ask."""
+        """Return the results of rankings that the cache answers, and the requests to compute."""
         results: list[NewResult] = []
         left: list[tuple[ClaimedRequest, Message]] = []
         for request, message in asked:
@@ -119,7 +119,7 @@ class BatchComputer:
         precision: str,
         known: Ranking | None = None,
     ) -> NewResult:
-        """Return the result of an answer; `known` holds the scores that were not asked for."""
+        """Return the result of an answer; `known` holds the scores that were not computed."""
         try:
             reused = 0
             if known is not None and isinstance(answer, messages.Ranked):
@@ -136,16 +136,16 @@ class BatchComputer:
     def _register_vectors(self, key: str) -> None:
         name, _, version = key.rpartition("@")
         vectors = self._store.vectors.get(name, int(version))
-        if vectors is not None:  # else the engine refuses the requests that name it
+        if vectors is not None:  # where it is None, the engine refuses the requests that name it
             self._launcher.register_vectors(key, vectors.data)
 
     def _wait(self, batch: ClaimedMicroBatch, flight: InFlight) -> None:
-        """Wait for all answers; cancel those that are missing when the job is stopped."""
+        """Wait for all answers; when the job is stopped, cancel the missing ones."""
         while not flight.done.wait(_CANCEL_LOOK_S):
             try:
                 stopped = self._store.jobs.is_stopped(batch.job_id)
             except StoreUnavailableError:
-                continue  # the computing goes on without the database
+                continue  # computing continues without the database
             if stopped:
                 self._launcher.cancel(flight)
 
@@ -153,7 +153,7 @@ class BatchComputer:
 def _messages(
     requests: Sequence[ClaimedRequest],
 ) -> tuple[list[NewResult], list[tuple[ClaimedRequest, Message]]]:
-    """Return the failures of requests that cannot be asked, and the others with their messages."""
+    """Return failures of requests that give no message, and the others with their messages."""
     failed: list[NewResult] = []
     asked: list[tuple[ClaimedRequest, Message]] = []
     for request in requests:
@@ -177,6 +177,6 @@ def _with_ticket(message: Message, ticket: int) -> Message:
 
 
 def _our_fault(request: ClaimedRequest, error: Exception) -> NewResult:
-    """Fail a request that raised in the worker; the message holds nothing of its text."""
+    """Return the failure of a request that raised in the worker; it holds nothing of its text."""
     fault = f"the worker failed: {type(error).__name__}"
     return NewResult.failure(request.id, "internal_error", fault, status=500)

@@ -1,4 +1,4 @@
-"""The thread that says that a GPU worker lives."""
+"""The thread that writes a GPU worker's heartbeats."""
 
 import logging
 import threading
@@ -20,7 +20,7 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the beat in progress."""
+        """End the thread after the beat in progress."""
         self._stop.set()
         self._thread.join()
 
@@ -29,6 +29,6 @@ class Heartbeat:
             try:
                 self._worker.keep_alive()
             except StoreError as error:
-                # The lease may be lost meanwhile; the fence at finish decides, not we.
+                # The lease may be lost meanwhile; the epoch decides at finish.
                 logger.warning("no heartbeat: %s", error, extra={"action": "heartbeat_failed"})
             self._stop.wait(self._every_s)

@@ -1,4 +1,4 @@
-"""Rankings of which earlier jobs have scored some documents: what is left to ask of them."""
+"""Rankings with documents that earlier jobs have scored: only the other documents are computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """One ranking and what is known of it: a key for each document, a score or none."""
+    """One ranking, with each document's key and its known score or None."""
 
     asked: messages.Rank
     keys: Sequence[str]
@@ -25,50 +25,50 @@ class Ranking:
 
     @property
     def reused_documents(self) -> int:
-        """How many need not be scored."""
+        """How many documents need not be scored."""
         return sum(score is not None for score in self.known)
 
     @property
     def rest(self) -> messages.Rank | None:
-        """The ranking of the other documents; None if there are none.
+        """The ranking of the documents without a known score; None if there are none.
 
-        The best `top_n` of all are among the best of these and those that are known.
+        It asks for the best `top_n`: the best of all documents are among these and the known ones.
         """
-        places = self._places
-        if not places:
+        unknown = self._unknown
+        if not unknown:
             return None
         asked = self.asked.request
         left = replace(
             asked,
-            documents=[asked.documents[place] for place in places],
-            top_n=None if asked.top_n is None else min(asked.top_n, len(places)),
+            documents=[asked.documents[index] for index in unknown],
+            top_n=None if asked.top_n is None else min(asked.top_n, len(unknown)),
         )
         return messages.Rank(left)
 
     def whole(self, rest: messages.Ranked | None) -> messages.Ranked:
-        """The answer to all, from that to the rest."""
+        """Return the answer to all documents, from the answer to the rest."""
         mean_nll = [None if score is None else score.mean_nll for score in self.known]
         counts = [0 if score is None else score.token_count for score in self.known]
         if rest is None:
             return messages.Ranked(self.asked.ticket, mean_nll, counts)
-        for place, nll, count in zip(self._places, rest.mean_nll, rest.token_counts, strict=True):
-            mean_nll[place], counts[place] = nll, count
+        for index, nll, count in zip(self._unknown, rest.mean_nll, rest.token_counts, strict=True):
+            mean_nll[index], counts[index] = nll, count
         return msgspec.structs.replace(rest, mean_nll=mean_nll, token_counts=counts)
 
     def computed(self, rest: messages.Ranked) -> list[CachedScore]:
-        """What an answer to the rest has to be kept of; nothing that took a higher precision."""
+        """Return the scores to keep; none of an answer that took a higher precision."""
         if rest.recomputed_in is not None:
             return []
-        scored = zip(self._places, rest.mean_nll, rest.token_counts, strict=True)
+        scored = zip(self._unknown, rest.mean_nll, rest.token_counts, strict=True)
         return [
-            CachedScore(self.keys[place], nll, count)
-            for place, nll, count in scored
+            CachedScore(self.keys[index], nll, count)
+            for index, nll, count in scored
             if nll is not None
         ]
 
     @property
-    def _places(self) -> list[int]:
-        return [place for place, score in enumerate(self.known) if score is None]
+    def _unknown(self) -> list[int]:
+        return [index for index, score in enumerate(self.known) if score is None]
 
 
 def rankings(
@@ -76,9 +76,9 @@ def rankings(
     cache: ResultCache,
     precision: str,
 ) -> dict[int, Ranking]:
-    """What is known of each ranking among the requests, by the request's id.
+    """Return the known scores of each ranking among the requests, by the request's id.
 
-    One whose documents cannot be looked up is left out.
+    A ranking for which the cache raises is left out.
     """
     ranked = {r.id: (r, message) for r, message in asked if isinstance(message, messages.Rank)}
     keys = {id_: _keys(request, cache, precision) for id_, (request, _) in ranked.items()}
@@ -91,10 +91,10 @@ def rankings(
 
 
 def _keys(request: ClaimedRequest, cache: ResultCache, precision: str) -> list[str]:
-    """One for each document; none if they cannot be told, then all of them are computed."""
+    """Return a score or None for each document; where the cache raises, nothing is known."""
     try:
         return cache.score_keys(request, precision)
-    except Exception:  # reuse is worth no request, and none of its neighbours
+    except Exception:  # an error of the cache must not fail this request or others
         logger.exception(
             "the scores of request %d are not looked up",
             request.id,

@@ -1,4 +1,4 @@
-"""Start, feed, watch and restart the compute process.
+"""Starts, feeds, watches and restarts the compute process.
 
 The launcher uses neither Celery nor SQL. When the process dies or stalls, every flight with
 unanswered requests is lost (`ComputeLostError`). A new process starts, and the caller decides what
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 MakeMessage = Callable[[int], messages.Generate | messages.Rank]
 
 _WATCH_EVERY_S = 1.0
-# Another start does not mend a process that ends so often before its model is loaded.
+# Another start does not help a process that ends so often before its model is loaded.
 RESTARTS = RestartPolicy(most_failures=3)
 
 
@@ -38,7 +38,7 @@ class ComputeLostError(LauncherError):
 
 
 class ComputeNotReadyError(LauncherError):
-    """The requests will not be computed here, through no fault of theirs."""
+    """The requests will not be computed here; they did not cause that."""
 
 
 class InFlight:
@@ -89,7 +89,7 @@ class Launcher:
         # Held while requests are registered and written, so that both reach the same process.
         # Answers are read without it: a full pipe to the process must not stop them.
         self._send_lock = threading.Lock()
-        self._pending_lock = threading.Lock()  # held for moments; taken after the other one
+        self._pending_lock = threading.Lock()  # held for short times; taken after `_send_lock`
         self._pending: dict[int, InFlight] = {}
         self._vectors: dict[str, bytes] = {}
         self._ready = threading.Event()
@@ -115,7 +115,7 @@ class Launcher:
 
     @property
     def precision(self) -> str:
-        """The precision that the model was loaded in; never "auto" once it is ready."""
+        """The precision of the loaded model; never "auto" once it is ready."""
         return self._precision
 
     @property
@@ -141,7 +141,7 @@ class Launcher:
         self._check()
 
     def register_vectors(self, key: str, data: bytes) -> None:
-        """Make prompt vectors known to this and every later compute process."""
+        """Send prompt vectors to this compute process and every later one."""
         with self._send_lock:
             if key not in self._vectors:
                 self._vectors[key] = data
@@ -166,7 +166,7 @@ class Launcher:
         return flight
 
     def cancel(self, flight: InFlight) -> None:
-        """Stop computing the requests without an answer; they get none."""
+        """Cancel the requests without an answer; they get none."""
         with self._pending_lock:
             waiting = [ticket for ticket in flight.tickets if self._pending.pop(ticket, None)]
             for ticket in waiting:
@@ -175,7 +175,7 @@ class Launcher:
             self._send([messages.Cancel(tickets=waiting)])
 
     def release(self) -> None:
-        """Give up all flights: they are lost with a ComputeNotReadyError."""
+        """Give up all flights, with a ComputeNotReadyError."""
         self._fail_pending(ComputeNotReadyError("the worker ends"))
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ class Launcher:
         return group
 
     def _send(self, frame: Sequence[messages.ToCompute]) -> None:
-        """Write one frame; where the process is gone, the reader notices."""
+        """Write one frame; the reading thread notices a process that is gone."""
         try:
             self._group.pipe.send_bytes(messages.encode(frame))
         except OSError as error:
@@ -206,7 +206,7 @@ class Launcher:
             while not self._supervisor.closed and self._error is None:
                 self._read()
         except Exception as error:
-            # Without this thread no answer ever comes: fail all flights.
+            # Without this thread no answer comes: fail all flights.
             logger.exception("the reader of the compute process failed")
             self._fail(f"the compute process cannot be read: {type(error).__name__}: {error}")
         self._group.wait()
@@ -281,14 +281,14 @@ class Launcher:
             self._send(vectors)
 
     def _stalled(self) -> str:
-        """Say, as a verb, how a process ended that made no step."""
+        """Return, as a verb, how a stalled process ended."""
         limit = self._config.stalled_after_s if self._ready.is_set() else None
         return "stalled" if limit is None else f"stalled: no step in {limit:g} s"
 
     def _fail(self, error: str) -> None:
         """Fail all flights, now and later: no compute process can be started."""
         logger.error("no compute process: %s", error, extra={"action": "compute_failed"})
-        # First of all: a sender may hold the lock while it waits for the process to read.
+        # First, because a sender may hold the lock while it waits for the process to read.
         self._group.kill(error)
         with self._send_lock:
             self._error = error

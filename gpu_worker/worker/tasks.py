@@ -1,7 +1,7 @@
-"""The GPU worker's Celery task. `celery -A nightjar.gpu_worker.worker.tasks` is the GPU worker.
+"""The GPU worker's Celery task; `celery -A nightjar.gpu_worker.worker.tasks` starts the worker.
 
-The worker holds no model: its launcher starts a compute process, and a crash there costs that
-process, not this one.
+The worker holds no model: its launcher starts a compute process, and a crash there does not end the
+worker.
 """
 
 import os
@@ -42,7 +42,7 @@ app = create_celery_app(settings)
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What lives as long as the worker process."""
+    """The parts that live as long as the worker process."""
 
     store: Store
     launcher: Launcher
@@ -56,7 +56,7 @@ class _Parts:
             raise LauncherError("NIGHTJAR_MODEL is not set: name the directory of the served model")
         model = ModelDirectory.open(settings.model)
         store = Store(settings.database_url.get_secret_value())
-        # Before the model is loaded: files that change meanwhile are another model.
+        # Before the model is loaded, so that a change of its files meanwhile is noticed.
         listen_for(app, model.fingerprint)
         cache = open_cache(settings, store, model)
         launcher = Launcher(compute_config(settings, model.path, model.stamp), on_failure=_leave)
@@ -85,14 +85,14 @@ _parts: list[_Parts] = []
 
 
 def _leave(_: str) -> None:
-    """No compute process can be had: drain and leave, so that the supervisor sees it."""
-    if _parts:  # else the worker is still starting, and ends with the reason by itself
+    """Drain and end the worker where no compute process can be started; its supervisor sees it."""
+    if _parts:  # before that the worker is starting, and ends by itself with the reason
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 @worker_init.connect
 def _open(**_: object) -> None:
-    """Load the model before the first message is taken; a fault ends the worker here."""
+    """Load the model before the first message is taken; an error ends the worker here."""
     step_back(settings.worker_niceness)  # before the compute process starts: it inherits this
     try:
         _parts.append(_Parts.open())
@@ -104,10 +104,10 @@ def _open(**_: object) -> None:
 
 @worker_shutting_down.connect
 def _drain(**_: object) -> None:
-    """TERM has come: Celery takes no more messages and waits for the tasks that run."""
+    """Drain after TERM: Celery takes no more messages and waits for the running tasks."""
     for parts in _parts:
         drain = partial(parts.worker.drain, settings.drain_s)
-        # A thread: this is a signal's handler, which must not wait.
+        # In a thread, because a signal handler must not wait.
         threading.Thread(target=drain, name="drain", daemon=True).start()
 
 
@@ -119,8 +119,8 @@ def _close(**_: object) -> None:
 
 @app.task(name=COMPUTE_TASK, throws=EXPECTED_ERRORS)
 def compute(micro_batch: int, epoch: int, alone: bool = False) -> dict[str, object]:
-    """Compute one micro-batch; what it returns is what Flower shows of it."""
+    """Compute one micro-batch; Flower shows the returned value."""
     parts = _parts[0]
     outcome = parts.worker.run(micro_batch, epoch, alone=alone)
-    parts.ticker.tick()  # its place in the dispatch window is free
+    parts.ticker.tick()  # one more micro-batch may be dispatched
     return asdict(outcome)

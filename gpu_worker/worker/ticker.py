@@ -1,4 +1,4 @@
-"""Tells the planner of free places in the dispatch window, but not after every micro-batch."""
+"""Tells the planner that it may dispatch more, but not after every micro-batch."""
 
 import logging
 import threading
@@ -9,16 +9,16 @@ from kombu.exceptions import OperationalError
 logger = logging.getLogger(__name__)
 
 TICK_EVERY_S = 0.1
-_CLOSE_S = 5.0  # a broker that is away may hold a sender longer; its thread ends with the process
+_CLOSE_S = 5.0  # an absent broker may block a sender longer; the thread ends with the process
 
 
 class Ticker:
-    """Sends a tick when one is due, at once after a pause, else no more than one in `every_s`.
+    """Sends ticks: at once after a pause, else at most one every `every_s` seconds.
 
     Args:
-        send: Sends one; OperationalError means that the broker is away.
-        every_s: Far shorter than the window takes to run empty, long enough for several
-            micro-batches to end.
+        send: Sends a tick; OperationalError means that the broker is away.
+        every_s: Much shorter than the time in which the dispatched micro-batches run out, and long
+            enough for several micro-batches to end.
     """
 
     def __init__(self, send: Callable[[], object], every_s: float = TICK_EVERY_S) -> None:
@@ -30,11 +30,11 @@ class Ticker:
         self._thread.start()
 
     def tick(self) -> None:
-        """A micro-batch has ended; returns at once."""
+        """Note that a micro-batch has ended; return at once."""
         self._due.set()
 
     def close(self) -> None:
-        """End; a tick that is due now is left to beat, which sends one by itself."""
+        """End without sending a tick that is due: beat sends one by itself."""
         self._stop.set()
         self._due.set()
         self._thread.join(_CLOSE_S)
@@ -45,6 +45,6 @@ class Ticker:
             try:
                 self._send()
             except OperationalError as error:
-                # The work has landed; beat ticks once the broker is back.
+                # The results have landed; beat ticks when the broker is back.
                 logger.warning("no tick sent: %s", error, extra={"action": "tick_not_sent"})
             self._stop.wait(self._every_s)

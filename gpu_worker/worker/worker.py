@@ -1,4 +1,4 @@
-"""What a GPU worker does with one micro-batch: claim, compute, finish."""
+"""Claims, computes and finishes micro-batches in a GPU worker."""
 
 import logging
 import threading
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from nightjar.gpu_worker.worker.computing import BatchComputer, ComputedBatch
-from nightjar.gpu_worker.worker.gate import Gate, GateClosedError
+from nightjar.gpu_worker.worker.exclusive import ClosedError, SharedOrAlone
 from nightjar.gpu_worker.worker.launcher import (
     ComputeLostError,
     ComputeNotReadyError,
@@ -36,7 +36,7 @@ LEASE_LOST = "thrown away: the lease was lost"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a micro-batch; Flower shows it as the task's result."""
+    """The outcome of a micro-batch; Flower shows it as the task's result."""
 
     outcome: str
     requests: int = 0
@@ -50,14 +50,14 @@ class GpuWorker:
     """Computes micro-batches for the Celery task; one a process, used by all its threads.
 
     Args:
-        store: Where leases are.
-        launcher: The compute process.
-        model: The name that answers carry.
-        fingerprint: Of the served model; a micro-batch planned for another is not claimed.
+        store: Holds the leases.
+        launcher: Owns the compute process.
+        model: The model's name in answers.
+        fingerprint: Of the served model; micro-batches of another model are not claimed.
         crashes_allowed: A request that is computed alone fails after so many crashes.
         cache: Keeps answers for later jobs; None where results are not reused.
-        hung_after_beats: A micro-batch is given back when so many heartbeats have landed since its
-            results were ready, and the results have not.
+        hung_after_beats: Heartbeats that may land while results are ready and do not land. After
+            that the micro-batch is given back.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class GpuWorker:
         self._fingerprint = fingerprint
         self._crashes_allowed = crashes_allowed
         self._cache = cache
-        self._gate = Gate()
+        self._turn = SharedOrAlone()
         self._lock = threading.Lock()
         self._held: Counter[int] = Counter()
         self._landing: Counter[tuple[int, int]] = Counter()  # beats while results waited to land
@@ -89,20 +89,20 @@ class GpuWorker:
         """Claim a micro-batch, compute it, land its results.
 
         A message that came twice, or too late, finds nothing to claim and is skipped. A lease
-        that an error leaves behind goes back with the next heartbeat.
+        that an error leaves behind is given back with the next heartbeat.
 
         Args:
-            micro_batch: Its id.
-            epoch: The epoch that the message names.
-            alone: Compute nothing else meanwhile. This is waited for before the claim, so that a
-                worker that dies meanwhile has not held this micro-batch.
+            micro_batch: The micro-batch's id.
+            epoch: The epoch in the message.
+            alone: Compute nothing else meanwhile. The worker waits for that before the claim. If
+                it dies in that time, it has not held this micro-batch.
         """
-        gate = self._gate.alone() if alone else self._gate.together()
+        turn = self._turn.alone() if alone else self._turn.shared()
         try:
-            with gate, self._holding(micro_batch):
+            with turn, self._holding(micro_batch):
                 batch = self._store.leases.claim(micro_batch, epoch, self.owner, self._fingerprint)
                 return Outcome("skipped") if batch is None else self._run(batch)
-        except GateClosedError:
+        except ClosedError:
             # Not claimed: requeued at once, so that another worker takes the message.
             sent = self._store.planning.dispatched()
             self._store.planning.requeue(
@@ -112,14 +112,14 @@ class GpuWorker:
 
     def stop_claiming(self) -> None:
         """Begin nothing more; what has begun goes on."""
-        self._gate.close()
+        self._turn.close()
 
     def drain(self, grace_s: float) -> None:
-        """Begin nothing more, and after `grace_s` seconds give back what is still being computed.
+        """Begin no more micro-batches, and give back those that still run after `grace_s` seconds.
 
-        Micro-batches that wait for the gate are left to other workers at once: they may take
-        longer than a process has to end. Results that the database has not taken after the grace
-        period are given up.
+        Micro-batches that wait for their turn are left to other workers at once, because they may
+        take longer than the grace period. Results that the database has not taken by then are
+        given up.
         """
         self.stop_claiming()
         time.sleep(grace_s)
@@ -131,11 +131,11 @@ class GpuWorker:
         self._store.heartbeats.beat(self.owner, self._launcher.seconds)
 
     def keep_alive(self) -> None:
-        """Give back what hangs or was left behind, and write a sign of life.
+        """Give back hanging and forgotten leases, and write a sign of life.
 
         Raises:
-            StoreError: The database is away, or a lease that hangs cannot be given back. No sign of
-                life is written then, so that the sweeper takes this worker's leases.
+            StoreError: The database is away, or a hanging lease cannot be given back. Then no sign
+                of life is written, so that the sweeper takes this worker's leases.
         """
         with self._lock:
             hung = [key for key, n in self._landing.items() if n >= self._hung_after_beats]
@@ -165,7 +165,7 @@ class GpuWorker:
         """Give back leases of this worker that no thread works on.
 
         An error, or a lost acknowledgement of the database, leaves such a lease. The sweeper takes
-        no lease of a worker that lives.
+        leases only of dead workers.
         """
         for ref in self._store.leases.held_by(self.owner):
             # Read after the leases: a thread enters a micro-batch here before it claims it.
@@ -197,7 +197,7 @@ class GpuWorker:
         except (LauncherError, StoreUnavailableError):
             raise
         except Exception as error:
-            # A fault of ours: end these requests with it rather than compute them for ever.
+            # An error of the worker: fail these requests rather than compute them for ever.
             fault = RequestError("internal_error", f"the worker failed: {type(error).__name__}")
             self._store.leases.fail(batch.id, batch.epoch, self.owner, fault)
             raise
@@ -205,7 +205,7 @@ class GpuWorker:
     def _after_crash(
         self, batch: ClaimedMicroBatch, answered: list[NewResult], lost: ComputeLostError
     ) -> Outcome:
-        """Land the results that came; the other requests become suspects."""
+        """Land the results that came, and make the other requests suspects."""
         crash = Crash(str(lost), self._crashes_allowed)
         held = self._until_the_database_answers(
             batch,
@@ -247,10 +247,10 @@ class GpuWorker:
     def _until_the_database_answers(
         self, batch: ClaimedMicroBatch, write: Callable[[], bool]
     ) -> bool:
-        """Write results; where the database is away or full, try until it takes them.
+        """Write results; repeat where the database is away or full.
 
         Raises:
-            StoreUnavailableError: The grace period of a worker that drains is over.
+            StoreUnavailableError: The worker drains, and its grace period is over.
         """
         with self._landing_of(batch):
             return self._write_until_it_lands(batch, write)

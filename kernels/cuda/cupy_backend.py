@@ -1,7 +1,7 @@
 """Kernels on a GPU: compiled by NVRTC, kept on disk, loaded and started by CuPy.
 
-NVRTC is called by `nvrtc.py` and not by CuPy, so that what runs is byte for byte what the compile
-gate looked at.
+NVRTC is called by `nvrtc.py` and not by CuPy, so that what runs is byte for byte what
+`kernel_budget.py` checks.
 """
 
 from __future__ import annotations

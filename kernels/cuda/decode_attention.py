@@ -123,8 +123,8 @@ def decode_heads(
         )
     if cache.blocks.shape[0] != qkv.shape[0]:
         raise ValueError(f"{cache.blocks.shape[0]} rows are to be cached of {qkv.shape[0]}")
-    places = cache.blocks, cache.offsets
-    finish = (*norm_arguments(norms), *rotation_arguments(rotation), *places)
+    written = cache.blocks, cache.offsets
+    finish = (*norm_arguments(norms), *rotation_arguments(rotation), *written)
     cached = cache.keys, cache.values, block_tables, lengths
     return _launch(qkv, query_heads, finish, cached, scale, None)
 

@@ -140,8 +140,8 @@ def _gathers(
             tables.table(i, -(-own.size // block_size))[own // block_size]
             for i, own in enumerate(positions, begin)
         ]
-        places = np.concatenate(blocks), np.concatenate(positions) % block_size
-        on_device = (upload(torch.from_numpy(x), device) for x in places)
+        written = np.concatenate(blocks), np.concatenate(positions) % block_size
+        on_device = (upload(torch.from_numpy(x), device) for x in written)
         found.append(Gather(first, Packed.of(rows, device), Packed.of(keys, device), *on_device))
         first += sum(rows)
     return tuple(found)

@@ -49,9 +49,9 @@ def _embed(
     ids, positions = ids.contiguous(), positions.contiguous()
     n, width = ids.shape[0], table.shape[1]
     if positions.shape[0] != n or (position_table is not None and position_table.shape[1] != width):
-        places = None if position_table is None else list(position_table.shape)
+        learned = None if position_table is None else list(position_table.shape)
         raise ValueError(
-            f"{n} ids, {positions.shape[0]} positions, tables {list(table.shape)} and {places}"
+            f"{n} ids, {positions.shape[0]} positions, tables {list(table.shape)} and {learned}"
         )
     out = table.new_empty(n, width)
     done = _function()(
@@ -79,7 +79,7 @@ def _embed(
 def _function() -> ctypes._NamedFuncPointer:
     kernels = compiled()
     function = kernels.embed
-    places = (POINTER, POINTER, INT)
-    function.argtypes = [*places, FLOAT, *places, INT, INT, POINTER]
+    table = (POINTER, POINTER, INT)
+    function.argtypes = [*table, FLOAT, *table, INT, INT, POINTER]
     function.restype = INT
     return function

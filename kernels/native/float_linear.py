@@ -120,9 +120,9 @@ def _in_panels(parts: list[Parts], storage: torch.dtype) -> FloatPanelWeight:
     stride = filled_up(in_features)
     panels = torch.zeros(n, len(parts), stride // word, width, word, dtype=storage)
     biases = torch.zeros(n, len(parts), width)
-    for place, (weight, bias) in enumerate(parts):
+    for index, (weight, bias) in enumerate(parts):
         # By input: [n, stride, width], whose words are apart.
-        inputs = panels[:, place].transpose(2, 3)
+        inputs = panels[:, index].transpose(2, 3)
         for k in range(word):
             every = weight[:, k::word]
             here = inputs[:, : every.shape[1], k]
@@ -132,7 +132,7 @@ def _in_panels(parts: list[Parts], storage: torch.dtype) -> FloatPanelWeight:
                 rest = every[whole * width :]
                 here[whole, :, : rest.shape[0]] = rest.t()
         if bias is not None:
-            biases[:, place] = by_panel(bias, n, width)
+            biases[:, index] = by_panel(bias, n, width)
     return FloatPanelWeight(out_features, in_features, len(parts) == 2, panels, biases)
 
 

@@ -29,16 +29,16 @@ def decode_attention(
     rows = (widened(q) * scale).index_select(0, plan.page_rows)
     rows = rows.view(*products, head_size)
     scores = rows.new_empty(*products, block_size)
-    for place, k in _read(keys, plan.pages):
-        torch.bmm(rows[place], k.transpose(1, 2), out=scores[place])
-    scores = scores.view(pages, n_heads, block_size).index_select(0, plan.places)
+    for run, k in _read(keys, plan.pages):
+        torch.bmm(rows[run], k.transpose(1, 2), out=scores[run])
+    scores = scores.view(pages, n_heads, block_size).index_select(0, plan.pair_pages)
     weights = scores.new_zeros(pages, n_heads, block_size)
-    weights.index_copy_(0, plan.places, _softmax_over_blocks(scores, plan))
+    weights.index_copy_(0, plan.pair_pages, _softmax_over_blocks(scores, plan))
     weights = weights.view(*products, block_size)
     partial = weights.new_empty(*products, head_size)
-    for place, v in _read(values, plan.pages):
-        torch.bmm(weights[place], v, out=partial[place])
-    partial = partial.view(pages, n_heads, head_size).index_select(0, plan.places)
+    for run, v in _read(values, plan.pages):
+        torch.bmm(weights[run], v, out=partial[run])
+    partial = partial.view(pages, n_heads, head_size).index_select(0, plan.pair_pages)
     out = _sum_blocks(partial, plan.counts)
     return out.index_select(0, plan.inverse).to(q.dtype)
 

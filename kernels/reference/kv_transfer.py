@@ -14,17 +14,17 @@ def kv_pack(
     a GPU there too, or in pinned memory.
     """
     both = torch.stack((keys[:, blocks], values[:, blocks]), 2)
-    packed[_places(blocks, slots)] = both.transpose(0, 1)
+    packed[_rows(blocks, slots)] = both.transpose(0, 1)
 
 
 def kv_unpack(
     keys: Tensor, values: Tensor, blocks: Tensor, packed: Tensor, slots: Tensor | None = None
 ) -> None:
     """Copy cache blocks back in: the inverse of kv_pack; no block twice."""
-    found = packed[_places(blocks, slots)].transpose(0, 1)
+    found = packed[_rows(blocks, slots)].transpose(0, 1)
     keys[:, blocks], values[:, blocks] = found[:, :, 0], found[:, :, 1]
 
 
-def _places(blocks: Tensor, slots: Tensor | None) -> Tensor:
+def _rows(blocks: Tensor, slots: Tensor | None) -> Tensor:
     """The slot of every block."""
     return torch.arange(blocks.shape[0]) if slots is None else slots

@@ -51,8 +51,8 @@ def top_log_probs(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     count = min(count, log_probs.shape[1])
     best = log_probs.topk(count, dim=1)
     ids, order = best.indices.sort(dim=1)
-    values, place = best.values.gather(1, order).sort(dim=1, descending=True, stable=True)
-    ids = ids.gather(1, place)
+    values, rank = best.values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    ids = ids.gather(1, rank)
     # Of equal scores at the end topk takes any: take those of the lowest ids.
     last = values[:, -1:]
     crowded = (log_probs >= last).sum(1) > count

@@ -22,7 +22,7 @@ class TileGroup:
     """Chunks that cover the same tiles: attended together.
 
     blocks: int64[n * blocks], the cache blocks of each chunk up to its last tile, n chunks.
-    first: index of the first tile; rows: int64[tiles, n * S], the packed row of every place of
+    first: index of the first tile; rows: int64[tiles, n * S], the packed row of every position of
     every tile (where a tile holds a position that is not in the chunk: any of its rows).
     """
 
@@ -57,13 +57,13 @@ class TilePlan:
         groups, base = [], 0
         for (first, last), members in buckets.items():
             n = len(members)
-            places = np.arange(first * size, last * size, dtype=np.int64)
+            positions = np.arange(first * size, last * size, dtype=np.int64)
             starts = layout.starts[members][:, None]
             ends = layout.ends[members][:, None]
-            rows = np.clip(places, starts, ends - 1) - starts + first_rows[members][:, None]
+            rows = np.clip(positions, starts, ends - 1) - starts + first_rows[members][:, None]
             # [n, tiles, S] -> [tiles, n, S]: a tile of all members is one call.
             rows = rows.reshape(n, last - first, size).transpose(1, 0, 2)
-            real = ((places >= starts) & (places < ends)).reshape(n, last - first, size)
+            real = ((positions >= starts) & (positions < ends)).reshape(n, last - first, size)
             real = real.transpose(1, 0, 2)
             unpad[rows[real]] = base + np.flatnonzero(real)
             base += rows.size
@@ -77,7 +77,7 @@ class TilePlan:
 class RaggedGroup:
     """Sequences of one padded length, attended in one call.
 
-    rows: int64[n * padded], the packed row of every padded place; a place past the end of its
+    rows: int64[n * padded], the packed row of every padded position; one past the end of its
     sequence repeats the last row, so that it holds finite numbers.
     members: int64[n], which sequences these are.
     """
@@ -117,10 +117,10 @@ class RaggedPlan:
         unpad = np.empty(sum(lengths), dtype=np.int64)
         groups, base = [], 0
         for (_, wide), members in sorted(buckets.items()):
-            places = np.arange(wide, dtype=np.int64)
+            positions = np.arange(wide, dtype=np.int64)
             last = np.array([lengths[i] - 1 for i in members], dtype=np.int64)[:, None]
-            rows = starts[members][:, None] + np.minimum(places, last)
-            real = places <= last
+            rows = starts[members][:, None] + np.minimum(positions, last)
+            real = positions <= last
             unpad[rows[real]] = base + np.flatnonzero(real)
             base += rows.size
             groups.append(
@@ -174,13 +174,13 @@ class BlockPlan:
     sequences first: the pairs of block j are one slice, and merging it into the slices before it
     is an addition of prefixes, in ascending order of position.
 
-    inverse: int64[B], the place of each sequence in that order.
-    owners: int64[N], the place of each pair's sequence; steps: int64[N], its index in the table.
+    inverse: int64[B], the index of each sequence in that order.
+    owners: int64[N], the index of each pair's sequence; steps: int64[N], its index in the table.
     hidden: bool[N, S], whether the position is past the sequence's length.
     counts: how many sequences have a block j, for each j.
     pages: which cache blocks are read, each for one query row.
     page_rows: int64[R], the query row that reads each page (any row where no sequence of this
-    step holds it); places: int64[N], the page of each pair.
+    step holds it); pair_pages: int64[N], the page of each pair.
     """
 
     inverse: Tensor
@@ -190,7 +190,7 @@ class BlockPlan:
     counts: tuple[int, ...]
     pages: Pages
     page_rows: Tensor
-    places: Tensor
+    pair_pages: Tensor
 
     @staticmethod
     def of(layout: PagedLayout) -> BlockPlan:
@@ -205,9 +205,9 @@ class BlockPlan:
         blocks = layout.tables.blocks[layout.tables.starts[order[owners]] + steps]
         valid = length[order][owners] - steps * size
         hidden = np.arange(size)[None, :] >= valid[:, None]
-        pages, places = Pages.plan(blocks)
+        pages, pair_pages = Pages.plan(blocks)
         page_rows = np.zeros(pages.count, dtype=np.int64)
-        page_rows[places] = order[owners]
+        page_rows[pair_pages] = order[owners]
         return BlockPlan(
             inverse=torch.from_numpy(np.argsort(order)),
             owners=torch.from_numpy(owners),
@@ -216,7 +216,7 @@ class BlockPlan:
             counts=counts,
             pages=pages,
             page_rows=torch.from_numpy(page_rows),
-            places=torch.from_numpy(places),
+            pair_pages=torch.from_numpy(pair_pages),
         )
 
 
@@ -249,13 +249,13 @@ class Pages:
         highs = unique[np.concatenate((cuts - 1, [-1]))] + 1
         ends = np.cumsum(highs - lows)
         run = np.searchsorted(lows, unique, side="right") - 1
-        places = np.empty(blocks.size, dtype=np.int64)
-        places[first] = unique - highs[run] + ends[run]
+        pair_pages = np.empty(blocks.size, dtype=np.int64)
+        pair_pages[first] = unique - highs[run] + ends[run]
         again = np.ones(blocks.size, dtype=bool)
         again[first] = False
-        places[again] = ends[-1] + np.arange(int(again.sum()))
+        pair_pages[again] = ends[-1] + np.arange(int(again.sum()))
         runs = tuple(zip(lows.tolist(), highs.tolist(), strict=True))
-        return Pages(runs, torch.from_numpy(blocks[again])), places
+        return Pages(runs, torch.from_numpy(blocks[again])), pair_pages
 
 
 MAX_GAP = 4

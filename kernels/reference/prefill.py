@@ -63,7 +63,7 @@ def _gathered(cache: Tensor, blocks: Tensor, n: int) -> Tensor:
 @lru_cache(maxsize=512)
 def _tile_mask(block_size: int, heads_per_kv: int, length: int, dtype: torch.dtype) -> Tensor:
     """What a tile that ends at `length` may see: 0 up to the row's own position, -inf after."""
-    places = torch.arange(length)
-    own = places[-block_size:].unsqueeze(1)
-    mask = torch.zeros(block_size, length, dtype=dtype).masked_fill_(places > own, float("-inf"))
+    positions = torch.arange(length)
+    own = positions[-block_size:].unsqueeze(1)
+    mask = torch.zeros(block_size, length, dtype=dtype).masked_fill_(positions > own, float("-inf"))
     return mask.repeat(heads_per_kv, 1)

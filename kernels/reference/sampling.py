@@ -49,17 +49,17 @@ def sample(
     if by_min.numel():
         weights[by_min] = _keep_min_p(weights[by_min], min_p[by_min])
     sums = weights.cumsum(-1, dtype=torch.float64)
-    places = torch.searchsorted(sums, (draws * sums[:, -1]).unsqueeze(1), right=True).squeeze(1)
+    indices = torch.searchsorted(sums, (draws * sums[:, -1]).unsqueeze(1), right=True).squeeze(1)
     # A draw next to 1 can round up to the whole sum: take the last token that has any weight.
     last = torch.searchsorted(sums, sums[:, -1:].contiguous()).squeeze(1)
-    return torch.minimum(places, last)
+    return torch.minimum(indices, last)
 
 
 def _keep_top_k(scores: Tensor, top_k: Tensor) -> Tensor:
     """-inf wherever a row has top_k better scores: float32[B, V], int64[B] -> float32[B, V]."""
     rising = torch.from_numpy(np.sort(scores.numpy(), axis=1))
-    places = scores.shape[1] - top_k.clamp(max=scores.shape[1])
-    return scores.masked_fill(scores < rising.gather(1, places.unsqueeze(1)), float("-inf"))
+    indices = scores.shape[1] - top_k.clamp(max=scores.shape[1])
+    return scores.masked_fill(scores < rising.gather(1, indices.unsqueeze(1)), float("-inf"))
 
 
 def _keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:

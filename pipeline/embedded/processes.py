@@ -1,4 +1,4 @@
-"""Services of the embedded system: child processes that are restarted when they end alone."""
+"""Services of the embedded system: child processes, restarted when they end unasked."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from nightjar.children import (
 )
 from nightjar.pipeline.queue.commands import CANNOT_START, EXIT_CANNOT_START
 
-# Another start does not mend a service that ends so often while no result lands.
+# Another start does not help a service that ends so often while no result lands.
 RESTARTS = RestartPolicy(most_failures=5)
 # A socket's path has at most 107 bytes; its name takes some of them.
 _LONGEST_SOCKET_DIRECTORY = 90
@@ -29,7 +29,7 @@ class ServiceError(Exception):
 
 @dataclass(slots=True)
 class Service:
-    """One supervised process that stands in `directory`; its output goes to `log`."""
+    """One supervised process with the working directory `directory`; its output goes to `log`."""
 
     name: str
     command: Sequence[str]
@@ -47,18 +47,18 @@ class Service:
         return self._supervisor.child
 
     def start(self) -> None:
-        """Start the process; the kernel ends it should this one die."""
+        """Start the process; the kernel ends it when this process dies."""
         self._supervisor.start()
 
     def keep_running(self) -> bool:
-        """Start it again if it has ended; return whether that was so.
+        """Start the process again if it has ended; return whether it had.
 
         Raises:
             ServiceError: It cannot start, or ended too often; the message holds the end of its log.
         """
         if self.process is None or (status := self.process.poll()) is None:
             return False
-        # After a failure the same status may pass: the service has worked here before.
+        # The same status may be temporary here: the service has worked before.
         if status == EXIT_CANNOT_START and not self._supervisor.failures:
             reason = self.log_tail().rpartition(CANNOT_START)[2].strip()
             raise ServiceError(f"the {self.name} cannot start: {reason}")
@@ -81,16 +81,16 @@ class Service:
             wait_or_kill(self.process, grace_s)
 
     def log_tail(self) -> str:
-        """The end of what the process wrote."""
+        """Return the end of the process's output."""
         return last_words(self.log)
 
     def _start(self) -> subprocess.Popen[bytes]:
         return start_child(
             self.command,
             environment=self.environment,
-            directory=self.directory,  # a redis.py where the user stands is not ours to import
+            directory=self.directory,  # not a redis.py of the user's directory
             log=self.log,
-            own_session=True,  # Ctrl-C is for this process, which ends its services in order
+            own_session=True,  # Ctrl-C reaches only this process, which ends its services in order
             dies_with_thread=True,
         )
 

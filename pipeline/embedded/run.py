@@ -1,4 +1,4 @@
-"""`nightjar run`: the whole journey of one file on this machine, resumed when run again."""
+"""`nightjar run`: computes one file on this machine; the same command resumes it."""
 
 import hashlib
 import shutil
@@ -48,7 +48,7 @@ _FREE_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class RunArguments:
-    """What `nightjar run` was asked for."""
+    """The arguments of `nightjar run`."""
 
     source: Path
     model: Path
@@ -69,7 +69,7 @@ def run(arguments: RunArguments, listener: Listener) -> RunSummary:
 
     Raises:
         UsageError: The arguments cannot be used; nothing was done.
-        RunError: The run cannot go on; the same command resumes it.
+        RunError: The run cannot continue; the same command resumes it.
     """
     workdir = arguments.workdir or default_workdir(arguments.out)
     try:
@@ -101,7 +101,7 @@ def run(arguments: RunArguments, listener: Listener) -> RunSummary:
 
 
 class _Run:
-    """One run whose arguments are checked and whose work directory is locked."""
+    """One run with checked arguments and a locked work directory."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class _Run:
             before = job.ended
             was_finished = job.is_over and was_written(self._workdir, self._arguments.out)
             self._listener.submitted(job, resumed=resumed)
-            earlier = self._store.heartbeats.compute_seconds()  # of runs that this one goes on from
+            earlier = self._store.heartbeats.compute_seconds()  # of the runs that this one resumes
             if not job.is_over:
                 job = self._compute(job)
             spent = self._store.heartbeats.compute_seconds() - earlier
@@ -176,7 +176,7 @@ class _Run:
             answers.close()
 
     def _submit_or_resume(self) -> tuple[Job, bool]:
-        """The job of these arguments, and whether an earlier run had submitted it."""
+        """Return the job of these arguments, and whether an earlier run had submitted it."""
         asked = {
             "the input": file_digest(self._arguments.source),
             "the model": self._model.fingerprint,
@@ -188,7 +188,7 @@ class _Run:
         parts = [value for value in asked.values() if value]
         key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
         newest = next(iter(self._store.jobs.newest(limit=1, after=None)), None)
-        # A job without a success is replaced: nothing is lost when the corrected input is computed.
+        # A job without a success is replaced: its input may be corrected now, and nothing is lost.
         is_spent = newest is not None and newest.is_over and not newest.completed
         with self._store.jobs.submit(NewJob(self._model.name, idempotency_key=key)) as submission:
             known = submission.existing
@@ -218,7 +218,7 @@ class _Run:
         return registered
 
     def _compute(self, job: Job) -> Job:
-        """Run the services until the job is over, and end them."""
+        """Run the services until the job is over, then end them."""
         logs = self._workdir / "logs"
         with EmbeddedSystem(self._store, self._settings, logs, self._listener.noticed) as system:
             watch = Patience(self._store.jobs, self._listener.noticed)
@@ -229,7 +229,7 @@ class _Run:
                 ended, job = job.ended, self._store.jobs.get(job.id)
                 if job.ended > ended:
                     system.progressed()
-                watch.look(job)
+                watch.check(job)
                 self._listener.progressed(job)
         return job
 

@@ -1,4 +1,4 @@
-"""How a run goes and how it ended, for whoever shows it."""
+"""The progress and the summary of a run, for the command line to show."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class RunSummary:
     job: Job
     out: Path
     errors: Path
-    was_finished: bool  # an earlier run had done it all
-    resumed: int  # requests that had their outcome before this run
+    was_finished: bool  # an earlier run had computed everything
+    resumed: int  # requests that had an outcome before this run
     seconds: float
     engine_s: float  # of `seconds`: in steps of the engine
     load_s: float  # of `seconds`: in loading the model
@@ -24,13 +24,13 @@ class RunSummary:
 
 
 class Listener:
-    """Hears how the run goes; the command line shows it."""
+    """Receives the progress of a run; the command line shows it."""
 
     def submitted(self, job: Job, *, resumed: bool) -> None:
-        """The job is in the store."""
+        """Note that the job is in the store."""
 
     def progressed(self, job: Job) -> None:
-        """Some requests may have ended; called a few times a second."""
+        """Receive the present counts; called a few times a second."""
 
     def noticed(self, line: str) -> None:
-        """Something that a person should know, such as a restarted process."""
+        """Receive a line for the user, such as that a process was restarted."""

@@ -24,10 +24,10 @@ class EmbeddedSystem:
     """Starts the services, keeps them running, and ends them with this process.
 
     Args:
-        store: The store that `settings` names; its leases belong to nobody else.
+        store: The store that `settings` names; no other worker holds leases in it.
         settings: Database, model and limits; the broker is this system's own.
         logs: Directory of the services' logs.
-        report: Called with one line when something had to be restarted.
+        report: Called with one line when a service was restarted.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class EmbeddedSystem:
     ) -> None:
         self._store = store
         self._report = report
-        # Here a worker ends only by a crash, so as few of its deaths are allowed as crashes.
+        # Here a worker ends only by a crash, so its deaths are limited like crashes.
         deaths = min(settings.request_crashes, settings.request_worker_deaths)
         settings = settings.model_copy(update={"request_worker_deaths": deaths})
         self._deaths_allowed = deaths
@@ -88,7 +88,7 @@ class EmbeddedSystem:
                     self._take_back(crash)
 
     def progressed(self) -> None:
-        """Forget earlier ends of services: results have landed since."""
+        """Forget earlier ends of services, because results have landed since."""
         for service in [*self._workers, self._broker]:
             service.progressed()
 
@@ -102,9 +102,9 @@ class EmbeddedSystem:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _take_back(self, crash: Crash | None) -> None:
-        """Make the micro-batches ready again that a GPU worker had taken and that is gone now.
+        """Make the micro-batches of a GPU worker ready again after it has ended.
 
-        Those that it had leased are suspected of the `crash`, if there was one.
+        Its leased requests become suspects of the `crash`, if there was one.
         """
         for beat in self._store.heartbeats.of_lease_holders():
             if crash is None:
@@ -119,9 +119,9 @@ def _environment(settings: Settings, broker: str) -> dict[str, str]:
     for name in values:
         if isinstance(secret := getattr(settings, name), SecretStr):
             values[name] = secret.get_secret_value()
-    # Nobody else may send messages of this run: it makes a key of its own.
+    # A key of its own: no other process may send messages of this run.
     values |= {"broker_url": broker, "message_key": secrets.token_hex(32)}
     variables = {f"NIGHTJAR_{name.upper()}": str(value) for name, value in values.items()}
-    # The services stand in another directory, so they need the path of a checkout.
+    # The services run in another directory, so they need the path of a checkout.
     paths = [str(Path(nightjar.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     return variables | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

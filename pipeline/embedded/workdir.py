@@ -1,4 +1,4 @@
-"""The directory in which a run keeps its state, so that running it again goes on."""
+"""The directory in which a run keeps its state, so that the same command resumes it."""
 
 import fcntl
 import hashlib
@@ -20,11 +20,11 @@ _Stamp = list[str | int]  # path, size, time of the last change
 
 
 class UsageError(Exception):
-    """The arguments cannot be used; the message says which and how to mend them."""
+    """The arguments cannot be used; the message says which and how to correct them."""
 
 
 def output_paths(out: Path) -> tuple[Path, Path]:
-    """Where successes and failures go: `OUT.jsonl` and `OUT.errors.jsonl`."""
+    """Return the files of successes and failures: `OUT.jsonl` and `OUT.errors.jsonl`."""
     return out, out.with_name(f"{out.stem}.errors{out.suffix or '.jsonl'}")
 
 
@@ -34,7 +34,7 @@ def default_workdir(out: Path) -> Path:
 
 
 def check_paths(source: Path, out: Path, workdir: Path) -> None:
-    """Check what can be checked before any work is done.
+    """Check the arguments before any work is done.
 
     Raises:
         UsageError: The input cannot be read or the output cannot be written.
@@ -60,10 +60,10 @@ def check_paths(source: Path, out: Path, workdir: Path) -> None:
 
 @contextmanager
 def locked_workdir(path: Path) -> Iterator[Path]:
-    """Make the directory and hold it for this process alone.
+    """Make the directory and lock it for this process.
 
     Raises:
-        UsageError: It cannot be made, or another run holds it.
+        UsageError: The directory cannot be made, or another run has locked it.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -90,14 +90,14 @@ def file_digest(path: Path) -> str:
 
 
 def sqlite_url(path: Path) -> str:
-    """The database URL of a SQLite file, whatever characters its path holds."""
+    """Return the database URL of a SQLite file; its path may hold any characters."""
     return URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
 
 
 def check_overwrites(out: Path, workdir: Path) -> None:
-    """Refuse to replace an output file that holds what no run in `workdir` has left there.
+    """Refuse to replace an output file that no run in `workdir` has written.
 
-    Nothing is lost where there is no file, an empty one, or a file as such a run has written it.
+    An empty file may be replaced, and so may a file that is as such a run has written it.
 
     Raises:
         UsageError: A file would be lost; the message names it.
@@ -119,16 +119,16 @@ def check_overwrites(out: Path, workdir: Path) -> None:
 
 
 def note_asked(workdir: Path, asked: Mapping[str, str]) -> None:
-    """Remember what the run of this directory computes, by the names that its user knows."""
+    """Note what the run of this directory computes, by the names that the user knows."""
     (workdir / _ASKED).write_text(json.dumps(asked), encoding="utf-8")
 
 
 def what_changed(workdir: Path, asked: Mapping[str, str]) -> str:
-    """What is not as it was when the run of this directory began."""
+    """Return what has changed since the run of this directory began."""
     try:
         before = json.loads((workdir / _ASKED).read_text(encoding="utf-8"))
         changed = [name for name, value in asked.items() if before[name] != value]
-    except (OSError, ValueError, TypeError, KeyError):  # a version before wrote none
+    except (OSError, ValueError, TypeError, KeyError):  # earlier versions wrote none
         changed = []
     names = changed or list(asked)
     verb = "has changed since" if len(changed) == 1 and changed != [_MANY] else "have changed since"
@@ -137,13 +137,13 @@ def what_changed(workdir: Path, asked: Mapping[str, str]) -> str:
 
 
 def note_writing(workdir: Path, out: Path) -> None:
-    """Remember which files are about to be replaced: a killed run's own are known again."""
+    """Note which files are about to be replaced, so that a killed run's files are recognised."""
     paths = [str(path.resolve()) for path in output_paths(out)]
     _note(workdir, [[path, *_IN_WRITING] for path in paths])
 
 
 def note_written(workdir: Path, out: Path) -> None:
-    """Remember which files hold the results, so that no other file is taken for them."""
+    """Note which files hold the results, so that no other file is taken for them."""
     _note(workdir, _stamps(out))
 
 
@@ -160,7 +160,7 @@ def _note(workdir: Path, stamps: list[_Stamp]) -> None:
 
 
 def _noted(workdir: Path) -> list[_Stamp]:
-    """The stamps of the last note; none where there is no note, or half of one."""
+    """Return the stamps of the last note; none where the note is missing or cut off."""
     try:
         noted = json.loads((workdir / _WRITTEN).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, ValueError):

@@ -1,1 +1,1 @@
-"""What is read from files and written to files."""
+"""Reads input files and writes result files."""

@@ -15,14 +15,14 @@ _CHUNK_BYTES = 1 << 20
 
 
 class UnusableInputError(ValueError):
-    """The input is no file of batch lines; the message follows the file's name and says why."""
+    """The input is not a file of batch lines; the message follows the file's name and says why."""
 
 
 def check_format(path: Path) -> None:
-    """Refuse a file whose first bytes tell another format.
+    """Refuse a file whose first bytes are those of another format.
 
     Raises:
-        UnusableInputError: They do.
+        UnusableInputError: The file has another format.
         OSError: The file cannot be read.
     """
     with path.open("rb") as stream:
@@ -36,10 +36,10 @@ def read_batch_lines(
 ) -> Iterator[NewRequest | RejectedRow]:
     """Parse a file line by line, in bounded memory; a bad line becomes a RejectedRow.
 
-    most_bad_in_a_row: after so many the file is taken for one of another kind.
+    most_bad_in_a_row: after so many bad lines the file is taken for one of another format.
 
     Raises:
-        UnusableInputError: It is; the message holds what is wrong with the first of them.
+        UnusableInputError: There were so many; the message says what is wrong with the first.
     """
     bad, first = 0, None
     for row in _rows(stream):
@@ -63,7 +63,7 @@ def _rows(stream: BinaryIO) -> Iterator[NewRequest | RejectedRow]:
 
 
 def failure_text(line: JsonObject) -> str:
-    """Which line failed and why, of an output line with an `error`."""
+    """Return which line failed and why, from an output line with an `error`."""
     error = line["error"]
     place = f"line {error['line']}"
     message = str(error["message"])
@@ -72,8 +72,8 @@ def failure_text(line: JsonObject) -> str:
 
 @contextmanager
 def replaced_when_whole(path: Path) -> Iterator[BinaryIO]:
-    """Write a file beside `path` and move it there when it is complete and on the disk."""
-    path = path.resolve()  # a link stays one: what it points to is replaced
+    """Write a file beside `path`; when it is complete and on the disk, move it to `path`."""
+    path = path.resolve()  # a link stays a link: its target is replaced
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     partial = Path(name)
     try:

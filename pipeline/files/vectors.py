@@ -15,14 +15,14 @@ _FLOATS = ("float16", "float32", "float64")
 
 
 class VectorsError(Exception):
-    """A file of prompt vectors that cannot be used."""
+    """A file of prompt vectors cannot be used."""
 
 
 def register_vectors(vectors: Vectors, name: str, path: Path, width: int) -> PromptVector:
     """Register the vectors of a file under a name; a changed file becomes a new version.
 
     Args:
-        vectors: Where every worker finds them.
+        vectors: The store of prompt vectors, which every worker reads.
         name: What requests write in `prompt_vector`; no `@`, which separates the version.
         path: A safetensors file with one tensor [rows, width] of floats.
         width: The model's hidden size.

@@ -1,1 +1,1 @@
-"""What people and programs call: the command line, the client, the server of the HTTP API."""
+"""The command line, the HTTP client, and the server of the HTTP API."""

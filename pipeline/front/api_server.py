@@ -1,7 +1,7 @@
 """Serves the HTTP API of jobs/ and gives it the call that wakes the planner.
 
 A second process takes the uploads: `python -m nightjar.pipeline.front.api_server SOCKET PARENT`. So
-a status poll does not wait for Python's lock, or for a core, while a million rows are read.
+a status poll waits neither for Python's lock nor for a core while a million rows are read.
 """
 
 import logging
@@ -29,9 +29,9 @@ from nightjar.pipeline.queue.waking import send_wake
 from nightjar.pipeline.settings import Settings
 from nightjar.process import spare_what_stays, step_back
 
-# A thread that writes a page of results holds Python's lock for so long at a time. A status poll
-# takes the lock a dozen times on its way through event loop, thread and database. With Python's
-# default of 5 ms its caller would mostly wait for the lock.
+# How long a thread holds Python's lock at a time. A status poll takes the lock a dozen times on its
+# way through event loop, thread and database. With Python's default of 5 ms, and a thread that
+# writes a page of results, its caller would mostly wait for the lock.
 SWITCH_EVERY_S = 0.0005
 
 
@@ -41,7 +41,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses, with jobs' metadata
     sys.setswitchinterval(SWITCH_EVERY_S)
     _end_in_order()
-    # The store is closed last: the last connection that closes merges SQLite's log.
+    # The store is closed last: closing the last connection merges SQLite's log.
     with _store(settings) as store, UploadProcess() as uploads:
         celery = _celery(settings)
         dead_after_s = settings.worker_dead_after_s

@@ -13,7 +13,7 @@ _PAGE = 1000
 
 
 class ClientError(Exception):
-    """The API refused a call, and the message is its answer; or it cannot be reached."""
+    """The API refused a call (the message is its answer) or cannot be reached."""
 
 
 class Client:
@@ -48,7 +48,7 @@ class Client:
         Args:
             source: The file; it is streamed.
             idempotency_key: Sending the same key again returns the same job.
-            completion_window: Such as "24h"; what is not computed by then expires.
+            completion_window: Such as "24h"; requests not computed by then expire.
             priority: 0 to 9; each step is worth an hour of waiting.
         """
         query: dict[str, str | int] = {} if priority == 0 else {"priority": priority}
@@ -72,25 +72,25 @@ class Client:
         return self._call("GET", _path(job_id))
 
     def cancel(self, job_id: str) -> dict[str, Any]:
-        """Ask for a job to be cancelled; what has landed stays."""
+        """Ask for a job to be cancelled; landed results stay."""
         return self._call("POST", f"{_path(job_id)}/cancel")
 
     def pause(self, job_id: str) -> dict[str, Any]:
-        """Begin nothing more of a job until it is resumed."""
+        """Pause a job: no more of it starts until it is resumed."""
         return self._call("POST", f"{_path(job_id)}/pause")
 
     def resume(self, job_id: str) -> dict[str, Any]:
-        """Go on with a paused job."""
+        """Continue a paused job."""
         return self._call("POST", f"{_path(job_id)}/resume")
 
     def retry(self, job_id: str) -> dict[str, Any]:
-        """Compute requests again that failed through no fault of theirs; `retried` counts them."""
+        """Compute requests again whose failure they did not cause; `retried` counts them."""
         return self._call("POST", f"{_path(job_id)}/retry")
 
     def results(self, job_id: str, outcome: str = "all") -> Iterator[dict[str, Any]]:
-        """Yield OpenAI batch output lines of the results that have landed.
+        """Yield OpenAI batch output lines of the landed results.
 
-        They are in row order if the job is over, else in the order of landing.
+        The lines are in row order if the job is over, else in the order of landing.
         """
         order = "landed" if self.job(job_id)["finished_at"] is None else "row"
         for page in self._pages(job_id, order, outcome):
@@ -106,7 +106,7 @@ class Client:
         Args:
             job_id: A job that may still run.
             outcome: "all", "succeeded" or "failed".
-            every_s: Seconds between two questions while nothing lands.
+            every_s: Seconds between two polls while nothing lands.
         """
         for page in self._pages(job_id, "landed", outcome):
             yield from page["data"]

@@ -10,7 +10,7 @@ from celery.bin.celery import main as celery_main
 from flower.views.monitor import Metrics
 from tornado.web import authenticated
 
-# What a socket that cannot be bound says; anything else is a fault to be seen whole.
+# Errors of a socket that cannot be bound; any other error is shown with its traceback.
 _CANNOT_LISTEN = {
     errno.EADDRINUSE: "is taken: end what listens there, or give another --port",
     errno.EACCES: "may not be listened on by this user: give a --port above 1023",

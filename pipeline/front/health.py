@@ -1,7 +1,7 @@
-"""Whether a process of the deployment does its work: `nightjar health planner|worker|beat`.
+"""Checks that a process of the deployment does its work: `nightjar health planner|worker|beat`.
 
-Planners and GPU workers are asked through the broker: a process that lives and takes no messages
-gives no answer. The clock leaves a mark in the broker whenever it sends a tick.
+Planners and GPU workers are asked through the broker: a process that takes no messages gives no
+answer. The clock writes a mark into the broker whenever it sends a tick.
 """
 
 import socket
@@ -20,7 +20,7 @@ _ANSWER_S = 10.0
 
 
 class Part(StrEnum):
-    """A process whose health can be asked for."""
+    """A process whose health can be checked."""
 
     PLANNER = "planner"
     WORKER = "worker"
@@ -31,9 +31,9 @@ _NAMES = {Part.PLANNER: PLANNER, Part.WORKER: GPU_WORKER}
 
 
 def trouble(part: Part, settings: Settings) -> str | None:
-    """Why this part does not do its work on this machine; None where it does.
+    """Return why this part does not work on this machine; None where it works.
 
-    A planner or GPU worker is one that runs under this machine's (or container's) name.
+    Only planners and GPU workers with this machine's (or container's) name count.
     """
     app = create_celery_app(settings)
     # As in the API: without this, kombu tries to connect for ever.

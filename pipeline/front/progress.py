@@ -1,4 +1,4 @@
-"""What a person sees while a job is computed: bar, rate and time left, on standard error."""
+"""Shows a job's progress on standard error: bar, rate and time left."""
 
 import time
 
@@ -20,7 +20,7 @@ _LINE_EVERY_S = 10.0
 
 
 class ProgressView(Listener):
-    """A bar on a terminal, a line every ten seconds elsewhere."""
+    """Shows a bar on a terminal, and a line every ten seconds elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -49,7 +49,7 @@ class ProgressView(Listener):
         self._progress.stop()
 
     def submitted(self, job: Job, *, resumed: bool) -> None:
-        """Show the size of the job, and from where it goes on."""
+        """Show the size of the job and how much is done already."""
         self._done_before = job.ended
         if resumed and not job.is_over:
             self.noticed(f"continuing: {job.ended} of {job.total} requests are already done")
@@ -70,7 +70,7 @@ class ProgressView(Listener):
 
 
 def print_summary(console: Console, summary: RunSummary) -> None:
-    """Say what the run did, where its time went, what early stops saved, where the results are."""
+    """Print what the run did, where its time went, what early stops saved, and the result files."""
     job = summary.job
 
     def say(line: str) -> None:

@@ -1,8 +1,8 @@
-"""What the API sees of the processes around it: broker, planner, beat, GPU workers.
+"""Signs of life of broker, planner, beat and GPU workers, for the API.
 
-A thread reads the signs every few seconds, so that `/health` and polls wait for nothing. A process
-lives as long as its counter in SQL moves. That is judged by this process's monotonic clock, so no
-clock of another machine matters.
+A thread reads the signs every few seconds, so that `/health` and polls need not wait. A process
+lives as long as its counter in SQL moves. This process's monotonic clock decides, so the clocks of
+other machines do not matter.
 """
 
 import logging
@@ -22,22 +22,22 @@ from nightjar.pipeline.queue.leadership import PLANNER
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 2.0
+READ_EVERY_S = 2.0
 BROKER_TIMEOUT_S = 5.0
 NO_BROKER = "the broker does not answer; jobs are taken, and start when it is back"
 NO_PLANNER = "no planner takes what waits for it; start `nightjar worker plan`"
-NO_BEAT = "no planner is told to look for work; start `nightjar beat`"
+NO_BEAT = "no ticks wake the planner; start `nightjar beat`"
 NO_GPU_WORKER = "no GPU worker gives a sign of life; start `nightjar worker compute`"
 
 
 class Signs:
-    """Watches the deployment while the block lasts.
+    """Watches the deployment inside a `with` block.
 
     Args:
-        store: Where GPU workers and the leading planner raise their counters.
+        store: Holds the counters that GPU workers and the leading planner raise.
         celery: The application whose broker and queues are read.
-        dead_after_s: A counter that has stood still for so long is no sign of life.
-        look_every_s: The time between two readings.
+        dead_after_s: A process is dead when its counter has not moved for so long.
+        read_every_s: The time between two readings.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Signs:
         celery: Celery,
         *,
         dead_after_s: float,
-        look_every_s: float = LOOK_EVERY_S,
+        read_every_s: float = READ_EVERY_S,
     ) -> None:
         self._store = store
         self._celery = celery
-        self._dead_after_s = dead_after_s + look_every_s
-        self._look_every_s = look_every_s
+        self._dead_after_s = dead_after_s + read_every_s
+        self._read_every_s = read_every_s
         self._counters: dict[str, int] = {}
         self._moved_at: dict[str, float] = {}
         self._began_at = time.monotonic()
@@ -72,7 +72,7 @@ class Signs:
         self._thread.join(BROKER_TIMEOUT_S)
 
     def parts(self) -> Mapping[str, str]:
-        """The state of each part: OK, UNKNOWN, or what is wrong with it and how to mend it."""
+        """Return the state of each part: OK, UNKNOWN, or what is wrong and how to correct it."""
         now = time.monotonic()
         broker = self._broker
         if now - self._broker_seen_at > self._dead_after_s + BROKER_TIMEOUT_S:
@@ -87,8 +87,8 @@ class Signs:
     def _planner_and_beat(self, broker: str, now: float) -> tuple[str, str]:
         """Return the states of planner and clock.
 
-        Both work while the lead's counter moves. Otherwise the messages that wait in the broker
-        tell which of the two does not.
+        Both work while the leader's counter moves. Otherwise the messages that wait in the broker
+        show which of the two does not work.
         """
         if self._moves(PLANNER, now):
             return OK, OK
@@ -107,14 +107,14 @@ class Signs:
     def _watch(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._look_at_counters()
+                self._read_counters()
             except StoreError as error:  # /health asks the database itself
                 logger.warning("signs of life unread: %s", error, extra={"action": "signs_unread"})
-            self._look_at_broker()
-            self._stopping.wait(self._look_every_s)
+            self._check_broker()
+            self._stopping.wait(self._read_every_s)
         self._disconnect()
 
-    def _look_at_counters(self) -> None:
+    def _read_counters(self) -> None:
         counters = {beat.owner: beat.counter for beat in self._store.heartbeats.recent()}
         if (leader := self._store.leaders.get(PLANNER)) is not None and leader.owner is not None:
             counters[PLANNER] = leader.epoch << 40 | leader.counter
@@ -125,7 +125,7 @@ class Signs:
         self._counters = counters
         self._moved_at = {name: at for name, at in self._moved_at.items() if name in counters}
 
-    def _look_at_broker(self) -> None:
+    def _check_broker(self) -> None:
         try:
             backlog = self._messages()
         except (KombuError, RedisError, OSError) as error:
@@ -141,7 +141,7 @@ class Signs:
         self._broker_seen_at = time.monotonic()
 
     def _messages(self) -> int:
-        """How many messages wait for a planner."""
+        """Return how many messages wait for a planner."""
         if self._connection is None:
             options = {
                 **self._celery.conf.broker_transport_options,
@@ -163,5 +163,5 @@ class Signs:
 def _length(queue: Queue, channel: object) -> int:
     try:
         return int(queue(channel).queue_declare(passive=True).message_count)
-    except ChannelError:  # nothing was ever sent there, or all of it was taken
+    except ChannelError:  # no message was ever sent there, or all were taken
         return 0

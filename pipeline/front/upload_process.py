@@ -1,4 +1,4 @@
-"""The API's second process, which takes the uploads: kept running, and what is wrong with it."""
+"""Keeps the API's second process running, which takes uploads, and reports its failures."""
 
 import logging
 import os
@@ -21,15 +21,15 @@ from nightjar.pipeline.embedded.processes import private_directory
 
 logger = logging.getLogger(__name__)
 
-# Never given up: what keeps it from starting may pass while the API goes on answering polls.
+# Never given up: the cause may pass, and the API answers polls meanwhile.
 RESTARTS = RestartPolicy(pause_s=1.0, stable_after_s=START_S)
-_TOLD_FAILURES = 2  # after so many in a row, `trouble` says so
+_TOLD_FAILURES = 2  # after so many in a row, `trouble` reports them
 
 
 class UploadProcess:
-    """Takes uploads at `socket` while the block lasts; started again when it ends before.
+    """Keeps a process that takes uploads at `socket` running inside a `with` block.
 
-    ends: How often it has ended.
+    ends: How often the process has ended.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class UploadProcess:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def trouble(self) -> str | None:
-        """Why no upload is taken; None while one is, or may be in a moment."""
+        """Why no upload can be taken; None where one can, or can in a moment."""
         if _listens(self.socket):
             return None
         if (failures := self._supervisor.failures) >= _TOLD_FAILURES:
@@ -82,10 +82,10 @@ class UploadProcess:
                 self._supervisor.pause()
 
     def _live_once(self) -> str:
-        """Start the process and wait for its end; return how it ended, as a verb."""
+        """Start the process, wait for its end, and return how it ended, as a verb."""
         try:
             process = self._supervisor.start()
-        except OSError as error:  # no memory, no more processes: that may pass
+        except OSError as error:  # out of memory or of processes: that may pass
             return f"ended before its start ({error})"
         except ClosedError:
             return "was not started"
@@ -94,12 +94,12 @@ class UploadProcess:
     def _start(self) -> Process:
         module = "nightjar.pipeline.front.api_server"
         command = [sys.executable, "-m", module, str(self.socket), str(os.getpid())]
-        # A session of its own: Ctrl-C is for the API, which answers uploads to their end.
+        # A session of its own, so that Ctrl-C reaches only the API, which lets uploads end.
         return start_child(command, own_session=True)
 
 
 def _listens(path: Path) -> bool:
-    """Whether a process takes connections there."""
+    """Whether a process takes connections at the socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:

@@ -1,4 +1,4 @@
-"""The model's context as a limit of requests, by their bytes and by their tokens."""
+"""Checks that a request fits into the model's context, first by its bytes, then by its tokens."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from nightjar.jobs.records import QueuedRequest, RequestError, RequestKind
 
 
 class EncodeError(Exception):
-    """A request that cannot be computed by this model."""
+    """This model cannot compute the request."""
 
     def __init__(self, code: str, message: str, param: str) -> None:
         super().__init__(message)
@@ -19,7 +19,7 @@ class ContextLimit:
 
     Args:
         length: The context in tokens.
-        most_bytes: A token stands for at most so many bytes of text; None where nobody knows.
+        most_bytes: The most bytes of text that one token stands for; None if unknown.
     """
 
     def __init__(self, length: int, most_bytes: int | None) -> None:
@@ -27,10 +27,10 @@ class ContextLimit:
         self._most_bytes = None if most_bytes is None else max(most_bytes, len(PROMPT_TOKEN))
 
     def check_bytes(self, request: QueuedRequest, texts: Sequence[str]) -> None:
-        """Refuse texts whose bytes alone show that they do not fit; called before tokenizing.
+        """Refuse texts that are too long for the context by their bytes; called before tokenizing.
 
         Raises:
-            EncodeError: They do not fit.
+            EncodeError: The texts do not fit.
         """
         context = self._length
         if self._most_bytes is None or not texts:
@@ -39,9 +39,9 @@ class ContextLimit:
         at_least = first + max(documents, default=0)
         if at_least <= context:
             return
-        place = documents.index(max(documents)) + 1 if documents else 0
-        field = field_of(request, place)
-        what = f"the query and {field} have" if place else "the prompt has"
+        index = documents.index(max(documents)) + 1 if documents else 0
+        field = field_of(request, index)
+        what = f"the query and {field} have" if index else "the prompt has"
         raise EncodeError(
             "context_length_exceeded",
             f"{what} at least {at_least} tokens, by the length in bytes, past the model's "
@@ -50,7 +50,7 @@ class ContextLimit:
         )
 
     def check_tokens(self, request: QueuedRequest, segments: list[list[int]]) -> None:
-        """Refuse requests by their token ids.
+        """Refuse a request whose token ids do not fit.
 
         Raises:
             EncodeError: A segment has no token, or the request does not fit.
@@ -62,9 +62,9 @@ class ContextLimit:
             self._check_generation(request, len(segments[0]), int(request.body["max_tokens"]))
             return
         query, *documents = map(len, segments)
-        for place, length in enumerate(documents, start=1):
+        for index, length in enumerate(documents, start=1):
             if query + length > self._length:
-                field = field_of(request, place)
+                field = field_of(request, index)
                 raise EncodeError(
                     "context_length_exceeded",
                     f"the query has {query} tokens and {field} {length}: together "
@@ -79,7 +79,7 @@ class ContextLimit:
             raise EncodeError(
                 "context_length_exceeded",
                 f"the prompt has {prompt} tokens; the model's context of {context} leaves no "
-                "place for an answer; shorten the prompt",
+                "room for an answer; shorten the prompt",
                 field_of(request, 0),
             )
         if prompt + max_tokens > context:
@@ -93,7 +93,7 @@ class ContextLimit:
 
 
 def _fewest_tokens(text: str, most_bytes: int) -> int:
-    """The least number of tokens that a text can have."""
+    """Return the least number of tokens that the text can have."""
     return -(-len(text.encode()) // most_bytes)
 
 
@@ -103,7 +103,7 @@ def is_chat(request: QueuedRequest) -> bool:
 
 
 def field_of(request: QueuedRequest, segment: int) -> str:
-    """The field that a segment comes from."""
+    """Return the name of the field that a segment comes from."""
     if segment:
         return f"body.documents[{segment - 1}]"
     if request.kind is RequestKind.RANK:

@@ -1,7 +1,7 @@
-"""Encode: from a request's text to token ids, with every limit of the model checked.
+"""Encode: turn a request's text into token ids and check every limit of the model.
 
-A query and its documents are tokenized apart and joined. So no token spans the border between them,
-and a document's score does not depend on such a token.
+A query and its documents are tokenized separately and joined. So no token spans the border between
+them, and a document's score does not depend on such a token.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Encoder:
         tokenizer: The model's own tokenizer.
         find_vectors: Looks a prompt vector up by name; None where the name is unknown.
         served_name: Name that a request's `model` has to match; None accepts any.
-        chat_template: Makes a prompt of messages; None where the model has none.
+        chat_template: Renders messages as a prompt; None where the model has no template.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Encoder:
         return [body["prompt"]] if isinstance(body["prompt"], str) else []
 
     def _render(self, messages: Sequence[dict[str, str]], variables: dict[str, Any]) -> str:
-        """Make a prompt of messages by the model's template."""
+        """Render messages as a prompt with the model's template."""
         if self._chat_template is None:
             raise EncodeError(
                 "unsupported",
@@ -131,9 +131,9 @@ class Encoder:
         )
 
     def _with_prefix(self, ids: list[int]) -> list[int]:
-        """Put the model's first tokens, such as Llama's begin-of-text, before those of a text.
+        """Put the model's first tokens, such as Llama's begin-of-text, before the ids.
 
-        A text that spells them out itself stays as it is.
+        Ids that begin with these tokens already are returned as they are.
         """
         prefix = self._prefix
         return ids if not ids or ids[: len(prefix)] == prefix else prefix + ids
@@ -151,12 +151,12 @@ class Encoder:
 
     def _check_ids(self, ids: Sequence[int]) -> list[int]:
         vocabulary = self._config.vocab_size
-        for place, token_id in enumerate(ids):
+        for index, token_id in enumerate(ids):
             if not 0 <= token_id < vocabulary:
                 raise EncodeError(
                     "invalid_value",
-                    f"prompt[{place}] is {token_id}; token ids of this model are 0 to "
+                    f"prompt[{index}] is {token_id}; token ids of this model are 0 to "
                     f"{vocabulary - 1}",
-                    f"body.prompt[{place}]",
+                    f"body.prompt[{index}]",
                 )
         return [PLACEHOLDER if token_id == self._prompt_id else token_id for token_id in ids]

@@ -1,9 +1,9 @@
-"""What becomes of work that was planned for another model than the one that is served now.
+"""Handles micro-batches that were planned for a model that is not served any more.
 
 Micro-batches hold token ids of one model's tokenizer: no worker of another model may claim them.
-`replan`: what nobody computes is taken apart, and its requests are planned for the model that is
-served now. `finish`: it stays on its queues for the workers of its own model. What a version before
-this one has planned names no model, and is always planned anew.
+`replan`: micro-batches that no worker computes are taken apart, and their requests are planned for
+the served model. `finish`: they stay on their queues for the workers of their model. Micro-batches
+of an earlier version name no model, and are always planned again.
 """
 
 import logging
@@ -19,18 +19,18 @@ from nightjar.pipeline.settings import OnModelChange
 logger = logging.getLogger(__name__)
 
 MICRO_BATCHES_PER_STEP = 16
-"""In one transaction: some 2,000 requests."""
+"""Micro-batches of one transaction: some 2,000 requests."""
 BUDGET_S = 0.5
 SAY_EVERY_S = 60.0
 
 
 class ModelChange:
-    """Looks for work of other models; called with every sweep of the planner that leads.
+    """Takes micro-batches of other models apart; called with every sweep of the leader.
 
     Args:
-        replanning: Takes the work of other models apart.
-        served: Fingerprint of the model that is planned for now.
-        policy: What becomes of the others' work.
+        replanning: Takes micro-batches apart in the store.
+        served: Fingerprint of the served model.
+        policy: What to do with micro-batches of other models.
         empty_queues: Drops the messages of a model, by its fingerprint.
         clock: Monotonic seconds.
     """
@@ -49,10 +49,10 @@ class ModelChange:
         self._empty_queues = empty_queues
         self._clock = clock
         self._retired: set[str] = set()
-        self._say_again: dict[str, float] = {}  # by fingerprint: not before
+        self._say_again: dict[str, float] = {}  # by fingerprint: when to warn again
 
-    def look(self) -> int:
-        """Take apart what is to be planned anew, for half a second; returns how many requests."""
+    def take_apart(self) -> int:
+        """Take micro-batches apart for half a second; return how many requests they held."""
         requests = 0
         until = self._clock() + BUDGET_S
         while taken := self._replanning.take_apart_others(
@@ -63,12 +63,12 @@ class ModelChange:
             if self._clock() > until:
                 break
         else:
-            # Their messages would find nothing to claim, and may have nobody to take them.
+            # Their messages would find nothing to claim, and may have no worker to take them.
             while self._retired:
                 self._empty_queues(self._retired.pop())
         if requests:
             logger.warning(
-                "%d requests were planned for another model than %s: they are planned anew",
+                "%d requests were planned for another model than %s: they are planned again",
                 requests,
                 short_model(self._served),
                 extra={"action": "replan", "requests": requests},
@@ -76,7 +76,7 @@ class ModelChange:
         return requests
 
     def warn_of_waiting(self, overdue: Iterable[MicroBatchRef]) -> None:
-        """Say, now and then, which models' micro-batches nobody has claimed for long."""
+        """Warn, once a minute, of models whose micro-batches no worker has claimed for long."""
         for fingerprint in {ref.fingerprint for ref in overdue} - {self._served}:
             if self._clock() < self._say_again.get(fingerprint, -math.inf):
                 continue

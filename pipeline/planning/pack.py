@@ -1,8 +1,8 @@
-"""Pack: which encoded requests travel together in one micro-batch.
+"""Pack: group encoded requests into micro-batches.
 
-Requests of one kind whose lengths fall into the same bucket share a micro-batch, so that
-little is padded; requests that begin with the same tokens stand next to each other, so that
-the engine finds the shared prefix in one place. No micro-batch holds more than its budgets.
+Requests of one kind whose lengths fall into the same bucket share a micro-batch, so that little is
+padded. Requests that begin with the same tokens stand next to each other, so that the engine finds
+the shared prefix in its cache. No micro-batch exceeds its budgets.
 """
 
 from collections import defaultdict
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from nightjar.jobs.records import EncodedRequest, NewMicroBatch, RequestKind
 from nightjar.pipeline.queue.queues import bucket_for
 
-# Two requests are kin when this many leading tokens agree: a system prompt, a few-shot
+# Two requests share a prefix when this many leading tokens are equal: a system prompt, a few-shot
 # preamble, the query of several rank requests. Shorter prefixes save too little.
 PREFIX_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Packable:
-    """An encoded request with what packing needs to know of it."""
+    """An encoded request with the sizes that packing needs."""
 
     request: EncodedRequest
     kind: RequestKind
@@ -27,13 +27,13 @@ class Packable:
 
     @property
     def length(self) -> int:
-        """Tokens of its longest sequence at prefill: prompt, or query with longest document."""
+        """Tokens of the longest sequence at prefill: prompt, or query with longest document."""
         first, *documents = self.request.segments
         return len(first) + max(map(len, documents), default=0)
 
     @property
     def cost(self) -> int:
-        """Tokens that computing it may touch: prompt and answer, or query and every document."""
+        """All tokens that may be computed: prompt and answer, or query and every document."""
         return sum(map(len, self.request.segments)) + self.max_tokens
 
 
@@ -45,7 +45,7 @@ def pack(
     Args:
         requests: What to pack; kinds may be mixed.
         most_requests: Most requests in one micro-batch.
-        most_tokens: Most tokens in one; a request that is larger alone travels alone.
+        most_tokens: Most tokens in one micro-batch; a larger request gets its own.
 
     Returns:
         Micro-batches that hold every request exactly once.
@@ -61,12 +61,12 @@ def pack(
     return batches
 
 
-# Kin stand together, then by length, then by arrival: (first tokens, length, request id, cost).
+# By shared prefix, then by length, then by arrival: (first tokens, length, request id, cost).
 _Row = tuple[tuple[int, ...], int, int, int]
 
 
 def _with_buckets(requests: Sequence[Packable]) -> Iterator[tuple[RequestKind, int, _Row]]:
-    """Each request with its bucket; kin take the bucket of their longest."""
+    """Give each request its bucket; requests that share a prefix take the longest one's."""
     longest: dict[tuple[RequestKind, tuple[int, ...]], int] = {}
     rows: list[tuple[RequestKind, _Row]] = []
     for request in requests:
@@ -82,7 +82,7 @@ def _with_buckets(requests: Sequence[Packable]) -> Iterator[tuple[RequestKind, i
 def _cut(
     rows: Sequence[_Row], most_requests: int, most_tokens: int
 ) -> Iterator[tuple[list[int], int]]:
-    """Request ids and tokens of each micro-batch."""
+    """Return the request ids and the tokens of each micro-batch."""
     ids: list[int] = []
     tokens = 0
     for _, _, id_, cost in rows:

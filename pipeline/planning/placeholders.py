@@ -1,4 +1,4 @@
-"""`<|PROMPT|>` in a text: which prompt vectors a request names, and where their rows stand."""
+"""`<|PROMPT|>` in a text: finds the named prompt vectors and puts their rows into the token ids."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ PLACEHOLDER = -1
 
 
 def join_at_placeholders(pieces: list[list[int]]) -> list[int]:
-    """Join the token ids between placeholders to those of a whole text."""
+    """Join the token ids of the pieces between placeholders."""
     ids, *others = pieces
     for piece in others:
         ids.append(PLACEHOLDER)
@@ -30,7 +30,7 @@ def named_vectors(name: str | None, width: int, find: VectorLookup) -> PromptVec
         find: Looks the name up.
 
     Raises:
-        EncodeError: Nobody has registered the name, or its vectors are not for this model.
+        EncodeError: The name is not registered, or its vectors are not for this model.
     """
     if name is None:
         return None
@@ -55,7 +55,7 @@ def place_vectors(
 ) -> list[list[int]]:
     """Replace placeholders by ids from `first` on, one for each row of the vectors.
 
-    The k-th placeholder reads row k; a single one stands for all rows.
+    The k-th placeholder reads row k. A single placeholder stands for all rows.
 
     Raises:
         EncodeError: There are not as many placeholders as rows, or no vectors for them.

@@ -1,7 +1,7 @@
-"""Plan: turn queued requests into micro-batches, a chunk and a transaction at a time.
+"""Plan: turn queued requests into micro-batches, one chunk in one transaction.
 
-The job of the first rank is chosen anew for each chunk, so that an urgent one waits for one chunk
-of a bulk job at most. A chunk is bounded in requests, bytes and tokens.
+The first job by rank is chosen again for each chunk. So an urgent job waits for at most one chunk
+of a bulk job. A chunk is bounded in requests, bytes and tokens.
 """
 
 import logging
@@ -27,7 +27,7 @@ from nightjar.pipeline.settings import Settings
 logger = logging.getLogger(__name__)
 
 
-# Tokenizing takes up to a hundred times the memory of its text: so much of it is given at once.
+# Bytes tokenized at once: tokenizing takes up to a hundred times the memory of its text.
 _ENCODE_BYTES = 1 << 20
 _BACK_OFF_S = 1.0  # after the first failure; twice as long after each further one
 _LONGEST_BACK_OFF_S = 60.0
@@ -39,8 +39,8 @@ Refused = list[tuple[int, RequestError]]
 class Planner:
     """Plans jobs for the model that this deployment serves.
 
-    Planning a job twice at once is harmless (the store takes each request once) but wasteful: a
-    process plans in one thread, and of several processes one leads.
+    To plan a job twice at once is harmless, because the store takes each request once. It is only
+    wasteful, so a process plans in one thread, and of several processes one leads.
 
     Args:
         settings: The budgets of a chunk and of a micro-batch, and what is served.
@@ -68,14 +68,14 @@ class Planner:
             served_name=None if settings.accept_any_model else settings.model_name or model.name,
             chat_template=model.chat_template(),
         )
-        self._counted: set[str] = set()  # jobs whose chunk under way is counted as a failure
-        self._not_before: dict[str, float] = {}  # by the clock; jobs that could not be planned
+        self._counted: set[str] = set()  # jobs whose chunk was counted as a failure before it began
+        self._not_before: dict[str, float] = {}  # by job: when to try again
 
     def plan_next(self) -> int:
         """Plan one chunk of the first job by rank that waits for it.
 
-        A job that cannot be planned is left alone for a while, and others go on. After
-        NIGHTJAR_PLAN_ATTEMPTS failures in a row what waits in it fails, with the reason.
+        A job that cannot be planned is tried again later, and other jobs continue. After
+        NIGHTJAR_PLAN_ATTEMPTS failures in a row its waiting requests fail, with the reason.
 
         Returns:
             Number of requests planned or ended; 0 if no job can be planned now.
@@ -88,7 +88,7 @@ class Planner:
         found = self._store.backlog.next_to_plan(self._not_before)
         if found is None:
             return 0
-        # Not one that the database has interrupted.
+        # An interruption by the database is not a failure of the job.
         failures = found.failures - (found.id in self._counted)
         if failures >= self._settings.plan_attempts:
             return self._give_up(found)
@@ -102,7 +102,7 @@ class Planner:
             return 1
 
     def pause_s(self) -> float | None:
-        """Seconds until a job that could not be planned is tried again; None if there is none."""
+        """Seconds until a failed job is tried again; None if there is none."""
         if not self._not_before:
             return None
         return max(0.0, min(self._not_before.values()) - self._clock())
@@ -112,7 +112,7 @@ class Planner:
             self._store.backlog.count_planning(found.id)
             self._counted.add(found.id)
         settings = self._settings
-        # A smaller chunk after each failure: what is too large together may do in parts.
+        # A smaller chunk after each failure: parts may succeed where the whole is too large.
         most = max(1, settings.plan_chunk_requests >> 4 * found.failures)
         requests = self._store.backlog.queued_requests(found.id, most, settings.plan_chunk_bytes)
         done = self._plan_chunk(found.id, requests) if requests else 0
@@ -121,7 +121,7 @@ class Planner:
 
     def _note_failure(self, found: JobToPlan, error: BaseException) -> None:
         self._counted.discard(found.id)
-        # Of others the text may hold what the request said.
+        # The message of other errors may repeat a request's content.
         told = f": {error}" if isinstance(error, StoreError) else ""
         reason = f"{type(error).__name__}{told}"
         pause_s = min(_LONGEST_BACK_OFF_S, _BACK_OFF_S * 2.0**found.failures)
@@ -136,7 +136,7 @@ class Planner:
         self._store.backlog.note_plan_error(found.id, reason)
 
     def _give_up(self, found: JobToPlan) -> int:
-        """Fail some of what waits in a job; what comes next is the next call's."""
+        """Fail some of a job's waiting requests; the next call continues."""
         reason = found.error or _DIED
         message = f"could not be planned in {found.failures} attempts; the last time: {reason}"
         failed = self._store.backlog.fail_unplanned(
@@ -152,7 +152,7 @@ class Planner:
         return failed
 
     def _plan_chunk(self, job_id: str, requests: list[QueuedRequest]) -> int:
-        """Plan the requests, or the first of them; returns how many."""
+        """Plan the requests, or the first of them; return how many."""
         encoded, rejected = self._encode(requests)
         by_id = {request.id: request for request in requests}
         done = len(encoded) + len(rejected)
@@ -181,7 +181,7 @@ class Planner:
         return done
 
     def _encode(self, requests: list[QueuedRequest]) -> tuple[list[EncodedRequest], Refused]:
-        """Encode the requests until the budget of tokens is spent; the others wait."""
+        """Encode requests until the token budget is spent; the others wait."""
         encoded: list[EncodedRequest] = []
         rejected: Refused = []
         tokens = 0
@@ -195,7 +195,7 @@ class Planner:
         return encoded, rejected
 
     def _encode_group(self, requests: list[QueuedRequest]) -> tuple[list[EncodedRequest], Refused]:
-        """Encode together; if that raises, one by one, so that only the culprit fails."""
+        """Encode together; if that raises, each alone, so that only the faulty request fails."""
         try:
             return self._encoder.encode(requests)
         except BaseException:  # a panic of the tokenizers library is no Exception
@@ -216,7 +216,7 @@ class Planner:
 
 
 def _groups(requests: Sequence[QueuedRequest]) -> Iterator[list[QueuedRequest]]:
-    """The requests in order, _ENCODE_BYTES of bodies at a time and one at least."""
+    """Yield the requests in order, in groups of at most _ENCODE_BYTES of bodies or one request."""
     group: list[QueuedRequest] = []
     total = 0
     for request in requests:

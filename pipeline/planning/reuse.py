@@ -1,7 +1,7 @@
-"""Reuse answers of earlier jobs: look them up while planning, keep them when they have landed.
+"""Reuse answers of earlier jobs: find them while planning, keep them after they have landed.
 
-What is kept is found again by the model's content and name, Nightjar's version, the precision that
-was computed in, and the request as the engine sees it.
+The key of an answer is the model's content and name, Nightjar's version, the precision, and the
+request as the engine sees it.
 """
 
 import hashlib
@@ -33,19 +33,19 @@ from nightjar.requests import SAME_IN_BODY, SamplingParams
 logger = logging.getLogger(__name__)
 
 _DAY_S = 86_400.0
-_KEPT_BETWEEN_LOOKS = 128  # micro-batches; the bounds are looked after so often
+_KEPT_BETWEEN_TRIMS = 128  # micro-batches; so often the cache is cut to its bounds
 _PRECISIONS_OF_AUTO = ("fp32", "bf16")
 
 
 class ResultCache:
-    """What this deployment's planner and GPU workers know of earlier answers.
+    """Finds and keeps answers for the planner and the GPU workers.
 
-    A cache that is away is no cache: it is logged, and everything is computed.
+    If the cache's database is away, that is logged and everything is computed.
 
     Args:
-        settings: Where it is, its bounds, and what is served.
-        store: Where the prompt vectors are; it holds the answers too unless the settings name
-            another database.
+        settings: The cache's database and bounds, and what is served.
+        store: Holds the prompt vectors, and the answers unless the settings name another
+            database.
         model: The served model; its files are read once, for their fingerprint.
     """
 
@@ -64,7 +64,7 @@ class ResultCache:
         self._lock = threading.Lock()
 
     def find(self, asked: Iterable[tuple[QueuedRequest, EncodedRequest]]) -> list[NewResult]:
-        """The answers that are known already, of those of a plan's requests that have one."""
+        """Return the known answers to a plan's requests."""
         ids: dict[str, list[int]] = {}
         try:
             for request, encoded in asked:
@@ -75,14 +75,14 @@ class ResultCache:
         except StoreError as error:
             logger.warning("nothing is reused: %s", error, extra={"action": "cache_unread"})
             return []
-        # Of two precisions that "auto" may choose, either does; a request has one answer.
+        # Where "auto" may choose either precision, an answer in either is used; one a request.
         answers = {id_: item for key, item in found.items() for id_ in ids[key]}
         return [_result(id_, item) for id_, item in answers.items()]
 
     def keep(
         self, requests: Sequence[ClaimedRequest], results: Sequence[NewResult], precision: str
     ) -> None:
-        """Keep what has been computed in this precision and has landed."""
+        """Keep answers that were computed in this precision and have landed."""
         asked = {request.id: request for request in requests}
         try:
             self._answers.keep_answers(
@@ -92,19 +92,19 @@ class ResultCache:
                     if item.body is not None and item.reused is None
                 ]
             )
-            if self._is_time_to_look():
+            if self._is_time_to_trim():
                 self._answers.drop_old(self._most_rows, self._most_scores, self._oldest_s)
         except StoreError as error:
             logger.warning("answers are not kept: %s", error, extra={"action": "cache_unwritten"})
 
     def score_keys(self, ranking: ClaimedRequest, precision: str) -> list[str]:
-        """What the score of each of the ranking's documents is kept under."""
+        """Return the key of each document's score."""
         query, *documents = ranking.segments
         asked = pair_digests(query, documents, self._vectors_of(ranking.prompt_vector))
         return [self._key(digest, precision) for digest in asked]
 
     def find_scores(self, keys: Sequence[str]) -> dict[str, CachedScore]:
-        """The scores that are known, by their keys."""
+        """Return the known scores, by their keys."""
         try:
             return self._answers.find_scores(keys, self._oldest_s)
         except StoreError as error:
@@ -112,7 +112,7 @@ class ResultCache:
             return {}
 
     def keep_scores(self, scores: Sequence[CachedScore]) -> None:
-        """Keep scores that have been computed."""
+        """Keep computed scores."""
         try:
             self._answers.keep_scores(scores)
         except StoreError as error:
@@ -124,7 +124,7 @@ class ResultCache:
         digest = self._digest(request, request.segments, request.prompt_vector)
         return CachedAnswer(
             key=self._key(digest, precision),
-            # Of its own making: where it is found again, the whole of it is reused.
+            # A request with its own answer in the cache is reused as a whole.
             body={name: value for name, value in body.items() if name != "reused_documents"},
             prompt_tokens=item.prompt_tokens,
             completion_tokens=item.completion_tokens,
@@ -150,24 +150,24 @@ class ResultCache:
         return hashlib.sha256(scope + digest).hexdigest()
 
     def _read_vectors_sha256(self, prompt_vector: str) -> str:
-        """The digest of the vectors called "name@version"."""
+        """Return the digest of the vectors called "name@version"."""
         name, _, version = prompt_vector.rpartition("@")
         found = self._vectors.get(name, int(version))
         return prompt_vector if found is None else found.sha256
 
-    def _is_time_to_look(self) -> bool:
+    def _is_time_to_trim(self) -> bool:
         with self._lock:
             self._kept += 1
-            return self._kept % _KEPT_BETWEEN_LOOKS == 1
+            return self._kept % _KEPT_BETWEEN_TRIMS == 1
 
 
 def open_cache(settings: Settings, store: Store, model: ModelDirectory) -> ResultCache | None:
-    """The cache, if the settings ask for one."""
+    """Open the cache, if the settings ask for one."""
     return ResultCache(settings, store, model) if settings.reuse_results else None
 
 
 def _accepted_precisions(settings: Settings) -> Sequence[str]:
-    """In which precisions an answer may have been computed to be the one asked for."""
+    """Return the precisions in which a usable answer may have been computed."""
     if settings.engine == "fake":
         return ("fake",)
     return _PRECISIONS_OF_AUTO if settings.dtype == "auto" else (settings.dtype,)
@@ -187,12 +187,12 @@ def _result(request_id: int, item: CachedAnswer) -> NewResult:
     )
 
 
-# What a body says of the question itself stands in the token ids.
+# Fields that the token ids hold already.
 _ASKED_IN_TOKENS = frozenset(
     {"chat_template_kwargs", "documents", "messages", "model", "prompt", "prompt_vector", "query"}
 )
-# The sampling fields that digests began with: each counts, whatever its value. A field that came
-# later counts where it is not off, so that the answers of earlier versions are still found.
+# The sampling fields of the first digests: each is part of the digest, whatever its value. A later
+# field is part of it only where it is not off, so that earlier answers are still found.
 _FIRST_FIELDS = frozenset(
     {"max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
     | {"presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos", "n", "logprobs"}
@@ -206,10 +206,10 @@ def answer_digest(
     segments: Sequence[Sequence[int]],
     vectors_sha256: str | None,
 ) -> bytes:
-    """The same for requests that one model, computing in one precision, answers alike; 32 bytes.
+    """Return a digest of 32 bytes, equal for requests that one model answers alike.
 
-    `segments` are the token ids of the planning; `vectors_sha256` is of the bytes of the prompt
-    vectors that the request names, whatever their name and version.
+    segments: the planned token ids. vectors_sha256: the digest of the prompt vectors' bytes,
+    whatever their name and version.
     """
     asked = {
         name: value
@@ -231,7 +231,7 @@ def answer_digest(
 def pair_digests(
     query: Sequence[int], documents: Iterable[Sequence[int]], vectors_sha256: str | None
 ) -> list[bytes]:
-    """For each document the same wherever it is scored after this query; 32 bytes each."""
+    """Return a digest of 32 bytes for each document after this query, in any request."""
     asked = _digest_of([(vectors_sha256 or "").encode(), pack_segments([query])])
     return [_digest_of([b"pair", asked, pack_segments([document])]) for document in documents]
 

@@ -1,8 +1,9 @@
 """The planner worker: its passes, and the Celery tasks that wake them.
 
-`celery -A nightjar.pipeline.planning.tasks` is the planner worker. Of several, one leads. A message
-that another one takes goes back into the queue; the broker gives it to the planner that has waited
-longest. Tasks only wake the passes, which run in threads of their own (pipeline/queue/passes.py).
+`celery -A nightjar.pipeline.planning.tasks` starts a planner worker. Of several, one leads. A
+message that another planner takes goes back into the queue; the broker gives it to the planner that
+has waited longest. Tasks only wake the passes, which run in their own threads
+(pipeline/queue/passes.py).
 """
 
 import logging
@@ -88,7 +89,7 @@ def _leadership() -> Leadership:
 
 @worker_init.connect
 def _open(**_: object) -> None:
-    """Build everything before the pool's threads ask for it; a fault ends the worker here."""
+    """Build everything before the pool's threads need it; an error ends the worker here."""
     step_back(settings.worker_niceness)
     try:
         _planner()
@@ -112,19 +113,19 @@ def _close(**_: object) -> None:
         one.stop(_STOP_S)
     try:
         _leadership().resign()
-    except StoreError as error:  # another planner takes over when it has waited
+    except StoreError as error:  # another planner takes the lead after its waiting time
         logger.warning("the lead is not resigned: %s", error, extra={"action": "not_resigned"})
 
 
-# Beat, submissions and GPU workers wake the planner; without them it looks so often.
+# Beat, submissions and GPU workers wake the planner; without a wake it plans so often.
 _UNWOKEN_S = 2 * settings.sweep_every_s
-# While workers take what is dispatched; so the broker is filled in no time for however many.
+# While workers take messages: often, so that the broker never runs empty.
 _DISPATCH_AGAIN_S = 0.1
 _STOP_S = 20.0
 
 
 def _plan_step() -> float:
-    """Plan a chunk; the lead is read anew for each."""
+    """Plan a chunk, if this planner still leads."""
     if not _leadership().may_act():
         return _UNWOKEN_S
     if _planner().plan_next():
@@ -142,17 +143,17 @@ def _dispatch_step() -> float:
 
 
 def _sweep_step() -> float:
-    """Renew or watch the lead; the leader alone takes leases away."""
+    """Renew or watch the lead, and sweep as the leader."""
     began = time.monotonic()
-    if not _leadership().look():
+    if not _leadership().check():
         _sweeper().watch()
         return settings.sweep_every_s
     report = _sweeper().sweep(settings.sweep_every_s / 2)
-    if _model_change().look():
+    if _model_change().take_apart():
         _passes()["plan"].wake()
     if report.released or report.requeued:
         _passes()["dispatch"].wake()
-    # A sweep that takes long does not put off the next one.
+    # The next sweep is due by the clock, also after a long one.
     took_s = time.monotonic() - began
     return max(settings.sweep_every_s / 10, settings.sweep_every_s - took_s)
 
@@ -163,12 +164,12 @@ def _passes() -> dict[str, Pass]:
     return {name: Pass(name, step, settings.sweep_every_s) for name, step in steps.items()}
 
 
-# A message that finds no leader after so many hands is dropped: the leader looks by itself, too.
+# A message that so many planners have passed on is dropped: the leader also wakes by itself.
 _MOST_HANDS = 3
 
 
 def _wake(name: str, hands: int) -> dict[str, int]:
-    """Wake the passes, or leave the message to the leader if another planner is known to lead."""
+    """Wake the passes, or pass the message on where another planner is known to lead."""
     if not _leadership().other_lives:
         for one in ("plan", "dispatch"):
             _passes()[one].wake()
@@ -180,17 +181,17 @@ def _wake(name: str, hands: int) -> dict[str, int]:
 
 @app.task(name=PLAN_TASK, throws=EXPECTED_ERRORS)
 def plan(job_id: str = "", hands: int = 0) -> dict[str, int]:
-    """A job has been submitted: what is planned next is decided by rank."""
+    """Wake the planner after a submission; rank decides which job is planned next."""
     return _wake(PLAN_TASK, hands)
 
 
 @app.task(name=TICK_TASK, throws=EXPECTED_ERRORS)
 def tick(hands: int = 0) -> dict[str, int]:
-    """Look for whatever waits, so that no lost message is needed for progress."""
+    """Wake the passes regularly, so that progress needs no other message."""
     return _wake(TICK_TASK, hands)
 
 
 @app.task(name=SWEEP_TASK, throws=EXPECTED_ERRORS)
 def sweep(hands: int = 0) -> dict[str, int]:
-    """Of beat of the version before; each planner sweeps by itself."""
+    """Take a message of an earlier version's beat; each planner sweeps by itself."""
     return {}

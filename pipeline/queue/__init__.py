@@ -1,1 +1,1 @@
-"""How work travels: the Celery application, its queues and messages, who leads, who is alive."""
+"""The Celery application, its queues and messages, leadership of planners, liveness of workers."""

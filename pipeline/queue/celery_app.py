@@ -28,20 +28,20 @@ PLAN_TASK = "nightjar.plan"
 TICK_TASK = "nightjar.tick"
 SWEEP_TASK = "nightjar.sweep"
 COMPUTE_TASK = "nightjar.compute"
-# What a task may end with without a fault of ours: one line in the log, no traceback.
+# Errors of a task that are no bug of Nightjar: one line in the log, no traceback.
 EXPECTED_ERRORS = (StoreUnavailableError,)
-# Priorities of messages: the broker serves what is urgent before all else.
+# Priorities of messages: the broker serves urgent messages first.
 URGENT, ORDINARY = 0, 9
 
 
 def create_celery_app(settings: Settings) -> Celery:
-    """Build the application; nothing connects before the first message."""
+    """Build the application; it connects with the first message."""
     transport.install()
     after_setup_logger.connect(_write_fields)
     app = Celery("nightjar", broker=settings.broker_url.get_secret_value())
     app.conf.update(
-        # SQL is the truth; the broker only carries. A task is acknowledged after its commit,
-        # and what the broker loses or doubles is made harmless by the lease (jobs/store).
+        # SQL is the truth; the broker only carries. A task is acknowledged after its commit. Leases
+        # make lost and doubled messages harmless (jobs/store).
         task_acks_late=True,
         task_acks_on_failure_or_timeout=True,
         task_reject_on_worker_lost=False,
@@ -68,7 +68,7 @@ def create_celery_app(settings: Settings) -> Celery:
         task_create_missing_queues=False,
         task_routes={name: {"queue": PLAN_QUEUE} for name in (PLAN_TASK, TICK_TASK, SWEEP_TASK)},
         beat_schedule=_schedule(settings),
-        # Several a second, and in Flower they would push the micro-batches of a night out.
+        # Several a second: in Flower they would push out the micro-batches of a night.
         task_annotations=[_Plumbing()],
     )
     watch_worker(app, settings)
@@ -96,18 +96,18 @@ def _transport_options(settings: Settings) -> dict[str, object]:
 
 
 class _Plumbing:
-    """Keeps the tasks that plan, dispatch and sweep out of Flower: they send no events."""
+    """Switches off the events of the planner's tasks, so that Flower does not show them."""
 
     def annotate(self, task: Task) -> dict[str, object] | None:
         return None if task.name == COMPUTE_TASK else {"send_events": False}
 
     def annotate_any(self) -> None:
-        """Nothing holds for all tasks."""
+        """Return None: no annotation is the same for all tasks."""
 
 
 def _warn_of_unsigned(**_: object) -> None:
     logger.warning(
-        "NIGHTJAR_MESSAGE_KEY is not set: unsigned messages are taken, from whoever reaches the "
+        "NIGHTJAR_MESSAGE_KEY is not set: unsigned messages are taken, from anyone who reaches the "
         "broker; set the same secret for all processes",
         extra={"action": "messages_unsigned"},
     )
@@ -126,7 +126,7 @@ def celery_queue(name: str) -> Queue:
 
 
 def listen_for(app: Celery, fingerprint: str) -> None:
-    """Let this worker take the micro-batches of one model, and no others; before it starts."""
+    """Make this worker take micro-batches of one model only; called before the worker starts."""
     queues = compute_queues(fingerprint)
     for name in queues:
         app.amqp.queues.add(celery_queue(name))
@@ -137,7 +137,7 @@ _BEGAN = datetime.now(UTC) - timedelta(seconds=time.monotonic())
 
 
 def steady_now() -> datetime:
-    """A clock that never jumps: beat would send nothing for as long as the wall clock went back."""
+    """A clock that never jumps; a wall clock that is set back would make beat wait for it."""
     return _BEGAN + timedelta(seconds=time.monotonic())
 
 

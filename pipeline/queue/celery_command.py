@@ -1,8 +1,8 @@
 """Celery's own two commands: `python -m nightjar.pipeline.queue.celery_command APP worker|beat`.
 
-`python -m celery -A APP worker|beat ...` does the same, but loads all other commands first, Flower
-and an interactive shell among them: most of a second of processor time at every start, which a
-worker that was killed would be missed for.
+`python -m celery -A APP worker|beat ...` does the same, but first loads all other commands, such as
+Flower and an interactive shell. That takes most of a second of processor time at every start, also
+when a killed worker is started again.
 """
 
 import sys

@@ -14,7 +14,7 @@ class Scheduler(CeleryScheduler):  # type: ignore[misc]  # Celery is untyped
     """Beat's scheduler in memory; no tick is sent while enough of them wait."""
 
     def apply_async(self, entry: ScheduleEntry, advance: bool = True, **_: object) -> None:
-        """Send a tick; an error is logged by beat, which goes on."""
+        """Send a tick; beat logs an error and continues."""
         due = self.reserve(entry) if advance else entry
         send_wake(self.app, due.task)
         mark_tick(self.app)

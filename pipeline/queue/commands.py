@@ -8,10 +8,10 @@ from nightjar.pipeline.queue.queues import PLAN_QUEUE
 from nightjar.pipeline.settings import Settings
 
 EXIT_CANNOT_START = 78
-"""Status of a worker that cannot do its work here (EX_CONFIG of sysexits.h)."""
+"""Exit status of a worker that cannot work with this configuration (EX_CONFIG of sysexits.h)."""
 
 CANNOT_START = "nightjar worker: "
-"""What such a worker writes last: this, and why."""
+"""The last line of such a worker begins with this; the reason follows."""
 
 CLOCK_APP = "nightjar.pipeline.queue.clock"
 PLANNER_APP = "nightjar.pipeline.planning.tasks"
@@ -38,7 +38,8 @@ _CELERY_VARIABLES = {
 def forget_celery_variables() -> None:
     """Take other applications' Celery settings out of this process's environment.
 
-    They would win over ours: with somebody's BROKER_URL set, our workers would join their broker.
+    They would override Nightjar's: with another application's BROKER_URL, workers would join its
+    broker.
     """
     for name in list(os.environ):
         if name.startswith("CELERY_") or name in _CELERY_VARIABLES:
@@ -56,7 +57,7 @@ def worker_command(role: WorkerRole, settings: Settings) -> list[str]:
     """Start a Celery worker of this role."""
     if role is WorkerRole.PLAN:
         return _worker(PLANNER_APP, PLANNER, [PLAN_QUEUE], _PLANNER_THREADS)
-    # Its queues are those of its model, which it reads for itself.
+    # It reads its model itself, and listens on that model's queues.
     return _worker(GPU_WORKER_APP, GPU_WORKER, [], settings.worker_threads)
 
 
@@ -69,8 +70,8 @@ def beat_command() -> list[str]:
 def flower_command(address: str, port: int) -> list[str]:
     """Start Flower; read-only, since jobs are steered through the API.
 
-    Who may look stands in its own variable FLOWER_BASIC_AUTH: every user of a machine can read
-    command lines.
+    The password is given in the variable FLOWER_BASIC_AUTH, because every user of a machine can
+    read command lines.
     """
     command = [
         sys.executable,

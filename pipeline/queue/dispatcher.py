@@ -1,4 +1,4 @@
-"""Dispatch: publish ready micro-batches, one Celery message each, a bounded window at a time."""
+"""Dispatch: publish ready micro-batches, one Celery message each, up to a limit."""
 
 import logging
 from collections import Counter
@@ -18,24 +18,24 @@ from nightjar.pipeline.queue.waking import messages_waiting
 logger = logging.getLogger(__name__)
 
 
-# Workers that hold many leases need more messages than the window: so many for each lease, with the
-# leased ones, and the broker never runs empty before the next pass.
+# Workers that hold many leases need more messages than the limit: so many for each lease, leased
+# ones included. So the broker never runs empty before the next pass.
 PER_LEASE = 3
 
 
-def dispatch(app: Celery, planning: Planning, window: int) -> int:
-    """Publish up to the window, or more for many workers; return how many.
+def dispatch(app: Celery, planning: Planning, limit: int) -> int:
+    """Publish up to `limit` micro-batches, or more for many workers; return how many.
 
-    A crash between the two leaves a message whose micro-batch is still ready: it is published
-    again, and the claim makes the second one harmless.
+    A crash after publishing leaves a message whose micro-batch is still ready. It is published
+    again, and the claim makes the second message harmless.
     """
     published: list[MicroBatchRef] = []
     try:
-        for ref in planning.dispatchable(window, PER_LEASE):
+        for ref in planning.dispatchable(limit, PER_LEASE):
             publish(app, ref)
             published.append(ref)
     finally:
-        # One commit for all; also when the broker went away on the way.
+        # One commit for all, also where the broker fails half-way.
         planning.mark_dispatched(published)
     if published:
         logger.info("dispatched %d micro-batches", len(published), extra={"action": "dispatch"})
@@ -45,7 +45,7 @@ def dispatch(app: Celery, planning: Planning, window: int) -> int:
 def publish(app: Celery, ref: MicroBatchRef) -> None:
     """Send one micro-batch to the queue of its model, kind and bucket, readable in Flower."""
     kwargs: dict[str, object] = {"micro_batch": ref.id, "epoch": ref.epoch}
-    if ref.isolated:  # else left out: workers of the version before do not know it
+    if ref.isolated:  # only where it is set: workers of the version before do not know it
         kwargs["alone"] = True
     # Flower's metrics keep a series for each name, for ever: no counts in it.
     suspects = ", suspects" if ref.isolated else ""
@@ -56,7 +56,7 @@ def publish(app: Celery, ref: MicroBatchRef) -> None:
     app.send_task(
         COMPUTE_TASK,
         kwargs=kwargs,
-        # Declared by what it is, not looked up by its name: this process declares no such queue.
+        # The queue itself and not its name: this process declares no such queue.
         queue=_declared(_queue(ref)),
         priority=URGENT if ref.urgent else ORDINARY,
         shadow=f"{ref.kind.value}, bucket {ref.bucket}{suspects}",
@@ -66,7 +66,7 @@ def publish(app: Celery, ref: MicroBatchRef) -> None:
 
 
 def empty_queues(app: Celery, fingerprint: str) -> None:
-    """Drop the messages of a model; what of its work still waits in SQL is sent again."""
+    """Drop the messages of a model; those of its micro-batches that wait in SQL are sent again."""
     with app.connection_for_write() as connection, connection.channel() as channel:
         for name in compute_queues(fingerprint):
             channel.queue_purge(name)
@@ -75,11 +75,11 @@ def empty_queues(app: Celery, fingerprint: str) -> None:
 def find_lost(
     app: Celery, unclaimed: Sequence[MicroBatchRef], overdue: Sequence[MicroBatchRef]
 ) -> list[MicroBatchRef]:
-    """Those of the overdue whose messages the broker does not hold any more.
+    """Return the overdue micro-batches whose messages the broker no longer holds.
 
-    Behind slow micro-batches messages wait for long, and are not lost. What a queue lacks of those
-    that nobody has claimed is lost, the oldest first: a queue is served in its order. None where
-    the broker is away.
+    Behind slow micro-batches, messages wait for long and are not lost. Where a queue holds fewer
+    messages than unclaimed micro-batches, the difference is lost. The oldest are taken as lost,
+    because a queue is served in order. Returns none where the broker is away.
     """
     expected = Counter(_queue(ref) for ref in unclaimed)
     lost: list[MicroBatchRef] = []

@@ -1,8 +1,8 @@
 """One planner leads, the others stand by.
 
-Doing the passes twice is safe, since SQL decides what comes of them. It is wasteful: two planners
-would encode the same requests, and two dispatchers publish the same micro-batches. Only the leader
-sweeps, because a sweep takes leases away.
+Two planners that plan and dispatch at once do no harm, because SQL decides what counts. But they
+encode the same requests and publish the same micro-batches twice. Only the leader sweeps, because a
+sweep takes leases away.
 """
 
 import logging
@@ -21,14 +21,14 @@ PLANNER = "planner"
 
 
 class Leadership:
-    """What one process knows of who leads.
+    """Takes, renews and watches the lead for one process.
 
     Args:
         leaders: The leaders in the store.
-        owner: Name of this process, unlike any other. Where it comes from `liveness.owner_name`,
-            others know at once when this process is gone.
-        dead_after_s: A leader whose counter has stood still for so long, while this process
-            looked, is replaced by this process.
+        owner: Unique name of this process. With a name of `liveness.owner_name`, other processes
+            know at once when this one is gone.
+        dead_after_s: This process replaces a leader whose counter has not moved for so long, in
+            the time that this process has watched.
         longest_gap_s: See `WatchedTime`.
         clock: Monotonic seconds.
     """
@@ -57,16 +57,16 @@ class Leadership:
     def other_lives(self) -> bool:
         """Whether another process leads and was seen to live.
 
-        A leader that never moved while this process looked may be dead. Passes that are only
-        wasteful when done twice do not wait for it.
+        A leader that has not moved since this process began to watch may be dead. Planning and
+        dispatching do not wait for it.
         """
         return self._held is None and self._moved
 
     def may_act(self) -> bool:
         """Whether to plan and dispatch here: this process leads, or no other is known to live.
 
-        Reads the lead again, because it may have been lost while this process was stopped. A
-        process that has just begun waits until a leader that lives would have moved.
+        Reads the lead again, because it may have been lost while this process was stopped. A new
+        process waits for as long as a living leader may take to move its counter.
         """
         held = self._held
         if held is None:
@@ -74,17 +74,17 @@ class Leadership:
         now = self._leaders.get(PLANNER)
         return now is not None and (now.owner, now.epoch) == (held.owner, held.epoch)
 
-    def look(self) -> bool:
-        """Renew the lead, take it, or watch who has it; return whether this process leads now."""
+    def check(self) -> bool:
+        """Renew the lead, take it, or watch its holder; return whether this process leads now."""
         with self._lock:
-            self._watched.look()
+            self._watched.count()
             if self._held is not None and self._leaders.renew(self._held):
                 return True
             self._held = None
             return self._watch()
 
     def resign(self) -> None:
-        """Give the lead up, because this process ends: another may lead at once."""
+        """Give the lead up when this process ends, so that another takes it at once."""
         with self._lock:
             held, self._held = self._held, None
             if held is not None:

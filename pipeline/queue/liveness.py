@@ -1,13 +1,12 @@
-"""Under what name a worker holds leases, and whether its process is certainly gone.
+"""The name under which a worker holds leases, and whether its process is certainly gone.
 
-The name tells in which process table a worker runs and when its process began, so that whoever
-shares that table (another process of the same machine, or of the same container) may ask the
-kernel instead of waiting for a heartbeat that does not come. For all others, and where there is no
-`/proc`, nothing is certain.
+The name tells in which process table a worker runs and when its process began. A process of the
+same machine or container shares that table, and asks the kernel whether the worker lives. It need
+not wait for missing heartbeats. Other processes, and those without `/proc`, cannot be certain.
 
 Machines that were restored from one image may have the same boot id, and their containers the same
-namespace numbers. So the table's name also holds the host's name and a random identity. It lies in
-memory that a machine or container has for itself, where the first process puts it.
+namespace numbers. So the table's name also holds the host's name and a random identity. The first
+process writes the identity into memory that the machine or container has for itself.
 """
 
 import hashlib
@@ -29,7 +28,7 @@ _ENDED = "ZX"  # states of a process that only waits to be reaped
 
 
 def owner_name() -> str:
-    """A name for a worker in this process, `host:pid:random:table:began`; no two are alike.
+    """Return a unique name for a worker in this process: `host:pid:random:table:began`.
 
     `began` counts clock ticks from the machine's start; it tells processes with one id apart.
     """
@@ -49,7 +48,7 @@ def is_gone(owner: str) -> bool:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # somebody else's process, and /proc may hide it
+    except PermissionError:  # another user's process, and /proc may hide it
         pass
     except ValueError:  # a name of another version
         return False
@@ -98,7 +97,7 @@ def _identity() -> str:
 
 
 def _stat(pid: int) -> tuple[str, str] | None:
-    """A process's state and the moment it began; None if they are not to be seen."""
+    """A process's state and the moment it began; None where /proc does not show them."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""The fields that a message of ours may have, each with the check of its type and size."""
+"""The fields that a message of Nightjar may have, each with the check of its type and size."""
 
 import re
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from datetime import datetime
 Check = Callable[[object], bool]
 
 LARGEST_TASK_BYTES = 64 << 10
-"""The largest message of a task, as it lies in the broker; ours have about 1 kB."""
+"""The largest message of a task, as it lies in the broker; Nightjar's have about 1 kB."""
 
 SIGNATURE = "nightjar_signature"
 """The header that carries the signature."""

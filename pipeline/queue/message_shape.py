@@ -1,8 +1,8 @@
-"""What a message may look like, and why one is refused before Celery sees it.
+"""Checks the form of a message, and refuses it before Celery sees it.
 
 Celery and kombu trust the fields of a message. A wrong type in one of them raises in the receive
 path, ends the worker, or leaves it alive without taking anything. Every field is therefore checked
-by type and size against the lists of `message_fields.py`; a field that is in none is refused.
+by type and size against the lists of `message_fields.py`; any other field is refused.
 """
 
 import base64
@@ -25,7 +25,7 @@ from nightjar.pipeline.queue.message_fields import (
 )
 
 LARGEST_OTHER_BYTES = 8 << 20
-"""The largest message of events and of Flower's questions and answers."""
+"""The largest message of events, and of Flower's questions and their answers."""
 
 _CONTROL = ".pidbox"  # kombu's queues of remote control
 _REPLIES = ".reply.celery.pidbox"
@@ -34,7 +34,7 @@ _MOST_ARGUMENTS = 16
 
 
 class MessageError(Exception):
-    """A message is refused; the text says why and repeats nothing of its content."""
+    """A message is refused; the error says why and repeats nothing of the message's content."""
 
 
 def is_control_queue(queue: str) -> bool:
@@ -51,7 +51,7 @@ def read_message(raw: bytes | str, queue: str) -> object:
     """Parse a message as the broker held it.
 
     Raises:
-        MessageError: It is too large, or no JSON.
+        MessageError: It is too large, or not JSON.
     """
     most = LARGEST_TASK_BYTES if is_task_queue(queue) else LARGEST_OTHER_BYTES
     if len(raw) > most:
@@ -63,7 +63,7 @@ def check_message(message: object, queue: str) -> dict[str, Any]:
     """Return the message if it may be handed to kombu.
 
     Raises:
-        MessageError: It has a field that ours do not have, or one of a wrong type or size.
+        MessageError: It has an unknown field, or one of a wrong type or size.
     """
     envelope = _check_envelope(message)
     if is_task_queue(queue):

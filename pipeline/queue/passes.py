@@ -1,8 +1,8 @@
-"""Passes: planning, dispatching and sweeping, each again and again in a thread of its own.
+"""Passes: planning, dispatching and sweeping, each repeated in its own thread.
 
-A pass never waits for another one, so that no job, however large, keeps leases from coming back or
-other jobs from being dispatched. Messages only wake a pass; those that come while it is busy are
-one wake together.
+A pass never waits for another one. So while a large job is planned, leases are still taken back and
+other jobs are dispatched. Messages only wake a pass; several that come while it is busy wake it
+once.
 """
 
 import logging
@@ -16,7 +16,7 @@ from nightjar.jobs.errors import StoreUnavailableError
 
 logger = logging.getLogger(__name__)
 
-# The database or the broker is away, which is no fault of the pass.
+# The database or the broker is away: not an error of the pass.
 _AWAY = (StoreUnavailableError, OperationalError, RedisError, OSError)
 
 
@@ -25,9 +25,9 @@ class Pass:
 
     Args:
         name: What logs and the thread are called by.
-        step: Does a bounded part of the work. Returns the seconds until the next one; 0 where more
-            is to be done at once.
-        retry_s: Seconds until the next step after one that raised.
+        step: Does a bounded part of the work. Returns the seconds until the next step; 0 where
+            there is more to do at once.
+        retry_s: Seconds until the next step, after a step that raised.
     """
 
     def __init__(self, name: str, step: Callable[[], float], retry_s: float) -> None:
@@ -39,15 +39,15 @@ class Pass:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin with the first step."""
+        """Start the thread and its first step."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Take the next step now; returns at once."""
+        """Wake the thread for its next step; return at once."""
         self._due.set()
 
     def stop(self, patience_s: float) -> None:
-        """End after the step that runs; one that takes longer ends with the process."""
+        """End after the running step; a step that takes too long ends with the process."""
         self._stop.set()
         self._due.set()
         if self._thread.is_alive():
@@ -55,7 +55,7 @@ class Pass:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._due.clear()  # first: who wakes the pass during the step wants another one
+            self._due.clear()  # before the step: a wake during the step asks for another one
             self._due.wait(self._step_safely())
 
     def _step_safely(self) -> float:
@@ -65,7 +65,7 @@ class Pass:
             logger.warning(
                 "the pass %s has to wait: %s", self._name, error, extra={"action": "pass_waits"}
             )
-        # Also a panic of the tokenizers library, which is no Exception: nobody restarts the thread.
+        # Also a panic of the tokenizers library, which is no Exception: the thread must survive it.
         except BaseException:
             logger.exception("the pass %s failed", self._name, extra={"action": "pass_failed"})
         return self._retry_s

@@ -1,11 +1,11 @@
-"""Queue names: the one place that says which queues exist.
+"""Queue names: this module defines all queues that exist.
 
-- `plan`: what wakes the planner (planner workers).
-- `<model>-<kind>-<bucket>`: micro-batches for one model, of one kind, whose longest sequence fits
-  the bucket, for example `3f2a9c0d1b7e-generate-128` (the GPU workers of that model). `<model>` is
-  the beginning of the model's fingerprint; the claim compares the whole of it.
-- `<kind>-<bucket>`: what a version before this one has planned, without naming the model. Nobody
-  of this version listens; the planner plans such work anew.
+- `plan`: messages that wake the planner. Planner workers listen.
+- `<model>-<kind>-<bucket>`, for example `3f2a9c0d1b7e-generate-128`: micro-batches of one kind for
+  one model, whose longest sequence fits the bucket. The GPU workers of that model listen. `<model>`
+  is the beginning of the model's fingerprint; the claim compares the whole fingerprint.
+- `<kind>-<bucket>`: micro-batches of an earlier version, which named no model. No process of this
+  version listens; the planner plans such work again.
 """
 
 from nightjar.jobs.records import RequestKind
@@ -15,7 +15,7 @@ SMALLEST_BUCKET = 32
 LARGEST_BUCKET = 1 << 20
 BUCKETS = tuple(1 << power for power in range(5, 21))
 MODEL_DIGITS = 12
-"""So many hexadecimal digits of a fingerprint stand in a queue's name."""
+"""How many hexadecimal digits of the fingerprint a queue's name holds."""
 
 
 def bucket_for(tokens: int) -> int:
@@ -24,7 +24,7 @@ def bucket_for(tokens: int) -> int:
 
 
 def short_model(fingerprint: str) -> str:
-    """What stands for a model in the names of its queues, and in logs."""
+    """The short form of a fingerprint, in queue names and logs."""
     return fingerprint[:MODEL_DIGITS]
 
 
@@ -35,5 +35,5 @@ def compute_queue(fingerprint: str, kind: RequestKind, bucket: int) -> str:
 
 
 def compute_queues(fingerprint: str) -> list[str]:
-    """Every queue that a GPU worker of this model listens on."""
+    """All queues that a GPU worker of this model listens on."""
     return [compute_queue(fingerprint, kind, bucket) for kind in RequestKind for bucket in BUCKETS]

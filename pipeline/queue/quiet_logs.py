@@ -1,16 +1,16 @@
-"""Keeps out of the log what an idle deployment says every second: ticks and sweeps of nothing."""
+"""Drops the log lines of ticks and sweeps that did nothing, of which there are some a second."""
 
 import logging
 import re
 from collections.abc import Mapping
 
-# A field of what the task returned that is not zero; a task handed to the leader did nothing here.
+# A field of the task's result that is not zero. A task left to the leader did nothing here.
 _DID_SOMETHING = re.compile(r"'(?!handed_on')\w+': [1-9]")
 _RECEIVED, _SUCCEEDED, _BEAT = "celery.worker.strategy", "celery.app.trace", "celery.beat"
 
 
 class QuietTicks(logging.Filter):
-    """Drops what Celery logs at INFO of the `regular` tasks, but for those that did something."""
+    """Drops Celery's INFO records of the `regular` tasks, except of those that did something."""
 
     def __init__(self, regular: frozenset[str]) -> None:
         super().__init__()

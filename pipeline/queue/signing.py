@@ -1,9 +1,9 @@
-"""Signatures of messages: who has the key may send work, whoever else reaches the broker may not.
+"""Signatures of messages: only processes that have the key may send work.
 
-A signature covers the body and every header and property, the name of the queue and the tag of the
-delivery among them. It leaves out itself and the mark that kombu puts on what it delivers again.
-A message that is recorded and sent again keeps its signature: leases make that harmless, and remote
-control only answers questions.
+A signature covers the body and every header and property, also the queue's name and the delivery
+tag. It does not cover itself and the mark that kombu puts on redelivered messages. A message that
+was recorded and is sent again has a valid signature. Leases make that harmless, and remote control
+only answers questions.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
-"""Sweep: take leases back from silent workers, send lost messages again, end what is to end.
+"""Sweep: take leases back from silent workers, send lost messages again, end jobs that are due.
 
-The kernel says whether a worker on the same machine is gone (pipeline/queue/liveness.py). The
-silence of the others is measured in the time that this process has watched them
-(pipeline/queue/watched_time.py). A worker's heartbeat is a counter, so no clock of another machine
-matters. The sweeper writes a beat of its own first, and so learns whether the database takes the
+For a worker on the same machine, the kernel says whether it is gone (pipeline/queue/liveness.py).
+The silence of other workers is measured in the time that this process has watched them
+(pipeline/queue/watched_time.py). A heartbeat is a counter, so the clocks of other machines do not
+matter. The sweeper first writes a beat of its own. So it learns whether the database takes the
 workers' beats.
 """
 
@@ -34,18 +34,18 @@ class SweepReport:
 
 
 class Sweeper:
-    """Remembers since when each worker and each message has stood still.
+    """Takes leases back and finds lost messages; remembers when each worker and message last moved.
 
     Args:
         store: Where leases and heartbeats are.
         dead_after_s: A worker whose counter has stood still for so long loses its leases. The
             requests that it held are suspected of having killed it.
-        redispatch_after_s: A message nobody claimed for so long is published again.
+        redispatch_after_s: A message that no worker has claimed for so long is published again.
         longest_gap_s: See `WatchedTime`.
         deaths_allowed: A request that is computed alone fails after so many deaths of its worker.
-        find_lost: Says which messages are lost. It is given all messages that nobody has claimed,
-            and those that have waited for `redispatch_after_s`, oldest first. By default all of
-            the latter are lost.
+        find_lost: Returns the lost messages. It is given all messages that no worker has claimed,
+            and those of them that have waited for `redispatch_after_s`, oldest first. By default
+            all of the latter are lost.
         clock: Monotonic seconds.
     """
 
@@ -72,7 +72,7 @@ class Sweeper:
         self._landings: dict[Hashable, float] = {}
 
     def sweep(self, patience_s: float = math.inf) -> SweepReport:
-        """Look once and act on it: leases first, then the jobs that are to end.
+        """Take leases back, send lost messages again, then end jobs that are due.
 
         Args:
             patience_s: Seconds for jobs that are to end; the next sweep ends the rest.
@@ -82,7 +82,7 @@ class Sweeper:
         """
         with self._lock:
             self._store.heartbeats.beat(OWNER, ComputeSeconds())
-            beats, messages = self._look()
+            beats, messages = self._read()
             report = SweepReport(self._release_dead(beats), self._requeue_lost(messages))
             self._end_jobs(patience_s)
             self._drop_landings()
@@ -101,7 +101,7 @@ class Sweeper:
         self._store.orphans.land(max(0.0, patience_s - (time.monotonic() - began)))
 
     def _drop_landings(self) -> None:
-        """Drop the rows of uploads whose process has died while they landed."""
+        """Drop the rows of uploads whose process died while the rows landed."""
         landings = self._store.uploads.all()
         still = self._still(self._landings, [(one.name, one.counter) for one in landings])
         for one in landings:
@@ -114,16 +114,19 @@ class Sweeper:
                 )
 
     def watch(self) -> None:
-        """Look without acting, to know who has been silent should this process take the lead."""
+        """Note which workers and messages have moved, and do nothing else.
+
+        A process that takes the lead later then knows who has been silent.
+        """
         with self._lock:
-            beats, messages = self._look()
+            beats, messages = self._read()
             self._silence(beats)
             self._waits(messages)
 
-    def _look(self) -> tuple[Sequence[WorkerHeartbeat], Sequence[MicroBatchRef]]:
+    def _read(self) -> tuple[Sequence[WorkerHeartbeat], Sequence[MicroBatchRef]]:
         beats = self._store.heartbeats.of_lease_holders()
         messages = self._store.planning.dispatched()
-        self._watched.look()
+        self._watched.count()
         return beats, messages
 
     def _silence(self, beats: Sequence[WorkerHeartbeat]) -> dict[Hashable, float]:

@@ -1,8 +1,8 @@
-"""A worker that takes nothing while work waits for it says so and ends.
+"""Ends a worker that takes no messages although some wait for it.
 
-A process may live on and yet take no messages: the loop that receives them stands still, or Celery
-has lost count of its free threads. No supervisor sees that from outside, so the worker looks at
-itself: a thread is idle, messages wait in its queues, and none was taken for a while.
+A process may live and yet take no messages: the loop that receives them is stuck, or Celery has
+lost count of its free threads. No supervisor sees that from outside, so the worker watches itself.
+It is stuck when a thread is idle, messages wait in its queues, and none was taken for a while.
 """
 
 import logging
@@ -29,7 +29,7 @@ _SHUTDOWN_S = 30.0  # over the time to drain
 
 
 class Activity:
-    """What the worker's threads do: how many are busy, and when the last task began or ended."""
+    """Counts the worker's busy threads, and notes when the last task began or ended."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -38,15 +38,15 @@ class Activity:
         self._changed_at = clock()
 
     def began(self, **_: object) -> None:
-        """A task begins."""
+        """Note that a task begins."""
         self._change(1)
 
     def ended(self, **_: object) -> None:
-        """A task has ended."""
+        """Note that a task has ended."""
         self._change(-1)
 
     def idle_s(self, threads: int) -> float:
-        """For how long one of `threads` has been idle and nothing was taken; 0 if all are busy."""
+        """Seconds for which one of `threads` was idle and no task began; 0 if all are busy."""
         with self._lock:
             return 0.0 if self._busy >= threads else self._clock() - self._changed_at
 
@@ -57,12 +57,12 @@ class Activity:
 
 
 class TakingWatch:
-    """Watches one worker from a thread of its own, and ends it when it is stuck.
+    """Watches one worker in a separate thread, and ends it when it is stuck.
 
     Args:
         waiting: How many messages wait in the worker's queues.
         threads: How many tasks the worker runs at a time.
-        stuck_after_s: An idle thread beside waiting messages for so long means that it is stuck.
+        stuck_after_s: The worker is stuck when a thread was idle and messages waited for so long.
         end: Ends the worker.
     """
 
@@ -79,7 +79,7 @@ class TakingWatch:
         self._threads = threads
         self._stuck_after_s = stuck_after_s
         self._end = end
-        self._waited = 0  # looks in a row that found messages
+        self._waited = 0  # checks in a row that found messages
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -87,24 +87,24 @@ class TakingWatch:
         threading.Thread(target=self._run, name="taking", daemon=True).start()
 
     def stop(self) -> None:
-        """The worker ends in order."""
+        """Stop watching: the worker ends in order."""
         self._stop.set()
 
-    def look(self) -> bool:
-        """Look once; whether the worker is stuck."""
-        # Only then is the broker asked.
+    def check(self) -> bool:
+        """Check once; return whether the worker is stuck."""
+        # The broker is asked only where a thread is idle.
         if self._activity.idle_s(self._threads) < self._stuck_after_s / 2:
             self._waited = 0
             return False
         self._waited = self._waited + 1 if self._waiting() else 0
-        # Messages found by every look since the first half of the time was over.
+        # Every check of the second half of the time found messages.
         idle_s = self._activity.idle_s(self._threads)
         return self._waited > _LOOKS / 2 and idle_s >= self._stuck_after_s
 
     def _run(self) -> None:
         while not self._stop.wait(max(_LEAST_S, self._stuck_after_s / _LOOKS)):
             try:
-                stuck = self.look()
+                stuck = self.check()
             except (OperationalError, RedisError, OSError) as error:
                 self._waited = 0  # the broker is away: nothing can be taken
                 logger.info("broker not asked: %s", error, extra={"action": "taking_not_watched"})
@@ -121,7 +121,7 @@ class TakingWatch:
 
 
 def watch_worker(app: Celery, settings: Settings) -> None:
-    """Let every worker of this application watch itself, from the moment when it is ready."""
+    """Make every worker of this application watch itself as soon as it is ready."""
     watches: list[TakingWatch] = []
 
     def begin(sender: object, **_: object) -> None:
@@ -154,7 +154,7 @@ def _waiting(app: Celery, queues: list[str]) -> int:
 
 
 def _end(patience_s: float) -> None:
-    """End in order, as TERM does but for the status; at once when that takes too long."""
+    """End in order, as after TERM but with another status; at once when that takes too long."""
     signals.worker_shutting_down.send(sender=None, sig="stuck", how="Warm", exitcode=EXIT_STUCK)
     state.should_stop = EXIT_STUCK
     time.sleep(patience_s)

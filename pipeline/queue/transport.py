@@ -1,17 +1,17 @@
-"""Kombu's Redis transport, mended where the broker or what lies in it would end a worker.
+"""Kombu's Redis transport, corrected where the broker or a message in it would end a worker.
 
-- A connection that is lost: Celery 5.7 first takes kombu's transport apart and then closes the
-  channel, which wants to give back what it has not acknowledged, looks up where the broker was and
-  finds nothing: an AttributeError, which ends the worker. A connection error is what every caller
-  there expects and passes over. Nothing has to be given back: what nobody claims is sent again.
-- A broker that is full: a message is taken off its list before it is noted as taken, and the note
-  is refused. The message is worked on without it: the note would only serve to deliver it again.
-- A foreign message: it is dropped, counted and logged (`message_shape.py`, `signing.py`), and so is
-  whatever raises while it is received. Left to Celery, it would end the worker, or be given back to
-  the queue and end the next one.
+- Lost connection: Celery 5.7 first takes kombu's transport apart and then closes the channel. The
+  channel tries to give back unacknowledged messages and finds no broker: an AttributeError, which
+  ends the worker. Here it is a connection error, which every caller expects and ignores. No message
+  has to be given back, because unclaimed messages are sent again.
+- Full broker: a message is taken off its list, and then the note that it was taken is refused. The
+  worker computes the message without the note, which only serves redelivery.
+- Foreign message: it is dropped, counted and logged (`message_shape.py`, `signing.py`). So is any
+  message that raises while it is received. Celery would end the worker, or give the message back to
+  the queue, where it ends the next worker.
 
-And where it is slow: kombu makes a client anew for every note, acknowledgement and message sent,
-which takes longer than what the client is made for.
+It also saves time: kombu makes a new client for every note, acknowledgement and sent message. That
+takes longer than the command that the client is made for.
 """
 
 import logging
@@ -49,7 +49,7 @@ _MOST_LINES_A_MINUTE = 500
 
 
 class Drops:
-    """Counts and logs what is dropped; a flood of messages does not flood the log."""
+    """Counts and logs dropped messages; a flood of messages does not flood the log."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -58,7 +58,7 @@ class Drops:
         self._lock = threading.Lock()
 
     def add(self, reason: str) -> None:
-        """Count one, and log it unless 500 lines were written in this minute."""
+        """Count a dropped message, and log it unless 500 lines were written in this minute."""
         with self._lock:
             self.count += 1
             minute = int(time.monotonic() // 60)
@@ -79,10 +79,10 @@ drops = Drops()
 
 
 class QoS(RedisQoS):  # type: ignore[misc]  # kombu is half typed
-    """The notes of what has been taken and not acknowledged."""
+    """The notes of messages that were taken and not acknowledged."""
 
     def append(self, message: object, delivery_tag: str) -> None:
-        """Note a message; in a full broker it goes without."""
+        """Note a message; a full broker takes no note, and the message is computed without one."""
         try:
             super().append(message, delivery_tag)
         except OutOfMemoryError as error:
@@ -90,7 +90,7 @@ class QoS(RedisQoS):  # type: ignore[misc]  # kombu is half typed
             VirtualQoS.append(self, message, delivery_tag)  # counts it, in this process alone
 
     def restore_by_tag(self, tag: str, client: Redis | None = None, leftmost: bool = False) -> None:
-        """Give a message back to its queue; a note that cannot be read is removed."""
+        """Give a message back to its queue; remove a note that cannot be read."""
         try:
             super().restore_by_tag(tag, client=client, leftmost=leftmost)
         except _BROKER_ERRORS:
@@ -101,7 +101,7 @@ class QoS(RedisQoS):  # type: ignore[misc]  # kombu is half typed
 
 
 class Channel(RedisChannel):  # type: ignore[misc]  # kombu is half typed
-    """A channel that says so when its connection is gone, and signs what it sends."""
+    """A channel that raises a connection error when its connection is gone, and signs messages."""
 
     QoS = QoS
     signer: Signer | None = None  # a transport option
@@ -109,11 +109,11 @@ class Channel(RedisChannel):  # type: ignore[misc]  # kombu is half typed
     _known_client: Redis | None = None
 
     def _create_client(self, asynchronous: bool = False) -> Redis:
-        """The client of the channel's pool; one that waits for messages is made for that alone."""
+        """Return the client of the channel's pool; a client that waits for messages has its own."""
         if asynchronous:
             waiting: Redis = super()._create_client(asynchronous=True)
             return waiting
-        # The pool is another one after a connection was lost.
+        # After a lost connection the pool is a new one.
         if self._known_client is None or self._known_client.connection_pool is not self.pool:
             self._known_client = super()._create_client()
         return self._known_client
@@ -137,12 +137,12 @@ class Channel(RedisChannel):  # type: ignore[misc]  # kombu is half typed
         super()._put_fanout(exchange, message, routing_key, **options)
 
     def _brpop_read(self, **options: object) -> bool:
-        """Take one message; as kombu's, but for the size, which counts before it is parsed."""
+        """Take one message as kombu does, but check its size before it is parsed."""
         try:
             try:
                 taken = self.client.parse_response(self.client.connection, "BRPOP", **options)
             except self.connection_errors:
-                self.client.connection.disconnect()  # the next look connects again
+                self.client.connection.disconnect()  # the next read connects again
                 raise
             if not taken:
                 raise Empty
@@ -185,7 +185,7 @@ class Transport(RedisTransport):  # type: ignore[misc]  # kombu is half typed
     Channel = Channel
 
     def _deliver(self, message: object, queue: str) -> None:
-        """Hand a message to its consumer, if it is one of ours; no message raises."""
+        """Hand a message to its consumer if it is Nightjar's; no message raises."""
         try:
             checked = check_message(message, queue)
             signer = self.client.transport_options.get("signer")
@@ -204,13 +204,13 @@ class Transport(RedisTransport):  # type: ignore[misc]  # kombu is half typed
             drops.add(f"Celery raised {type(error).__name__}")
 
     def _forget(self, delivery_tag: str) -> None:
-        """Acknowledge: a worker that ends would give it back, for the next one to fall over."""
+        """Acknowledge a dropped message, so that a worker that ends does not give it back."""
         for channel in self.channels:
             if delivery_tag in channel.qos._delivered:
                 channel.qos.reject(delivery_tag)
 
 
 def install() -> None:
-    """Let kombu use it for the Redis schemes."""
+    """Make kombu use this transport for the Redis schemes."""
     for scheme in ("redis", "rediss"):
         TRANSPORT_ALIASES[scheme] = f"{__name__}:{Transport.__name__}"

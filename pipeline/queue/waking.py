@@ -1,7 +1,7 @@
 """Messages that wake the planner, and how many messages wait in a queue.
 
-Each wake asks for the same: a look at what is to be planned and dispatched. So a queue that holds
-some already needs no more of them, and without a planner it stays short.
+All wakes ask for the same: that the planner plans and dispatches what waits. So a queue that holds
+some needs no more, and it stays short where no planner runs.
 """
 
 import time
@@ -20,7 +20,7 @@ SILENT_AFTER_S = 30
 
 
 def messages_waiting(app: Celery, queue: str) -> int:
-    """How many messages the broker holds for a queue, of all priorities; not those taken.
+    """Return how many messages of all priorities wait in a queue; taken ones do not count.
 
     Raises:
         OperationalError: The broker is away.
@@ -35,7 +35,7 @@ def messages_waiting(app: Celery, queue: str) -> int:
 def send_wake(app: Celery, task: str, **options: object) -> bool:
     """Send a message that wakes the planner; False where enough of them wait.
 
-    The bound is exceeded by the number of those who send at the same moment, at most.
+    Processes that send at the same moment may exceed the bound, by one message each.
 
     Raises:
         OperationalError: The broker is away.
@@ -47,6 +47,6 @@ def send_wake(app: Celery, task: str, **options: object) -> bool:
 
 
 def mark_tick(app: Celery) -> None:
-    """Leave the clock's mark, by which others see that it is alive."""
+    """Write the clock's mark, which shows that it is alive."""
     with app.producer_or_acquire() as producer, producer.channel.conn_or_acquire() as client:
         client.set(CLOCK_MARK, int(time.time()), ex=SILENT_AFTER_S)

@@ -38,69 +38,69 @@ def watch(one: Leadership, clock: Clock, seconds: float) -> bool:
     while seconds > 0:
         clock.now += min(2, seconds)
         seconds -= 2
-        leads = one.look()
+        leads = one.check()
     return leads
 
 
 def test_the_first_leads_and_the_second_stands_by(store: Store, clock: Clock) -> None:
     ann, bob = (planner(store, name, clock) for name in ("ann", "bob"))
-    assert ann.look()
-    assert not bob.look()
-    assert ann.look()
-    assert not bob.look()
+    assert ann.check()
+    assert not bob.check()
+    assert ann.check()
+    assert not bob.check()
     assert (ann.other_lives, bob.other_lives) == (False, True)
     assert store.leaders.get(PLANNER) == Leader(PLANNER, "ann", 1, 1)
 
 
 def test_a_leader_that_lives_is_never_replaced(store: Store, clock: Clock) -> None:
     ann, bob = (planner(store, name, clock) for name in ("ann", "bob"))
-    ann.look()
+    ann.check()
     for _ in range(30):
         assert not watch(bob, clock, 8)
-        assert ann.look()
+        assert ann.check()
 
 
 def test_a_silent_leader_is_replaced_and_learns_of_it(store: Store, clock: Clock) -> None:
     ann, bob = (planner(store, name, clock) for name in ("ann", "bob"))
-    assert ann.look()
-    assert not bob.look()
+    assert ann.check()
+    assert not bob.check()
     assert not watch(bob, clock, 9.9)
     assert watch(bob, clock, 0.1)
     assert store.leaders.get(PLANNER) == Leader(PLANNER, "bob", 2, 0)
-    assert not ann.look()
-    assert bob.look()
-    assert not ann.look()
+    assert not ann.check()
+    assert bob.check()
+    assert not ann.check()
     assert (ann.other_lives, bob.other_lives) == (True, False)
 
 
 def test_a_leader_that_was_never_seen_to_move_stops_nobody(store: Store, clock: Clock) -> None:
     """Left by a planner that was killed: plans and dispatches need not wait for the proof."""
-    planner(store, "killed", clock).look()
+    planner(store, "killed", clock).check()
     fresh = planner(store, "fresh", clock)
-    assert not fresh.look()
+    assert not fresh.check()
     assert not fresh.other_lives
     assert watch(fresh, clock, 10)
 
 
 def test_time_in_which_nobody_looked_is_no_silence(store: Store, clock: Clock) -> None:
-    planner(store, "ann", clock).look()
+    planner(store, "ann", clock).check()
     bob = planner(store, "bob", clock)
-    assert not bob.look()
+    assert not bob.check()
     clock.now += 3_600
-    assert not bob.look()
+    assert not bob.check()
     assert not watch(bob, clock, 5.9)
     assert watch(bob, clock, 0.1)
 
 
 def test_who_resigns_is_replaced_at_once(store: Store, clock: Clock) -> None:
     ann, bob = (planner(store, name, clock) for name in ("ann", "bob"))
-    ann.look()
-    bob.look()
+    ann.check()
+    bob.check()
     ann.resign()
     assert not ann.other_lives  # it has seen none
-    assert bob.look()
+    assert bob.check()
     ann.resign()
-    assert bob.look()
+    assert bob.check()
     assert store.leaders.get(PLANNER) == Leader(PLANNER, "bob", 2, 1)
 
 
@@ -110,8 +110,8 @@ def test_who_comes_too_late_for_a_dead_leader_knows_of_none_that_lives(
     """Another takes the lead after this process has judged and before it takes."""
     ann, bob = (planner(store, name, clock) for name in ("ann", "bob"))
     for _ in range(2):
-        assert ann.look()
-        assert not bob.look()
+        assert ann.check()
+        assert not bob.check()
     assert bob.other_lives
     assert not watch(bob, clock, 9.9)
     read = store.leaders.get
@@ -126,20 +126,20 @@ def test_who_comes_too_late_for_a_dead_leader_knows_of_none_that_lives(
         assert not watch(bob, clock, 0.1)
     assert not bob.other_lives
     assert store.leaders.get(PLANNER) == Leader(PLANNER, "carol", 2, 0)
-    assert not bob.look()
+    assert not bob.check()
     assert bob.other_lives
 
 
 def test_many_that_take_at_once(store: Store, clock: Clock) -> None:
-    planner(store, "dead", clock).look()
+    planner(store, "dead", clock).check()
     others = [planner(store, f"p{n}", clock) for n in range(6)]
-    assert not any(other.look() for other in others)
+    assert not any(other.check() for other in others)
     for _ in range(4):
         clock.now += 2
-        assert not any(other.look() for other in others)
+        assert not any(other.check() for other in others)
     clock.now += 2
     with ThreadPoolExecutor(6) as pool:
-        leads = list(pool.map(Leadership.look, others))
+        leads = list(pool.map(Leadership.check, others))
     assert sum(leads) == 1
     held = store.leaders.get(PLANNER)
     assert held is not None

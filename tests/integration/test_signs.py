@@ -72,7 +72,7 @@ def living(store: Store, *, worker: bool, planner: bool) -> Iterator[None]:
 def test_each_part_that_is_not_there_is_named(store: Store, broker: tuple[Service, Celery]) -> None:
     service, celery = broker
     with (
-        Signs(store, celery, dead_after_s=0.5, look_every_s=0.1) as signs,
+        Signs(store, celery, dead_after_s=0.5, read_every_s=0.1) as signs,
         TestClient(create_app(store, lambda _: None, deployment=signs)) as client,
     ):
 

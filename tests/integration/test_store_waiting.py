@@ -99,13 +99,13 @@ def test_a_run_without_progress_says_once_what_it_waits_for(
     patience = Patience(store.jobs, heard.append)
     job_id, refs = planned(store, 2)
     for _ in range(3):
-        patience.look(store.jobs.get(job_id))
+        patience.check(store.jobs.get(job_id))
     assert len(heard) == 1
     assert heard[0].startswith("waits: no GPU worker has given a sign of life yet")
     alive(store, SWEEPER, "gpu")
     for _ in range(2):
-        patience.look(store.jobs.get(job_id))
+        patience.check(store.jobs.get(job_id))
     assert heard[1:] == ["waits: its turn: the GPU workers compute other work first"]
     claim(store, refs[0])
-    patience.look(store.jobs.get(job_id))
+    patience.check(store.jobs.get(job_id))
     assert len(heard) == 2

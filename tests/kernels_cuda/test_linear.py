@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nightjar.kernels import Norm, cuda, pack_linear, reference
-from nightjar.kernels.cuda import gate, launch
+from nightjar.kernels.cuda import kernel_budget, launch
 from nightjar.kernels.cuda import linear as module
 from nightjar.kernels.cuda.linear import MAX_NORMED_INPUTS, MAX_ROWS, SHARE, STORAGE
 from nightjar.kernels.cuda.packing import sum_in_fp32
@@ -235,7 +235,7 @@ def test_normed_rows_fit_into_the_devices_shared_memory(monkeypatch, kilobytes, 
     assert cuda.linear.serves_norm(stream, weight)
     with launch.using(lambda *given: asked.append(given[-1])):
         cuda.linear.normed_linear(stream, norm_of(most), (weight, None))
-    own = max(groups["linear"].shared_bytes for groups in gate.read_budget().values())
+    own = max(groups["linear"].shared_bytes for groups in kernel_budget.read_budget().values())
     assert asked[0] + own <= kilobytes << 10
     wide, weight = torch.zeros(1, most + 8), torch.zeros(16, most + 8, dtype=torch.half)
     assert not cuda.linear.serves_norm(wide, weight)

@@ -27,7 +27,7 @@ class Worker:
         end = self.now + seconds
         while self.now < end:
             self.now += 10
-            if self.watch.look():
+            if self.watch.check():
                 return True
         return False
 

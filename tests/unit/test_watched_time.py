@@ -9,9 +9,9 @@ def test_a_long_gap_between_two_looks_counts_little() -> None:
     assert watched.seconds == 0
     now += 1.5
     assert watched.seconds == 0  # up to the newest look
-    watched.look()
+    watched.count()
     assert watched.seconds == 1.5
     now += 1000
-    watched.look()
-    watched.look()
+    watched.count()
+    watched.count()
     assert watched.seconds == 3.5

@@ -115,7 +115,7 @@ def kernels(run: Run, page: Page, ends: float) -> None:
     page.text += [said[max(0, said.find("# GPU figures")) :], ""]
     if not complete:
         page.faults.append(said)
-    leave_out = ("test_gate.py", "test_planted_bugs.py")  # the compiler's and the host's
+    leave_out = ("test_kernel_budget.py", "test_planted_bugs.py")  # the compiler's and the host's
     _run(run, page, files("kernels_cuda", run, leave_out), ends)
 
 

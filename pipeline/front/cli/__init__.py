@@ -1,4 +1,4 @@
-"""The command `nightjar`. Heavy imports stand inside the commands, so that --help is quick."""
+"""The command `nightjar`. Heavy imports are inside the commands, so that --help is quick."""
 
 import sys
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""What all commands share: options, exit statuses, messages, and the checks before a start."""
+"""Shared by all commands: options, exit statuses, messages, and the checks before a start."""
 
 import os
 import sys
@@ -36,12 +36,12 @@ errors = Console(stderr=True, soft_wrap=True)
 
 
 def say(message: str) -> None:
-    """Tell the user something on standard error."""
+    """Print a message to the user on standard error."""
     errors.print(f"nightjar: {message}", highlight=False, markup=False)
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Tell the user why, and end the command with this status."""
+    """Print the reason, and end the command with this status."""
     say(message)
     raise typer.Exit(code)
 
@@ -54,7 +54,7 @@ def read_settings() -> Settings:
         fail(str(error), EXIT_USAGE)
 
 
-def require_one_place(device: str | None, devices: str | None) -> None:
+def require_one_device_option(device: str | None, devices: str | None) -> None:
     """End the command where both options are given."""
     if device is not None and devices is not None:
         fail(f"--device {device} --devices {devices}: give one of them", EXIT_USAGE)
@@ -81,6 +81,6 @@ def check_model(settings: Settings) -> Path:
 
 
 def become(command: list[str]) -> NoReturn:
-    """Go on as another program in this process."""
+    """Replace this process by another program."""
     sys.stdout.flush()
-    os.execv(command[0], command)  # noqa: S606 - our own command line, no shell wanted
+    os.execv(command[0], command)  # noqa: S606 - Nightjar's own command line, no shell wanted

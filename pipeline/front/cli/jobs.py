@@ -1,4 +1,4 @@
-"""Commands that speak to a running deployment: send a job, look at it, steer it."""
+"""Commands for a running deployment: submit a job, show it, pause, resume or cancel it."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -75,7 +75,7 @@ def submit(
 
 
 def status(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
-    """Show a job's state and counts, and on standard error what it waits for."""
+    """Show a job's state and counts; what it waits for goes to standard error."""
     with _connect(api_url) as client:
         job = client.job(job_id)
     typer.echo(json.dumps(job, indent=2))
@@ -95,12 +95,12 @@ def results(
 
 
 def cancel(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
-    """Cancel a job; results that are stored stay."""
+    """Cancel a job; stored results stay."""
     _steer(api_url, lambda client: client.cancel(job_id))
 
 
 def pause(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
-    """Pause a job: nothing more of it starts, and what is being computed finishes."""
+    """Pause a job: no more of it starts, and running micro-batches finish."""
     _steer(api_url, lambda client: client.pause(job_id))
 
 
@@ -110,7 +110,7 @@ def resume(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
 
 
 def retry(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
-    """Compute requests again that failed by no fault of their own, such as a crash."""
+    """Compute requests again whose failure they did not cause, such as a crash."""
     _steer(api_url, lambda client: client.retry(job_id))
 
 
@@ -122,7 +122,7 @@ def _steer(api_url: str, ask: "Callable[[Client], dict[str, Any]]") -> None:
 
 @contextmanager
 def _connect(api_url: str) -> "Iterator[Client]":
-    """A client; where the API does not answer it, the command ends."""
+    """Give a client; an error of the API ends the command."""
     from nightjar.pipeline.front.client import Client, ClientError
 
     try:

@@ -1,4 +1,4 @@
-"""Commands that start the processes of a deployment, and the one that asks after them."""
+"""Commands that start the processes of a deployment or check their health."""
 
 import os
 from typing import Annotated
@@ -16,7 +16,7 @@ from nightjar.pipeline.front.cli.console import (
     check_model,
     fail,
     read_settings,
-    require_one_place,
+    require_one_device_option,
 )
 from nightjar.pipeline.queue.commands import (
     WorkerRole,
@@ -37,7 +37,7 @@ def worker(
     devices: Devices = None,
 ) -> None:
     """Start a Celery worker; settings come from NIGHTJAR_* variables."""
-    require_one_place(device, devices)
+    require_one_device_option(device, devices)
     given = {"ENGINE": engine, "DEVICE": device, "SHARDS": shards, "DEVICES": devices}
     os.environ.update({f"NIGHTJAR_{k}": str(v) for k, v in given.items() if v is not None})
     settings = read_settings()

@@ -20,7 +20,7 @@ from nightjar.pipeline.front.cli.console import (
     Source,
     errors,
     fail,
-    require_one_place,
+    require_one_device_option,
 )
 
 if TYPE_CHECKING:
@@ -77,14 +77,14 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
 ) -> None:
     """Compute a whole file on this machine; run it again to continue where it stopped.
 
-    Exit status: 0 every row succeeded, 1 the run could not go on, 2 unusable arguments,
+    Exit status: 0 every row succeeded, 1 the run could not continue, 2 unusable arguments,
     3 some rows failed, 4 no row succeeded.
     """
     from nightjar.pipeline.embedded.run import RunArguments
 
     if dtype not in get_args(Dtype):
         fail(f"--dtype {dtype!r}: use one of {', '.join(get_args(Dtype))}", EXIT_USAGE)
-    require_one_place(device, devices)
+    require_one_device_option(device, devices)
     if device is not None:
         os.environ["NIGHTJAR_DEVICE"] = device
     arguments = RunArguments(
@@ -116,7 +116,7 @@ def _named_files(values: list[str]) -> dict[str, Path]:
 
 
 def _compute(arguments: "RunArguments") -> "RunSummary":
-    """Run to the end and show how it goes; end the command where it cannot go on."""
+    """Run to the end and show the progress; end the command where the run cannot continue."""
     from nightjar.pipeline.embedded.outputs import RunError
     from nightjar.pipeline.embedded.run import run as run_embedded
     from nightjar.pipeline.embedded.workdir import UsageError
@@ -131,7 +131,7 @@ def _compute(arguments: "RunArguments") -> "RunSummary":
     except RunError as error:
         fail(str(error), EXIT_RUN)
     except KeyboardInterrupt as interrupt:
-        errors.print("stopped; run the same command again to go on", highlight=False)
+        errors.print("stopped; run the same command again to continue", highlight=False)
         number = interrupt.args[0] if interrupt.args else signal.SIGINT
         raise typer.Exit(128 + number) from None
     print_summary(errors, summary)
@@ -139,7 +139,7 @@ def _compute(arguments: "RunArguments") -> "RunSummary":
 
 
 def _exit(summary: "RunSummary") -> None:
-    """End the command with the status that the rows' outcomes ask for."""
+    """End the command with the exit status for the rows' outcomes."""
     if not summary.job.completed:
         told = f"none of the {summary.job.total} rows succeeded"
         if summary.first_failure is not None:
@@ -150,5 +150,5 @@ def _exit(summary: "RunSummary") -> None:
 
 
 def _interrupt(number: int, _: FrameType | None) -> NoReturn:
-    """Let TERM end a run the way Ctrl-C does: services in order, state kept."""
+    """End a run after TERM as after Ctrl-C: services end in order, the state is kept."""
     raise KeyboardInterrupt(number)

@@ -1,4 +1,4 @@
-"""The gate: ordinary work together, a suspect alone, suspects first."""
+"""The lock on the compute process: many share it, a suspect has it alone, suspects first."""
 
 import threading
 from collections.abc import Iterator
@@ -6,24 +6,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from nightjar.gpu_worker.worker.gate import Gate, GateClosedError
+from nightjar.gpu_worker.worker.exclusive import ClosedError, SharedOrAlone
 from tests.processes import wait_until
 
 
 class Visitor:
-    """Somebody in a thread of their own who goes through the gate and stays until let go."""
+    """A thread that takes the lock and holds it until `leave`."""
 
-    def __init__(self, gate: Gate, pool: ThreadPoolExecutor, *, alone: bool) -> None:
+    def __init__(self, lock: SharedOrAlone, pool: ThreadPoolExecutor, *, alone: bool) -> None:
         self.inside = threading.Event()
         self._let_go = threading.Event()
-        self._visit: Future[None] = pool.submit(self._go, gate, alone)
+        self._visit: Future[None] = pool.submit(self._go, lock, alone)
 
     def leave(self) -> None:
         self._let_go.set()
         self._visit.result(30)
 
-    def _go(self, gate: Gate, alone: bool) -> None:
-        with gate.alone() if alone else gate.together():
+    def _go(self, lock: SharedOrAlone, alone: bool) -> None:
+        with lock.alone() if alone else lock.shared():
             self.inside.set()
             self._let_go.wait(30)
 
@@ -43,8 +43,8 @@ def enters(visitor: Visitor) -> bool:
 
 
 def test_ordinary_work_is_together(pool: ThreadPoolExecutor) -> None:
-    gate = Gate()
-    first, second = (Visitor(gate, pool, alone=False) for _ in range(2))
+    lock = SharedOrAlone()
+    first, second = (Visitor(lock, pool, alone=False) for _ in range(2))
     assert enters(first)
     assert enters(second)
     first.leave()
@@ -54,16 +54,16 @@ def test_ordinary_work_is_together(pool: ThreadPoolExecutor) -> None:
 def test_a_suspect_waits_until_everybody_has_left_and_keeps_others_out(
     pool: ThreadPoolExecutor,
 ) -> None:
-    gate = Gate()
-    first, second = (Visitor(gate, pool, alone=False) for _ in range(2))
+    lock = SharedOrAlone()
+    first, second = (Visitor(lock, pool, alone=False) for _ in range(2))
     assert enters(first)
     assert enters(second)
-    suspect = Visitor(gate, pool, alone=True)
+    suspect = Visitor(lock, pool, alone=True)
     first.leave()
     assert waits(suspect)
     second.leave()
     assert enters(suspect)
-    other_suspect, ordinary = Visitor(gate, pool, alone=True), Visitor(gate, pool, alone=False)
+    other_suspect, ordinary = Visitor(lock, pool, alone=True), Visitor(lock, pool, alone=False)
     assert waits(other_suspect)
     assert waits(ordinary)
     suspect.leave()
@@ -77,12 +77,12 @@ def test_a_suspect_waits_until_everybody_has_left_and_keeps_others_out(
 def test_a_suspect_that_waits_goes_before_ordinary_work_that_comes_later(
     pool: ThreadPoolExecutor,
 ) -> None:
-    gate = Gate()
-    first = Visitor(gate, pool, alone=False)
+    lock = SharedOrAlone()
+    first = Visitor(lock, pool, alone=False)
     assert enters(first)
-    suspect = Visitor(gate, pool, alone=True)
-    wait_until("the suspect to wait", lambda: gate.waiting)
-    later = Visitor(gate, pool, alone=False)
+    suspect = Visitor(lock, pool, alone=True)
+    wait_until("the suspect to wait", lambda: lock.waiting)
+    later = Visitor(lock, pool, alone=False)
     assert waits(later)
     first.leave()
     assert enters(suspect)
@@ -93,38 +93,38 @@ def test_a_suspect_that_waits_goes_before_ordinary_work_that_comes_later(
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_an_error_inside_opens_the_gate_again(alone: bool) -> None:
-    gate = Gate()
-    with pytest.raises(ZeroDivisionError), gate.alone() if alone else gate.together():
+def test_an_error_inside_frees_the_lock_again(alone: bool) -> None:
+    lock = SharedOrAlone()
+    with pytest.raises(ZeroDivisionError), lock.alone() if alone else lock.shared():
         raise ZeroDivisionError
-    with gate.alone():
+    with lock.alone():
         pass
-    with gate.together():
-        assert gate.inside == 1
+    with lock.shared():
+        assert lock.inside == 1
 
 
-def test_a_closed_gate_sends_away_who_waits_and_leaves_who_is_inside(
+def test_a_closed_lock_refuses_those_that_wait_and_not_its_holders(
     pool: ThreadPoolExecutor,
 ) -> None:
-    gate = Gate()
-    inside = Visitor(gate, pool, alone=False)
+    lock = SharedOrAlone()
+    inside = Visitor(lock, pool, alone=False)
     assert enters(inside)
-    suspect = Visitor(gate, pool, alone=True)
-    wait_until("the suspect to wait", lambda: gate.waiting)
-    ordinary = Visitor(gate, pool, alone=False)
+    suspect = Visitor(lock, pool, alone=True)
+    wait_until("the suspect to wait", lambda: lock.waiting)
+    ordinary = Visitor(lock, pool, alone=False)
     assert waits(ordinary)
-    gate.close()
+    lock.close()
     for visitor in (suspect, ordinary):
-        with pytest.raises(GateClosedError):
+        with pytest.raises(ClosedError):
             visitor.leave()
         assert not visitor.inside.is_set()
     inside.leave()
-    assert gate.waiting == gate.inside == 0
+    assert lock.waiting == lock.inside == 0
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_nobody_enters_a_closed_gate(alone: bool) -> None:
-    gate = Gate()
-    gate.close()
-    with pytest.raises(GateClosedError), gate.alone() if alone else gate.together():
+def test_a_closed_lock_is_refused(alone: bool) -> None:
+    lock = SharedOrAlone()
+    lock.close()
+    with pytest.raises(ClosedError), lock.alone() if alone else lock.shared():
         pass

@@ -1,4 +1,4 @@
-"""The compile gate, and the parts that it and the GPU's backend are made of."""
+"""The budget of compiled kernels, and the parts that it and the GPU's backend are made of."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from zlib import crc32
 import pytest
 import torch
 
-from nightjar.kernels.cuda import cubin_cache, gate, launch, nvrtc
+from nightjar.kernels.cuda import cubin_cache, kernel_budget, launch, nvrtc
 from nightjar.kernels.cuda.catalogue import ARCHITECTURES, WRAPPERS, all_kernels, by_source
 from nightjar.kernels.cuda.kernel import Kernel
 from nightjar.kernels.cuda.resources import Resources, parse_report
@@ -36,9 +36,9 @@ def assert_within_budget(arch, kernels):
         for source, listed in by_source().items()
         if (chosen := [kernel for kernel in listed if kernel in kernels])
     }
-    measured = gate.measure_all(arch, sources)
+    measured = kernel_budget.measure_all(arch, sources)
     assert measured.keys() == {kernel.expression for kernel in kernels}
-    assert gate.violations(measured, kernels, gate.read_budget()[arch]) == []
+    assert kernel_budget.violations(measured, kernels, kernel_budget.read_budget()[arch]) == []
 
 
 @pytest.mark.slow
@@ -57,22 +57,22 @@ def test_kernels_of_every_group_compile_within_their_budget(compiler):
     rng = random.Random(crc32(sources))
     groups = defaultdict(list)
     for kernel in all_kernels():
-        groups[gate.group(kernel)].append(kernel)
+        groups[kernel_budget.group(kernel)].append(kernel)
     chosen = [one for group in groups.values() for one in rng.sample(group, -(-len(group) // 4))]
     assert_within_budget("sm_90", chosen)
 
 
 def test_the_budget_allows_no_spills_and_no_local_arrays():
     """Where one is needed after all, it is named here with its reason."""
-    for groups in gate.read_budget().values():
+    for groups in kernel_budget.read_budget().values():
         for needs in groups.values():
             assert (needs.spill_bytes, needs.stack_bytes) == (0, 0)
 
 
 def test_the_budget_is_as_the_gate_writes_it(tmp_path):
     copy = tmp_path / "budget.json"
-    gate.write_budget(gate.read_budget(), copy)
-    assert copy.read_text() == gate.BUDGET.read_text()
+    kernel_budget.write_budget(kernel_budget.read_budget(), copy)
+    assert copy.read_text() == kernel_budget.BUDGET.read_text()
     assert list(json.loads(copy.read_text())) == list(ARCHITECTURES)
 
 
@@ -92,9 +92,9 @@ def test_what_is_beyond_the_budget_is_named():
         ({"stack_bytes": 16}, "16 stack_bytes, the budget is 0"),
     ):
         measured = {"uniform": replace(budget["uniform"], **change)}
-        assert gate.violations(measured, [PHILOX], budget) == [f"uniform: {message}"]
-    assert gate.violations({"uniform": budget["uniform"]}, [PHILOX], budget) == []
-    assert "no budget for 'uniform'" in gate.violations({}, [PHILOX], {})[0]
+        assert kernel_budget.violations(measured, [PHILOX], budget) == [f"uniform: {message}"]
+    assert kernel_budget.violations({"uniform": budget["uniform"]}, [PHILOX], budget) == []
+    assert "no budget for 'uniform'" in kernel_budget.violations({}, [PHILOX], {})[0]
 
 
 def test_a_budget_is_the_most_that_any_of_its_kernels_needs():
@@ -103,7 +103,9 @@ def test_a_budget_is_the_most_that_any_of_its_kernels_needs():
         kernels[0].expression: Resources(20, 0, 8, 100),
         kernels[1].expression: Resources(30, 16, 0, 50),
     }
-    assert gate.most_needed(measured, kernels) == {"merge_attention": Resources(30, 16, 8, 100)}
+    assert kernel_budget.most_needed(measured, kernels) == {
+        "merge_attention": Resources(30, 16, 8, 100)
+    }
 
 
 def test_a_spilling_kernel_is_seen(compiler, tmp_path, monkeypatch):
@@ -115,9 +117,9 @@ def test_a_spilling_kernel_is_seen(compiler, tmp_path, monkeypatch):
     }"""
     (tmp_path / "philox.cu").write_text(source)
     monkeypatch.setattr(nvrtc, "SOURCES", tmp_path)
-    measured = gate.measure([PHILOX], "sm_90")
+    measured = kernel_budget.measure([PHILOX], "sm_90")
     assert measured["uniform"].stack_bytes >= 160
-    assert gate.violations(measured, [PHILOX], gate.read_budget()["sm_90"])
+    assert kernel_budget.violations(measured, [PHILOX], kernel_budget.read_budget()["sm_90"])
 
 
 REPORT = """ptxas info    : 0 bytes gmem

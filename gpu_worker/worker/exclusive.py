@@ -1,19 +1,19 @@
-"""Who may use the compute process now: ordinary work together, or one suspect alone."""
+"""A lock on the compute process: ordinary micro-batches share it, a suspect has it alone."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class GateClosedError(Exception):
-    """The worker ends: nobody comes in any more."""
+class ClosedError(Exception):
+    """The lock was closed, because the worker ends."""
 
 
-class Gate:
-    """A lock that many share or one holds alone.
+class SharedOrAlone:
+    """A lock that many threads share or one thread holds alone.
 
-    Suspects go first: while one waits, no ordinary work comes in, so that the compute process is
-    emptied once for all suspects that wait and not once for each.
+    Suspects go first: while one waits, no other thread gets a share. So the compute process is
+    emptied once for all suspects that wait, and not once for each.
     """
 
     def __init__(self) -> None:
@@ -34,17 +34,17 @@ class Gate:
         return self._inside
 
     def close(self) -> None:
-        """Let nobody in any more; who is inside stays as long as it takes."""
+        """Refuse the lock from now on; threads that hold it keep it until they are done."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Hold the gate beside others of this kind.
+    def shared(self) -> Iterator[None]:
+        """Hold the lock together with other threads.
 
         Raises:
-            GateClosedError: It was closed before there was room.
+            ClosedError: The lock was closed before the thread got it.
         """
         with self._changed:
             self._wait_for(lambda: not self._alone and not self._waiting)
@@ -58,10 +58,10 @@ class Gate:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the gate with nobody beside.
+        """Hold the lock alone.
 
         Raises:
-            GateClosedError: It was closed before everybody had left.
+            ClosedError: The lock was closed before the thread got it.
         """
         with self._changed:
             self._waiting += 1
@@ -77,7 +77,7 @@ class Gate:
                 self._alone = False
                 self._changed.notify_all()
 
-    def _wait_for(self, room: Callable[[], bool]) -> None:
-        self._changed.wait_for(lambda: self._closed or room())
+    def _wait_for(self, is_free: Callable[[], bool]) -> None:
+        self._changed.wait_for(lambda: self._closed or is_free())
         if self._closed:
-            raise GateClosedError
+            raise ClosedError

@@ -1,8 +1,8 @@
-"""The compile gate: every kernel of the catalogue, for every architecture, against a budget.
+"""Compile every kernel of the catalogue and compare its registers and memory with a budget.
 
-`python -m nightjar.kernels.cuda.gate` checks; `--update` writes what is measured into budget.json.
-No GPU is needed.  Registers decide how many blocks a multiprocessor holds; a spill, or an array
-that did not fit into registers, costs memory traffic that nobody asked for.
+`python -m nightjar.kernels.cuda.kernel_budget` checks every architecture.  With `--update` it
+writes what it measures into budget.json.  No GPU is needed.  Registers decide how many blocks a
+multiprocessor holds.  A spill, or an array that does not fit into registers, costs memory traffic.
 """
 
 from __future__ import annotations
