@@ -1,5 +1,8 @@
-"""Fixtures for every test, and what lets `pytest -m gpu` run where only torch, CuPy, NumPy,
-tokenizers, safetensors, transformers and pytest are installed."""
+"""Fixtures for every test.
+
+`pytest -m gpu` also runs where only torch, CuPy, NumPy, tokenizers, safetensors, transformers and
+pytest are installed.
+"""
 
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -22,14 +25,16 @@ pytest_plugins = ["tests.databases"] if HAS_DATABASES else []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """pyproject.toml sets pytest-timeout's option, and an unknown one is an error."""
+    """Define pytest-timeout's option where it is not installed: pyproject.toml sets it."""
     if not HAS_TIMEOUTS:
         parser.addini("timeout", "seconds that a test may take (needs pytest-timeout)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The same for its marker; and a bare GPU machine has the versions that it has: what others
-    than the pinned ones warn of, while they are imported, too, is no finding of ours."""
+    """Define pytest-timeout's marker where it is not installed.
+
+    A bare GPU machine has its own versions of the packages. Their warnings do not fail a test.
+    """
     if not HAS_TIMEOUTS:
         config.addinivalue_line("markers", "timeout(seconds): needs pytest-timeout")
     if asks_for_gpu_alone(config.option.markexpr):
@@ -39,15 +44,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`-m gpu` looks into the folders that hold such tests and into no other: those import what a
-    bare GPU machine lacks (tests/unit/test_bare_machine.py)."""
+    """Let `-m gpu` collect only the folders that hold such tests.
+
+    The others import packages that a bare GPU machine lacks (tests/unit/test_bare_machine.py).
+    """
     folder = collection_path.relative_to(Path(__file__).parent).parts[:1]
     elsewhere = bool(folder) and folder[0] not in GPU_FOLDERS
     return True if elsewhere and asks_for_gpu_alone(config.option.markexpr) else None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Who asks for a GPU's tests alone, where there is none, is told once and not by each test."""
+    """Stop with one error where only the tests of a GPU are asked for and there is none."""
     option = session.config.option
     if not asks_for_gpu_alone(option.markexpr) or option.collectonly:
         return
@@ -56,7 +63,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Among others a GPU's tests are skipped where there is none."""
+    """Skip the tests of a GPU where there is none."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
 
@@ -88,7 +95,7 @@ def model(directory: ModelDirectory) -> Decoder:
 
 @pytest.fixture(scope="session", params=["fp32", "bf16"])
 def any_model(request: pytest.FixtureRequest, directory: ModelDirectory) -> Decoder:
-    """The tiny model in each precision that results are bitwise the same in."""
+    """The tiny model in each precision whose results are the same to the last bit."""
     return load_model(directory, request.param)
 
 
@@ -100,7 +107,7 @@ def token_bytes(directory: ModelDirectory) -> Sequence[bytes]:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Products this small gain nothing from a second thread and wait for it on a busy machine."""
+    """Compute on one thread: a second one does not speed such small products up."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -19,11 +19,11 @@ from nightjar.gpu_worker.engine.load_costs import LoadCosts
 from nightjar.gpu_worker.models import Decoder, KVTensors
 
 VOCAB = 512
-"""Of the tiny model."""
+"""The vocabulary of the tiny model."""
 
 
 def random_ids(rng: np.random.Generator, count: int, vocab_size: int = VOCAB) -> list[int]:
-    """Token ids, none of them special."""
+    """Random token ids, none of them special."""
     found: list[int] = rng.integers(2, vocab_size, count).tolist()
     return found
 
@@ -40,7 +40,7 @@ def generate(
     vectors: str | None = None,
     **params: object,
 ) -> GenerateRequest:
-    """A text that ends by its length, after a prompt of its own unless one is given."""
+    """A request that ends by its length; without `prompt` it has a prompt of its own."""
     tokens = ids(5, request_id) if prompt is None else prompt
     sampling = SamplingParams(max_tokens, **({"ignore_eos": True} | params))  # type: ignore[arg-type]
     return GenerateRequest(request_id, tokens, sampling, vectors)
@@ -94,7 +94,7 @@ def one(model: Decoder, token_bytes: Sequence[bytes], request: Request, **config
 
 
 def block_bytes(model: Decoder) -> int:
-    """What a cache block takes in an engine with the default block size."""
+    """The bytes of a cache block in an engine with the default block size."""
     return KVTensors.block_bytes(model.config, EngineConfig().block_size, model.cache_dtype)
 
 

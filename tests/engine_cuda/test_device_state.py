@@ -1,4 +1,4 @@
-"""What is brought to the device, against the host's own state of the texts."""
+"""The state on the device equals the host's own state of the sequences."""
 
 import torch
 
@@ -10,7 +10,7 @@ from tests.engines import generate
 
 
 def flying(model, texts, *requests, windows=1, **config):
-    """An engine with so many windows under way, and the tensors of its batch."""
+    """An engine with `windows` windows under way, and the tensors of its batch."""
     engine = engine_of(model, texts, **config)
     for request in requests:
         engine.submit(request)

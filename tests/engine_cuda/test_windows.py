@@ -1,4 +1,4 @@
-"""Windows of decode steps on the device: the same texts as a step at a time."""
+"""Windows of decode steps on the device: the same tokens as one step at a time."""
 
 import logging
 
@@ -13,7 +13,7 @@ from tests.engines import assert_nothing_held, drain, generate, run
 
 
 def in_windows(model, texts, requests, **config):
-    """The results, where the device took more than one step at a time."""
+    """The results of an engine that launches more than one step at a time."""
     engine = engine_of(model, texts, **config)
     windows, steps = engine.windows, []
     results = drain(engine, *requests, after_step=lambda: steps.extend(windows.steps_under_way))
@@ -24,7 +24,7 @@ def in_windows(model, texts, requests, **config):
 
 
 def mixed_requests():
-    """Greedy and drawn, short and long, with and without penalties, several samples."""
+    """Requests: greedy and sampled, short and long, with penalties and with several samples."""
     return [
         generate(1, prompt(27, 1), max_tokens=9),  # into a cache block of a later window
         generate(2, prompt(34, 2), max_tokens=5, temperature=0.9, seed=4, top_k=30),
@@ -44,8 +44,10 @@ def test_windows_write_what_single_steps_and_the_cpu_write(on_device, by_cpu, te
 
 
 def test_texts_end_where_the_cpu_ends_them(on_device, by_cpu, texts):
-    """Stop strings inside a token and over two, end tokens, a stop that comes too early to count;
-    texts that end at different steps of a window."""
+    """Stop strings inside a token and over two, end tokens, a stop before `min_tokens`.
+
+    The sequences end at different steps of a window.
+    """
     free = by_cpu([generate(1, prompt(12, 7), max_tokens=14)])[1]
     pieces = [texts[token] for token in free.token_ids]
     assert all(pieces[:9])
@@ -68,7 +70,7 @@ def test_texts_end_where_the_cpu_ends_them(on_device, by_cpu, texts):
 
 
 def test_a_text_is_the_same_in_any_company(on_device, texts):
-    """Alone, in a batch, and where places are few, so that others join as some end."""
+    """Alone, in a batch, and with few slots, so that others join when some end."""
     requests = mixed_requests()
     together = in_windows(on_device, texts, requests, window_steps=3)
     for asked in requests[1:4:2]:
@@ -139,7 +141,7 @@ def test_a_window_is_launched_before_the_one_before_it_is_taken_in(on_device, te
 
 @pytest.mark.parametrize("flying", [False, True], ids=["first", "following"])
 def test_a_window_that_cannot_be_launched(on_device, texts, monkeypatch, flying):
-    """Is done without, unless the device has failed: then the step raises."""
+    """The engine goes on step by step; if the device has failed, the step raises."""
 
     def failing(*_):
         raise RuntimeError("planted")
@@ -200,8 +202,10 @@ def test_graphs_change_nothing(gpt, texts):
 
 @pytest.mark.gpu
 def test_the_host_waits_for_nothing_until_it_takes_a_window_in(gpt, texts, caplog):
-    """Blocks that no finite scores vouch for and that are drawn for a window are cleared behind the
-    one under way; where torch would wait, it raises here."""
+    """Tainted blocks that a window draws are cleared behind the window under way.
+
+    Where torch would wait for the device, it raises here.
+    """
     engine = engine_of(load_model(gpt, "fp16", "cuda"), texts, window_steps=2)
     engine.pool.taint(range(12))
     follow, cleared, clear = engine.windows.follow, [], KVTensors.clear

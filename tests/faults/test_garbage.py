@@ -43,7 +43,7 @@ def queue_of(system: System) -> str:
 
 
 def send_garbage(system: System, app: Celery) -> int:
-    """Put everything above into the queues; returns how many messages that were."""
+    """Put everything above into the queues; return the number of messages."""
     sent = 0
     compute = queue_of(system)
     for queue in (compute, f"{compute}\x06\x169", PLAN_QUEUE):
@@ -61,7 +61,7 @@ def send_garbage(system: System, app: Celery) -> int:
 
 
 def send_stale(system: System, app: Celery) -> int:
-    """Messages of micro-batches that are done, and of epochs that never were or have gone by."""
+    """Send messages of micro-batches that are done, and of epochs that are wrong or over."""
     ended = system.store.jobs.get_in_detail(system.jobs[0])[1][MicroBatchState.DONE]
     ids = range(1, 1 + min(ended, 20))  # the first job's are numbered from 1
     queue = celery_queue(queue_of(system))

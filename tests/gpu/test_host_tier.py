@@ -1,5 +1,4 @@
-"""The host's memory below the cache of an engine: the same texts, with pinned memory and streams on
-a GPU."""
+"""The host tier of an engine: the same answers, on a GPU with pinned memory and streams."""
 
 import gc
 
@@ -13,13 +12,13 @@ from nightjar.gpu_worker.models import KVTensors, load_model
 from tests.engines import assert_nothing_held, drain, generate, ids, load_always
 
 BLOCKS = 3
-"""What the longest request needs."""
+"""Cache blocks that the longest request needs."""
 
 SLOTS = 50
 
 
 def engine_of(model, tokenizer, blocks, slots):
-    """An engine that always loads."""
+    """An engine that loads whatever it can."""
     block = KVTensors.block_bytes(model.config, 32, model.cache_dtype)
     config = EngineConfig(kv_cache_bytes=blocks * block, host_cache_bytes=slots * block)
     engine = Engine(model, tokenizer.token_bytes, config)
@@ -39,8 +38,10 @@ def turns():
 
 
 def test_turns_that_come_back_from_the_hosts_memory_are_the_same(llama, llama_model, engine_device):
-    """One by one, so that both engines compute steps of the same requests; the loaded bits are
-    those that were computed."""
+    """The loaded bits are those that were computed.
+
+    One by one, so that both engines compute steps of the same requests.
+    """
     tokenizer = llama.tokenizer()
     tight = engine_of(llama_model, tokenizer, BLOCKS, SLOTS)
     kind = StreamTransfers if engine_device == "cuda" else DirectTransfers

@@ -1,4 +1,4 @@
-"""What the engine holds does not grow with the requests it has answered."""
+"""An engine's memory does not grow with the requests that it has answered."""
 
 import gc
 from itertools import groupby
@@ -19,11 +19,11 @@ from nightjar.gpu_worker.engine import (
 from tests.engines import assert_nothing_held, drain, random_ids
 
 ROUND = 100
-"""Requests of a round; each round has the same lengths and other tokens."""
+"""Requests of a round; each round has the same lengths and different tokens."""
 
 
 def requests(first):
-    """Texts of all kinds, rankings, and prompts that begin alike: those that go the host's way, and
+    """Requests of all kinds, from the id `first` on: those that need the host in each step, and
     those that may run in windows."""
     shapes, rng = np.random.default_rng(0), np.random.default_rng(first)
     system = random_ids(rng, 40)
@@ -56,8 +56,10 @@ def drained(engine, requests):
 
 
 def held_bytes(device):
-    """Bytes of all tensors that are alive, on the device; and what the whole process has taken of
-    it, which also counts what is not torch's: loaded kernels, CuPy, recorded graphs."""
+    """The bytes of all tensors on the device, and the bytes that the whole process has taken.
+
+    The second number includes loaded kernels, CuPy and recorded graphs.
+    """
     gc.collect()
     if device == "cuda":
         torch.cuda.synchronize()
@@ -97,8 +99,10 @@ def test_memory_is_flat_over_a_thousand_requests(llama, llama_model, engine_devi
 
 
 def assert_flat(levels, shapes, slack):
-    """Between two captures memory is flat.  A shape that comes late is captured late, which takes
-    memory once; most rounds must be without."""
+    """Between two captures memory is flat.
+
+    A shape that comes late is captured late and takes memory once.  Most rounds capture nothing.
+    """
     by_shapes = groupby(zip(shapes, levels, strict=True), key=itemgetter(0))
     runs = [[level for _, level in run] for _, run in by_shapes]
     assert len(runs) <= len(levels) // 2, shapes

@@ -39,7 +39,7 @@ def sqlite_store(sqlite_url: str) -> Iterator[Store]:
 
 
 def rows() -> Iterator[NewRequest | RejectedRow]:
-    """Three prompts again and again; some rows repeat a custom_id, some are rejected."""
+    """Rows of three prompts in turn; some repeat a custom_id, some are rejected."""
     for n in range(ROWS):
         body = {"prompt": f"{n % 3}", "max_tokens": 4, "temperature": 0}
         given = validate_body(RequestKind.GENERATE, body)

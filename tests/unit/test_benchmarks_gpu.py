@@ -537,19 +537,20 @@ def test_a_way_that_fails_is_told_and_the_other_counts(lab, ways, monkeypatch):
     assert asked == [None, True]
 
 
-def test_floors_are_taken_at_the_faster_of_copying_and_reading(monkeypatch):
-    """A copy moves its bytes twice."""
-    step = Timing((0.5,))
-    monkeypatch.setattr(engine_figures, "step_s", lambda *_: step)
-    size = TINY.copy_bytes
+@pytest.mark.parametrize(
+    ("reads", "speed"),
+    [({"a": 1.0}, 2 * TINY.copy_bytes), ({"a": 0.25, "b": 0.5}, 4 * TINY.copy_bytes)],
+    ids=["copying", "reading"],
+)
+def test_floors_are_taken_at_the_faster_of_copying_and_reading(lab, monkeypatch, reads, speed):
+    """A copy takes 1 s and moves its bytes twice."""
+    monkeypatch.setattr(engine_figures, "step_s", lambda *_: Timing((0.5,)))
+    lab.kept("copy", lambda: Timing((1.0,)))
+    lab.kept("reads", lambda: {name: Timing((seconds,)) for name, seconds in reads.items()})
     floor = work.decode_floor_bytes(TINY.config(), 1, TINY.context, 2)
-    for copied, read, speed in ((1.0, 1.0, 2 * size), (1.0, 0.25, 4 * size)):
-        lab = Lab("cpu", TINY)
-        lab.kept("copy", lambda: Timing((copied,)))  # noqa: B023
-        lab.kept("reads", lambda: {"a": Timing((read,)), "b": step})  # noqa: B023
-        found = engine_figures.decode_share(1)(lab)
-        assert found["points"]["decode_share_1"] == pytest.approx(floor / speed / 0.5)
-        assert found["details"]["read_b_s"] == size / read
+    found = engine_figures.decode_share(1)(lab)
+    assert found["points"]["decode_share_1"] == pytest.approx(floor / speed / 0.5)
+    assert found["details"]["read_b_s"] == TINY.copy_bytes / reads["a"]
 
 
 def test_every_way_of_reading_is_timed(lab):

@@ -1,4 +1,4 @@
-"""Runners: the protocol, a process that is stopped while it is not asked, failures with reasons."""
+"""Runners: their protocol, a process that is stopped while idle, failures with reasons."""
 
 import io
 import json
@@ -208,7 +208,7 @@ def test_every_peer_has_an_environment_and_a_runner():
 
 
 class Clock:
-    """A runner that takes the same time for every unit, and notes each in a log."""
+    """A runner that takes the same time for every unit; it writes its name to a log at each run."""
 
     def __init__(self, seconds_each, name="", log=None):
         self.asked = []

@@ -1,4 +1,4 @@
-"""Prefixes that left the cache come back from the host's memory: the same answers, less work."""
+"""Prefixes that left the cache are loaded from the host tier: the same answers, less work."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def model(any_model):
 
 
 def keys_of_blocks(engine, tokens):
-    """What the whole blocks of a prompt are known by."""
+    """The keys of the whole blocks of a prompt."""
     pool = engine.pool
     keys = prefix_keys(tokens, pool.grain, salt=0)
     grains = pool.block_size // pool.grain
@@ -40,7 +40,7 @@ def crowd_out(engine):
 
 
 def test_later_turns_find_what_the_cache_has_lost(model, token_bytes, rows):
-    """Texts and log-probabilities are equal to the last bit."""
+    """Tokens and log-probabilities are equal to the last bit."""
     requests = conversations(4)
     wanted = one_by_one(engine_of(model, token_bytes, 1000, 0), requests)
     fewest = sum(rows)
@@ -112,7 +112,7 @@ def test_a_reset_forgets_the_hosts_memory_too(model, token_bytes, rows):
 
 
 def test_requests_that_come_together_share_what_is_loaded(model, token_bytes, rows):
-    """The second finds the blocks that are still on their way, in the same step."""
+    """The second request finds, in the same step, the blocks that are still being loaded."""
     system = ids(64)
     engine = engine_of(model, token_bytes, 12, 100)
     drain(engine, generate(0, system + ids(5, 1)))
@@ -125,7 +125,7 @@ def test_requests_that_come_together_share_what_is_loaded(model, token_bytes, ro
 
 
 def test_a_request_cancelled_while_its_prefix_is_loaded_leaves_nothing(model, token_bytes):
-    """Its rows do not fit into the step it is opened in, so no layer is waited for."""
+    """Its rows do not fit into its first step, so that step waits for no layer."""
     engine = engine_of(model, token_bytes, 12, 100, max_step_tokens=16)
     prompt = ids(100)
     wanted = drain(engine, generate(0, prompt))[0]
@@ -186,7 +186,7 @@ def test_what_is_not_finite_never_gets_there(model, token_bytes, monkeypatch):
 
 
 def test_a_prefix_that_is_spoiled_is_forgotten_by_the_host_too(model, token_bytes, monkeypatch):
-    """It was saved when its request ended well; then one that shares it is not finite."""
+    """Its request ended well, so it was saved; then a request that shares it is not finite."""
     engine = engine_of(model, token_bytes, 6, 100)
     drain(engine, generate(0, ids(100)))
     crowd_out(engine)
@@ -234,7 +234,7 @@ def test_no_bit_depends_on_what_was_loaded_and_no_block_leaks(model, token_bytes
 
 
 def test_every_layer_is_waited_for_before_it_is_read(model, token_bytes):
-    """Blocks under way are poisoned: what is read too early would show."""
+    """Blocks are filled with NaN before they are loaded, so that reading too early shows."""
     engine = engine_of(model, token_bytes, 6, 100)
     wanted = drain(engine, generate(0, ids(100)))[0]
     crowd_out(engine)
@@ -254,7 +254,7 @@ def test_every_layer_is_waited_for_before_it_is_read(model, token_bytes):
 
 
 class Recorded:
-    """Transfers that only say what was asked of them."""
+    """Transfers that only record the calls."""
 
     def __init__(self):
         self.saved, self.loaded, self.awaited = [], [], []
@@ -277,7 +277,7 @@ def tier_of(slots):
 
 
 def evict(tier, *pairs):
-    """Blocks and keys, in one step."""
+    """Evict blocks with their keys, in one step."""
     for block, key in pairs:
         tier.evicted(block, key)
     tier.before_writes()
@@ -380,7 +380,7 @@ def test_saving_ahead_takes_a_quarter_and_comes_to_rest():
 
 
 def test_blocks_are_saved_before_their_turn_has_come(model, token_bytes):
-    """In the step before the one that needs their room."""
+    """They are saved in the step before the one that needs their room."""
     engine = engine_of(model, token_bytes, 6, 100)
     drain(engine, generate(0, ids(100)))
     assert len(engine.tier) == 0

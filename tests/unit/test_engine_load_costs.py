@@ -1,4 +1,4 @@
-"""Loading or computing: by speeds that are given, and by those that are measured."""
+"""The choice between loading and computing, by given and by measured speeds."""
 
 from types import SimpleNamespace
 
@@ -61,7 +61,7 @@ def test_transfers_and_prompts_take_the_place_of_the_estimate():
 
 
 def test_a_step_that_nobody_waits_for_counts_with_the_next():
-    """The host of a GPU has the time of both only when it reads a token."""
+    """On a GPU the host knows the time of both only when it reads a token."""
     costs = LoadCosts(1.0, 1.0, 0.0)
     first = SimpleNamespace(chunk=PrefixChunk(None, 0, 300), starts=[])
     costs.stepped(StepPlan(prompts=[first]), 0.1)

@@ -1,4 +1,4 @@
-"""Transfers on streams, on streams that do everything as late as they may."""
+"""Transfers on streams: here on streams that do everything as late as they may."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ def model(any_model):
 
 
 def lazily(patch, seed=0):
-    """Engines made from now on transfer on streams, as if their caches were on a GPU."""
+    """Let engines that are made from now on use streams, as if their caches were on a GPU."""
     streams = Streams(seed)
     patch.setattr(transfers, "torch", SimpleNamespace(**vars(torch) | {"cuda": streams}))
     patch.setattr(upkeep, "transfers", StreamTransfers)
@@ -47,6 +47,16 @@ def caches(blocks=6, layers=3):
     return KVTensors(*(torch.randn(shape, generator=generator) for _ in range(2)))
 
 
+@pytest.fixture
+def saved(monkeypatch):
+    """A cache, a copy of it, and transfers on lazy streams that save block 0 to their one slot."""
+    lazily(monkeypatch)
+    cache, before = caches(), caches()
+    moved = StreamTransfers(cache, 1, lambda *_: None)
+    moved.save([(0, 0)], rested=False)
+    return cache, before, moved
+
+
 def test_blocks_are_copied_before_they_are_overwritten(monkeypatch):
     lazily(monkeypatch)
     cache, before = caches(), caches()
@@ -60,11 +70,8 @@ def test_blocks_are_copied_before_they_are_overwritten(monkeypatch):
     assert torch.equal(cache.values[:, [1, 0]], before.values[:, [2, 5]])
 
 
-def test_a_layer_comes_when_it_is_waited_for_and_not_the_next(monkeypatch):
-    lazily(monkeypatch)
-    cache, before = caches(), caches()
-    moved = StreamTransfers(cache, 1, lambda *_: None)
-    moved.save([(0, 0)], rested=False)
+def test_a_layer_comes_when_it_is_waited_for_and_not_the_next(saved):
+    cache, before, moved = saved
     arrivals = moved.load([(4, 0)])
     for layer in range(3):
         assert torch.equal(cache.keys[layer:, 4], before.keys[layer:, 4])
@@ -72,22 +79,16 @@ def test_a_layer_comes_when_it_is_waited_for_and_not_the_next(monkeypatch):
         assert torch.equal(cache.keys[: layer + 1, 4], before.keys[: layer + 1, 0])
 
 
-def test_a_load_that_was_not_waited_for_is_over_when_it_is_finished(monkeypatch):
-    lazily(monkeypatch)
-    cache, before = caches(), caches()
-    moved = StreamTransfers(cache, 1, lambda *_: None)
-    moved.save([(0, 0)], rested=False)
+def test_a_load_that_was_not_waited_for_is_over_when_it_is_finished(saved):
+    cache, before, moved = saved
     moved.load([(4, 0)])
     moved.finish_load()
     assert torch.equal(cache.keys[:, 4], before.keys[:, 0])
 
 
-def test_a_slot_is_read_before_it_is_written_again(monkeypatch):
+def test_a_slot_is_read_before_it_is_written_again(saved):
     """A load on one stream, the next save into its slot on the other."""
-    lazily(monkeypatch)
-    cache, before = caches(), caches()
-    moved = StreamTransfers(cache, 1, lambda *_: None)
-    moved.save([(0, 0)], rested=False)
+    cache, before, moved = saved
     moved.load([(4, 0)])
     moved.save([(1, 0)], rested=False)
     moved.await_saved([1])

@@ -32,6 +32,15 @@ def other() -> Iterator[tuple[subprocess.Popen[str], str]]:
     process.wait()
 
 
+@pytest.fixture
+def ended(other: tuple[subprocess.Popen[str], str]) -> tuple[int, str]:
+    """The id of a process that was killed and reaped, and its name."""
+    process, name = other
+    process.kill()
+    process.wait()
+    return process.pid, name
+
+
 def test_no_two_names_are_alike() -> None:
     assert owner_name() != owner_name()
     assert f":{os.getpid()}:" in owner_name()
@@ -55,12 +64,8 @@ def test_another_process_of_the_same_id_is_not_taken_for_it() -> None:
 
 
 @pytest.mark.parametrize("table", ["", "0123456789ab"], ids=["unknown", "another machine's"])
-def test_nothing_is_certain_of_a_process_of_elsewhere(
-    table: str, other: tuple[subprocess.Popen[str], str]
-) -> None:
-    process, name = other
-    process.kill()
-    process.wait()
+def test_nothing_is_certain_of_a_process_of_elsewhere(table: str, ended: tuple[int, str]) -> None:
+    _, name = ended
     host, pid, random, _, began = name.split(":")
     assert not is_gone(f"{host}:{pid}:{random}:{table}:{began}")
 
@@ -79,23 +84,17 @@ def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     process_table.cache_clear()
 
 
-def test_a_clone_of_the_machine_is_another_one(
-    other: tuple[subprocess.Popen[str], str], memory: Path
-) -> None:
+def test_a_clone_of_the_machine_is_another_one(ended: tuple[int, str], memory: Path) -> None:
     """It shares boot id, namespace number and host name; only its memory is its own."""
-    process, name = other
-    process.kill()
-    process.wait()
+    pid, name = ended
     assert not is_gone(name)
-    assert is_gone(owner_name().replace(f":{os.getpid()}:", f":{process.pid}:"))
+    assert is_gone(owner_name().replace(f":{os.getpid()}:", f":{pid}:"))
 
 
 def test_a_host_of_another_name_is_another_one(
-    other: tuple[subprocess.Popen[str], str], monkeypatch: pytest.MonkeyPatch
+    ended: tuple[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process, name = other
-    process.kill()
-    process.wait()
+    _, name = ended
     process_table.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(socket, "gethostname", lambda: "clone")
@@ -127,11 +126,9 @@ def test_without_memory_of_its_own_nothing_is_certain(memory: Path) -> None:
 
 
 def test_without_proc_nothing_is_certain(
-    other: tuple[subprocess.Popen[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
+    ended: tuple[int, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    process, name = other
-    process.kill()
-    process.wait()
+    _, name = ended
     process_table.cache_clear()
     monkeypatch.setattr(liveness, "_PROC", tmp_path)
     try:

@@ -1,4 +1,4 @@
-"""The mended Redis transport is the one in use, and says that a connection is gone."""
+"""Nightjar's Redis transport is in use, and raises when its connection is gone."""
 
 from types import SimpleNamespace
 
