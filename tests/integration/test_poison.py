@@ -184,7 +184,7 @@ class Memory(Launcher):
         return super().submit(makers)
 
 def known(message):
-    return b"".join(tokens[id_] for id_ in message.token_ids)
+    return b"".join(tokens[id_] for id_ in message.request.token_ids)
 
 store = Store(sys.argv[1])
 launcher = Memory(ComputeConfig(Path(sys.argv[2]), engine="fake"), on_failure=print)
