@@ -38,7 +38,7 @@ class ComputeLostError(LauncherError):
 
 
 class ComputeNotReadyError(LauncherError):
-    """The requests will not be computed here, through no fault of theirs."""
+    """The requests are not computed here; they are not to blame for that."""
 
 
 class InFlight:
@@ -136,7 +136,7 @@ class Launcher:
         self._check()
 
     def register_vectors(self, key: str, data: bytes) -> None:
-        """Make prompt vectors known to this and every later compute process."""
+        """Send prompt vectors to this compute process and to every later one."""
         with self._send_lock:
             if key not in self._vectors:
                 self._vectors[key] = data
@@ -161,7 +161,7 @@ class Launcher:
         return flight
 
     def cancel(self, flight: InFlight) -> None:
-        """Stop computing the requests without an answer; they get none."""
+        """Stop computing the requests that have no answer yet; they get none."""
         with self._pending_lock:
             waiting = [ticket for ticket in flight.tickets if self._pending.pop(ticket, None)]
             for ticket in waiting:
@@ -170,7 +170,7 @@ class Launcher:
             self._send([messages.Cancel(tickets=waiting)])
 
     def release(self) -> None:
-        """Give up all flights: they are lost with a ComputeNotReadyError."""
+        """End all flights; they are lost with a ComputeNotReadyError."""
         self._fail_pending(ComputeNotReadyError("the worker ends"))
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class Launcher:
         return group
 
     def _send(self, frame: Sequence[messages.ToCompute]) -> None:
-        """Write one frame; where the process is gone, the reader notices."""
+        """Write one frame; if the process has ended, the reading thread notices."""
         try:
             self._group.pipe.send_bytes(messages.encode(frame))
         except OSError as error:
@@ -201,7 +201,7 @@ class Launcher:
             while not self._supervisor.closed and self._error is None:
                 self._read()
         except Exception as error:
-            # Without this thread no answer ever comes: fail all flights.
+            # Without this thread, no answer would ever come.
             logger.exception("the reader of the compute process failed")
             self._fail(f"the compute process cannot be read: {type(error).__name__}: {error}")
         self._group.wait()
@@ -276,14 +276,14 @@ class Launcher:
             self._send(vectors)
 
     def _stalled(self) -> str:
-        """Say, as a verb, how a process ended that made no step."""
+        """Say, as a verb, how a process without a step ended."""
         limit = self._config.stalled_after_s if self._ready.is_set() else None
         return "stalled" if limit is None else f"stalled: no step in {limit:g} s"
 
     def _fail(self, error: str) -> None:
         """Fail all flights, now and later: no compute process can be started."""
         logger.error("no compute process: %s", error, extra={"action": "compute_failed"})
-        # First of all: a sender may hold the lock while it waits for the process to read.
+        # Kill first: a sender may hold the lock while it waits for the process to read.
         self._group.kill(error)
         with self._send_lock:
             self._error = error
