@@ -50,27 +50,28 @@ class Settings(BaseSettings):
     kv_cache_bytes: int | None = Field(
         ComputeConfig.kv_cache_bytes,
         ge=1,
-        description="memory for keys and values, of each shard; 1 GiB on a CPU unless given, and "
-        "on a GPU gpu_memory_share",
+        description="memory for keys and values, of each shard; by default 1 GiB on a CPU, and "
+        "gpu_memory_share on a GPU",
     )
     gpu_memory_share: float = Field(
         ComputeConfig.gpu_memory_share,
         gt=0,
         lt=1,
-        description="share of the GPU's memory, left by the model, for its cache",
+        description="share of the memory that the model leaves free on a GPU, for its cache",
     )
     window_steps: int = Field(
         ComputeConfig.window_steps,
         ge=1,
         le=64,
-        description="decode steps that a GPU takes without the host; 1 switches windows off",
+        description="decode steps that a GPU takes before the host reads their tokens; 1 switches "
+        "windows off",
     )
     cuda_graphs: bool = Field(
         ComputeConfig.cuda_graphs, description="launch decode steps on a GPU as CUDA graphs"
     )
     cuda_prefetch: bool = Field(
         ComputeConfig.cuda_prefetch,
-        description="bring weights and caches into a GPU's second-level cache ahead of use",
+        description="prefetch weights and caches into a GPU's second-level cache",
     )
     cuda_small_products: bool = Field(
         ComputeConfig.cuda_small_products,
@@ -166,8 +167,8 @@ class Settings(BaseSettings):
         "",
         validate_default=True,
         description="CUDA devices of this worker, one a shard, such as 0,1: positions in "
-        "CUDA_VISIBLE_DEVICES where that is set, else numbers as nvidia-smi gives them; empty for "
-        "what NIGHTJAR_DEVICE says",
+        "CUDA_VISIBLE_DEVICES if that is set, else the numbers of nvidia-smi; empty for "
+        "NIGHTJAR_DEVICE",
     )
     rank_late_after_s: float = Field(
         ComputeConfig.rank_late_after_s,

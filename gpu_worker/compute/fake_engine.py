@@ -1,16 +1,17 @@
-"""An engine without a model: made-up answers, for tests and timings of all that is around it.
+"""An engine without a model: it makes answers up, to test and time everything around it.
 
-`nightjar worker compute --engine fake` takes it in the place of the real one. The model directory
-is still read, but for its weights. An answer is a function of its request alone (token ids, prompt
-vectors' key, seed, lengths asked for), so that a request that is computed twice, in whatever
-company, is answered alike. Stop strings, penalties and biases change nothing.
+`nightjar worker compute --engine fake` starts it. The model's tokenizer is still read, but not its
+weights. An answer depends on its request only: token ids, key of the prompt vectors, seed and
+lengths. So a request that is computed twice gets the same answer, in every batch. Stop strings,
+penalties and biases change nothing.
 
-A request whose text holds one of the poison markers does what the marker says when it is computed:
+A request whose prompt holds a poison marker does the following when it is computed:
 
-- `<poison:raise>`: an exception; this request fails, its neighbours do not;
-- `<poison:crash>`: SIGSEGV ends the process, as a fault in a kernel does;
-- `<poison:hang>`: no step ends any more, as in a deadlock;
-- `<poison:memory>`: `MEMORY_BYTES` are taken, then SIGKILL ends the process, as the kernel does it.
+- `<poison:raise>`: raises an exception; only this request fails;
+- `<poison:crash>`: ends the process by SIGSEGV, as a fault in a kernel does;
+- `<poison:hang>`: never ends its step, as in a deadlock;
+- `<poison:memory>`: takes `MEMORY_BYTES`, then ends the process by SIGKILL, as the system does when
+  memory is short.
 """
 
 import os
@@ -48,7 +49,7 @@ class PoisonError(Exception):
 
 
 class FakeEngine:
-    """What `Engine` is to its caller, without a model.
+    """Has the interface of `Engine`, without a model.
 
     Args:
         token_bytes: The raw bytes of each token id, b"" for special tokens.
@@ -56,7 +57,7 @@ class FakeEngine:
         step_requests: Most requests that end in one step, oldest first.
 
     Raises:
-        ValueError: No token is a text by itself, so there is nothing to answer with.
+        ValueError: No token is readable text by itself, so no answer can be made.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class FakeEngine:
     ) -> None:
         self._token_bytes = token_bytes
         self._bytes_of = dict(enumerate(token_bytes))
-        # A marker's first byte is in one of them: most requests need no closer look.
+        # Tokens with a marker's first byte. Most requests hold none, and are not searched.
         self._may_be_poison = {token for token, raw in enumerate(token_bytes) if POISON[:1] in raw}
         self._words = [token for token, raw in enumerate(token_bytes) if _is_text(raw)]
         if not self._words:
@@ -76,24 +77,24 @@ class FakeEngine:
         self._vectors: set[str] = set()
 
     def register_prompt_vectors(self, key: str, vectors: "Tensor") -> None:
-        """Make a key known to requests; the vectors [n, H] themselves change no answer."""
+        """Register a key of prompt vectors; the vectors [n, H] change no answer."""
         self._vectors.add(key)
 
     def submit(self, request: Request) -> None:
-        """Hand in a request; it is answered at one of the next steps."""
+        """Add a request; one of the next steps answers it."""
         self._waiting[request.request_id] = request
 
     def cancel(self, request_id: int) -> None:
-        """Drop a request at the next step; its result says `cancelled`.  Unknown ids are fine."""
+        """Drop a request at the next step, with the result `cancelled`; ignore unknown ids."""
         self._cancelled.add(request_id)
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has anything to do."""
+        """Whether a step would do anything."""
         return bool(self._waiting or self._cancelled)
 
     def step(self) -> list[Result]:
-        """Wait as long as a step takes; returns the requests that ended in it."""
+        """Sleep as long as a step takes; return the results of the requests that it ended."""
         results: list[Result] = []
         for request_id in self._cancelled & self._waiting.keys():
             del self._waiting[request_id]
@@ -124,7 +125,7 @@ class FakeEngine:
         return GenerateResult(request.request_id, outputs, len(request.token_ids))
 
     def _text(self, request: GenerateRequest, sample: int) -> GenerateOutput:
-        """Between one token and all that were asked for."""
+        """Make one sample, of one token to `max_tokens`."""
         asked = request.sampling
         seed = asked.seed.to_bytes(16, "little", signed=True) + sample.to_bytes(4, "little")
         drawn = _draw([request.token_ids], request.prompt_vectors, seed, 1 + asked.max_tokens)
@@ -163,7 +164,7 @@ class FakeEngine:
         return RequestFailed(request.request_id, "unknown_prompt_vectors", message)
 
     def _swallow(self, ids: Sequence[int]) -> None:
-        """Do what a poison marker in the text says."""
+        """Do what a poison marker in the prompt says."""
         if self._may_be_poison.isdisjoint(ids):
             return
         text = b"".join([self._bytes_of.get(token, b"") for token in ids])
@@ -183,7 +184,7 @@ class FakeEngine:
 
 
 def _is_text(raw: bytes) -> bool:
-    """Whether a token's bytes are characters that can be shown."""
+    """Return whether a token's bytes are printable characters."""
     try:
         return raw.decode().isprintable() and bool(raw)
     except UnicodeDecodeError:
@@ -193,7 +194,7 @@ def _is_text(raw: bytes) -> bool:
 def _draw(
     segments: Iterable[Sequence[int]], vectors: str | None, seed: bytes, count: int
 ) -> Sequence[int]:
-    """`count` numbers in [0, 2**32), drawn from everything that an answer depends on."""
+    """Return `count` numbers in [0, 2**32), a hash of everything that an answer depends on."""
     digest = shake_128(seed)
     digest.update((vectors or "").encode())
     for ids in segments:
@@ -203,11 +204,11 @@ def _draw(
 
 
 def _nll(number: int) -> float:
-    """A negative log-likelihood (nats) in [0, _WORST_NLL)."""
+    """Return a negative log-likelihood (nats) in [0, _WORST_NLL)."""
     return number / 2**32 * _WORST_NLL
 
 
 def _logprobs(token: int, number: int) -> TokenLogprobs:
-    """The token alone is reported, whatever number of others was asked for."""
+    """Report only the token itself, whatever number of alternatives was asked for."""
     chosen = -_nll(number)
     return TokenLogprobs(chosen, ((token, chosen),))

@@ -1,8 +1,8 @@
-"""What the Celery worker and its compute process say to each other.
+"""The messages between the GPU worker and its compute process.
 
-Typed, encoded as MessagePack, one list of messages a frame; never pickle. `ticket` is a number
-that the launcher gives each request it sends, unique in the life of one compute process. It is the
-`request_id` of the request's record.
+A frame is a list of typed messages in MessagePack; pickle is never used. `ticket` is the number
+that the launcher gives to each request, unique in the life of one compute process. The request's
+record carries it as its `request_id`.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from nightjar.requests import GenerateRequest, RankRequest
 class Generate(msgspec.Struct, frozen=True, tag=True):
     """Generate an answer to one prompt.
 
-    bad_words: still as texts, because only the compute process has the tokenizer; the request's
-    own are empty.
+    bad_words: As texts, because only the compute process has the tokenizer. The field of the
+        request's record is empty.
     """
 
     request: GenerateRequest
@@ -53,7 +53,10 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded; sent once.  dtype: what it is computed in, never "auto"."""
+    """The model is loaded; sent once.
+
+    dtype: The precision of the computation, never "auto".
+    """
 
     model: str
     dtype: str
@@ -67,7 +70,7 @@ class LoadFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stepped(msgspec.Struct, frozen=True, tag=True):
-    """A sign of life: steps that the engine has done, and the seconds it spent in them."""
+    """A sign of life: the steps of the engine so far, and the seconds spent in them."""
 
     steps: int
     busy_s: float
@@ -76,8 +79,10 @@ class Stepped(msgspec.Struct, frozen=True, tag=True):
 class TokenReport(msgspec.Struct, frozen=True):
     """One generated token.
 
-    token: its bytes, or those of a special token's name; begin: the byte of the text where it
-    begins; logprob: of the token (nats); top: the best tokens of that step with theirs, in order.
+    token: Its bytes, or a special token's name.
+    begin: Offset of its first byte in the text.
+    logprob: Of the token (nats).
+    top: The best tokens of that step with their log-probabilities, best first.
     """
 
     token: bytes
@@ -96,10 +101,10 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class Generated(msgspec.Struct, frozen=True, tag=True):
-    """The answer to Generate: its samples in order, or its beams from the best down.
+    """The answer to Generate: its samples in order, or its beams, best first.
 
-    recomputed_in: the higher precision that it was computed in again, because the model's own
-    gave scores that are not finite; here and in Ranked.
+    recomputed_in: The higher precision of a second computation, made because the model's own
+        precision gave scores that are not finite; None without one. The same in Ranked.
     """
 
     ticket: int
@@ -108,8 +113,10 @@ class Generated(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ranked(msgspec.Struct, frozen=True, tag=True):
-    """The answer to Rank: mean negative log-likelihood (nats) and tokens of each document; no
-    likelihood where the document cannot be among the best `top_n`."""
+    """The answer to Rank: mean negative log-likelihood (nats) and tokens of each document.
+
+    mean_nll: None for a document that cannot be among the best `top_n`.
+    """
 
     ticket: int
     mean_nll: list[float | None]
@@ -135,15 +142,15 @@ _from_compute = msgspec.msgpack.Decoder(list[FromCompute])
 
 
 def encode(messages: Sequence[ToCompute | FromCompute]) -> bytes:
-    """One frame."""
+    """Encode one frame."""
     return _encoder.encode(messages)
 
 
 def decode_to_compute(frame: bytes) -> list[ToCompute]:
-    """Messages of one frame from the worker."""
+    """Decode one frame from the worker."""
     return _to_compute.decode(frame)
 
 
 def decode_from_compute(frame: bytes) -> list[FromCompute]:
-    """Messages of one frame from the compute process."""
+    """Decode one frame from the compute process."""
     return _from_compute.decode(frame)

@@ -1,4 +1,7 @@
-"""Between messages and the engine: bad words become token ids, generated ids bytes."""
+"""Translates messages to engine requests, and engine results to messages.
+
+Bad words become token ids; generated token ids become bytes.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -17,13 +20,13 @@ from nightjar.requests import GenerateRequest, RankRequest
 
 
 class Translator:
-    """Speaks for one model: with its tokenizer."""
+    """Translates with the tokenizer of one model."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def request(self, message: messages.Generate | messages.Rank) -> GenerateRequest | RankRequest:
-        """What the engine is asked."""
+        """Return the engine's request for a message."""
         match message:
             case messages.Generate():
                 return self._generate(message)
@@ -37,7 +40,7 @@ class Translator:
         return replace(message.request, sampling=replace(message.request.sampling, bad_words=spelt))
 
     def answer(self, outcome: Result) -> messages.Answer:
-        """What the worker is told."""
+        """Return the message for an engine's result."""
         match outcome:
             case GenerateResult():
                 return messages.Generated(
@@ -58,7 +61,7 @@ class Translator:
                 )
 
     def _spellings(self, words: Iterable[str]) -> Iterator[tuple[int, ...]]:
-        """The token sequences of bad words: as one begins a line, and as it follows a space."""
+        """Yield the token sequences of bad words: at the begin of a line, and after a space."""
         for word in words:
             yield tuple(self._tokenizer.encode(word))
             if not word.startswith(" "):
@@ -86,6 +89,6 @@ class Translator:
             )
 
     def _shown(self, token: int) -> bytes:
-        """A token's bytes; of a special token its name, of an id without a token the id."""
+        """Return a token's bytes, a special token's name, or the id if it has no token."""
         known = self._tokenizer.token_bytes[token]
         return known or (self._tokenizer.token(token) or f"token_id:{token}").encode()

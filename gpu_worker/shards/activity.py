@@ -1,8 +1,8 @@
-"""What each rank is doing: it says so with its signs of life, and the launcher judges by it.
+"""What each rank is doing: it reports that in its signs of life, and the launcher judges by them.
 
-All ranks carry out the same commands and make the same exchanges, in one order. So each counts how
-far it has come (`Sign.position`), and one that stands still where another is ahead of it keeps that
-one waiting, whatever either of them is blocked in: on GPUs an exchange returns at once.
+All ranks carry out the same commands and make the same exchanges, in the same order. Each rank
+counts them (`Sign.position`). A rank whose count stands still behind another rank's keeps that
+rank waiting. The launcher cannot judge by blocked calls: on GPUs, an exchange returns at once.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MOST_READ = 128 * _SIGN.size
 class Doing(IntEnum):
     """What a rank is busy with, or waits for.
 
-    LOADING: it starts, reads weights or makes a cache; how long that takes is the disk's to say.
-    AWAITING_COMMAND: it has done all that it was told, and so has its device: rank 0 is to move.
-    IDLE: rank 0 has no request.
+    LOADING: It starts, reads weights or makes a cache. There is no limit on the time for that.
+    AWAITING_COMMAND: It and its device have finished every command; rank 0 must send the next.
+    IDLE: Rank 0 has no request.
     """
 
     LOADING = 0
@@ -36,10 +36,10 @@ class Doing(IntEnum):
 
 
 class Sign(NamedTuple):
-    """What a rank says of itself.
+    """What a rank reports of itself.
 
-    position: commands begun, commands ended and exchanges entered, which all ranks have in common.
-    progress: what else this rank has done.
+    position: Count of commands begun, commands ended and exchanges entered, the same on all ranks.
+    progress: Count of what else this rank has done.
     """
 
     doing: Doing
@@ -48,13 +48,13 @@ class Sign(NamedTuple):
 
 
 FIRST_SIGN = Sign(Doing.LOADING, 0, 0)
-"""What holds of a process that has said nothing yet."""
+"""Assumed of a process that has not reported yet."""
 
 
 class Activity:
-    """A rank's own account of what it does, kept by its main thread.
+    """What a rank does now, as its main thread notes it.
 
-    is_computing: whether the device has something left to do; asked by another thread.
+    is_computing: Returns whether the device still computes. Another thread calls it.
     """
 
     def __init__(self) -> None:
@@ -65,23 +65,23 @@ class Activity:
 
     @property
     def sign(self) -> Sign:
-        """What there is to say now."""
+        """The sign to send now."""
         doing = self._doing
         if doing is Doing.AWAITING_COMMAND and self.is_computing():
             doing = Doing.WORKING
         return Sign(doing, self._position, self._progress)
 
     def progressed(self) -> None:
-        """This rank has done something that the others have no part in."""
+        """Count something that only this rank has done."""
         self._progress += 1
 
     def exchanges(self) -> None:
-        """From here on this rank may have to wait for the others."""
+        """Count an exchange; from here on, this rank may have to wait for the others."""
         self._position += 1
 
     @contextmanager
     def command(self) -> Iterator[None]:
-        """One command: rank 0 gives it, the others carry it out."""
+        """Count the begin and the end of a command, on rank 0 and on the others."""
         self._position += 1
         try:
             yield
@@ -90,7 +90,7 @@ class Activity:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Weights are read, or a cache is made."""
+        """Note that weights are read or a cache is made."""
         before, self._doing = self._doing, Doing.LOADING
         try:
             yield
@@ -99,7 +99,7 @@ class Activity:
 
     @contextmanager
     def waiting(self, what: Doing) -> Iterator[None]:
-        """The next move is another process's; then this one is at work."""
+        """Note that this rank waits for another process; afterwards it works."""
         self._doing = what
         try:
             yield
@@ -107,8 +107,10 @@ class Activity:
             self._doing = Doing.WORKING
 
     def give_signs(self, life: int) -> None:
-        """Write a sign every half second to a file descriptor, from a thread: a process that is
-        stopped, or holds Python's lock for good, falls silent."""
+        """Write a sign to a file descriptor every half second, from a thread.
+
+        A process that is stopped, or that never releases Python's lock, falls silent.
+        """
 
         def beat() -> None:
             try:
@@ -116,14 +118,14 @@ class Activity:
                     os.write(life, _SIGN.pack(*self.sign))
                     time.sleep(_BEAT_EVERY_S)
             except OSError:
-                return  # the launcher is gone, and this process about to be
+                return  # the launcher has ended, and this process ends with it
 
         threading.Thread(target=beat, name="signs-of-life", daemon=True).start()
 
 
 def last_sign(life: int) -> Sign | None:
-    """The newest sign at a file descriptor that has some; None where no more can come."""
-    # Signs are written and read whole: both take fewer bytes than a pipe keeps together.
+    """Return the newest sign of a file descriptor that has some; None if its writer has ended."""
+    # Signs are read whole, because a pipe does not divide writes as short as these.
     found = os.read(life, _MOST_READ)
     if not found:
         return None

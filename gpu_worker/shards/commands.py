@@ -1,9 +1,8 @@
-"""What rank 0 tells the ranks that follow it, and what they say to that.
+"""The commands of rank 0 to the ranks that follow it, and their answer.
 
-One command a frame, MessagePack, over the pipe from rank 0 to each of them. Every command but
-`Load` and `Keep` names one of the models that were loaded, in the order of their loading; these two
-and `Allocate` are answered by `Done`. Hidden states and sums do not come this way: they go through
-the collective.
+A frame is one command in MessagePack, on the pipe from rank 0 to each follower. Followers answer
+`Load`, `Keep` and `Allocate` with `Done`. All commands but `Load` and `Keep` name a model, by its
+index in the order of loading. Hidden states and sums travel through the collective.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from nightjar.kernels import Branch, BranchLayout, ChunkLayout, PagedLayout, Pag
 from nightjar.kernels.layout import Tables
 
 Ids = bytearray
-"""int64 numbers; in a type that decodes to memory that torch may write to."""
+"""int64 numbers. This type decodes to memory that torch may write to."""
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -28,9 +27,10 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """A command has been carried out.
+    """The answer to a command.
 
-    error: why it cannot be, or None. free_bytes: what the rank's GPU has left.
+    error: Why it failed, or None.
+    free_bytes: Free memory of the rank's GPU.
     """
 
     error: str | None = None
@@ -38,8 +38,10 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Keep(msgspec.Struct, frozen=True, tag=True):
-    """Every rank has its part of what was loaded last: it becomes the next model.  The first
-    time the ranks meet."""
+    """Make what was loaded last the next model: every rank has its part.
+
+    At the first such command, the ranks connect.
+    """
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):
@@ -65,7 +67,7 @@ class Copy(msgspec.Struct, frozen=True, tag=True):
 
 
 class PackedTables(msgspec.Struct, frozen=True, array_like=True):
-    """Block tables laid end to end: see kernels.layout.Tables."""
+    """Block tables, concatenated; see kernels.layout.Tables."""
 
     blocks: Ids
     starts: Ids
@@ -97,7 +99,7 @@ class Branches(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):
-    """One step's TokenBatch; its prompt vectors are rank 0's."""
+    """One step's TokenBatch, without its prompt vectors, which only rank 0 needs."""
 
     model: int
     token_ids: Ids
@@ -111,14 +113,17 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
 
 
 class Logits(msgspec.Struct, frozen=True, tag=True):
-    """Scores of so many hidden states, which rank 0 broadcasts."""
+    """Compute the scores of hidden states, which rank 0 broadcasts."""
 
     model: int
     rows: int
 
 
 class TokenNll(msgspec.Struct, frozen=True, tag=True):
-    """Scores of targets after hidden states, which rank 0 broadcasts; see Decoder.token_nll."""
+    """Compute the scores of targets after hidden states, which rank 0 broadcasts.
+
+    See Decoder.token_nll.
+    """
 
     model: int
     count: int
@@ -134,25 +139,25 @@ _done = msgspec.msgpack.Decoder(Done)
 
 
 def encode(message: Command | Done) -> bytes:
-    """One frame."""
+    """Encode one frame."""
     return _encoder.encode(message)
 
 
 def decode_command(frame: bytes) -> Command:
-    """The command of a frame."""
+    """Decode a frame of rank 0."""
     return _command.decode(frame)
 
 
 def decode_done(frame: bytes) -> Done:
-    """The answer to a command that has one."""
+    """Decode a frame of a follower."""
     return _done.decode(frame)
 
 
 def forward_of(model: int, batch: TokenBatch) -> Forward:
-    """The command that makes another rank run this batch.
+    """Return the command that makes another rank compute this batch.
 
     Raises:
-        ValueError: The batch is one that follows another without the host, see Decoder.in_lockstep.
+        ValueError: The batch continues another one on the device; see Decoder.in_lockstep.
     """
     if batch.output_rows is None or isinstance(batch.decode, PagedTensors):
         raise ValueError("a step whose rows are on the device only cannot be told to other ranks")
@@ -170,7 +175,7 @@ def forward_of(model: int, batch: TokenBatch) -> Forward:
 
 
 def batch_of(command: Forward, device: str) -> TokenBatch:
-    """The batch of a command, without prompt vectors."""
+    """Return the batch of a command, without prompt vectors."""
     token_ids = tensor_of(command.token_ids, device)
     return TokenBatch(
         token_ids=token_ids,
@@ -187,12 +192,12 @@ def batch_of(command: Forward, device: str) -> TokenBatch:
 
 
 def ids_of(tensor: Tensor) -> Ids:
-    """A tensor int64[n] as it is sent."""
+    """Return what is sent of a tensor int64[n]."""
     return _raw(tensor.cpu().numpy())
 
 
 def tensor_of(ids: Ids, device: str) -> Tensor:
-    """A tensor int64[n] as it was sent."""
+    """Return the tensor int64[n] that was sent."""
     return torch.from_numpy(_array(ids)).to(device)
 
 

@@ -1,7 +1,7 @@
-"""How a rank's process says why it ended."""
+"""Exit statuses by which a rank says why it ended."""
 
 EXIT_GROUP_LOST = 70
-"""Exit status of a rank that leaves because of another: it is not to blame."""
+"""A rank that leaves because another was lost; it is not to blame."""
 
 EXIT_FAILED = 71
-"""Exit status of a rank that met an error of its own, which it has written to its log."""
+"""A rank that had an error of its own, which is in its log."""

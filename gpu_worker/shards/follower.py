@@ -1,7 +1,7 @@
-"""A rank that follows: it carries out rank 0's commands, in a process of its own (`__main__.py`).
+"""A rank that carries out rank 0's commands, in a process of its own (`__main__.py`).
 
-It ends when rank 0 does: the pipe closes. What fails here ends it too, since the others go on: the
-launcher sees it and starts the group again.
+It ends when rank 0 ends, because the pipe closes. An error here ends it too, since the others go
+on. The launcher notices that and starts the group again.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Follower:
     """Computes one rank's part of every model that rank 0 has loaded.
 
     Args:
-        model: Its directory.
-        member: Which part.
+        model: The model's directory.
+        member: This rank and the number of ranks.
         device: Where this rank computes.
         pipe: From rank 0.
-        join: Meets the others, when all have loaded; called once.
+        join: Connects to the other ranks when all have loaded; called once.
     """
 
     def __init__(
@@ -118,18 +118,18 @@ class Follower:
                 model.token_nll(self._hidden(model, command.count), rows, targets)
 
     def _mark(self) -> None:
-        """What the device has been told ends here."""
+        """Mark the end of the work that the device has been given."""
         if self._device != "cpu" and self._models:
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
             self._done = done
 
     def _is_computing(self) -> bool:
-        """Whether the device is still busy with what it was told."""
+        """Return whether the device has not reached the last mark."""
         return self._done is not None and not self._done.query()  # type: ignore[no-untyped-call]
 
     def _load(self, dtype: str) -> str | None:
-        """Load this rank's part; returns why that cannot be done."""
+        """Load this rank's part; return why that failed, or None."""
         self._loaded = None
         try:
             require_device(self._device, self._rank)
@@ -144,7 +144,7 @@ class Follower:
         return None
 
     def _allocate(self, command: Allocate) -> str | None:
-        """Make a model's cache; returns why that cannot be done."""
+        """Make a model's cache; return why that failed, or None."""
         model = self._models[command.model]
         try:
             cache = model.allocate_cache(command.blocks, command.block_size)
@@ -168,7 +168,7 @@ class Follower:
 
     @staticmethod
     def _hidden(model: ShardDecoder, rows: int) -> torch.Tensor:
-        """Hidden states that rank 0 sends to all."""
+        """Receive the hidden states that rank 0 sends to all."""
         shape = (rows, model.config.hidden_size)
         return model.collective.broadcast(
             torch.empty(shape, dtype=model.dtype, device=model.device)

@@ -1,4 +1,4 @@
-"""Rank 0's side: the engine computes with it as with any decoder, and every rank does the same."""
+"""Rank 0's side: a decoder for the engine, each call of which every rank carries out."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Own = TypeVar("Own")
 
 
 class Leader:
-    """Speaks to the ranks that follow.
+    """Sends commands to the ranks that follow.
 
     Args:
         directory: The model.
         followers: A pipe to each of ranks 1, 2, ...
         device: Where this rank computes.
-        join: Meets the others, when all have loaded; called once.
+        join: Connects to the other ranks when all have loaded; called once.
         activity: Of this rank.
     """
 
@@ -63,11 +63,13 @@ class Leader:
         self._models = 0
 
     def load(self, dtype: str) -> ShardDecoder:
-        """Load the model in a precision on every rank: rank 0's part, which takes the others along.
+        """Load the model in a precision on every rank; return rank 0's part.
+
+        Each call of the returned decoder is carried out by every rank.
 
         Raises:
             ShardError: The model cannot be split so, or another rank cannot load its part.
-            CheckpointError: Rank 0 cannot load its own.
+            CheckpointError: Rank 0 cannot load its own part.
         """
         part = Part.of(self._directory.config, 0, len(self._followers) + 1)
         own, _ = self.ask(
@@ -83,10 +85,11 @@ class Leader:
 
     @contextmanager
     def together(self, command: Command) -> Iterator[None]:
-        """Have the other ranks carry out a command while this one does the same.
+        """Send a command to the other ranks; the caller does the same meanwhile.
 
         Raises:
-            OutOfStepError: This rank failed in it; the others may wait for it for ever.
+            OutOfStepError: This rank failed; the others may wait for it for ever.
+            GroupLostError: Another rank does not read its pipe.
         """
         with self._activity.command():
             self.tell(command)
@@ -96,7 +99,11 @@ class Leader:
                 raise OutOfStepError(f"rank 0 failed in {type(command).__name__}") from error
 
     def tell(self, command: Command) -> None:
-        """Send a command to every other rank."""
+        """Send a command to every other rank.
+
+        Raises:
+            GroupLostError: Another rank does not read its pipe.
+        """
         frame = encode(command)
         try:
             for pipe in self._followers:
@@ -105,11 +112,14 @@ class Leader:
             raise GroupLostError(f"another rank does not listen: {error}") from error
 
     def ask(self, command: Command, purpose: str, own: Callable[[], Own]) -> tuple[Own, list[Done]]:
-        """Have the others carry out a command that may fail, while this rank does its own part;
-        returns what comes of that, and what the others say.
+        """Send a command that may fail, and do this rank's own part meanwhile.
+
+        Returns:
+            The result of the own part, and the answers of the other ranks.
 
         Raises:
-            ShardError: Another rank cannot; all are in step all the same.
+            ShardError: Another rank failed; all ranks are still in step.
+            GroupLostError: Another rank has ended.
         """
         with self._activity.loading(), self._activity.command():
             self.tell(command)
@@ -130,7 +140,7 @@ class Leader:
         return self._collective
 
     def _answers(self) -> list[Done]:
-        """What the other ranks say to a command."""
+        """Read the answer of each other rank."""
         try:
             return [decode_done(pipe.recv_bytes()) for pipe in self._followers]
         except (EOFError, OSError) as error:
@@ -139,7 +149,7 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class _LeadingCache(KVTensors):
-    """Rank 0's part of a cache; what happens to its blocks happens on every rank."""
+    """Rank 0's part of a cache; every rank copies and clears the same blocks."""
 
     leader: Leader
     model: int
@@ -156,7 +166,7 @@ class _LeadingCache(KVTensors):
 
 
 class _LeadingDecoder(ShardDecoder):
-    """Rank 0's part of a model; what it is asked, it asks of every rank."""
+    """Rank 0's part of a model; every rank carries out each of its calls."""
 
     def __init__(
         self, own: Decoder, part: Part, collective: Collective, leader: Leader, model: int

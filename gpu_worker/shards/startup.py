@@ -46,10 +46,11 @@ def decode(arguments: Sequence[str]) -> StartUp:
     Raises:
         ValueError: It is not one argument, or its fields have other names or types.
     """
-    (text,) = arguments
-    data = json.loads(text)
+    if len(arguments) != 1:
+        raise ValueError("give one argument, the start-up message; a GPU worker writes it")
+    data = json.loads(arguments[0])
     start = msgspec.convert(data, StartUp, dec_hook=_from_plain)
-    # A worker that runs since before an upgrade may write fields that this version does not know.
+    # A worker that has run since before an upgrade may write fields that this version lacks.
     for record, given in ((start, data), (start.config, data["config"])):
         unknown = given.keys() - {field.name for field in fields(record)}
         if unknown:

@@ -46,5 +46,11 @@ def test_a_message_of_another_form_is_refused(text: str, fault: str) -> None:
         decode([text])
 
 
+@pytest.mark.parametrize("arguments", [[], ["{}", "{}"]])
+def test_there_is_one_argument(arguments: list[str]) -> None:
+    with pytest.raises(ValueError, match="give one argument"):
+        decode(arguments)
+
+
 def test_settings_that_nobody_gave_are_the_defaults_of_the_record() -> None:
     assert compute_config(Settings.read(), Path("m")) == ComputeConfig(Path("m"))
