@@ -15,11 +15,12 @@ from nightjar.jobs.records import (
     NewRequest,
     RequestKind,
 )
-from nightjar.jobs.store import Store
+from nightjar.jobs.store import Store, stopping
 from nightjar.jobs.store.following import FOLLOWERS_PER_STEP, MOST_EQUAL
 from nightjar.jobs.store.leases import Leases
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.stopping import REQUESTS_PER_STEP
+from tests.jobs import planned
 from tests.outcomes import answers, claim
 
 LEADERS = 6
@@ -64,6 +65,15 @@ def landed(store: Store) -> Iterator[list[int]]:
 
 def cancel(store: Store, job_id: str) -> None:
     store.stopping.cancel(job_id)
+
+
+def test_as_many_micro_batches_are_cancelled_at_once_as_fit_into_a_step(
+    store: Store, landed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "REQUESTS_PER_STEP", 4)
+    job_id, _ = planned(store, 10, each=2)
+    cancel(store, job_id)
+    assert landed == [4, 4, 2]
 
 
 def finish(store: Store, job_id: str) -> None:

@@ -53,6 +53,7 @@ def rows() -> Iterator[NewRequest | RejectedRow]:
 def submit(store: Store, key: str | None = None, *, merge_equal: bool = True) -> tuple[str, bool]:
     with store.jobs.submit(NewJob("m", key, merge_equal=merge_equal)) as made:
         made.add(rows())
+    assert made.existing or (made.accepted, made.rejected) == (ROWS - 12, 12)
     return made.job_id, made.existing
 
 

@@ -103,7 +103,10 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/staging.py": _store("submission", "segmented"),
     "jobs/store/stop_reasons.py": [*_store("stopping", "leases"), *_integration("sweeper")],
     "jobs/store/stopping.py": [*_store("stopping", "bounds"), *_integration("sweeper")],
-    "jobs/store/submission.py": [*_store("submission", "bulk", "following"), *_integration("api")],
+    "jobs/store/submission.py": [
+        *_store("submission", "segmented", "bulk", "following"),
+        *_integration("api"),
+    ],
     "jobs/store/suspects.py": [*_store("suspects", "protocol"), *_integration("poison")],
     "jobs/store/tables.py": ["tests/migration/test_migrations.py", *_store("submission")],
     "jobs/store/turns.py": _store("segmented", "stopping", "bounds"),

@@ -51,7 +51,6 @@ def test_a_database_that_is_away_does_not_end_it(caplog: pytest.LogCaptureFixtur
 def test_a_process_that_ends_does_not_wait_for_it() -> None:
     """Else a worker that fails would live on and keep its leases."""
     beating = heartbeat(Worker())
-    assert [thread.daemon for thread in threading.enumerate() if thread.name == "heartbeat"] == [
-        True
-    ]
+    threads = [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
     beating.stop()
+    assert [thread.daemon for thread in threads] == [True]

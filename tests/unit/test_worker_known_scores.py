@@ -78,3 +78,5 @@ def test_a_ranking_that_cannot_be_looked_up_is_computed_whole_and_its_neighbours
 
     known = rankings([claimed(1), claimed(2), claimed(3)], cast("ResultCache", OddCache()), "fp32")
     assert {id_: ranking.reused_documents for id_, ranking in known.items()} == {1: 1, 3: 1}
+    left = [Rank(RankRequest(id_, [9], [[1], [3], [4]])) for id_ in (1, 3)]
+    assert [known[id_].rest for id_ in (1, 3)] == left
