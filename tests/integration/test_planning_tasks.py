@@ -1,56 +1,47 @@
 """How the planner worker ends: its passes first, then its lead."""
 
-import shutil
-import time
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
 from pathlib import Path
 
-import pytest
-
 from nightjar.jobs.store import Store
-from nightjar.pipeline.planning import tasks
 from nightjar.pipeline.queue.leadership import PLANNER
-from nightjar.pipeline.settings import Settings
 from tests.processes import wait_until
 
-SWEEP_EVERY_S = 0.05
-_PARTS = (
-    tasks._store,
-    tasks._planner,
-    tasks._sweeper,
-    tasks._model_change,
-    tasks._leadership,
-    tasks._passes,
-)
+# What Celery tells the planner at its start and its end, without a broker in between.
+PLANNER_PROCESS = """
+import sys, time
+from celery import signals
+import nightjar.pipeline.planning.tasks
+signals.worker_init.send(None)
+sys.stdin.readline()
+signals.worker_shutdown.send(None)
+time.sleep(0.4)  # a sweep would take the lead again
+"""
 
 
-@pytest.fixture
-def store(
-    sqlite_url: str,
-    migrated_sqlite_file: Path,
-    tiny_model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Store]:
-    """The store of a planner in this process."""
-    shutil.copy(migrated_sqlite_file, sqlite_url.removeprefix("sqlite:///"))
-    given = Settings.read(database_url=sqlite_url, model=tiny_model, sweep_every_s=SWEEP_EVERY_S)
-    monkeypatch.setattr(tasks, "settings", given)
-    for part in _PARTS:
-        part.cache_clear()
-    yield tasks._store()
-    for one in tasks._passes().values():
-        one.stop(10)
-    tasks._store().close()
-    for part in _PARTS:
-        part.cache_clear()
-
-
-def test_no_pass_goes_on_after_the_lead_is_resigned(store: Store) -> None:
-    tasks._passes()["sweep"].start()
-    wait_until("the lead", lambda: store.leaders.get(PLANNER), 30)
-    tasks._close()
-    left = store.leaders.get(PLANNER)
-    assert left is not None
-    assert left.owner is None
-    time.sleep(4 * SWEEP_EVERY_S)  # a sweep would take the lead again
-    assert store.leaders.get(PLANNER) == left
+def test_no_pass_goes_on_after_the_lead_is_resigned(sqlite_url: str, tiny_model: Path) -> None:
+    store = Store(sqlite_url)
+    store.migrate()
+    settings = {
+        "NIGHTJAR_DATABASE_URL": sqlite_url,
+        "NIGHTJAR_MODEL": str(tiny_model),
+        "NIGHTJAR_SWEEP_EVERY_S": "0.05",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", PLANNER_PROCESS],
+        env=os.environ | settings,
+        stdin=subprocess.PIPE,
+    )
+    try:
+        wait_until("the lead", lambda: store.leaders.get(PLANNER), 60)
+        process.communicate(b"end\n", timeout=60)
+        assert process.returncode == 0
+        left = store.leaders.get(PLANNER)
+        assert left is not None
+        assert left.owner is None
+    finally:
+        process.kill()
+        process.wait()
+        store.close()
