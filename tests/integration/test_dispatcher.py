@@ -15,8 +15,8 @@ from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_f
 from nightjar.pipeline.embedded.processes import Service
 from nightjar.pipeline.queue.celery_app import TICK_TASK, create_celery_app
 from nightjar.pipeline.queue.clock import Scheduler
-from nightjar.pipeline.queue.dispatcher import find_lost, publish
-from nightjar.pipeline.queue.queues import PLAN_QUEUE
+from nightjar.pipeline.queue.dispatcher import empty_queues, find_lost, publish
+from nightjar.pipeline.queue.queues import PLAN_QUEUE, compute_queue
 from nightjar.pipeline.queue.waking import CLOCK_MARK, MOST_WAKES, messages_waiting, send_wake
 from nightjar.pipeline.settings import Settings
 
@@ -95,6 +95,19 @@ def test_what_waits_in_its_queue_is_not_lost_however_long(broker: Broker) -> Non
     broker.server.flushall()
     assert find_lost(broker.app, unclaimed, sent) == sent
     assert find_lost(broker.app, unclaimed, []) == []
+
+
+def test_the_messages_of_one_model_are_dropped(broker: Broker) -> None:
+    retired, served = "a" * 64, "b" * 64
+    for fingerprint in (retired, served):
+        for urgent in (False, True):
+            publish(broker.app, replace(PLAIN, fingerprint=fingerprint, urgent=urgent))
+    empty_queues(broker.app, retired)
+    waiting = [
+        messages_waiting(broker.app, compute_queue(fingerprint, PLAIN.kind, PLAIN.bucket))
+        for fingerprint in (retired, served)
+    ]
+    assert waiting == [0, 2]
 
 
 def test_nothing_is_called_lost_while_the_broker_is_away() -> None:

@@ -51,6 +51,14 @@ def test_a_job_is_planned_in_chunks_and_dispatched_between(store: Store, tiny_mo
     assert store.backlog.jobs_to_plan() == []
 
 
+def test_a_micro_batch_counts_its_prompts_and_the_longest_answers(
+    store: Store, tiny_model: Path
+) -> None:
+    submit(store, [{"prompt": [5] * 10, "max_tokens": 7}, {"query": "a", "documents": ["b", "c"]}])
+    plan_all(planner(store, tiny_model))
+    assert sorted(ref.tokens for ref in store.planning.dispatchable(9)) == [3, 17]
+
+
 def test_two_planners_plan_a_request_once(store: Store, tiny_model: Path) -> None:
     job_id = submit(store, [{"prompt": f"안녕 {n}", "max_tokens": 4} for n in range(60)])
     planners = [planner(store, tiny_model, plan_chunk_requests=7) for _ in range(2)]

@@ -6,8 +6,9 @@ import pytest
 from pydantic import SecretStr
 from redis import ConnectionPool, Redis
 
+from nightjar.pipeline.queue import transport
 from nightjar.pipeline.queue.celery_app import create_celery_app
-from nightjar.pipeline.queue.transport import Channel, Transport
+from nightjar.pipeline.queue.transport import Channel, Drops, Transport
 from nightjar.pipeline.settings import Settings
 
 
@@ -45,6 +46,25 @@ def test_a_closed_connection_is_a_connection_error(connection: object) -> None:
     channel.connection = connection
     with pytest.raises(Transport.connection_errors, match="closed"):
         client_of(channel)
+
+
+def test_a_flood_of_foreign_messages_is_counted_and_does_not_flood_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 120.0
+    monkeypatch.setattr(transport.time, "monotonic", lambda: now)
+    drops = Drops()
+    for _ in range(501):
+        drops.add("it is foreign")
+    assert len(caplog.records) == 500
+    now = 179.9
+    drops.add("it is foreign")
+    assert len(caplog.records) == 500
+    now = 180.0
+    drops.add("it is foreign")
+    assert drops.count == 503
+    assert caplog.records[-1].getMessage() == "foreign message dropped, 503 so far: it is foreign"
+    assert len(caplog.records) == 501
 
 
 def test_a_channel_keeps_its_client() -> None:

@@ -48,6 +48,7 @@ def test_nothing_is_sent_without_a_reason() -> None:
     time.sleep(0.1)
     ticker.close()
     assert not sent
+    assert not ticker._thread.is_alive()  # it is not waited for in vain
 
 
 def test_nothing_is_sent_once_it_is_closed() -> None:
