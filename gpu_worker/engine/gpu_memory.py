@@ -1,4 +1,4 @@
-"""How much of a GPU's memory the cache may take."""
+"""The share of a GPU's memory that the cache takes."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ from nightjar.kernels.device import free_bytes
 
 
 def cache_budget(device: str, share: float, elsewhere: Sequence[int] = ()) -> int:
-    """Bytes for keys and values: a share of what is free now, with the model loaded.
+    """Return the bytes for keys and values: a share of the free memory, with the model loaded.
 
-    elsewhere: what is free on the other GPUs that take as much, each for its own part.
+    elsewhere: free bytes on the other GPUs of a split model, which take as much.
 
     Raises:
         ValueError: A share that is not between 0 and 1.
