@@ -42,7 +42,7 @@ class DecoderWeights:
 
 
 class Decoder:
-    """Computes hidden states of wanted rows from packed tokens, and logits and NLLs from those.
+    """Computes hidden states of wanted rows from packed tokens, and from those logits and NLLs.
 
     in_lockstep: whether other processes compute every step with this one and must be told of it;
     is_whole: whether its products are whole, not parts of sums over several processes;
@@ -61,7 +61,7 @@ class Decoder:
         cache_dtype: torch.dtype,
         device: str,
     ) -> None:
-        """dtype: of activations and tables; cache_dtype: of keys and values, not wider than dtype."""
+        """dtype: of activations and tables; cache_dtype: of keys and values, at most as wide."""
         self.config = config
         layers, head = kernels.chained(weights.layers, weights.head)
         self.weights = replace(weights, layers=layers, head=head)
