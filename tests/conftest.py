@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """The same for its marker; and a bare GPU machine has the versions that it has: what others
-    than the pinned ones warn of, while they are imported, too, is no finding of ours."""
+    than the pinned ones warn of, while they are imported too, is no finding of these tests."""
     if not HAS_TIMEOUTS:
         config.addinivalue_line("markers", "timeout(seconds): needs pytest-timeout")
     if asks_for_gpu_alone(config.option.markexpr):

@@ -120,7 +120,9 @@ def write_budget(budget: Budget, path: Path = BUDGET) -> None:
 def main() -> int:
     """Command line: the exit status says whether everything is within budget."""
     parser = argparse.ArgumentParser(description="Compile all kernels and check their budgets.")
-    parser.add_argument("--update", action="store_true", help="write budget.json anew")
+    parser.add_argument(
+        "--update", action="store_true", help="replace budget.json by what is measured"
+    )
     update = parser.parse_args().update
     sources = by_source()
     kernels = [kernel for group_ in sources.values() for kernel in group_]

@@ -1,7 +1,7 @@
 // Vectors, and the functions of one number that the kernels share.
 //
 // Everything is written so that a number's bits never depend on the lane or the row it is computed
-// in: products and sums are fused only where the code says so (-ffp-contract=off), and vectorised
+// in: products and sums are fused only where the code asks for it (-ffp-contract=off), and vectorised
 // loops do the same operations in every lane.
 #pragma once
 
