@@ -1,4 +1,4 @@
-"""What is in a model directory: configuration, tokenizer, weight files.  Needs no torch."""
+"""Reads model directories: configuration, tokenizer, weight files.  Needs no torch."""
 
 from nightjar.checkpoints.chat_template import ChatTemplate, ChatTemplateError
 from nightjar.checkpoints.config import ModelConfig

@@ -1,4 +1,4 @@
-"""Chat messages to the prompt that a model was trained on, by the template it comes with."""
+"""Renders chat messages as a prompt, with the model's own template."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SPECIAL_TOKENS = (
 
 
 class ChatTemplateError(Exception):
-    """Messages that the model's chat template cannot render; the message says why."""
+    """The model's chat template cannot render the messages; the error says why."""
 
 
 class ChatTemplate:
     """A compiled template.
 
-    It is code of whoever made the model: it runs in jinja2's immutable sandbox, with the settings,
-    filters and globals that transformers gives it, so that the same messages give the same text.
+    A template is code from the model's author, so it runs in jinja2's immutable sandbox. It has the
+    settings, filters and globals of transformers, so that the same messages give the same text.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -57,8 +57,10 @@ class ChatTemplate:
 
     @staticmethod
     def read(directory: Path) -> ChatTemplate | None:
-        """The template of a model directory: chat_template.jinja, or else `chat_template` in
-        tokenizer_config.json; None where there is neither."""
+        """Return the template of a model directory, or None.
+
+        It is chat_template.jinja, or else `chat_template` in tokenizer_config.json.
+        """
         config: dict[str, Any] = {}
         path = directory / CONFIG_FILE
         if path.is_file():
@@ -85,11 +87,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt for messages such as {"role": "user", "content": "..."}.
+        """Return the prompt for messages such as {"role": "user", "content": "..."}.
 
         add_generation_prompt: end with the opening of the assistant's turn.
-        variables: what else the template reads, such as {"enable_thinking": False}.  Plain JSON
-        values only, here as in the messages.
+        variables: other values for the template, such as {"enable_thinking": False}.  They are
+        plain JSON values, as in the messages.
         Raises ChatTemplateError: the template refuses the messages, or fails on them.
         """
         values = self._special_tokens | dict(variables or {})
@@ -112,7 +114,7 @@ class ChatTemplate:
 
 
 class _RefusalError(jinja2.TemplateError):
-    """A template's own call of raise_exception."""
+    """A template called raise_exception."""
 
 
 class _Generation(Extension):
@@ -145,7 +147,7 @@ def _to_json(
 
 
 def _raise_exception(message: str) -> NoReturn:
-    """How a template refuses messages."""
+    """Refuse messages; templates call this."""
     raise _RefusalError(message)
 
 

@@ -1,4 +1,4 @@
-"""The shape of a decoder, whatever its family; `families.py` reads it from config.json."""
+"""The shape of a decoder of any family; `families.py` reads it from config.json."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ NormKind = Literal["layer_norm", "rms_norm"]
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One decoder: everything in which the families differ beside the names of their tensors.
+    """One decoder: all differences between families except the names of tensors.
 
-    vocab_size: rows of the embedding table.  context_length: positions at which the model computes
-    what it was trained to; a sliding window narrower than the positions bounds it.
+    vocab_size: rows of the embedding table.  context_length: positions at which the model works as
+    it was trained; a sliding window that is narrower than the positions bounds it.
     head_size: channels of one attention head; n_heads * head_size need not be hidden_size.
     gated: the feed-forward block is activation(gate) * up rather than activation(up).
     parallel_residual: attention and feed-forward read the same residual stream.
     qk_norm: queries and keys are normalised, head by head, before the rotation.
-    post_norms: what a block gives is normalised before it joins the residual stream.
-    rope: the rotary position embedding, or None where positions are a learned table.
+    post_norms: a block's result is normalised before it is added to the residual stream.
+    rope: the rotary embedding, or None where positions are a learned table.
     attention_scales: the factor on each layer's attention scores.
     embedding_, residual_, logits_multiplier: factors on the embeddings (prompt vectors as well),
     on what each block adds to the residual stream, and on the scores over the vocabulary.

@@ -1,4 +1,4 @@
-"""Typed reading of config.json: every value is checked, and an error names file and key."""
+"""Reads config.json with types: every value is checked, and an error names file and key."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 
 from nightjar.checkpoints.errors import CheckpointError
 
-# No decoder comes near these; a size past one is a damaged file, not a model.
+# Far above any decoder; a larger size means a damaged file.
 MAX_VOCAB = 10_000_000
 MAX_POSITIONS = 10_000_000
-MAX_HIDDEN = 32_767  # torch sums one longer row by several threads: bits would depend on the batch
+MAX_HIDDEN = (
+    32_767  # torch sums a longer row with several threads, and bits would depend on the batch
+)
 MAX_LAYERS = 10_000
 MAX_HEADS = 100_000
 MAX_INNER = 10_000_000
@@ -21,20 +23,22 @@ MAX_INNER = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class ConfigFields:
-    """A JSON object of a model directory.  A key that is absent or null takes the default, where it
-    has one."""
+    """A JSON object of a model directory.  An absent or null key takes its default, if any."""
 
     path: Path
     values: Mapping[str, Any]
     prefix: str = ""
 
     def error(self, what: str) -> CheckpointError:
-        """An error about this file."""
+        """Make an error about this file."""
         return CheckpointError(f"{self.path}: {what}")
 
     def size(self, key: str, limit: int) -> int:
-        """A whole number from 1 to limit.  It must be there: with a family's usual number in its
-        place a model may fit its weights and say something else."""
+        """Read a whole number from 1 to limit, which must be there.
+
+        With a family's usual number instead, a model might fit its weights and compute something
+        else.
+        """
         expected = f"a whole number from 1 to {limit}"
         if key not in self.values:
             raise self.error(f"{self.prefix}{key} is missing: expected {expected}")
@@ -44,13 +48,13 @@ class ConfigFields:
         return value
 
     def optional_size(self, key: str, limit: int) -> int | None:
-        """A whole number from 1 to limit, or None where the key is absent or null."""
+        """Read a whole number from 1 to limit, or None where the key is absent or null."""
         return None if self.values.get(key) is None else self.size(key, limit)
 
     def number(
         self, key: str, default: float | None, low: float, high: float = sys.float_info.max
     ) -> float:
-        """A finite number above low and at most high."""
+        """Read a finite number above low and at most high."""
         value = self.values.get(key)
         value = default if value is None else value
         if type(value) is bool or not isinstance(value, int | float) or not low < value <= high:
@@ -59,7 +63,7 @@ class ConfigFields:
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
+        """Read true or false."""
         value = self.values.get(key)
         value = default if value is None else value
         if type(value) is not bool:
@@ -67,7 +71,7 @@ class ConfigFields:
         return value
 
     def word(self, key: str, default: str, known: Mapping[str, str]) -> str:
-        """What a known word stands for."""
+        """Read a known word and return its meaning."""
         value = self.values.get(key)
         value = default if value is None else value
         if not isinstance(value, str) or value not in known:
@@ -76,7 +80,7 @@ class ConfigFields:
         return known[value]
 
     def inner(self, key: str) -> ConfigFields | None:
-        """The object under a key, or None where it is absent, null or empty."""
+        """Read the object under a key, or None where it is absent, null or empty."""
         value = self.values.get(key) or None
         if value is None:
             return None
@@ -85,5 +89,5 @@ class ConfigFields:
         return ConfigFields(self.path, value, f"{self.prefix}{key}.")
 
     def _wrong(self, key: str, value: object, expected: str) -> CheckpointError:
-        """The error for a value of the wrong kind."""
+        """Make the error for a value of the wrong kind."""
         return self.error(f"{self.prefix}{key} is {value!r}: expected {expected}")

@@ -1,8 +1,8 @@
 """Digests of large files, remembered in the user's cache folder between starts.
 
-A file is taken for the same while its path, size, times and inode are. The time of its last change
-of status is among them, which no program can set back. A folder that cannot be written or an entry
-that cannot be read costs hashing the file, nothing else.
+A file counts as unchanged while its path, size, times and inode are equal. The time of its last
+change of status is among them, which no program can set back. Where a folder cannot be written or
+an entry cannot be read, the file is hashed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 from nightjar.checkpoints.errors import CheckpointError
 
-# Two changes within the grain of a file system's clock look like one.
+# A file system's clock cannot tell two changes within so many nanoseconds apart.
 _GRAIN_NS = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """What the file system says of a file's content."""
+    """The file system's marks of a file's content."""
 
     size_bytes: int
     modified_ns: int
@@ -31,10 +31,10 @@ class FileStamp:
 
     @staticmethod
     def of(path: Path) -> FileStamp | None:
-        """A file's stamp; None if there is no such file.
+        """Return a file's stamp; None if there is no such file.
 
         Raises:
-            CheckpointError: It cannot be looked at.
+            CheckpointError: The file system does not give it.
         """
         try:
             status = path.stat()
@@ -52,7 +52,7 @@ def cache_folder() -> Path | None:
 
 
 def recall(path: Path) -> str | None:
-    """The digest of the file as it is now, if it is remembered."""
+    """Return the digest of the file in its present state, if it is remembered."""
     entry = _entry(path)
     try:
         noted = json.loads(entry.read_bytes()) if entry is not None else None
@@ -67,8 +67,8 @@ def recall(path: Path) -> str | None:
 def remember(path: Path, stamp: FileStamp, digest: str, read_from_ns: int) -> None:
     """Keep the digest of a file whose stamp was taken before reading it.
 
-    `read_from_ns` is the moment (of the wall clock) at which reading began. What had changed just
-    before is not kept: it may change again without another stamp.
+    `read_from_ns` is the moment (of the wall clock) at which reading began. The digest of a file
+    that changed just before is not kept: it may change again with the same stamp.
     """
     entry = _entry(path)
     if entry is None or max(stamp.modified_ns, stamp.changed_ns) > read_from_ns - _GRAIN_NS:
@@ -80,13 +80,13 @@ def remember(path: Path, stamp: FileStamp, digest: str, read_from_ns: int) -> No
         entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=entry.parent, delete=False) as file:
             json.dump(noted, file)
-        os.replace(file.name, entry)  # noqa: PTH105 - whole, or not at all
+        os.replace(file.name, entry)  # noqa: PTH105 - atomic
     except OSError:
         pass
 
 
 def _entry(path: Path) -> Path | None:
-    """The file that remembers this one."""
+    """Return the path of the entry for this file."""
     folder = cache_folder()
     if folder is None:
         return None

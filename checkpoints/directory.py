@@ -30,7 +30,7 @@ class ModelDirectory:
 
     headers: the weight files' headers, in the order of their names.
     tensors: what they hold, by the names that the decoder asks for.
-    stamp: changes with the content of any file that answers depend on; taken before they were read.
+    stamp: changes with the content of any file that answers depend on; taken before reading them.
     """
 
     path: Path
@@ -42,7 +42,7 @@ class ModelDirectory:
 
     @staticmethod
     def open(path: str | Path) -> ModelDirectory:
-        """Check the directory; CheckpointError says what is wrong and how to mend it."""
+        """Check the directory; CheckpointError says what is wrong and how to correct it."""
         directory = Path(path)
         if not directory.is_dir():
             raise CheckpointError(f"{directory}: no such directory; give a model directory")
@@ -69,17 +69,17 @@ class ModelDirectory:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells this model from any other; all files are read when it is first asked for.
+        """The model's fingerprint; the first access reads all files.
 
         Raises:
-            CheckpointError: They cannot be read, or have changed since the directory was opened.
+            CheckpointError: A file cannot be read, or has changed since the directory was opened.
         """
         found = fingerprint(self.path, [header.path for header in self.headers])
         self.check_unchanged(self.stamp)
         return found
 
     def check_unchanged(self, stamp: str) -> None:
-        """Raise CheckpointError if the files are not those any more that had this stamp."""
+        """Raise CheckpointError if the files have changed since this stamp."""
         files = [self.path / name for name in SMALL_NAMES]
         files += [header.path for header in self.headers]
         if _stamp(files, stamps(files)) != stamp:
@@ -93,7 +93,7 @@ class ModelDirectory:
         return self._tokenizer
 
     def chat_template(self) -> ChatTemplate | None:
-        """What makes a prompt of messages, or None; CheckpointError if the template is broken."""
+        """Return the chat template, or None; CheckpointError if the template is broken."""
         return ChatTemplate.read(self.path)
 
 
@@ -103,7 +103,7 @@ def _stamp(files: Sequence[Path], stamps: Sequence[FileStamp | None]) -> str:
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    """The files of the index, or the single file; pickles are refused by name."""
+    """Return the files of the index, or the single file; pickles are refused by name."""
     index = directory / INDEX_NAME
     if index.is_file():
         return _indexed_files(index)

@@ -1,9 +1,9 @@
-"""The room's exceptions."""
+"""The exceptions of checkpoints/."""
 
 
 class CheckpointError(Exception):
-    """A model directory cannot be used; the message says what, which file and how to mend it."""
+    """A model directory cannot be used; the message says why, which file, and how to correct it."""
 
 
 class ShardError(CheckpointError):
-    """A model cannot be split as it was asked for, or not among these devices."""
+    """A model cannot be split into so many shards, or not among these devices."""

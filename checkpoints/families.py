@@ -1,6 +1,6 @@
 """Reading config.json: one reader for each family of decoders.
 
-Where a key is absent, the value is the one that transformers gives it.
+An absent key has the value that transformers gives it.
 """
 
 from __future__ import annotations
@@ -183,8 +183,11 @@ def _rms_gated(
     n_kv_heads: int | None = None,
     head_dim: int | None = None,
 ) -> ModelConfig:
-    """What Llama and its relatives share: RMS norms, rotation, a gated feed-forward block, grouped
-    key and value heads.  The named values are the family's own where a key is absent."""
+    """Read what Llama and its relatives share.
+
+    They have RMS norms, rotary embeddings, a gated feed-forward block, and grouped key and value
+    heads.  The named values are the family's defaults for absent keys.
+    """
     hidden = config.size("hidden_size", MAX_HIDDEN)
     n_heads = config.size("num_attention_heads", MAX_HEADS)
     n_layers = config.size("num_hidden_layers", MAX_LAYERS)
@@ -227,7 +230,7 @@ def _rms_gated(
 
 
 def _qwen_window(config: ConfigFields, n_layers: int) -> int | None:
-    """The sliding window of the layers that have one, or None where no layer does."""
+    """Return the sliding window of the layers that have one, or None."""
     if not config.flag("use_sliding_window", False):
         return None
     window = config.optional_size("sliding_window", MAX_POSITIONS)
@@ -242,22 +245,25 @@ def _qwen_window(config: ConfigFields, n_layers: int) -> int | None:
 
 
 def _windowed(config: ModelConfig, window: int | None) -> ModelConfig:
-    """Within its window a layer with sliding attention sees every position, so that full attention
-    is exact; further on it is not, and the context ends there."""
+    """Bound the context by the sliding window.
+
+    Within the window, a layer with sliding attention sees every position, so full attention is
+    exact.  Past it full attention is not exact, so the context ends there.
+    """
     if window is None or window >= config.context_length:
         return config
     return replace(config, context_length=window)
 
 
 def _share(config: ConfigFields, whole: int, whole_key: str, parts: int, parts_key: str) -> int:
-    """whole / parts, which must come out even."""
+    """Return whole / parts, which must be a whole number."""
     if whole % parts:
         raise config.error(f"{whole_key} {whole} is not a multiple of {parts_key} {parts}")
     return whole // parts
 
 
 def _refuse_quantized(config: ConfigFields) -> None:
-    """Weights that some other program packed are no plain tensors."""
+    """Refuse weights that another program packed, because they are no plain tensors."""
     found = config.inner("quantization_config")
     if found is not None:
         method = found.values.get("quant_method")
@@ -268,7 +274,7 @@ def _refuse_quantized(config: ConfigFields) -> None:
 
 
 def _eos_token_ids(directory: Path, config: ConfigFields) -> tuple[int, ...]:
-    """eos_token_id as a tuple, from generation_config.json or else from config.json."""
+    """Return eos_token_id as a tuple, from generation_config.json or else from config.json."""
     source = config
     generation = directory / "generation_config.json"
     if generation.is_file():

@@ -1,8 +1,8 @@
-"""A model directory's fingerprint: another content is another model.
+"""The fingerprint of a model directory: it differs wherever the files' content differs.
 
-Every byte counts. Hashing takes about a second a GiB and processor core. So several threads hash
-files in pieces, as hashlib releases the interpreter lock. The digest of a large file is remembered
-for as long as the file is the same.
+Every byte counts. Hashing takes about a second for a GiB on one core. So several threads hash
+pieces of files, because hashlib releases the interpreter lock. The digest of a large file is
+remembered while the file is unchanged.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from nightjar.checkpoints.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-# What answers depend on beside the weights; generation_config.json holds the end-of-text tokens,
-# the last two the chat template.
+# Files that answers depend on, beside the weights; generation_config.json holds the end-of-text
+# tokens, the last two hold the chat template.
 SMALL_NAMES = (
     "config.json",
     "generation_config.json",
@@ -31,24 +31,24 @@ SMALL_NAMES = (
 )
 
 PIECE_BYTES = 64 << 20
-"""One thread's work; part of what a fingerprint means, as are the hash and the order of files."""
+"""Bytes of a piece; a fingerprint depends on it, and on the hash and the order of files."""
 READ_BYTES = 1 << 20
 REMEMBERED_BYTES = 64 << 20
-"""A smaller file is hashed in less time than it is worth."""
+"""The digest of a smaller file is not remembered: hashing it is fast enough."""
 MOST_THREADS = 16
 
 
 def stamps(paths: Iterable[Path]) -> tuple[FileStamp | None, ...]:
-    """What changes with each file's content, without reading it; None for a file that is not there.
+    """Return each file's stamp, without reading it; None for a missing file.
 
     Raises:
-        CheckpointError: A file cannot be looked at.
+        CheckpointError: The file system does not give a file's stamp.
     """
     return tuple(FileStamp.of(path) for path in paths)
 
 
 def fingerprint(directory: Path, weight_files: Sequence[Path]) -> str:
-    """sha256, in hexadecimal, over each file's name, size and content.
+    """Return the sha256, in hexadecimal, over each file's name, size and content.
 
     Raises:
         CheckpointError: A file cannot be read, or changes meanwhile.
@@ -80,7 +80,7 @@ def fingerprint(directory: Path, weight_files: Sequence[Path]) -> str:
 
 
 def _digests(files: Sequence[Path]) -> list[str]:
-    """The digest of each file, remembered or made now."""
+    """Return the digest of each file, remembered or computed now."""
     known = [recall(path) if path.stat().st_size >= REMEMBERED_BYTES else None for path in files]
     unknown = [path for path, digest in zip(files, known, strict=True) if digest is None]
     made = dict(zip(unknown, _hash_files(unknown), strict=True))
@@ -88,7 +88,7 @@ def _digests(files: Sequence[Path]) -> list[str]:
 
 
 def _hash_files(files: Sequence[Path]) -> list[str]:
-    """The digest of each file's size and of the digests of its pieces."""
+    """Return the digest of each file's size and of the digests of its pieces."""
     looked = [FileStamp.of(path) for path in files]
     starts = [range(0, max(1, path.stat().st_size), PIECE_BYTES) for path in files]
     started_ns = time.time_ns()
@@ -109,7 +109,7 @@ def _hash_files(files: Sequence[Path]) -> list[str]:
 
 
 def hash_piece(path: Path, start: int) -> bytes:
-    """Return the SHA-256 of at most PIECE_BYTES of a file, from the byte `start` on."""
+    """Return the digest of at most PIECE_BYTES of a file."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(READ_BYTES))
     left = PIECE_BYTES

@@ -1,4 +1,4 @@
-"""Reading a small JSON object of a model directory."""
+"""Reads a small JSON object of a model directory."""
 
 import json
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import Any
 from nightjar.checkpoints.errors import CheckpointError
 
 MAX_JSON_BYTES = 512 << 20
-"""No configuration, index or tokenizer is larger; a wrong file is refused before it is read."""
+"""The size limit: no configuration, index or tokenizer is larger."""
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; a CheckpointError that names the file where there is none."""
+    """Return the JSON object in `path`; CheckpointError names the file where there is none."""
     try:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:

@@ -1,4 +1,4 @@
-"""Rotary position embeddings as config.json describes them."""
+"""Rotary embeddings as config.json describes them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ DEFAULT_BASE = 10_000.0
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
-    """Every frequency divided by factor (position interpolation)."""
+    """Divides every frequency by factor (position interpolation)."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Llama 3.1: wavelengths past original_context / low_frequency are stretched by factor, those
-    below original_context / high_frequency are kept, those between are blended."""
+    """Llama 3.1: stretches wavelengths above original_context / low_frequency by factor.
+
+    Wavelengths below original_context / high_frequency are kept, those between are blended.
+    """
 
     factor: float
     low_frequency: float
@@ -31,9 +33,12 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """YaRN (arXiv 2309.00071): channels that turn more than beta_fast times in original_context
-    are kept, those below beta_slow turns are stretched by factor, those between are blended;
-    cosines and sines are multiplied by attention_factor."""
+    """YaRN (arXiv 2309.00071).
+
+    Channels that rotate more than beta_fast times in original_context are kept.  Channels below
+    beta_slow rotations are stretched by factor, and those between are blended.  Cosines and sines
+    are multiplied by attention_factor.
+    """
 
     factor: float
     beta_fast: float
@@ -45,8 +50,10 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotation of the first `dims` channels of each head: channel i turns with channel
-    i + dims / 2 by position * base ** (-2 i / dims), before scaling."""
+    """Rotation of the first `dims` channels of each head.
+
+    Channel i rotates with channel i + dims / 2 by position * base ** (-2 i / dims), before scaling.
+    """
 
     base: float
     dims: int
@@ -58,8 +65,7 @@ def read_rope(
 ) -> RopeConfig:
     """Read the keys under `rope_parameters` (transformers 5) or `rope_scaling` and `base_key`.
 
-    fraction: share of a head's channels that turn, where the file does not say it under
-    `rope_parameters`.
+    fraction: share of a head's channels that rotate, unless `rope_parameters` gives it.
     """
     rope = config.inner("rope_parameters") or config.inner("rope_scaling")
     base = config.number(base_key, DEFAULT_BASE, 1)
@@ -69,8 +75,8 @@ def read_rope(
     fraction = rope.number("partial_rotary_factor", fraction, 0, 1)
     key = "rope_type" if rope.values.get("rope_type") is not None else "type"
     kind = rope.word(key, "default", KINDS)
-    # Dynamic NTK changes the frequencies of sequences longer than max_position_embeddings only,
-    # which is where the context ends here: within it, it is the plain rotation.
+    # Dynamic NTK changes only frequencies of sequences longer than max_position_embeddings,
+    # where the context ends here: within the context it is the plain rotation.
     scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
     if kind == "linear":
         scaling = LinearScaling(rope.number("factor", None, 0))
@@ -82,15 +88,17 @@ def read_rope(
 
 
 def scaled_context(rope: RopeConfig, positions: int) -> int:
-    """Positions that the model reaches: YaRN is switched on in the file of a model whose
-    max_position_embeddings may still be that of its training."""
+    """Return the positions that the model reaches.
+
+    A file may switch YaRN on and still hold the max_position_embeddings of the training.
+    """
     if isinstance(rope.scaling, YarnScaling):
         return max(positions, int(rope.scaling.factor * rope.scaling.original_context))
     return positions
 
 
 def _dims(config: ConfigFields, head_size: int, fraction: float) -> int:
-    """How many channels of a head turn: an even number, as they turn in pairs."""
+    """Return how many channels of a head rotate: an even number, because they rotate in pairs."""
     dims = int(head_size * fraction)
     if dims < 2 or dims % 2:
         raise config.error(
@@ -101,7 +109,7 @@ def _dims(config: ConfigFields, head_size: int, fraction: float) -> int:
 
 
 def _original_context(config: ConfigFields, rope: ConfigFields, positions: int) -> int:
-    """The context before scaling; transformers lets the key outside of the object win."""
+    """Return the context before scaling; as in transformers, the key outside the object wins."""
     key = "original_max_position_embeddings"
     outside = config.optional_size(key, MAX_POSITIONS)
     return outside or rope.optional_size(key, MAX_POSITIONS) or positions
@@ -144,5 +152,5 @@ def _yarn(config: ConfigFields, rope: ConfigFields, positions: int) -> YarnScali
 
 
 def _mscale(factor: float, mscale: float) -> float:
-    """YaRN's temperature on the attention scores, as a factor on cosines and sines."""
+    """Return YaRN's temperature of the attention scores, as a factor on cosines and sines."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

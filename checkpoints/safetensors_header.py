@@ -1,4 +1,4 @@
-"""Checking a safetensors file by its header, without reading its weights."""
+"""Checks a safetensors file by its header, without reading its weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ITEM_BITS = {
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """One file: its size, its raw header and what tensors it holds (name -> dtype, shape)."""
+    """One file: its size, its raw header and its tensors (name -> dtype, shape)."""
 
     path: Path
     size_bytes: int
@@ -48,7 +48,7 @@ class SafetensorsHeader:
 
 
 def _parse(path: Path, raw: bytes) -> tuple[dict[str, tuple[str, tuple[int, ...]]], int]:
-    """The tensors of a header, and how many bytes of data they cover without gap or overlap."""
+    """Return a header's tensors, and how many bytes of data they cover without gap or overlap."""
     try:
         header = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -70,7 +70,7 @@ def _parse(path: Path, raw: bytes) -> tuple[dict[str, tuple[str, tuple[int, ...]
 
 
 def _entry(path: Path, name: str, entry: object) -> tuple[str, tuple[int, ...], int, int]:
-    """One tensor's dtype, shape and byte span, checked against each other."""
+    """Return one tensor's dtype, shape and byte span, checked against each other."""
     fields = entry if isinstance(entry, dict) else {}
     try:
         dtype, shape = fields["dtype"], tuple(fields["shape"])
@@ -88,5 +88,5 @@ def _entry(path: Path, name: str, entry: object) -> tuple[str, tuple[int, ...], 
 
 
 def _damaged(path: Path, what: str) -> CheckpointError:
-    """The error for a file that was cut short or overwritten."""
+    """Make the error for a file that was cut short or overwritten."""
     return CheckpointError(f"{path}: truncated or damaged: {what}; fetch or copy the file again")

@@ -1,4 +1,4 @@
-"""Among how many shards a model can be split; `gpu_worker/models/split.py` splits it."""
+"""The numbers of shards that a model can be split into; `gpu_worker/models/split.py` splits it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from nightjar.checkpoints.errors import ShardError
 
 
 def shard_counts(config: ModelConfig) -> list[int]:
-    """The numbers of shards that a model can be split among."""
+    """Return the numbers of shards that a model can be split into."""
     most = min(config.n_heads, config.vocab_size, config.intermediate_size)
     return [shards for shards in range(1, most + 1) if _divides(config, shards)]
 
 
 def check_shards(config: ModelConfig, shards: int) -> None:
-    """Raises ShardError, with the numbers that are possible, if the model cannot be split so."""
+    """Raise ShardError, with the possible numbers, if the model cannot be split so."""
     possible = shard_counts(config)
     if shards not in possible:
         raise ShardError(

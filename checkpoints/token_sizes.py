@@ -1,7 +1,7 @@
-"""How many bytes of a text one token stands for at most, by what tokenizer.json says.
+"""The most bytes of a text that one token stands for, from tokenizer.json.
 
-A text of more bytes than a model's context holds in its longest tokens is too long, whatever its
-tokens are. That is known before it is tokenized, which takes a hundred times its memory.
+A text with more bytes than the longest tokens could hold in the context is too long in any case.
+So it is refused without tokenizing it, which takes a hundred times its memory.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-# Bytes that composing may take off a text: three decomposed Hangul letters of three bytes each
-# become one of three; a mathematical letter of four bytes becomes one of one (NFKC).
+# Composing makes a text shorter: three decomposed Hangul letters of three bytes each become one of
+# three; a mathematical letter of four bytes becomes one of one (NFKC).
 _SHRINKS = {"NFC": 3, "NFD": 3, "NFKC": 4, "NFKD": 4, "Prepend": 1}
 _BLANK = "\u2581"
 # Those that UTF-8 uses.
@@ -19,17 +19,17 @@ _BYTES_OF_TEXT = {bytes([byte]) for byte in (*range(0xC0), *range(0xC2, 0xF5))}
 
 
 def most_bytes_of_a_token(description: dict[str, Any], token_bytes: Sequence[bytes]) -> int | None:
-    """The bound; None where a step of the tokenizer may leave out any length of text.
+    """Return the bound; None where a step of the tokenizer may leave out any length of text.
 
     Args:
-        description: What tokenizer.json holds.
-        token_bytes: What each token adds to a text, b"" for special ones.
+        description: The content of tokenizer.json.
+        token_bytes: The bytes that each token adds to a text, b"" for special ones.
     """
     shrink = _shrink(description.get("normalizer"))
     added = description.get("added_tokens") or []
     takes_blanks = any(token.get("lstrip") or token.get("rstrip") for token in added)
     removes = '"Removed"' in json.dumps(description.get("pre_tokenizer"))
-    # A byte that is no token may be left out, or several of them may become one unknown token.
+    # A byte without a token may be left out, or several may become one unknown token.
     complete = {entry for entry in token_bytes if len(entry) == 1} >= _BYTES_OF_TEXT
     if shrink is None or takes_blanks or removes or not complete:
         return None
@@ -38,7 +38,7 @@ def most_bytes_of_a_token(description: dict[str, Any], token_bytes: Sequence[byt
 
 
 def _shrink(normalizer: dict[str, Any] | None) -> int | None:
-    """How many bytes of a text may become one; None if that is not bounded."""
+    """Return how many bytes of a text may become one; None if unbounded."""
     if normalizer is None:
         return 1
     kind = normalizer.get("type")

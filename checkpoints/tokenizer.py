@@ -23,20 +23,20 @@ PROMPT_TOKEN = "<|PROMPT|>"  # noqa: S105 - a token of text, not of access
 class Alphabet:
     """How the entries of a vocabulary stand for bytes.
 
-    byte_level: one character a byte (GPT-2's alphabet); otherwise entries are text with U+2581 for
+    byte_level: one character a byte (GPT-2's alphabet).  Otherwise entries are text with U+2581 for
     a blank, and `<0x0A>` for single bytes (SentencePiece with byte fallback).
-    drops_first_blank: encoding puts a blank before a text, which decoding takes away again.
+    drops_first_blank: encoding puts a blank before a text, and decoding removes it.
     """
 
     byte_level: bool
     drops_first_blank: bool
 
     def raw_bytes(self, token: str) -> bytes:
-        """The bytes a vocabulary entry stands for."""
+        """Return the bytes of a vocabulary entry."""
         if self.byte_level:
             if all(character in _BYTE_OF_CHARACTER for character in token):
                 return bytes(_BYTE_OF_CHARACTER[character] for character in token)
-            return token.encode()  # written out, as the tokenizers library takes it too
+            return token.encode()  # as text, as the tokenizers library does
         if _BYTE_TOKEN.fullmatch(token):
             return bytes([int(token[3:5], 16)])
         return token.replace(BLANK, " ").encode()
@@ -45,11 +45,11 @@ class Alphabet:
 class Tokenizer:
     """A BPE tokenizer from tokenizer.json: byte-level, or SentencePiece's with byte fallback.
 
-    token_bytes[i] is what token i adds to a text that it continues; special tokens add nothing,
-    and ids past the tokenizer (embedding rows that pad the table) add nothing either.
-    special_ids are the special tokens' ids.
-    prefix_ids are what the model expects before a text, such as a begin-of-text token.
-    most_bytes is the most UTF-8 bytes of a text that one token can stand for; None if unknown.
+    token_bytes[i]: the bytes that token i adds to a text.  Special tokens add none, and neither do
+    ids past the tokenizer (embedding rows that pad the table).
+    special_ids: the special tokens' ids.
+    prefix_ids: the tokens that the model expects first, such as a begin-of-text token.
+    most_bytes: the most UTF-8 bytes of a text that one token can stand for; None if unknown.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class Tokenizer:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of the text; no special tokens are added around it."""
+        """Return the token ids of a text; no special tokens are added."""
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of several texts."""
+        """Return the token ids of several texts."""
         return self._words.encode_batch(texts) if self._words else self._encode_whole(texts)
 
     def _encode_whole(self, texts: Sequence[str]) -> list[list[int]]:
@@ -116,25 +116,25 @@ class Tokenizer:
         return [encoding.ids for encoding in found]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of these ids, from its beginning on; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of these ids; bytes that are not UTF-8 become U+FFFD."""
         raw = b"".join(self.token_bytes[i] for i in ids)
         if self._alphabet.drops_first_blank:
             raw = raw.removeprefix(b" ")
         return raw.decode("utf-8", "replace")
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token given as it stands in the vocabulary, or None."""
+        """Return the id of a vocabulary entry, or None."""
         found: int | None = self._backend.token_to_id(token)
         return found
 
     def token(self, token_id: int) -> str | None:
-        """The token of an id as it stands in the vocabulary, or None."""
+        """Return the vocabulary entry of an id, or None."""
         found: str | None = self._backend.id_to_token(token_id)
         return found
 
 
 def _alphabet(path: Path, description: dict[str, Any]) -> Alphabet:
-    """How a tokenizer turns its entries into bytes, told by the steps of its decoder."""
+    """Return how entries stand for bytes, from the steps of the tokenizer's decoder."""
     decoder = description.get("decoder") or {}
     steps = decoder.get("decoders") or [decoder]
     kinds = [step.get("type") for step in steps]
@@ -157,7 +157,7 @@ def _alphabet(path: Path, description: dict[str, Any]) -> Alphabet:
 
 
 def _unsupported(path: Path, kinds: list[str | None]) -> CheckpointError:
-    """The error for a tokenizer whose entries stand for bytes in some other way."""
+    """Make the error for a tokenizer with another kind of entries."""
     return CheckpointError(
         f"{path}: only byte-level BPE tokenizers (GPT-2's kind) and SentencePiece's with byte "
         f"fallback (Llama 2's kind) are supported; this one decodes by {kinds}"
@@ -165,7 +165,7 @@ def _unsupported(path: Path, kinds: list[str | None]) -> CheckpointError:
 
 
 def _prefix_ids(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """The special tokens that the tokenizer's own template puts before a text."""
+    """Return the special tokens that the tokenizer's template puts before a text."""
     encoding = backend.encode("a", add_special_tokens=True)
     specials = list(encoding.special_tokens_mask)
     return tuple(encoding.ids[: specials.index(0)]) if 0 in specials else ()

@@ -1,6 +1,6 @@
-"""Which tensors a configuration asks for, compared with what the weight files hold.
+"""Compares the tensors that a configuration needs with those in the weight files.
 
-Only headers are read, so a directory whose weights belong to another configuration is refused
+Only headers are read. So a directory whose weights belong to another configuration is refused
 before anything is queued or loaded.
 """
 
@@ -20,9 +20,9 @@ FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """What a family calls its tensors; those of a layer are looked up behind `layer`.
+    """A family's names of tensors; a layer's names follow `layer`.
 
-    prefix: stands before the decoder's names in a checkpoint that has a head as well.
+    prefix: comes before the decoder's names in a checkpoint that has a head as well.
     query_key_value, mlp_in: one fused tensor, or one for each part (mlp_in: gate, then up).
     input_major: projections are stored [in, out] rather than [out, in].
     interleaved: the fused query_key_value holds each head's query, key and value together.
@@ -46,7 +46,7 @@ class TensorNames:
     interleaved: bool = False
 
     def projections(self, config: ModelConfig) -> dict[str, tuple[int, int, bool]]:
-        """A layer's projections: name -> (inputs, outputs, whether it has a bias)."""
+        """Return a layer's projections: name -> (inputs, outputs, whether it has a bias)."""
         hidden, inner = config.hidden_size, config.intermediate_size
         queries = config.n_heads * config.head_size
         keys = config.n_kv_heads * config.head_size
@@ -63,7 +63,7 @@ class TensorNames:
         }
 
     def layer_norms(self, config: ModelConfig) -> dict[str, int]:
-        """A layer's norms: name -> width."""
+        """Return a layer's norms: name -> width."""
         names = [
             self.attention_norm,
             self.mlp_norm,
@@ -125,7 +125,7 @@ TENSOR_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies: its file, its name there, how it is stored."""
+    """The location of a tensor: its file, its name there, how it is stored."""
 
     path: Path
     stored_name: str
@@ -136,7 +136,7 @@ class StoredTensor:
 def find_tensors(
     config: ModelConfig, headers: Iterable[SafetensorsHeader]
 ) -> dict[str, StoredTensor]:
-    """Every tensor of the files, by its name without the family's optional prefix."""
+    """Return every tensor of the files, by its name without the family's optional prefix."""
     prefix = TENSOR_NAMES[config.family].prefix
     return {
         stored.removeprefix(prefix): StoredTensor(header.path, stored, dtype, shape)
@@ -148,8 +148,7 @@ def find_tensors(
 def check_tensors(
     directory: Path, config: ModelConfig, tensors: Mapping[str, StoredTensor]
 ) -> None:
-    """Every tensor the config asks for is there, in floating point, with its shape; else an
-    error."""
+    """Raise an error unless each needed tensor is there, in floating point, with its shape."""
     for name, expected in expected_tensors(config).items():
         if name not in tensors:
             raise CheckpointError(
@@ -170,8 +169,11 @@ def check_tensors(
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
-    """Names and shapes of all weights.  What checkpoints hold beside them (causal masks, rotary
-    frequencies, the head of a model whose head is its embedding table) is not asked for."""
+    """Yield names and shapes of all weights.
+
+    Checkpoints may hold more: causal masks, rotary frequencies, or a head that equals the
+    embedding table.
+    """
     names = TENSOR_NAMES[config.family]
     shapes: dict[str, Shape] = {}
 

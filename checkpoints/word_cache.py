@@ -1,9 +1,9 @@
-"""Token ids of words that were met before, so that a text of them need not be tokenized again.
+"""Remembers token ids of words, so that a text of known words need not be tokenized again.
 
-Byte-level BPE cuts a text by a regular expression before it merges anything. In the expressions
-below a blank is matched as the first character of a match or among other white space, and nothing
-looks back. So a match ends at every single blank between two characters that are no white space,
-and the ids of a text are the ids of its first word and of each later word with its blank, in a row.
+Byte-level BPE first cuts a text by a regular expression. In the expressions below, a blank is the
+first character of a match, or it stands among other white space. There is no look-behind. So a
+match ends at every single blank between two characters that are not white space. The ids of a text
+are then the ids of its first word and of each later word with its blank, in order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Encode = Callable[[str], list[int]]
 EncodeBatch = Callable[[Sequence[str]], list[list[int]]]
 
 MOST_WORDS = 1 << 15
-MOST_CHARACTERS = 32  # of a word that is kept
+MOST_CHARACTERS = 32  # most characters of a kept word
 
 # Of Llama 3 and Qwen 2; GPT-2's is ByteLevel's own.
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -27,11 +27,11 @@ _EXPRESSIONS = frozenset(
 
 
 def cuts_at_blanks(description: dict[str, Any]) -> bool:
-    """Whether a text's ids are those of its words, by what tokenizer.json says."""
+    """Whether a text's ids are those of its words, by tokenizer.json."""
     normalizer = description.get("normalizer")
     tokens = description.get("added_tokens") or []
     return (
-        (normalizer is None or normalizer.get("type") == "NFC")  # which leaves blanks alone
+        (normalizer is None or normalizer.get("type") == "NFC")  # which does not change blanks
         and description["model"].get("type") == "BPE"
         and not description["model"].get("dropout")
         and _pre_tokenizer_cuts(description.get("pre_tokenizer") or {})
@@ -60,7 +60,7 @@ def _pre_tokenizer_cuts(step: dict[str, Any]) -> bool:
 
 
 def _may_reach_across(token: dict[str, Any]) -> bool:
-    """Whether an added token may take in, or ask for, what stands beside its own characters."""
+    """Whether an added token may match, or depend on, characters beside its own."""
     wide = token.get("lstrip") or token.get("rstrip") or token.get("single_word")
     return bool(wide) or any(character.isspace() for character in token["content"])
 
@@ -68,14 +68,13 @@ def _may_reach_across(token: dict[str, Any]) -> bool:
 class WordCache:
     """Encodes texts by their words.
 
-    Words that begin a text and words after a blank are kept apart, half of them each; a half that
-    is full begins anew. So words that never come again, such as a number that each text begins
-    with, do not take the others with them.
+    Words that begin a text and words after a blank are kept in two halves. A full half is emptied.
+    So unique words, such as a number at the start of each text, do not push out the other half.
 
     Args:
-        encode: The tokenizer itself, for one word: for so little, threads cost more than they save.
-        encode_batch: The same for whole texts; `cuts_at_blanks` of its description.
-        most_words: So many words are kept.
+        encode: Tokenizes one word; for so little, threads cost more than they save.
+        encode_batch: Tokenizes whole texts; `cuts_at_blanks` of its description holds.
+        most_words: How many words are kept.
     """
 
     def __init__(
@@ -88,8 +87,8 @@ class WordCache:
         self._later: dict[str, list[int]] = {}  # words without the blank before them
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, the same as those of the tokenizer itself."""
-        # Not while texts are encoded: of those that repeat no word, the most are taken whole.
+        """Return the token ids of each text, equal to the tokenizer's own."""
+        # After the texts are encoded: most texts that repeat no word are tokenized whole.
         if len(self._first) >= self._most_of_each:
             self._first = {}
         if len(self._later) >= self._most_of_each:
@@ -101,7 +100,7 @@ class WordCache:
         return [next(whole) if ids is None else ids for ids in found]
 
     def _by_words(self, text: str) -> list[int] | None:
-        """The text's ids, if all its words are known or can be taken up."""
+        """Return the text's ids, if all its words are known or can be added."""
         first, *later = text.split(" ")
         try:
             return self._join(first, later)
@@ -119,7 +118,7 @@ class WordCache:
         return ids
 
     def _learn(self, first: str, later: Sequence[str]) -> None:
-        """Take up the words of a text, all or none, if there is room."""
+        """Add the words of a text, all or none, if there is room."""
         known_first, known_later = self._first, self._later
         new = set(later) - known_later.keys()
         if (
@@ -134,7 +133,7 @@ class WordCache:
 
 
 def _can_be_kept(word: str) -> bool:
-    """Whether it is short, and begins and ends with what no expression takes for white space."""
+    """Whether the word is short, and begins and ends with no kind of white space."""
     return 0 < len(word) <= MOST_CHARACTERS and _is_visible(word[0]) and _is_visible(word[-1])
 
 

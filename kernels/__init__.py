@@ -1,8 +1,7 @@
 """The arithmetic of a decoder: one list of ops, and the operands that they take.
 
-`ops.py` is the list, and says which backend computes an op where: torch (`reference/`), C++
-(`native/`) or CUDA (`cuda/`).  Nothing outside this folder imports a backend; `device.py` says what
-a device has.
+`ops.py` is the list.  It says which backend computes an op on which device: torch (`reference/`),
+C++ (`native/`) or CUDA (`cuda/`).  No other room imports a backend; `device.py` is about devices.
 """
 
 from nightjar.kernels.embedding import embed, tied_table

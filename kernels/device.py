@@ -1,6 +1,6 @@
-"""The devices that the kernels run on: which can be used, what they hold, whether they work.
+"""The devices of the kernels: which can be used, how much memory is free, whether they work.
 
-The rest of the product asks here and never a backend.
+The rest of the product calls this module and never a backend.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ OLDEST = (8, 0)
 
 
 class DeviceError(Exception):
-    """A device that cannot be used: which, why, and what mends it."""
+    """A device cannot be used; the message says which, why, and how to correct it."""
 
 
 def use_device(name: str) -> str:
     """Make "cuda" or "cuda:i" the device that kernels start on; "cpu" needs nothing.
 
-    Returns its whole name, "cuda:0" for "cuda".
+    Returns the device's full name, "cuda:0" for "cuda".
 
     Raises:
         DeviceError: See there.
@@ -76,7 +76,7 @@ def warm_up() -> None:
     """Compile the CPU's kernels now, so that the first step does not wait for it.
 
     Raises:
-        DeviceError: They were asked for by name and cannot be had.
+        DeviceError: NIGHTJAR_CPU_KERNELS asks for them and they cannot be compiled.
     """
     try:
         library()
@@ -97,6 +97,6 @@ def require_working(device: torch.device) -> None:
 
 def free_bytes(name: str) -> int:
     """Return the free memory of a GPU."""
-    torch.cuda.empty_cache()  # memory that only loading needed is free, too
+    torch.cuda.empty_cache()  # memory that only loading needed counts as free
     free, _ = torch.cuda.mem_get_info(name)
     return free

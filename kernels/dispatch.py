@@ -18,7 +18,7 @@ class Op(Generic[P, R]):
     """One op: torch's implementation, and those of the backends that have a faster one.
 
     The first argument of a call, a tensor, decides: on a GPU `cuda` computes, elsewhere `native`.
-    All implementations take the same arguments. `reference` says what they mean.
+    All implementations take the same arguments, which `reference` documents.
     """
 
     def __init__(
@@ -33,17 +33,17 @@ class Op(Generic[P, R]):
         self._on_gpu = cuda or reference
 
     def native(self, function: Callable[Concatenate[Tensor, P], R]) -> Op[P, R]:
-        """The same op with an implementation for the CPU.
+        """Return the op with an implementation for the CPU.
 
-        It calls the reference itself for arguments that its compiled kernel does not take.
+        The implementation calls the reference for arguments that its compiled kernel does not take.
         """
         return Op(self.reference, function, self._on_gpu)
 
     def cuda(self, function: Callable[Concatenate[Tensor, P], R]) -> Op[P, R]:
-        """The same op with an implementation for the GPU."""
+        """Return the op with an implementation for the GPU."""
         return Op(self.reference, self._on_cpu, function)
 
     def __call__(self, first: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Compute it where the first argument is."""
+        """Compute the op on the device of the first argument."""
         chosen = self._on_gpu if serves(first) else self._on_cpu
         return chosen(first, *args, **kwargs)

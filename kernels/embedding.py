@@ -1,4 +1,4 @@
-"""Embedding lookup, in a table of its own or in the LM head."""
+"""Embedding lookup, in a separate table or in the LM head."""
 
 import torch
 from torch import Tensor
@@ -9,8 +9,10 @@ from nightjar.kernels.operands import HeadTable, LinearWeight, TokenTable
 
 
 def tied_table(table: Tensor, head: LinearWeight) -> TokenTable:
-    """What to keep as the table [V, H] where `head` was packed from it, or from all of it but rows
-    of zeros at its end: one copy, if that serves both."""
+    """Return the table [V, H] to keep where `head` was packed from it.
+
+    Rows of zeros at the table's end may be missing in `head`.  One copy is kept if it serves both.
+    """
     return head.table(table.shape[0]) or table
 
 
@@ -23,9 +25,9 @@ def embed(
     vector_bases: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """Residual stream of every packed row: see reference.embedding.embed.
+    """Compute the residual stream of every packed row: see reference.embedding.embed.
 
-    table: rows of the vocabulary, or the LM head in their place.
+    table: rows of the vocabulary, or the LM head that holds them.
     """
     if isinstance(table, HeadTable):
         if prompt_vectors is None and ids.numel() and int(ids.max()) >= table.vocab_size:
@@ -36,7 +38,7 @@ def embed(
 
 
 def _own_table(ids: Tensor, table: HeadTable) -> tuple[Tensor, Tensor]:
-    """The rows that the ids name as a table of their own, one a row, and the ids in that."""
+    """Return a table of only the rows that the ids name, and the ids in that table."""
     count, vocab_size = ids.shape[0], table.vocab_size
     rows = table.rows(ids.clamp(max=vocab_size - 1))
     return torch.where(ids < vocab_size, torch.arange(count), ids - vocab_size + count), rows

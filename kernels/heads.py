@@ -1,4 +1,4 @@
-"""What is done to the heads of a projection before attention: the records that say it."""
+"""Records of the work on heads before attention: norms, rotation, cache write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Rotation:
 
     @cached_property
     def angles(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of every row, two of float32[T, n]: looked up once for all layers."""
+        """Return cosines and sines of every row, float32[T, n] each; read once for all layers."""
         tables = self.cosines, self.sines
         cosines, sines = (table.index_select(0, self.positions) for table in tables)
         return cosines, sines
@@ -35,9 +35,12 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class CacheWrite:
-    """keys, values: [blocks, Hkv, S, D] of one layer, or for `run_layers` those of all, [layers,
-    blocks, Hkv, S, D]; blocks, offsets: int64[C], where the first C rows go; a block of -1, on a
-    GPU: nowhere."""
+    """Where keys and values are written.
+
+    keys, values: [blocks, Hkv, S, D] of one layer, or for `run_layers` of all layers, [layers,
+    blocks, Hkv, S, D].  blocks, offsets: int64[C], block and offset of the first C rows.  On a GPU
+    a row with block -1 is not written.
+    """
 
     keys: Tensor
     values: Tensor

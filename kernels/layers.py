@@ -11,8 +11,10 @@ from nightjar.kernels.operands import LayerWeights, LinearWeight
 def chained(
     layers: Sequence[LayerWeights], head: LinearWeight
 ) -> tuple[tuple[LayerWeights, ...], LinearWeight]:
-    """The same layers and LM head, each of their weights knowing which a decode step reads next;
-    after the head, those of the next step."""
+    """Return the layers and the LM head with weights that know which weights are read next.
+
+    After the LM head, the next decode step reads the first layer.
+    """
     found = []
     for layer, after in zip(layers, [*(one.qkv for one in layers[1:]), head], strict=True):
         qkv, out, up, down = layer.qkv, layer.attention_out, layer.up, layer.down

@@ -1,7 +1,7 @@
-"""Where the rows of a step are in the cache, for the attention of every backend.
+"""Layouts: where the rows of a step are in the cache, for the attention of every backend.
 
-Rows are packed: the tokens of all sequences lie one after another, with no padding between.  A
-layout is built once a step and read by every layer; what a backend derives from it is kept with it
+Rows are packed: the tokens of all sequences lie one after another, without padding.  A layout is
+built once a step and read by every layer.  It keeps what a backend derives from it
 (`Operand.plan`).
 """
 
@@ -22,8 +22,10 @@ from nightjar.kernels.upload import upload
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Block tables laid end to end: blocks int64[N], the cache blocks; starts int64[n], where each
-    table begins."""
+    """Block tables one after another.
+
+    blocks: int64[N], the cache blocks; starts: int64[n], where each table begins.
+    """
 
     blocks: np.ndarray
     starts: np.ndarray
@@ -44,8 +46,10 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive prompt rows of one sequence: positions [start, end), whose keys and values, and
-    those of every position before them, lie in `blocks`."""
+    """Consecutive prompt rows of one sequence: positions [start, end).
+
+    Their keys and values, and those of all positions before them, lie in `blocks`.
+    """
 
     blocks: Sequence[int]
     start: int
@@ -109,23 +113,26 @@ class PagedLayout(Operand):
         return PagedLayout(Tables.build(block_tables), length, block_size)
 
     def on(self, device: torch.device) -> PagedTensors:
-        """Return the same for kernels that read it on the device."""
+        """Return the layout for kernels that read it on the device."""
         return self.plan(_paged_on(device))
 
 
 @dataclass(frozen=True, slots=True)
 class PagedTensors:
-    """A PagedLayout on the device: tables int32[B, W], the blocks of each sequence, as many as its
-    length needs; lengths int32[B], 0 for a slot without a sequence."""
+    """A PagedLayout on the device.
+
+    tables: int32[B, W], the blocks of each sequence, as many as its length needs; lengths:
+    int32[B], 0 for a slot without a sequence.
+    """
 
     tables: Tensor
     lengths: Tensor
 
     def on(self, device: torch.device) -> PagedTensors:
-        """Itself, where it is on that device.
+        """Return this layout if it is on that device.
 
         Raises:
-            ValueError: It is on another.
+            ValueError: It is on another device.
         """
         if self.lengths.device != device:
             raise ValueError(f"the layout is on {self.lengths.device}, the rows on {device}")
@@ -152,8 +159,8 @@ def _paged_on(device: torch.device) -> Callable[[PagedLayout], PagedTensors]:
 class Branch:
     """The rows of one document after a prefix.
 
-    length: its rows (>= 1); padded: the length that a backend which pads computes its attention
-    at, a matter of the document alone; prefix: index of the prefix that it follows.
+    length: its rows (>= 1).  padded: the length of its attention in a backend that pads; it depends
+    only on the document.  prefix: index of the prefix before it.
     """
 
     length: int
@@ -186,11 +193,10 @@ class BranchLayout(Operand):
 
 @dataclass(frozen=True, eq=False)
 class StepRows:
-    """The rows of a step: prompt rows, then running sequences, then documents; None where there are
-    none.
+    """The rows of a step: prompt rows, then running sequences, then documents; None for no rows.
 
-    wanted: int64[N], ascending, the rows whose attention is read, every running sequence's and
-    document's among them; None for all.
+    wanted: int64[N], ascending, the rows whose attention is read; None for all.  They include every
+    row of running sequences and documents.
     """
 
     prefill: ChunkLayout | None
@@ -205,7 +211,6 @@ class StepRows:
 
 
 def padded_length(length: int) -> int:
-    """Length that a document's attention is computed at where it is padded: few distinct shapes,
-    little waste."""
+    """Return the length to which a backend pads a document: few shapes, little waste."""
     step = 16 if length <= 128 else 64
     return -(-length // step) * step

@@ -1,7 +1,7 @@
-"""Matrix products with packed weights, and the parts of a block that some weights compute at once.
+"""Matrix products with packed weights, and parts of a block that some weights compute in one call.
 
-The weights know their backend, see operands.LinearWeight.  What a weight does not compute in one
-call is put together here of its norm and its products.
+The weights know their backend, see operands.LinearWeight.  Where a weight does not compute a part
+in one call, its norm and its products are called here one after another.
 """
 
 from torch import Tensor, dtype
@@ -11,7 +11,7 @@ from nightjar.kernels.ops import layer_norm, rms_norm
 
 
 def normalize(residual: Tensor, delta: Tensor | None, norm: Norm, out_dtype: dtype) -> Tensor:
-    """layer_norm or rms_norm of the residual stream: out_dtype[T, H]."""
+    """Compute layer_norm or rms_norm of the residual stream: out_dtype[T, H]."""
     if norm.bias is None:
         return rms_norm(residual, delta, norm.weight, norm.epsilon, out_dtype)
     return layer_norm(residual, delta, norm.weight, norm.bias, norm.epsilon, out_dtype)
@@ -23,18 +23,20 @@ def linear(
     activation: str | None = None,
     out_dtype: dtype | None = None,
 ) -> Tensor:
-    """x [T, in] times the weight, plus its bias, through the activation if one is named.
+    """Multiply x [T, in] by the weight, add its bias, and apply the activation if one is named.
 
     A gated weight gives activation(x @ gate) * (x @ up).
-    Returns out_dtype[T, out]; where none is asked for, in x's dtype, or float32 if the weight is
-    int8 or in panels.  No row's bits depend on the other rows.
+    Returns out_dtype[T, out].  Without out_dtype it is x's dtype, or float32 if the weight is int8
+    or in panels.  No row's bits depend on the other rows.
     """
     return weight.linear(x, activation, out_dtype)
 
 
 def linear_onto(residual: Tensor, x: Tensor, weight: LinearWeight) -> Tensor | None:
-    """Add `linear` of x to the residual stream float32[T, H], in place, or return what is to be
-    added, as the next norm takes it: where the product cannot end in an addition."""
+    """Add `linear` of x to the residual stream float32[T, H], in place.
+
+    Where the product cannot end in an addition, return what is to be added; the next norm adds it.
+    """
     return None if weight.linear_onto(residual, x) else weight.linear(x, None, None)
 
 
@@ -81,8 +83,7 @@ def feed_forward_onto(
     activation: str,
     out_dtype: dtype,
 ) -> Tensor | None:
-    """Add `feed_forward` to the residual stream, in place, or return what is to be added, as
-    `linear_onto` does."""
+    """Add `feed_forward` to the residual stream in place, or return it, as `linear_onto` does."""
     if up.feed_forward_onto(residual, delta, norm, down, activation):
         return None
     x = _widened(residual, delta, norm, up, activation, out_dtype)
@@ -97,7 +98,7 @@ def _widened(
     activation: str,
     out_dtype: dtype,
 ) -> Tensor:
-    """A feed-forward block up to its last product: out_dtype[T, I]."""
+    """Compute a feed-forward block up to its last product: out_dtype[T, I]."""
     at_once = up.normed_linear(residual, delta, norm, activation, out_dtype)
     if at_once is not None:
         return at_once

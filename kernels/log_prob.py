@@ -1,4 +1,4 @@
-"""Negative log-likelihood of given tokens, never with the logits of all rows at once."""
+"""Negative log-likelihood of given tokens, with the logits of few rows at a time."""
 
 from collections.abc import Iterator
 
@@ -10,10 +10,10 @@ from nightjar.kernels.operands import LinearWeight
 from nightjar.kernels.ops import target_nll
 
 CHUNK_BYTES = 8 << 20
-"""Logits held at once: small enough for the cache, large enough for the product to be fast."""
+"""Logits held at once: they fit into the cache, and the product is still fast."""
 
 DEVICE_CHUNK_BYTES = 256 << 20
-"""On a GPU, which reads the head anew for every chunk and fills itself with many rows."""
+"""Logits held at once on a GPU, which needs many rows and reads the head for every chunk."""
 
 
 def token_nll(hidden: Tensor, head: LinearWeight, rows: Tensor, targets: Tensor) -> Tensor:
@@ -30,10 +30,10 @@ def token_nll(hidden: Tensor, head: LinearWeight, rows: Tensor, targets: Tensor)
 
 
 def token_log_sums(hidden: Tensor, head: LinearWeight, rows: Tensor, targets: Tensor) -> Tensor:
-    """For a head that holds a part of the vocabulary: what `token_nll` is put together from.
+    """Compute the parts of `token_nll` for a head that holds a part of the vocabulary.
 
     Arguments as token_nll's; targets count from the part's first token.
-    Returns float32[2, M]: log sum exp of the scores that hidden[rows[i]] has in this part, and the
+    Returns float32[2, M]: the log-sum-exp of the scores of hidden[rows[i]] in this part, and the
     score of targets[i].
     """
     found = torch.empty(2, rows.shape[0], dtype=torch.float32, device=hidden.device)
@@ -46,11 +46,13 @@ def token_log_sums(hidden: Tensor, head: LinearWeight, rows: Tensor, targets: Te
 def _chunks(
     hidden: Tensor, head: LinearWeight, rows: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, slice]]:
-    """Logits of a few rows at a time, the row of each of their pairs, and which pairs these are."""
+    """Yield logits of a few rows, the row of each of their pairs, and the slice of these pairs."""
     held = DEVICE_CHUNK_BYTES if hidden.is_cuda else CHUNK_BYTES
     step = max(64, held // (4 * head.out_features))
     starts = torch.arange(0, hidden.shape[0], step, device=rows.device)
-    ends = torch.searchsorted(rows, starts + step).tolist()  # all at once: it waits for a device
+    ends = torch.searchsorted(
+        rows, starts + step
+    ).tolist()  # all at once, because it waits for a device
     begin = 0
     for start, end in zip(range(0, hidden.shape[0], step), ends, strict=True):
         if end > begin:

@@ -1,8 +1,8 @@
 """The operands of the ops: norms, packed weights, layers.
 
-No backend is imported here. A backend packs weights into a class of its own, which then computes
-with them. So a caller need not know which backend that is. What a backend derives from another
-operand is kept with the operand (`Operand.plan`).
+No backend is imported here. A backend packs weights into its own class, which then computes with
+them. So a caller need not know the backend. An operand keeps what a backend derives from it
+(`Operand.plan`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from torch import Tensor
 Plan = TypeVar("Plan")
 
 WeightPrecision = Literal["float", "bfloat16", "int8"]
-"""How products are computed: "float" in the weight's own dtype, "bfloat16" of numbers rounded to it
-with sums in FP32, "int8" in bytes."""
+"""How products are computed.
+
+"float": in the weight's dtype.  "bfloat16": of rounded numbers, sums in FP32.  "int8": in bytes.
+"""
 
 Parts: TypeAlias = tuple[Tensor, Tensor | None]
 """A weight [out, in] and its bias [out]."""
@@ -27,7 +29,7 @@ Parts: TypeAlias = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """Keeps what backends derive from it."""
+    """An operand that keeps what backends derive from it."""
 
     _plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -122,11 +124,11 @@ class LinearWeight(ABC):
 
     @property
     def prefetched(self) -> tuple[Tensor, ...]:
-        """What a GPU brings into its cache before this weight is used."""
+        """The data that a GPU prefetches before this weight is used."""
         return ()
 
     def followed_by(self, after: LinearWeight) -> LinearWeight:
-        """Return the same weight, which knows what a decode step reads after it."""
+        """Return the weight with the weights that a decode step reads after it."""
         del after
         return self
 
@@ -167,8 +169,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, eq=False)
 class Layers(Operand):
-    """Layers that each add their attention, and then their feed-forward block, to the residual
-    stream, one after another.
+    """Layers that add first their attention and then their feed-forward block to the stream.
 
     scales: each layer's factor of its attention scores; activation: of the feed-forward blocks.
     """

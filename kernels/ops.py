@@ -1,9 +1,9 @@
-"""The op list: every op, and who computes it.
+"""The op list: every op with its implementations.
 
-Torch's implementation (`reference/`) serves every device and dtype, and is the oracle of the other
-two: C++ (`native/`), the fast CPU path, and CUDA (`cuda/`). Each op stands here once, with all that
-implement it; docs/guides/adding-an-op.md shows how one is added. Matrix products are methods of the
-packed weights, whose backend is chosen when they are packed.
+Torch's implementation (`reference/`) takes every device and dtype. The other two are tested against
+it: C++ (`native/`), the fast CPU path, and CUDA (`cuda/`). Each op stands here once;
+docs/guides/adding-an-op.md shows how one is added. Matrix products are methods of the packed
+weights, whose backend is chosen when they are packed.
 """
 
 import torch
@@ -61,7 +61,7 @@ argmax = Op(reference.sampling.argmax).native(native.argmax.argmax).cuda(cuda.ar
 sample = Op(reference.sampling.sample).cuda(cuda.sample.sample)
 uniform = Op(reference.philox.uniform).cuda(cuda.philox.uniform)
 
-# The end of a step whose state never leaves the device; where `on_gpu` says so.
+# The end of a step whose state never leaves the device; only where `on_gpu` is true.
 penalize = cuda.penalties.penalize
 step_update = cuda.step_update.step_update
 
@@ -69,7 +69,7 @@ step_update = cuda.step_update.step_update
 def pack_linear(
     weight: Tensor, bias: Tensor | None, precision: WeightPrecision = "float"
 ) -> LinearWeight:
-    """Reorder weight [out, in] for the device it is on; the original may be dropped after.
+    """Pack weight [out, in] for the device it is on; the original may be dropped afterwards.
 
     Raises:
         ValueError: There are no products of that precision for the device or the processor.
@@ -79,7 +79,7 @@ def pack_linear(
 
 
 def pack_gated(gate: Parts, up: Parts, precision: WeightPrecision = "float") -> LinearWeight:
-    """Reorder two weights of one shape as a gated weight; raises as pack_linear does."""
+    """Pack two weights of one shape as a gated weight; raises as pack_linear does."""
     pack = cuda.packing.pack_gated if serves(gate[0]) else native.packing.pack_gated
     return pack(gate, up, precision)
 
@@ -87,6 +87,6 @@ def pack_gated(gate: Parts, up: Parts, precision: WeightPrecision = "float") -> 
 def serves_bfloat16(device: str) -> bool:
     """Whether there are products of that precision for FP32 rows on the device.
 
-    Only on some CPUs; not where tests run the CUDA kernels on the CPU.
+    Only some CPUs have them.  Where tests run the CUDA kernels on the CPU there are none.
     """
     return device == "cpu" and not serves(torch.empty(0)) and native.float_linear.serves_bfloat16()

@@ -1,4 +1,4 @@
-"""The state of a decode step that never leaves the device: the records that hold it."""
+"""Records of the state of decode steps, which never leaves the device."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ class Column(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why a row ended.  NO_ROOM: its history or its block table was full, which the engine's
-    reservations rule out."""
+    """Why a row ended.
+
+    NO_ROOM: its history or its block table was full; the engine's reservations prevent that.
+    """
 
     RUNNING = 0
     STOP_STRING = 1
@@ -44,8 +46,11 @@ class TokenTexts:
 
 @dataclass(frozen=True, slots=True)
 class StopTables:
-    """The stop automata of a batch, one after another: trans uint16[states, 256], next states
-    counted from their automaton's first; longest uint16[states] (see engine/stopping.py)."""
+    """The stop automata of a batch, one after another (see engine/stopping.py).
+
+    trans: uint16[states, 256], next states counted from their automaton's first; longest:
+    uint16[states].
+    """
 
     trans: Tensor
     longest: Tensor

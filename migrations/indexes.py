@@ -1,9 +1,9 @@
-"""Indexes of tables that are in use: built and dropped without keeping anybody out.
+"""Builds and drops indexes of tables in use without blocking readers or writers.
 
-PostgreSQL builds an index CONCURRENTLY, outside a transaction, while everybody goes on reading and
-writing; a plain build would hold off all writes until it is done. A build that was interrupted
-leaves an invalid index behind, which the next run drops and builds anew. Whatever a revision does
-before an index must therefore be safe to do twice. SQLite has one writer at a time in any case.
+PostgreSQL builds an index CONCURRENTLY, outside a transaction, while others read and write. A plain
+build would block all writes until it is done. An interrupted build leaves an invalid index, which
+the next run drops and builds again. So all that a revision does before an index must be safe to do
+twice. SQLite has one writer at a time in any case.
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def drop_index(name: str, table: str) -> None:
 def _wait_for_others() -> str:
     """Lift the limit on locks, and return it.
 
-    What runs CONCURRENTLY waits for all transactions under way, and nobody waits behind it.
+    A CONCURRENTLY statement waits for all running transactions, and no other one waits for it.
     """
     before = str(op.get_bind().scalar(sa.text("SHOW lock_timeout")))
     op.execute("SET lock_timeout = 0")

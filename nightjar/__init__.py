@@ -1,7 +1,7 @@
 """Nightjar: batch inference for GPT decoders through a message queue.
 
-The rooms of the house stand at the root of the repository and are linked into
-this package, which gives them one name to be imported by: docs/explanations/structure.md.
+The folders of the repository's root are linked into this package, so that all are
+imported under one name: docs/explanations/structure.md.
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Child processes: starting, ending and restarting them, and what is said of their end.
+"""Starts, ends and restarts child processes, and describes how they ended.
 
 Three places keep children running: `nightjar run` its services, the API its upload process, and a
 GPU worker its compute processes. Each has a `RestartPolicy` of its own and a `Supervisor`.

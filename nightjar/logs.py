@@ -1,13 +1,13 @@
-"""How every process writes its log: one line a record, with its fields behind the text.
+"""The log format of every process: one line a record, with the fields after the text.
 
-A record of ours names what happened in `extra={"action": ...}`, which stays the same when the text
-changes, beside the ids that it is about:
+A record of Nightjar names its event in `extra={"action": ...}`, with the ids that it is about. The
+action stays the same when the text changes:
 
     2026-11-21 03:00:00,120 WARNING nightjar.pipeline.queue.sweeper: worker gpu-1:7:ab is silent: 2
     micro-batches go to others action=release_dead_worker owner="gpu-1:7:ab"
 
-(on one line). Fields never hold prompts, answers or secrets: whoever logs sees to that. Records
-without an action, those of libraries, are written as they are: what they carry may hold anything.
+(on one line). Fields must never hold prompts, answers or secrets. Records of libraries have no
+action and are written without fields, because their fields may hold anything.
 """
 
 import json
@@ -22,12 +22,12 @@ class FieldsFormatter(logging.Formatter):
     """Appends the fields of a record that has an `action`, as name=value, the action first."""
 
     def __init__(self, process: str | None = None) -> None:
-        """process: what the lines are said by, where a log holds several processes' lines."""
+        """process: the name at the start of lines, where several processes write one log."""
         said_by = "" if process is None else f"{process} "
         super().__init__(f"%(asctime)s {said_by}%(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        """The line without its traceback."""
+        """Return the line without its traceback."""
         line = super().formatMessage(record)
         action = getattr(record, "action", None)
         if action is None:
@@ -46,7 +46,7 @@ def configure(process: str | None = None) -> None:
 
 
 def _shown(value: object) -> str:
-    """A value on one line: plain words as they are, all else as JSON."""
+    """Return a value on one line: plain words as they are, all else as JSON."""
     if isinstance(value, str) and value and _PLAIN.issuperset(value):
         text = value
     else:

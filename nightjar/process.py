@@ -63,7 +63,7 @@ def step_back(niceness: int) -> None:
 
 
 def _lower_session(niceness: int) -> None:
-    """Make this session's autogroup as nice, where there is one that weighs."""
+    """Give this session's autogroup the same niceness, where Linux has one."""
     try:
         shown = _AUTOGROUP.read_text()  # "/autogroup-25 nice 0"; nothing inside a control group
     except OSError:

@@ -5,7 +5,8 @@ to the compute process (`gpu_worker/compute/messages.py`), and the engine comput
 (`jobs/lines/bodies.py`), error hints (`jobs/lines/schemas.py`) and the engine's checks
 (`gpu_worker/engine/sampling_checks.py`) take their limits from here.
 
-This module imports nothing of ours and no third-party package, so that every room may import it.
+This module imports no other module of Nightjar and no third-party package, so that every room may
+import it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MAX_BAD_WORD_SEQUENCES = 2 * MAX_BAD_WORDS
 """A bad word becomes two token sequences, with and without a leading space."""
 MAX_LOGIT_BIAS = 1_024
 BODY_TEMPERATURE = 2.0
-"""The highest temperature of a request body, as in OpenAI's API; the engine itself takes more."""
+"""The highest temperature of a request body, as in OpenAI's API; the engine takes higher ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ class Settings(BaseSettings):
     on_model_change: OnModelChange = Field(
         "replan",
         description="what was planned for another model than the one that is served now and is not "
-        "being computed: planned anew, or left to the workers of that model",
+        "being computed: planned again, or left to the workers of that model",
     )
     heartbeat_s: float = Field(1.0, gt=0)
     worker_dead_after_s: float = Field(7.0, gt=0)

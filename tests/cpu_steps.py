@@ -54,7 +54,7 @@ def random(*shape, seed=0):
 
 
 class Step:
-    """Some of SEQUENCES in one step, over a cache in which what nobody wrote is zeros."""
+    """Return some of SEQUENCES in one step, over a cache with zeros where no row was written."""
 
     def __init__(self, kinds, shape, *, dtype=torch.float32, normed=True, pairs=0):
         self.heads, self.kv_heads, self.size = shape

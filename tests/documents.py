@@ -49,7 +49,7 @@ class Page:
         return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
     def links(self) -> list[str]:
-        """The targets of links and pictures that are files of ours, or anchors."""
+        """Return the targets of links and pictures that are files of the repository, or anchors."""
         found = re.findall(r"\]\(([^)\s]+)\)", _FENCE.sub("", self.text))
         return [target for target in found if "://" not in target]
 

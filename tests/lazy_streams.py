@@ -1,7 +1,7 @@
 """CUDA streams and events without a GPU: work on a stream is done as late as it may be.
 
 What the host does itself stands for the current stream: it happens at once.  Work that was queued
-on another stream happens when the current stream waits for it, or where `whim` says so; then all
+on another stream happens when the current stream waits for it, or where `whim` is true; then all
 that it waits for happens before it.  So a wait that is missing shows: what should be there is not,
 or what should have been copied is overwritten.
 """

@@ -57,7 +57,7 @@ def find_children(pid: int, part: str) -> list[psutil.Process]:
 
 
 def all_ended(processes: list[psutil.Process]) -> bool:
-    """Whether none of them runs any more; one that nobody has reaped has ended."""
+    """Whether none of them runs any more; an unreaped process has ended."""
     return not any(_runs(process) for process in processes)
 
 

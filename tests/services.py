@@ -29,7 +29,7 @@ VARIABLES = {
     "MESSAGE_KEY": "owls-sign-messages",
     "FLOWER_AUTH": "owl:hoot",
 }
-# In a test nobody wants to wait: the same mechanisms, on shorter times.
+# Shorter times for tests; the mechanisms are the same.
 HASTE = {
     "NIGHTJAR_HEARTBEAT_S": "0.5",
     "NIGHTJAR_SWEEP_EVERY_S": "1",
@@ -45,7 +45,7 @@ _GRACE_S = 15.0
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody holds now."""
+    """Return a TCP port of the loopback interface that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -242,7 +242,7 @@ def running_deployment(directory: Path, database_url: str, model: Path) -> Itera
 
 
 def _status(url: str) -> int | None:
-    """The HTTP status that a URL answers with; None when nobody listens."""
+    """Return the HTTP status of a URL; None where no server listens."""
     try:
         return httpx.get(url, timeout=5).status_code
     except httpx.TransportError:

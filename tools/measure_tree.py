@@ -70,7 +70,7 @@ def modules(root: Path) -> list[Module]:
 
 
 def imports(module: Module, names: set[str]) -> set[str]:
-    """The modules of ours that a file imports, inside functions and for types too."""
+    """The checkout's modules that a file imports, inside functions and for types too."""
     package = module.name.split(".")
     if module.path.name != "__init__.py":
         package = package[:-1]

@@ -1,4 +1,4 @@
-"""From a request to a job that the scheduler can run."""
+"""Checks requests and makes jobs of them for the scheduler."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Admission:
     def admit(self, request: Request, arrival: int) -> GenerateJob | RankJob:
         """Make the job of a request.
 
-        arrival: its number in the order of arrival, over both kinds of request.
+        arrival: the request's number in the order of arrival of both kinds of request.
 
         Raises:
             RefusedError: The request cannot be computed.
@@ -57,7 +57,7 @@ class Admission:
         return self._ranking(request, arrival, base)
 
     def admit_alone(self, job: GenerateJob | RankJob) -> GenerateJob | RankJob:
-        """Make a job of the same request anew, which shares no block with others."""
+        """Make a new job of the same request, which shares no block with others."""
         if isinstance(job, GenerateJob):
             opened = self._generate_job(job.request, job.arrival, job.prefix.vector_base)
             opened.prefix.keys = []
@@ -81,7 +81,7 @@ class Admission:
         return job
 
     def _ranking(self, request: RankRequest, arrival: int, base: int) -> RankJob:
-        """Make the job of a query and its documents, in parts that begin alike."""
+        """Make the job of a query and its documents, in parts that share a prefix."""
         query = list(request.query_ids)
         documents = [list(document) for document in request.documents]
         room = self._pool.total * self._pool.block_size - len(query)
@@ -100,15 +100,15 @@ class Admission:
     def _prefix(self, tokens: list[int], base: int, scored_from: int, blocks: int) -> Prefix:
         """Make a prefix of tokens, with the keys by which its blocks are found.
 
-        Ids past the vocabulary mean rows of prompt vectors from `base` on. No base is used twice,
-        so it tells the keys of different vectors apart.
+        Ids past the vocabulary name rows of prompt vectors from `base` on. No base is used twice,
+        so different vectors have different keys.
         """
         salt = base + 1 if max(tokens) >= self._vocab_size else 0
         keys = prefix_keys(tokens, self._pool.grain, salt)
         return Prefix(tokens, base, keys, scored_from, blocks)
 
     def _scored(self, document: Sequence[int]) -> int:
-        """How many of a document's tokens are scored."""
+        """Return how many of a document's tokens are scored."""
         return sum(token < self._vocab_size for token in document)
 
 

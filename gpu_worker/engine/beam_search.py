@@ -1,4 +1,4 @@
-"""One step of a beam search: from the beams' best tokens to the sequences that go on."""
+"""One step of a beam search: from the beams' best tokens to the sequences that continue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nightjar.gpu_worker.engine.requests import GenerateOutput
 from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence
 
 Child = tuple[GenerateSequence, GenerateSequence]
-"""A sequence that runs, and one that goes on from it by one token."""
+"""A running sequence, and one that continues it by one token."""
 
 
 def search_step(
@@ -18,10 +18,9 @@ def search_step(
     beams: Sequence[tuple[GenerateSequence, Choice]],
     token_bytes: Sequence[bytes],
 ) -> list[Child]:
-    """Finish the sequences that end here and return those that go on; none when the search is over.
+    """Finish the sequences that end here and return those that continue; none at the search's end.
 
-    beams: the running sequences in the order in which the last step returned them, each with its
-    best tokens.
+    beams: the running sequences, in the order of the last step's result, each with its best tokens.
     """
     going = []
     children: dict[int, Child] = {}

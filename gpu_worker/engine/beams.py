@@ -1,4 +1,4 @@
-"""Beam search over one request: which sequences go on, which are finished, and when to end."""
+"""Beam search over one request: which sequences continue, which are finished, when it ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Output = TypeVar("Output")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A running sequence made longer by one token.
+    """A running sequence that is longer by one token.
 
     parent: the sequence's number among the running ones; total: the sum of the log-probabilities of
     the new sequence's tokens.
@@ -27,7 +27,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Finished(Generic[Output]):
-    """A finished sequence, the sum of its tokens' log-probabilities, and what it is ranked by."""
+    """A finished sequence, the sum of its tokens' log-probabilities, and its score."""
 
     output: Output
     total: float
@@ -52,12 +52,14 @@ class BeamState(Generic[Output]):
 
     @staticmethod
     def candidates_per_beam(search: BeamSearch, end_tokens: int) -> int:
-        """How many best tokens of each running sequence are enough: should all that end a sequence
-        be among them, `width` others are left."""
+        """How many best tokens of each running sequence are needed.
+
+        If all tokens that end a sequence are among them, `width` others are left.
+        """
         return search.width + end_tokens
 
     def candidates(self, best: Sequence[Sequence[tuple[int, float]]]) -> list[Candidate]:
-        """The best continuations of all running sequences, best first.
+        """Return the best continuations of all running sequences, best first.
 
         best: for each running sequence, its best (token, log-probability).  Equal sums go to the
         earlier sequence, then to the lower token.
@@ -71,26 +73,29 @@ class BeamState(Generic[Output]):
         return sorted(found, key=lambda one: (-one.total, one.parent, one.token))
 
     def may_finish(self, rank: int) -> bool:
-        """Whether the candidate of this rank can be a result; the others are only in reserve."""
+        """Whether a candidate of this rank can be a result; the others only replace ended ones."""
         return rank < self._search.width
 
     def finish(self, output: Output, total: float) -> None:
-        """Take in a sequence that ends with this step's token; the best `width` are kept."""
+        """Add a sequence that ends with this step's token; the best `width` are kept."""
         self.finished.append(Finished(output, total, self._score(total)))
-        # Stable: of equal scores the earlier one stays.
+        # A stable sort: of equal scores the earlier one stays.
         self.finished.sort(key=lambda one: -one.score)
         del self.finished[self._search.width :]
 
     def keep(self, going: Sequence[Candidate]) -> list[Candidate]:
-        """The sequences that run on, of the candidates that did not end, in order."""
+        """Return the sequences that continue, in order, of the candidates that did not end."""
         kept = list(going[: self._search.width])
         self._totals = [candidate.total for candidate in kept]
         return kept
 
     @property
     def done(self) -> bool:
-        """Whether the search is over: nothing runs, or what runs is not expected to pass the
-        finished sequences, of which there are enough."""
+        """Whether the search is over.
+
+        It is over when no sequence runs. With enough finished sequences it is also over when the
+        running ones are not expected to pass them.
+        """
         if not self._totals:
             return True
         if len(self.finished) < self._search.width:

@@ -10,16 +10,16 @@ class EngineConfig:
     """Limits of one engine.
 
     max_running: sequences that decode together.
-    max_step_tokens: packed rows of one step.  It is gone past only where it is low: a document of
-    up to 512 tokens is computed in one piece, and one that does not fit beside the running
-    sequences gets a step without prompts and other documents.
-    block_size: tokens of one cache block; also the grain in which attention is summed, so two
-    engines agree to the last bit only when it is equal.
-    window_steps: decode steps that a GPU takes before the host looks; 1: the host looks every time.
+    max_step_tokens: packed rows of one step.  Only a low limit is exceeded: a document of up to
+    512 tokens is computed in one piece.  One that does not fit beside the running sequences gets a
+    step without prompts and other documents.
+    block_size: tokens of one cache block.  Attention is summed block by block, so two engines agree
+    to the last bit only with equal block sizes.
+    window_steps: decode steps that a GPU takes without the host; 1: the host reads every step.
     cuda_graphs: launch those steps as CUDA graphs.
     kv_cache_bytes: memory for keys and values; never exceeded.
-    host_cache_bytes: memory of the host for keys and values that the cache had no room for, pinned
-    beside a GPU; never exceeded, 0 for none.
+    host_cache_bytes: host memory for keys and values that the cache has no room for; pinned where
+    there is a GPU; never exceeded, 0 for none.
     banned_token_ids: ids that are never sampled.
     eos_token_ids: ids that end a sequence; None takes the model's own.
     """

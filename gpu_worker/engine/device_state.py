@@ -1,7 +1,7 @@
-"""What the device knows of the running sequences, and how it gets there.
+"""The state of the running sequences on the device, and how it is brought there.
 
-The host's own state of a text (tokens, stop matcher) is the one that counts: what stands here is
-made from it, and moves on by the same rules for as long as the host does not interfere.
+The host's state of a sequence (tokens, stop matcher) decides.  The device's state is made from it
+and follows the same rules until the host changes something.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ WORD_BITS = 32
 class Shape:
     """The sizes of a batch's tensors, each rounded up, so that few graphs serve all batches.
 
-    slots: sequences; width: blocks of a table; ends: tokens that end a sequence; states: of all
-    stop automata together.
+    slots: sequences; width: blocks of a table; ends: tokens that end a sequence; states: states of
+    all stop automata together.
     """
 
     slots: int
@@ -36,7 +36,7 @@ class Shape:
 
     @staticmethod
     def of(sequences: Sequence[GenerateSequence], block_size: int) -> Shape:
-        """The least shape that holds these sequences up to their ends."""
+        """Return the smallest shape that holds these sequences up to their ends."""
         width = max(-(-sequence.job.max_length // block_size) for sequence in sequences)
         ends = max(len(sequence.ends) for sequence in sequences)
         states = 1 + sum(len(one.trans) for one in _automata(sequences).values())
@@ -50,7 +50,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Of each slot, 1, 0, 0 for off: float32[slots] each (see kernels.penalize)."""
+    """Penalties of each slot: float32[slots] each; 1, 0, 0 are off (see kernels.penalize)."""
 
     repetition: Tensor
     presence: Tensor
@@ -59,9 +59,9 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class SeenTokens:
-    """Which tokens each slot has seen, and how often it wrote them: see kernels.penalize.
+    """Which tokens each slot has seen, and how often it generated them: see kernels.penalize.
 
-    Shared by the batches of all shapes, of which one runs at a time.
+    The batches of all shapes share it, because one of them runs at a time.
     """
 
     seen: Tensor
@@ -69,7 +69,7 @@ class SeenTokens:
 
     @staticmethod
     def allocate(slots: int, vocab_size: int, device: str) -> SeenTokens:
-        """Of that many slots: seen int32[slots, words], counts int32[slots, V]."""
+        """Return the first slots: seen int32[slots, words], counts int32[slots, V]."""
         words = -(-vocab_size // WORD_BITS)
         zeros = (
             torch.zeros(slots, size, dtype=torch.int32, device=device)
@@ -80,9 +80,9 @@ class SeenTokens:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """The tensors of the sequences of one shape, at addresses that stay.
+    """The tensors of the sequences of one shape, at fixed addresses.
 
-    tokens: int64[steps, slots], what the steps of a window chose (-1: scores not finite);
+    tokens: int64[steps, slots], the tokens of a window's steps (-1: scores not finite);
     step: int64[1], the row that the next step writes.
     """
 
@@ -96,7 +96,7 @@ class DeviceBatch:
 
     @staticmethod
     def allocate(shape: Shape, seen: SeenTokens, steps: int, block_size: int) -> DeviceBatch:
-        """A batch in which every slot is free: a step computes nothing and changes nothing."""
+        """Make a batch in which every slot is free: a step computes nothing and changes nothing."""
         device, slots = seen.counts.device, shape.slots
 
         def zeros(*size: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -132,8 +132,7 @@ class DeviceBatch:
         return batch
 
     def load(self, sequences: Sequence[GenerateSequence], block_size: int) -> None:
-        """Bring sequences to the device, each to the slot of its number; the other slots are
-        free."""
+        """Copy sequences to the device, each to the slot of its number; other slots are free."""
         found = _automata(sequences)
         begins, trans, longest = _stop_tables(found, self.shape.states)
         _put(self.stops.trans, trans)
@@ -148,7 +147,7 @@ class DeviceBatch:
         self._load_sampling(sequences)
 
     def load_tables(self, sequences: Sequence[GenerateSequence]) -> None:
-        """Bring the cache blocks of the sequences that run (again) to the device."""
+        """Copy the block tables of the running sequences to the device."""
         tables = np.zeros((self.shape.slots, self.shape.width), dtype=np.int32)
         for slot, sequence in enumerate(sequences):
             if sequence.table is not None:
@@ -172,7 +171,7 @@ class DeviceBatch:
             _put(target, values)
 
     def _load_seen(self, slot: int, sequence: GenerateSequence) -> None:
-        """The tokens of a sequence with penalties; prompt vectors are no tokens."""
+        """Return the tokens of a sequence that penalties count; prompt vectors are no tokens."""
         words, vocab_size = self.state.seen.shape[1], self.state.counts.shape[1]
         prompt = np.asarray(sequence.job.prefix.tokens, dtype=np.int64)
         generated = np.asarray(sequence.generated, dtype=np.int64)
@@ -193,27 +192,27 @@ def token_texts(token_bytes: Sequence[bytes], device: str) -> TokenTexts:
 
 
 def slots_for(sequences: int) -> int:
-    """Slots of the smallest batch that holds so many sequences."""
+    """Return the slots of the smallest batch that holds so many sequences."""
     return _bucket(sequences, 8)
 
 
 def _bucket(count: int, least: int) -> int:
-    """The next power of two, `least` at least."""
+    """Return the next power of two, at least `least`."""
     return max(least, 1 << (count - 1).bit_length() if count > 1 else 1)
 
 
 def _put(target: Tensor, values: np.ndarray) -> None:
-    """Copy to the device without waiting for it."""
+    """Copy to the device without waiting."""
     source = torch.from_numpy(np.ascontiguousarray(values))
     if target.is_cuda:
-        # torch keeps pinned memory until the copy has read it.
+        # torch keeps pinned memory until the copy has read it
         target.copy_(source.pin_memory(), non_blocking=True)
     else:
         target.copy_(source)
 
 
 def _automata(sequences: Sequence[GenerateSequence]) -> dict[tuple[bytes, ...], StopAutomaton]:
-    """One automaton for each set of stops; most sequences of a job share one."""
+    """One automaton for each set of stops; most sequences of a job share their set."""
     sets = dict.fromkeys(sequence.sampling.stop for sequence in sequences)
     return {stops: automaton(stops) for stops in sets if stops}
 
@@ -221,7 +220,7 @@ def _automata(sequences: Sequence[GenerateSequence]) -> dict[tuple[bytes, ...], 
 def _stop_tables(
     automata: dict[tuple[bytes, ...], StopAutomaton], states: int
 ) -> tuple[dict[tuple[bytes, ...], int], np.ndarray, np.ndarray]:
-    """Where each automaton begins, and all of them: uint16[states, 256], uint16[states]."""
+    """Return where each automaton begins, and all of them: uint16[states, 256], uint16[states]."""
     trans = np.zeros((states, 256), dtype=np.uint16)
     longest = np.zeros(states, dtype=np.uint16)
     begins, slot = {}, 0

@@ -1,4 +1,4 @@
-"""How a request is refused, and the engine itself."""
+"""Errors: a refused request, and an engine that cannot be made."""
 
 
 class RefusedError(Exception):
@@ -10,4 +10,4 @@ class RefusedError(Exception):
 
 
 class CannotComputeError(Exception):
-    """There can be no engine here; the message says why and what mends it."""
+    """No engine can be made here; the message says why and how to correct it."""

@@ -1,4 +1,4 @@
-"""Runs a plan through the model: to next tokens and document scores."""
+"""Runs a plan through the model; gives next tokens and document scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Rows:
-    """The hidden states of a step, [N, H], and where each wanted row stands.
+    """The hidden states of a step, [N, H], and the index of each wanted row.
 
     ends: the row of each prefix's last token, for prefixes that are read in this step.
     chunks: the first wanted row of each chunk; decodes: the first row of the running sequences;
@@ -39,7 +39,7 @@ class Rows:
 
 
 class Executor:
-    """Runs plans. Holds no state of requests: a plan that failed may be run again in parts."""
+    """Runs plans. It holds no state of requests, so a failed plan may be run again in parts."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Executor:
         banned_token_ids: Sequence[int],
         beside_compute: Callable[[], None],
     ) -> None:
-        """beside_compute: called in every step when its forward pass is launched, before the host
-        waits for it.
+        """beside_compute: called in every step after its forward pass is launched, before the host
+        waits for the results.
         """
         self._model = model
         self._cache = cache
@@ -66,7 +66,7 @@ class Executor:
         rows = self._forward(plan)
         self._beside_compute()
         output = StepOutput(done=[*plan.prompts, *plan.ranks])
-        output.hidden.extend(  # clones: a view would keep the whole step's rows
+        output.hidden.extend(  # a clone, because a view would keep the whole step's rows
             (chunk.prefix, rows.hidden[rows.ends[id(chunk.prefix)]].clone())
             for chunk in plan.chunks
             if chunk.finishes
@@ -78,8 +78,8 @@ class Executor:
     def run_one_by_one(self, plan: StepPlan, check_device: Callable[[], None]) -> StepOutput:
         """Compute each request of a plan alone, so that only those that raise fail.
 
-        check_device: raises where the device itself has failed. Every later request would fail,
-        too, and be blamed for it.
+        check_device: raises where the device itself has failed. Else every later request would fail
+        and take the blame.
         """
         whole = StepOutput()
         for job, single in plan.singles():
@@ -92,8 +92,10 @@ class Executor:
         return whole
 
     def _forward(self, plan: StepPlan) -> Rows:
-        """The last hidden states of the plan's wanted rows, and of the prefixes computed earlier
-        that something is predicted from now."""
+        """Compute the last hidden states of the plan's wanted rows.
+
+        Prefixes that were computed earlier and are now predicted from are among them.
+        """
         chunks = list(plan.chunks)
         fed = any(branch.depth > 1 for branch in plan.branches)
         model = self._model
@@ -136,7 +138,7 @@ class Executor:
         # Samples of one prompt start from one row of logits.
         unique = list(dict.fromkeys(sources))
         hidden = rows.hidden
-        # Mostly every row is sampled. Then no copy is made: torch would wake its threads for one.
+        # Mostly every row is sampled. Then no copy is made: torch would wake its threads for it.
         if unique != list(range(hidden.shape[0])):
             hidden = hidden.index_select(0, kernels.upload(torch.tensor(unique), hidden.device))
         logits = self._model.logits(hidden)
@@ -174,9 +176,10 @@ class Executor:
     def _nll(
         self, hidden: Tensor, sources: list[np.ndarray], targets: list[np.ndarray]
     ) -> list[np.ndarray]:
-        """Per list of targets, float64[n]: the NLLs of targets[i][j] after hidden[sources[i][j]].
+        """Return float64[n] per list of targets: NLLs of targets[i][j] after hidden[sources[i][j]].
 
-        Ids past the vocabulary, prompt vectors, are read and not scored: they are left out.
+        Ids past the vocabulary are prompt vectors: they are read and not scored, so they are left
+        out.
         """
         vocab_size = self._model.config.vocab_size
         real = [target < vocab_size for target in targets]
@@ -197,17 +200,17 @@ class Executor:
 
 
 def _kept(prefix: Prefix) -> Tensor:
-    """The last hidden state of a prefix that was computed in an earlier step."""
+    """Return the last hidden state of a prefix that was computed in an earlier step."""
     if prefix.last_hidden is None:
         raise RuntimeError("a prefix is read before it is computed")
     return prefix.last_hidden
 
 
 def _scored_in(chunk: PrefixChunk) -> list[int]:
-    """The scored tokens of a prefix that are predicted from this chunk's rows."""
+    """Return the scored tokens of a prefix that this chunk's rows predict."""
     return chunk.prefix.tokens[chunk.wanted_from + 1 : chunk.end + 1]
 
 
 def _seen(branch: Branch) -> list[int]:
-    """The document's tokens that this probe scores."""
+    """Return the document's tokens that this probe scores."""
     return branch.document.tokens[: branch.depth]

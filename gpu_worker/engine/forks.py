@@ -1,4 +1,4 @@
-"""Sequences that go on from one another: whose cache blocks are whose, and what must be copied."""
+"""Sequences that continue one another: how they share cache blocks, and what must be copied."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from nightjar.gpu_worker.engine.sequence import GenerateJob, GenerateSequence
 
 
 class Forks:
-    """Gives sequences their blocks.  Whole blocks are shared; a fork's last one is a copy."""
+    """Gives sequences their blocks.  Whole blocks are shared; a fork's last block is a copy."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        # By copy: a sequence that ends with its first token leaves a copy that nobody waits for, in
-        # a block which another sequence may fork into before it is made.
+        # By copy: a sequence that ends with its first token leaves a copy that no sequence needs.
+        # Another sequence may fork into the same block before that copy is made.
         self._copies: dict[int, int] = {}
 
     def start(self, sequence: GenerateSequence) -> None:
-        """Give a sequence that got its first token blocks of its own, behind its prompt's."""
+        """Give a sequence that got its first token its own blocks, after its prompt's."""
         job = sequence.job
         prompt = job.prefix.held
         if job.request.sampling.n > 1 and job.beams is None:
@@ -33,8 +33,8 @@ class Forks:
     def replace(self, job: GenerateJob, children: Sequence[Child]) -> None:
         """Give the children of a search's sequences their blocks.
 
-        The first child of a sequence takes over its blocks, others fork from them; the blocks of a
-        text without children pay for those.
+        The first child of a sequence takes over its blocks, and others fork from them.  The blocks
+        of a sequence without children pay for the forks.
         """
         spare = job.spare
         if spare is None:
@@ -52,14 +52,14 @@ class Forks:
                 child.table = parent.held
 
     def take_copies(self) -> dict[int, int]:
-        """The source of each block to copy, all at once, before the next forward pass."""
+        """Return the source of each block to copy; all are copied before the next forward pass."""
         copies, self._copies = self._copies, {}
         return copies
 
     def _fork(
         self, table: BlockTable, tokens: int, job: GenerateJob, payer: BlockTable
     ) -> BlockTable:
-        """Blocks for one more sequence that begins with the first `tokens` positions of a table."""
+        """Return blocks for a sequence that begins with the first `tokens` positions of a table."""
         own = self._pool.blocks_for(job.max_length) - tokens // self._pool.block_size
         fork, copied = table.fork(tokens, own, payer)
         if copied is not None:

@@ -1,4 +1,4 @@
-"""How much of a GPU's memory the cache may take."""
+"""The share of a GPU's memory that the cache takes."""
 
 from collections.abc import Sequence
 

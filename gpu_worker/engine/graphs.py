@@ -1,4 +1,4 @@
-"""A step that is launched again and again: as it is, or as a CUDA graph."""
+"""Launches a repeated step, as it is or as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any, Protocol
 import torch
 
 Step = Callable[[], None]
-"""Launches work that reads and writes the same tensors every time, and waits for nothing."""
+"""Launches work that uses the same tensors every time and does not wait."""
 
 WARM_UPS = 2
-"""Steps before one is recorded: kernels are compiled and loaded, libraries take their memory."""
+"""Steps before the recording: they compile and load kernels, and libraries take their memory."""
 
 
 class Recorder(Protocol):
     """Makes a step cheaper to launch."""
 
     def __call__(self, step: Step) -> Step:
-        """What does the same as `step`.  It may run the step up to WARM_UPS times."""
+        """Return a function that does the same.  It may run the step up to WARM_UPS times."""
 
 
 def eager(step: Step) -> Step:
-    """The step itself."""
+    """Return the step itself."""
     return step
 
 
 class CudaGraphs:
-    """Records steps as CUDA graphs: one launch in the place of several hundred.
+    """Records steps as CUDA graphs: one launch replaces several hundred.
 
     The graphs share their memory, so only one may run at a time.
     """
@@ -45,7 +45,7 @@ class CudaGraphs:
         side = self._stream
         side.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
-        # Around the recording, too: where that fails, torch leaves its stream the current one.
+        # Around the recording too: where it fails, torch leaves its stream as the current one.
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
                 step()
@@ -58,8 +58,7 @@ class CudaGraphs:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Let nothing be collected: what frees memory of the device, or of the host where it is pinned,
-    would break a recording."""
+    """Switch garbage collection off: to free device memory or pinned memory breaks a recording."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Prefixes that the cache had no room for, in the host's memory."""
+"""Keeps prefixes in the host's memory that the cache had no room for."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from nightjar.gpu_worker.models import Arrivals
 
 
 class HostTier:
-    """A fixed number of slots of a block each, by the keys of the prefixes; the least recently used
-    goes first.
+    """A fixed number of slots, one block each, by the keys of prefixes.
 
-    A prefix comes here when the pool takes back the block that it fills, or shortly before.  Such a
-    block was held only by requests that ended well: what is here is finite.  It stays when it is
-    loaded, so that it need not be saved again.  What a step saves and loads is collected while the
-    step is planned, and happens before it writes: first what leaves, then what comes.
+    The least recently used prefix goes first.  A prefix is saved when the pool takes back the block
+    that it fills, or shortly before.  Only requests that ended well held such a block, so its
+    numbers are finite.  A loaded prefix stays here, so that it need not be saved again.  The saves
+    and loads of a step are collected while it is planned.  They happen before it writes, saves
+    first.
     """
 
     def __init__(
@@ -31,11 +31,11 @@ class HostTier:
         self._block_size = block_size
         self._by_key: dict[bytes, int] = {}  # the least recently used first
         self._free = list(range(slots))
-        # Of the step being planned: blocks and their slots, and blocks whose saving must be over.
+        # Of the planned step: blocks and their slots, and blocks whose saves must be complete.
         self._leaving: dict[int, int] = {}
         self._coming: list[tuple[int, int]] = []
         self._overwritten: list[int] = []
-        # Slots that are written or read by what is planned or under way.
+        # Slots that planned or running transfers read or write.
         self._claimed: set[int] = set()
         self._reading: set[int] = set()
 
@@ -61,7 +61,7 @@ class HostTier:
         return len(self._coming)
 
     def worth_loading(self, keys: Sequence[bytes]) -> Sequence[bytes]:
-        """The first of these keys that are here without a gap, if loading beats computing them."""
+        """Return the first of these keys that are here without a gap, if loading is faster."""
         count = 0
         while count < len(keys) and keys[count] in self._by_key:
             count += 1
@@ -71,8 +71,8 @@ class HostTier:
         return keys[:count] if pays else ()
 
     def claim(self, keys: Sequence[bytes]) -> list[int]:
-        """The slots of keys that are here; they stay as they are until they are loaded."""
-        for key in reversed(keys):  # the ends of a prefix are forgotten before its beginning
+        """Return the slots of keys that are here; the slots are kept until they are loaded."""
+        for key in reversed(keys):  # the end of a prefix is forgotten before its beginning
             self._by_key[key] = self._by_key.pop(key)
         slots = [self._by_key[key] for key in keys]
         self._claimed.update(slots)
@@ -83,7 +83,7 @@ class HostTier:
         self._coming.extend(zip(blocks, slots, strict=True))
 
     def evicted(self, block: int, key: bytes) -> None:
-        """Save a block before the step that is planned writes to it, if it was not saved ahead."""
+        """Save a block before the planned step writes to it, if it was not saved early."""
         if key in self._by_key:
             self._by_key[key] = self._by_key.pop(key)
             self._overwritten.append(block)
@@ -91,7 +91,7 @@ class HostTier:
             self._leaving[block] = slot
 
     def spoiled(self, key: bytes) -> None:
-        """Forget a prefix of which no finite scores vouch for what it is now."""
+        """Forget a prefix whose numbers may not be finite."""
         slot = self._by_key.pop(key, None)
         if slot is not None:
             self._free.append(slot)
@@ -112,18 +112,19 @@ class HostTier:
         self._overwritten.clear()
 
     def start_loads(self) -> Arrivals | None:
-        """Load what the planned step reads; what comes before the step's forward pass is over."""
+        """Start the loads of the planned step; return them, for the forward pass to wait for."""
         arrivals = self.transfers.load(self._coming) if self._coming else None
         self._reading.update(slot for _, slot in self._coming)
         self._coming.clear()
         self._claimed.clear()
         return arrivals
 
-    def save_ahead(self, blocks: Iterable[tuple[int, bytes]]) -> None:
-        """Save blocks that soon make room for others, beside a step that was launched: it does not
-        wait for it, and on a GPU the one that needs the room hardly ever has to.
+    def save_early(self, blocks: Iterable[tuple[int, bytes]]) -> None:
+        """Save blocks that will soon be taken back, beside a launched step.
 
-        They take no more than a quarter of the slots, so that the others are not lost for it.
+        That step does not wait for the saves.  On a GPU, the step that takes the blocks back hardly
+        ever waits either.  The saves take at most a quarter of the slots, so that other prefixes
+        are not lost for them.
         """
         found: list[tuple[int, int]] = []
         for block, key in islice(blocks, self.slots // 4):
@@ -134,7 +135,7 @@ class HostTier:
         self._claimed.clear()
 
     def _take(self, key: bytes) -> int | None:
-        """A slot for a prefix that is not here; None where all of them are in use."""
+        """Return a slot for a prefix that is not here; None where all slots are in use."""
         slot = self._unused()
         if slot is not None:
             self._by_key[key] = slot
@@ -142,7 +143,7 @@ class HostTier:
         return slot
 
     def _unused(self) -> int | None:
-        """A free slot, or that of the least recently used prefix."""
+        """Return a free slot, or the slot of the least recently used prefix."""
         for index in reversed(range(len(self._free))):
             if not self._is_busy(self._free[index]):
                 return self._free.pop(index)
@@ -153,5 +154,5 @@ class HostTier:
         return None
 
     def _is_busy(self, slot: int) -> bool:
-        """Whether what is planned or under way needs the slot as it is."""
+        """Whether a planned or running transfer needs the slot."""
         return slot in self._claimed or slot in self._reading

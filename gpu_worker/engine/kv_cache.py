@@ -1,5 +1,4 @@
-"""Blocks of the paged cache: who holds which, which prefixes they carry, and how many are spoken
-for."""
+"""Blocks of the paged cache: who holds them, which prefixes they carry, how many are reserved."""
 
 from __future__ import annotations
 
@@ -12,30 +11,30 @@ from itertools import islice
 from typing import Protocol
 
 BEGINNING = 8
-"""Tokens of the grain in which the beginning of a block is known.  Each grain costs a hash."""
+"""The beginning of a block is known in steps of so many tokens.  Each step costs a hash."""
 
 
 class NextTier(Protocol):
-    """Where prefixes go that the pool has no room for."""
+    """Takes prefixes that the pool has no room for."""
 
     def evicted(self, block: int, key: bytes) -> None:
-        """The block is about to be used for something else."""
+        """Note that the block will be used for something else."""
 
     def spoiled(self, key: bytes) -> None:
-        """What is known under the key may not be finite."""
+        """Forget a prefix whose numbers may not be finite."""
 
     def forget(self) -> None:
-        """Every prefix is unknown from now on."""
+        """Forget every prefix."""
 
 
 class BlockPool:
     """A fixed number of cache blocks, counted by reference.
 
-    A block is free, or held by one table or several, or resting: held by none, but kept because
-    it carries the end of a known prefix: one that fills the block, or one that ends in it.  Resting
-    blocks are taken back, the least recently used first, when the free ones are spent.  A request
-    reserves all the blocks it can come to need before it starts and draws them one by one as it
-    grows, so a running request never waits for memory and is never thrown out.
+    A block is free, held or resting.  A held block belongs to one table or several.  A resting
+    block belongs to none and is kept because it carries the end of a known prefix.  Resting blocks
+    are taken back when no block is free, the least recently used first.  Before a request starts,
+    it reserves all the blocks that it can need.  It draws them as it grows.  So a running request
+    never waits for memory and is never thrown out.
     """
 
     def __init__(self, blocks: int, block_size: int, next_tier: NextTier | None = None) -> None:
@@ -49,13 +48,13 @@ class BlockPool:
         self._tainted: set[int] = set()
         self._dirty: list[int] = []
         self._by_key: dict[bytes, int] = {}
-        self._keys: dict[int, bytes] = {}  # of prefixes that fill their last block
-        self._beginnings: dict[int, list[bytes]] = {}  # of those that end within it
+        self._keys: dict[int, bytes] = {}  # prefixes that fill their last block
+        self._beginnings: dict[int, list[bytes]] = {}  # prefixes that end within a block
         self._resting: dict[int, None] = {}  # in the order in which they came to rest
 
     @property
     def available(self) -> int:
-        """Blocks that a request may still reserve: free or resting, and not reserved."""
+        """How many blocks a request may still reserve: free or resting, and not reserved."""
         return len(self._free) + len(self._resting) - self._reserved
 
     @property
@@ -84,11 +83,11 @@ class BlockPool:
         return self._keys.keys() | self._beginnings.keys()
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that this many tokens fill."""
+        """Return how many blocks so many tokens fill."""
         return -(-tokens // self.block_size)
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest known prefix: those of the first keys, without a gap."""
+        """Return the blocks of the longest known prefix: those of the first keys, without a gap."""
         found = []
         for key in keys:
             block = self._by_key.get(key)
@@ -98,10 +97,10 @@ class BlockPool:
         return found
 
     def find_beginning(self, keys: Sequence[bytes]) -> tuple[int, int] | None:
-        """A block whose first tokens end one of these prefixes, and which: the longest that is
-        known; None if none is.
+        """Return a block whose first tokens end the longest known prefix, and that prefix's index.
 
-        keys: of prefixes that end one, two and more grains into the same block.
+        Returns None if no prefix is known.  keys: of prefixes that end one, two and more grains
+        into the same block.
         """
         for index in reversed(range(len(keys))):
             block = self._by_key.get(keys[index])
@@ -110,8 +109,10 @@ class BlockPool:
         return None
 
     def reserve(self, blocks: int, shared: Sequence[int] = ()) -> bool:
-        """Set blocks aside for one request and hold `shared` for it; False, and nothing changed,
-        if there are too few."""
+        """Reserve blocks for one request and hold `shared` for it.
+
+        Returns False and changes nothing if there are too few.
+        """
         woken = sum(block in self._resting for block in shared)
         if blocks + woken > self.available:
             return False
@@ -121,7 +122,7 @@ class BlockPool:
         return True
 
     def unreserve(self, blocks: int) -> None:
-        """Give back blocks that were set aside and never drawn."""
+        """Give back blocks that were reserved and not drawn."""
         self._reserved -= blocks
 
     def draw(self) -> int:
@@ -135,12 +136,12 @@ class BlockPool:
         return block
 
     def hold(self, block: int) -> None:
-        """One more table holds the block."""
+        """Note that one more table holds the block."""
         self._resting.pop(block, None)
         self._holders[block] += 1
 
     def release(self, block: int) -> bool:
-        """A table lets go of the block; whether it was the last one."""
+        """Let one table drop the block; return whether it was the last one."""
         self._holders[block] -= 1
         if self._holders[block]:
             return False
@@ -151,25 +152,30 @@ class BlockPool:
         return True
 
     def publish(self, block: int, key: bytes) -> None:
-        """Make a block that was computed known under the key of the prefix that it ends; the first
-        one to carry a prefix stays the one that is found.  A tainted one stays unknown."""
+        """Make a computed block known under the key of the prefix that it ends.
+
+        The first block that carries a prefix stays the known one.  A tainted block stays unknown.
+        """
         if key not in self._by_key and block not in self._keys and block not in self._tainted:
             self._by_key[key] = block
             self._keys[block] = key
 
     def publish_beginning(self, block: int, key: bytes) -> None:
-        """The same of a prefix that ends within the block."""
+        """Do the same for a prefix that ends within the block."""
         if key not in self._by_key and block not in self._tainted:
             self._by_key[key] = block
             self._beginnings.setdefault(block, []).append(key)
 
     def taint(self, blocks: Sequence[int]) -> None:
-        """What these blocks hold may not be finite: known to nobody from now on, and zeroed
-        before the next use (attention weighs what lies past a sequence's end with 0, which a NaN
-        found there would survive).  Those who hold one keep it as it is."""
+        """Mark blocks whose numbers may not be finite.
+
+        They are unknown from now on and zeroed before the next use.  Attention multiplies what lies
+        past a sequence's end by 0, and a NaN there would stay a NaN.  Tables that hold such a block
+        keep it as it is.
+        """
         for block in blocks:
             self._tainted.add(block)
-            key = self._unknow(block)
+            key = self._make_unknown(block)
             if key is not None and self._next_tier is not None:
                 self._next_tier.spoiled(key)
             if block in self._resting:
@@ -177,7 +183,7 @@ class BlockPool:
                 heapq.heappush(self._free, block)
 
     def forget(self) -> None:
-        """Make every prefix unknown; what nobody holds is free again."""
+        """Make every prefix unknown; blocks that no table holds are free again."""
         for block in self._resting:
             heapq.heappush(self._free, block)
         self._resting.clear()
@@ -188,13 +194,13 @@ class BlockPool:
             self._next_tier.forget()
 
     def next_evicted(self, draws: int) -> list[tuple[int, bytes]]:
-        """Whole blocks of a prefix among those that so many draws would take back, and its key."""
+        """Return whole blocks with their keys that so many draws would take back."""
         count = max(0, draws - len(self._free))
         blocks = islice(self._resting, count)
         return [(block, self._keys[block]) for block in blocks if block in self._keys]
 
     def take_dirty(self) -> list[int]:
-        """Tainted blocks drawn since the last call."""
+        """Return the tainted blocks that were drawn since the last call."""
         dirty, self._dirty = self._dirty, []
         return dirty
 
@@ -202,13 +208,13 @@ class BlockPool:
         """Forget the prefix that rested longest."""
         block = next(iter(self._resting))
         del self._resting[block]
-        key = self._unknow(block)
+        key = self._make_unknown(block)
         if key is not None and self._next_tier is not None:
             self._next_tier.evicted(block, key)
         return block
 
-    def _unknow(self, block: int) -> bytes | None:
-        """Let nobody find the block; the key of the prefix that fills it, if one was known."""
+    def _make_unknown(self, block: int) -> bytes | None:
+        """Make the block unknown; return the key of the prefix that fills it, if one was known."""
         for beginning in self._beginnings.pop(block, ()):
             del self._by_key[beginning]
         key = self._keys.pop(block, None)
@@ -221,7 +227,7 @@ class BlockTable:
     """The blocks of one sequence, in order of position; the first ones may be shared."""
 
     def __init__(self, pool: BlockPool, reserved: int, shared: Sequence[int] = ()) -> None:
-        """reserved: blocks set aside in the pool; shared: blocks already held for this table."""
+        """reserved: blocks reserved in the pool; shared: blocks already held for this table."""
         self._pool = pool
         self._undrawn = reserved
         self.blocks = list(shared)
@@ -235,11 +241,11 @@ class BlockTable:
     def fork(
         self, tokens: int, reserved: int, payer: BlockTable
     ) -> tuple[BlockTable, tuple[int, int] | None]:
-        """A second table over the first `tokens` positions, with `reserved` blocks of the payer's
-        reservation for its own.
+        """Make a second table over the first `tokens` positions.
 
-        Whole blocks are shared.  A last block that is only partly filled is the new table's own:
-        returned as (source, copy) of the copy that the caller must make.
+        `reserved` blocks of the payer's reservation become its own.  Whole blocks are shared.  A
+        partly filled last block is the new table's own: the caller must make the returned copy
+        (source, copy).
         """
         whole = tokens // self._pool.block_size
         for block in self.blocks[:whole]:
@@ -252,21 +258,21 @@ class BlockTable:
         return table, (self.blocks[whole], table.blocks[whole])
 
     def split(self, reserved: int) -> BlockTable:
-        """An empty table with `reserved` blocks of this one's reservation."""
+        """Make an empty table with `reserved` blocks of this table's reservation."""
         if reserved > self._undrawn:
             raise RuntimeError(f"{reserved} blocks asked of a reservation of {self._undrawn}")
         self._undrawn -= reserved
         return BlockTable(self._pool, reserved)
 
     def merge(self, other: BlockTable) -> None:
-        """Take over what another table holds in reserve, and what its blocks free: it ends."""
+        """Take over another table's reservation and the blocks that it frees; that table ends."""
         freed = sum(self._pool.release(block) for block in reversed(other.blocks))
         self._pool.reserve(freed)
         self._undrawn += freed + other._undrawn
         other.blocks, other._undrawn = [], 0
 
     def free(self) -> None:
-        """Give everything back; the ends of a prefix are forgotten before its beginning."""
+        """Give everything back; the end of a prefix is forgotten before its beginning."""
         for block in reversed(self.blocks):
             self._pool.release(block)
         self._pool.unreserve(self._undrawn)
@@ -274,10 +280,11 @@ class BlockTable:
 
 
 def prefix_keys(tokens: Sequence[int], grain: int, salt: int) -> list[bytes]:
-    """The keys of the first `grain` tokens, of twice as many, and so on: a hash of all of them.
+    """Return the keys of the first `grain` tokens, of twice as many, and so on.
 
-    salt: what else decides the keys and values (which prompt vectors the ids past the vocabulary
-    mean).  128 bits of BLAKE2b, so that two prefixes never meet in one key.
+    A key is a hash of all these tokens: 128 bits of BLAKE2b, so that two prefixes never share one.
+    salt: what else decides the keys and values, namely the prompt vectors that ids past the
+    vocabulary name.
     """
     whole = len(tokens) // grain
     data = array("q", tokens[: whole * grain]).tobytes()

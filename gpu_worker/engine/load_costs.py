@@ -1,4 +1,4 @@
-"""What loading a prefix costs, and what computing it: measured by the engine as it goes."""
+"""The costs of loading a prefix and of computing it, measured by the engine while it runs."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from nightjar.checkpoints import ModelConfig
 from nightjar.gpu_worker.engine.plan import StepPlan
 
 MEASURES = 9
-"""As many of the latest measurements count, by their median: the first step of a kind compiles
-kernels, and a mean would remember that for long.  An odd number."""
+"""The median of so many latest measurements counts; an odd number.
+
+A mean would be wrong for long: the first step of a kind compiles kernels.
+"""
 
 FEWEST_ROWS = 64
-"""Of a step that is timed: a smaller one costs a pass over the weights, whatever its rows."""
+"""Prompt rows of a timed step: a smaller step costs a pass over the weights, whatever its rows."""
 
 START_S = 20e-6
-"""Of the transfer of one layer, whatever its size: a launch.  It keeps small loads from paying."""
+"""Seconds to launch the transfer of one layer.  Small loads do not pay because of it."""
 
 OPERATIONS_S = {"cpu": 50e9, "cuda": 200e12}
-"""Of products, until prompts were timed."""
+"""Operations a second, until prompts were timed."""
 
 BYTES_S = {"cpu": 2e9, "cuda": 20e9}
-"""Between the cache and the host's memory, until transfers were timed."""
+"""Bytes a second between cache and host memory, until transfers were timed."""
 
 
 class Recent:
@@ -32,25 +34,25 @@ class Recent:
         self._found = deque([start], MEASURES)
 
     def add(self, value: float) -> None:
-        """One more measurement; the oldest is forgotten."""
+        """Add a measurement; the oldest is dropped."""
         self._found.append(value)
 
     @property
     def value(self) -> float:
-        """What is expected now."""
+        """The expected value."""
         return median_low(self._found)
 
 
 class LoadCosts:
     """Chooses between loading and computing.
 
-    Transfers in both directions are timed, so that the bus is known again soon after a bad
-    measurement, even where nothing is loaded any more because of it.
+    Transfers in both directions are timed.  So a bad measurement is corrected soon, even where
+    nothing is loaded because of it.
     """
 
     def __init__(self, token_s: float, byte_s: float, start_s: float) -> None:
-        """Seconds, to begin with, of computing a token of a prompt and of moving a byte; start_s:
-        of a transfer, whatever its size."""
+        """token_s, byte_s: first guesses of the seconds to compute a prompt's token and to move a
+        byte; start_s: seconds of a transfer, whatever its size."""
         self._token_costs = Recent(token_s)
         self._byte_costs = Recent(byte_s)
         self.start_s = start_s
@@ -69,26 +71,26 @@ class LoadCosts:
 
     @staticmethod
     def estimated(config: ModelConfig, device: str) -> LoadCosts:
-        """From a model's size, 12 H^2 weights a layer, and what devices of the kind can do."""
+        """Estimate from a model's size, 12 H^2 weights a layer, and what such devices can do."""
         kind = device.partition(":")[0]
         operations = 24.0 * config.n_layers * config.hidden_size**2
         start_s = START_S * config.n_layers
         return LoadCosts(operations / OPERATIONS_S[kind], 1 / BYTES_S[kind], start_s)
 
     def loading_pays(self, tokens: int, bytes_: int, queued_bytes: int) -> bool:
-        """Whether these tokens are there sooner if they are loaded, behind what is queued."""
+        """Whether loading these tokens, after queued transfers, is faster than computing them."""
         load_s = self.start_s + (queued_bytes + bytes_) * self.byte_s
         return load_s < tokens * self.token_s
 
     def moved(self, bytes_: int, seconds: float) -> None:
-        """A transfer was timed."""
+        """Take the time of a transfer."""
         self._byte_costs.add(seconds / bytes_)
 
     def stepped(self, plan: StepPlan, seconds: float) -> None:
-        """A step was timed.
+        """Take the time of a step.
 
-        One that nothing is predicted in is not waited for by the host: it counts with the next.
-        Those with few rows of prompts, or with blocks that were loaded, say nothing of prompts.
+        The host does not wait for a step that predicts nothing: its time counts with the next one.
+        A step with few prompt rows, or with loaded blocks, does not tell the cost of prompts.
         """
         if plan.arrivals is not None:
             self._rows, self._seconds = 0, 0.0
@@ -104,5 +106,5 @@ class LoadCosts:
 
 
 def _prompt_rows(plan: StepPlan) -> int:
-    """Rows of prompts and queries."""
+    """Return how many rows of prompts and queries the plan has."""
     return sum(chunk.end - chunk.start for chunk in plan.chunks)

@@ -1,7 +1,7 @@
-"""What a request changes in the scores, kept up to date token by token.
+"""The changes that a request makes to the scores, kept up to date token by token.
 
-A sequence whose request changes nothing has no processors and costs nothing.  The state follows
-the sequence's own `generated`, so that a step that is run again changes nothing.
+A sequence whose request changes nothing has no processors.  The state follows the sequence's own
+`generated`, so a repeated step changes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nightjar.requests import SamplingParams
 
 
 class TokenCounts:
-    """How often each token was generated, each seen token once.
+    """How often each seen token was generated.
 
     ids: int64[n], in order of first sight, the prompt's with count 0 until they are generated;
     counts: float32[n].
@@ -44,7 +44,7 @@ class TokenCounts:
 
 
 class BadWords:
-    """Token sequences that must not be generated: which tokens would complete one now."""
+    """Token sequences that must not be generated; finds the tokens that would complete one now."""
 
     def __init__(self, words: Iterable[Sequence[int]]) -> None:
         self._always: set[int] = set()
@@ -57,7 +57,7 @@ class BadWords:
                 self._always.add(last)
 
     def completing(self, generated: list[int]) -> set[int]:
-        """Tokens that are blocked after `generated`.  The prompt is no part of a bad word."""
+        """Return the blocked tokens after `generated`.  The prompt is no part of a bad word."""
         if not generated or generated[-1] not in self._after:
             return self._always
         return self._always.union(
@@ -114,14 +114,13 @@ class LogitsProcessors:
         return bool(params.logit_bias or params.bad_words or _filters(params))
 
     def blocked(self, generated: list[int]) -> set[int]:
-        """Tokens that cannot be chosen after `generated`."""
+        """Return the tokens that cannot be chosen after `generated`."""
         blocked = self._bad_words.completing(generated)
         return blocked | self._ends if len(generated) < self._min_tokens else blocked
 
 
 def process_logits(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, list[int]]]) -> None:
-    """Change the rows that ask for it: blocked tokens, bias, penalties, in vLLM's order;
-    then top_a.
+    """Change the rows: blocked tokens, bias, penalties, in vLLM's order; then top_a.
 
     logits: float32[B, V], changed; rows: each row's processors and the tokens generated so far.
     """
@@ -149,7 +148,7 @@ def _filters(params: SamplingParams) -> bool:
 
 
 def _keep_top_a(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, list[int]]]) -> None:
-    """-inf for tokens whose probability is less than top_a times the square of the largest one.
+    """Block tokens (-inf) whose probability is below top_a times the square of the largest one.
 
     The definition of the parameter of that name in Aphrodite Engine and of KoboldAI's Top-a.  The
     probabilities are those after the temperature and before top_k, top_p and min_p.  The most
@@ -162,7 +161,7 @@ def _keep_top_a(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, list[
     given = torch.tensor(list(filtered.values()), dtype=torch.float32)
     share, temperature = kernels.upload(given, logits.device).unsqueeze(2).unbind(1)
     scores = logits[chosen]
-    # From the best score down, so that a temperature next to 0 gives no NaN.
+    # Relative to the best score, so that a temperature near 0 gives no NaN.
     falling = scores - scores.amax(-1, keepdim=True)
     weights = (falling / temperature.clamp(min=1e-30)).softmax(-1)
     limits = share * weights.amax(-1, keepdim=True).square()
@@ -170,7 +169,7 @@ def _keep_top_a(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, list[
 
 
 def _penalize(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, list[int]]]) -> None:
-    """The penalties of all rows in one call, over the tokens that each has seen."""
+    """Apply the penalties of all rows in one call, to the tokens that each has seen."""
     ids, counts, penalties = {}, [], []
     for row, (processors, generated) in rows.items():
         if processors.counts is not None:
@@ -188,7 +187,7 @@ def _penalize(logits: Tensor, rows: Mapping[int, tuple[LogitsProcessors, list[in
 
 
 def _positions(ids: Mapping[int, np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The ids of each row as pairs: rows int64[M], ids int64[M]."""
+    """Return the ids of each row as pairs: rows int64[M], ids int64[M]."""
     rows = np.repeat(list(ids), [len(row) for row in ids.values()])
     columns = np.concatenate(list(ids.values()))
     first, second = (kernels.upload(torch.from_numpy(x), device) for x in (rows, columns))

@@ -132,7 +132,7 @@ class Engine:
         return results
 
     def _receive(self) -> list[Result]:
-        """Take in new requests and cancellations; return the results of those that end here."""
+        """Apply new requests and cancellations; return the results of requests that end here."""
         results: list[Result] = []
         while self._inbox:
             request = self._inbox.popleft()
@@ -160,7 +160,7 @@ class Engine:
         return []
 
     def _land(self, windows: DecodeWindows) -> list[Result]:
-        """Launch the next steps behind those in flight, and take in the results of the latter."""
+        """Launch the next steps after those in flight, and apply the results of the latter."""
         if not self._disturbed:
             try:
                 windows.follow(crowded=self.scheduler.has_waiting)
@@ -202,7 +202,7 @@ class Engine:
         require_working(self.cache.keys.device)
 
     def _process(self, output: StepOutput) -> list[Result]:
-        """Advance every request by what the step computed; return the results of those that end."""
+        """Advance every request by the step's results; return the results of those that end."""
         output.record()
         results = self._leave(output)
         for work in output.done:

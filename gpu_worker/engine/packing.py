@@ -1,4 +1,4 @@
-"""From a plan to the packed rows of one forward pass."""
+"""Packs a plan into the rows of one forward pass."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Segment:
 
 
 def pack(plan: StepPlan, prompt_vectors: Tensor | None, block_size: int) -> TokenBatch:
-    """Lay the plan's rows one after another: chunks of prefixes, running sequences, documents.
+    """Pack the plan's rows one after another: chunks of prefixes, running sequences, documents.
 
-    The output rows are, in the same order, what each chunk wants, and every row of running
+    The output rows are, in the same order, the wanted rows of each chunk, and every row of running
     sequences and documents.  The plan must have rows.
     """
     chunks = _chunk_segments(plan)
@@ -63,7 +63,7 @@ def pack(plan: StepPlan, prompt_vectors: Tensor | None, block_size: int) -> Toke
 
 
 def _chunk_segments(plan: StepPlan) -> list[Segment]:
-    """The parts of prompts and queries."""
+    """Return the parts of prompts and queries."""
     return [
         Segment(
             chunk.prefix.tokens[chunk.start : chunk.end],
@@ -77,7 +77,7 @@ def _chunk_segments(plan: StepPlan) -> list[Segment]:
 
 
 def _decode_segments(plan: StepPlan) -> list[Segment]:
-    """The newest token of each running sequence."""
+    """Return the newest token of each running sequence."""
     return [
         Segment(
             sequence.generated[-1:],
@@ -91,7 +91,7 @@ def _decode_segments(plan: StepPlan) -> list[Segment]:
 
 
 def _document_segments(plan: StepPlan) -> list[Segment]:
-    """The fed tokens of every probe of a document that has any."""
+    """Return the fed tokens of every probe that has any."""
     return [
         Segment(
             branch.fed,
@@ -106,7 +106,7 @@ def _document_segments(plan: StepPlan) -> list[Segment]:
 
 
 def _last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The last counts[i] rows before each ends[i]: int64[sum of counts]."""
+    """Return the last counts[i] rows before each ends[i]: int64[sum of counts]."""
     firsts = ends - counts
     offsets = np.cumsum(counts) - counts
     rows: np.ndarray = np.arange(int(counts.sum())) + np.repeat(firsts - offsets, counts)
@@ -114,7 +114,7 @@ def _last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _blocks(segments: Sequence[Segment], lengths: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """The cache block of every cached row; steps: int64[C], the index in the row's table."""
+    """Return the cache block of every cached row; steps: int64[C], the index in the row's table."""
     if not segments:
         return np.empty(0, dtype=np.int64)
     counts = np.array([len(segment.blocks) for segment in segments], dtype=np.int64)
@@ -125,22 +125,22 @@ def _blocks(segments: Sequence[Segment], lengths: np.ndarray, steps: np.ndarray)
 
 
 def _chunk_layout(chunks: Sequence[Segment], block_size: int) -> kernels.ChunkLayout:
-    """Where the rows of prompts and queries attend: everything up to themselves."""
+    """Return the layout of prompts and queries: rows attend to everything up to themselves."""
     parts = [kernels.Chunk(s.blocks, s.start, s.start + len(s.tokens)) for s in chunks]
     return kernels.ChunkLayout.build(parts, block_size)
 
 
 def _paged_layout(running: Sequence[Segment], block_size: int) -> kernels.PagedLayout:
-    """Where the running sequences' rows attend: everything up to themselves."""
+    """Return the layout of running sequences: rows attend to everything up to themselves."""
     lengths = [segment.start + 1 for segment in running]
     return kernels.PagedLayout.build([segment.blocks for segment in running], lengths, block_size)
 
 
 def _branch_layout(plan: StepPlan) -> kernels.BranchLayout:
-    """Where the documents' rows attend: their prefix, and themselves.
+    """Return the layout of documents: rows attend to their prefix and to themselves.
 
-    A document is padded by its full length, however deep this probe of it is: so what is found of
-    its first tokens is the same to the last bit.
+    A document is padded by its full length, however deep this probe is.  So the NLLs of its first
+    tokens are the same to the last bit.
     """
     numbers: dict[int, int] = {}
     parts: list[RankPart] = []

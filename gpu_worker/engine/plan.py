@@ -1,4 +1,4 @@
-"""What one step computes, and what comes of it."""
+"""The plan of one step, and its results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nightjar.gpu_worker.engine.sequence import Choice, GenerateJob, GenerateSeq
 from nightjar.gpu_worker.models import Arrivals
 
 Job = GenerateJob | RankJob
-"""A request that was admitted."""
+"""An admitted request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,15 @@ class PrefixChunk:
 
     @property
     def finishes(self) -> bool:
-        """Whether the prefix is complete after it."""
+        """Whether the prefix is complete after this part."""
         return self.end == len(self.prefix.tokens)
 
     @property
     def wanted_from(self) -> int:
-        """The first position whose last hidden state is wanted; `end` for none: those from which
-        a scored token is predicted, and the last one of the prefix."""
+        """The first position whose last hidden state is wanted; `end` for none.
+
+        Wanted are positions that predict a scored token, and the last one of the prefix.
+        """
         return min(self.end, max(self.start, self.prefix.scored_from - 1))
 
 
@@ -56,8 +58,7 @@ class RankWork:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What one step computes: prompts, running sequences, rankings; and what it reads
-    that is still being loaded."""
+    """What one step computes: prompts, running sequences, rankings; and the loads it waits for."""
 
     prompts: list[PromptWork] = field(default_factory=list)
     decodes: list[GenerateSequence] = field(default_factory=list)
@@ -69,7 +70,7 @@ class StepPlan:
 
     @property
     def chunks(self) -> Iterator[PrefixChunk]:
-        """Every part of a prefix, in packed order."""
+        """Yield every part of a prefix, in packed order."""
         for prompt in self.prompts:
             if prompt.chunk is not None:
                 yield prompt.chunk
@@ -79,7 +80,7 @@ class StepPlan:
 
     @property
     def branches(self) -> list[Branch]:
-        """Every probe of a document, in packed order."""
+        """Yield every probe of a document, in packed order."""
         return [branch for rank in self.ranks for branch in rank.branches]
 
     @property
@@ -89,11 +90,11 @@ class StepPlan:
 
     @property
     def sampled(self) -> list[GenerateSequence]:
-        """Every sequence that gets a token: new ones, then running ones."""
+        """Return every sequence that gets a token: new ones, then running ones."""
         return [sequence for prompt in self.prompts for sequence in prompt.starts] + self.decodes
 
     def singles(self) -> Iterator[tuple[Job, StepPlan]]:
-        """The same work, one request at a time."""
+        """Yield a plan for each request of this plan."""
         for prompt in self.prompts:
             yield prompt.job, StepPlan(prompts=[prompt], arrivals=self.arrivals)
         for sequence in self.decodes:
@@ -104,10 +105,10 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one step computed.
+    """The results of one step.
 
-    tokens: each sequence with what it goes on with, None where the row's scores were not finite.
-    hidden: prefixes that were finished, with their last hidden state [H].
+    tokens: each sequence with its next token, None where the row's scores were not finite.
+    hidden: completed prefixes, with their last hidden state [H].
     shared: per chunk of a part, float64 NLLs of the prefix tokens it scored.
     probes: each probe with float64 NLLs of the document's scored tokens.
     failures: requests whose computation raised.
@@ -122,7 +123,7 @@ class StepOutput:
 
     @property
     def not_finite(self) -> list[Job]:
-        """Requests with a score that is NaN or infinite."""
+        """Return the requests with a score that is NaN or infinite."""
         sequences = [sequence.job for sequence, choice in self.tokens if choice is None]
         rankings = [job for job in self.rankings if not job.is_finite]
         return [*dict.fromkeys(sequences), *rankings]
@@ -133,7 +134,7 @@ class StepOutput:
         return list(dict.fromkeys(branch.job for branch, _ in self.probes))
 
     def record(self) -> None:
-        """Write what was computed to the prefixes and documents it was computed of."""
+        """Store the results in their prefixes and documents."""
         for prefix, hidden in self.hidden:
             prefix.last_hidden = hidden
         for part, nll in self.shared:
@@ -142,7 +143,7 @@ class StepOutput:
             branch.job.add(branch, nll)
 
     def extend(self, other: StepOutput) -> None:
-        """Take in what another part of the same step computed."""
+        """Add the results of another part of the same step."""
         self.tokens.extend(other.tokens)
         self.hidden.extend(other.hidden)
         self.shared.extend(other.shared)

@@ -1,4 +1,4 @@
-"""Prefixes on their way into the cache: opened, cut to what a step has room for, and published."""
+"""Brings prefixes into the cache: opens them, cuts them to a step's rows, and publishes them."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ class Opening(Enum):
 
 
 class Prefill:
-    """What the step being planned does with prefixes.
+    """Plans the prefixes of one step.
 
-    Whole blocks that the cache knows are shared.  Of the block after them a prefix may know the
-    beginning: that is copied.
+    Whole blocks that the cache knows are shared.  The cache may also know the beginning of the
+    next block: that is copied.
 
-    One whose next block is just being computed for another waits for it: it then finds the block
-    in the cache.  As soon as one lacks blocks, none is opened any more in this step: smaller ones
-    would take, one by one, the blocks it waits for.
+    A prefix waits while another one computes its next block.  It then finds the block in the cache.
+    When a prefix lacks blocks, no other is opened in this step.  Else smaller prefixes would take
+    the blocks that it waits for.
     """
 
     def __init__(self, pool: BlockPool, tier: HostTier | None = None) -> None:
         self._pool = pool
         self._tier = tier
         self._grains = pool.block_size // pool.grain  # of a block
-        self._copies: dict[int, int] = {}  # the source of each copy; sources are held
+        self._copies: dict[int, int] = {}  # the source of each copy; it is held until the copy
         self._under_way: set[bytes] = set()
         self._blocks_lack = False
 
     def new_step(self) -> None:
-        """Forget what the last step computed and lacked."""
+        """Forget the last step's plan."""
         self._under_way.clear()
         self._blocks_lack = False
 
     def open(self, prefix: Prefix) -> Opening:
-        """Reserve a prefix's blocks, taking from the cache what it knows."""
-        # What a scored token or the next one is predicted from is computed here in any case.
+        """Reserve a prefix's blocks, and share those that the cache knows."""
+        # Rows that predict a scored token or the next token are computed in any case.
         usable = prefix.keys[: (prefix.scored_from - 1) // self._pool.grain]
         filling = usable[self._grains - 1 :: self._grains]
         known = self._pool.find(filling)
@@ -70,13 +70,13 @@ class Prefill:
         return copies
 
     def _copy_beginning(self, prefix: Prefix, usable: list[bytes]) -> None:
-        """Take from the cache what it knows of the block that a prefix goes on with."""
+        """Copy what the cache knows of the beginning of a prefix's next block."""
         start = prefix.computed // self._pool.grain
         found = self._pool.find_beginning(usable[start : start + self._grains - 1])
         if found is None:
             return
         source, index = found
-        # Held until the copies are made: the next prefix might draw it.
+        # Held until the copy is made, because the next prefix might draw it.
         if not self._pool.reserve(0, [source]):
             return
         prefix.computed += (index + 1) * self._pool.grain
@@ -84,14 +84,14 @@ class Prefill:
         self._copies[prefix.held.blocks[-1]] = source
 
     def _load(self, tier: HostTier, prefix: Prefix, keys: list[bytes]) -> None:
-        """Take from the host's memory what of the next keys is there and cheaper than computing.
+        """Load the next blocks from the host's memory where that is cheaper than computing them.
 
-        Others may find these blocks at once: their steps are not before this one.
+        Other prefixes may share these blocks at once, because their steps are not before this one.
         """
         wanted = tier.worth_loading(keys)
         if not wanted:
             return
-        slots = tier.claim(wanted)  # first: drawing may move other blocks there
+        slots = tier.claim(wanted)  # before the draws, which may move other blocks to the host
         prefix.computed += len(wanted) * self._pool.block_size
         prefix.held.grow(prefix.computed)
         blocks = prefix.held.blocks[-len(wanted) :]
@@ -100,10 +100,10 @@ class Prefill:
             self._pool.publish(block, key)
 
     def cut(self, prefix: Prefix, rows: int, alone: bool) -> PrefixChunk | None:
-        """As much of an open prefix as the rows allow, or None; cut short, it ends with a block.
+        """Return as much of an open prefix as the rows allow, or None.
 
-        alone: nothing but running sequences shares the step, so that rows too few for a block are
-        better used than left.
+        A shortened part ends with a block.  alone: only running sequences share the step, so that
+        rows that do not fill a block are used as well.
         """
         start, size = prefix.computed, self._pool.block_size
         end = min(len(prefix.tokens), start + max(0, rows))
@@ -121,7 +121,7 @@ class Prefill:
         return PrefixChunk(prefix, start, end)
 
     def publish(self, chunk: PrefixChunk) -> None:
-        """Let others find the whole blocks of a chunk that was computed."""
+        """Make the whole blocks of a computed chunk known to other prefixes."""
         prefix, size = chunk.prefix, self._pool.block_size
         prefix.computed = chunk.end
         filling = prefix.keys[self._grains - 1 :: self._grains]
@@ -130,8 +130,10 @@ class Prefill:
             self._pool.publish(block, key)
 
     def publish_beginnings(self, prefix: Prefix) -> None:
-        """Let others find the beginnings of a prompt's blocks, once finite scores vouch for all of
-        it: a copy holds what comes after the beginning, too, and a NaN there would spoil it."""
+        """Make the beginnings of a prompt's blocks known, once its scores are finite.
+
+        A copy of a block also holds what comes after the beginning, and a NaN there would spoil it.
+        """
         for index, key in enumerate(prefix.keys):
             block, within = divmod(index + 1, self._grains)
             if within:

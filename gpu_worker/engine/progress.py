@@ -1,4 +1,4 @@
-"""Requests moved on by what a step computed, up to their results."""
+"""Applies the results of a step to requests, up to the requests' results."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from nightjar.gpu_worker.engine.scheduler import Scheduler
 from nightjar.gpu_worker.engine.sequence import Choice, GenerateJob, GenerateSequence
 
 Moved = tuple[GenerateSequence, Choice]
-"""A sequence, and what it goes on with."""
+"""A sequence and its next token."""
 
 
 class Progress:
-    """Adds tokens to sequences and probes to rankings, and says which requests end with them.
+    """Adds tokens to sequences and probes to rankings, and returns the results of ended requests.
 
-    The caller frees what an ended request holds.
+    The caller frees the blocks of an ended request.
     """
 
     def __init__(self, scheduler: Scheduler, token_bytes: Sequence[bytes]) -> None:
@@ -26,7 +26,7 @@ class Progress:
         self._token_bytes = token_bytes
 
     def of_sequences(self, tokens: Iterable[Moved]) -> Iterator[GenerateResult]:
-        """Move sequences on by their tokens; the results of the requests that end."""
+        """Add tokens to sequences; return the results of the requests that end."""
         searches: dict[GenerateJob, list[Moved]] = {}
         for sequence, choice in tokens:
             job = sequence.job
@@ -42,8 +42,10 @@ class Progress:
                 yield _answer(job, [finished.output for finished in best])
 
     def of_rankings(self, jobs: Iterable[RankJob]) -> Iterator[RankResult]:
-        """Drop what the last probes made hopeless; the results of the rankings without a document
-        that waits."""
+        """Drop documents that cannot be among the best any more.
+
+        Returns the results of rankings in which no document waits.
+        """
         for job in jobs:
             job.prune()
             self._scheduler.close_parts(job)
@@ -52,7 +54,7 @@ class Progress:
                 yield RankResult(job.request_id, job.scores(), job.token_counts, query)
 
     def _append(self, sequence: GenerateSequence, choice: Choice) -> None:
-        """Add a token to a sequence, and end it where it is due."""
+        """Add a token to a sequence, and end the sequence if the token ends it."""
         if choice.logprobs is not None:
             sequence.logprobs.append(choice.logprobs)
         ending = sequence.add(choice.token, self._token_bytes[choice.token])
@@ -63,7 +65,7 @@ class Progress:
     def _search(
         self, job: GenerateJob, state: BeamState[GenerateOutput], beams: list[Moved]
     ) -> bool:
-        """Move the sequences of a beam search on together; whether it goes on."""
+        """Advance the sequences of a beam search together; return whether the search continues."""
         children = search_step(state, beams, self._token_bytes)
         if children:
             self._scheduler.replace_beams(job, children)
@@ -71,5 +73,5 @@ class Progress:
 
 
 def _answer(job: GenerateJob, outputs: list[GenerateOutput]) -> GenerateResult:
-    """The result of a generation request."""
+    """Return the result of a generation request."""
     return GenerateResult(job.request_id, outputs, len(job.prefix.tokens))

@@ -21,11 +21,11 @@ class PromptVectorStore:
         self.rows: Tensor | None = None
 
     def register(self, key: str, vectors: Tensor) -> None:
-        """Store vectors [n, H] under a key; requests already running keep what they started with.
+        """Store vectors [n, H] under a key; running requests keep the vectors they started with.
 
         The same vectors under the same key again cost nothing.
-        A set that does not fit the model is remembered as refused: requests that name it fail,
-        one by one, with the reason.
+        A set that does not fit the model is noted as refused: each request that names it fails
+        with the reason.
         """
         reason = self._unfit(vectors)
         known = self._known(key)
@@ -42,7 +42,7 @@ class PromptVectorStore:
         self._spans[key] = (start, vectors.shape[0])
 
     def span(self, key: str | None) -> tuple[int, int]:
-        """First row and number of rows under a key; (0, 0) for no key.
+        """Return the first row and the number of rows under a key; (0, 0) for no key.
 
         Raises KeyError, with the reason as its message, for a key that is unknown or refused.
         """

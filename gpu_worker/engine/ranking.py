@@ -1,4 +1,4 @@
-"""Documents being scored after a query: what they share, and which of them need no more work."""
+"""Rankings: documents scored after a query, their shared prefixes, and which can be dropped."""
 
 from __future__ import annotations
 
@@ -14,23 +14,30 @@ from nightjar.gpu_worker.engine.sequence import Prefix
 from nightjar.requests import RankRequest
 
 MIN_SAVED_ROWS = 48
-"""Rows that sharing the beginning of documents must save: a prefix of its own computes the end of
-the query again, up to a block, and runs a step before its documents."""
+"""Rows that a shared beginning of documents must save to be worth a prefix of its own.
+
+Such a prefix computes the end of the query again, up to a block, and runs a step before its
+documents.
+"""
 
 LONG_DOCUMENT = 512
-"""Tokens of a document that are computed in one piece.  Of a longer one all but the last are
-computed as a prefix of its own, in chunks and in the cache; a constant, as sums run in another
-order there."""
+"""Tokens of a document that are computed in one piece.
+
+All tokens but the last of a longer document are computed as a prefix of its own, in chunks and in
+the cache.  This is a constant, because sums run in another order there.
+"""
 
 FIRST_PROBE = 4
-"""Tokens of a document that are scored first when only the best ones are asked for; its first
-token costs nothing.  Every further probe is four times as deep, so probing in vain costs at most a
-third of the whole."""
+"""Tokens that the first probe of a document scores when only the best are asked for.
+
+The first token costs nothing.  Every further probe is four times as deep, so useless probes cost at
+most a third of the whole.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class Document:
-    """One document: `tokens` are those that come after its part's prefix.
+    """One document; `tokens` come after its part's prefix.
 
     scored: how many tokens its score is the mean of, those in the prefix included.
     depth: tokens scored so far; known: the sum of their NLLs, those in the prefix included.
@@ -46,12 +53,12 @@ class Document:
 
     @property
     def bound(self) -> float:
-        """What the score cannot fall below: no token's NLL is negative."""
+        """The least that the score can become: no token's NLL is negative."""
         return self.known / self.scored
 
     @property
     def next_depth(self) -> int:
-        """How many tokens the next probe of it scores."""
+        """How many tokens the next probe scores."""
         deeper = max(FIRST_PROBE, 4 * self.depth) if self.depth else 1
         return deeper if 2 * deeper <= len(self.tokens) else len(self.tokens)
 
@@ -60,7 +67,7 @@ class Document:
 class RankPart:
     """Documents that follow the same prefix: the query, or the query and what they begin with.
 
-    shared_nll: the NLLs of the prefix's scored tokens, as far as they are computed.
+    shared_nll: the NLLs of the prefix's scored tokens that are computed already.
     """
 
     prefix: Prefix
@@ -79,18 +86,18 @@ class Branch:
 
     @property
     def fed(self) -> list[int]:
-        """The tokens that run through the model: nothing follows the last one."""
+        """The tokens that run through the model; the last one is only predicted."""
         return self.document.tokens[: self.depth - 1]
 
 
 @dataclass(slots=True, eq=False)
 class RankJob:
-    """A ranking request and what is known of its documents.
+    """A ranking request and the known NLLs of its documents.
 
-    With `top_n`, documents that cannot come to be among the best are dropped: token NLLs are not
-    negative, so the sum of those known, over the full length, bounds the mean from below.  How a
-    document is computed depends on what the request's documents begin with and not on which of
-    them are dropped, so the winners and their scores are those of computing everything.
+    With `top_n`, documents that cannot be among the best are dropped.  Token NLLs are not negative,
+    so the sum of the known ones, over the full length, bounds the mean from below.  Dropped
+    documents do not change how the others are computed.  So the best documents and their scores are
+    the same as without dropping.
     """
 
     request: RankRequest
@@ -116,12 +123,12 @@ class RankJob:
 
     @property
     def tables(self) -> list[BlockTable]:
-        """The blocks it holds."""
+        """The blocks that the ranking holds."""
         return [part.prefix.table for part in self.parts if part.prefix.table is not None]
 
     @property
     def is_on_trust(self) -> bool:
-        """Whether it reads blocks of others."""
+        """Whether the ranking reads blocks of other requests."""
         return any(part.prefix.borrowed for part in self.parts)
 
     @property
@@ -132,17 +139,17 @@ class RankJob:
 
     @property
     def is_finite(self) -> bool:
-        """Whether everything known so far is a number."""
+        """Whether all known NLLs are finite."""
         return all(math.isfinite(d.known) for part in self.parts for d in part.documents)
 
     def candidates(self, ready: Sequence[RankPart]) -> Iterator[Branch]:
-        """The probes that may be made now of documents of the parts whose prefix is computed."""
+        """Return the probes that can be made now, of documents whose prefix is computed."""
         of_ready = [item for item in self.waiting.items() if item[1] in ready]
         if self.wanted == len(self.request.documents):
             for document, part in of_ready:
                 yield Branch(self, part, document, len(document.tokens))
             return
-        # The first probe is free, and says where to begin.
+        # The first probe is free, and tells the order of the others.
         fresh = [item for item in of_ready if item[0].depth == 0]
         if fresh:
             for document, part in fresh:
@@ -155,7 +162,7 @@ class RankJob:
             yield Branch(self, part, document, depth)
 
     def add(self, branch: Branch, nll: np.ndarray) -> None:
-        """Take in what a probe of a document found: float64 NLLs of its scored tokens."""
+        """Add the result of a probe: float64 NLLs of its scored tokens."""
         document, part = branch.document, branch.part
         shared = math.fsum(float(x) for piece in part.shared_nll for x in piece)
         document.depth = branch.depth
@@ -166,7 +173,7 @@ class RankJob:
             self.done.append(document)
 
     def prune(self) -> None:
-        """Drop the documents that cannot come to be among the wanted ones."""
+        """Drop the documents that cannot be among the wanted ones."""
         if len(self.done) < self.wanted or self.wanted == len(self.request.documents):
             return
         best = sorted(document.bound for document in self.done)[self.wanted - 1]
@@ -177,7 +184,7 @@ class RankJob:
             del self.waiting[document]
 
     def scores(self) -> list[float | None]:
-        """The score of each document, None for one that was dropped."""
+        """Return the score of each document, None for a dropped one."""
         found: list[float | None] = [None] * len(self.request.documents)
         for document in self.done:
             found[document.index] = document.mean_nll
@@ -187,10 +194,10 @@ class RankJob:
 def shared_beginnings(
     documents: Sequence[Sequence[int]], longest: int
 ) -> list[tuple[int, list[int]]]:
-    """Which documents are computed with a common beginning: (its length, their indices).
+    """Return the groups of documents with a common beginning: (its length, their indices).
 
-    Every document is in one group; those that share nothing worth sharing are in the group of
-    length 0.  A beginning is at most `longest` tokens and leaves every document one token.
+    Every document is in one group; documents that share too little are in the group of length 0.  A
+    beginning has at most `longest` tokens and leaves every document one token.
     """
     order = sorted(range(len(documents)), key=lambda index: list(documents[index]))
     common = [min(_common(documents[a], documents[b]), longest) for a, b in pairwise(order)]
@@ -213,8 +220,11 @@ def shared_beginnings(
 def apart_if_long(
     groups: Sequence[tuple[int, list[int]]], documents: Sequence[Sequence[int]]
 ) -> Iterator[tuple[int, list[int]]]:
-    """The groups of `shared_beginnings`, but a document of which more than LONG_DOCUMENT tokens
-    follow the beginning in a group of its own, whose beginning is all but its last token."""
+    """Return the groups of `shared_beginnings`, with long documents in groups of their own.
+
+    A document is long if more than LONG_DOCUMENT tokens follow the beginning.  The beginning of its
+    own group is all but its last token.
+    """
     for length, members in groups:
         longest = length + LONG_DOCUMENT
         if short := [index for index in members if len(documents[index]) <= longest]:
@@ -225,20 +235,20 @@ def apart_if_long(
 
 
 def _saved(group: tuple[int, int, int]) -> int:
-    """Rows that a group (first, last, length) saves."""
+    """Return the rows that a group (first, last, length) saves."""
     first, last, length = group
     return (last - first) * length - MIN_SAVED_ROWS
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two documents begin with together, one of each left out."""
+    """Return how many tokens two documents begin with together; the last of each does not count."""
     most = min(len(a), len(b)) - 1
     return next((i for i in range(most) if a[i] != b[i]), most)
 
 
 def _cut(common: Sequence[int], level: int) -> list[tuple[int, int, int]]:
-    """Runs (first, last, length) of documents in order whose neighbours share `level` tokens or
-    more."""
+    """Yield runs (first, last, length) of ordered documents whose neighbours share `level` tokens
+    or more."""
     groups, first = [], 0
     for index in range(len(common) + 1):
         if index == len(common) or common[index] < level:

@@ -1,4 +1,4 @@
-"""What the engine answers; what it is asked is in `nightjar/requests.py`."""
+"""The engine's results; the requests are in `nightjar/requests.py`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ FinishReason = Literal["stop", "length", "eos"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities (nats) at one step, of the model's own distribution: before bias,
-    penalties, bans and temperature.
+    """Log-probabilities (nats) of one step, of the model's own distribution.
 
-    chosen: of the token that was chosen; top: (token id, log-probability) of the best, in order.
+    Bias, penalties, bans and temperature do not change them.
+    chosen: of the chosen token; top: (token id, log-probability) of the best, in order.
     """
 
     chosen: float
@@ -24,10 +24,10 @@ class TokenLogprobs:
 class GenerateOutput:
     """One finished sequence.
 
-    token_ids: everything generated, the end-of-text token and the stop included.
-    text: the bytes before the stop, which may end inside a character.
-    logprobs: one entry a token, if they were asked for; cumulative_logprob is their sum, and is
-    there for beams too.
+    token_ids: all generated tokens, the end-of-text token and the stop included.
+    text: the bytes before the stop; they may end inside a character.
+    logprobs: one entry a token, if they were asked for.  cumulative_logprob: their sum; beams have
+    it too.
     """
 
     token_ids: list[int]
@@ -41,8 +41,8 @@ class GenerateOutput:
 class GenerateResult:
     """The finished sequences of a request: samples in order, or beams from the best score down.
 
-    recomputed_in: the higher precision that the request was computed in again, because the
-    model's own gave scores that are not finite.
+    recomputed_in: the higher precision in which the request was computed again, because the
+    model's own precision gave scores that are not finite.
     """
 
     request_id: int
@@ -72,7 +72,7 @@ class RankResult:
 
     mean_nll: mean negative log-likelihood over the scored tokens of each document; None where
     top_n was asked for and the document cannot be among the best.
-    token_counts: how many those tokens are (a prompt vector inside a document is read, not
+    token_counts: the number of scored tokens of each document (a prompt vector is read, not
     scored).  recomputed_in: as in GenerateResult.
     """
 
@@ -85,7 +85,7 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A request that cannot be answered; the others are not touched."""
+    """A request that cannot be answered; other requests are not affected."""
 
     request_id: int
     code: str

@@ -1,4 +1,4 @@
-"""Requests whose scores were not finite, computed again in a higher precision."""
+"""Computes requests again, in a higher precision, whose scores were not finite."""
 
 import logging
 from collections.abc import Callable
@@ -16,7 +16,7 @@ NOT_FINITE = "the model's scores are NaN or infinite"
 
 
 class PreciseEngine(Protocol):
-    """What a rescue asks of its engine; `loop.Engine` gives it."""
+    """The methods that a rescue calls on its engine; `loop.Engine` has them."""
 
     precision: str
 
@@ -36,8 +36,7 @@ class PreciseEngine(Protocol):
 class Rescue:
     """A second engine over the same model in a higher precision, made when it is first needed.
 
-    Its answers say in which precision they were computed. A request that fails there fails for
-    good.
+    Its answers name their precision. A request that fails there is not computed again.
     """
 
     def __init__(self, make_engine: Callable[[], PreciseEngine]) -> None:
@@ -91,7 +90,7 @@ class Rescue:
         return results
 
     def _load(self) -> None:
-        """Make the second engine; a failure is kept, so that loading is tried only once."""
+        """Make the second engine; a failure is remembered, so that loading is tried only once."""
         try:
             engine = self._make_engine()
         except Exception as error:
@@ -107,7 +106,7 @@ class Rescue:
         if isinstance(result, RequestFailed):
             if result.code != "cache_exceeded":
                 return result
-            # The first engine had room for the request: its fault is the scores.
+            # The first engine had room for the request: its scores are the error.
             message = f"{NOT_FINITE}, and in {engine.precision}: {result.message}"
             return replace(result, code="not_finite", message=message)
         return replace(result, recomputed_in=engine.precision)

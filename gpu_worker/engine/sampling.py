@@ -1,4 +1,4 @@
-"""The next token of every row of a step."""
+"""Chooses the next token of every row of a step."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _MASK_64 = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class DrawParameters:
-    """How each of B rows is drawn: seeds, samples int64[B], temperature float32[B], top_k int64[B],
-    top_p, min_p float32[B] (see kernels.uniform and kernels.sample)."""
+    """Sampling parameters of B rows (see kernels.uniform and kernels.sample).
+
+    seeds, samples: int64[B]; temperature: float32[B]; top_k: int64[B]; top_p, min_p: float32[B].
+    """
 
     seeds: Tensor
     samples: Tensor
@@ -33,7 +35,7 @@ class DrawParameters:
 
     @staticmethod
     def of(sequences: Sequence[GenerateSequence], vocab_size: int) -> DrawParameters:
-        """Those that the sequences' requests ask for, in the host's memory."""
+        """Make those of the sequences' requests, in the host's memory."""
         params = [seq.sampling for seq in sequences]
         seeds = np.array([p.seed & _MASK_64 for p in params], dtype=np.uint64).view(np.int64)
         return DrawParameters(
@@ -46,7 +48,7 @@ class DrawParameters:
         )
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of them, in the order of the fields."""
+        """Return all tensors, in the order of the fields."""
         return (
             self.seeds,
             self.samples,
@@ -57,11 +59,11 @@ class DrawParameters:
         )
 
     def to(self, device: torch.device) -> DrawParameters:
-        """The same on a device."""
+        """Return the same on a device."""
         return DrawParameters(*(kernels.upload(tensor, device) for tensor in self.tensors()))
 
     def draw(self, logits: Tensor, steps: Tensor) -> Tensor:
-        """One token a row: float32[B, V]; steps: int64[B], tokens drawn before -> int64[B]."""
+        """Draw one token a row: float32[B, V]; steps: int64[B], tokens drawn before -> int64[B]."""
         draws = kernels.uniform(self.seeds, self.samples, steps)
         return kernels.sample(logits, self.temperature, self.top_k, self.top_p, self.min_p, draws)
 
@@ -69,7 +71,7 @@ class DrawParameters:
 def next_tokens(
     logits: Tensor, sequences: Sequence[GenerateSequence], banned: Tensor
 ) -> list[Choice | None]:
-    """One choice for each row; None where a row's scores are not finite.
+    """Choose a token for each row; None where a row's scores are not finite.
 
     logits: float32[B, V], changed; banned: int64[n], ids that are never chosen.
     """
@@ -101,7 +103,7 @@ def next_tokens(
 
 
 def _change(logits: Tensor, sequences: Sequence[GenerateSequence], banned: Tensor) -> None:
-    """Block what is never chosen, and make the changes that requests ask for."""
+    """Block the banned tokens, and make the changes that requests ask for."""
     if banned.numel():
         logits.index_fill_(1, banned, float("-inf"))
     changing = {
@@ -120,7 +122,7 @@ def _choose_again(
     sequences: Sequence[GenerateSequence],
     banned: Tensor,
 ) -> None:
-    """Take the best token anew where `_change` may have made it another."""
+    """Find the best token again where `_change` may have changed it."""
     blocked = torch.isin(tokens, banned).tolist()
     rows = [row for row, seq in enumerate(sequences) if blocked[row] or seq.processors is not None]
     if rows:
@@ -131,13 +133,13 @@ def _choose_again(
 
 
 def _draw(logits: Tensor, sequences: Sequence[GenerateSequence]) -> Tensor:
-    """Sampled rows: each draw depends on the request's seed, the sample and the step alone."""
+    """Draw sampled rows; a draw depends only on the request's seed, the sample and the step."""
     steps = kernels.upload(torch.tensor([len(seq.generated) for seq in sequences]), logits.device)
     return DrawParameters.of(sequences, logits.shape[1]).to(logits.device).draw(logits, steps)
 
 
 def _logprobs(log_probs: Tensor, tokens: Tensor, counts: list[int]) -> list[TokenLogprobs]:
-    """What rows that asked for it report: float32[R, V], int64[R], tokens to report of each."""
+    """Return the log-probabilities to report: float32[R, V], int64[R], tokens to report of each."""
     chosen = log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1).tolist()
     return [
         TokenLogprobs(value, best)
@@ -146,13 +148,13 @@ def _logprobs(log_probs: Tensor, tokens: Tensor, counts: list[int]) -> list[Toke
 
 
 def _candidates_wanted(sequence: GenerateSequence) -> int:
-    """How many of a beam's best tokens its search needs."""
+    """Return how many of a beam's best tokens its search needs."""
     search = sequence.sampling.beams
     return 0 if search is None else BeamState.candidates_per_beam(search, len(sequence.ends))
 
 
 def _best(log_probs: Tensor, counts: list[int]) -> list[tuple[tuple[int, float], ...]]:
-    """The best (token, log-probability) of each row, as many as counts says, none at -inf."""
+    """Return the best (token, log-probability) of each row, at most counts[i], none at -inf."""
     most = max(counts)
     if not most:
         return [()] * len(counts)

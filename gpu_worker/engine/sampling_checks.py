@@ -1,4 +1,4 @@
-"""Sampling parameters that are refused: out of range, contradictory, or too large."""
+"""Refuses sampling parameters that are out of range, contradictory, or too large."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _require_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
 
 
 def _check_ranges(params: SamplingParams) -> None:
-    """Every number of the record that has a limit, except those that are checked elsewhere."""
+    """Yield every number of the record that has a limit, except those checked elsewhere."""
     for name in _RANGES:
         value = getattr(params, name)
         if value is not None:

@@ -1,4 +1,4 @@
-"""Who runs in the next step."""
+"""Decides which requests take part in the next step."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from nightjar.gpu_worker.engine.ranking import RankJob, RankPart
 from nightjar.gpu_worker.engine.sequence import GenerateJob, GenerateSequence, Prefix
 
 MAX_DEFERRED = 64
-"""Waiting requests that are passed over in one step because others compute their prefix."""
+"""Most waiting requests that one step skips because others compute their prefix."""
 
 
 class Scheduler:
     """First come, first served within each kind, under the limits of slots, rows and blocks.
 
-    Running sequences always take part.  What is left of the step's rows goes to prompts and
-    rankings that have started, and then to the waiting ones in the order of arrival.  Prompts and
-    queries are cut where the rows end.  A request that has started holds the slots it needs, so a
-    wide beam search waits only for sequences that run already.
+    Running sequences always take part.  The other rows of a step go to prompts and rankings that
+    have started, and then to waiting ones in the order of arrival.  Prompts and queries are cut
+    where the rows end.  A started request holds the slots it needs, so a wide beam search waits
+    only for sequences that run already.
     """
 
     def __init__(self, config: EngineConfig, pool: BlockPool, tier: HostTier | None = None) -> None:
@@ -61,8 +61,10 @@ class Scheduler:
         return plan
 
     def settle(self, work: PromptWork | RankWork) -> None:
-        """Take note that a part of the plan was computed: what it wrote can be shared, and
-        sequences that got their first token run from now on."""
+        """Note that a part of the plan was computed.
+
+        Its blocks can be shared, and sequences that got their first token run from now on.
+        """
         if isinstance(work, RankWork):
             for _, chunk in work.chunks:
                 self._prefill.publish(chunk)
@@ -82,7 +84,7 @@ class Scheduler:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a request could start or go on, if there were room."""
+        """Whether a request could start or continue, if there were room."""
         return bool(self._generations or self._rankings or self._open)
 
     @property
@@ -91,20 +93,20 @@ class Scheduler:
         return list(self._running)
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """Blocks (source, copy) to copy, all at once, before the next forward pass."""
-        # A fork that has ended may have left its block to a prefix.
+        """Return blocks (source, copy), which are all copied before the next forward pass."""
+        # A prefix may have got the block of a fork that has ended.
         copies = self._forks.take_copies() | self._prefill.take_copies()
         return [(source, copy) for copy, source in copies.items()]
 
     def finish(self, sequence: GenerateSequence) -> None:
-        """A running sequence has ended: free its slot and its blocks."""
+        """Free the slot and the blocks of a running sequence that has ended."""
         del self._running[sequence]
         sequence.job.running.remove(sequence)
         sequence.held.free()
         sequence.table = None
 
     def replace_beams(self, job: GenerateJob, children: Sequence[Child]) -> None:
-        """Let the children run in the place of a search's sequences."""
+        """Replace the sequences of a search by their children."""
         self._forks.replace(job, children)
         for sequence in job.running:
             del self._running[sequence]
@@ -119,7 +121,7 @@ class Scheduler:
                 part.prefix.drop()
 
     def remove(self, job: Job) -> None:
-        """Forget a request, wherever it is, and free its blocks."""
+        """Drop a request from every queue, and free its blocks."""
         self._open.pop(job, None)
         if isinstance(job, RankJob):
             self._rankings.pop(job, None)
@@ -134,7 +136,7 @@ class Scheduler:
         job.prefix.drop()
 
     def _admit(self, plan: StepPlan) -> None:
-        """Let waiting requests in, in the order of arrival, while there is room."""
+        """Start waiting requests in the order of arrival, while there is room."""
         deferred = 0
         for job in self._waiting():
             first = job.prefix if isinstance(job, GenerateJob) else job.parts[0].prefix
@@ -154,7 +156,7 @@ class Scheduler:
                     self._advance(job, plan)
 
     def _waiting(self) -> Iterator[Job]:
-        """Waiting requests by arrival, as long as there are rows, and for sequences slots."""
+        """Yield waiting requests by arrival, while there are rows and, for sequences, slots."""
         generations, rankings = iter(list(self._generations)), iter(list(self._rankings))
         generation, ranking = next(generations, None), next(rankings, None)
         while self._rows > 0:
@@ -170,28 +172,28 @@ class Scheduler:
                 return
 
     def _advance(self, job: Job, plan: StepPlan) -> None:
-        """Give a request that has started its part of the step."""
+        """Plan the part of a started request in this step."""
         if isinstance(job, GenerateJob):
             self._advance_generation(job, plan)
         else:
             self._advance_ranking(job, plan)
 
     def _advance_generation(self, job: GenerateJob, plan: StepPlan) -> None:
-        """The next chunk of a prompt; its samples, once it is complete and while slots last."""
+        """Plan the next chunk of a prompt; when it is complete, also samples, while slots last."""
         chunk = self._cut(job.prefix, plan)
-        # The sequences of a beam search run together, or not at all.
+        # The sequences of a beam search run all together or not at all.
         needed = 1 if job.beams is None else job.request.sampling.width
         starts = []
         if job.prefix.is_computed or (chunk is not None and chunk.finishes):
             count = min(self._slots // needed, len(job.waiting))
             starts = [job.waiting.popleft() for _ in range(count)]
-        # A prompt under way holds a slot, or its sequence could not start when it is complete.
+        # A started prompt holds a slot, so that its sequence can start when it is complete.
         self._slots -= needed * max(1, len(starts))
         if chunk is not None or starts:
             plan.prompts.append(PromptWork(job, chunk, starts))
 
     def _advance_ranking(self, job: RankJob, plan: StepPlan) -> None:
-        """The next chunks of a ranking's prefixes, and probes of the documents behind them."""
+        """Plan the next chunks of a ranking's prefixes, and probes of the documents after them."""
         work = RankWork(job, [], [])
         plan.ranks.append(work)
         for branch in job.candidates(self._ready_parts(work, plan)):
@@ -204,7 +206,7 @@ class Scheduler:
             plan.ranks.pop()
 
     def _ready_parts(self, work: RankWork, plan: StepPlan) -> list[RankPart]:
-        """Go on with a ranking's prefixes; returns the parts whose documents can be probed."""
+        """Continue a ranking's prefixes; return the parts whose documents can be probed."""
         ready = []
         needed = set(map(id, work.job.waiting.values()))
         for part in work.job.parts:
@@ -222,7 +224,7 @@ class Scheduler:
         return ready
 
     def _next_chunk(self, prefix: Prefix, plan: StepPlan) -> PrefixChunk | None:
-        """The next chunk of a part's prefix, or None where it must wait."""
+        """Return the next chunk of a part's prefix, or None where it must wait."""
         if self._rows <= 0:
             return None
         if prefix.table is None and self._prefill.open(prefix) is not Opening.OPENED:
@@ -230,7 +232,7 @@ class Scheduler:
         return self._cut(prefix, plan)
 
     def _cut(self, prefix: Prefix, plan: StepPlan) -> PrefixChunk | None:
-        """As much of a prefix as the step's rows allow."""
+        """Return as much of a prefix as the step's rows allow."""
         chunk = self._prefill.cut(prefix, self._rows, alone=not plan.has_joined)
         if chunk is not None:
             self._rows -= chunk.end - chunk.start

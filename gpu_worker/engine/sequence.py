@@ -20,16 +20,16 @@ from nightjar.requests import GenerateRequest, SamplingParams
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """Tokens that are computed once and read by all that follows them: a prompt, or a query.
+    """Tokens that are computed once and read by all sequences after them: a prompt, or a query.
 
-    keys: what the prefix cache knows its beginnings by, one for each grain of the pool; none where
-    it is to share nothing.
-    scored_from: the first position whose token is scored; len(tokens) for none.  (Where documents
-    begin with the same tokens, these stand here and not in each of them.)
-    max_blocks: what it reserves, for itself and for what is forked from it.
-    computed: positions whose keys and values are in the cache; borrowed: whether others computed
-    some of them.  last_hidden [H]: the hidden state of the last token, kept while something still
-    waits to be predicted from it.
+    keys: the prefix cache's keys of its beginnings, one for each grain of the pool; none where it
+    shares nothing.
+    scored_from: the first position whose token is scored; len(tokens) for none.  Tokens with which
+    several documents begin are part of the prefix.
+    max_blocks: the blocks it reserves, for itself and for its forks.
+    computed: positions whose keys and values are in the cache; borrowed: whether other requests
+    computed some of them.  last_hidden [H]: the hidden state of the last token, kept while a token
+    must still be predicted from it.
     """
 
     tokens: list[int]
@@ -44,7 +44,7 @@ class Prefix:
 
     @property
     def is_computed(self) -> bool:
-        """Whether all of it is in the cache."""
+        """Whether the whole prefix is in the cache."""
         return self.computed == len(self.tokens)
 
     @property
@@ -63,7 +63,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a sequence ends, and how many of its bytes remain; None: all."""
+    """Why a sequence ends, and how many of its bytes are kept; None: all."""
 
     reason: FinishReason
     length: int | None
@@ -71,11 +71,11 @@ class Ending:
 
 @dataclass(slots=True, eq=False)
 class GenerateSequence:
-    """One sequence being written: a request's only one, one of its samples, or a beam.
+    """One sequence that generates: a request's only one, one of its samples, or a beam.
 
-    sample: its number among the samples.  processors: None where the request leaves the scores
-    alone.  `table` holds the prompt's blocks and its own, from the end of its first step on; the
-    rest is filled by the loop as tokens come.
+    sample: its number among the samples.  processors: None where the request does not change the
+    scores.  table: the prompt's blocks and its own, from the end of its first step on.  The loop
+    fills the other fields as tokens come.
     """
 
     job: GenerateJob
@@ -94,7 +94,7 @@ class GenerateSequence:
 
     @property
     def sampling(self) -> SamplingParams:
-        """How the sequence is continued."""
+        """The request's sampling parameters."""
         return self.job.request.sampling
 
     @property
@@ -115,8 +115,10 @@ class GenerateSequence:
         return self.table
 
     def add(self, token: int, piece: bytes) -> Ending | None:
-        """Take in the next token and its bytes; how the sequence ends, if it ends with it.  A stop
-        wins over the length."""
+        """Add the next token and its bytes; return how the sequence ends, if this token ends it.
+
+        A stop string wins over the length.
+        """
         self.generated.append(token)
         reason = self.ends.get(token)
         if reason is not None:
@@ -130,19 +132,19 @@ class GenerateSequence:
         return None
 
     def branch(self) -> GenerateSequence:
-        """The same sequence once more, without blocks: to go on otherwise."""
+        """Return a copy of the sequence without blocks, which can continue differently."""
         return GenerateSequence(
             self.job,
             self.sample,
             copy(self.matcher),
-            self.processors,  # those of a search keep no counts
+            self.processors,  # the processors of a search keep no counts
             generated=list(self.generated),
             pieces=list(self.pieces),
             logprobs=list(self.logprobs),
         )
 
     def output(self, ending: Ending) -> GenerateOutput:
-        """The sequence as it is finished."""
+        """Return the output of the finished sequence."""
         text = b"".join(self.pieces)[: ending.length]
         if self.sampling.logprobs is None:
             return GenerateOutput(self.generated, text, ending.reason)
@@ -152,11 +154,11 @@ class GenerateSequence:
 
 @dataclass(slots=True, eq=False)
 class GenerateJob:
-    """A generation request: its prompt, and the sequences that follow it.
+    """A generation request: its prompt, and the sequences after it.
 
-    ends: the tokens that end a sequence; vocab_size: of the model. waiting: samples that have not
-    started; running: those that have; finished: the others' sequences, by sample.  beams: what a
-    beam search knows of its sequences; spare: blocks reserved for sequences that it has not begun.
+    ends: the tokens that end a sequence; vocab_size: of the model.  waiting: samples that have not
+    started; running: started samples; finished: the outputs of ended samples.  beams: the state of
+    a beam search; spare: blocks reserved for its sequences that have not begun.
     """
 
     request: GenerateRequest
@@ -176,7 +178,7 @@ class GenerateJob:
         return self.request.request_id
 
     def make_processors(self) -> LogitsProcessors | None:
-        """What the request changes in the scores, for one sequence; None where nothing."""
+        """Make the processors of one sequence; None where the request changes no score."""
         params = self.request.sampling
         if not LogitsProcessors.needed(params):
             return None
@@ -184,24 +186,24 @@ class GenerateJob:
 
     @property
     def tables(self) -> list[BlockTable]:
-        """The blocks it holds."""
+        """The blocks that the request holds."""
         held = [self.prefix.table, *(sequence.table for sequence in self.running)]
         return [table for table in held if table is not None]
 
     @property
     def is_on_trust(self) -> bool:
-        """Whether it reads blocks of others that no token of its own vouches for yet."""
+        """Whether it reads blocks of other requests and has no finite scores of its own yet."""
         return self.prefix.borrowed and not self.running and not self.finished
 
     @property
     def max_length(self) -> int:
-        """Positions that one sequence can come to hold: the last token is never fed back."""
+        """The most positions of one sequence: its last token is never fed back."""
         return len(self.prefix.tokens) + self.request.sampling.max_tokens - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The token that a sequence goes on with, and what its request wants to know about it.
+    """The next token of a sequence, and what its request asked to report about it.
 
     candidates: for a beam, the best (token, log-probability) of those that may be chosen.
     """

@@ -1,4 +1,4 @@
-"""How many blocks a cache has: of an engine, and of the one that rescues its requests."""
+"""The number of cache blocks of an engine, and of the engine that rescues its requests."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ RESCUE_CACHE_BYTES = 4 << 30
 
 
 def block_bytes(model: Decoder, config: EngineConfig) -> int:
-    """Bytes of one block's keys and values, all layers together."""
+    """Return the bytes of one block's keys and values, all layers together."""
     return KVTensors.block_bytes(model.config, config.block_size, model.cache_dtype)
 
 
 def cache_blocks(model: Decoder, config: EngineConfig) -> int:
-    """As many blocks as the cache's memory holds.
+    """Return how many blocks the cache's memory holds.
 
     Raises:
-        ValueError: It does not hold one.
+        ValueError: The memory does not hold one block.
     """
     per_block = block_bytes(model, config)
     affordable = config.kv_cache_bytes // per_block
@@ -29,7 +29,7 @@ def cache_blocks(model: Decoder, config: EngineConfig) -> int:
 
 
 def rescue_config(model: Decoder, config: EngineConfig, blocks: int) -> EngineConfig:
-    """Settings of an engine over a more precise model with as many blocks as the first engine.
+    """Return the settings of an engine over a more precise model, with as many blocks as the first.
 
     What fits the first engine then fits this one. The memory is bounded, because a GPU's cache may
     be larger than the host's memory.

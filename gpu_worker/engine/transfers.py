@@ -1,4 +1,4 @@
-"""Cache blocks to the host's memory and back: at once, or on streams beside what is computed."""
+"""Moves cache blocks to the host's memory and back: at once, or on streams beside computation."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from nightjar import kernels
 from nightjar.gpu_worker.models import Arrivals, KVTensors
 
 Pairs = Sequence[tuple[int, int]]
-"""Blocks of the cache, each with its slot in the host's memory; none of either twice."""
+"""Cache blocks, each with its slot in the host's memory; no block and no slot twice."""
 
 Observer = Callable[[int, float], None]
-"""Is told bytes and seconds of a transfer."""
+"""Takes bytes and seconds of a transfer."""
 
 
 class Transfers(Protocol):
-    """Moves blocks.  What is asked for happens in the order of the calls."""
+    """Moves blocks, in the order of the calls."""
 
     memory: HostMemory
 
     def save(self, pairs: Pairs, *, rested: bool) -> None:
-        """Copy blocks to their slots, as they are now; rested: as they were at the last
+        """Copy blocks to their slots as they are now, or if rested, as they were at the last
         `finish_load`."""
 
     def await_saved(self, blocks: Iterable[int]) -> None:
-        """Let what is computed from now on overwrite these blocks."""
+        """Make later computation wait for the saves of these blocks, which it overwrites."""
 
     def load(self, pairs: Pairs) -> Arrivals:
-        """Copy slots to their blocks, layer by layer; nobody may use these blocks meanwhile."""
+        """Copy slots to their blocks, layer by layer; the blocks must not be used meanwhile."""
 
     def finish_load(self) -> None:
-        """Let what is computed from now on find all that was loaded."""
+        """Make later computation wait for all loads."""
 
 
 def transfers(cache: KVTensors, slots: int, observe: Observer) -> Transfers:
-    """What moves this cache's blocks, with memory for so many of them."""
+    """Return the transfers of this cache's blocks, with host memory for so many slots."""
     return (StreamTransfers if cache.keys.is_cuda else DirectTransfers)(cache, slots, observe)
 
 
 class DirectTransfers:
-    """On the CPU.  A layer is loaded just before it is first read."""
+    """Transfers on the CPU.  A layer is loaded just before it is first read."""
 
     def __init__(self, cache: KVTensors, slots: int, observe: Observer) -> None:
         self.memory = HostMemory(cache, slots)
@@ -54,28 +54,28 @@ class DirectTransfers:
         self._loading: _LayerByLayer | None = None
 
     def save(self, pairs: Pairs, *, rested: bool) -> None:
-        """At once."""
+        """Copy blocks to their slots at once."""
         started = time.perf_counter()
         self.memory.save(*self.memory.indices(pairs))
         self._observe(len(pairs) * self.memory.block_bytes, time.perf_counter() - started)
 
     def await_saved(self, blocks: Iterable[int]) -> None:
-        """They are."""
+        """No-op: on the CPU, saves are complete when `save` returns."""
 
     def load(self, pairs: Pairs) -> Arrivals:
-        """When asked for."""
+        """Return the loads; a layer is loaded when it is waited for."""
         self._loading = _LayerByLayer(self.memory, pairs, self._observe)
         return self._loading
 
     def finish_load(self) -> None:
-        """What was not asked for (a step failed, or had no row left) is loaded now."""
+        """Load the layers that no step waited for, because it failed or had no rows left."""
         if self._loading is not None:
             self._loading.wait(-1)
         self._loading = None
 
 
 class _LayerByLayer:
-    """A load that is done as far as it was waited for."""
+    """A load that copies a layer when it is waited for."""
 
     def __init__(self, memory: HostMemory, pairs: Pairs, observe: Observer) -> None:
         self.memory = memory
@@ -86,7 +86,7 @@ class _LayerByLayer:
         self._seconds = 0.0
 
     def wait(self, layer: int) -> None:
-        """Load up to this layer."""
+        """Load all layers up to this one."""
         if self._done == self.memory.layers:
             return
         started = time.perf_counter()
@@ -99,10 +99,10 @@ class _LayerByLayer:
 
 
 class StreamTransfers:
-    """On a GPU: a stream in each direction, and events between them and what is computed.
+    """Transfers on a GPU: a stream in each direction, with events between them and computation.
 
-    Everything else runs on the current stream.  Transfers wait for what was asked of it before;
-    it waits for them where it is told to.
+    Computation runs on the current stream.  Transfers wait for the work that was queued on it
+    before them.  It waits for them only in `await_saved`, `wait` and `finish_load`.
     """
 
     def __init__(self, cache: KVTensors, slots: int, observe: Observer) -> None:
@@ -110,13 +110,15 @@ class StreamTransfers:
         self._observe = observe
         self._out, self._in = (torch.cuda.Stream(cache.keys.device) for _ in range(2))  # type: ignore[no-untyped-call]
         self._leaving: dict[int, torch.cuda.Event] = {}
-        self._last_use: dict[int, torch.cuda.Event] = {}  # of a slot, on either stream
+        self._last_use: dict[
+            int, torch.cuda.Event
+        ] = {}  # the last use of each slot, on either stream
         self._loading: _Events | None = None
         self._rested: torch.cuda.Event | None = None
         self._timed: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
 
     def save(self, pairs: Pairs, *, rested: bool) -> None:
-        """Behind what is computed now, and beside what comes after it; rested: beside that, too."""
+        """Copy blocks after the computation queued so far; rested blocks need not wait for it."""
         begin = self._begin(self._out, pairs, self._rested if rested else None)
         end = _timing_event()
         with torch.cuda.stream(self._out):
@@ -126,14 +128,14 @@ class StreamTransfers:
         self._ended(begin, end, pairs)
 
     def await_saved(self, blocks: Iterable[int]) -> None:
-        """The current stream waits; nothing, where the copies were made long ago."""
+        """Make the current stream wait for the saves; a save that is complete costs nothing."""
         found = [self._leaving.pop(block, None) for block in blocks]
         for event in dict.fromkeys(found):
             if event is not None:
                 torch.cuda.current_stream().wait_event(event)
 
     def load(self, pairs: Pairs) -> Arrivals:
-        """Behind what is computed now; the layers are waited for one by one."""
+        """Start loads after the computation queued so far; each layer is waited for by itself."""
         begin = self._begin(self._in, pairs)
         landed = []
         with torch.cuda.stream(self._in):
@@ -147,7 +149,7 @@ class StreamTransfers:
         return self._loading
 
     def finish_load(self) -> None:
-        """The current stream waits, if no step has let it do so; the host takes in the times."""
+        """Make the current stream wait, if no step has done so; the host reads the times."""
         if self._loading is not None:
             self._loading.wait(-1)
         self._loading = None
@@ -160,8 +162,7 @@ class StreamTransfers:
     def _begin(
         self, stream: torch.cuda.Stream, pairs: Pairs, after: torch.cuda.Event | None = None
     ) -> torch.cuda.Event:
-        """Let a transfer on the stream wait for an event, or for all that is computed now; and for
-        the slots."""
+        """Make a transfer on the stream wait for its slots, and for an event or all queued work."""
         if after is None:
             stream.wait_stream(torch.cuda.current_stream())
         else:
@@ -174,7 +175,7 @@ class StreamTransfers:
         return begin
 
     def _ended(self, begin: torch.cuda.Event, end: torch.cuda.Event, pairs: Pairs) -> None:
-        """Remember when the slots are free for another transfer, and what to time."""
+        """Note when the slots are free for another transfer, and what to time."""
         self._last_use.update(dict.fromkeys((slot for _, slot in pairs), end))
         self._timed.append((begin, end, len(pairs) * self.memory.block_bytes))
 
@@ -186,7 +187,7 @@ class _Events:
         self._landed = landed
 
     def wait(self, layer: int) -> None:
-        """The current stream waits."""
+        """Make the current stream wait."""
         torch.cuda.current_stream().wait_event(self._landed[layer])
 
 
@@ -216,20 +217,19 @@ class HostMemory:
         kernels.kv_unpack(keys, values, blocks, self.packed[:, one], slots)
 
     def indices(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """Blocks and slots, int64[n] each, beside the cache; the host does not wait for them."""
+        """Return blocks and slots, int64[n] each, on the cache's device; the host does not wait."""
         index = torch.tensor(pairs).T.contiguous()
         blocks, slots = kernels.upload(index, self._cache.keys.device).unbind(0)
         return blocks, slots
 
 
 def _pin(memory: Tensor) -> int:
-    """Lock memory into its place; returns its address, to be unlocked by.
+    """Pin host memory; return its address, by which it is unpinned.
 
-    Not torch's own pinned memory, which is rounded up to the next power of two: up to twice the
-    budget.
+    torch's own pinned memory is rounded up to the next power of two: up to twice the budget.
 
     Raises:
-        MemoryError: The system does not allow so much.
+        MemoryError: The system does not allow so much pinned memory.
     """
     address, bytes_ = memory.data_ptr(), memory.numel() * memory.element_size()
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -243,8 +243,10 @@ def _pin(memory: Tensor) -> int:
 
 
 def _unpin(address: int, device: torch.device) -> None:
-    """Let memory go, when no kernel has it any more: a copy is hardly ever waited for by the host,
-    and CUDA does not say that unlocking does so."""
+    """Unpin memory after the GPU has finished its work.
+
+    The host hardly ever waits for a copy, and CUDA does not promise that unpinning does.
+    """
     try:
         torch.cuda.synchronize(device)
     finally:

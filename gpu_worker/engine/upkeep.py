@@ -45,7 +45,7 @@ class CacheUpkeep:
     def beside_compute(self) -> None:
         """Save blocks while the device computes the step; called when the step is launched."""
         if self._tier is not None:
-            self._tier.save_ahead(self._pool.next_evicted(self._step_blocks))
+            self._tier.save_early(self._pool.next_evicted(self._step_blocks))
 
 
 def host_tier(model: Decoder, cache: KVTensors, config: EngineConfig) -> HostTier | None:

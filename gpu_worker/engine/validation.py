@@ -1,4 +1,4 @@
-"""Refusing requests that cannot be computed, before any compute."""
+"""Refuses requests that cannot be computed, before any computation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Validator:
         return base
 
     def _check_generate(self, request: GenerateRequest, rows: int) -> None:
-        """A prompt, its parameters, and room for both."""
+        """Check a prompt, its parameters, and the room that it needs."""
         check_sampling(request.sampling, self._config.vocab_size)
         self._check_tokens("the prompt", request.token_ids, rows)
         params = request.sampling
@@ -60,7 +60,7 @@ class Validator:
         self._check_room(what, prompt + asked, blocks_of_sequences(self._pool, prompt, params))
 
     def _check_rank(self, request: RankRequest, rows: int) -> None:
-        """A query and at least one document, each together with the query in the context."""
+        """Check a query and its documents; each must fit into the context with the query."""
         self._check_tokens("the query", request.query_ids, rows)
         if not request.documents:
             raise RefusedError("empty_documents", "documents: the list is empty")
@@ -78,12 +78,12 @@ class Validator:
                 )
             size = len(document)
             what = f"query of {query} tokens and {name} of {size}"
-            # All but the last token of a long one lie in the cache.
+            # All tokens but the last of a long document lie in the cache.
             cached = query + size - 1 if size > LONG_DOCUMENT else query
             self._check_room(what, query + size, self._pool.blocks_for(cached))
 
     def _check_tokens(self, name: str, tokens: Sequence[int], rows: int) -> None:
-        """At least one token, and each of them a row of the vocabulary or of the vectors."""
+        """Check that there is a token, and that each is a row of the vocabulary or the vectors."""
         if not tokens:
             raise RefusedError("empty_input", f"{name} has no tokens")
         kinds = set(map(type, tokens))
@@ -103,7 +103,7 @@ class Validator:
             )
 
     def _check_room(self, what: str, positions: int, blocks: int) -> None:
-        """Positions within the context, and blocks within the whole cache."""
+        """Check that the positions fit into the context, and the blocks into the whole cache."""
         context = self._config.context_length
         if positions > context:
             raise RefusedError(
@@ -120,7 +120,7 @@ class Validator:
 
 
 def blocks_of_sequences(pool: BlockPool, prompt: int, params: SamplingParams) -> int:
-    """Cache blocks that a prompt of so many tokens and all of its sequences come to hold.
+    """Return the cache blocks that a prompt of so many tokens and all its sequences need.
 
     The last token generated is never fed back.  Several sequences share the prompt's whole blocks.
     """

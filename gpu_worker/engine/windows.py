@@ -1,4 +1,4 @@
-"""Decode steps that follow each other on the device, several before the host looks."""
+"""Windows: several decode steps that follow each other on the device without the host."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from nightjar.gpu_worker.models import Decoder, KVTensors, TokenBatch
 from nightjar.kernels import Column, PagedTensors
 
 IDLE_SHARE = 8
-"""While requests wait, one step of a slot in so many may be for nothing."""
+"""While requests wait, at most one step of a slot in so many may compute nothing."""
 
 Moved = list[tuple[GenerateSequence, Choice | None]]
-"""What one step chose for each sequence; None where its scores were not finite."""
+"""The token of each sequence in one step; None where its scores were not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Steps under way.
+    """The steps of a launched window.
 
-    tokens: int64[steps, slots]; rows: int32[slots, columns], StepState.rows after them; both in
-    the host's memory, written when `landed` says so (None: already).
+    tokens: int64[steps, slots]; rows: int32[slots, columns], StepState.rows after the steps.  Both
+    are in the host's memory, complete after the event `landed` (None: already).
     """
 
     steps: int
@@ -83,7 +83,7 @@ class DecodeWindows:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a window is under way that has not been taken in."""
+        """Whether a launched window has not been read yet."""
         return bool(self._flying)
 
     @property
@@ -98,20 +98,22 @@ class DecodeWindows:
 
     @property
     def shapes_held(self) -> int:
-        """How many shapes of a step have tensors and, where they are captured, a graph."""
+        """How many shapes of a step have tensors and, where steps are captured, a graph."""
         return len(self._steps)
 
     def serves(self, plan: StepPlan) -> bool:
-        """Whether a plan can be the first step of a window: nothing but running sequences, and none
-        of them with a wish that only the host can fulfil."""
+        """Whether a plan can be the first step of a window.
+
+        It must hold only running sequences, and the device must be able to continue each of them.
+        """
         alone = plan.decodes and not plan.prompts and not plan.ranks
         return self._config.window_steps > 1 and bool(alone) and all(map(_serves, plan.decodes))
 
     @torch.inference_mode()
     def start(self, sequences: Sequence[GenerateSequence], *, crowded: bool) -> None:
-        """Bring running sequences to the device, and launch their first window.
+        """Copy running sequences to the device, and launch their first window.
 
-        crowded: requests wait for a slot, so that one must not stay free for long.
+        crowded: requests wait for a slot, so that no slot should stay free for long.
         """
         shape = Shape.of(sequences, self._block_size)
         batch, _ = self._step_of(shape)
@@ -122,9 +124,9 @@ class DecodeWindows:
 
     @torch.inference_mode()
     def follow(self, *, crowded: bool) -> bool:
-        """Launch the next window behind the one under way, if that makes sense; whether it did.
+        """Launch the next window after the running one, if that is useful; return whether it was.
 
-        The host must not have interfered: no request came or was cancelled since the first window.
+        No request may have come or been cancelled since the first window.
         """
         running = [sequence for sequence in self._sequences if sequence.table is not None]
         if self._shape is None or not running:
@@ -143,12 +145,12 @@ class DecodeWindows:
         return True
 
     def land(self) -> Iterator[Moved]:
-        """Wait for the oldest window; what each of its steps chose.
+        """Wait for the oldest window; yield the tokens of each of its steps.
 
-        The caller moves the sequences on between steps; one that has ended is not given again.
+        The caller adds the tokens between steps; an ended sequence is not given again.
 
         Raises:
-            RuntimeError: The device ended a sequence elsewhere than the host.
+            RuntimeError: The device and the host disagree where a sequence ends.
         """
         window = self._flying.popleft()
         if window.landed is not None:
@@ -203,7 +205,7 @@ class DecodeWindows:
         self._flying.append(Window(steps, tokens, rows, landed))
 
     def _step_of(self, shape: Shape) -> tuple[DeviceBatch, Step]:
-        """The tensors of a shape, and the step over them; recorded when first needed."""
+        """Return the tensors of a shape and its step, which is recorded when first needed."""
         if shape not in self._steps:
             vocab_size, device = self._model.config.vocab_size, self._model.device
             slots = shape.slots
@@ -215,7 +217,7 @@ class DecodeWindows:
         return self._steps[shape]
 
     def _step(self, batch: DeviceBatch) -> None:
-        """One decode step.  Nothing here may look at a number on the device."""
+        """Compute one decode step.  The host must not read a number of the device here."""
         state, draws, penalties = batch.state, batch.draws, batch.penalties
         ids, positions, blocks, offsets = state.inputs.unbind(0)
         rows = TokenBatch(
@@ -249,12 +251,12 @@ class DecodeWindows:
 
 
 def window_length(left: Sequence[int], most: int, *, crowded: bool) -> int:
-    """Steps of a window of sequences that have so many steps left at the most, up to `most`; 0
-    where nobody has any.
+    """Return the steps of a window, up to `most`; 0 where no sequence has a step left.
 
-    crowded: others wait for the slots of those that end.  A slot that has nothing to do costs its
-    share of a step; a step that the host launches kernel by kernel, to take in one request, costs
-    several steps.  So a window goes on until one step of a slot in IDLE_SHARE is for nothing.
+    left: the most steps that each sequence still has.  crowded: requests wait for slots.  A slot
+    without a sequence costs its share of a step.  A step that the host launches kernel by kernel,
+    to add one request, costs several steps.  So a window ends when one step of a slot in
+    IDLE_SHARE would compute nothing.
     """
     steps = min(most, max(left))
     while crowded and IDLE_SHARE * sum(max(0, steps - own) for own in left) > steps * len(left):
@@ -278,7 +280,7 @@ def _serves(sequence: GenerateSequence) -> bool:
 
 
 def _read_back(found: Tensor) -> Tensor:
-    """A copy in the host's memory; on a GPU it is there when the stream has come so far."""
+    """Return a copy in the host's memory; on a GPU it is complete when the stream reaches it."""
     if not found.is_cuda:
         return found.clone()
     copy = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)

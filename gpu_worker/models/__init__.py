@@ -1,4 +1,4 @@
-"""Decoders described by a ModelConfig, computed through the op list of the kernels."""
+"""Decoders that a ModelConfig describes, computed with the ops of `kernels/`."""
 
 from nightjar.gpu_worker.models.batch import Arrivals, KVTensors, TokenBatch
 from nightjar.gpu_worker.models.decoder import Decoder

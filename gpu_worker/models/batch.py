@@ -1,4 +1,4 @@
-"""What one forward pass reads: packed tokens, where they attend, and the cache behind them."""
+"""The input of one forward pass: packed tokens, what they attend to, and the cache."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from nightjar.kernels import BranchLayout, ChunkLayout, PagedLayout, PagedTensor
 
 
 class Arrivals(Protocol):
-    """Blocks that are on their way into the cache, a layer after the other."""
+    """Blocks that are being loaded into the cache, layer by layer."""
 
     def wait(self, layer: int) -> None:
-        """Let what is computed from now on find the keys and values of this layer (-1: of all)."""
+        """Make later computation wait for the keys and values of this layer (-1: of all)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class TokenBatch:
     write_blocks, write_offsets: int64[C], where the keys and values of the first C rows (prefill
     and decode; documents are not cached) go.
     output_rows: int64[N], ascending, the rows whose last hidden state is wanted; None for all.
-    decode: on the device, where a step follows another without the host.
-    arrivals: blocks that are read but not there yet.
+    decode: on the device, where steps follow each other without the host.
+    arrivals: blocks that the step reads and that are still being loaded.
     """
 
     token_ids: Tensor
@@ -53,7 +53,7 @@ class TokenBatch:
         return self.output_rows is None or self.output_rows.shape[0] == self.token_ids.shape[0]
 
     def to(self, device: str) -> TokenBatch:
-        """The same rows on a device; layouts go there as a backend needs them."""
+        """Return the same rows on a device; a backend moves the layouts that it needs."""
         moved: dict[str, Any] = {
             field.name: kernels.upload(value, device)
             for field in fields(self)
@@ -73,8 +73,7 @@ class KVTensors:
     def allocate(
         config: ModelConfig, blocks: int, block_size: int, dtype: torch.dtype, device: str
     ) -> KVTensors:
-        """Room for `blocks` blocks of zeros; on the CPU the memory is taken only as blocks come
-        into use."""
+        """Allocate blocks of zeros; on the CPU memory is taken only when a block is used."""
         shape = (config.n_layers, blocks, config.n_kv_heads, block_size, config.head_size)
         return KVTensors(_zeros(shape, dtype, device), _zeros(shape, dtype, device))
 
@@ -100,7 +99,7 @@ class KVTensors:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
-    """Zeros; on the CPU from memory that the system clears when it is first touched."""
+    """Return zeros; on the CPU in memory that the system clears at the first access."""
     if device != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)

@@ -1,6 +1,6 @@
-"""Which precision `--dtype auto` takes on this processor: probed once, then remembered.
+"""The precision of `--dtype auto` on this processor: probed once, then remembered.
 
-So two equal runs compute in the same precision, whatever else the machine did when they started.
+So two equal runs compute in the same precision, also where the machine was busy at a start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def chosen_dtype(folder: Path | None = None, measure: Callable[[], Probe] = probe) -> str:
-    """Give "bf16" or "fp32": what an earlier start chose with this processor and these kernels.
+    """Return "bf16" or "fp32": the choice of the first start with this processor and kernels.
 
     The first start probes.
 
@@ -57,7 +57,7 @@ def chosen_dtype(folder: Path | None = None, measure: Callable[[], Probe] = prob
 
 
 def _key() -> str:
-    """A name for what the choice depends on."""
+    """Return a name for everything that the choice depends on."""
     return hashlib.sha256(f"{identity()} {torch.__version__}".encode()).hexdigest()[:32]
 
 
@@ -70,7 +70,7 @@ def _read(path: Path) -> str | None:
 
 
 def _remember(path: Path, dtype: str, found: Probe) -> str:
-    """Write the choice; where another process has written one meanwhile, take that."""
+    """Write the choice; if another process has written one meanwhile, return that."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     note = {"dtype": dtype, "fp32_s": found.fp32_s, "bf16_s": found.bf16_s}
     handle, name = tempfile.mkstemp(prefix=".precision-", dir=path.parent)
@@ -78,7 +78,7 @@ def _remember(path: Path, dtype: str, found: Probe) -> str:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             json.dump(note, stream)
         try:
-            os.link(name, path)  # fails where there is one: the first choice stands
+            os.link(name, path)  # fails where there is a file: the first choice stands
         except FileExistsError:
             if (first := _read(path)) is not None:
                 return first

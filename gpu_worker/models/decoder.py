@@ -1,4 +1,4 @@
-"""One decoder for every family: what differs stands in the config and in the weights."""
+"""One decoder for all families: config and weights hold the differences."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ from nightjar.kernels import (
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights of a decoder: token table [V, H], positions as a learned table [P, H] or as
-    rotations, blocks, last norm, LM head [V, H]; the head may be the table as well."""
+    """All weights of a decoder.
+
+    They are the token table [V, H], positions as a learned table [P, H] or as rotations, the
+    blocks, the last norm, and the LM head [V, H], which may be the token table.
+    """
 
     tokens: TokenTable
     positions: Tensor | None
@@ -39,11 +42,11 @@ class DecoderWeights:
 
 
 class Decoder:
-    """Packed tokens in, hidden states of the wanted rows out; logits and scores from those.
+    """Computes hidden states of wanted rows from packed tokens, and from those logits and NLLs.
 
-    in_lockstep: whether other processes make every step with this one, and must be told of it;
+    in_lockstep: whether other processes compute every step with this one and must be told of it;
     is_whole: whether its products are whole, not parts of sums over several processes;
-    free_elsewhere: bytes that the GPUs of those processes had left when they had loaded it.
+    free_elsewhere: free bytes of those processes' GPUs after loading the model.
     """
 
     in_lockstep = False
@@ -58,7 +61,7 @@ class Decoder:
         cache_dtype: torch.dtype,
         device: str,
     ) -> None:
-        """dtype: activations and tables; cache_dtype: keys and values, as narrow at the most."""
+        """dtype: of activations and tables; cache_dtype: of keys and values, at most as wide."""
         self.config = config
         layers, head = kernels.chained(weights.layers, weights.head)
         self.weights = replace(weights, layers=layers, head=head)
@@ -82,14 +85,14 @@ class Decoder:
             is_last = index == len(weights.layers) - 1
             if is_last:
                 rows = replace(rows, wanted=wanted)
-            # Heads are kept in no more than the cache keeps of them.
+            # Heads are kept no wider than the cache keeps them.
             qkv = kernels.normed_linear(
                 residual, delta, layer.attention_norm, layer.qkv, self.cache_dtype
             )
             x = self._attend(index, qkv, rotation, batch, rows, cache)
-            del qkv  # or the next layer's would need room beside it
+            del qkv  # else the next layer's would need room beside it
             if is_last and wanted is not None:
-                # Past the last attention no row looks at another: go on with the wanted ones.
+                # After the last attention no row reads another one: continue with the wanted rows.
                 residual, x = residual.index_select(0, wanted), x.index_select(0, wanted)
             attended = self._attention_out(residual, x, layer)
             del x
@@ -99,7 +102,7 @@ class Decoder:
         return kernels.normalize(residual, delta, weights.last_norm, self.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores over the vocabulary: [N, H] -> float32[N, V]."""
+        """Compute scores over the vocabulary: [N, H] -> float32[N, V]."""
         return kernels.linear(hidden, self.weights.head).float()
 
     def token_nll(self, hidden: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
@@ -107,11 +110,11 @@ class Decoder:
         return kernels.token_nll(hidden, self.weights.head, rows, targets)
 
     def allocate_cache(self, blocks: int, block_size: int) -> KVTensors:
-        """An empty cache for `forward`."""
+        """Make an empty cache for `forward`."""
         return KVTensors.allocate(self.config, blocks, block_size, self.cache_dtype, self.device)
 
     def _embed(self, batch: TokenBatch) -> Tensor:
-        """The residual stream at its beginning: float32[T, H]."""
+        """Compute the residual stream before the first layer: float32[T, H]."""
         return kernels.embed(
             batch.token_ids,
             batch.positions,
@@ -130,7 +133,7 @@ class Decoder:
         rows: StepRows,
         cache: KVTensors,
     ) -> int:
-        """Run the first layers, of which every row is wanted, in one call; returns how many."""
+        """Run the first layers, of which every row is wanted, in one call; return how many."""
         if self._layers is None or batch.arrivals is not None:
             return 0
         count = len(self.weights.layers) - (not batch.wants_all)
@@ -140,7 +143,7 @@ class Decoder:
 
     @cached_property
     def _layers(self) -> Layers | None:
-        """All layers, where each adds both its halves to the stream one after the other."""
+        """All layers for `run_layers`; None where their halves do not add to the stream in turn."""
         if not self._adds_onto:
             return None
         config = self.config
@@ -148,14 +151,16 @@ class Decoder:
 
     @property
     def _adds_onto(self) -> bool:
-        """Whether half a block adds just its last projection to the residual stream, and no other
-        half reads the stream meanwhile."""
+        """Whether half a block adds only its last projection to the residual stream.
+
+        No other half may read the stream meanwhile.
+        """
         config = self.config
         plain = config.residual_multiplier == 1.0 and not config.post_norms
         return self.is_whole and plain and not config.parallel_residual
 
     def _attention_out(self, residual: Tensor, x: Tensor, layer: LayerWeights) -> Tensor | None:
-        """Add what was attended, x [T, Hq * D], or return what is still to be added."""
+        """Add the attention's result x [T, Hq * D], or return what is still to be added."""
         if self._adds_onto:
             return kernels.linear_onto(residual, x, layer.attention_out)
         part = self._joined(kernels.linear(x, layer.attention_out))
@@ -164,7 +169,7 @@ class Decoder:
     def _feed_forward(
         self, residual: Tensor, delta: Tensor | None, layer: LayerWeights
     ) -> Tensor | None:
-        """Add delta, then the feed-forward half, or return what is still to be added."""
+        """Add delta and then the feed-forward half, or return what is still to be added."""
         norm, up, down = layer.mlp_norm, layer.up, layer.down
         block = residual, delta, norm, up, down, self.config.activation, self.dtype
         if self._adds_onto:
@@ -172,12 +177,11 @@ class Decoder:
         return self._output(self._joined(kernels.feed_forward(*block)), layer.mlp_post_norm)
 
     def _joined(self, part: Tensor) -> Tensor:
-        """A projection back to the residual stream, of all heads or all widened channels, given
-        what this decoder's weights make of it: [T, H]."""
+        """Return the whole projection back to the residual stream, given this decoder's part."""
         return part
 
     def _output(self, delta: Tensor, post_norm: Norm | None) -> Tensor:
-        """What half a block adds to the residual stream, given its last projection: [T, H]."""
+        """Return what half a block adds to the stream, given its last projection: [T, H]."""
         if post_norm is not None:
             wide = torch.promote_types(self.dtype, torch.float32)
             delta = kernels.normalize(delta, None, post_norm, wide)
@@ -193,7 +197,7 @@ class Decoder:
         rows: StepRows,
         cache: KVTensors,
     ) -> Tensor:
-        """Attention of one layer: qkv [T, (Hq + 2 Hkv) * D] -> [T, Hq * D]."""
+        """Compute the attention of one layer: qkv [T, (Hq + 2 Hkv) * D] -> [T, Hq * D]."""
         if batch.arrivals is not None:
             batch.arrivals.wait(index)
         write = CacheWrite(
@@ -205,7 +209,7 @@ class Decoder:
         return out.flatten(1)
 
     def _head_norms(self, index: int) -> HeadNorms | None:
-        """The norms of one layer's queries and keys, where the family has them."""
+        """Return the norms of one layer's queries and keys, where the family has them."""
         layer = self.weights.layers[index]
         if layer.query_norm is None or layer.key_norm is None:
             return None

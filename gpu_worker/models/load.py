@@ -1,7 +1,7 @@
-"""From a checked model directory to a decoder.
+"""Loads a decoder from a checked model directory.
 
-What a family calls its tensors and how it lays them out stands in `checkpoints/weights.py`; here
-they are brought into the one layout that the decoder computes with.
+`checkpoints/weights.py` says how a family names and lays out its tensors.  Here they are brought
+into the one layout that the decoder computes with.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _ALL = slice(None)
 def load_model(
     directory: ModelDirectory, dtype: str, device: str = "cpu", part: Part | None = None
 ) -> Decoder:
-    """Load the weights of a model directory, which has checked that they are those of its config.
+    """Load the weights of a model directory, which has checked them against its config.
 
-    dtype: "fp64", "fp32", "bf16" or "fp16", the storage of weights, activations and cache; or
-    "int8", which multiplies in bytes (see kernels.pack_linear), caches in FP16 and keeps the rest
-    in FP32.  So does "bf16" on a CPU with instructions for its products.  A GPU computes in fp32,
-    bf16 and fp16.
-    part: what to load, for a ShardDecoder; nothing else is read.
+    dtype: "fp64", "fp32", "bf16" or "fp16", the storage of weights, activations and cache.  "int8"
+    multiplies in bytes (see kernels.pack_linear), caches in FP16 and keeps the rest in FP32.
+    "bf16" does the same in bfloat16 on a CPU with instructions for its products.  A GPU computes
+    in fp32, bf16 and fp16.
+    part: what a ShardDecoder loads; nothing else is read.
 
     Raises:
         CheckpointError: The GPU has no kernels for the model's heads or for so many tokens.
@@ -59,15 +59,17 @@ def load_model(
 
 
 def _give_memory_back() -> None:
-    """Return to the system what reading and packing have freed: up to two copies of the largest
-    weights, which glibc would keep for as long as the process runs."""
+    """Return memory to the system that reading and packing have freed.
+
+    glibc would keep up to two copies of the largest weights as long as the process runs.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def _check_gpu(config: ModelConfig, dtype: str, device: str) -> None:
-    """Refuse what the CUDA kernels do not compute, before anything is read."""
+    """Refuse a model that the CUDA kernels do not compute, before anything is read."""
     if dtype not in GPU_PRECISIONS:
         known = ", ".join(GPU_PRECISIONS)
         raise ValueError(f"dtype {dtype!r} is not computed on {device}: use one of {known}")
@@ -108,7 +110,7 @@ class _Loader:
         config, names, part = self._config, self._names, self._part
         table = self._vocabulary(names.tokens)
         tokens = table
-        if part.ranks > 1:  # a row of zeros for the tokens of other ranks
+        if part.ranks > 1:  # one row of zeros for all tokens of other ranks
             tokens = torch.cat((table, table.new_zeros(1, config.hidden_size)))
             table = tokens[:-1]
         positions, rope = None, None
@@ -118,7 +120,7 @@ class _Loader:
             positions = self._tensor(f"{names.positions}.weight")
         layers = tuple(self._layer(f"{names.layer}.{i}.") for i in range(config.n_layers))
         last_norm = self._norm(names.last_norm)
-        # The scores are linear in what the last norm gives: its weights take their multiplier.
+        # The scores are linear in the last norm's result: its weights take the scores' multiplier.
         for weight in (last_norm.weight, last_norm.bias):
             if weight is not None:
                 weight.mul_(config.logits_multiplier)
@@ -133,11 +135,11 @@ class _Loader:
         )
 
     def _vocabulary(self, name: str) -> Tensor:
-        """The part's rows of the embedding table or of the LM head."""
+        """Return the part's rows of the embedding table or of the LM head."""
         return self._tensor(f"{name}.weight", self._part.tokens)
 
     def _layer(self, root: str) -> LayerWeights:
-        """One block; root: what its tensors' names begin with."""
+        """Load one block; root: the beginning of its tensors' names."""
         config, names = self._config, self._names
         query_norm, key_norm, attention_post_norm, mlp_post_norm = None, None, None, None
         if config.qk_norm:
@@ -170,7 +172,7 @@ class _Loader:
         return self._precision.pack(weight, bias)
 
     def _norm(self, name: str) -> Norm:
-        """A norm, with a bias where the config's norms have one."""
+        """Load a norm, with a bias where the config's norms have one."""
         dtype = torch.promote_types(self._precision.dtype, torch.float32)
         weight = self._reader.tensor(f"{name}.weight", dtype, self._device)
         bias = None
@@ -181,7 +183,7 @@ class _Loader:
     def _parts(
         self, name: str, bias: bool, *, outputs: slice = _ALL, inputs: slice = _ALL
     ) -> tuple[Tensor, Tensor | None]:
-        """A projection's weight [out, in] and bias [out], both in the ranges."""
+        """Read a projection's weight [out, in] and bias [out], both in the ranges."""
         if self._names.input_major:
             weight = self._tensor(f"{name}.weight", inputs, outputs).t()
         else:
@@ -189,12 +191,14 @@ class _Loader:
         return weight, self._tensor(f"{name}.bias", outputs) if bias else None
 
     def _joining(self, name: str, bias: bool, inputs: slice) -> LinearWeight:
-        """A projection back to the residual stream, from the part's inputs; the ranks' outputs are
-        summed, so the bias is the first one's."""
+        """Load a projection back to the residual stream, from the part's inputs.
+
+        The ranks' outputs are summed, so only the first rank has the bias.
+        """
         return self._pack(*self._parts(name, bias and self._part.is_first, inputs=inputs))
 
     def _widening(self, root: str) -> LinearWeight:
-        """The feed-forward block's first projection, with its gate where the family has one."""
+        """Load the feed-forward block's first projection, with its gate where it has one."""
         parts = [
             self._parts(root + name, self._config.mlp_bias, outputs=self._part.inner)
             for name in self._names.mlp_in
@@ -205,7 +209,7 @@ class _Loader:
         return self._pack(*parts[0])
 
     def _query_key_value(self, root: str) -> LinearWeight:
-        """The three projections as one: all queries' rows, then keys', then values'."""
+        """Load the three projections as one: all queries' rows, then keys', then values'."""
         parts = [
             self._parts(root + name, self._config.qkv_bias, outputs=outputs)
             for name, outputs in self._query_key_value_ranges()
@@ -219,7 +223,7 @@ class _Loader:
         return self._pack(weight, bias)
 
     def _query_key_value_ranges(self) -> list[tuple[str, slice]]:
-        """Which outputs of which tensors, in the order of the packed projection."""
+        """Return which outputs of which tensors, in the order of the packed projection."""
         names, part, size = self._names.query_key_value, self._part, self._config.head_size
         queries, keys = channels(part.heads, size), channels(part.kv_heads, size)
         if len(names) == 3:
@@ -232,6 +236,6 @@ class _Loader:
         return [(names[0], slice(start, start + queries.stop - queries.start)) for start in starts]
 
     def _deinterleaved(self, fused: Tensor) -> Tensor:
-        """From each head's query, key and value together to all queries, keys, values."""
+        """Reorder from query, key and value of each head to all queries, all keys, all values."""
         heads = fused.view(self._config.n_heads, 3, self._config.head_size, *fused.shape[1:])
         return heads.transpose(0, 1).flatten(0, 2)

@@ -1,4 +1,4 @@
-"""What numbers a model is computed in, and which are the fastest on this processor."""
+"""The precisions that a model is computed in, and the fastest one on this processor."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ from nightjar.kernels import (
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """dtype: activations and tables; cache: keys and values; weights: how the matrix products are
-    computed."""
+    """dtype: of activations and tables; cache: of keys and values; weights: of matrix products."""
 
     dtype: torch.dtype
     cache: torch.dtype
     weights: WeightPrecision = "float"
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
-        """Weight [out, in] and bias [out], made ready for products in this precision."""
+        """Pack weight [out, in] and bias [out] for products in this precision."""
         return pack_linear(weight, bias, self.weights)
 
     def pack_gated(
         self, gate: tuple[Tensor, Tensor | None], up: tuple[Tensor, Tensor | None]
     ) -> LinearWeight:
-        """The same for a gated weight."""
+        """Pack a gated weight."""
         return pack_gated(gate, up, self.weights)
 
 
@@ -50,11 +49,11 @@ PRECISIONS = {
     "int8": Precision(torch.float32, cache=torch.float16, weights="int8"),
 }
 
-# Rounded to bf16 for products alone; what the cache holds more finely than that, as in int8.
+# Only products round to bf16; the cache is in FP16, which is finer, as for int8.
 _BFLOAT_PRODUCTS = Precision(torch.float32, cache=torch.float16, weights="bfloat16")
 
 GPU_PRECISIONS = ("fp32", "bf16", "fp16")
-"""Those that the CUDA kernels compute in."""
+"""The precisions of the CUDA kernels."""
 
 COMPUTED_IN = {
     torch.float64: "fp64",
@@ -62,26 +61,30 @@ COMPUTED_IN = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
 }
-"""What a model computes in, by the dtype of its activations; int8 models compute in FP32."""
+"""The precision by the dtype of activations.  int8 models compute in FP32."""
 
 MORE_PRECISE = {"int8": "fp32", "bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
-"""In which precision a request is computed again whose scores were not finite."""
+"""The precision in which a request is computed again whose scores were not finite."""
 
 ADVANTAGE = 1.25
-"""bf16 must be this much faster than fp32 to be chosen: noise must not decide, and where there is
-little to win fp32 is the more exact."""
+"""bf16 is chosen only if it is so much faster than fp32.
+
+Noise must not decide, and where little is gained, fp32 is more exact.
+"""
 
 # The smallest product of a GPT-2-small block, at the rows of a half-filled decode step.
 _ROWS, _IN, _OUT = 32, 768, 768
-# On a busy host threads lose whole time slices: single products met calm ones in one dtype alone.
+# On a busy host threads lose whole time slices: single products can be fair to one dtype only.
 _TURNS, _PER_TURN = 8, 16
-# A disturbance may outlast all turns: they are taken again, some time apart.
+# A disturbance may last longer than all turns: they are repeated after a pause.
 _ROUNDS, _ROUNDS_APART_S = 5, 0.05
 
 
 def precision_of(dtype: str, device: str) -> Precision:
-    """What a model is computed in that is asked for in `dtype`, a name of PRECISIONS, on "cpu" or a
-    GPU: bf16 on a CPU with instructions for it differs."""
+    """Return the precision for `dtype`, a name of PRECISIONS, on "cpu" or a GPU.
+
+    bf16 differs on a CPU that has instructions for it.
+    """
     if dtype == "bf16" and serves_bfloat16(device):
         return _BFLOAT_PRODUCTS
     return PRECISIONS[dtype]
@@ -89,7 +92,7 @@ def precision_of(dtype: str, device: str) -> Precision:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The shortest times that a product took in each precision."""
+    """The shortest times of a product in each precision."""
 
     fp32_s: float
     bf16_s: float
@@ -108,8 +111,8 @@ def fastest_dtype(found: Probe) -> str:
 def probe(product: Callable[[str], float] | None = None) -> Probe:
     """Time products in both precisions.
 
-    product: the seconds of one product in fp32 or bf16; by default one is run and timed. The two
-    take turns of several products, so that a busy moment meets both and both find calm ones.
+    product: gives the seconds of one product in fp32 or bf16; by default it runs and times one.
+    The two take turns of several products, so that busy and calm moments meet both.
     """
     if product is None:
         with _one_thread():
@@ -125,9 +128,10 @@ def probe(product: Callable[[str], float] | None = None) -> Probe:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Two threads are fast only where each has a core of its own.
+    """Time with one thread.
 
-    One precision may meet such a moment and the other not. One thread is fast whenever it runs.
+    Two threads are fast only while each has its own core, which one precision may meet and the
+    other not. One thread is fast whenever it runs.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -138,7 +142,7 @@ def _one_thread() -> Iterator[None]:
 
 
 class _PackedProduct:
-    """Times one packed product, with the weights packed and the kernels built beforehand."""
+    """Times one packed product; weights are packed and kernels built before."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)

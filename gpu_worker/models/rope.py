@@ -1,4 +1,4 @@
-"""Cosines and sines of rotary position embeddings, one row a position."""
+"""Cosines and sines of rotary embeddings, one row a position."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class RopeTable:
 
     @staticmethod
     def build(rope: RopeConfig, positions: int, device: str) -> RopeTable:
-        """The table of a model's whole context.
+        """Compute the table of a model's whole context.
 
-        Angles are the FP32 products that transformers takes.  Their cosines are taken in FP64 and
-        rounded once, so that no bit depends on which vector path computed an element.
+        Angles are FP32 products as in transformers.  Cosines are computed in FP64 and rounded once,
+        so that no bit depends on the vector path that computed an element.
         """
         frequencies = inverse_frequencies(rope)
         scale = rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0
@@ -40,12 +40,12 @@ class RopeTable:
         return RopeTable(cosines.mul_(scale).to(device), sines.mul_(scale).to(device))
 
     def at(self, positions: Tensor) -> Rotation:
-        """The rotations of rows at positions int64[T]."""
+        """Return the rotations of rows at positions int64[T]."""
         return Rotation(self.cosines, self.sines, positions)
 
 
 def inverse_frequencies(rope: RopeConfig) -> Tensor:
-    """Radians a position of each pair of channels, after scaling: float32[dims / 2].
+    """Return radians a position of each pair of channels, after scaling: float32[dims / 2].
 
     In FP32 and in the order of operations of transformers' modeling_rope_utils, so that angles
     far along the context are the same.
@@ -64,7 +64,7 @@ def inverse_frequencies(rope: RopeConfig) -> Tensor:
 
 
 def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Long waves stretched, short ones kept, those between blended."""
+    """Stretch long waves, keep short ones, and blend those between."""
     waves = 2 * math.pi / plain
     context, low, high = scaling.original_context, scaling.low_frequency, scaling.high_frequency
     stretched = torch.where(waves > context / low, plain / scaling.factor, plain)
@@ -75,10 +75,10 @@ def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def _yarn_ramp(rope: RopeConfig, scaling: YarnScaling) -> Tensor:
-    """How much of each pair's frequency is stretched, from 0 to 1: float32[dims / 2]."""
+    """Return the stretched share of each pair's frequency, from 0 to 1: float32[dims / 2]."""
 
     def channel(turns: float) -> float:
-        """The channel that turns so often within the original context."""
+        """Return the channel that rotates so many times within the original context."""
         ratio = scaling.original_context / (turns * 2 * math.pi)
         return rope.dims * math.log(ratio) / (2 * math.log(rope.base))
 

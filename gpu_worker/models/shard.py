@@ -1,4 +1,4 @@
-"""A decoder of which every rank computes a part, in lockstep with the others."""
+"""A decoder that several ranks compute in lockstep, each its part."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from nightjar.gpu_worker.models.split import Part, width
 
 
 class Collective(Protocol):
-    """What the ranks of one model do together; each call is made by all of them, in one order."""
+    """Exchanges tensors between ranks; all ranks make the same calls in the same order."""
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of every rank's x [T, H], the same bits on all of them; x may be overwritten.
+        """Return the sum of all ranks' x [T, H], with the same bits on each; x may be overwritten.
 
         On the CPU no row's bits depend on the other rows.
         """
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """Every rank's x, all of one shape, in the order of the ranks; empty but on rank 0."""
+        """Return all ranks' x, of one shape, in the order of ranks; empty except on rank 0."""
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Rank 0's x; on the others x says its shape and dtype, and is overwritten."""
+        """Return rank 0's x; on other ranks x gives shape and dtype, and is overwritten."""
 
 
 class ShardDecoder(Decoder):
@@ -43,13 +43,13 @@ class ShardDecoder(Decoder):
     is_whole = False
 
     def __init__(self, own: Decoder, part: Part, collective: Collective) -> None:
-        """own: a decoder with the weights of the part, as `load_model` makes it."""
+        """own: a decoder with the part's weights, as `load_model` makes it."""
         super().__init__(own.config, own.weights, own.dtype, own.cache_dtype, own.device)
         self.part = part
         self.collective = collective
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores over the whole vocabulary: [N, H] -> float32[N, V]; on other ranks [N, 0]."""
+        """Compute scores over the vocabulary: [N, H] -> float32[N, V]; other ranks: [N, 0]."""
         scores = super().logits(hidden)
         counts = self.part.token_counts(self.config.vocab_size)
         gathered = self.collective.gather(F.pad(scores, (0, max(counts) - scores.shape[1])))
@@ -58,10 +58,10 @@ class ShardDecoder(Decoder):
         return torch.cat([x[:, :n] for x, n in zip(gathered, counts, strict=True)], 1)
 
     def token_nll(self, hidden: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
-        """As Decoder.token_nll; on other ranks of no use.
+        """Compute Decoder.token_nll; the result on other ranks than 0 has no meaning.
 
-        Each rank sends the log-sum-exp of its own scores, and the target's score if it is its own:
-        log sum exp over the vocabulary is that over the ranks' log-sum-exps.
+        Each rank sends the log-sum-exp of its own scores, and the target's score if it holds it.
+        The log-sum-exp over the vocabulary is that over the ranks' log-sum-exps.
         """
         start, stop = self.part.tokens.start, self.part.tokens.stop
         own = (targets >= start) & (targets < stop)
@@ -79,14 +79,17 @@ class ShardDecoder(Decoder):
         return nll.float().to(hidden.device)
 
     def _embed(self, batch: TokenBatch) -> Tensor:
-        """Every row from the one rank that holds it: zeros elsewhere, so that the sum is exact."""
+        """Return every row from the rank that holds it; others give zeros, so the sum is exact."""
         return self.collective.sum(
             super()._embed(replace(batch, token_ids=self._own_ids(batch.token_ids)))
         )
 
     def _own_ids(self, ids: Tensor) -> Tensor:
-        """Ids as this rank's table counts them: what is not its own reads the row of zeros that
-        stands at the end; ids past the vocabulary, prompt vectors, are the first rank's."""
+        """Return ids as this rank's table counts them.
+
+        Tokens of other ranks read the row of zeros at the end.  Ids past the vocabulary, prompt
+        vectors, belong to the first rank.
+        """
         rows = width(self.part.tokens)
         local = ids - self.part.tokens.start
         own = torch.where((local >= 0) & (local < rows), local, rows)

@@ -1,8 +1,8 @@
-"""What each of several ranks computes of one model: tensor parallelism (arXiv 1909.08053).
+"""Splits a model among ranks: tensor parallelism (arXiv 1909.08053).
 
-Projections into heads and into the feed-forward block are split by output, those out of them by
-input, so that a layer needs two sums over the ranks. The embedding table and the LM head are split
-by token. Norms, rotations and the residual stream are every rank's own.
+Projections into heads and into the feed-forward block are split by output, projections out of them
+by input. So a layer needs two sums over the ranks. The embedding table and the LM head are split by
+token. Every rank has all norms and rotations, and its own residual stream.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ class Part:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank adds what must be added once: biases after a sum, positions, prompt
-        vectors."""
+        """Whether this rank adds what one rank must: biases after a sum, positions, vectors."""
         return self.rank == 0
 
     def token_counts(self, vocab_size: int) -> list[int]:
@@ -70,15 +69,15 @@ class Part:
 
 
 def width(part: slice) -> int:
-    """How many places a range of a Part has."""
+    """Return the length of a range of a Part."""
     return int(part.stop) - int(part.start)
 
 
 def channels(heads: slice, size: int) -> slice:
-    """The channels of a range of heads, `size` each."""
+    """Return the channels of a range of heads, `size` each."""
     return slice(heads.start * size, heads.stop * size)
 
 
 def _share(total: int, rank: int, ranks: int) -> slice:
-    """One of `ranks` ranges that differ by one at most."""
+    """Return one of `ranks` ranges whose lengths differ by at most one."""
     return slice(total * rank // ranks, total * (rank + 1) // ranks)

@@ -1,4 +1,4 @@
-"""Reading named tensors out of a directory's safetensors files."""
+"""Reads named tensors from a directory's safetensors files."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from nightjar.checkpoints import ModelDirectory
 
 
 class WeightReader:
-    """The tensors of a model directory by name, whichever file holds them.
+    """Reads the tensors of a model directory by name.
 
-    A file is mapped for one tensor at a time: its pages would count as ours for as long as it is.
+    A file is mapped for one tensor at a time, because mapped pages count as memory of the process.
     """
 
     def __init__(self, directory: ModelDirectory) -> None:
         self._tensors = directory.tensors
 
     def tensor(self, name: str, dtype: torch.dtype, device: str, *ranges: slice) -> Tensor:
-        """One tensor, or its part in the ranges of its dimensions, converted; the directory has
-        checked that it is there.  Nothing beside the part is kept."""
+        """Read and convert one tensor, or the part in the ranges of its dimensions.
+
+        The directory has checked that the tensor is there.  Only the part is kept.
+        """
         found = self._tensors[name]
         whole = tuple(slice(0, size) for size in found.shape)
         ranges = tuple(whole[i] if part == slice(None) else part for i, part in enumerate(ranges))
@@ -29,5 +31,5 @@ class WeightReader:
                 tensor: Tensor = file.get_tensor(found.stored_name)
             else:
                 tensor = file.get_slice(found.stored_name)[ranges]
-            # A copy in any case: the mapped file may be replaced while the model is in use.
+            # Always a copy: the mapped file may be replaced while the model is in use.
             return tensor.to(device=device, dtype=dtype, copy=True)

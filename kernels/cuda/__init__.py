@@ -1,8 +1,7 @@
-"""The op list in CUDA C++: a .cu file an op, its Python wrapper, and how it is compiled.
+"""The ops in CUDA C++: a .cu file for each op, its Python wrapper, and the compilation.
 
-The wrappers take torch tensors, check them, choose an instance and start it;
-docs/explanations/kernels.md tells the rest.  Nothing here needs CuPy or a GPU until a kernel is
-started.
+The wrappers take torch tensors, check them, choose an instance and start it; see
+docs/explanations/kernels.md.  CuPy and a GPU are needed only when a kernel is started.
 """
 
 # ruff: noqa: F401 (the modules are the names of the package)

@@ -17,7 +17,7 @@ from nightjar.kernels.cuda.kernel import STORAGE, Kernel
 from nightjar.kernels.cuda.launch import launch
 
 THREADS = 128
-"""Of a block: 1024 half columns, so that a row of 8192 is 8 blocks even in decode."""
+"""Threads of a block: 1024 half columns, so that a row of 8192 is 8 blocks even in decode."""
 
 KINDS = {"gelu_tanh": "GeluTanh", "gelu": "Gelu", "relu": "Relu", "silu": "Silu"}
 """The activations, and their structures in activation.cu."""

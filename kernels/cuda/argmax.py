@@ -1,8 +1,8 @@
 """The best token of each row: see argmax.cu.
 
-Bytes: 4 B V, read once.  3 operations a score.  One block a row: 200 KB of a vocabulary of 50,000
-through one multiprocessor is the time of a small batch, the bandwidth that of a large one.  A
-thread loads 16 scores before it compares any: a block has 32 KB in flight.
+Bytes: 4 B V, read once.  3 operations a score.  One block a row.  A small batch takes the time in
+which one multiprocessor reads 200 KB, for a vocabulary of 50,000.  A large batch is bound by
+bandwidth.  A thread loads 16 scores before it compares any, so a block has 32 KB in flight.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 def best_tokens(logits: Tensor, finite: Tensor | None = None) -> Tensor:
     """The best token of each row, ties to the lowest id: float32[B, V] -> int64[B].
 
-    NaN counts as best (as in torch), so finite: bool[B], if given, is filled with whether all that
-    matters in the row is a number.
+    NaN counts as best, as in torch.  finite: bool[B], filled if given, whether the best score is
+    finite.
     """
     check("logits", logits, torch.float32, (None, None))
     batch, vocab_size = logits.shape

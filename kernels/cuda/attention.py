@@ -1,4 +1,4 @@
-"""The attention of a layer on a GPU, of prompt rows, running sequences and documents together."""
+"""The attention of a layer on a GPU: prompt rows, running sequences and documents together."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def attend(
 ) -> Tensor:
     """As reference.attention.attend.
 
-    The attention of running sequences finishes their heads itself where it can; other rows need
-    `qkv_post` before theirs.
+    Where it can, the attention of running sequences finishes their heads itself.  Other rows need
+    `qkv_post` first.
     """
     keys, values, kv_heads = cache.keys, cache.values, cache.keys.shape[1]
     query_heads = qkv.shape[1] - 2 * kv_heads
@@ -76,6 +76,6 @@ def decode_attention(
 def _of_rows(
     rows: slice, rotation: Rotation | None, cache: CacheWrite
 ) -> tuple[Rotation | None, CacheWrite]:
-    """The rotations of some rows, and where the keys and values of those that are cached go."""
+    """Return the rotations of some rows, and where their keys and values are cached."""
     of_rows = None if rotation is None else replace(rotation, positions=rotation.positions[rows])
     return of_rows, replace(cache, blocks=cache.blocks[rows], offsets=cache.offsets[rows])

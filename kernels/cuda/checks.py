@@ -1,4 +1,4 @@
-"""Checks of what kernels are given: a wrong tensor is named before a kernel reads beside it."""
+"""Checks of kernels' arguments: a wrong tensor is refused before a kernel reads out of bounds."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def check(
     like: Tensor | None = None,
     strided: bool = False,
 ) -> None:
-    """Dtype, shape (None: any size), device, and that the elements lie one after another.
+    """Check dtype, shape (None: any size), device, and that the tensor is contiguous.
 
-    strided: rows may lie apart, their elements not.
+    strided: rows may lie apart, but each row is contiguous.
 
     Raises:
-        ValueError: something does not fit; says which argument, what it is and what it must be.
+        ValueError: It does not fit; says which argument, what it is and what it must be.
     """
     if _fits(tensor, dtype, shape, like, strided):
         return
@@ -51,7 +51,7 @@ def _fits(
     like: Tensor | None,
     strided: bool,
 ) -> bool:
-    """As quickly as can be asked: a step starts hundreds of kernels, each with ten tensors."""
+    """Check as fast as possible: a step starts hundreds of kernels, each with ten tensors."""
     if tensor.dtype is not dtype and (isinstance(dtype, torch.dtype) or tensor.dtype not in dtype):
         return False
     if not _has_shape(tensor, shape):
@@ -74,7 +74,7 @@ def _has_shape(tensor: Tensor, shape: Sequence[int | None]) -> bool:
 
 
 def check_storage(name: str, tensor: Tensor) -> None:
-    """One of the dtypes that weights and activations may have."""
+    """Check that the dtype is one of those of weights and activations."""
     if tensor.dtype not in STORAGE:
         raise ValueError(
             f"{name} is {str(tensor.dtype).removeprefix('torch.')}: "
@@ -83,8 +83,10 @@ def check_storage(name: str, tensor: Tensor) -> None:
 
 
 def wide_elements(columns: int, *tensors: Tensor | None) -> int:
-    """Elements of a row that one load may take: as many as 16 bytes of the widest dtype hold, or 1
-    where a row's length, stride or address is no multiple of that."""
+    """Return how many elements one load takes: as many as 16 bytes of the widest dtype hold.
+
+    It is 1 where a row's length, stride or address is not a multiple of that.
+    """
     given = [tensor for tensor in tensors if tensor is not None]
     width = 16 // max([tensor.element_size() for tensor in given])
     if columns % width:
@@ -98,5 +100,5 @@ def wide_elements(columns: int, *tensors: Tensor | None) -> int:
 
 
 def ceil_div(a: int, b: int) -> int:
-    """a / b, rounded up."""
+    """Return a / b, rounded up."""
     return -(-a // b)

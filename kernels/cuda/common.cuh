@@ -1,4 +1,4 @@
-// What every kernel here is built of: storage types, wide loads, sums over warps and blocks.
+// Shared by all kernels here: storage types, wide loads, sums over warps and blocks.
 //
 // Storage is __half, __nv_bfloat16 or float; every sum is taken in float.  Blocks have whole warps,
 // a row's threads along x.
@@ -60,8 +60,8 @@ __device__ __forceinline__ void store(T* to, const float (&from)[N]) {
   *reinterpret_cast<Vector<T, N>*>(to) = raw;
 }
 
-// Let so many bytes from global memory come into the cache that all multiprocessors share; nobody waits
-// for them.  Address and bytes: multiples of 16.  For GPUs that do it by the piece.
+// Prefetch so many bytes of global memory into the cache that all multiprocessors share; no thread
+// waits for them.  Address and bytes: multiples of 16.  For GPUs that prefetch in bulk.
 __device__ __forceinline__ void fetch_ahead(const void* from, int bytes) {
 #if defined(CUDA_ON_HOST)
   cuda_host::prefetch_l2(from, bytes);

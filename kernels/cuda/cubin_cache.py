@@ -17,9 +17,9 @@ PREBUILT = "NIGHTJAR_PREBUILT_KERNELS"
 
 
 def cubin(kernel: Kernel, arch: str, folder: Path) -> tuple[Path, str]:
-    """The compiled kernel's file and its symbol in it; compiled now if it is not there.
+    """Return the compiled kernel's file and its symbol in it; compile the kernel if it is missing.
 
-    A prebuilt one is taken first, of whatever compiler: a driver loads the machine code of any
+    A prebuilt kernel of any compiler is taken first, because a driver loads the machine code of any
     compiler of its release.  The file's name holds a hash of everything else that decides its
     content: the sources, the instance, the architecture and the compiler's options.
 
@@ -55,7 +55,7 @@ def prebuild(arch: str, kernels: Iterable[Kernel], folder: Path) -> int:
 
 
 def _prebuilt(stem: str) -> Path | None:
-    """The file of a prebuilt kernel of the present sources, if a folder is named and has it."""
+    """Return the file of a prebuilt kernel of these sources, if a folder is named and has it."""
     named = os.environ.get(PREBUILT)
     found = sorted(Path(named).glob(f"{stem}*.cubin")) if named else []
     return next((path for path in found if path.with_suffix(".symbol").is_file()), None)
@@ -72,7 +72,7 @@ def _key(kernel: Kernel, arch: str) -> str:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all: several processes of a host start at once."""
+    """Write a file atomically, because several processes of a host start at once."""
     handle, name = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "wb") as file:
         file.write(data)

@@ -38,7 +38,7 @@ def run(
     """Start a kernel on torch's current stream and device."""
     device = torch.cuda.current_device()
     loaded = _loaded(kernel, device)
-    # Asked for at every launch: under graph capture torch's current stream is the captured one.
+    # Read at every launch, because under graph capture torch's current stream is the captured one.
     stream = cupy.cuda.Stream.from_external(torch.cuda.current_stream())
     pointers = tuple([_argument(kernel, argument, device) for argument in args])
     if shared_bytes > loaded.shared_bytes:  # more than 48 KB must be allowed
@@ -47,7 +47,7 @@ def run(
 
 
 def _argument(kernel: Kernel, argument: Argument, device: int) -> Any:  # noqa: ANN401
-    """What CuPy passes on: addresses as integers, numbers as they are."""
+    """Return an argument as CuPy takes it: addresses as integers, numbers as they are."""
     if argument is None:
         return 0
     if not isinstance(argument, Tensor):

@@ -19,10 +19,10 @@ __device__ constexpr int resident_blocks(int group) {
   return group == 8 ? 4 : 5;
 }
 
-// A wide piece of UNROLL cached rows, asked for before any of them is needed.  Nothing branches: loads
-// on the two sides of a branch would wait for each other.  In place of rows from `end` on the last one
-// is read again.  Whole words, as 16-bit numbers would be taken apart before they are needed; the first
-// to leave the caches, as most are read once.
+// A wide piece of UNROLL cached rows, loaded before any of them is needed.  There is no branch: loads
+// on the two sides of a branch would wait for each other.  For rows from `end` on, the last row is
+// read again.  Loads are whole words, because 16-bit numbers would be unpacked too early.  They leave
+// the caches first, because most are read once.
 template <typename T, int HEAD_SIZE, int UNROLL>
 struct Rows {
   uint4 at[UNROLL];
@@ -42,7 +42,7 @@ struct Rows {
   }
 };
 
-constexpr int PARTS_AHEAD = 8;  // parts that are asked for before any of them is needed
+constexpr int PARTS_AHEAD = 8;  // parts that are loaded before any of them is needed
 
 // What other blocks have written: from the cache that all multiprocessors share.
 __device__ __forceinline__ void load_shared(const float* from, float (&to)[4]) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void merge_splits(const float* parts, const float* st
   static_assert(WARP % PARTS_AHEAD == 0, "whole times PARTS_AHEAD splits of a warp");
   const int lane = threadIdx.x % WARP;
   const bool idle = lane * CHANNELS >= HEAD_SIZE;
-  const int channel = idle ? 0 : lane * CHANNELS;  // the idle read what is read anyway
+  const int channel = idle ? 0 : lane * CHANNELS;  // idle lanes read what is read anyway
   float total = 0.0f, highest = -infinity(), sum[CHANNELS] = {}, part[PARTS_AHEAD][CHANNELS];
   const auto ask = [&](int first) {
 #pragma unroll
@@ -116,7 +116,7 @@ __device__ __forceinline__ bool comes_last(int* arrived, int blocks) {
 }
 
 // Whether the blocks that have a split are so few that all of them run together; asked by a whole warp.
-// Tables are wider than texts are long, and places of the batch are free.
+// Tables are wider than sequences are long, and slots of the batch are free.
 template <int SPLIT>
 __device__ __forceinline__ bool run_together(const int* lengths, int resident) {
   const int sequences = gridDim.y;
@@ -131,15 +131,15 @@ __device__ __forceinline__ bool run_together(const int* lengths, int resident) {
 // Block (x, y, z): GROUP query heads that share a KV head, of sequence y, over the splits z, z +
 // gridDim.z and so on.  Split i is the positions [i * SPLIT, (i + 1) * SPLIT): cut where it is cut for
 // every sequence, batch and grid, so that a row's sums depend on its own length alone.  Positions from
-// lengths[y] on are not read.  splits: of the longest text that the block tables have room for.
+// lengths[y] on are not read.  splits: of the longest sequence that the block tables have room for.
 //
 // heads: a row of query heads each, row_stride apart; where `blocks` is given, key and value heads
-// follow, all as the projection left them: they are normalised and turned here, and the block of the
+// follow, all as the projection left them: they are normalised and rotated here, and the block of the
 // newest position writes its key and value to the cache, at a position of a cache block (negative:
 // nowhere).  Then no more than GROUP query heads may share a KV head, or several blocks would write.
 //
-// resident: so many blocks run together.  Where that is all that have a split, each asks for its first
-// one as a whole before anything else, as there are too few of them to keep memory busy otherwise.
+// resident: so many blocks run together.  If all blocks with a split run together, each prefetches its
+// whole first split before anything else: so few blocks do not keep memory busy otherwise.
 //
 // The result goes to out [batch, heads, HEAD_SIZE] and lse [batch, heads] (if given).  Of several
 // splits, sums of exp(score - maximum) * value go to parts [batch, heads, splits, HEAD_SIZE], and
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
     // What follows from the thread would be kept over the loop, and take the registers of the loads.
     const int thread = opaque(threadIdx.x), warp = thread / WARP, lane = thread % WARP;
     const bool idle = lane % LANES * WIDE<T> >= HEAD_SIZE;
-    const int channel = idle ? 0 : lane % LANES * WIDE<T>;  // the idle read what is read anyway
+    const int channel = idle ? 0 : lane % LANES * WIDE<T>;  // idle lanes read what is read anyway
     const int mine = thread / LANES;  // row of a step
     const int* const table = block_tables + sequence * table_width;
     const int block_size = 1 << block_shift;

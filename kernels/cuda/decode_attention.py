@@ -61,16 +61,20 @@ SPLIT = 128
 no row's sums depend on the lengths of others."""
 
 RESIDENT_BLOCKS = 5
-"""Of a multiprocessor, by the registers they take (4 at 8 query heads a key head): so many run at
-once, each with 64 KB of keys and values."""
+"""Blocks that run at once on a multiprocessor, by their registers (4 at 8 query heads a key head).
+
+Each reads 64 KB of keys and values.
+"""
 
 LEAST_ARRIVALS = 1 << 16
-"""Sequences times blocks of heads that are counted at once: 256 KB, hardly ever outgrown."""
+"""Counters to allocate at first, sequences times blocks of heads: 256 KB, nearly always enough."""
 
 BLOCKS_PER_MULTIPROCESSOR = 32
-"""Where there are more splits, blocks take several.  Six times what is resident (4 or 5), so that
-a long sequence among short ones is still shared out; 4,224 empty blocks, on 132
-multiprocessors, take some microseconds."""
+"""With more splits than this, blocks take several.
+
+It is six times the resident blocks (4 or 5), so that a long sequence among short ones is still
+split.  4,224 empty blocks on 132 multiprocessors take some microseconds.
+"""
 
 
 def decode_attention(
@@ -107,7 +111,7 @@ def decode_heads(
     lengths: Tensor,
     scale: float,
 ) -> Tensor:
-    """`qkv_post` of running sequences and their attention in one launch; qkv is not changed.
+    """Compute `qkv_post` of running sequences and their attention in one launch; qkv is unchanged.
 
     qkv: [B, Hq + 2 Hkv, D], packed as query, key, value heads, of which no more than
     MOST_SHARED query heads share a key head; cache: where the newest keys and values go, the last
@@ -130,8 +134,10 @@ def decode_heads(
 
 
 def finishes_heads(query_heads: int, kv_heads: int) -> bool:
-    """Whether `decode_heads` computes heads of these numbers: MOST_SHARED query heads a key head at
-    most, and fused heads not switched off."""
+    """Whether `decode_heads` computes heads of these numbers.
+
+    At most MOST_SHARED query heads may share a key head, and fused heads must be switched on.
+    """
     return current().fused_heads and query_heads <= MOST_SHARED * kv_heads
 
 
@@ -143,8 +149,8 @@ def _launch(
     scale: float,
     lse: Tensor | None,
 ) -> Tensor:
-    """finish: what is done to the heads first, as the kernel takes it; cached: keys, values, block
-    tables and lengths."""
+    """finish: the kernel's arguments for norms, rotation and cache write; cached: keys, values,
+    block tables and lengths."""
     keys, _, block_tables, lengths = cached
     batch, head_size = heads.shape[0], heads.shape[2]
     kv_heads, block_size = keys.shape[1:3]
@@ -210,7 +216,7 @@ def _arrivals(device: int, count: int) -> Tensor:
 
 
 _held: dict[int, list[Tensor]] = {}
-"""By device.  Smaller ones are kept too, because recorded graphs hold their addresses."""
+"""Counters by device.  Smaller ones are kept, because recorded graphs hold their addresses."""
 
 
 def _check(

@@ -1,4 +1,4 @@
-"""What the kernels ask of a GPU: its multiprocessors and its shared memory."""
+"""A GPU's numbers for the kernels: its multiprocessors and its shared memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def multiprocessors(tensor: torch.Tensor) -> int:
-    """Return those of the tensor's device; a CPU counts as 1, to give blocks several pieces."""
+    """Return the multiprocessors of the tensor's device; a CPU counts as 1."""
     return _multiprocessors_of(tensor.get_device()) if tensor.is_cuda else 1
 
 

@@ -17,7 +17,7 @@ from nightjar.kernels.cuda.kernel import STORAGE, Kernel
 from nightjar.kernels.cuda.launch import launch
 
 THREADS = 128
-"""Of a block: with 4 columns a thread, 512 columns; a row of 2048 is 4 blocks, so that one row of
+"""Threads of a block.  With 4 columns a thread, a row of 2048 is 4 blocks, so that one row of
 decode uses several multiprocessors."""
 
 

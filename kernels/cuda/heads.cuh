@@ -1,4 +1,4 @@
-// What is done to a head between the QKV projection and attention: a norm and a rotation, by a warp.
+// The norm and the rotation of a head between the QKV projection and attention, by a warp.
 #pragma once
 
 #include "common.cuh"
@@ -25,8 +25,8 @@ struct HeadTables {
   int n_turned;
 };
 
-// By what the channels of a head turn at a position: channel i with channel i + n_turned.  A position
-// outside the table gives NaN.
+// The rotation of a head's channels at a position: channel i rotates with channel i + n_turned.  A
+// position outside the table gives NaN.
 template <int HEAD_SIZE>
 struct Angles {
   float cosine[Pairs<HEAD_SIZE>::COUNT][2], sine[Pairs<HEAD_SIZE>::COUNT][2];

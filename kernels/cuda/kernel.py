@@ -1,4 +1,4 @@
-"""One instance of a kernel, which source and template arguments, and what it is started with."""
+"""One instance of a kernel: source, template arguments, and the types of its arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 STORAGE = (torch.float16, torch.bfloat16, torch.float32)
-"""What weights, activations and the cache may be kept in."""
+"""The dtypes of weights, activations and the cache."""
 
 Argument: TypeAlias = Tensor | np.generic | None
 """A pointer, a number of the size that the kernel takes, or the null pointer."""
@@ -33,12 +33,12 @@ class Kernel:
     @staticmethod
     @lru_cache(maxsize=None, typed=True)  # typed: True is not 1 in C++
     def of(source: str, entry: str, *arguments: torch.dtype | int | bool | str) -> Kernel:
-        """Dtypes become C++ types, numbers and truth values C++ constants."""
+        """Make an instance; dtypes become C++ types, numbers and truth values C++ constants."""
         return Kernel(source, entry, tuple(_cpp(argument) for argument in arguments))
 
     @property
     def expression(self) -> str:
-        """As C++ (and NVRTC's name expressions) has it: `norm<float, __half, 4>`."""
+        """The instance in C++, as in NVRTC's name expressions: `norm<float, __half, 4>`."""
         return f"{self.entry}<{', '.join(self.arguments)}>" if self.arguments else self.entry
 
 

@@ -32,12 +32,15 @@ Budget: TypeAlias = dict[str, dict[str, Resources]]
 """By architecture, then by `group` of kernels: the most that any of them may need."""
 
 INSTANCES_AT_ONCE = 8
-"""Of one compilation: few enough that the cores share the work evenly."""
+"""Kernels of one compilation: few, so that the cores share the work evenly."""
 
 
 def group(kernel: Kernel) -> str:
-    """Kernels that share a budget: decode attention by its query heads, norms by the columns that a
-    thread holds, as both keep those in registers; any other by its function."""
+    """Return the name of the kernels that share a budget: the function.
+
+    Decode attention is also split by its query heads, and norms by the columns that a thread holds,
+    because both keep those in registers.
+    """
     if kernel.entry == "decode_attention":
         return f"{kernel.entry}, {kernel.arguments[2]} heads"
     if kernel.entry == "norm":
@@ -54,7 +57,7 @@ def measure(kernels: Iterable[Kernel], arch: str) -> Measured:
 
 
 def measure_all(arch: str, sources: Mapping[str, list[Kernel]]) -> Measured:
-    """Of every source, on all cores."""
+    """Measure the kernels of every source, on all cores."""
     parts = [
         kernels[start : start + INSTANCES_AT_ONCE]
         for kernels in sources.values()
@@ -68,7 +71,7 @@ def measure_all(arch: str, sources: Mapping[str, list[Kernel]]) -> Measured:
 
 
 def most_needed(measured: Measured, kernels: Iterable[Kernel]) -> dict[str, Resources]:
-    """The budget that these measurements just keep."""
+    """Return the smallest budget that these measurements keep."""
     found: dict[str, Resources] = {}
     for kernel in kernels:
         needs, before = asdict(measured[kernel.expression]), found.get(group(kernel))
@@ -81,7 +84,7 @@ def most_needed(measured: Measured, kernels: Iterable[Kernel]) -> dict[str, Reso
 def violations(
     measured: Measured, kernels: Iterable[Kernel], budget: Mapping[str, Resources]
 ) -> list[str]:
-    """What is beyond the budget, a line each."""
+    """Return a line for each number that exceeds the budget."""
     lines = []
     for kernel in kernels:
         allowed = budget.get(group(kernel))
@@ -97,7 +100,7 @@ def violations(
 
 
 def read_budget(path: Path = BUDGET) -> Budget:
-    """The committed one."""
+    """Read the committed budget."""
     raw = json.loads(path.read_text(encoding="utf-8"))
     return {
         arch: {name: Resources(**needs) for name, needs in groups.items()}
@@ -106,7 +109,7 @@ def read_budget(path: Path = BUDGET) -> Budget:
 
 
 def write_budget(budget: Budget, path: Path = BUDGET) -> None:
-    """One line a group, so that a change shows as one."""
+    """Write one line a group, so that a diff shows each change."""
     blocks = []
     for arch, groups in budget.items():
         lines = [f"    {json.dumps(n)}: {json.dumps(asdict(r))}" for n, r in sorted(groups.items())]
@@ -117,7 +120,9 @@ def write_budget(budget: Budget, path: Path = BUDGET) -> None:
 def main() -> int:
     """Command line: the exit status says whether everything is within budget."""
     parser = argparse.ArgumentParser(description="Compile all kernels and check their budgets.")
-    parser.add_argument("--update", action="store_true", help="write budget.json anew")
+    parser.add_argument(
+        "--update", action="store_true", help="replace budget.json by what is measured"
+    )
     update = parser.parse_args().update
     sources = by_source()
     kernels = [kernel for group_ in sources.values() for kernel in group_]

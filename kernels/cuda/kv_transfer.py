@@ -1,10 +1,9 @@
 """Cache blocks to and from contiguous memory: see kv_transfer.cu.
 
-Bytes: twice what the blocks hold, no operations.  It is for `packed` in pinned host memory: one
-side goes over the bus, about 50 GB/s, which at 2 us for an answer are 0.1 MB on their way.  A few
-blocks of threads ask for 0.5 MB on few multiprocessors: more would fill all of them with threads
-that wait for the bus, and keep off what is computed meanwhile.  On the device it is a copy at some
-hundred GB/s.
+Bytes: twice the size of the blocks, no operations.  It is for `packed` in pinned host memory.  The
+bus moves about 50 GB/s with a latency of 2 us: 0.1 MB in flight.  A few blocks of threads keep 0.5
+MB in flight on few multiprocessors.  More of them would fill all multiprocessors with threads that
+wait for the bus, and delay computation.  On the device it copies some hundred GB/s.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from nightjar.kernels.cuda.launch import launch
 
 THREADS = 256
 PIECE = 4 * THREADS
-"""Words that a block has on their way: 16 KB."""
+"""Words that a block has in flight: 16 KB."""
 
 BLOCKS = 32
-"""At most."""
+"""The most blocks of a launch."""
 
 WORD_BYTES = 16
 

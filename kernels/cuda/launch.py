@@ -1,7 +1,7 @@
-"""Starts kernels: compiled once for each instance, on the device that the tensors are on.
+"""Starts kernels on the device of their tensors; each instance is compiled once.
 
-CuPy starts them by default.  `using` replaces it: so the tests run the same wrappers and the same
-sources on a CPU.
+CuPy starts them by default.  `using` replaces it, so that the tests run the same wrappers and the
+same sources on a CPU.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def launch(kernel: Kernel, grid: Size, block: Size, *args: Argument, shared_byte
 
 @contextmanager
 def using(backend: Backend | None) -> Iterator[None]:
-    """Inside, kernels run there; None: on the GPU by CuPy, if the tensors are there."""
+    """Run kernels on this backend inside the block; None: on the GPU by CuPy."""
     token = _backend.set(backend)
     try:
         yield

@@ -8,7 +8,7 @@ constexpr int THREADS = WARPS * WARP;
 constexpr int ROWS = 8;       // columns of an mma: rows that are not there are zeros
 constexpr int TILE = 16;      // channels of a tile: rows of an mma
 constexpr int SPAN = 64;      // inputs that a warp takes side by side, 128 bytes of each weight row
-constexpr int AHEAD = 4;      // spans whose weights a warp has asked for: 64 KB of a block
+constexpr int AHEAD = 4;      // spans whose weights a warp has loads in flight for: 64 KB of a block
 constexpr int ROW_PAD = 32;   // so that rows side by side lie in different banks
 
 enum Norm { PLAIN, RMS, LAYER };
@@ -76,12 +76,12 @@ __device__ __forceinline__ void normalize(const float* __restrict__ stream,
   __syncthreads();
 }
 
-// What the blocks of the next product ask for first, of so many of its channels: its memory is busy
-// while this kernel ends and that one begins.
+// Prefetches what the blocks of the next product read first, of so many of its channels: memory stays
+// busy while this kernel ends and that one begins.
 template <typename T>
 __device__ __forceinline__ void fetch_first(const T* weight, int channels, int inputs) {
   const int bytes = min(inputs, SPAN * WARPS * AHEAD) * static_cast<int>(sizeof(T));
-  if (threadIdx.x % WARP != 0) return;  // a warp's lanes would ask one after the other
+  if (threadIdx.x % WARP != 0) return;  // a warp's lanes would prefetch one after the other
   for (int channel = blockIdx.x + threadIdx.x / WARP * gridDim.x; channel < channels;
        channel += WARPS * gridDim.x) {
     fetch_ahead(weight + static_cast<int64>(channel) * inputs, bytes);
@@ -95,7 +95,7 @@ __device__ __forceinline__ void fetch_first(const T* weight, int channels, int i
 // [channels, inputs]; GATED: y = activation(gate) * weight, 8 channels of each a tile; biases may be
 // null.  The result goes to y [rows, channels], or if that is null it is added to `onto`, float [rows,
 // channels].  inputs: a multiple of 8.  next, and next_too if it is gated: weights of the product after
-// this one, [any, next_inputs], of which next_channels are asked for here, or none.
+// this one, [any, next_inputs], of which next_channels are prefetched here, or none.
 template <typename T, int NORM, bool GATED>
 __global__ void __launch_bounds__(THREADS, 2)
     linear(const T* __restrict__ x, int64 x_stride, const float* __restrict__ stream,
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(THREADS, 2)
   const int r = lane / 4;  // row of a tile, and of x
 
   // Inputs in halves of a span, 32 numbers: a lane's 8 lie side by side, in both factors alike.  The
-  // first half's place; the others' are at a distance that the compiler knows.
+  // offset of the first half; the others are at a distance that the compiler knows.
   const auto place_of = [&](int batch) {
     return (batch * AHEAD * WARPS + warp) * SPAN + lane % 4 * 8;
   };
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(THREADS, 2)
   const int holder = threadIdx.x / KEPT, kept = threadIdx.x % KEPT;
   const int own_row = holder % 4 * 2 + kept % 2;
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    // What it is added to is asked for here: nobody could hide the way to it at the end.
+    // Load here what the result is added to: at the end nothing would hide the latency.
     const int channel = tile * CHANNELS + holder / 4 + kept / 2 * (TILE / 2);
     const bool owns = threadIdx.x < CHANNELS * ROWS && own_row < rows && channel < channels;
     const int64 place = static_cast<int64>(own_row) * channels + channel;

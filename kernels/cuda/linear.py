@@ -1,9 +1,9 @@
-"""A weight times up to 8 rows, and what comes before and after it: see linear.cu.
+"""A weight times up to 8 rows, with the operations before and after it: see linear.cu.
 
-Bytes of M rows, K inputs and N channels of s bytes: N K s, the weight, read once from memory.  The
-rows are read from cache by every block (M K s, with a norm M K (4 to 12) as well), of which two run
-on a multiprocessor: at K 2048 and M 8 that is 4 of 25 MB for an N of 6144.  2 M N K operations on
-tensor cores, of which those of rows that are not there are wasted: far below what they do.
+Bytes of M rows, K inputs and N channels of s bytes: N K s, the weight, read once from memory.
+Every block reads the rows from cache (M K s, with a norm M K (4 to 12) as well), and two blocks run
+on a multiprocessor.  At K 2048 and M 8 that is 4 of 25 MB for an N of 6144.  There are 2 M N K
+operations on tensor cores, part of them for missing rows: far below what tensor cores can do.
 
 A decode step of few rows has many kernels with little to read: waiting costs more than work.  So
 the kernel includes what surrounds a product: the norm before it, and the activation, the gate or
@@ -35,7 +35,7 @@ from nightjar.kernels.cuda.switches import current
 from nightjar.kernels.operands import Norm
 
 MAX_ROWS = 8
-"""Columns of a tensor core's product: up to here another row costs next to nothing."""
+"""Columns of a tensor core's product: up to here another row costs almost nothing."""
 
 MAX_NORMED_INPUTS = 8192
 """Of a product with a norm before it, where shared memory holds them: see most_normed_inputs."""
@@ -44,15 +44,16 @@ STORAGE = (torch.float16, torch.bfloat16)
 THREADS = 256
 TILE = 16
 SHARE = 2048
-"""Inputs that the warps of a block share out at a time."""
+"""Inputs that the warps of a block divide at a time."""
 
 ROW_PAD = 32
 SUMS_BYTES = 8192
-"""Of shared memory, whatever the shape."""
+"""Bytes of shared memory for every shape."""
 
 BLOCKS_PER_MULTIPROCESSOR = 2
 RESERVED_BYTES = 1024
-"""Of shared memory, of each block; a multiprocessor has as much more than one block may have."""
+"""Bytes of shared memory that the system takes from each block.  A multiprocessor has so much more
+than one block may have."""
 
 Factor: TypeAlias = tuple[Tensor, Tensor | None]
 """A weight [N, K], and its bias [N] if it has one."""
@@ -69,7 +70,9 @@ def serves_weight(weight: Tensor) -> bool:
 
 def serves_rows(x: Tensor, weight: Tensor) -> bool:
     """Whether `linear` takes x [M, K] or a stream [M, K] for the weight: few rows, of whole loads.
-    A rule of shapes and dtypes, so that the same model always takes the same path."""
+
+    The rule depends only on shapes and dtypes, so that a model always takes the same path.
+    """
     return (
         x.shape[0] <= MAX_ROWS
         and serves_weight(weight)
@@ -79,14 +82,16 @@ def serves_rows(x: Tensor, weight: Tensor) -> bool:
 
 
 def serves_norm(stream: Tensor, weight: Tensor) -> bool:
-    """Whether `normed_linear` takes them, too."""
+    """Whether `normed_linear` takes them too."""
     return weight.shape[1] <= most_normed_inputs(stream) and serves_rows(stream, weight)
 
 
 def most_normed_inputs(stream: Tensor) -> int:
-    """Inputs of which 8 normalised rows of 16 bits fit, beside the sums, into the shared memory of
-    a block there: 8192 into 163 KB, 5792 into 99.  8, however many there are, so that the same
-    model always takes the same path."""
+    """Return the inputs of which 8 normalised rows of 16 bits fit into a block's shared memory.
+
+    The sums need room too: 8192 inputs fit into 163 KB, 5792 into 99.  It is 8 rows for any batch,
+    so that a model always takes the same path.
+    """
     room = block_shared_bytes(stream) - SUMS_BYTES
     return min(MAX_NORMED_INPUTS, room // (2 * MAX_ROWS) - ROW_PAD)
 
@@ -199,15 +204,17 @@ def _resident_blocks(x: Tensor, shared_bytes: int) -> int:
 
 
 def _row_arguments(x: Tensor, norm: Norm | None) -> tuple[Argument, ...]:
-    """x and its stride, the stream, and the norm's weight, bias and epsilon."""
+    """Return x and its stride, the stream, and the norm's weight, bias and epsilon."""
     if norm is None:
         return x, np.int64(x.stride(0)), None, None, None, np.float32(0)
     return None, np.int64(0), x, norm.weight, norm.bias, np.float32(norm.epsilon)
 
 
 def _next_arguments(following: Next, channels: int) -> tuple[Argument, ...]:
-    """Two weights, how many of their channels the next product's first blocks have, and their
-    inputs; channels: of all blocks that run at a time."""
+    """Return two weights, how many of their channels to prefetch, and their inputs.
+
+    channels: of all blocks that run at a time.
+    """
     if not following or not current().prefetch:
         return None, None, np.int32(0), np.int32(0)
     weight, other = following[0], following[1] if len(following) > 1 else None

@@ -18,7 +18,7 @@ from nightjar.kernels.cuda.kernel import STORAGE, Kernel
 from nightjar.kernels.cuda.launch import launch
 
 WARP_ROWS = 4
-"""Rows of a block where a warp takes one: enough warps to fill a multiprocessor, no barrier."""
+"""Rows of a block where each warp takes one: they fill a multiprocessor without a barrier."""
 
 # (threads of a row, vectors of a thread, elements of a vector): the first that a row fits into.
 # A warp a row saves both barriers for heads and small models; 256 threads with 4 vectors hold 4096

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 MAJOR = 13
-"""The CUDA release that library and headers must be of: a cubin runs with any driver of it."""
+"""The CUDA release of library and headers: a cubin runs with any driver of that release."""
 
 SOURCES = Path(__file__).parent
 OPTIONS = ("-std=c++17", "-Xptxas=-v")
@@ -44,7 +44,7 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class Toolkit:
-    """Where NVRTC and the headers lie."""
+    """The paths of NVRTC and of the headers."""
 
     library: Path
     include: Path
@@ -70,7 +70,7 @@ class Toolkit:
 
 
 def _candidates() -> Iterator[tuple[Path, ...]]:
-    """Folders of headers, each with the places of the library that belongs to them."""
+    """Yield folders of headers, each with the possible paths of its library."""
     name = f"libnvrtc.so.{MAJOR}"
     roots = [Path(entry) / "nvidia" / f"cu{MAJOR}" for entry in sys.path if entry]
     toolkit = os.environ.get("CUDA_PATH") or os.environ.get("CUDA_HOME") or "/usr/local/cuda"
@@ -82,8 +82,8 @@ def _candidates() -> Iterator[tuple[Path, ...]]:
 def _library() -> ctypes.CDLL:
     """NVRTC, with the types of what is called.
 
-    It opens its table of built-in functions by name alone: loaded first, that is found wherever
-    the wheels were installed.
+    NVRTC opens its library of built-in functions by name only.  That library is loaded first, so
+    that it is found in any folder of wheels.
     """
     path = Toolkit.find().library
     for table in path.parent.glob(f"libnvrtc-builtins.so.{MAJOR}.*"):

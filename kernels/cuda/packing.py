@@ -1,4 +1,4 @@
-"""Weights on a GPU: the kernel of `linear.py` for few rows, cuBLAS through torch for more."""
+"""Weights on a GPU: `linear.py` multiplies few rows, cuBLAS through torch multiplies more."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class DeviceWeight(LinearWeight):
 
 @dataclass(frozen=True)
 class GatedDeviceWeight(LinearWeight):
-    """Two weights of one shape; the following weights stand with `up`."""
+    """Two weights of one shape; `up` holds the following weights."""
 
     gate: DeviceWeight
     up: DeviceWeight
@@ -159,7 +159,7 @@ def sum_in_fp32() -> None:
 
 
 def _following(after: LinearWeight) -> Next | None:
-    """What to prefetch of a weight; None where the kernel cannot."""
+    """Return what to prefetch of a weight; None where the kernel cannot prefetch it."""
     found = after.prefetched
     return found if all(map(serves_weight, found)) else None
 

@@ -3,7 +3,7 @@
 
 // Block (x, y): row x; thread: one word of the row's bitmap of seen tokens, 32 tokens.  Each token
 // has one bit and each bit one thread, so no score is changed twice, however often its token was
-// seen.  Bits past the vocabulary (prompt vectors have no score) are never looked at.
+// seen.  Bits past the vocabulary (prompt vectors have no score) are never read.
 //
 // logits [batch, vocab_size]; seen [batch, words]; counts [batch, vocab_size], how often the token
 // was generated (0 for one that only the prompt holds); penalties one a row, 1, 0, 0 for off.

@@ -17,7 +17,7 @@ from nightjar.kernels.cuda.kernel import Kernel
 from nightjar.kernels.cuda.launch import launch
 
 THREADS = 128
-"""Of a block, a word of the bitmap each: 4096 tokens."""
+"""Threads of a block, a word of the bitmap each: 4096 tokens."""
 
 WORD_BITS = 32
 

@@ -1,10 +1,9 @@
 """Attention of prompts and of documents on a GPU: torch's flash attention over packed sequences.
 
-What it reads of the paged cache is gathered into packed rows once a layer: 2 L Hkv D s bytes read
-and written for L positions, against 4 L T Hq D operations of the T rows behind them.  Prompts that
-are computed whole are read where they are.  A row's keys begin at position 0 whatever part of its
-prompt is computed now, and no sum is split, so its bits depend neither on how a prompt was cut nor
-on the prefix cache.
+Cached keys and values are gathered into packed rows once a layer: 2 L Hkv D s bytes read and
+written for L positions, against 4 L T Hq D operations of the T rows after them.  Prompts that are
+computed whole need no gathering.  A row's keys always begin at position 0, and no sum is split.  So
+its bits depend neither on how a prompt was cut nor on the prefix cache.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from nightjar.kernels.layout import BranchLayout, ChunkLayout, Tables
 from nightjar.kernels.upload import upload
 
 GATHERED_BYTES = 1 << 30
-"""Of keys and values together: beside a cache that takes most of the memory, what a step reads of
-it must not grow with its contexts."""
+"""Bytes of gathered keys and values: the cache takes most of the memory, so the gathered rows of a
+step must not grow with its contexts."""
 
 
 def prefill_attention(
@@ -37,8 +36,8 @@ def prefill_attention(
 ) -> Tensor:
     """As reference.prefill.prefill_attention.
 
-    own: the rows' own keys and values, [T, Hkv, D] each: of prompts that are computed whole they
-    need not be gathered from the cache.
+    own: the rows' own keys and values, [T, Hkv, D] each; prompts that are computed whole need no
+    others.
     """
     if own is not None and own[0].dtype == keys.dtype and not layout.starts.any():
         rows = layout.plan(_rows_of(q.device))
@@ -56,8 +55,11 @@ def branch_attention(
     layout: BranchLayout,
     scale: float,
 ) -> Tensor:
-    """As reference.branch.branch_attention: each document to itself, then all documents of a prefix
-    together to the prefix, and both merged by their log-sum-exp."""
+    """As reference.branch.branch_attention.
+
+    Each document attends to itself, and all documents of a prefix together to the prefix.  Both are
+    merged by their log-sum-exp.
+    """
     plan = layout.plan(_branch_plan(q.device, keys.shape[2], _positions_at_once(keys)))
     own, own_lse = varlen_attention(q, k, v, plan.own, plan.own, scale, causal=True)
     grouped = q.index_select(0, plan.order)
@@ -73,7 +75,7 @@ class Gather:
     """Sequences whose cached rows are packed at once.
 
     first: the row that their rows begin at; rows, keys: how both are cut into sequences; blocks,
-    offsets: int64[N], the block of each cached row and its place in it.
+    offsets: int64[N], the block of each cached row and its offset in it.
     """
 
     first: int

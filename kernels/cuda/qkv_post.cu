@@ -5,8 +5,8 @@
 constexpr int HEADS_PER_BLOCK = 4;
 
 // A warp a head.  qkv [rows, query_heads + 2 * kv_heads, HEAD_SIZE] is changed in place; queries and
-// keys are normalised and turned, values are not.  units: heads of all rows.  Rows below cached_rows
-// go to the cache [blocks, kv_heads, block_size, HEAD_SIZE] unless their block is negative (a place of
+// keys are normalised and rotated, values are not.  units: heads of all rows.  Rows below cached_rows
+// go to the cache [blocks, kv_heads, block_size, HEAD_SIZE] unless their block is negative (a slot of
 // the batch that holds no sequence).
 template <typename T, int HEAD_SIZE>
 __global__ void __launch_bounds__(HEADS_PER_BLOCK* WARP)
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(HEADS_PER_BLOCK* WARP)
   if (!changed && !is_cached) return;
   T* const place = qkv + static_cast<int64>(unit) * HEAD_SIZE;
 
-  // Whatever memory is asked for is asked for first: places, the head, the angles.
+  // All loads are issued first: blocks and offsets, the head, the angles.
   const int64 block = is_cached ? blocks[row] : -1;
   const int64 offset = is_cached ? offsets[row] : 0;
   const int64 position = turns ? positions[row] : -1;

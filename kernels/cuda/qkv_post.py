@@ -26,7 +26,7 @@ HEAD_SIZES = (64, 80, 96, 128)
 """Channels of a head in the families that the engine knows."""
 
 HEADS_PER_BLOCK = 4
-"""A warp each: 128 threads, so that a row of decode with 48 heads is 12 blocks."""
+"""Heads of a block, a warp each: 128 threads; a row of decode with 48 heads is 12 blocks."""
 
 
 def qkv_post(

@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   if (!isfinite(best)) {
     token = -1;
   } else if (temperature[place] > 0.0f) {
-    // From the best score down, a temperature next to 0 leaves the best token and no NaN.
+    // Relative to the best score, a temperature near 0 leaves the best token and gives no NaN.
     const Row row{logits, vocab_size, best, fmaxf(temperature[place], 1e-30f)};
     Filter filter{0, 0.0f};
     const int64 k = top_k[place];

@@ -2,9 +2,9 @@
 
 A row of V scores is read once to find the best (4 V bytes from memory), then again from the cache
 of the multiprocessor or the GPU: once for top-k or top-p to list the best several hundred tokens in
-shared memory, once for the sum that top-p is a share of, once and a little for the draw.  The
-thresholds are found on the list.  Where it is too short for them, the k best or p of the sum, they
-take up to 8 passes over the row each, of which those over at most 2,048 tokens are listed, too.
+shared memory, once for the sum that top-p is a share of, and a little more than once for the draw.
+The thresholds are found on the list.  Where the list is too short, each takes up to 8 passes over
+the row; once at most 2,048 tokens are left, they are listed too.
 About 30 operations a score and pass.  One block a row: its time is that of the passes, not of
 memory, and rows do not wait for each other up to one a multiprocessor.
 """
@@ -24,7 +24,7 @@ from nightjar.kernels.cuda.launch import launch
 THREADS = 512
 
 MAX_VOCAB = 1 << 18
-"""Tokens whose weights of 44 bits are sure to add up in 64."""
+"""The most tokens whose weights of 44 bits add up in 64 bits."""
 
 _KERNEL = Kernel("sample", "sample")
 

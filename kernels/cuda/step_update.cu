@@ -1,4 +1,4 @@
-// The end of a decode step: take in each row's token, find out whether its text ends, and set up
+// The end of a decode step: add each row's token, detect whether its sequence ends, and prepare
 // the next step, all on the device.
 #include "common.cuh"
 
@@ -6,12 +6,12 @@
 enum Column {
   LENGTH,      // tokens of the sequence, prompt included
   GENERATED,   // of them, after the prompt
-  MAX_TOKENS,  // generated tokens at which the text ends
+  MAX_TOKENS,  // generated tokens at which the sequence ends
   MIN_TOKENS,  // generated tokens within which no stop string counts
-  AUTOMATON,   // where its states begin in the tables; -1: the text has no stop strings
+  AUTOMATON,   // where its states begin in the tables; -1: the sequence has no stop strings
   STATE,       // of the automaton, counted from there
   TEXT_BYTES,  // of the generated text
-  REASON,      // why the text ended; 0 while it runs
+  REASON,      // why the sequence ended; 0 while it runs
   STOP_BEGIN,  // the byte of the text at which a stop string begins; -1: none was found
   COLUMNS
 };
@@ -45,8 +45,8 @@ struct Stops {
 // tokens [batch]: what was drawn, -1 where the scores were not finite.  rows [batch, COLUMNS].
 // history [batch, capacity]; seen [batch, words], a bitmap; counts [batch, vocab_size].
 // token_bytes, byte_starts [vocab_size + 1]: the text of each token.  ends [batch, n_ends]: tokens
-// that end the text, padded with -1.  block_tables [batch, table_width].
-// next [4, batch]: ids, positions, cache blocks and places in them; attention_lengths [batch].
+// that end the sequence, padded with -1.  block_tables [batch, table_width].
+// next [4, batch]: ids, positions, cache blocks and offsets in them; attention_lengths [batch].
 // finished: counts the rows that have ended (may lie in the host's memory).
 __global__ void __launch_bounds__(128)
     step_update(const int64* __restrict__ tokens, int* __restrict__ rows, int* __restrict__ history,

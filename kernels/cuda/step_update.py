@@ -26,11 +26,11 @@ _KERNEL = Kernel("step_update", "step_update")
 def step_update(
     tokens: Tensor, state: StepState, texts: TokenTexts, stops: StopTables, block_size: int
 ) -> None:
-    """Take in tokens int64[B] (-1: the row's scores were not finite), in place.
+    """Add tokens int64[B] (-1: the row's scores were not finite) to the rows, in place.
 
-    A row ends by a stop string, an end token, its length, or scores that are not finite; from then
-    on it is left as it is.  The rules are those of the engine's
-    GenerateSequence.add and StopMatcher.
+    A row ends by a stop string, an end token, its length, or scores that are not finite; then it
+    does not change any more.  The rules are those of the engine's GenerateSequence.add and
+    StopMatcher.
     """
     batch = tokens.shape[0]
     _check(tokens, state, texts, stops)

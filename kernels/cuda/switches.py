@@ -1,6 +1,6 @@
-"""Parts of the CUDA path that can be switched off, to find the cause of a fault or of a slow run.
+"""Switches for parts of the CUDA path, to find the cause of an error or of a slow run.
 
-Results stay right whatever is off.  Only the order of sums may change, and with it last bits.
+Results stay right with any part off.  Only the order of sums may change, and with it the last bits.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 class Switches:
     """What the kernels of this process use.
 
-    prefetch: bring the next product's weights, and a split's keys and values, into the
-    second-level cache ahead of their use.
+    prefetch: prefetch the next product's weights, and a split's keys and values, into the
+    second-level cache.
     small_products: compute products of up to 8 rows in 16 bits with `linear.cu`; else with cuBLAS.
     fused_heads: let decode attention finish its heads itself; else `qkv_post` runs before it.
     """
@@ -41,7 +41,7 @@ def choose(switches: Switches) -> None:
 
 @contextmanager
 def using(switches: Switches) -> Iterator[None]:
-    """Inside, these switches hold.  An engine must be made and used inside."""
+    """Set these switches inside the block.  An engine must be made and used inside."""
     before = current()
     choose(switches)
     try:

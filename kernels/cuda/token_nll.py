@@ -18,7 +18,7 @@ from nightjar.kernels.cuda.kernel import STORAGE, Kernel
 from nightjar.kernels.cuda.launch import launch
 
 THREADS = 256
-"""Of a block, one row each: a chunk of logits has hundreds of rows."""
+"""Threads of a block, which takes one row: a chunk of logits has hundreds of rows."""
 
 
 def token_nll(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:

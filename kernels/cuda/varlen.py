@@ -1,8 +1,8 @@
 """Attention of packed sequences with its log-sum-exp.
 
-On a GPU in 16 bits it is torch's flash attention, one launch for all sequences.  In FP32, which
-flash attention does not take, and on a CPU it is plain products, a sequence at a time: what the
-precision is for is exactness, and the CPU is for tests.
+On a GPU in 16 bits it is torch's flash attention, one launch for all sequences.  Flash attention
+does not take FP32.  There, and on a CPU, it is plain products, a sequence at a time: FP32 is chosen
+for exactness, and the CPU is for tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from nightjar.kernels.upload import upload
 
 PLAIN_ROWS = 256
-"""Query rows of one plain product: bounds the scores that are held, heads * rows * keys."""
+"""Query rows of one plain product; it bounds the scores in memory, heads * rows * keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def _flash(
     q: Tensor, k: Tensor, v: Tensor, rows: Packed, keys: Packed, scale: float, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """torch's own; the masks of its kernels end at the last row and key, as `causal` says."""
-    # 2: at one row it would take the path of decode, which splits the keys.
+    # 2, because at one row torch takes its path of decode, which splits the keys.
     most_rows, most_keys = max(2, *rows.lengths), max(2, *keys.lengths)
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
         q,
@@ -83,8 +83,10 @@ def _flash(
 
 @cache
 def _unsplit() -> dict[str, int]:
-    """Where torch can be told not to split a row's keys, tell it: its sums must not depend on the
-    longest sequence of the batch."""
+    """Keyword arguments that keep torch from splitting a row's keys, where it has them.
+
+    A row's sums must not depend on the longest sequence of the batch.
+    """
     schema = torch.ops.aten._flash_attention_forward.default._schema
     return {"num_splits": 1} if any(a.name == "num_splits" for a in schema.arguments) else {}
 
@@ -92,7 +94,7 @@ def _unsplit() -> dict[str, int]:
 def _plain(
     q: Tensor, k: Tensor, v: Tensor, rows: Packed, keys: Packed, scale: float, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """The formula, in FP32."""
+    """Compute the formula in FP32."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     by_rows = (torch.split(x, list(rows.lengths)) for x in (q, out, lse))
@@ -112,6 +114,6 @@ def _plain(
 
 
 def _hidden(scores: Tensor, first: int) -> Tensor:
-    """Which keys lie after the row: bool[rows, keys]; the first row is at position `first`."""
+    """Return which keys lie after each row: bool[rows, keys]; first: the first row's position."""
     rows, keys = (torch.arange(size, device=scores.device) for size in scores.shape[1:])
     return keys > rows.unsqueeze(1) + first

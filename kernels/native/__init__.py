@@ -1,6 +1,6 @@
-"""The op list in C++: the fast CPU path for FP32 activations.
+"""The ops in C++: the fast CPU path for FP32 activations.
 
-One op a file, `name.cpp` and its wrapper.  Products and layers have a function for each kind of
+Each op has a file `name.cpp` and a wrapper.  Products and layers have a function for each kind of
 weights.  `build.py` compiles all of them for this processor when they are first needed.  For
 tensors that a kernel does not take, or without a compiler, the wrapper calls the torch reference.
 The tests compare both.

@@ -6,7 +6,7 @@
 namespace nightjar {
 namespace {
 
-constexpr int64_t kBlock = 32 * kLanes;  // scores among which the best is looked for a second time
+constexpr int64_t kBlock = 32 * kLanes;  // scores among which the best is searched a second time
 
 // A row's scores as they are read.  A NaN is no candidate.
 struct Best {

@@ -77,8 +77,10 @@ def attend(
 def attending_rows(
     qkv: Tensor, out: Tensor, write: CacheWrite, rows: StepRows
 ) -> tuple[Prompts | None, Running | None, Documents | None]:
-    """The rows of a step as the kernels take them: qkv [T, Hq + 2 Hkv, D], contiguous, out [T, Hq,
-    D].  They point into qkv, out and what the rows hold."""
+    """Return the rows of a step as the kernels take them.
+
+    qkv: [T, Hq + 2 Hkv, D], contiguous; out: [T, Hq, D].  The result points into qkv, out and rows.
+    """
     n_heads, heads, size = qkv.shape[1], out.shape[1], qkv.shape[2]
     width, head = n_heads * size, qkv.itemsize * size
     from_row, to_row = n_heads * head, heads * head
@@ -159,7 +161,7 @@ def _prompt_tiles(layout: ChunkLayout, wanted: Tensor | None) -> ChunkTiles:
 
 
 def _paged(layout: PagedLayout) -> tuple[int, ...]:
-    """What stands at the end of `Running`."""
+    """Return the last fields of `Running`."""
     return layout.plan(_paged_addresses)
 
 
@@ -175,7 +177,7 @@ def projected(
     rotation: Rotation | None,
     write: CacheWrite,
 ) -> Projection:
-    """qkv [T, Hq + 2 Hkv, D] as the kernels take it, and where its keys and values go."""
+    """Return qkv [T, Hq + 2 Hkv, D] as the kernels take it, and where its keys and values go."""
     if not qkv.is_contiguous():
         raise ValueError(f"qkv with strides {qkv.stride()}: contiguous")
     query_norm = key_norm = NormArgument()
@@ -209,7 +211,7 @@ def projected(
 
 
 def _numbers(x: Tensor) -> int:
-    """Where FP32 numbers lie that the kernels read one after another."""
+    """Return the address of contiguous FP32 numbers."""
     if not (is_plain(x) and x.is_contiguous()):
         raise ValueError(f"{x.dtype}{list(x.shape)} on {x.device}: contiguous float32 on the CPU")
     return x.data_ptr()

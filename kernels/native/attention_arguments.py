@@ -45,8 +45,7 @@ class Projection(ctypes.Structure):
 
 
 class Prompts(ctypes.Structure):
-    """Prompt rows as prefill_attention.h takes them; tiles_held: what it points to, where nothing
-    else holds it."""
+    """Prompt rows as prefill_attention.h takes them; tiles_held keeps the arrays alive."""
 
     tiles_held: ChunkTiles
 

@@ -1,7 +1,7 @@
-"""Compiling the kernels for the processor they run on, once, at first use.
+"""Compiles the kernels for the processor they run on, once, at first use.
 
-As CuPy does for CUDA: the sources are shipped, the result is kept in the user's cache and found
-again by a hash of everything it depends on.  Without a C++ compiler the torch references serve.
+As with CuPy for CUDA, the sources are shipped and the result is kept in the user's cache.  A hash
+of everything that it depends on names it.  Without a C++ compiler the torch references serve.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent
 SWITCH = "NIGHTJAR_CPU_KERNELS"
-"""Environment variable: "torch" leaves the compiled kernels out; "native" makes it an error if
-they cannot be had; unset or "auto" takes them where they can."""
+"""Environment variable: "torch" leaves the compiled kernels out; "native" requires them; unset or
+"auto" uses them where they can be compiled."""
 
 FLAGS = (
     "-O3",
@@ -48,10 +48,10 @@ class NativeBuildError(RuntimeError):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where the torch references are to serve.
+    """Return the compiled kernels, or None where the torch references serve.
 
     Raises:
-        NativeBuildError: They were asked for by name and cannot be had.
+        NativeBuildError: The variable requires them and they cannot be compiled.
     """
     wanted = os.environ.get(SWITCH, "auto")
     if wanted not in ("auto", "native", "torch"):
@@ -68,7 +68,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def identity() -> str:
-    """A name for the kernels that compute on this processor: another one for any other.
+    """Return a name for this processor's kernels; it differs for other processors and sources.
 
     Raises:
         NativeBuildError: See `library`.
@@ -80,10 +80,10 @@ def identity() -> str:
 
 
 def compiled() -> ctypes.CDLL:
-    """The compiled kernels, for a wrapper whose `serves` has said that they are there.
+    """Return the compiled kernels, for a wrapper whose `serves` has returned True.
 
     Raises:
-        RuntimeError: They are not.
+        RuntimeError: There are none.
     """
     kernels = library()
     if kernels is None:
@@ -92,7 +92,7 @@ def compiled() -> ctypes.CDLL:
 
 
 def load(folder: Path) -> ctypes.CDLL:
-    """The kernels from `folder`, compiled first if they are not there or cannot be read.
+    """Load the kernels from `folder`; compile them first if they are missing or unreadable.
 
     Raises:
         NativeBuildError: No compiler, or it failed, or the folder cannot be written.
@@ -112,7 +112,7 @@ def load(folder: Path) -> ctypes.CDLL:
 
 
 def _command() -> list[str]:
-    """The compiler and its flags: $CXX, else c++."""
+    """Return the compiler and its flags: $CXX, else c++."""
     command = shlex.split(os.environ.get("CXX", "c++"))
     if not command or shutil.which(command[0]) is None:
         raise NativeBuildError(f"no C++ compiler ({' '.join(command)}): install g++ or set CXX")
@@ -124,7 +124,7 @@ def _sources() -> list[Path]:
 
 
 def _fingerprint(command: list[str]) -> str:
-    """A name for what these sources become with this compiler on this processor."""
+    """Return a name for these sources, compiled with this compiler on this processor."""
     version = subprocess.run(
         [command[0], "--version"], capture_output=True, check=False, timeout=COMPILE_S
     ).stdout
@@ -137,7 +137,7 @@ def _fingerprint(command: list[str]) -> str:
 
 
 def _processor() -> bytes:
-    """What `-march=native` depends on: a cache may be shared by machines of several kinds."""
+    """Return what `-march=native` depends on; machines of several kinds may share a cache."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:
@@ -148,7 +148,7 @@ def _processor() -> bytes:
 
 
 def _compile(command: list[str], path: Path) -> None:
-    """Compile all sources into the library `path`, which appears whole or not at all."""
+    """Compile all sources into the library `path`, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         out = Path(scratch) / path.name

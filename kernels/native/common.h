@@ -1,7 +1,7 @@
 // Vectors, and the functions of one number that the kernels share.
 //
 // Everything is written so that a number's bits never depend on the lane or the row it is computed
-// in: products and sums are fused only where the code says so (-ffp-contract=off), and vectorised
+// in: products and sums are fused only where the code asks for it (-ffp-contract=off), and vectorised
 // loops do the same operations in every lane.
 #pragma once
 
@@ -76,7 +76,7 @@ inline void store(Bfloat* to, Vector vector) {
 
 inline Vector splat(float x) { return x - Vector{}; }
 
-// a * b + c, rounded once.  By instruction: GCC takes a loop over the lanes apart where it pleases.
+// a * b + c, rounded once.  As an instruction, because GCC may split a loop over the lanes.
 inline Vector fused(Vector a, Vector b, Vector c) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Vector>(_mm512_fmadd_ps(
@@ -249,7 +249,7 @@ inline Vector power_of_two(Vector x) {
 
 constexpr int kLine = 64;  // bytes that a cache fetches at once
 
-// Asks for `n` numbers, to be read soon or to be written.  Nothing need be there.
+// Prefetches `n` numbers that are read or written soon.  The address need not be valid.
 template <typename S>
 inline void fetch(const S* from, int64_t n) {
   for (int64_t i = 0; i < n; i += kLine / sizeof(S)) __builtin_prefetch(from + i);

@@ -15,8 +15,8 @@ struct Head {
 };
 
 // Products of kLanes keys, or of `n` and zeros for the others, with a query of W registers, added up
-// over the registers.  `ahead` of each lies the same row of the next piece, which in memory is the
-// next head: it comes meanwhile.
+// over the registers.  The same row of the next piece lies `ahead` numbers on; in memory that is the
+// next head.  It is prefetched meanwhile.
 template <int W, typename S>
 inline void multiply_keys(const float* q, const S* keys, int64_t head_size, int64_t n, int64_t ahead,
                           Vector (&products)[kLanes]) {
@@ -195,9 +195,9 @@ class Group {
   std::vector<Head> states_;
 };
 
-constexpr int64_t kEnoughRows = 8;  // sequences from which every thread has whole ones to do
+constexpr int64_t kEnoughRows = 8;  // from so many sequences on, every thread computes whole ones
 
-// Running texts, as Python hands them over: see attention.py.
+// Running sequences, as Python hands them over: see attention.py.
 //
 // q: [batch, heads, head_size] in the cache's numbers, rows `step` of them apart; row i attends to the
 // first lengths[i] positions of the block table that begins at tables[table_starts[i]].  out: [batch,

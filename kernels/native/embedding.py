@@ -43,7 +43,7 @@ def embed(
 def _embed(
     ids: Tensor, positions: Tensor, table: Tensor, position_table: Tensor | None, scale: float
 ) -> Tensor:
-    """Without prompt vectors: float32[T, H]."""
+    """Compute the lookup without prompt vectors: float32[T, H]."""
     if ids.dtype != torch.int64 or positions.dtype != torch.int64:
         raise ValueError(f"{ids.dtype} ids, {positions.dtype} positions: int64")
     ids, positions = ids.contiguous(), positions.contiguous()

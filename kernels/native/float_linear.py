@@ -15,7 +15,7 @@ from nightjar.kernels.native.products import PanelWeight, by_panel, filled_up
 from nightjar.kernels.operands import HeadTable, Parts
 
 STORAGE = {torch.float32: "float", torch.bfloat16: "bfloat"}
-"""What weights are kept in, and what the names of its compiled functions begin with."""
+"""The dtypes of stored weights, each with the prefix of its compiled functions' names."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class FloatPanelWeight(PanelWeight):
     """A weight ready for `products.linear`.
 
     panels: [n, stride / word, channels of a panel, word], a word of 4 bytes; bias: float32[n,
-    channels of a panel]; both filled up with zeros.  Of a gated weight each panel of gates is
-    followed by that of what they gate.
+    channels of a panel]; both padded with zeros.  In a gated weight each panel of gates is followed
+    by the panel of the gated channels.
     """
 
     panels: Tensor
@@ -53,7 +53,7 @@ class FloatPanelWeight(PanelWeight):
 
 @dataclass(frozen=True)
 class PanelTable(HeadTable):
-    """The first rows of an LM head; those past vocab_size are zeros."""
+    """The first rows of an LM head; rows past vocab_size are zeros."""
 
     head: FloatPanelWeight
     vocab_size: int
@@ -83,13 +83,15 @@ def pack(
 
 
 def pack_gated(gate: Parts, up: Parts, storage: torch.dtype = torch.float32) -> FloatPanelWeight:
-    """Two weights [out, in] with their biases, to be computed together: activation(gate) * up."""
+    """Pack two weights [out, in] with their biases for one product: activation(gate) * up."""
     return _in_panels([gate, up], storage)
 
 
 def rows(weight: FloatPanelWeight, ids: Tensor) -> Tensor:
-    """The weight's rows of some outputs, as an embedding table's, and zeros for those that it has
-    not: int64[T] -> float32[T, in]."""
+    """Return the weight's rows of some outputs, as from an embedding table.
+
+    Outputs that the weight does not have give zeros: int64[T] -> float32[T, in].
+    """
     if weight.gated or ids.dtype != torch.int64:
         raise ValueError(f"rows of {ids.dtype} ids; gated: {weight.gated}")
     if ids.numel() and int(ids.min()) < 0:
@@ -110,7 +112,7 @@ class _FloatWeightArgument(ctypes.Structure):
 
 
 def _in_panels(parts: list[Parts], storage: torch.dtype) -> FloatPanelWeight:
-    """Weights of one shape, a panel of each in turn."""
+    """Pack weights of one shape, a panel of each in turn."""
     if storage == torch.bfloat16 and not serves_bfloat16():
         raise ValueError("this processor has no products of bfloat16 that the kernels use")
     out_features, in_features = parts[0][0].shape
@@ -121,7 +123,7 @@ def _in_panels(parts: list[Parts], storage: torch.dtype) -> FloatPanelWeight:
     panels = torch.zeros(n, len(parts), stride // word, width, word, dtype=storage)
     biases = torch.zeros(n, len(parts), width)
     for index, (weight, bias) in enumerate(parts):
-        # By input: [n, stride, width], whose words are apart.
+        # By input: [n, stride, width]; the numbers of a word are not neighbours yet.
         inputs = panels[:, index].transpose(2, 3)
         for k in range(word):
             every = weight[:, k::word]

@@ -116,7 +116,7 @@ struct PlainRows {
     return values + row * columns + column;
   }
   int64_t room(int64_t column) const { return columns - column; }
-  // The result's lines are asked for now and are there when the sums are.
+  // The result's lines are prefetched now and are in the cache when the sums are ready.
   void fetch(int64_t row, int64_t height, int64_t column) const {
     for (int64_t r = row; r < row + height; ++r) {
       fetch_to_write(at(r, row, height, column), kFloatColumns);

@@ -21,14 +21,17 @@ WORD = 4
 """Neighbouring inputs that one instruction multiplies and adds."""
 
 CHANNELS_AT_ONCE = 4096
-"""Output channels that are quantised together: packing takes little memory beside the weight."""
+"""Output channels that are quantised together, so that packing takes little extra memory."""
 
 ZERO = 128
-"""What is added to a quantised activation, so that it is stored unsigned."""
+"""Added to a quantised activation, so that it is stored unsigned."""
 
 INNER_RANGE = 65_504 * 256
-"""Largest number between a feed-forward block's products: half precision, scaled.  What is larger
-becomes infinite, which the engine finds out and computes again in a higher precision."""
+"""Largest number between a feed-forward block's products: half precision, scaled.
+
+A larger number becomes infinite.  The engine detects that and computes the request again in a
+higher precision.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,8 @@ class Int8PanelWeight(PanelWeight):
     """A weight ready for `products.linear`, in panels of COLUMNS output channels.
 
     panels: int8[n, stride / WORD, COLUMNS, WORD]; offsets: int32[n * COLUMNS], -ZERO times the sum
-    of each channel's weights; scales, bias: float32[n * COLUMNS]; all filled up with zeros.
-    Of a gated weight a panel holds the gates of half as many channels, then what they gate.
+    of each channel's weights; scales, bias: float32[n * COLUMNS]; all padded with zeros.
+    In a gated weight a panel holds the gates of half as many channels, then the gated channels.
     Between a feed-forward block's two products the rows are in half precision: INNER_RANGE.
     """
 
@@ -75,7 +78,7 @@ def pack(weight: Tensor, bias: Tensor | None) -> Int8PanelWeight:
 
 
 def pack_gated(gate: Parts, up: Parts) -> Int8PanelWeight:
-    """Two weights [out, in] with their biases, to be computed together: activation(gate) * up."""
+    """Pack two weights [out, in] with their biases for one product: activation(gate) * up."""
     return _in_panels([gate, up])
 
 
@@ -89,7 +92,7 @@ class _Int8WeightArgument(ctypes.Structure):
 
 
 def _in_panels(parts: list[Parts]) -> Int8PanelWeight:
-    """Weights of one shape side by side in every panel."""
+    """Pack weights of one shape side by side in every panel."""
     out_features, in_features = parts[0][0].shape
     pieces = []
     for first in range(0, out_features, CHANNELS_AT_ONCE):
@@ -103,7 +106,7 @@ def _in_panels(parts: list[Parts]) -> Int8PanelWeight:
 
 
 def _panels(parts: list[Parts]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The panels of some channels, and their offsets, scales and biases, as in PanelWeight."""
+    """Return the panels of some channels, with offsets, scales and biases, as in PanelWeight."""
     out_features, in_features = parts[0][0].shape
     width, words = COLUMNS // len(parts), filled_up(in_features) // WORD
     n = -(-out_features // width)

@@ -50,7 +50,7 @@ struct Weight {
   int64_t gated;
 };
 
-// Quantised rows in tiles, and what one step of each is worth.
+// Quantised rows in tiles, and the size of one step of each.
 struct Rows {
   uint8_t* values;
   float* scales;
@@ -210,7 +210,7 @@ void tile(const Weight& weight, const Rows& rows, Out* result, int64_t row, int6
   constexpr int kResults = kGated ? kRegisters / 2 : kRegisters, kWidth = kResults * kLanes;
   const int64_t column = panel * kColumns, columns = weight.columns;
   Out* to = result + row * columns + panel * kWidth;
-  // The result's lines are asked for now and are there when the sums are.
+  // The result's lines are prefetched now and are in the cache when the sums are ready.
   for (int r = 0; r < R; ++r) fetch_to_write(to + r * columns, kWidth);
   alignas(64) int32_t sums[kRegisters * R * kLanes];
   multiply<R>(rows.values + row * weight.stride, weight.stride,

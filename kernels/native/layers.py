@@ -37,10 +37,11 @@ def run_layers(
 ) -> bool:
     """Run the first `count` layers in one call, if these kernels take their weights.
 
-    The same to the last bit as `normed_linear`, `attend`, `linear_onto` and `feed_forward_onto` of
-    each layer.
+    The results are bit for bit those of `normed_linear`, `attend`, `linear_onto` and
+    `feed_forward_onto` of each layer.
     residual: float32[T, H], the stream, changed; cache: keys and values of all layers, [layers,
-    blocks, Hkv, S, D]; rows: all of them wanted.  Returns whether it was done; if not, nothing was.
+    blocks, Hkv, S, D]; rows: all of them wanted.  Returns whether it was done; if not, nothing was
+    changed.
     """
     native = layers.plan(native_layers)
     if not count or native is None or not native.serves(residual, cache, rows):
@@ -50,7 +51,7 @@ def run_layers(
 
 
 def native_layers(layers: Layers) -> NativeLayers | None:
-    """Layers as the compiled kernels take them, if they do."""
+    """Return layers as the compiled kernels take them, or None if they do not."""
     found = [
         layer
         for weights, scale in zip(layers.weights, layers.scales, strict=True)
@@ -63,7 +64,7 @@ def native_layers(layers: Layers) -> NativeLayers | None:
 
 
 def _native_layer(weights: LayerWeights, scale: float) -> NativeLayer | None:
-    """One of them: weights all in panels, no post norms, norms of both queries and keys or none."""
+    """Return one layer: all weights in panels, no post norms, both head norms or none."""
     qkv, out, up, down = weights.qkv, weights.attention_out, weights.up, weights.down
     if weights.attention_post_norm is not None or weights.mlp_post_norm is not None:
         return None
@@ -83,8 +84,8 @@ def _native_layer(weights: LayerWeights, scale: float) -> NativeLayer | None:
 
 
 class LayerShape(NamedTuple):
-    """Channels of the residual stream, of a projection to queries, keys and values, of what was
-    attended, and of the norms of heads, if there are any."""
+    """Channels of the residual stream, of the QKV projection, of the attention's result, and of the
+    heads' norms, if there are any."""
 
     stream: int
     projection: int
@@ -92,10 +93,10 @@ class LayerShape(NamedTuple):
     head_norms: tuple[int, ...]
 
     def check(self, residual: Tensor, keys: Tensor) -> None:
-        """Whether they fit the stream [T, H] and the cache [layers, blocks, Hkv, S, D].
+        """Check the layers against the stream [T, H] and the cache [layers, blocks, Hkv, S, D].
 
         Raises:
-            ValueError: They do not.
+            ValueError: They do not fit.
         """
         kv_heads, size = keys.shape[2], keys.shape[4]
         heads = self.attended + 2 * kv_heads * size
@@ -129,7 +130,7 @@ class NativeLayer:
 
     @property
     def shape(self) -> LayerShape:
-        """What all layers of a decoder have in common.
+        """Return what all layers of a decoder have in common.
 
         Raises:
             ValueError: Its parts do not fit together.

@@ -1,4 +1,4 @@
-"""Negative log-likelihoods out of scores, compiled."""
+"""Negative log-likelihoods from scores, compiled."""
 
 from __future__ import annotations
 

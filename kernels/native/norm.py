@@ -57,7 +57,7 @@ def norm_argument(norm: Norm) -> NormArgument:
 
 
 class NormArgument(ctypes.Structure):
-    """A norm as norm.h takes it.  It does not keep its tensors alive."""
+    """A norm as norm.h takes it; it does not keep its tensors alive."""
 
     _fields_ = (("weight", POINTER), ("bias", POINTER), ("size", INT), ("epsilon", FLOAT))
 

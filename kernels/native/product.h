@@ -1,5 +1,5 @@
-// What products of rows with packed weights have in common, whatever their numbers: how the work is
-// cut into tiles, in which order they are computed, and what is fetched meanwhile.
+// Shared by products of rows with packed weights of any kind: how the work is cut into tiles, in
+// which order they are computed, and what is prefetched meanwhile.
 //
 // A weight lies in panels of neighbouring output channels, whole inputs of each; the rows of a tile
 // lie interleaved, kSegment numbers of each in turn: one pointer finds the operands of a step, and
@@ -18,7 +18,7 @@ namespace nightjar {
 constexpr int kSegment = 16;           // neighbouring numbers of a row that lie together in a tile
 constexpr int64_t kShares = 16;        // of a product's work for each thread, if it is enough
 constexpr int64_t kLeastTiles = 8;     // of a block: each block reads all weights again
-constexpr int64_t kAheadBytes = 1024;  // of a panel, on the way into the nearest cache
+constexpr int64_t kAheadBytes = 1024;  // of a panel, prefetched into the nearest cache
 constexpr int64_t kRowsAtOnce = 512;   // more are computed in turn, in the same room
 
 // How rows are cut into tiles of nearly equal height, none above `tallest`: the first `higher` ones
@@ -45,7 +45,7 @@ struct Panels {
   int64_t step_bytes;
 };
 
-// What to fetch while a tile is computed: its share of the next panel, `step` bytes at a time.
+// What to prefetch while a tile is computed: its share of the next panel, `step` bytes at a time.
 struct Ahead {
   const char* from;
   int64_t step;
@@ -92,7 +92,7 @@ inline void* room_for(RoomFor place, int64_t bytes) {
   if (room.bytes < bytes) {
     room.bytes = (bytes + kLine - 1) / kLine * kLine;
     room.data.reset(std::aligned_alloc(kLine, room.bytes));
-    if (room.data == nullptr) std::abort();  // Linux says so at a touch, if at all
+    if (room.data == nullptr) std::abort();  // Linux reports it at the first access, if at all
   }
   return room.data.get();
 }

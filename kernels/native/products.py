@@ -1,5 +1,4 @@
-"""Products with weights in panels, compiled.  Rows are in FP32 or half precision, whatever the
-weights are."""
+"""Products with weights in panels, compiled.  Rows are in FP32 or half precision."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from nightjar.kernels.native.pointers import INT, POINTER
 from nightjar.kernels.operands import LinearWeight, Norm
 
 SEGMENT = 16
-"""Neighbouring inputs of a row that lie together; inputs are filled up to whole ones."""
+"""Neighbouring inputs of a row that lie together; inputs are padded to whole segments."""
 
 ACTIVATIONS = {None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "silu": 4}
 
@@ -30,7 +29,7 @@ _FLOATS, _ADDENDS = 0, 2
 
 @dataclass(frozen=True)
 class PanelWeight(LinearWeight):
-    """A weight in panels of neighbouring output channels; gated: with the gates of those."""
+    """A weight in panels of neighbouring output channels; gated: with their gates."""
 
     in_features: int
     gated: bool
@@ -38,11 +37,11 @@ class PanelWeight(LinearWeight):
     @property
     @abstractmethod
     def kernels(self) -> str:
-        """What the names of its compiled functions begin with."""
+        """The prefix of its compiled functions' names."""
 
     @property
     def stride(self) -> int:
-        """Inputs, filled up to whole segments."""
+        """Inputs, padded to whole segments."""
         return filled_up(self.in_features)
 
     @abstractmethod
@@ -124,14 +123,14 @@ def serves_stream(residual: Tensor, delta: Tensor | None) -> bool:
 
 
 def linear(x: Tensor, weight: PanelWeight, out_dtype: torch.dtype) -> Tensor:
-    """x [T, in] times the weight, plus its bias: out_dtype[T, out], float32 or float16."""
+    """Multiply x [T, in] by the weight, add its bias: out_dtype[T, out], float32 or float16."""
     out = x.new_empty(x.shape[0], weight.out_features, dtype=out_dtype)
     _linear(x, weight, None, out, _NUMBERS[out_dtype])
     return out
 
 
 def activated_linear(x: Tensor, weight: PanelWeight, activation: str) -> Tensor:
-    """`linear` with the activation, of the gate in a gated weight: float32[T, out]."""
+    """Compute `linear` with the activation, in a gated weight of the gate: float32[T, out]."""
     out = x.new_empty(x.shape[0], weight.out_features, dtype=torch.float32)
     _linear(x, weight, activation, out, _FLOATS)
     return out
@@ -149,7 +148,7 @@ def linear_onto(residual: Tensor, x: Tensor, weight: PanelWeight) -> None:
 def normed_linear(
     residual: Tensor, delta: Tensor | None, norm: Norm, weight: PanelWeight, out_dtype: torch.dtype
 ) -> Tensor:
-    """`linear` of the normalised residual stream; out_dtype: float32 or float16."""
+    """Compute `linear` of the normalised residual stream; out_dtype: float32 or float16."""
     _check_stream(residual, norm, weight)
     n_rows = residual.shape[0]
     out = residual.new_empty(n_rows, weight.out_features, dtype=out_dtype)
@@ -173,7 +172,7 @@ def feed_forward(
     down: PanelWeight,
     activation: str,
 ) -> Tensor:
-    """A feed-forward block: float32[T, H]; both weights are of one kind."""
+    """Compute a feed-forward block: float32[T, H]; both weights are of one kind."""
     out = residual.new_empty(residual.shape[0], down.out_features)
     _feed_forward((residual, delta, norm), up, down, activation, out, _FLOATS)
     return out
@@ -194,12 +193,12 @@ def feed_forward_onto(
 
 
 def filled_up(inputs: int) -> int:
-    """Inputs up to whole segments."""
+    """Return the inputs, padded to whole segments."""
     return -(-inputs // SEGMENT) * SEGMENT
 
 
 def by_panel(x: Tensor, panels: int, width: int) -> Tensor:
-    """x [out] with zeros up to whole panels: [panels, width]."""
+    """Return x [out] padded with zeros to whole panels: [panels, width]."""
     padded = x.new_zeros(panels * width)
     padded[: x.shape[0]] = x
     return padded.view(panels, width)

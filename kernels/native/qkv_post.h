@@ -1,5 +1,5 @@
-// What is done to a projection's heads before attention: norms, rotation, keys and values into the
-// paged cache; all of a row while it is at hand.
+// The work on a projection's heads before attention: norms, rotation, keys and values into the
+// paged cache.  All of it is done to a row while the row is in the processor's cache.
 #pragma once
 
 #include <vector>
@@ -13,7 +13,7 @@ namespace nightjar {
 // Packed heads, as Python hands them over: see attention.py.
 //
 // qkv: [rows, heads + 2 kv_heads, head_size] in the cache's numbers.  query_norm, key_norm: of
-// head_size, both without a weight for no norms.  Row r turns `pairs` channels of each query and key
+// head_size, both without a weight for no norms.  Row r rotates `pairs` channels of each query and key
 // by the angles of positions[r]: cosines and sines [positions, pairs], channel i with channel i + pairs
 // (arXiv 2104.09864); null for no rotation.  Keys and values of the first `written` rows go to offset
 // offsets[r] of block blocks[r].
@@ -60,7 +60,7 @@ class Changed {
   int64_t size_ = 0;
 };
 
-constexpr int64_t kRowsAhead = 2;  // how far keys and values are asked for before they are copied
+constexpr int64_t kRowsAhead = 2;  // how many rows ahead keys and values are prefetched
 
 // Called by all members of a region.
 template <typename S>

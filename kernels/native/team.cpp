@@ -26,7 +26,7 @@ namespace nightjar {
 namespace {
 
 constexpr int64_t kSpinNs = 100'000;    // what waking costs: spinning longer could not pay
-constexpr int kLooks = 32;              // at a gate for each look at the clock
+constexpr int kProbes = 32;             // of a barrier for each reading of the clock
 constexpr int64_t kTurnNs = 4'000'000;  // about what the system lets a program run for
 constexpr int64_t kLongestPauseNs = 640'000'000;
 
@@ -102,7 +102,7 @@ Spinning spinning;
 std::atomic<bool> regions_expected{false};
 
 // A number that threads wait to see change.
-class Gate {
+class Barrier {
  public:
   uint32_t number() const { return number_.load(std::memory_order_acquire); }
 
@@ -117,7 +117,7 @@ class Gate {
     const int64_t start = nanoseconds();
     if (may_spin && spinning.allowed(start)) {
       do {
-        for (int look = 0; look < kLooks && number() == seen; ++look) relax();
+        for (int probe = 0; probe < kProbes && number() == seen; ++probe) relax();
       } while (number() == seen && nanoseconds() - start < kSpinNs);
     }
     sleepers_.fetch_add(1);
@@ -149,7 +149,7 @@ struct alignas(64) Taken {
   std::atomic<int64_t> count{0};
 };
 
-// Rank 0 is whoever calls; the others wait for a region, compute it, and wait for the next.
+// Rank 0 is the calling thread; the others wait for a region, compute it, and wait for the next.
 class Team {
  public:
   void run(RegionBody body, const void* context) {
@@ -226,9 +226,9 @@ class Team {
   std::vector<std::thread> others_;
   RegionBody body_ = nullptr;
   const void* context_ = nullptr;
-  Gate region_;
-  Gate together_;
-  Gate finished_;
+  Barrier region_;
+  Barrier together_;
+  Barrier finished_;
   std::vector<Taken> taken_;
   alignas(64) std::atomic<int> arrived_{0};
   std::atomic<int> left_{0};

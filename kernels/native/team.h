@@ -29,7 +29,7 @@ class Member {
     for (int64_t i = count * rank_ / size_; i < end; ++i) body(i);
   }
 
-  // The same, but whoever has ended its share helps the others with theirs.
+  // The same, but a member that has finished its share helps the others with theirs.
   template <typename Body>
   void take(int64_t count, Body body) {
     begin_loop();

@@ -1,4 +1,4 @@
-"""Rows of prompts and documents cut into tiles, as the compiled attention takes them."""
+"""Cuts rows of prompts and documents into tiles, as the compiled attention takes them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class ChunkTiles:
 
     @cached_property
     def addresses(self) -> tuple[int, ...]:
-        """What stands at the end of `Prompts`."""
+        """Return the last fields of `Prompts`."""
         tables, *tiles = (address(getattr(self, field.name)) for field in fields(self))
         return tables, self.counts.size, *tiles
 
     @staticmethod
     def of(layout: ChunkLayout) -> ChunkTiles:
-        """Every chunk from its own beginning on."""
+        """Cut every chunk from its beginning on."""
         chunks = np.arange(layout.starts.size)
         return ChunkTiles._of_runs(layout, chunks, layout.first_rows, layout.ends - layout.starts)
 
     @staticmethod
     def holding(layout: ChunkLayout, wanted: np.ndarray) -> ChunkTiles:
-        """Those packed rows only: int64[n], ascending."""
+        """Cut only these packed rows: int64[n], ascending."""
         chunks = np.searchsorted(layout.first_rows, wanted, side="right") - 1
         runs = np.flatnonzero((np.diff(wanted, prepend=-2) != 1) | np.diff(chunks, prepend=-1) != 0)
         lengths = np.diff(runs, append=wanted.size)
@@ -46,7 +46,7 @@ class ChunkTiles:
     def _of_runs(
         layout: ChunkLayout, chunks: np.ndarray, first_rows: np.ndarray, lengths: np.ndarray
     ) -> ChunkTiles:
-        """Neighbouring rows of a chunk, `lengths` of them from each of the packed first rows on."""
+        """Cut neighbouring rows of a chunk, `lengths` of them from each packed first row on."""
         owners, offsets, counts = _tiles(lengths)
         rows = first_rows[owners] + offsets
         owners = chunks[owners]
@@ -73,13 +73,13 @@ class BranchTiles:
 
     @cached_property
     def addresses(self) -> tuple[int, ...]:
-        """What stands at the end of `Documents`."""
+        """Return the last fields of `Documents`."""
         tables, *tiles = (address(getattr(self, field.name)) for field in fields(self))
         return tables, self.counts.size, *tiles
 
     @staticmethod
     def of(layout: BranchLayout) -> BranchTiles:
-        """Neighbours after one prefix share tiles."""
+        """Cut documents; neighbours after one prefix share tiles."""
         lengths = np.array([branch.length for branch in layout.branches], dtype=np.int64)
         prefixes = np.array([branch.prefix for branch in layout.branches], dtype=np.int64)
         first_rows = np.cumsum(lengths) - lengths

@@ -1,4 +1,4 @@
-"""The op list in torch: every device and dtype, and the oracle of the other backends."""
+"""The ops in torch: for every device and dtype; the other backends are tested against them."""
 
 # ruff: noqa: F401 (the modules are the names of the package)
 from nightjar.kernels.reference import (

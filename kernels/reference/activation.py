@@ -6,8 +6,7 @@ from torch.nn import functional as F
 
 KINDS = ("gelu_tanh", "gelu", "relu", "silu")
 
-# torch's elementwise loops: elements taken at once, and elements from which a loop is split over
-# another thread.
+# torch's elementwise loops: elements of one vector, and elements from which a second thread helps.
 _VECTOR = 32
 _GRAIN = 32_768
 
@@ -32,11 +31,11 @@ def activation(x: Tensor, kind: str) -> Tensor:
 def vector_buffer(
     elements: int, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Room for so many elements and as many more as `activate_` needs: dtype[n].
+    """Return a buffer for so many elements and as many more as `activate_` needs: dtype[n].
 
-    What is left over of a loop's last vector takes a scalar path, whose exponential rounds
-    differently: an element's bits would depend on where it lies. So the buffer is filled up until
-    every thread's share is a whole number of vectors.
+    The rest of a loop's last vector takes a scalar path, whose exponential rounds differently. So
+    an element's bits would depend on its position. Here every thread's share is a whole number of
+    vectors.
     """
     threads = min(torch.get_num_threads(), -(-elements // _GRAIN))
     step = _VECTOR * max(threads, 1)

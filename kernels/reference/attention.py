@@ -1,4 +1,4 @@
-"""The attention of a layer, of prompt rows, running sequences and documents together."""
+"""The attention of a layer: prompt rows, running sequences and documents together."""
 
 import torch
 from torch import Tensor
@@ -21,12 +21,12 @@ def attend(
     rows: StepRows,
     scale: float,
 ) -> Tensor:
-    """The attention of a layer: `qkv_post`, then that of every row.
+    """Compute the attention of a layer: `qkv_post`, then the attention of every row.
 
-    qkv: [T, Hq + 2 Hkv, D], contiguous, of no further use; cache: where the keys and values of
-    prompt rows and running sequences go; scale multiplies the scores.  The cache may be narrower
-    than the rows, FP16 beside FP32 for example.
-    Returns [T, Hq, D] in qkv's dtype; rows that are not wanted hold anything.
+    qkv: [T, Hq + 2 Hkv, D], contiguous, may be overwritten; cache: where the keys and values of
+    prompt rows and running sequences are written; scale multiplies the scores.  The cache may be
+    narrower than the rows, for example FP16 for FP32 rows.
+    Returns [T, Hq, D] in qkv's dtype; unwanted rows are undefined.
     """
     if qkv.dtype == torch.float16:
         # In half precision torch would round every step in between.

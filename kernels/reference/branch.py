@@ -18,10 +18,10 @@ def branch_attention(
     layout: BranchLayout,
     scale: float,
 ) -> Tensor:
-    """Attention of packed documents, each after its prefix.
+    """Compute the attention of packed documents, each after its prefix.
 
-    q: [T, H, D]; k, v: [T, Hkv, D], the documents' own; keys, values: [blocks, Hkv, S, D], the
-    cache that holds the prefixes' keys and values (computed once, read by every document).
+    q: [T, H, D]; k, v: [T, Hkv, D], of the documents; keys, values: [blocks, Hkv, S, D], the cache
+    with the prefixes' keys and values (computed once, read by every document).
     Returns [T, H, D] in q's dtype.
     """
     plan = layout.plan(BranchPlan.of)
@@ -54,20 +54,20 @@ def branch_attention(
 
 
 def _padded(x: Tensor, group: RaggedGroup) -> Tensor:
-    """Rows of a group as a batch: [T, H, D] -> [n, H, padded, D]."""
+    """Return the rows of a group as a batch: [T, H, D] -> [n, H, padded, D]."""
     rows = x.index_select(0, group.rows)
     return rows.view(-1, group.padded, *x.shape[1:]).transpose(1, 2)
 
 
 def _unpadded(parts: list[Tensor], layout: RaggedPlan) -> Tensor:
-    """The groups' results [n, H, padded, ...] back as packed rows [T, H, ...]."""
+    """Return the groups' results [n, H, padded, ...] as packed rows [T, H, ...]."""
     flat = [part.transpose(1, 2).flatten(0, 1) for part in parts]
     whole = flat[0] if len(flat) == 1 else torch.cat(flat)
     return whole.index_select(0, layout.unpad)
 
 
 def _prefix(cache: Tensor, blocks: Tensor, length: int) -> Tensor:
-    """The first `length` cached rows of a block table: [1, Hkv, length, D]."""
+    """Return the first `length` cached rows of a block table: [1, Hkv, length, D]."""
     pages = cache.index_select(0, blocks)
     rows = pages.transpose(0, 1).flatten(1, 2)
     return rows[:, :length].unsqueeze(0)

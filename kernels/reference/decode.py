@@ -13,11 +13,11 @@ from nightjar.kernels.reference.widened import widened
 def decode_attention(
     q: Tensor, keys: Tensor, values: Tensor, layout: PagedLayout | PagedTensors, scale: float
 ) -> Tensor:
-    """One decode step's attention; the lengths in the layout are the mask.
+    """Compute one decode step's attention; the lengths in the layout are the mask.
 
     q: [B, H, D]; keys, values: [blocks, Hkv, S, D].  Returns [B, H, D] in q's dtype.
-    Each cache block is one product of a fixed shape, and the blocks of a sequence are summed in
-    ascending order, in FP32: a sequence's result does not depend on the others' lengths.
+    Each cache block is one product of a fixed shape.  The blocks of a sequence are summed in
+    ascending order, in FP32.  So a sequence's result does not depend on the lengths of others.
     """
     if isinstance(layout, PagedTensors):
         raise TypeError("a layout on the device serves the CUDA kernels only: give a PagedLayout")
@@ -44,8 +44,10 @@ def decode_attention(
 
 
 def _read(cache: Tensor, pages: Pages) -> Iterator[tuple[slice, Tensor]]:
-    """The pages of the cache [blocks, Hkv, S, D], run by run: which products they belong to, and
-    float32[n * Hkv, S, D]."""
+    """Yield the pages of the cache [blocks, Hkv, S, D], run by run.
+
+    Each run comes as the slice of its products and float32[n * Hkv, S, D].
+    """
     kv_heads, start = cache.shape[1], 0
     parts = [cache[low:high] for low, high in pages.runs]
     if pages.singles.numel():
@@ -57,10 +59,10 @@ def _read(cache: Tensor, pages: Pages) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _softmax_over_blocks(scores: Tensor, plan: BlockPlan) -> Tensor:
-    """Softmax of each sequence over all of its blocks: [N, H, S] -> [N, H, S].
+    """Compute the softmax of each sequence over all of its blocks: [N, H, S] -> [N, H, S].
 
-    The scores are laid out as one padded row per sequence and head; trailing -inf adds zeros to
-    the row's sum and changes none of its bits.
+    Each sequence and head has one padded row of scores.  Trailing -inf adds zeros to the row's sum
+    and changes none of its bits.
     """
     _, n_heads, block_size = scores.shape
     scores.masked_fill_(plan.hidden.unsqueeze(1), float("-inf"))

@@ -1,4 +1,4 @@
-"""Embedding lookup, with prompt vectors in the place of table rows."""
+"""Embedding lookup; prompt vectors may replace table rows."""
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,12 +15,12 @@ def embed(
     vector_bases: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """Residual stream of every packed row: token or prompt vector, plus position.
+    """Compute the residual stream of every packed row: token or prompt vector, plus position.
 
     ids: int64[T]; an id at or past the vocabulary V reads row `vector_bases[t] + id - V` of
-    prompt_vectors.  positions: int64[T].  table: [V, H]; position_table: [P, H], or None
-    where positions enter elsewhere; prompt_vectors: [R, H]; vector_bases: int64[T], the first row
-    of the row's own vectors.  scale multiplies table rows and prompt vectors alike.
+    prompt_vectors.  positions: int64[T].  table: [V, H]; position_table: [P, H], or None for rotary
+    embeddings; prompt_vectors: [R, H]; vector_bases: int64[T], the first row of the row's own
+    vectors.  scale multiplies table rows and prompt vectors.
     Returns [T, H], in FP32 at least.
     """
     vocab_size = table.shape[0]

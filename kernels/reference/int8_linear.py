@@ -1,9 +1,9 @@
-"""Matrix products in bytes: int8 weights, activations quantised row by row on the way in.
+"""Matrix products in bytes: int8 weights, and activations that are quantised row by row.
 
-Symmetric on both sides: a weight row (an output channel) is scaled by its largest absolute value
-onto -127..127, and so is each activation row, when it arrives. The integer sums are exact, the
-scales belong to one row and one channel, and what comes after is elementwise: a row's result does
-not depend on the other rows.
+Both sides are symmetric. A weight row (an output channel) is scaled by its largest absolute value
+onto -127..127. Each activation row is scaled in the same way before the product. The integer sums
+are exact, a scale belongs to one row or one channel, and the rest is elementwise. So a row's result
+does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ WEIGHT_LIMIT = 127
 """Largest absolute value of a quantised weight."""
 
 MAX_INPUTS = (2**31 - 1) // (255 * WEIGHT_LIMIT)
-"""Products of the largest bytes that an int32 can sum up."""
+"""How many products of the largest bytes an int32 can sum up."""
 
 MIN_ROWS = 4
-"""Fewer rows are padded to this many: oneDNN's matrix-vector product is slower than that."""
+"""Fewer rows are padded to this many, because oneDNN's matrix-vector product is slower."""
 
 TILE_ROWS = 512
-"""Rows that are quantised, multiplied and scaled back before the next ones: their FP32 products
-are still near when the scales and the activation come to them.  Fewer rows wake the second thread
-more often than their nearness saves."""
+"""Rows that are quantised, multiplied and scaled back together.
 
-# A row of zeros has scale 0; any scale would do for it, but 1 / 0 would not.
+Their FP32 products are still in the processor's cache when scales and activation are applied.  With
+fewer rows, waking the second thread costs more than the cache saves.
+"""
+
+# A row of zeros has scale 0; any scale serves for it, but 1 / 0 does not.
 _LEAST_PEAK = 1e-30
 
 
@@ -39,7 +41,7 @@ _LEAST_PEAK = 1e-30
 class Int8Weight(LinearWeight):
     """data: int8[out, in], blocked for oneDNN.
 
-    scales: float32[out], what one step of each channel is worth; zero_points: int64[out], zeros;
+    scales: float32[out], the size of one step of each channel; zero_points: int64[out], zeros;
     bias: float32[out] or None.  activation_limit: largest absolute value of a quantised
     activation.
     """
@@ -83,8 +85,7 @@ def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8Weight:
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round weight [out, in] to int8[out, in], and what one step of each channel is worth:
-    float32[out].
+    """Round weight [out, in] to int8[out, in]; return it with the steps' sizes, float32[out].
 
     Raises:
         ValueError: A sum over so many inputs could overflow 32 bits.
@@ -97,7 +98,7 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def int8_linear(x: Tensor, weight: Int8Weight, activation: str | None) -> Tensor:
-    """x float32[T, in] times the weight, as `linear` says: float32[T, out]."""
+    """Multiply x float32[T, in] by the weight, as `linear` does: float32[T, out]."""
     if x.shape[0] <= TILE_ROWS:
         return _tile(x, weight, activation)
     out = x.new_empty(x.shape[0], weight.out_features)
@@ -109,12 +110,12 @@ def int8_linear(x: Tensor, weight: Int8Weight, activation: str | None) -> Tensor
 def quantize_rows(x: Tensor, limit: int) -> tuple[Tensor, Tensor]:
     """Scale each row by its largest absolute value onto -limit..limit.
 
-    x: float32[T, K].  Returns the rounded values plus limit + 1 (oneDNN's fast path takes unsigned
-    activations), uint8[T, K], and what one step of each row is worth, float32[T, 1].
+    x: float32[T, K].  Returns the rounded values plus limit + 1, uint8[T, K], because oneDNN's fast
+    path takes unsigned activations; and the size of one step of each row, float32[T, 1].
     A row that holds a NaN or an infinity gets a scale that is not finite.
     """
     peaks = x.abs().amax(-1, keepdim=True).clamp_(min=_LEAST_PEAK)
-    # A tensor over a tensor: torch takes a number over a tensor for a reciprocal times a number.
+    # Tensor over tensor: torch computes number over tensor as a reciprocal times the number.
     values = (x * (peaks.new_tensor(limit) / peaks)).round_().to(torch.int8)
     # Bytes wrap: the two's complement of a negative value plus limit + 1 is the sum itself.
     return values.view(torch.uint8).add_(limit + 1), peaks / limit
@@ -122,11 +123,11 @@ def quantize_rows(x: Tensor, limit: int) -> tuple[Tensor, Tensor]:
 
 @cache
 def activation_limit() -> int:
-    """How far quantised activations may reach on this processor for sums to be exact: 127 or 63.
+    """Return the largest quantised activation with exact sums on this processor: 127 or 63.
 
-    Processors without VNNI (before 2019, and many with AVX2 alone) add the products of two
+    Processors without VNNI (before 2019, and many with only AVX2) add the products of two
     neighbouring bytes in 16 bits, which saturate: 2 * 255 * 127 is too much, 2 * 127 * 127 is not.
-    Found out by a product of the largest values.
+    A product of the largest values shows it.
     """
     limit = 127
     weight = torch.full((16, 64), WEIGHT_LIMIT, dtype=torch.int8)

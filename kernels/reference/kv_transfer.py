@@ -1,4 +1,4 @@
-"""Cache blocks to and from contiguous memory, in torch."""
+"""Copies cache blocks to and from contiguous memory, in torch."""
 
 import torch
 from torch import Tensor
@@ -10,8 +10,8 @@ def kv_pack(
     """Copy cache blocks out: packed[slots[i]] = (keys, values)[:, blocks[i]]; slots None: 0, 1, ..
 
     keys, values: [layers, n_blocks, Hkv, S, D]; blocks, slots: int64[n], no slot twice;
-    packed: [n_slots, layers, 2, Hkv, S, D], contiguous or some layers of what is; beside a cache on
-    a GPU there too, or in pinned memory.
+    packed: [n_slots, layers, 2, Hkv, S, D], contiguous, or some layers of such a tensor.  For a
+    cache on a GPU it is there too, or in pinned memory.
     """
     both = torch.stack((keys[:, blocks], values[:, blocks]), 2)
     packed[_rows(blocks, slots)] = both.transpose(0, 1)
@@ -26,5 +26,5 @@ def kv_unpack(
 
 
 def _rows(blocks: Tensor, slots: Tensor | None) -> Tensor:
-    """The slot of every block."""
+    """Return the slot of every block."""
     return torch.arange(blocks.shape[0]) if slots is None else slots

@@ -10,8 +10,11 @@ from nightjar.kernels.operands import LinearWeight
 from nightjar.kernels.reference.activation import activation as apply_activation
 
 MIN_ROWS = 4
-"""Fewer rows are padded to this many.  For one row oneDNN takes another path, a matrix-vector
-product, whose sums run in another order: a row's result would depend on the other rows."""
+"""Fewer rows are padded to this many.
+
+For one row oneDNN takes a matrix-vector product, whose sums run in another order.  So a row's
+result would depend on the number of rows.
+"""
 
 # Activation -> oneDNN's name for it and its variant.
 FUSED = {
@@ -61,7 +64,7 @@ class GatedPair(LinearWeight):
 
 
 def pack_float(weight: Tensor, bias: Tensor | None) -> FloatWeight:
-    """Reorder weight [out, in] for oneDNN where that takes it; the original may be dropped."""
+    """Pack weight [out, in] for oneDNN where that takes it; the original may be dropped."""
     weight = weight.contiguous()
     packed = (
         weight.device.type == "cpu"
@@ -73,14 +76,14 @@ def pack_float(weight: Tensor, bias: Tensor | None) -> FloatWeight:
 
 
 def float_linear(x: Tensor, weight: FloatWeight, activation: str | None) -> Tensor:
-    """x [T, in] times the weight, as `kernels.linear` says: [T, out] in x's dtype."""
+    """Multiply x [T, in] by the weight, as `kernels.linear` does: [T, out] in x's dtype."""
     rows = x.shape[0]
     if rows < MIN_ROWS:
         x = F.pad(x, (0, 0, 0, MIN_ROWS - rows))
     if weight.packed:
         name, variant = FUSED[activation]
-        # Fused, the activation also runs over whole vectors only, so that no element's bits
-        # depend on where it lies in the tensor.
+        # A fused activation runs over whole vectors only, so that no element's bits depend on
+        # its position in the tensor.
         y: Tensor = torch.ops.mkldnn._linear_pointwise(
             x, weight.data, weight.bias, name, [], variant
         )

@@ -1,4 +1,4 @@
-"""Negative log-likelihoods out of scores."""
+"""Negative log-likelihoods from scores."""
 
 import torch
 from torch import Tensor
@@ -12,5 +12,5 @@ def target_nll(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
     rows: ascending.  NaN where the row holds NaN or infinities.
     """
     scores = widened(logits)
-    lowest = scores.amin(-1)  # -inf is all that the softmax would let pass
+    lowest = scores.amin(-1)  # the softmax itself would accept -inf
     return (lowest - lowest)[rows] - torch.log_softmax(scores, -1)[rows, targets]

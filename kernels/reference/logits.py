@@ -1,7 +1,7 @@
 """Changes to the scores before a token is chosen, and the best log-probabilities of a row.
 
-A change touches the scores (rows[i], ids[i]) alone, those of all rows in one call, in place.  No
-pair may be given twice.  rows, ids: int64[M]; logits: float32[B, V].  Changes are single additions,
+A change touches only the scores (rows[i], ids[i]), of all rows in one call, in place.  No pair may
+be given twice.  rows, ids: int64[M]; logits: float32[B, V].  Changes are single additions,
 multiplications and divisions, so no bit depends on the other rows.
 """
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def block_tokens(logits: Tensor, rows: Tensor, ids: Tensor) -> None:
-    """Make the tokens impossible: -inf."""
+    """Set the tokens' scores to -inf."""
     logits.index_put_((rows, ids), logits.new_tensor(float("-inf")))
 
 
@@ -28,7 +28,7 @@ def penalize_tokens(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """Make tokens that were seen less likely.
+    """Make seen tokens less likely.
 
     counts: float32[M], how often the token was generated, 0 for one that only the prompt holds;
     repetition, presence, frequency: float32[M], the penalties of each score's row; 1, 0, 0 are off.
@@ -44,7 +44,7 @@ def penalize_tokens(
 
 
 def top_log_probs(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The best of each row, equal ones by their ids: float32[B, V] -> float32[B, n], int64[B, n].
+    """Return the best of each row, equal ones by id: float32[B, V] -> float32[B, n], int64[B, n].
 
     n is min(count, V).  The first k of n are the same whatever n is.
     """

@@ -1,4 +1,4 @@
-"""Merging two partial attentions of the same query rows."""
+"""Merges two partial attentions of the same query rows."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from nightjar.kernels.reference.widened import widened
 
 
 def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Tensor:
-    """Attention over the union of two key sets, from the results over each.
+    """Return the attention over the union of two key sets, from the results over each.
 
     out_a, out_b: [T, H, D], softmax-weighted values over each set; lse_a, lse_b: float32[T, H],
     the log-sum-exp of each set's scores.  Returns [T, H, D] in out_a's dtype.

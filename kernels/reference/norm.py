@@ -19,8 +19,8 @@ def layer_norm(
 
     residual: [T, H], the stream, in FP32 at least, changed; delta: [T, H] of any float dtype, what
     the last block adds, or None; weight, bias: float32[H].  Returns out_dtype[T, H].
-    The stream stays in FP32 whatever the storage dtype, so that rounding does not pile up over
-    the layers.
+    The stream stays in FP32 for every storage dtype, so that rounding does not add up over the
+    layers.
     """
     if delta is not None:
         residual.add_(delta)
@@ -30,12 +30,12 @@ def layer_norm(
 def rms_norm(
     residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float, out_dtype: dtype
 ) -> Tensor:
-    """Root-mean-square norm, x / sqrt(mean(x^2) + epsilon) * weight (arXiv 1910.07467).
+    """Compute the root-mean-square norm, x / sqrt(mean(x^2) + epsilon) * weight (arXiv 1910.07467).
 
     residual: [..., H]; delta: [..., H], added to it in place first (residual must be float32
     then), or None; weight: float32[H].  Returns out_dtype[..., H], computed in FP32.
     """
-    # Square root and division, unlike a vectorised rsqrt, are exact wherever an element lies.
+    # Square root and division round correctly at every position; a vectorised rsqrt does not.
     if delta is not None:
         residual.add_(delta)
     x = widened(residual)

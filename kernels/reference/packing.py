@@ -10,7 +10,7 @@ from nightjar.kernels.reference.linear import GatedPair, pack_float
 def pack_linear(
     weight: Tensor, bias: Tensor | None, precision: WeightPrecision = "float"
 ) -> LinearWeight:
-    """Reorder weight [out, in] for products in that precision; the original may be dropped.
+    """Pack weight [out, in] for products in that precision; the original may be dropped.
 
     Raises:
         ValueError: There are no products of that precision for the device or the processor.
@@ -21,6 +21,6 @@ def pack_linear(
 
 
 def pack_gated(gate: Parts, up: Parts, precision: WeightPrecision = "float") -> LinearWeight:
-    """Reorder two weights of one shape as a gated weight; raises as pack_linear does."""
+    """Pack two weights of one shape as a gated weight; raises as pack_linear does."""
     pair = pack_linear(*gate, precision), pack_linear(*up, precision)
     return GatedPair(pair[1].out_features, *pair)

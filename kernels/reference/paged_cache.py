@@ -1,4 +1,4 @@
-"""Writing keys and values into the paged cache."""
+"""Writes keys and values into the paged cache."""
 
 from torch import Tensor
 

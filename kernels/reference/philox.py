@@ -1,4 +1,4 @@
-"""Counter-based random numbers: the same seed, stream and step give the same number, always."""
+"""Counter-based random numbers: seed, stream and step decide the number."""
 
 import numpy as np
 import torch
@@ -12,12 +12,12 @@ _SHIFT = np.uint64(32)
 
 
 def uniform(seeds: Tensor, streams: Tensor, steps: Tensor) -> Tensor:
-    """A number in [0, 1) for each (seed, stream, step): float64[B].
+    """Return a number in [0, 1) for each (seed, stream, step): float64[B].
 
     seeds: int64[B], the key; streams: int64[B], below 2**32, and steps: int64[B], the counter.
-    Philox 4x32-10: nothing is carried from call to call.  So a request's numbers depend neither on
-    its batch nor on a restart, and the streams of one seed (the samples of a request) are
-    independent.  The same bits on every backend.
+    Philox 4x32-10 keeps no state between calls.  So a request's numbers depend neither on its batch
+    nor on a restart, and the streams of one seed (the samples of a request) are independent.  All
+    backends give the same bits.
     """
     key = seeds.numpy().astype(np.uint64)
     stream = streams.numpy().astype(np.uint64)
@@ -30,7 +30,7 @@ def uniform(seeds: Tensor, streams: Tensor, steps: Tensor) -> Tensor:
 def philox_4x32(
     c0: np.ndarray, c1: np.ndarray, c2: np.ndarray, k0: np.ndarray, k1: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Ten rounds over the counter (c0, c1, c2, 0) with the key (k0, k1): four 32-bit words.
+    """Run ten rounds over the counter (c0, c1, c2, 0) with the key (k0, k1): four 32-bit words.
 
     Every array is uint64[B] with 32 bits in use.
     """

@@ -1,8 +1,7 @@
-"""What the torch references make of a layout: pieces of attention that are one call each.
+"""The plans of the torch references: a layout cut into pieces of attention, one call each.
 
-Their shapes depend on one sequence alone (absolute positions, its own length rounded up, or one
-cache block), never on its neighbours: a row's sums then run in the same order whatever else is in
-the batch.
+The shape of a piece depends on one sequence alone: on absolute positions, on its own length rounded
+up, or on one cache block.  So a row's sums run in the same order whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from nightjar.kernels.layout import BranchLayout, ChunkLayout, PagedLayout
 
 @dataclass(frozen=True, slots=True)
 class TileGroup:
-    """Chunks that cover the same tiles: attended together.
+    """Chunks that cover the same tiles and are attended together.
 
     blocks: int64[n * blocks], the cache blocks of each chunk up to its last tile, n chunks.
     first: index of the first tile; rows: int64[tiles, n * S], the packed row of every position of
@@ -36,10 +35,10 @@ class TileGroup:
 class TilePlan:
     """Prompt rows, in tiles of S positions: tile i of a sequence is [i * S, (i + 1) * S).
 
-    A tile is always computed whole, against the i + 1 blocks up to its end.  So a row's sums are
-    a matter of its position and of the tokens before it, not of how a prompt was cut into chunks
-    or how much of it came from the prefix cache.
-    unpad: int64[T], where each packed row stands in the groups' tiles laid end to end.
+    A tile is always computed whole, against the i + 1 blocks up to its end.  So a row's sums depend
+    only on its position and the tokens before it.  They do not depend on how a prompt was cut into
+    chunks, or on the prefix cache.
+    unpad: int64[T], the index of each packed row in the groups' tiles one after another.
     """
 
     groups: tuple[TileGroup, ...]
@@ -47,7 +46,7 @@ class TilePlan:
 
     @staticmethod
     def of(layout: ChunkLayout) -> TilePlan:
-        """Chunks that cover the same tiles are attended together."""
+        """Group the chunks that cover the same tiles."""
         size, first_rows = layout.block_size, layout.first_rows
         buckets: dict[tuple[int, int], list[int]] = {}
         for index in range(layout.starts.size):
@@ -77,9 +76,9 @@ class TilePlan:
 class RaggedGroup:
     """Sequences of one padded length, attended in one call.
 
-    rows: int64[n * padded], the packed row of every padded position; one past the end of its
-    sequence repeats the last row, so that it holds finite numbers.
-    members: int64[n], which sequences these are.
+    rows: int64[n * padded], the packed row of every padded position.  A position past the end of
+    its sequence repeats the last row, so that it holds finite numbers.
+    members: int64[n], the indices of these sequences.
     """
 
     padded: int
@@ -91,7 +90,7 @@ class RaggedGroup:
 class RaggedPlan:
     """Packed sequences, in groups of one padded length.
 
-    unpad: int64[T], where each packed row stands in the groups' padded rows laid end to end.
+    unpad: int64[T], the index of each packed row in the groups' padded rows one after another.
     """
 
     groups: tuple[RaggedGroup, ...]
@@ -103,9 +102,9 @@ class RaggedPlan:
         padded: Sequence[int],
         keys: Sequence[int] | None = None,
     ) -> RaggedPlan:
-        """Of sequences of these lengths (each >= 1), packed in this order.
+        """Group sequences of these lengths (each >= 1), packed in this order.
 
-        padded: the length that each is attended at, no less than its own.
+        padded: the length to which each is padded, not less than its own.
         keys: sequences with different keys are never put in one group (branch attention groups
         by the shared prefix).
         """
@@ -148,7 +147,7 @@ class BranchPlan:
 
     @staticmethod
     def of(layout: BranchLayout) -> BranchPlan:
-        """Documents of one padded length, and of one prefix, are attended together."""
+        """Group documents by padded length and by prefix."""
         lengths = [branch.length for branch in layout.branches]
         padded = [branch.padded for branch in layout.branches]
         owners = [branch.prefix for branch in layout.branches]
@@ -170,9 +169,9 @@ class BranchPlan:
 class BlockPlan:
     """One query row per sequence, a block of keys at a time.
 
-    The (sequence, block) pairs are ordered by block index, then by sequence, with the longest
-    sequences first: the pairs of block j are one slice, and merging it into the slices before it
-    is an addition of prefixes, in ascending order of position.
+    The (sequence, block) pairs are ordered by block index, then by sequence, the longest sequences
+    first.  So the pairs of block j are one slice.  To merge it into the slices before it, prefixes
+    of the slices are added, in ascending order of position.
 
     inverse: int64[B], the index of each sequence in that order.
     owners: int64[N], the index of each pair's sequence; steps: int64[N], its index in the table.
@@ -194,7 +193,7 @@ class BlockPlan:
 
     @staticmethod
     def of(layout: PagedLayout) -> BlockPlan:
-        """The pairs of all sequences."""
+        """Make the pairs of all sequences."""
         length, size = layout.lengths, layout.block_size
         n_blocks = -(-length // size)
         order = np.argsort(-n_blocks, kind="stable")
@@ -222,12 +221,11 @@ class BlockPlan:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Cache blocks to read: runs of neighbours, read where they lie, then single ones, which are
-    copied together.
+    """Cache blocks to read: runs of neighbours, read in place, then single blocks, copied together.
 
-    A run [low, high) also covers a few blocks that nobody reads: a wasted product costs less than
-    a call of its own.  Singles are the second and later readings of a shared block, or all blocks
-    where they lie too far apart.
+    A run [low, high) also covers a few unneeded blocks: a wasted product costs less than another
+    call.  Singles are the second and later readings of a shared block, or all blocks where they lie
+    too far apart.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -240,7 +238,7 @@ class Pages:
 
     @staticmethod
     def plan(blocks: np.ndarray) -> tuple[Pages, np.ndarray]:
-        """The pages for blocks int64[N], and the page of each: int64[N]."""
+        """Return the pages for blocks int64[N], and the page of each: int64[N]."""
         unique, first = np.unique(blocks, return_index=True)
         cuts = np.flatnonzero(np.diff(unique) > MAX_GAP) + 1
         if cuts.size > unique.size // MIN_RUN:

@@ -12,10 +12,10 @@ from nightjar.kernels.reference.plans import TilePlan
 def prefill_attention(
     q: Tensor, keys: Tensor, values: Tensor, layout: ChunkLayout, scale: float
 ) -> Tensor:
-    """Causal attention of packed prompt rows to everything up to themselves.
+    """Compute the causal attention of packed prompt rows to everything up to themselves.
 
-    q: [T, H, D]; keys, values: [blocks, Hkv, S, D], one layer of the cache, which holds the rows'
-    own keys and values already; scale multiplies the scores.  Returns [T, H, D] in q's dtype.
+    q: [T, H, D]; keys, values: [blocks, Hkv, S, D], one layer of the cache, which already holds the
+    rows' own keys and values; scale multiplies the scores.  Returns [T, H, D] in q's dtype.
     """
     _, n_heads, head_size = q.shape
     kv_heads, block_size = keys.shape[1:3]
@@ -40,7 +40,7 @@ def prefill_attention(
 def flash(
     q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """torch's tiled attention with its log-sum-exp: q [n, H, Lq, D], k and v [n, H, Lk, D].
+    """Compute torch's tiled attention and its log-sum-exp: q [n, H, Lq, D], k and v [n, H, Lk, D].
 
     mask: [Lq, Lk], added to the scores.  Softmax and sums run in FP32 for every storage dtype.
     Returns [n, H, Lq, D] in q's dtype and float32[n, H, Lq].
@@ -54,7 +54,7 @@ def flash(
 
 
 def _gathered(cache: Tensor, blocks: Tensor, n: int) -> Tensor:
-    """The cached rows of n block tables of one length: [n, Hkv, tokens, D]."""
+    """Return the cached rows of n block tables of one length: [n, Hkv, tokens, D]."""
     pages = cache.index_select(0, blocks)
     pages = pages.view(n, -1, *cache.shape[1:])
     return pages.transpose(1, 2).flatten(2, 3)
@@ -62,7 +62,7 @@ def _gathered(cache: Tensor, blocks: Tensor, n: int) -> Tensor:
 
 @lru_cache(maxsize=512)
 def _tile_mask(block_size: int, heads_per_kv: int, length: int, dtype: torch.dtype) -> Tensor:
-    """What a tile that ends at `length` may see: 0 up to the row's own position, -inf after."""
+    """Return the mask of a tile that ends at `length`: 0 up to the row's position, -inf after."""
     positions = torch.arange(length)
     own = positions[-block_size:].unsqueeze(1)
     mask = torch.zeros(block_size, length, dtype=dtype).masked_fill_(positions > own, float("-inf"))

@@ -1,12 +1,14 @@
-"""Rotary position embedding."""
+"""Rotary embedding."""
 
 from torch import Tensor
 
 from nightjar.kernels.reference.widened import widened
 
 PART_NUMBERS = 32_768
-"""Products held at once: they stay in the cache and need no fresh memory from the system, which
-makes a long prefill several times faster."""
+"""Products held at once: they stay in the processor's cache and need no new memory.
+
+That makes a long prefill several times faster.
+"""
 
 
 def rotary(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
@@ -14,7 +16,7 @@ def rotary(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
 
     x: [T, heads, D]; cosines, sines: float32[T, n], n <= D / 2.  Channel i rotates with channel
     i + n (the layout of GPT-NeoX and Llama checkpoints); channels from 2n on are kept.
-    Products and sums only, in FP32: no element's bits depend on where it lies.
+    Products and sums only, in FP32: no element's bits depend on its position in memory.
     """
     rows = max(1, PART_NUMBERS // (x.shape[1] * cosines.shape[1]))
     if x.shape[0] <= rows:
@@ -26,7 +28,7 @@ def rotary(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
 
 
 def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
-    """All rows at once."""
+    """Rotate all rows at once."""
     n = cosines.shape[1]
     cosines, sines = cosines.unsqueeze(1), sines.unsqueeze(1)
     rotated = widened(x[..., : 2 * n])  # x itself where it is wide enough

@@ -1,9 +1,9 @@
-"""The precision that sums are taken in."""
+"""The precision of sums."""
 
 import torch
 from torch import Tensor
 
 
 def widened(x: Tensor) -> Tensor:
-    """x in FP32, or in FP64 if it is in that already."""
+    """Return x in FP32, or in FP64 if it is FP64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,7 +1,7 @@
-"""What each worker's compute processes have spent: worker.engine_s and worker.load_s.
+"""The seconds that each worker's compute processes have spent: worker.engine_s, worker.load_s.
 
 Online: a column with a constant default is added without rewriting or copying the table, and
-workers that do not know it go on writing their beats.
+workers that do not know it still write their beats.
 """
 
 import sqlalchemy as sa

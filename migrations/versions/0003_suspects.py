@@ -1,7 +1,7 @@
 """Suspects are computed alone: micro_batch.isolated.
 
 Online: a column with a constant default is added without rewriting or copying the table, and
-planners that do not know it go on writing their plans.
+planners that do not know it still write their plans.
 """
 
 import sqlalchemy as sa

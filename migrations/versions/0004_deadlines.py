@@ -1,7 +1,7 @@
 """Deadlines of jobs: job.expires_at and job.expired.
 
 Online: an empty column and one with a constant default are added without rewriting or copying the
-table, and whoever does not know them goes on submitting.
+table, and processes that do not know them still submit.
 """
 
 import sqlalchemy as sa

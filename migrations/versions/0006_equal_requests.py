@@ -1,8 +1,8 @@
 """Equal requests are computed once: request.leader_id, result.reused, job.reused, reused_tokens.
 
 Online: empty columns and such with a constant default are added without rewriting or copying the
-tables, and the index is built, of no row, while others go on. What workers of the version before
-end has its followers landed by the sweeper.
+tables. The index has no row and is built while others work. The sweeper lands the followers of
+requests that workers of the version before end.
 """
 
 import sqlalchemy as sa

@@ -1,6 +1,6 @@
 """Answers kept for equal requests to come: cached_result.
 
-Online: a table that nobody of the version before knows.
+Online: a table that no process of the version before uses.
 """
 
 import sqlalchemy as sa

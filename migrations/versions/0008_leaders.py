@@ -1,6 +1,6 @@
-"""Which process leads, where only one of several should act: leader.
+"""The process that leads, where only one of several should act: leader.
 
-Online: a table that nobody of the version before knows.
+Online: a table that no process of the version before uses.
 """
 
 import sqlalchemy as sa

@@ -1,8 +1,8 @@
 """Requests end without a write to any index: ix_request_unplanned instead of ix_request_queued.
 
 The new index does not name the state, see jobs/store/tables.py. Requests that a planner of the
-version before has refused, or refuses, are in it, which costs that job's planning some time and
-nothing else. Building it reads the requests once; on PostgreSQL others go on meanwhile.
+version before has refused, or refuses, are in it, which only costs that job's planning some time.
+Building it reads the requests once; on PostgreSQL others continue meanwhile.
 """
 
 import sqlalchemy as sa

@@ -1,6 +1,6 @@
 """Scores of documents kept for rankings to come: cached_score.
 
-Online: a table that nobody of the version before knows.
+Online: a table that no process of the version before uses.
 """
 
 import sqlalchemy as sa

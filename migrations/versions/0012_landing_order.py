@@ -1,8 +1,8 @@
 """The order of landing, the digest of what came with an Idempotency-Key, the completion window.
 
-Online: columns that are null or have a constant default, and a table that starts empty. What landed
-before, or is landed by a worker of the version before, gets its place in the order when somebody
-first asks for it (jobs/store/landings.py).
+Online: columns that are null or have a constant default, and a table that starts empty. Results
+that landed before, or that a worker of the version before lands, get their number in the order at
+the first request for it (jobs/store/landings.py).
 """
 
 import sqlalchemy as sa

@@ -1,12 +1,12 @@
 """A micro-batch names the model that it was planned for: micro_batch.fingerprint.
 
-Online: a column with a constant default is added without rewriting or copying the table. What a
-planner of the version before writes has the default, which no worker of this version claims; the
-planner that leads takes it apart and plans it anew. A worker of the version before does not ask
-for the fingerprint: it hears of nothing that this version plans, as its queues have other names,
-unless a planner of the version before leads. Replace the planners first.
+Online: a column with a constant default is added without rewriting or copying the table. A planner
+of the version before writes the default. No worker of this version claims such a micro-batch; the
+leading planner takes it apart and plans its requests again. A worker of the version before does not
+check the fingerprint. It gets no messages of this version, whose queues have other names, unless a
+planner of the version before leads. Replace the planners first.
 
-The index holds what is ready alone, so that it is small however much has been computed.
+The index holds only ready micro-batches, so it is small however much has been computed.
 """
 
 import sqlalchemy as sa

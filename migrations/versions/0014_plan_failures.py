@@ -1,4 +1,4 @@
-"""How often the planning of a job has failed since it last went on, and why.
+"""How often the planning of a job has failed since its last progress, and why.
 
 A column with a constant default is added without rewriting the table; a planner of the version
 before neither reads nor writes it.

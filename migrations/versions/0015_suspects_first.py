@@ -1,7 +1,7 @@
 """Suspects are dispatched before the rest of their priority: an index of those that are ready.
 
-They are few, and they have the highest ids: without the index, all that is ready is read to find
-them.
+They are few, and they have the highest ids. Without the index, all ready micro-batches are read to
+find them.
 """
 
 import sqlalchemy as sa

@@ -319,7 +319,7 @@ def test_slots_that_a_planned_step_reads_or_writes_are_not_given_away():
     tier.load([7, 8], slots)
     tier.before_writes()
     tier.start_loads()
-    tier.save_ahead([(3, b"d")])
+    tier.save_early([(3, b"d")])
     assert b"c" not in tier
     assert tier.transfers.loaded == [[(7, slots[0]), (8, slots[1])]]
     evict(tier, (4, b"e"))  # the load is over when the next step begins to write
@@ -375,8 +375,8 @@ def test_saving_ahead_takes_a_quarter_and_comes_to_rest():
     for _ in range(3):
         tier.before_writes()
         tier.start_loads()
-        tier.save_ahead(blocks)
-    assert tier.transfers.saved == [[(0, 7), (1, 6)]]
+        tier.save_early(blocks)
+    assert tier._transfers.saved == [[(0, 7), (1, 6)]]
 
 
 def test_blocks_are_saved_before_their_turn_has_come(model, token_bytes):

@@ -1,6 +1,6 @@
 """What limits the two kernels of a decode step, by the hardware's counters: Nsight Compute (ncu).
 
-`python -m tools.gpu_hour.counters KERNEL GROUP` launches one of them, for ncu to look at.
+`python -m tools.gpu_hour.counters KERNEL GROUP` launches one of them, for ncu to profile.
 """
 
 from __future__ import annotations
