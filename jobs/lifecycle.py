@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from nightjar.jobs.errors import LifecycleError
-from nightjar.jobs.records import JobState, MicroBatchState, RequestState, StopReason
+from nightjar.jobs.states import JobState, MicroBatchState, RequestState, StopReason
 
 State = TypeVar("State", JobState, RequestState, MicroBatchState)
 

@@ -8,71 +8,14 @@ msgspec's structs, which are made in a fifth of the time.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from nightjar.jobs.states import JobState, RequestKind, Reuse
+
 # A validated and normalised request body, or the body of an answer: plain JSON values.
 JsonObject = dict[str, Any]
-
-
-class RequestKind(StrEnum):
-    """What a request asks for."""
-
-    GENERATE = "generate"
-    RANK = "rank"
-
-
-class JobState(StrEnum):
-    """Where a job stands; the transitions are in jobs/lifecycle.py."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    COMPLETED = "completed"  # every row succeeded
-    COMPLETED_WITH_FAILURES = "completed_with_failures"
-    FAILED = "failed"  # no row succeeded
-    PAUSED = "paused"  # leased micro-batches finish, nothing else begins
-    CANCELLING = "cancelling"  # being stopped: leased micro-batches may still finish
-    CANCELLED = "cancelled"
-    EXPIRED = "expired"  # its deadline came first
-
-
-class StopReason(StrEnum):
-    """Why a job ends before all of it is computed; the error code of what was not."""
-
-    CANCELLED = "cancelled"
-    EXPIRED = "expired"
-
-
-class RequestState(StrEnum):
-    """Where a request stands."""
-
-    QUEUED = "queued"  # accepted, not yet in a micro-batch
-    FOLLOWING = "following"  # an equal request of its job is computed, and answers for it
-    PLANNED = "planned"  # member of a micro-batch
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"  # not computed: its job was cancelled, or expired
-
-
-class MicroBatchState(StrEnum):
-    """Where a micro-batch stands."""
-
-    READY = "ready"  # waits in SQL
-    DISPATCHED = "dispatched"  # its message is (or was) in the broker
-    LEASED = "leased"  # a worker computes it
-    DONE = "done"
-    CANCELLED = "cancelled"
-    SPLIT = "split"  # it crashed; its requests go on in smaller ones, each computed alone
-    REPLANNED = "replanned"  # taken apart for another model; its requests are queued again
-
-
-class Reuse(StrEnum):
-    """Where an answer comes from that was not computed for its request."""
-
-    JOB = "job"  # an equal request of the same job
-    CACHE = "cache"  # an equal request of an earlier time
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,20 +196,6 @@ class ClaimedMicroBatch:
     requests: list[ClaimedRequest]
 
 
-@dataclass(frozen=True, slots=True)
-class Crash:
-    """The death of a compute process, or of a whole worker, held against what was in flight.
-
-    `allowed`: so many of its kind, of a request that was computed alone, make it fail.
-    `of_worker`: the worker went too, and nobody saw why. Who is killed from outside while it
-    computes a lone suspect is no witness against it, so these are counted apart, and more allowed.
-    """
-
-    reason: str  # a clause with a verb, such as "the compute process was ended by SIGSEGV"
-    allowed: int
-    of_worker: bool = False
-
-
 class NewResult(msgspec.Struct, frozen=True):
     """One request's outcome; filled by the worker. Exactly one of body and error is set."""
 
@@ -356,33 +285,3 @@ class PromptVector:
     length: int  # vectors
     width: int  # the model's hidden size
     data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ComputeSeconds:
-    """Where the time of compute processes went; seconds of their own monotonic clocks."""
-
-    engine_s: float = 0.0  # in steps of the engine
-    load_s: float = 0.0  # in loading the model, once for each process that was started
-
-    def __sub__(self, earlier: "ComputeSeconds") -> "ComputeSeconds":
-        """What has come since `earlier`."""
-        return ComputeSeconds(self.engine_s - earlier.engine_s, self.load_s - earlier.load_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """Who leads under a name; a counter that stands still for an observer means a dead leader."""
-
-    name: str
-    owner: str | None  # None: it has resigned
-    epoch: int  # raised whenever the lead changes hands
-    counter: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerHeartbeat:
-    """A worker's counter; a counter that stands still for the sweeper means a dead worker."""
-
-    owner: str
-    counter: int

@@ -16,15 +16,10 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nightjar.jobs.records import (
-    ClaimedMicroBatch,
-    Crash,
-    JobState,
-    MicroBatchRef,
-    NewResult,
-    RequestError,
-)
+from nightjar.jobs.records import ClaimedMicroBatch, MicroBatchRef, NewResult, RequestError
+from nightjar.jobs.states import JobState
 from nightjar.jobs.store import Store
+from nightjar.jobs.workers import Crash
 from tests.jobs import planned
 from tests.outcomes import answers
 

@@ -11,15 +11,10 @@ from benchmarks.control_plane.nightjar_side import Deployment
 from benchmarks.control_plane.requests import body, write_jobs
 from benchmarks.control_plane.watch import resident_bytes
 from nightjar.jobs.lines.schemas import validate_body
-from nightjar.jobs.records import (
-    ComputeSeconds,
-    EncodedRequest,
-    NewJob,
-    NewMicroBatch,
-    NewRequest,
-    RequestKind,
-)
+from nightjar.jobs.records import EncodedRequest, NewJob, NewMicroBatch, NewRequest
+from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
+from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.front.client import Client
 
 BULK_JOBS = 2

@@ -9,7 +9,8 @@ from typing import Any
 
 from nightjar.gpu_worker.compute import messages
 from nightjar.jobs.equality import derived_seed
-from nightjar.jobs.records import ClaimedRequest, NewResult, RequestKind
+from nightjar.jobs.records import ClaimedRequest, NewResult
+from nightjar.jobs.states import RequestKind
 from nightjar.requests import (
     SAME_IN_BODY,
     BeamSearch,

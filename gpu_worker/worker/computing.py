@@ -13,13 +13,8 @@ from nightjar.gpu_worker.worker.answers import Computed, make_message, make_resu
 from nightjar.gpu_worker.worker.known_scores import Ranking, rankings
 from nightjar.gpu_worker.worker.launcher import ComputeLostError, InFlight, Launcher
 from nightjar.jobs.errors import StoreUnavailableError
-from nightjar.jobs.records import (
-    CachedScore,
-    ClaimedMicroBatch,
-    ClaimedRequest,
-    NewResult,
-    Reuse,
-)
+from nightjar.jobs.records import CachedScore, ClaimedMicroBatch, ClaimedRequest, NewResult
+from nightjar.jobs.states import Reuse
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.reuse import ResultCache
 

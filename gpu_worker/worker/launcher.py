@@ -18,7 +18,7 @@ from nightjar.children import ClosedError, RestartPolicy, Supervisor
 from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.worker.compute_group import ComputeGroup, Program, program
-from nightjar.jobs.records import ComputeSeconds
+from nightjar.jobs.workers import ComputeSeconds
 
 logger = logging.getLogger(__name__)
 

@@ -18,13 +18,9 @@ from nightjar.gpu_worker.worker.launcher import (
     LauncherError,
 )
 from nightjar.jobs.errors import StoreUnavailableError
-from nightjar.jobs.records import (
-    ClaimedMicroBatch,
-    Crash,
-    NewResult,
-    RequestError,
-)
+from nightjar.jobs.records import ClaimedMicroBatch, NewResult, RequestError
 from nightjar.jobs.store import Store
+from nightjar.jobs.workers import Crash
 from nightjar.pipeline.planning.reuse import ResultCache
 from nightjar.pipeline.queue.liveness import owner_name
 

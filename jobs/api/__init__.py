@@ -31,7 +31,8 @@ from nightjar.jobs.errors import (
     TooManyRowsError,
     UnknownJobError,
 )
-from nightjar.jobs.records import JsonObject, MicroBatchState
+from nightjar.jobs.records import JsonObject
+from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.waiting import Waiting
 

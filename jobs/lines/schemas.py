@@ -12,7 +12,8 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 
 from nightjar.jobs.lines.bodies import ChatBody, CompletionBody, RerankBody
-from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow, RequestKind
+from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow
+from nightjar.jobs.states import RequestKind
 from nightjar.requests import BODY_TEMPERATURE, LIMITS
 
 __all__ = ["MAX_LINE_BYTES", "BodyError", "CompletionBody", "RerankBody", "parse_batch_line"]

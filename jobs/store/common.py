@@ -7,7 +7,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from nightjar.jobs import lifecycle
-from nightjar.jobs.records import JobState, MicroBatchRef, RequestState
+from nightjar.jobs.records import MicroBatchRef
+from nightjar.jobs.states import JobState, RequestState
 from nightjar.jobs.store.tables import UNPLANNED, job, micro_batch, request
 
 AnyRow = Row[*tuple[Any, ...]]

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
-from nightjar.jobs.records import RequestState, Reuse
+from nightjar.jobs.states import RequestState, Reuse
 from nightjar.jobs.store.common import TOKEN_COUNTS
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import request, result

@@ -4,10 +4,11 @@ from datetime import timedelta
 
 import sqlalchemy as sa
 
-from nightjar.jobs.records import ComputeSeconds, MicroBatchState, WorkerHeartbeat
+from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store.common import now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import micro_batch, worker
+from nightjar.jobs.workers import ComputeSeconds, WorkerHeartbeat
 
 _mb = micro_batch.c
 _SECONDS = ComputeSeconds.__slots__

@@ -8,7 +8,8 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import StoreError
-from nightjar.jobs.records import MicroBatchState, NewResult, RequestState
+from nightjar.jobs.records import NewResult
+from nightjar.jobs.states import MicroBatchState, RequestState
 from nightjar.jobs.store.common import AnyRow
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.stop_reasons import find_stop, stopped_result

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.records import Job, MicroBatchState, NewJob
+from nightjar.jobs.records import Job, NewJob
+from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.job_rows import JOB_COLUMNS, find_job, job_record
 from nightjar.jobs.store.submission import Submission, submission

@@ -8,9 +8,9 @@ stands still (pipeline/queue/leadership.py): no wall clock takes part.
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.records import Leader
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import leader
+from nightjar.jobs.workers import Leader
 
 _row = leader.c
 _FIELDS = [_row[name] for name in Leader.__slots__]

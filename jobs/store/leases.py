@@ -13,12 +13,11 @@ from sqlalchemy.engine import Connection, Row
 from nightjar.jobs.records import (
     ClaimedMicroBatch,
     ClaimedRequest,
-    JobState,
     MicroBatchRef,
-    MicroBatchState,
     NewResult,
     RequestError,
 )
+from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store.bodies import load_body
 from nightjar.jobs.store.common import FAULT_STATUS, REF_COLUMNS, set_running
 from nightjar.jobs.store.database import Database

@@ -11,7 +11,7 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from nightjar.jobs.records import JobState, MicroBatchState
+from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store.common import AWAITS_PLAN, OPEN_JOBS, has_rows
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.following import IS_FOLLOWING

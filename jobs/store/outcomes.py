@@ -11,7 +11,8 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import StoreError
-from nightjar.jobs.records import NewResult, RequestState
+from nightjar.jobs.records import NewResult
+from nightjar.jobs.states import RequestState
 from nightjar.jobs.store.bulk import BulkInsert, driver_value
 from nightjar.jobs.store.common import TOKEN_COUNTS, now
 from nightjar.jobs.store.database import Database

@@ -12,11 +12,11 @@ from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import (
     EncodedRequest,
     MicroBatchRef,
-    MicroBatchState,
     NewMicroBatch,
     NewResult,
     RequestError,
 )
+from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store.backlog import RANK
 from nightjar.jobs.store.bulk import BulkUpdate
 from nightjar.jobs.store.common import (

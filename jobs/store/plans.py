@@ -6,7 +6,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.records import MicroBatchRef, MicroBatchState, NewMicroBatch, RequestState
+from nightjar.jobs.records import MicroBatchRef, NewMicroBatch
+from nightjar.jobs.states import MicroBatchState, RequestState
 from nightjar.jobs.store.tables import job, micro_batch, request
 
 MEMBERSHIP = ("state", "micro_batch_id", "segments", "prompt_vector")

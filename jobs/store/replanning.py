@@ -8,7 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
-from nightjar.jobs.records import MicroBatchRef, MicroBatchState, RequestState
+from nightjar.jobs.records import MicroBatchRef
+from nightjar.jobs.states import MicroBatchState, RequestState
 from nightjar.jobs.store.common import REF_COLUMNS
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import READY_ALONE, micro_batch, request

@@ -9,7 +9,7 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import LifecycleError
-from nightjar.jobs.records import JobState, RequestState
+from nightjar.jobs.states import JobState, RequestState
 from nightjar.jobs.store.common import FAULT_STATUS, AnyRow, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.job_rows import find_job

@@ -17,11 +17,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.errors import StoreUnavailableError
-from nightjar.jobs.records import Leader, RequestState
+from nightjar.jobs.states import RequestState
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.following import MOST_EQUAL
 from nightjar.jobs.store.tables import BigId, job, leader, request, result
 from nightjar.jobs.store.turns import Turns
+from nightjar.jobs.workers import Leader
 
 SEGMENT_ROWS = 10_000
 _DROPPED_PER_STEP = 5_000

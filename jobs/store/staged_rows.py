@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.errors import TooManyRejectedError
-from nightjar.jobs.records import JobState, RequestState
+from nightjar.jobs.states import JobState, RequestState
 from nightjar.jobs.store.common import TOKEN_COUNTS, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.landings import new_token, note

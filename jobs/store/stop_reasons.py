@@ -3,7 +3,8 @@
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.records import NewResult, StopReason
+from nightjar.jobs.records import NewResult
+from nightjar.jobs.states import StopReason
 from nightjar.jobs.store.common import AnyRow
 from nightjar.jobs.store.tables import job
 

@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
-from nightjar.jobs.records import Job, JobState, MicroBatchState, RequestState, StopReason
+from nightjar.jobs.records import Job
+from nightjar.jobs.states import JobState, MicroBatchState, RequestState, StopReason
 from nightjar.jobs.store.common import OPEN_JOBS, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.job_rows import find_job

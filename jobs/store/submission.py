@@ -24,13 +24,8 @@ from nightjar.jobs.errors import (
     TooManyRejectedError,
     TooManyRowsError,
 )
-from nightjar.jobs.records import (
-    AGEING_S,
-    JobState,
-    NewJob,
-    NewRequest,
-    RejectedRow,
-)
+from nightjar.jobs.records import AGEING_S, NewJob, NewRequest, RejectedRow
+from nightjar.jobs.states import JobState
 from nightjar.jobs.store.common import TOKEN_COUNTS, now
 from nightjar.jobs.store.database import Database, translated_errors
 from nightjar.jobs.store.following import COUNTED_STATES, follow_equals, has_equals

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.records import Crash, MicroBatchState, NewResult
+from nightjar.jobs.records import NewResult
+from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store.common import FAULT_STATUS, AnyRow
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.holding import (
@@ -25,6 +26,7 @@ from nightjar.jobs.store.holding import (
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.stop_reasons import find_stop
 from nightjar.jobs.store.tables import micro_batch, request, worker
+from nightjar.jobs.workers import Crash
 
 CRASHED_CODE = "compute_lost"
 

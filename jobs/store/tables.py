@@ -10,7 +10,7 @@ from enum import StrEnum
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
-from nightjar.jobs.records import JobState, MicroBatchState, RequestKind, RequestState, Reuse
+from nightjar.jobs.states import JobState, MicroBatchState, RequestKind, RequestState, Reuse
 
 metadata = sa.MetaData(
     naming_convention={

@@ -11,7 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
-from nightjar.jobs.records import Job, JobState, MicroBatchState
+from nightjar.jobs.records import Job
+from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store.common import AWAITS_PLAN, has_rows, now
 from nightjar.jobs.store.job_rows import find_job
 from nightjar.jobs.store.tables import micro_batch, request, worker

@@ -9,8 +9,8 @@ from pathlib import Path
 from pydantic import SecretStr
 
 import nightjar
-from nightjar.jobs.records import Crash
 from nightjar.jobs.store import Store
+from nightjar.jobs.workers import Crash
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service, private_directory
 from nightjar.pipeline.queue.commands import WorkerRole, beat_command, worker_command

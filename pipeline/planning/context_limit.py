@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from nightjar.checkpoints import PROMPT_TOKEN
-from nightjar.jobs.records import QueuedRequest, RequestError, RequestKind
+from nightjar.jobs.records import QueuedRequest, RequestError
+from nightjar.jobs.states import RequestKind
 
 
 class EncodeError(Exception):

@@ -15,12 +15,8 @@ from nightjar.checkpoints import (
     ModelConfig,
     Tokenizer,
 )
-from nightjar.jobs.records import (
-    EncodedRequest,
-    QueuedRequest,
-    RequestError,
-    RequestKind,
-)
+from nightjar.jobs.records import EncodedRequest, QueuedRequest, RequestError
+from nightjar.jobs.states import RequestKind
 from nightjar.pipeline.planning.context_limit import ContextLimit, EncodeError, is_chat
 from nightjar.pipeline.planning.placeholders import (
     PLACEHOLDER,

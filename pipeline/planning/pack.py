@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nightjar.jobs.records import EncodedRequest, NewMicroBatch, RequestKind
+from nightjar.jobs.records import EncodedRequest, NewMicroBatch
+from nightjar.jobs.states import RequestKind
 from nightjar.pipeline.queue.queues import bucket_for
 
 # Two requests share a prefix when this many leading tokens are equal: a system prompt, a few-shot

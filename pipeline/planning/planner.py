@@ -10,14 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.errors import StoreError, StoreUnavailableError
-from nightjar.jobs.records import (
-    EncodedRequest,
-    JobToPlan,
-    NewResult,
-    QueuedRequest,
-    RequestError,
-    RequestKind,
-)
+from nightjar.jobs.records import EncodedRequest, JobToPlan, NewResult, QueuedRequest, RequestError
+from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.encode import Encoder
 from nightjar.pipeline.planning.pack import Packable, pack

@@ -23,8 +23,8 @@ from nightjar.jobs.records import (
     JsonObject,
     NewResult,
     QueuedRequest,
-    Reuse,
 )
+from nightjar.jobs.states import Reuse
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.segments import pack_segments
 from nightjar.pipeline.settings import Settings

@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from nightjar.jobs.records import Leader
 from nightjar.jobs.store.leading import Leaders
+from nightjar.jobs.workers import Leader
 from nightjar.pipeline.queue.liveness import is_gone
 from nightjar.pipeline.queue.watched_time import WatchedTime
 

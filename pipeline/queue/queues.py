@@ -8,7 +8,7 @@
   version listens; the planner plans such work again.
 """
 
-from nightjar.jobs.records import RequestKind
+from nightjar.jobs.states import RequestKind
 
 PLAN_QUEUE = "plan"
 SMALLEST_BUCKET = 32

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from nightjar.jobs.records import ComputeSeconds, Crash, MicroBatchRef, WorkerHeartbeat
+from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.store import Store
+from nightjar.jobs.workers import ComputeSeconds, Crash, WorkerHeartbeat
 from nightjar.pipeline.queue.liveness import is_gone
 from nightjar.pipeline.queue.watched_time import WatchedTime
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from nightjar.jobs.records import MicroBatchState, RequestKind, RequestState
+from nightjar.jobs.states import MicroBatchState, RequestKind, RequestState
 from nightjar.jobs.store.tables import micro_batch, request
 from nightjar.pipeline.queue.queues import BUCKETS
 from tests.faults.system import System

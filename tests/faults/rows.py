@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterator
 
 from nightjar.jobs.lines.schemas import validate_body
-from nightjar.jobs.records import NewRequest, RequestKind
+from nightjar.jobs.records import NewRequest
+from nightjar.jobs.states import RequestKind
 
 MOST_ROWS = 2_000
 """So many are answered in the undisturbed run that other jobs are compared with."""

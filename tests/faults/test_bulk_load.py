@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from nightjar.jobs.records import RequestState
+from nightjar.jobs.states import RequestState
 from nightjar.jobs.store.tables import request
 from tests.faults.conftest import Place, undisturbed_answers
 from tests.faults.load import rows_in_flight, taken_over

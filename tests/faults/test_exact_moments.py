@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 import pytest
 import sqlalchemy as sa
 
-from nightjar.jobs.records import MicroBatchState
+from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store.database import database_url as usable_url
 from tests.faults.conftest import Place
 from tests.faults.load import carries_micro_batches, wait_until_working

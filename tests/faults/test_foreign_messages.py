@@ -14,7 +14,7 @@ from celery import Celery
 from pydantic import SecretStr
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.jobs.records import RequestKind
+from nightjar.jobs.states import RequestKind
 from nightjar.pipeline.embedded.broker import broker_url
 from nightjar.pipeline.queue.celery_app import COMPUTE_TASK, PLAN_TASK, TICK_TASK, create_celery_app
 from nightjar.pipeline.queue.queues import PLAN_QUEUE, compute_queue

@@ -8,7 +8,7 @@ from kombu.serialization import registry
 from pydantic import SecretStr
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.jobs.records import MicroBatchState, RequestKind
+from nightjar.jobs.states import MicroBatchState, RequestKind
 from nightjar.pipeline.embedded.broker import broker_url
 from nightjar.pipeline.queue.celery_app import (
     COMPUTE_TASK,

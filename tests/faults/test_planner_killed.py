@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nightjar.jobs.records import JobState, NewJob
+from nightjar.jobs.records import NewJob
+from nightjar.jobs.states import JobState
 from nightjar.pipeline.queue.commands import PLANNER_APP
 from tests.faults.conftest import Note
 from tests.faults.load import wait_until_working

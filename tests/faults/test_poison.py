@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from nightjar.jobs.lines.schemas import validate_body
-from nightjar.jobs.records import NewJob, NewRequest, RequestKind, ResultRecord
+from nightjar.jobs.records import NewJob, NewRequest, ResultRecord
+from nightjar.jobs.states import RequestKind
 from tests.faults.conftest import Note
 from tests.faults.oracle import Answers, Verdict, most_in_flight, recomputed, told
 from tests.faults.rows import MOST_ROWS, request_rows

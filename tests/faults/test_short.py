@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.jobs.records import RequestKind
+from nightjar.jobs.states import RequestKind
 from nightjar.pipeline.queue.queues import compute_queue
 from nightjar.pipeline.settings import Settings
 from tests.faults.load import carries_micro_batches, wait_until_working

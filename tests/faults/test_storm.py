@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nightjar.jobs.records import Job, JobState, MicroBatchState
+from nightjar.jobs.records import Job
+from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.pipeline.front.client import Client
 from tests.faults.api import answers_http, give_api
 from tests.faults.conftest import Note

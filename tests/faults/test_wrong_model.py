@@ -9,7 +9,8 @@ from celery import Celery
 from pydantic import SecretStr
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.jobs.records import MicroBatchRef, RequestKind
+from nightjar.jobs.records import MicroBatchRef
+from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store.tables import micro_batch
 from nightjar.pipeline.embedded.broker import broker_url
 from nightjar.pipeline.queue.celery_app import COMPUTE_TASK, celery_queue, create_celery_app

@@ -9,8 +9,9 @@ from fastapi.testclient import TestClient
 
 import nightjar
 from nightjar.jobs.api import create_app
-from nightjar.jobs.records import Crash, NewResult
+from nightjar.jobs.records import NewResult
 from nightjar.jobs.store import Store
+from nightjar.jobs.workers import Crash
 from tests.jobs import planned, submit
 from tests.outcomes import answers, claim, compute
 

@@ -10,7 +10,8 @@ import pytest
 import redis
 from celery import Celery
 
-from nightjar.jobs.records import MicroBatchRef, RequestKind
+from nightjar.jobs.records import MicroBatchRef
+from nightjar.jobs.states import RequestKind
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
 from nightjar.pipeline.queue.celery_app import TICK_TASK, create_celery_app

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from nightjar.jobs.records import (
     ClaimedRequest,
-    Crash,
     EncodedRequest,
     NewMicroBatch,
     NewResult,
-    RequestKind,
     ResultRecord,
 )
+from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
+from nightjar.jobs.workers import Crash
 from tests.jobs import Body, submit
 
 CRASH = Crash("the compute process was ended by SIGSEGV", allowed=2)

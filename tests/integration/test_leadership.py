@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nightjar.jobs.records import ComputeSeconds, Crash, Leader
 from nightjar.jobs.store import Store
+from nightjar.jobs.workers import ComputeSeconds, Crash, Leader
 from nightjar.pipeline.queue.leadership import PLANNER, Leadership
 from nightjar.pipeline.queue.sweeper import Sweeper, SweepReport
 from tests.jobs import planned

@@ -7,14 +7,8 @@ import pytest
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.errors import StoreError, StoreUnavailableError
 from nightjar.jobs.lines.schemas import validate_body
-from nightjar.jobs.records import (
-    EncodedRequest,
-    JobState,
-    NewJob,
-    NewMicroBatch,
-    NewRequest,
-    RequestKind,
-)
+from nightjar.jobs.records import EncodedRequest, NewJob, NewMicroBatch, NewRequest
+from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.encode import Encoder
 from nightjar.pipeline.planning.planner import Planner

@@ -22,7 +22,8 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.worker.launcher import Launcher
 from nightjar.gpu_worker.worker.worker import GpuWorker, Outcome
-from nightjar.jobs.records import JobState, MicroBatchRef, MicroBatchState, ResultRecord
+from nightjar.jobs.records import MicroBatchRef, ResultRecord
+from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store import Store
 from nightjar.pipeline.queue.sweeper import Sweeper
 from tests.jobs import planned_texts

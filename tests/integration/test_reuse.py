@@ -8,14 +8,8 @@ import pytest
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.lines.schemas import validate_body
-from nightjar.jobs.records import (
-    ClaimedRequest,
-    EncodedRequest,
-    NewResult,
-    QueuedRequest,
-    RequestKind,
-    Reuse,
-)
+from nightjar.jobs.records import ClaimedRequest, EncodedRequest, NewResult, QueuedRequest
+from nightjar.jobs.states import RequestKind, Reuse
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.reuse import _KEPT_BETWEEN_LOOKS, ResultCache
 from nightjar.pipeline.settings import Settings

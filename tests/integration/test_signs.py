@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from nightjar.jobs.api import create_app
-from nightjar.jobs.records import ComputeSeconds
 from nightjar.jobs.store import Store
+from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
 from nightjar.pipeline.front.signs import NO_BEAT, NO_BROKER, NO_GPU_WORKER, NO_PLANNER, Signs

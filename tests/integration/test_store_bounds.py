@@ -6,15 +6,8 @@ import pytest
 import sqlalchemy as sa
 
 from nightjar.jobs.lines.schemas import validate_body
-from nightjar.jobs.records import (
-    EncodedRequest,
-    JobState,
-    MicroBatchRef,
-    NewJob,
-    NewMicroBatch,
-    NewRequest,
-    RequestKind,
-)
+from nightjar.jobs.records import EncodedRequest, MicroBatchRef, NewJob, NewMicroBatch, NewRequest
+from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store, stopping
 from nightjar.jobs.store.following import FOLLOWERS_PER_STEP, MOST_EQUAL
 from nightjar.jobs.store.leases import Leases

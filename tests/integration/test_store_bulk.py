@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightjar.jobs.errors import StoreError
-from nightjar.jobs.records import NewResult, RequestState
+from nightjar.jobs.records import NewResult
+from nightjar.jobs.states import RequestState
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.bulk import BulkInsert, BulkUpdate, driver_value
 from nightjar.jobs.store.database import Database

@@ -5,9 +5,7 @@ import sqlalchemy as sa
 
 from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import (
-    Crash,
     EncodedRequest,
-    JobState,
     MicroBatchRef,
     NewJob,
     NewMicroBatch,
@@ -15,12 +13,12 @@ from nightjar.jobs.records import (
     NewResult,
     RejectedRow,
     RequestError,
-    RequestKind,
-    RequestState,
 )
+from nightjar.jobs.states import JobState, RequestKind, RequestState
 from nightjar.jobs.store import Store, following, retrying
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import job, request, result
+from nightjar.jobs.workers import Crash
 from tests.jobs import Body, submit
 from tests.outcomes import answers, claim, codes, compute
 

@@ -9,9 +9,9 @@ import pytest
 import sqlalchemy as sa
 
 from nightjar.jobs.errors import StoreUnavailableError
-from nightjar.jobs.records import ComputeSeconds
 from nightjar.jobs.store import Store, postgres
 from nightjar.jobs.store.tables import job
+from nightjar.jobs.workers import ComputeSeconds
 from tests.freezing_proxy import FreezingProxy, proxied_postgres
 from tests.jobs import submit
 

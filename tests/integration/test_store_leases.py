@@ -4,17 +4,11 @@ import pytest
 import sqlalchemy as sa
 
 from nightjar.jobs.errors import StoreError
-from nightjar.jobs.records import (
-    ComputeSeconds,
-    Crash,
-    JobState,
-    MicroBatchState,
-    NewResult,
-    RequestError,
-    WorkerHeartbeat,
-)
+from nightjar.jobs.records import NewResult, RequestError
+from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.tables import micro_batch
+from nightjar.jobs.workers import ComputeSeconds, Crash, WorkerHeartbeat
 from tests.jobs import planned
 from tests.outcomes import answers, claim, codes, compute
 

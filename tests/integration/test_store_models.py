@@ -4,19 +4,17 @@ import pytest
 import sqlalchemy as sa
 
 from nightjar.jobs.records import (
-    Crash,
     EncodedRequest,
-    JobState,
     MicroBatchRef,
-    MicroBatchState,
     NewMicroBatch,
     NewResult,
     RequestError,
-    RequestKind,
 )
+from nightjar.jobs.states import JobState, MicroBatchState, RequestKind
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.planning import _NEXT_MODEL, _OF_NO_MODEL
 from nightjar.jobs.store.replanning import _OTHERS_READY
+from nightjar.jobs.workers import Crash
 from tests.jobs import before_the_next_write, submit
 from tests.outcomes import answers, claim, compute
 

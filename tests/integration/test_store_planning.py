@@ -8,15 +8,13 @@ import sqlalchemy as sa
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import (
     EncodedRequest,
-    JobState,
     MicroBatchRef,
-    MicroBatchState,
     NewJob,
     NewMicroBatch,
     NewRequest,
     RequestError,
-    RequestKind,
 )
+from nightjar.jobs.states import JobState, MicroBatchState, RequestKind
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.tables import UNPLANNED, request
 from tests.jobs import planned, submit

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from nightjar.jobs.records import RequestState
+from nightjar.jobs.states import RequestState
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.tables import job, micro_batch
 from nightjar.jobs.store.tables import request as requests

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from nightjar.jobs.records import Crash, EncodedRequest, JobState, NewMicroBatch, RequestKind
+from nightjar.jobs.records import EncodedRequest, NewMicroBatch
+from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
+from nightjar.jobs.workers import Crash
 from tests.jobs import planned, submit
 from tests.outcomes import answers, codes
 
@@ -135,7 +137,7 @@ def test_a_storm_of_workers_sweepers_and_a_canceller(store: Store) -> None:
 
 WORKER = """
 import sys
-from nightjar.jobs.records import ComputeSeconds
+from nightjar.jobs.workers import ComputeSeconds
 from nightjar.jobs.store import Store
 from tests.outcomes import answers
 store, owner = Store(sys.argv[1]), sys.argv[2]

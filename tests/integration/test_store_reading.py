@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from nightjar.jobs.errors import StoreError, UnknownJobError
-from nightjar.jobs.records import MicroBatchState, NewResult
+from nightjar.jobs.records import NewResult
+from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.results import Results
 from tests.jobs import planned, submit

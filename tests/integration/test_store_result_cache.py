@@ -6,12 +6,10 @@ from nightjar.jobs.records import (
     CachedAnswer,
     CachedScore,
     EncodedRequest,
-    JobState,
     NewMicroBatch,
     NewResult,
-    RequestKind,
-    Reuse,
 )
+from nightjar.jobs.states import JobState, RequestKind, Reuse
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.result_cache import MOST_BODY_CHARACTERS
 from tests.jobs import submit

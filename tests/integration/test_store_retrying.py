@@ -7,18 +7,17 @@ import sqlalchemy as sa
 
 from nightjar.jobs.errors import LifecycleError, UnknownJobError
 from nightjar.jobs.records import (
-    Crash,
     EncodedRequest,
-    JobState,
     NewJob,
     NewMicroBatch,
     NewRequest,
     NewResult,
     RequestError,
-    RequestKind,
 )
+from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.tables import job as job_table
+from nightjar.jobs.workers import Crash
 from tests.jobs import planned, submit
 from tests.outcomes import answers, claim, codes, compute
 

@@ -8,13 +8,8 @@ import sqlalchemy as sa
 
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.lines.schemas import validate_body
-from nightjar.jobs.records import (
-    JobState,
-    NewJob,
-    NewRequest,
-    RejectedRow,
-    RequestKind,
-)
+from nightjar.jobs.records import NewJob, NewRequest, RejectedRow
+from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store, segmented, submission
 from nightjar.jobs.store.tables import leader, request, result
 from nightjar.jobs.store.turns import Turns

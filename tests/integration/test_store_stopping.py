@@ -11,14 +11,12 @@ from nightjar.jobs.errors import UnknownJobError
 from nightjar.jobs.records import (
     EncodedRequest,
     Job,
-    JobState,
     MicroBatchRef,
-    MicroBatchState,
     NewJob,
     NewMicroBatch,
     NewRequest,
-    RequestKind,
 )
+from nightjar.jobs.states import JobState, MicroBatchState, RequestKind
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.stopping import Stopping
 from nightjar.jobs.store.tables import job as job_table

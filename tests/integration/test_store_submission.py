@@ -6,16 +6,10 @@ import pytest
 
 from nightjar.jobs.errors import EmptyJobError, JobError, StoreError, UnusableDatabaseError
 from nightjar.jobs.lines.schemas import validate_body
-from nightjar.jobs.records import (
-    ComputeSeconds,
-    JobState,
-    NewJob,
-    NewRequest,
-    RejectedRow,
-    RequestError,
-    RequestKind,
-)
+from nightjar.jobs.records import NewJob, NewRequest, RejectedRow, RequestError
+from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
+from nightjar.jobs.workers import ComputeSeconds
 from tests.outcomes import codes
 
 BODY = validate_body(

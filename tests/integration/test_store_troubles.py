@@ -11,8 +11,10 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.errors import StoreError, StoreUnavailableError
-from nightjar.jobs.records import ComputeSeconds, NewJob, NewRequest, RequestKind
+from nightjar.jobs.records import NewJob, NewRequest
+from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
+from nightjar.jobs.workers import ComputeSeconds
 from tests.jobs import submit
 
 

@@ -6,11 +6,11 @@ import pytest
 import sqlalchemy as sa
 
 from nightjar.jobs.errors import UnknownJobError
-from nightjar.jobs.records import ComputeSeconds
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.common import now
 from nightjar.jobs.store.tables import worker
 from nightjar.jobs.store.waiting import SWEEPER, Waiting, WaitsFor
+from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.embedded import patience as patience_module
 from nightjar.pipeline.embedded.patience import Patience
 from nightjar.pipeline.queue import sweeper

@@ -8,15 +8,10 @@ from contextlib import closing
 import pytest
 
 from nightjar.jobs.errors import StoreUnavailableError
-from nightjar.jobs.records import (
-    ComputeSeconds,
-    JobState,
-    MicroBatchRef,
-    NewJob,
-    NewRequest,
-    RequestKind,
-)
+from nightjar.jobs.records import MicroBatchRef, NewJob, NewRequest
+from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
+from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.queue.liveness import owner_name
 from nightjar.pipeline.queue.sweeper import Sweeper, SweepReport
 from tests.jobs import planned

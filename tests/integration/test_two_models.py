@@ -12,7 +12,7 @@ import redis
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.engine import Engine, EngineConfig
 from nightjar.gpu_worker.models import load_model
-from nightjar.jobs.records import JobState, MicroBatchState
+from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store import Store
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from celery import Celery
 
-from nightjar.jobs.records import MicroBatchState
+from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store import Store
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service

@@ -16,14 +16,8 @@ from nightjar.gpu_worker.worker.heartbeat import Heartbeat
 from nightjar.gpu_worker.worker.launcher import Launcher
 from nightjar.gpu_worker.worker.worker import LEASE_LOST, GpuWorker
 from nightjar.jobs.errors import StoreUnavailableError
-from nightjar.jobs.records import (
-    ClaimedRequest,
-    EncodedRequest,
-    JobState,
-    MicroBatchRef,
-    NewMicroBatch,
-    RequestKind,
-)
+from nightjar.jobs.records import ClaimedRequest, EncodedRequest, MicroBatchRef, NewMicroBatch
+from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
 from tests.jobs import planned, submit
 from tests.outcomes import codes

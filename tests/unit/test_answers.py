@@ -14,7 +14,8 @@ from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.worker.answers import Computed, make_message, make_result
 from nightjar.jobs.equality import derived_seed
 from nightjar.jobs.lines.schemas import validate_body
-from nightjar.jobs.records import ClaimedRequest, RequestKind
+from nightjar.jobs.records import ClaimedRequest
+from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store.bodies import load_body
 from nightjar.requests import BeamSearch, SamplingParams
 

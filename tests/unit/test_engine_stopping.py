@@ -11,7 +11,7 @@ from nightjar.gpu_worker.engine.errors import RefusedError
 from nightjar.gpu_worker.engine.sampling_checks import check_sampling
 from nightjar.gpu_worker.engine.stopping import StopAutomaton, StopMatcher, end_tokens
 from nightjar.jobs.lines.schemas import validate_body
-from nightjar.jobs.records import RequestKind
+from nightjar.jobs.states import RequestKind
 from nightjar.requests import MAX_STOP_BYTES, MAX_STOPS, MAX_STOPS_BYTES
 
 # Few distinct bytes, so that stops overlap, nest and almost match; the bytes of one Korean

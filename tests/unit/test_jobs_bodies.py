@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nightjar.jobs.lines.schemas import BodyError, validate_body
-from nightjar.jobs.records import RequestKind
+from nightjar.jobs.states import RequestKind
 
 HALF_PAIR = "half \ud800"
 COMPLETION_DEFAULTS = {

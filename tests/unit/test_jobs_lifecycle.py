@@ -7,7 +7,7 @@ import pytest
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import LifecycleError
-from nightjar.jobs.records import JobState, MicroBatchState, RequestState, StopReason
+from nightjar.jobs.states import JobState, MicroBatchState, RequestState, StopReason
 
 TABLES = [
     lifecycle.JOB_TRANSITIONS,

@@ -10,7 +10,8 @@ from pydantic import BaseModel
 
 from nightjar.jobs.lines.bodies import ChatBody, CompletionBody, RerankBody
 from nightjar.jobs.lines.schemas import _decode_json, _Line, parse_batch_line, validate_body
-from nightjar.jobs.records import NewRequest, RejectedRow, RequestKind
+from nightjar.jobs.records import NewRequest, RejectedRow
+from nightjar.jobs.states import RequestKind
 
 
 def line(**changes: Any) -> bytes:

@@ -12,7 +12,7 @@ from nightjar.checkpoints import PROMPT_TOKEN, ChatTemplate, ModelDirectory, Tok
 from nightjar.checkpoints.token_sizes import most_bytes_of_a_token
 from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import EncodedRequest, PromptVector, QueuedRequest, RequestError
-from nightjar.jobs.records import RequestKind as Kind
+from nightjar.jobs.states import RequestKind as Kind
 from nightjar.pipeline.planning.encode import Encoder
 from tests.tokenizer_styles import VOCAB_SIZE, llama2, llama3, mistral, neox, qwen2
 

@@ -6,7 +6,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightjar.jobs.records import EncodedRequest, RequestKind
+from nightjar.jobs.records import EncodedRequest
+from nightjar.jobs.states import RequestKind
 from nightjar.pipeline.planning.pack import PREFIX_TOKENS, Packable, pack
 from nightjar.pipeline.queue.queues import BUCKETS, bucket_for
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nightjar.jobs.records import Job, JobState
+from nightjar.jobs.records import Job
+from nightjar.jobs.states import JobState
 from nightjar.pipeline.embedded.summary import RunSummary
 from nightjar.pipeline.front import progress
 from nightjar.pipeline.front.progress import ProgressView, print_summary

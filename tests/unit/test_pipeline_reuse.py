@@ -3,7 +3,7 @@
 import pytest
 
 from nightjar.jobs.lines.schemas import validate_body
-from nightjar.jobs.records import RequestKind
+from nightjar.jobs.states import RequestKind
 from nightjar.pipeline.planning.reuse import answer_digest, pair_digests
 
 GREEDY = {"prompt": "a", "max_tokens": 4, "temperature": 0}

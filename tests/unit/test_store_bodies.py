@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightjar.jobs.lines.schemas import BodyError, validate_body
-from nightjar.jobs.records import RequestKind
+from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store.bodies import _GENERATE, _RANK, dump_body, load_body
 
 GENERATE, RANK = RequestKind.GENERATE, RequestKind.RANK

@@ -7,7 +7,8 @@ import pytest
 
 from nightjar.gpu_worker.compute.messages import Rank, Ranked
 from nightjar.gpu_worker.worker.known_scores import Ranking, rankings
-from nightjar.jobs.records import CachedScore, ClaimedRequest, RequestKind
+from nightjar.jobs.records import CachedScore, ClaimedRequest
+from nightjar.jobs.states import RequestKind
 from nightjar.pipeline.planning.reuse import ResultCache
 from nightjar.requests import RankRequest
 
