@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.states import RequestKind
@@ -123,6 +124,14 @@ def test_wakes_are_bounded_while_no_planner_takes_them(broker: Broker) -> None:
     assert messages_waiting(broker.app, PLAN_QUEUE) == MOST_WAKES
     broker.server.delete("plan", "plan\x06\x169")
     assert send_wake(broker.app, TICK_TASK)
+
+
+def test_a_broker_that_goes_away_is_called_away(broker: Broker) -> None:
+    broker.app.conf.broker_transport_options |= {"max_retries": 0}
+    assert messages_waiting(broker.app, PLAN_QUEUE) == 0
+    broker.server.shutdown(nosave=True)
+    with pytest.raises(OperationalError):
+        messages_waiting(broker.app, PLAN_QUEUE)
 
 
 def test_beat_sends_its_ticks_within_the_bound(

@@ -376,7 +376,7 @@ def test_saving_ahead_takes_a_quarter_and_comes_to_rest():
         tier.before_writes()
         tier.start_loads()
         tier.save_early(blocks)
-    assert tier._transfers.saved == [[(0, 7), (1, 6)]]
+    assert tier.transfers.saved == [[(0, 7), (1, 6)]]
 
 
 def test_blocks_are_saved_before_their_turn_has_come(model, token_bytes):

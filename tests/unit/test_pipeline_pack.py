@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nightjar.jobs.records import EncodedRequest
 from nightjar.jobs.states import RequestKind
 from nightjar.pipeline.planning.pack import PREFIX_TOKENS, Packable, pack
-from nightjar.pipeline.queue.queues import BUCKETS, bucket_for
+from nightjar.pipeline.queue.queues import BUCKETS, LARGEST_BUCKET, SMALLEST_BUCKET, bucket_for
 
 GENERATE, RANK = RequestKind.GENERATE, RequestKind.RANK
 
@@ -111,4 +111,5 @@ def test_rankings_of_one_query_travel_together() -> None:
 
 
 def test_buckets_are_powers_of_two_that_hold_the_length() -> None:
+    assert (BUCKETS[0], BUCKETS[-1]) == (SMALLEST_BUCKET, LARGEST_BUCKET) == (32, 1 << 20)
     assert [bucket_for(n) for n in (0, 1, 32, 33, 64, 65, 1000)] == [32, 32, 32, 64, 64, 128, 1024]

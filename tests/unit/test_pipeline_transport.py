@@ -1,15 +1,19 @@
 """Nightjar's Redis transport is in use, and raises when its connection is gone."""
 
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+from kombu.transport.redis import Transport as RedisTransport
 from pydantic import SecretStr
 from redis import ConnectionPool, Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from nightjar.pipeline.queue import transport
 from nightjar.pipeline.queue.celery_app import create_celery_app
 from nightjar.pipeline.queue.transport import Channel, Drops, Transport
 from nightjar.pipeline.settings import Settings
+from tests.foreign_messages import good_message
 
 
 @pytest.mark.parametrize("url", ["redis://:pw@valkey:6379/0", "redis+socket:///tmp/b.sock"])
@@ -65,6 +69,24 @@ def test_a_flood_of_foreign_messages_is_counted_and_does_not_flood_the_log(
     assert drops.count == 503
     assert caplog.records[-1].getMessage() == "foreign message dropped, 503 so far: it is foreign"
     assert len(caplog.records) == 501
+
+
+@pytest.mark.parametrize(
+    ("error", "dropped"), [(RedisConnectionError("gone"), 0), (KeyError("task"), 1)]
+)
+def test_an_error_of_the_broker_drops_no_message_and_any_other_does(
+    error: Exception, dropped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deliver(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(RedisTransport, "_deliver", deliver)
+    receiving = Transport.__new__(Transport)
+    receiving.client, receiving.channels = SimpleNamespace(transport_options={}), []
+    before = transport.drops.count
+    with suppress(RedisConnectionError):
+        receiving._deliver(good_message("plan", "nightjar.tick"), "plan")
+    assert transport.drops.count - before == dropped
 
 
 def test_a_channel_keeps_its_client() -> None:

@@ -48,7 +48,7 @@ def test_nothing_is_sent_without_a_reason() -> None:
     time.sleep(0.1)
     ticker.close()
     assert not sent
-    assert not ticker._thread.is_alive()  # it is not waited for in vain
+    assert "ticker" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_nothing_is_sent_once_it_is_closed() -> None:
