@@ -28,7 +28,7 @@ def random_qkv(rows, heads, seed=0, dtype=torch.float32):
 
 
 def filled_cache(k, v, lengths, tables, block_size, blocks, poison=float("nan"), *, dtype=None):
-    """Return a cache that holds these packed rows; all other numbers are NaN."""
+    """Return a cache that holds these packed rows; all other numbers are `poison`."""
     shape = (blocks, k.shape[1], block_size, k.shape[2])
     keys, values = (torch.full(shape, poison, dtype=dtype or k.dtype) for _ in range(2))
     row_blocks, offsets = [], []

@@ -29,8 +29,8 @@ from nightjar.kernels import (
 class DecoderWeights:
     """All weights of a decoder.
 
-    They are the token table [V, H], positions as a learned table [P, H] or as rotations, the
-    blocks, the last norm, and the LM head [V, H], which may be the token table.
+    Positions are a learned table [P, H] or rotations.  The LM head [V, H] may be the token table
+    [V, H] itself.
     """
 
     tokens: TokenTable

@@ -1,8 +1,8 @@
 """Drawing tokens from the filtered softmax without sorting: see sample.cu.
 
 A row of V scores is read once to find the best (4 V bytes from memory), then again from the cache
-of the multiprocessor or the GPU: once for top-k or top-p to list the best several hundred tokens in
-shared memory, once for the sum that top-p is a share of, and a little more than once for the draw.
+of the multiprocessor or the GPU.  Top-k or top-p lists the best several hundred tokens in shared
+memory in one pass.  Another pass sums the weights for top-p.  The draw takes little more than one.
 The thresholds are found on the list.  Where the list is too short, each takes up to 8 passes over
 the row; once at most 2,048 tokens are left, they are listed too.
 About 30 operations a score and pass.  One block a row: its time is that of the passes, not of
@@ -41,8 +41,8 @@ def sample(
 
     Also takes a temperature of 0 (the best token), and gives -1 for a row whose best score is not
     finite.  So a batch needs no sorting into kinds of rows, and the host need not check it.
-    Weights are counted in units of 2^-44 of the best token's, so their sums are exact, and a
-    token's chance is wrong by less than 2^-44 of the best one's.
+    Weights are counted in units of 2^-44 of the best token's weight, so their sums are exact.  The
+    error of a token's chance is less than 2^-44 of the best token's chance.
     """
     check("logits", logits, torch.float32, (None, None))
     batch, vocab_size = logits.shape
