@@ -133,14 +133,14 @@ def test_who_comes_too_late_for_a_dead_leader_knows_of_none_that_lives(
 def test_who_may_plan_and_dispatch(store: Store, clock: Clock) -> None:
     ann, bob = (planner(store, name, clock) for name in ("ann", "bob"))
     assert not ann.may_act()  # another may lead that has not moved yet
-    assert ann.look()
+    assert ann.check()
     assert ann.may_act()
     watch(bob, clock, 3.9)
     assert not bob.may_act()
     watch(bob, clock, 0.1)
     assert bob.may_act()  # who leads has not moved, and may be dead
-    ann.look()
-    bob.look()
+    ann.check()
+    bob.check()
     assert not bob.may_act()
     assert watch(bob, clock, 10)
     assert bob.may_act()

@@ -11,7 +11,7 @@ from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import ClaimedRequest, EncodedRequest, NewResult, QueuedRequest
 from nightjar.jobs.states import RequestKind, Reuse
 from nightjar.jobs.store import Store
-from nightjar.pipeline.planning.reuse import _KEPT_BETWEEN_LOOKS, ResultCache
+from nightjar.pipeline.planning.reuse import _KEPT_BETWEEN_TRIMS, ResultCache
 from nightjar.pipeline.settings import Settings
 
 GENERATE = RequestKind.GENERATE
@@ -71,9 +71,9 @@ def test_the_bounds_are_looked_after_now_and_then(store: Store, model: ModelDire
     small = cache(store, model, result_cache_rows=1)
     keep(small, [1, 2])
     assert len(found(small, [1, 2])) == 1  # the first time, as a worker may not live for long
-    for n in range(3, 3 + _KEPT_BETWEEN_LOOKS - 1):
+    for n in range(3, 3 + _KEPT_BETWEEN_TRIMS - 1):
         keep(small, [n])
-    assert len(found(small, range(1_000))) == _KEPT_BETWEEN_LOOKS
+    assert len(found(small, range(1_000))) == _KEPT_BETWEEN_TRIMS
     keep(small, [999])
     assert found(small, range(1_000)) == [999]
 
