@@ -42,7 +42,9 @@ class ComputeNotReadyError(LauncherError):
 
 
 class InFlight:
-    """Requests sent together, and their answers; one object, because a future a request is slow.
+    """Requests sent together, and their answers.
+
+    There is one such object for a micro-batch, because a future for each request would be slow.
 
     answers: By ticket; complete once `done` is set, unless the flight was cancelled or lost.
     lost: Why the missing answers will not come; None while they may.
