@@ -32,6 +32,10 @@ class RequestError:
 AGEING_S = 3_600.0
 
 
+# Whose the jobs are where nobody is named: on a machine of one user, and before there were tenants.
+DEFAULT_TENANT = "default"
+
+
 @dataclass(frozen=True, slots=True)
 class JobLimits:
     """How many rows a job may have, and how many of them may be rejected; None for any number."""
@@ -51,6 +55,7 @@ class NewJob:
     priority: int = 0  # each step is worth AGEING_S of waiting
     merge_equal: bool = True  # equal requests are computed once
     limits: JobLimits = JobLimits()
+    tenant: str = DEFAULT_TENANT
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ class Job:
     priority: int
     reused: int  # of `completed`: not computed for their own sake, see Reuse
     reused_tokens: int  # the prompt and completion tokens of those
+    tenant: str
 
     @property
     def ended(self) -> int:

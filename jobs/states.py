@@ -59,3 +59,11 @@ class Reuse(StrEnum):
 
     JOB = "job"  # an equal request of the same job
     CACHE = "cache"  # an equal request of an earlier time
+
+
+class Scope(StrEnum):
+    """What a key of the API may do; each scope includes those before it."""
+
+    READ = "read"
+    SUBMIT = "submit"
+    ADMIN = "admin"

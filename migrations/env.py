@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from nightjar.jobs.store.tables import metadata
+from nightjar.jobs.store.all_tables import metadata
 
 connection = context.config.attributes.get("connection")
 if connection is None:

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nightjar.jobs.api.payloads import error_payload
+from nightjar.jobs.api.errors import error_answer
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _FOREIGN_SITES = frozenset({"cross-site", "same-site"})
@@ -48,13 +48,13 @@ class BrowserGuard:
                 f"the host {host[:255]!r} is not known here; add it to NIGHTJAR_TRUSTED_HOSTS, "
                 "or call the API by its address"
             )
-            return JSONResponse(error_payload("untrusted_host", message, "Host"), status_code=421)
+            return error_answer(421, "untrusted_host", message, "Host")
         if scope["method"] not in _SAFE_METHODS and self._is_foreign(headers, authority):
             message = (
                 "this call comes from a page of another origin, and nothing was changed; call "
                 "the API from its own origin, or without a browser"
             )
-            return JSONResponse(error_payload("foreign_origin", message, "Origin"), status_code=403)
+            return error_answer(403, "foreign_origin", message, "Origin")
         return None
 
     def _is_ours(self, host: str) -> bool:

@@ -18,9 +18,10 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.states import RequestState
+from nightjar.jobs.store.columns import BigId
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.following import MOST_EQUAL
-from nightjar.jobs.store.tables import BigId, job, leader, request, result
+from nightjar.jobs.store.tables import job, leader, request, result
 from nightjar.jobs.store.turns import Turns
 from nightjar.jobs.workers import Leader
 

@@ -12,8 +12,8 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs.equality import asked_without_seed, digest
 from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow
 from nightjar.jobs.store.bodies import dump_body
+from nightjar.jobs.store.columns import BigId
 from nightjar.jobs.store.database import Database
-from nightjar.jobs.store.tables import BigId
 
 # Not part of the schema: Alembic must not see it.
 staged = sa.Table(

@@ -169,6 +169,7 @@ class Submission:
             "expires_at": None if window is None else created_at + timedelta(seconds=window),
             "completion_window_s": window,
             "priority": new_job.priority,
+            "tenant": new_job.tenant,
             "rank_at": created_at - timedelta(seconds=new_job.priority * AGEING_S),
         }
         values |= dict.fromkeys((*COUNTED_STATES.values(), *TOKEN_COUNTS), 0)

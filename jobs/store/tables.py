@@ -4,60 +4,17 @@ JSON is kept as text: the store writes and reads it once, and neither database
 has to parse it. Token ids are packed bytes (jobs/store/segments.py).
 """
 
-from datetime import UTC, datetime
-from enum import StrEnum
-
 import sqlalchemy as sa
-from sqlalchemy.engine import Dialect
 
+from nightjar.jobs.records import DEFAULT_TENANT
 from nightjar.jobs.states import JobState, MicroBatchState, RequestKind, RequestState, Reuse
-
-metadata = sa.MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
-
-# SQLite numbers rows by itself only for a column of type INTEGER.
-BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-
-
-class UtcDateTime(sa.TypeDecorator[datetime]):
-    """A moment in UTC; SQLite drops the zone, so reading adds it again."""
-
-    impl = sa.DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Convert the moment to UTC."""
-        return value if value is None else value.astimezone(UTC)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """The moment with its zone."""
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-
-
-def _state(kind: type[StrEnum]) -> sa.Enum:
-    """A state as text: a new state needs no migration, and SQL shells show it readably."""
-    return sa.Enum(
-        kind,
-        native_enum=False,
-        create_constraint=False,
-        length=32,
-        values_callable=lambda members: [member.value for member in members],
-    )
-
+from nightjar.jobs.store.columns import BigId, UtcDateTime, metadata, state_column
 
 job = sa.Table(
     "job",
     metadata,
     sa.Column("id", sa.String(64), primary_key=True),  # sorts by creation
-    sa.Column("state", _state(JobState), nullable=False, index=True),
+    sa.Column("state", state_column(JobState), nullable=False, index=True),
     sa.Column("model", sa.Text, nullable=False),
     sa.Column("idempotency_key", sa.String(255), unique=True),
     sa.Column("metadata", sa.Text, nullable=False),
@@ -90,6 +47,10 @@ job = sa.Table(
     # Failures to plan since the last success, and the reason of the latest.
     sa.Column("plan_failures", sa.Integer, nullable=False, server_default="0"),
     sa.Column("plan_error", sa.Text),
+    # Whose job it is. With a server default, as an API of the version before may submit.
+    sa.Column("tenant", sa.String(64), nullable=False, server_default=DEFAULT_TENANT),
+    # For listings: the jobs of one tenant, newest first.
+    sa.Index(None, "tenant", "id"),
 )
 
 # The condition of ix_micro_batch_ready, spelt so that no other index seems to serve it: SQLite
@@ -102,11 +63,11 @@ micro_batch = sa.Table(
     metadata,
     sa.Column("id", BigId, primary_key=True),
     sa.Column("job_id", sa.ForeignKey("job.id"), nullable=False),
-    sa.Column("kind", _state(RequestKind), nullable=False),
+    sa.Column("kind", state_column(RequestKind), nullable=False),
     sa.Column("bucket", sa.Integer, nullable=False),
     sa.Column("size", sa.Integer, nullable=False),
     sa.Column("tokens", sa.BigInteger, nullable=False),
-    sa.Column("state", _state(MicroBatchState), nullable=False),
+    sa.Column("state", state_column(MicroBatchState), nullable=False),
     sa.Column("epoch", sa.Integer, nullable=False),
     sa.Column("owner", sa.String(255)),
     sa.Column("attempts", sa.Integer, nullable=False),
@@ -157,9 +118,9 @@ request = sa.Table(
     sa.Column("row_index", sa.BigInteger, nullable=False),
     sa.Column("line", sa.BigInteger, nullable=False),
     sa.Column("custom_id", sa.Text),
-    sa.Column("kind", _state(RequestKind)),  # null: rejected at submission
+    sa.Column("kind", state_column(RequestKind)),  # null: rejected at submission
     sa.Column("body", sa.Text),
-    sa.Column("state", _state(RequestState), nullable=False),
+    sa.Column("state", state_column(RequestState), nullable=False),
     sa.Column("micro_batch_id", sa.ForeignKey("micro_batch.id"), index=True),
     sa.Column("segments", sa.LargeBinary),
     sa.Column("prompt_vector", sa.Text),  # "name@version": save_plan writes it, claim returns it
@@ -212,7 +173,7 @@ result = sa.Table(
     sa.Column("saved_tokens", sa.BigInteger, nullable=False),
     sa.Column("finish_reason", sa.String(32)),
     sa.Column("created_at", UtcDateTime, nullable=False),
-    sa.Column("reused", _state(Reuse)),  # null: computed for this request
+    sa.Column("reused", state_column(Reuse)),  # null: computed for this request
     sa.Column("landing", sa.BigInteger),  # token of its landing; null: of the version before
     sa.Index(None, "job_id", "row_index"),
     # Failures are few: this finds them without a scan of the successes.

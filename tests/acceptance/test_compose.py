@@ -19,6 +19,7 @@ from sqlalchemy.engine import make_url
 from nightjar.jobs.store.tables import worker as worker_table
 from tests.databases import fresh_postgres_database
 from tests.processes import (
+    all_ended,
     completion_line,
     nightjar,
     read_lines,
@@ -325,7 +326,7 @@ def test_a_killed_gpu_worker_costs_nothing(deployment: Deployment, api: httpx.Cl
     (compute,) = deployment.children("gpu-worker")
     end_abruptly(deployment.services["gpu-worker"])
     assert job(api, job_id)["state"] == "running"
-    wait_until("the orphaned compute process to end", lambda: not compute.is_running(), 20)
+    wait_until("the orphaned compute process to end", lambda: all_ended([compute]), 20)
     assert deployment.restart_ended() == ["gpu-worker"]
     assert_each_once(api, wait_over(deployment, api, job_id), "kill", 60)
 

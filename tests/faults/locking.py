@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import sqlalchemy as sa
 
+from nightjar.jobs.store.all_tables import metadata
 from nightjar.jobs.store.database import database_url as usable_url
-from nightjar.jobs.store.tables import metadata
 
 
 @contextmanager

@@ -14,10 +14,10 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.all_tables import metadata
 from nightjar.jobs.store.database import database_url as usable_url
 from nightjar.jobs.store.database import open_engine
 from nightjar.jobs.store.schema import alembic_config, migrate, revert
-from nightjar.jobs.store.tables import metadata
 from nightjar.jobs.workers import ComputeSeconds
 from tests.processes import wait_until
 
