@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from nightjar.compute_config import ComputeConfig, Dtype, EngineKind
+from nightjar.pipeline.api_settings import ApiSettings
 from nightjar.pipeline.variables import unknown_variables
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ class SettingsError(Exception):
     """A setting is missing or cannot be used; the message names the variable."""
 
 
-class Settings(BaseSettings):
+class Settings(ApiSettings):
     """One frozen configuration for the planner, the workers, the API and the command line.
 
     Every field is the environment variable `NIGHTJAR_<FIELD>`, for example
@@ -191,28 +192,6 @@ class Settings(BaseSettings):
     bad_lines_in_a_row: int = Field(
         1000, ge=1, description="`nightjar run` reads no further after so many unusable lines"
     )
-    max_upload_bytes: int = Field(1 << 30, ge=1)
-    upload_stalled_after_s: float = Field(
-        60.0, gt=0, description="an upload that sends nothing for so long is refused"
-    )
-    upload_least_bytes_per_s: float = Field(
-        4_096.0,
-        ge=0,
-        description="an upload that comes more slowly is refused; 16 times as much is needed while "
-        "other uploads wait",
-    )
-    upload_deadline_s: float = Field(
-        3_600.0, gt=0, description="an upload that takes longer is refused"
-    )
-    max_job_rows: int = Field(5_000_000, ge=1, description="most rows of an uploaded job")
-    max_rejected_lines: int = Field(
-        10_000, ge=0, description="an upload with more bad lines is refused, and nothing is stored"
-    )
-    trusted_hosts: str = Field(
-        "",
-        description="names under which the API is reached, such as nightjar.example.org, with "
-        "commas between them; * for any. Addresses, localhost and names without a dot are trusted",
-    )
 
     @field_validator("broker_url")
     @classmethod
@@ -258,11 +237,6 @@ class Settings(BaseSettings):
     def device_list(self) -> tuple[str, ...]:
         """The CUDA devices by rank; empty for the CPU."""
         return tuple(self.devices.split(",")) if self.devices else ()
-
-    @property
-    def trusted_host_list(self) -> tuple[str, ...]:
-        """The names under which the API is reached."""
-        return tuple(filter(None, (name.strip() for name in self.trusted_hosts.split(","))))
 
     @property
     def shard_count(self) -> int:

@@ -154,6 +154,7 @@ TESTS: dict[str, list[str]] = {
         *_integration("reuse"),
         *_acceptance("run_reuse"),
     ],
+    "pipeline/api_settings.py": [*_unit("settings"), *_integration("api_server")],
     "pipeline/settings.py": _unit("settings", "gpu_device", "pipeline_transport"),
     "pipeline/queue/signing.py": [*_unit("pipeline_message_shape"), *_integration("taking")],
     "pipeline/front/signs.py": _integration("signs"),

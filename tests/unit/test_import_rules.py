@@ -51,7 +51,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("pipeline/files/", FILES),
     ("pipeline/embedded/", EMBEDDED),
     ("pipeline/front/", EMBEDDED | {"jobs.api", "pipeline.front"}),
-    ("pipeline/", {"pipeline.variables"}),
+    ("pipeline/", {"pipeline.api_settings", "pipeline.variables"}),
     ("nightjar/__main__.py", {"pipeline.front"}),
     ("nightjar/__init__.py", set()),
     ("nightjar/children.py", set()),

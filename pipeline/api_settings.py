@@ -1,0 +1,36 @@
+"""Settings of the HTTP API; a part of `Settings`."""
+
+from pydantic import Field
+from pydantic_settings import BaseSettings
+
+
+class ApiSettings(BaseSettings):
+    """What the API takes, and from whom."""
+
+    max_upload_bytes: int = Field(1 << 30, ge=1)
+    upload_stalled_after_s: float = Field(
+        60.0, gt=0, description="an upload that sends nothing for so long is refused"
+    )
+    upload_least_bytes_per_s: float = Field(
+        4_096.0,
+        ge=0,
+        description="an upload that comes more slowly is refused; 16 times as much is needed while "
+        "other uploads wait",
+    )
+    upload_deadline_s: float = Field(
+        3_600.0, gt=0, description="an upload that takes longer is refused"
+    )
+    max_job_rows: int = Field(5_000_000, ge=1, description="most rows of an uploaded job")
+    max_rejected_lines: int = Field(
+        10_000, ge=0, description="an upload with more bad lines is refused, and nothing is stored"
+    )
+    trusted_hosts: str = Field(
+        "",
+        description="names under which the API is reached, such as nightjar.example.org, with "
+        "commas between them; * for any. Addresses, localhost and names without a dot are trusted",
+    )
+
+    @property
+    def trusted_host_list(self) -> tuple[str, ...]:
+        """The names under which the API is reached."""
+        return tuple(filter(None, (name.strip() for name in self.trusted_hosts.split(","))))
