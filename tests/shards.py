@@ -35,8 +35,8 @@ from nightjar.gpu_worker.models import Decoder
 from nightjar.gpu_worker.shards.activity import Activity
 from nightjar.gpu_worker.shards.collective import TorchCollective
 from nightjar.gpu_worker.shards.follower import Follower
-from nightjar.gpu_worker.shards.leader import Leader
 from nightjar.gpu_worker.shards.process import GroupMember
+from nightjar.gpu_worker.shards.rank_zero import RankZero
 from nightjar.gpu_worker.shards.startup import StartUp, encode
 from tests.engines import drain, generate, random_ids
 
@@ -83,7 +83,7 @@ class ThreadCollective:
 
 
 @contextmanager
-def thread_leader(directory: ModelDirectory, ranks: int, device: str = "cpu") -> Iterator[Leader]:
+def thread_ranks(directory: ModelDirectory, ranks: int, device: str = "cpu") -> Iterator[RankZero]:
     """Rank 0 of a model, whose other ranks follow in threads, all on one device; kernels run where
     they do here."""
     meeting = Meeting(ranks)
@@ -105,7 +105,7 @@ def thread_leader(directory: ModelDirectory, ranks: int, device: str = "cpu") ->
         thread.start()
     try:
         join = partial(ThreadCollective, meeting, 0)
-        yield Leader(directory, [ours for ours, _ in pipes], device, join, Activity())
+        yield RankZero(directory, [ours for ours, _ in pipes], device, join, Activity())
     finally:
         for ours, _ in pipes:
             ours.close()
@@ -115,7 +115,7 @@ def thread_leader(directory: ModelDirectory, ranks: int, device: str = "cpu") ->
 
 
 @contextmanager
-def process_leader(directory: ModelDirectory, ranks: int) -> Iterator[Leader]:
+def process_ranks(directory: ModelDirectory, ranks: int) -> Iterator[RankZero]:
     """Rank 0 of a model in this process, whose other ranks follow in processes, over gloo."""
     pipes = [Pipe() for _ in range(ranks - 1)]
     reader, life = os.pipe()
@@ -144,7 +144,7 @@ def process_leader(directory: ModelDirectory, ranks: int) -> Iterator[Leader]:
 
         activity = Activity()
         try:
-            yield Leader(directory, [ours for ours, _ in pipes], "cpu", join, activity)
+            yield RankZero(directory, [ours for ours, _ in pipes], "cpu", join, activity)
         finally:
             for ours, theirs in pipes:
                 theirs.close()

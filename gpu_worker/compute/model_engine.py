@@ -18,8 +18,8 @@ from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.gpu_worker.models.chosen_dtype import chosen_dtype
 from nightjar.gpu_worker.models.precision import MORE_PRECISE
 from nightjar.gpu_worker.shards.collective import TorchCollective, require_device
-from nightjar.gpu_worker.shards.leader import Leader
 from nightjar.gpu_worker.shards.process import GroupMember
+from nightjar.gpu_worker.shards.rank_zero import RankZero
 from nightjar.gpu_worker.shards.startup import StartUp
 from nightjar.gpu_worker.shards.switches import apply_switches
 from nightjar.kernels.device import DeviceError, use_device, warm_up
@@ -153,4 +153,4 @@ def _loader(start: StartUp, member: GroupMember, directory: ModelDirectory, devi
         return partial(load_model, directory, device=device)
     followers = [Connection(descriptor) for descriptor in start.followers]
     join = partial(TorchCollective, member, device)
-    return Leader(directory, followers, device, join, member.activity).load
+    return RankZero(directory, followers, device, join, member.activity).load

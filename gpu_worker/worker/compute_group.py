@@ -61,7 +61,7 @@ class ComputeGroup:
         self.pipe, theirs = Pipe()
         pairs = [Pipe() for _ in range(config.ranks - 1)]
         pipes = [theirs, *(follower for _, follower in pairs)]
-        ends = [leader for leader, _ in pairs]
+        ends = [rank_zero for rank_zero, _ in pairs]
         self._members = [self._start(rank, pipe, ends) for rank, pipe in enumerate(pipes)]
         for pipe in [*pipes, *ends]:
             pipe.close()

@@ -115,10 +115,13 @@ class Stopping:
         For the sweeper: jobs expire without a caller, a process that cancels may die half-way, and
         a planner may store a plan while the job is being stopped.
         """
+        return self._cancel_what_waits(self.being_stopped(), patience_s)
+
+    def being_stopped(self) -> list[str]:
+        """The jobs that were cancelled or have expired, and are not over."""
         statement = sa.select(job.c.id).where(job.c.state == JobState.CANCELLING)
         with self._database.reading() as connection:
-            cancelling = list(connection.scalars(statement))
-        return self._cancel_what_waits(cancelling, patience_s)
+            return list(connection.scalars(statement))
 
     def _cancel_what_waits(self, job_ids: Sequence[str], patience_s: float) -> int:
         """End some requests of each job in turn, so that a big job does not delay the others."""

@@ -57,8 +57,7 @@ def _around(place: Any, name: str) -> None:
 
     @wraps(original)
     def stepping(*args: Any, **options: Any) -> Any:
-        has_work = len(args) == 1 or bool(args[1])  # such as messages to be marked
-        if has_work:
+        if has_work := _has_work(args):
             die_once(f"before {name}")
         done = original(*args, **options)
         if has_work and (done is None or done):
@@ -66,6 +65,15 @@ def _around(place: Any, name: str) -> None:
         return done
 
     setattr(place, name, stepping)
+
+
+def _has_work(args: tuple[Any, ...]) -> bool:
+    """Whether the step would do something: with these messages, or with what is in SQL."""
+    if len(args) == 1:  # `expire` alone: it says by its result whether it did anything
+        return True
+    if isinstance(args[0], Stopping):
+        return bool(args[0].being_stopped())
+    return bool(args[1])
 
 
 def _inside(place: Any, name: str, step: str) -> None:

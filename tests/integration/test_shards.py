@@ -25,7 +25,7 @@ from nightjar.gpu_worker.worker.launcher import ComputeLostError, InFlight, Laun
 from nightjar.requests import GenerateRequest, SamplingParams
 from tests.families import CASES, save_family
 from tests.processes import all_ended, wait_until
-from tests.shards import answers, assert_same, every_kind, first_logits, process_leader
+from tests.shards import answers, assert_same, every_kind, first_logits, process_ranks
 
 PATIENCE_S = 120
 NOTICED_S = 10.0
@@ -40,10 +40,10 @@ def test_processes_answer_as_the_whole_model(tiny_model, tmp_path, family, ranks
     requests = every_kind(directory.config.vocab_size, 70)
     prompts = [list(request.token_ids) for request in requests[:4]]
     whole = load_model(directory, "fp32")
-    with process_leader(directory, ranks) as leader:
-        model = leader.load("fp32")
+    with process_ranks(directory, ranks) as rank_zero:
+        model = rank_zero.load("fp32")
         found = answers(model, token_bytes, requests)
-        logits = first_logits(leader.load("fp32"), token_bytes, prompts)
+        logits = first_logits(rank_zero.load("fp32"), token_bytes, prompts)
         alone = answers(model, token_bytes, [requests[2]])
     assert_same(found, answers(whole, token_bytes, requests), 2e-5)
     expected = first_logits(whole, token_bytes, prompts)

@@ -16,7 +16,7 @@ from tests.families import save_family
 from tests.kernels_cuda.conftest import host  # noqa: F401
 from tests.kernels_cuda.devices import run_on_host
 from tests.models import save_gpt2
-from tests.shards import answers, assert_same, thread_leader
+from tests.shards import answers, assert_same, thread_ranks
 
 
 @pytest.fixture
@@ -57,8 +57,8 @@ def test_it_answers_as_the_whole_model_does(started, directory):
     token_bytes = directory.tokenizer().token_bytes
     wanted = answers(load_model(directory, "fp32"), token_bytes, requests(), **CACHE)
     started.clear()
-    with thread_leader(directory, 2) as leader:
-        found = answers(leader.load("fp32"), token_bytes, requests(), **CACHE)
+    with thread_ranks(directory, 2) as rank_zero:
+        found = answers(rank_zero.load("fp32"), token_bytes, requests(), **CACHE)
     assert_same(found, wanted, 2e-5)
     of_ranks = {}
     for rank, source in started:
@@ -74,7 +74,7 @@ def test_in_16_bits_it_is_as_near(started, directory):
     asked = [RankRequest(1, prompt(5), [prompt(3, seed) for seed in range(2)])]
     (wanted,) = answers(load_model(directory, "fp32"), token_bytes, asked, **CACHE).values()
     started.clear()
-    with thread_leader(directory, 2) as leader:
-        (found,) = answers(leader.load("fp16"), token_bytes, asked, **CACHE).values()
+    with thread_ranks(directory, 2) as rank_zero:
+        (found,) = answers(rank_zero.load("fp16"), token_bytes, asked, **CACHE).values()
     assert found.mean_nll == pytest.approx(wanted.mean_nll, rel=0.01)
     assert len({rank for rank, source in started if source == "linear"}) == 2

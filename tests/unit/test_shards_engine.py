@@ -16,10 +16,10 @@ from nightjar.gpu_worker.shards import follower as follower_module
 from nightjar.gpu_worker.shards.activity import Activity
 from nightjar.gpu_worker.shards.commands import Done, encode
 from nightjar.gpu_worker.shards.follower import Follower
-from nightjar.gpu_worker.shards.leader import Leader
 from nightjar.gpu_worker.shards.process import GroupLostError, OutOfStepError
+from nightjar.gpu_worker.shards.rank_zero import RankZero
 from tests.engines import VOCAB, assert_nothing_held, drain, generate, ids, one
-from tests.shards import Meeting, ThreadCollective, first_logits, thread_leader
+from tests.shards import Meeting, ThreadCollective, first_logits, thread_ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,16 +31,18 @@ def spoiled():
     return generate(9, [VOCAB, *ids(40)], vectors="huge")
 
 
-def engine_of(leader, token_bytes):
-    engine = Engine(leader.load("fp32"), token_bytes, EngineConfig(), lambda: leader.load("fp64"))
+def engine_of(rank_zero, token_bytes):
+    engine = Engine(
+        rank_zero.load("fp32"), token_bytes, EngineConfig(), lambda: rank_zero.load("fp64")
+    )
     engine.register_prompt_vectors("huge", HUGE)
     return engine
 
 
 def test_scores_that_are_not_finite_are_computed_again_on_every_rank(directory, model, token_bytes):
     """What the first computation wrote is cleared on every rank: its blocks serve others."""
-    with thread_leader(directory, 2) as leader:
-        engine = engine_of(leader, token_bytes)
+    with thread_ranks(directory, 2) as rank_zero:
+        engine = engine_of(rank_zero, token_bytes)
         result = drain(engine, spoiled(), generate(1, ids(9)))
         after = drain(engine, generate(2, ids(60), n=2, temperature=1.0))[2]
         assert_nothing_held(engine)
@@ -66,8 +68,8 @@ def test_what_happens_to_blocks_of_a_cache_happens_on_every_rank(directory, monk
             return self._caches
 
     monkeypatch.setattr("tests.shards.Follower", Kept)
-    with thread_leader(directory, 2) as leader:
-        model = leader.load("fp32")
+    with thread_ranks(directory, 2) as rank_zero:
+        model = rank_zero.load("fp32")
         cache = model.allocate_cache(3, 16)
         model.logits(torch.zeros(1, 32))  # past this the follower has its cache
         (theirs,) = followers[0].caches.values()
@@ -93,11 +95,11 @@ def test_a_rank_that_cannot_load_a_higher_precision_costs_that_request_alone(
         return load_model(directory, dtype, *others)
 
     monkeypatch.setattr(follower_module, "load_model", only_fp32)
-    with thread_leader(directory, 2) as leader:
-        engine = engine_of(leader, token_bytes)
+    with thread_ranks(directory, 2) as rank_zero:
+        engine = engine_of(rank_zero, token_bytes)
         results = drain(engine, spoiled(), generate(1, ids(9)))
         with pytest.raises(ShardError, match=r"rank 1 cannot load its part: MemoryError: no room"):
-            leader.load("fp64")
+            rank_zero.load("fp64")
         assert isinstance(drain(engine, generate(2, ids(9)))[2], GenerateResult)
     assert isinstance(results[9], RequestFailed)
     assert "rank 1 cannot load" in results[9].message
@@ -117,8 +119,8 @@ def test_a_rank_that_cannot_make_its_cache_says_why(directory, token_bytes, monk
         return plain(*given)
 
     monkeypatch.setattr(KVTensors, "allocate", no_room)
-    with thread_leader(directory, 2) as leader:
-        model = leader.load("fp32")
+    with thread_ranks(directory, 2) as rank_zero:
+        model = rank_zero.load("fp32")
         with pytest.raises(ShardError, match=r"rank 1 cannot make its cache: .*no room here"):
             Engine(model, token_bytes, EngineConfig())
         broken.set()
@@ -135,23 +137,23 @@ def test_what_the_other_gpus_have_left_comes_with_the_model(directory):
         theirs.send_bytes(encode(Done()))
         theirs.send_bytes(encode(Done(free_bytes=free)))
     meeting = partial(ThreadCollective, Meeting(4), 0)
-    leader = Leader(directory, [ours for ours, _ in pipes], "cpu", meeting, Activity())
-    assert leader.load("fp32").free_elsewhere == (500, 700)
+    rank_zero = RankZero(directory, [ours for ours, _ in pipes], "cpu", meeting, Activity())
+    assert rank_zero.load("fp32").free_elsewhere == (500, 700)
 
 
 def test_a_model_split_among_gpus_has_no_higher_precision(directory):
     """Rank 0 would load the whole of it into the host's memory, in FP32."""
     config = ComputeConfig(directory.path, kv_cache_bytes=1 << 20)
-    with thread_leader(directory, 2) as leader:
-        given = (config, directory, directory.tokenizer(), leader.load)
+    with thread_ranks(directory, 2) as rank_zero:
+        given = (config, directory, directory.tokenizer(), rank_zero.load)
         engine = build_engine(*given, dtype="bf16", device="cuda:0")
         assert engine.rescue is None
         assert build_engine(*given, dtype="bf16").rescue is not None
 
 
 def test_a_cancelled_request_leaves_every_rank(directory, token_bytes):
-    with thread_leader(directory, 2) as leader:
-        engine = engine_of(leader, token_bytes)
+    with thread_ranks(directory, 2) as rank_zero:
+        engine = engine_of(rank_zero, token_bytes)
         engine.submit(generate(1, ids(9), 50))
         assert engine.step() == []
         engine.cancel(1)
@@ -165,8 +167,8 @@ def test_rank_0_that_fails_in_a_step_ends_the_process_and_not_one_request(
     directory, token_bytes, monkeypatch
 ):
     """The engine runs a step that raises again, request by request; out of step it must not."""
-    with thread_leader(directory, 1) as leader:
-        engine = engine_of(leader, token_bytes)
+    with thread_ranks(directory, 1) as rank_zero:
+        engine = engine_of(rank_zero, token_bytes)
         engine.submit(generate(1, ids(9)))
 
         def fails(*_):
@@ -185,8 +187,8 @@ def test_a_rank_that_does_not_listen_any_more_is_a_lost_group(directory, token_b
         return pipes[-1]
 
     monkeypatch.setattr("tests.shards.Pipe", kept)
-    with thread_leader(directory, 2) as leader:
-        engine = engine_of(leader, token_bytes)
+    with thread_ranks(directory, 2) as rank_zero:
+        engine = engine_of(rank_zero, token_bytes)
         for ours, _ in pipes:
             ours.close()
         engine.submit(generate(1, ids(9)))
@@ -197,8 +199,8 @@ def test_a_rank_that_does_not_listen_any_more_is_a_lost_group(directory, token_b
 def test_followers_start_from_the_same_scores_for_both_models(directory, token_bytes):
     """The second model's numbers come from the second model, not from the first."""
     prompts = [ids(7, 1), ids(19, 2)]
-    with thread_leader(directory, 2) as leader:
-        rough, fine = leader.load("bf16"), leader.load("fp64")
+    with thread_ranks(directory, 2) as rank_zero:
+        rough, fine = rank_zero.load("bf16"), rank_zero.load("fp64")
         found = [first_logits(m, token_bytes, prompts) for m in (rough, fine)]
     exact = first_logits(load_model(directory, "fp64"), token_bytes, prompts)
     torch.testing.assert_close(found[1], exact, rtol=0, atol=1e-6)

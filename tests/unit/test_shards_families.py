@@ -7,7 +7,7 @@ from nightjar.checkpoints import ModelDirectory, shard_counts
 from nightjar.gpu_worker.models import load_model
 from tests.families import CASES, save_family
 from tests.models import SENTENCES, Gpt2Shape, save_gpt2
-from tests.shards import answers, assert_same, every_kind, first_logits, thread_leader
+from tests.shards import answers, assert_same, every_kind, first_logits, thread_ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,8 +53,8 @@ def test_shards_answer_as_the_whole_model(family):
     possible = [ranks for ranks in (2, 3, 4) if ranks in shard_counts(family.config)]
     assert possible
     for ranks in possible:
-        with thread_leader(family, ranks) as leader:
-            found = answers(leader.load("fp32"), token_bytes, requests, **small)
+        with thread_ranks(family, ranks) as rank_zero:
+            found = answers(rank_zero.load("fp32"), token_bytes, requests, **small)
         assert_same(found, expected, TOLERANCE)
 
 
@@ -68,8 +68,8 @@ def scores_after_prompts(directory, model):
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "int8"])
 def test_scores_are_as_exact_as_the_precision(some_family, dtype):
     exact = scores_after_prompts(some_family, load_model(some_family, "fp32"))
-    with thread_leader(some_family, 2) as leader:
-        found = scores_after_prompts(some_family, leader.load(dtype))
+    with thread_ranks(some_family, 2) as rank_zero:
+        found = scores_after_prompts(some_family, rank_zero.load(dtype))
     whole = scores_after_prompts(some_family, load_model(some_family, dtype))
     if dtype in EXACT:
         largest = float(whole.abs().max())

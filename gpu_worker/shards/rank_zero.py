@@ -35,7 +35,7 @@ from nightjar.gpu_worker.shards.process import GroupLostError, OutOfStepError
 Own = TypeVar("Own")
 
 
-class Leader:
+class RankZero:
     """Sends commands to the ranks that follow.
 
     Args:
@@ -148,20 +148,20 @@ class Leader:
 
 
 @dataclass(frozen=True, slots=True)
-class _LeadingCache(KVTensors):
+class _RankZeroCache(KVTensors):
     """Rank 0's part of a cache; every rank copies and clears the same blocks."""
 
-    leader: Leader
+    rank_zero: RankZero
     model: int
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         if pairs:
-            with self.leader.together(Copy(self.model, pairs)):
+            with self.rank_zero.together(Copy(self.model, pairs)):
                 KVTensors.copy(self, pairs)
 
     def clear(self, blocks: list[int]) -> None:
         if blocks:
-            with self.leader.together(Clear(self.model, blocks)):
+            with self.rank_zero.together(Clear(self.model, blocks)):
                 KVTensors.clear(self, blocks)
 
 
@@ -169,10 +169,10 @@ class _LeadingDecoder(ShardDecoder):
     """Rank 0's part of a model; every rank carries out each of its calls."""
 
     def __init__(
-        self, own: Decoder, part: Part, collective: Collective, leader: Leader, model: int
+        self, own: Decoder, part: Part, collective: Collective, rank_zero: RankZero, model: int
     ) -> None:
         super().__init__(own, part, collective)
-        self._leader = leader
+        self._rank_zero = rank_zero
         self._model = model
 
     def allocate_cache(self, blocks: int, block_size: int) -> KVTensors:
@@ -183,18 +183,18 @@ class _LeadingDecoder(ShardDecoder):
                 raise ShardError(f"rank 0 cannot make its cache: {error}") from error
 
         command = Allocate(self._model, blocks, block_size)
-        own, _ = self._leader.ask(command, "make its cache", make)
-        return _LeadingCache(own.keys, own.values, self._leader, self._model)
+        own, _ = self._rank_zero.ask(command, "make its cache", make)
+        return _RankZeroCache(own.keys, own.values, self._rank_zero, self._model)
 
     def forward(self, batch: TokenBatch, cache: KVTensors) -> Tensor:
-        with self._leader.together(forward_of(self._model, batch)):
+        with self._rank_zero.together(forward_of(self._model, batch)):
             return super().forward(batch, cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        with self._leader.together(Logits(self._model, hidden.shape[0])):
+        with self._rank_zero.together(Logits(self._model, hidden.shape[0])):
             return super().logits(self.collective.broadcast(hidden))
 
     def token_nll(self, hidden: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
         command = TokenNll(self._model, hidden.shape[0], ids_of(rows), ids_of(targets))
-        with self._leader.together(command):
+        with self._rank_zero.together(command):
             return super().token_nll(self.collective.broadcast(hidden), rows, targets)
