@@ -1,20 +1,24 @@
 """The command line itself: help, settings and addresses that cannot be used."""
 
+import json
 import os
 import socket
 import sys
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 import typer
 from rich.text import Text
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from nightjar.pipeline.front.cli import app, console
+from nightjar.pipeline.front.cli import app, console, processes
 from tests.processes import nightjar, start_nightjar, wait_until
 from tests.services import free_port
 
+DEMO_MODEL = Path(__file__).parents[2] / "examples" / "demo_model"
 COMMANDS = [
     "run",
     "worker",
@@ -135,3 +139,26 @@ def test_flower_shows_its_metrics_to_nobody_without_the_password(
     finally:
         flower.kill()
         flower.wait()
+
+
+def test_commands_that_are_fine_reach_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower may be opened to others with a password, and `--devices` may stand alone."""
+    started: list[list[str]] = []
+    monkeypatch.setattr(processes, "become", started.append)
+    monkeypatch.setenv("NIGHTJAR_FLOWER_AUTH", "owl:hoot")
+    monkeypatch.setenv("NIGHTJAR_ENGINE", "fake")
+    monkeypatch.setenv("NIGHTJAR_MODEL", str(DEMO_MODEL))
+    for arguments in (["flower", "--address=0.0.0.0"], ["worker", "compute", "--devices=0"]):
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+    assert ["flower" in command for command in started] == [True, False]
+
+
+def test_registered_vectors_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    width = json.loads((DEMO_MODEL / "config.json").read_text())["n_embd"]
+    save_file({"vectors": np.ones((3, width), np.float32)}, tmp_path / "v.safetensors")
+    monkeypatch.setenv("NIGHTJAR_DATABASE_URL", f"sqlite:///{tmp_path}/night.db")
+    monkeypatch.setenv("NIGHTJAR_MODEL", str(DEMO_MODEL))
+    assert nightjar("migrate").returncode == 0
+    done = nightjar("vectors", "tuned", str(tmp_path / "v.safetensors"))
+    assert done.stdout == "tuned, version 1: 3 vectors\n"

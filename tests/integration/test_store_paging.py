@@ -197,3 +197,16 @@ def test_a_page_of_an_unknown_job(store: Store) -> None:
     for order in ("row", "landed"):
         with pytest.raises(UnknownJobError):
             store.results.page("job_nothing", order=order)
+
+
+def test_rejected_rows_land_in_the_order_of_their_own_job(store: Store) -> None:
+    def submitted() -> str:
+        with store.jobs.submit(NewJob("tiny")) as submission:
+            submission.add([RejectedRow(0, 1, None, "invalid_json", "is not JSON")])
+        return submission.job_id
+
+    first, second = submitted(), submitted()
+    for job_id in (first, second):
+        page = store.results.page(job_id, order="landed")
+        assert [record.index for record in page.records] == [0]
+        assert (page.next_after, page.complete) == (0, True)

@@ -239,3 +239,12 @@ def test_whoever_is_guilty_is_found_and_nobody_else(
     finally:
         store.close()
     assert found == ["compute_lost" if n in guilty else None for n in range(count)]
+
+
+def test_a_worker_without_a_heartbeat_loses_its_leases(store: Store) -> None:
+    """It died before its first one: its counter is taken as 0."""
+    _, refs = planned(store, 2, each=2)
+    claim(store, refs[0], "mute")
+    (beat,) = store.heartbeats.of_lease_holders()
+    died = Crash("the worker mute died", 3, of_worker=True)
+    assert store.suspects.add_owner("mute", died, beat.counter) == 1

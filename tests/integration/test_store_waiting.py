@@ -15,7 +15,7 @@ from nightjar.pipeline.embedded import patience as patience_module
 from nightjar.pipeline.embedded.patience import Patience
 from nightjar.pipeline.queue import sweeper
 from tests.jobs import planned, submit
-from tests.outcomes import claim, compute
+from tests.outcomes import answers, claim, compute
 
 BODY: dict[str, object] = {"prompt": "a"}
 
@@ -109,3 +109,9 @@ def test_a_run_without_progress_says_once_what_it_waits_for(
     claim(store, refs[0])
     patience.check(store.jobs.get(job_id))
     assert len(heard) == 2
+    claimed = claim(store, refs[1])
+    assert store.leases.finish(claimed.id, claimed.epoch, "worker", answers(claimed))
+    store.leases.give_back(refs[0].id, 0, "worker")
+    for _ in range(2):  # progress, then none
+        patience.check(store.jobs.get(job_id))
+    assert heard[2:] == heard[1:2]

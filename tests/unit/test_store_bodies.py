@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from nightjar.jobs.lines.schemas import BodyError, validate_body
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store.bodies import _GENERATE, _RANK, dump_body, load_body
+from nightjar.jobs.store.json_text import dump_json
 
 GENERATE, RANK = RequestKind.GENERATE, RequestKind.RANK
 SHORTEST: list[tuple[RequestKind, bool, dict[str, Any]]] = [
@@ -123,3 +124,8 @@ def test_what_equals_a_default_but_is_not_the_same_is_stored() -> None:
         "n": True,
         "top_p": 1,
     }
+
+
+def test_text_is_stored_as_it_is_read() -> None:
+    """Escaped, a Korean text would take twice the bytes."""
+    assert dump_json({"a": "밤"}) == '{"a":"밤"}'
