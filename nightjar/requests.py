@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Protocol, get_args, get_type_hints
 
 MAX_TOKENS_LIMIT = 1_000_000
 MAX_TOKEN_ID = 2**31 - 1  # token ids are stored as int32
@@ -156,6 +156,63 @@ class RankRequest:
 
 
 Request = GenerateRequest | RankRequest
+
+
+class _Asked(Protocol):
+    """What a request body and `SamplingParams` both say of how a sequence is drawn."""
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    @property
+    def min_tokens(self) -> int: ...
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def repetition_penalty(self) -> float: ...
+
+    @property
+    def presence_penalty(self) -> float: ...
+
+    @property
+    def frequency_penalty(self) -> float: ...
+
+    @property
+    def logit_bias(self) -> Mapping[Any, float]: ...
+
+
+def contradictions(asked: _Asked, beam_width: int | None) -> Iterator[tuple[str, str]]:
+    """Yield each field that contradicts another one, and in words what is wrong with it."""
+    if asked.min_tokens > asked.max_tokens:
+        yield "min_tokens", f"is {asked.min_tokens}, more than max_tokens, which is {asked.max_tokens}"
+    if beam_width is None:
+        if asked.n > 1 and asked.temperature == 0:
+            yield (
+                "n",
+                f"is {asked.n} with temperature 0, where every text is the same; give a "
+                "temperature or a beam_width, or leave n out",
+            )
+        return
+    if asked.n > beam_width:
+        yield "n", f"is {asked.n}, more than the {beam_width} beams; raise beam_width"
+    changed = {
+        "temperature": asked.temperature > 0,
+        "repetition_penalty": asked.repetition_penalty != 1,
+        "presence_penalty": asked.presence_penalty != 0,
+        "frequency_penalty": asked.frequency_penalty != 0,
+        "logit_bias": bool(asked.logit_bias),
+    }
+    for field_ in (name for name, differs in changed.items() if differs):
+        yield (
+            field_,
+            "cannot be combined with beam_width: beams are compared by the model's own "
+            "log-probabilities; leave one of them out",
+        )
 
 
 def _limits(record: type[Any]) -> dict[str, Limit]:

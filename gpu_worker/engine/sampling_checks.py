@@ -13,8 +13,8 @@ from nightjar.requests import (
     MAX_STOPS,
     MAX_STOPS_BYTES,
     SAME_IN_BODY,
-    BeamSearch,
     SamplingParams,
+    contradictions,
 )
 
 # The vocabulary bounds top_k and the context max_tokens; any 64 bits are a seed.
@@ -30,9 +30,11 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     _check_ranges(params)
     _check_ends(params, vocab_size)
     _check_processors(params, vocab_size)
-    _check_outputs(params)
-    if params.beams is not None:
-        _check_beams(params, params.beams)
+    if (beams := params.beams) is not None:
+        _require_within("beam_width", beams.width)
+        _require_within("length_penalty", beams.length_penalty)
+    for field, words in contradictions(params, None if beams is None else beams.width):
+        _require(False, f"{field} {words}")
 
 
 def _require(fine: bool, message: str) -> None:
@@ -67,12 +69,8 @@ def _check_ranges(params: SamplingParams) -> None:
 
 
 def _check_ends(params: SamplingParams, vocab_size: int) -> None:
-    longest, shortest = params.max_tokens, params.min_tokens
-    _require(longest >= 1, f"max_tokens is {longest}: must be at least 1")
-    _require(
-        0 <= shortest <= longest,
-        f"min_tokens is {shortest}: must be from 0 to max_tokens, which is {longest}",
-    )
+    _require(params.max_tokens >= 1, f"max_tokens is {params.max_tokens}: must be at least 1")
+    _require(params.min_tokens >= 0, f"min_tokens is {params.min_tokens}: must be 0 or more")
     stops, size = len(params.stop), sum(map(len, params.stop))
     _require(stops <= MAX_STOPS, f"stop: {stops} stops: at most {MAX_STOPS}")
     _require(all(params.stop), "stop: a stop string is empty")
@@ -107,36 +105,3 @@ def _check_processors(params: SamplingParams, vocab_size: int) -> None:
         f"bad_words and stop_token_ids can block {blocked} of the model's {vocab_size} tokens: "
         "at most half of them",
     )
-
-
-def _check_outputs(params: SamplingParams) -> None:
-    _require(
-        params.n == 1 or params.temperature > 0 or params.beams is not None,
-        f"n is {params.n} with temperature 0: every text would be the same; ask for one, or give "
-        "a temperature or beam_width",
-    )
-
-
-def _check_beams(params: SamplingParams, beams: BeamSearch) -> None:
-    _require_within("beam_width", beams.width)
-    _require(
-        params.n <= beams.width,
-        f"n is {params.n} with a beam_width of {beams.width}: must be at most the width",
-    )
-    _require(
-        params.temperature == 0,
-        f"temperature is {params.temperature} with beam_width: beam search draws nothing; give 0",
-    )
-    _require_within("length_penalty", beams.length_penalty)
-    changed = {
-        "repetition_penalty": params.repetition_penalty != 1,
-        "presence_penalty": params.presence_penalty != 0,
-        "frequency_penalty": params.frequency_penalty != 0,
-        "logit_bias": bool(params.logit_bias),
-    }
-    for name, given in changed.items():
-        _require(
-            not given,
-            f"{name} with beam_width: beams are compared by the model's own log-probabilities; "
-            "leave one of them out",
-        )

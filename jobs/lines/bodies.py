@@ -23,7 +23,7 @@ from nightjar.jobs.lines.field_checks import (
     check_variables,
     refuse,
 )
-from nightjar.requests import BODY_TEMPERATURE, LIMITS
+from nightjar.requests import BODY_TEMPERATURE, LIMITS, contradictions
 
 # Accepted and dropped: they say who asks, not what is asked.
 HARMLESS_FIELDS = frozenset(
@@ -151,53 +151,16 @@ class GenerationBody(_Body):
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
-        if self.min_tokens > self.max_tokens:
-            raise refuse(
-                "invalid_value",
-                f"is {self.min_tokens}, more than max_tokens, which is {self.max_tokens}",
-                "min_tokens",
-            )
+        for field, words in contradictions(self, self.beam_width):
+            raise refuse("invalid_value", words, field)
         if self.best_of not in (None, self.n):
             raise refuse(
                 "unsupported", "is not supported; leave it out: n texts are computed", "best_of"
             )
-        if self.beam_width is None:
-            self._check_samples()
-        else:
-            self._check_beams(self.beam_width)
-        return self
-
-    def _check_samples(self) -> None:
-        if self.n > 1 and self.temperature == 0:
-            raise refuse(
-                "invalid_value",
-                f"is {self.n} with temperature 0, where every text is the same; give a "
-                "temperature or a beam_width, or leave n out",
-                "n",
-            )
         for field in ("length_penalty", "early_stopping"):
-            if field in self.model_fields_set:
+            if self.beam_width is None and field in self.model_fields_set:
                 raise refuse("invalid_value", "needs a beam_width; give one or leave it out", field)
-
-    def _check_beams(self, width: int) -> None:
-        if self.n > width:
-            raise refuse(
-                "invalid_value", f"is {self.n}, more than the {width} beams; raise beam_width", "n"
-            )
-        changes = {
-            "temperature": self.temperature > 0,
-            "repetition_penalty": self.repetition_penalty != 1,
-            "presence_penalty": self.presence_penalty != 0,
-            "frequency_penalty": self.frequency_penalty != 0,
-            "logit_bias": bool(self.logit_bias),
-        }
-        for field in (name for name, changed in changes.items() if changed):
-            raise refuse(
-                "invalid_value",
-                "cannot be combined with beam_width: beams are compared by the model's own "
-                "log-probabilities; leave one of them out",
-                field,
-            )
+        return self
 
 
 class CompletionBody(GenerationBody):

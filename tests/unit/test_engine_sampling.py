@@ -366,7 +366,7 @@ BAD = [
     ({"bad_words": ((),)}, "a word has no tokens"),
     ({"bad_words": ((1, 2),) * 2049}, "2049 words"),
     ({"bad_words": tuple((i,) for i in range(257))}, "257 of the model's 512 tokens"),
-    ({"min_tokens": 9}, "min_tokens is 9: must be from 0 to max_tokens, which is 8"),
+    ({"min_tokens": 9}, "min_tokens is 9, more than max_tokens, which is 8"),
     ({"min_tokens": -1}, "min_tokens"),
     ({"stop": (b"a",) * 10_000}, "10000 stops: at most 16"),
     ({"stop": (b"a" * 1_000_000,)}, "1000000 bytes"),
@@ -377,11 +377,20 @@ BAD = [
     ({"n": 2}, "n is 2 with temperature 0"),
     ({"beams": BeamSearch(0)}, "beam_width is 0"),
     ({"beams": BeamSearch(129)}, "beam_width is 129"),
-    ({"beams": BeamSearch(2), "n": 3}, "n is 3 with a beam_width of 2"),
-    ({"beams": BeamSearch(2), "temperature": 0.7}, "temperature is 0.7 with beam_width"),
+    ({"beams": BeamSearch(2), "n": 3}, "n is 3, more than the 2 beams"),
+    (
+        {"beams": BeamSearch(2), "temperature": 0.7},
+        "temperature cannot be combined",
+    ),
     ({"beams": BeamSearch(2, float("nan"))}, "length_penalty is nan"),
-    ({"beams": BeamSearch(2), "repetition_penalty": 1.2}, "repetition_penalty with beam_width"),
-    ({"beams": BeamSearch(2), "logit_bias": {1: 1.0}}, "logit_bias with beam_width"),
+    (
+        {"beams": BeamSearch(2), "repetition_penalty": 1.2},
+        "repetition_penalty cannot be combined",
+    ),
+    (
+        {"beams": BeamSearch(2), "logit_bias": {1: 1.0}},
+        "logit_bias cannot be combined",
+    ),
 ]
 
 
