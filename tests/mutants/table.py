@@ -158,7 +158,7 @@ TESTS: dict[str, list[str]] = {
     "pipeline/settings.py": _unit("settings", "gpu_device", "pipeline_transport"),
     "pipeline/queue/signing.py": [*_unit("pipeline_message_shape"), *_integration("taking")],
     "pipeline/front/signs.py": _integration("signs"),
-    "pipeline/queue/sweeper.py": _integration("sweeper", "leadership", "poison"),
+    "pipeline/queue/sweeper.py": _integration("sweeper", "leadership", "poison", "store_segmented"),
     "pipeline/queue/taking.py": [*_unit("pipeline_taking"), *_integration("taking")],
     "pipeline/planning/tasks.py": _integration("planning_tasks", "two_planners", "dispatcher"),
     "pipeline/front/upload_process.py": _integration("api_upload_process"),
