@@ -115,3 +115,11 @@ def test_a_run_without_progress_says_once_what_it_waits_for(
     for _ in range(2):  # progress, then none
         patience.check(store.jobs.get(job_id))
     assert heard[2:] == heard[1:2]
+
+
+def test_a_worker_that_was_silent_for_a_day_is_not_recent(store: Store) -> None:
+    alive(store, "yesterday", "today")
+    long_ago = sa.update(worker).where(worker.c.owner == "yesterday")
+    with store.database.engine.begin() as connection:
+        connection.execute(long_ago.values(seen_at=now() - timedelta(days=1, hours=1)))
+    assert [beat.owner for beat in store.heartbeats.recent()] == ["today"]

@@ -75,7 +75,10 @@ TESTS: dict[str, list[str]] = {
     ],
     "jobs/store/database.py": [*_store("troubles", "races", "submission"), *_unit("settings")],
     "jobs/store/following.py": [*_store("following"), *_integration("following_property")],
-    "jobs/store/heartbeats.py": [*_store("leases", "suspects"), *_integration("sweeper")],
+    "jobs/store/heartbeats.py": [
+        *_store("leases", "suspects", "waiting"),
+        *_integration("sweeper"),
+    ],
     "jobs/store/holding.py": _PROTOCOL,
     "jobs/store/job_rows.py": [*_store("reading", "retrying"), *_integration("api")],
     "jobs/store/jobs.py": [*_store("reading", "submission", "waiting"), *_integration("api")],
