@@ -1,6 +1,7 @@
 """Retrying by hand: which failures come back, how, and what the job becomes."""
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 import sqlalchemy as sa
@@ -16,6 +17,7 @@ from nightjar.jobs.records import (
 )
 from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.retrying import REQUESTS_PER_STEP
 from nightjar.jobs.store.tables import job as job_table
 from nightjar.jobs.workers import Crash
 from tests.jobs import planned, submit
@@ -128,7 +130,9 @@ def test_retrying_twice_and_after_success_changes_nothing(store: Store) -> None:
 def test_many_failures_are_retried_in_steps(store: Store) -> None:
     job_id, _ = planned(store, 2_100, each=700)
     fail(store, job_id, 500)
-    assert store.retries.retry(job_id) == 2_100
+    step = partial(store.retries.take_back, job_id=job_id, after=-1)
+    assert len(store.database.write(step)) == REQUESTS_PER_STEP
+    assert store.retries.retry(job_id) == 2_100 - REQUESTS_PER_STEP
     assert len(store.backlog.queued_requests(job_id, 9_999)) == 2_100
 
 

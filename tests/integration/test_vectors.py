@@ -1,5 +1,7 @@
 """Registering prompt vectors: versions, and files that cannot be used."""
 
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -65,3 +67,18 @@ def test_files_and_names_that_cannot_be_used(store: Store, tmp_path: Path) -> No
     ]:
         with pytest.raises(VectorsError, match=said):
             register_vectors(store.vectors, name, path, 8)
+
+
+def test_versions_that_are_registered_at_once_are_all_kept(store: Store) -> None:
+    def put(number: int) -> int:
+        data = bytes([number]) * 8
+        digest = hashlib.sha256(data).hexdigest()
+        return store.vectors.put("tuned", data, length=1, width=2, sha256=digest).version
+
+    with ThreadPoolExecutor(8) as pool:
+        versions = list(pool.map(put, range(24)))
+    assert sorted(versions) == list(range(1, 25))
+    for number, version in enumerate(versions):
+        found = store.vectors.get("tuned", version)
+        assert found is not None
+        assert found.data == bytes([number]) * 8
