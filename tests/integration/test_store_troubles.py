@@ -75,6 +75,18 @@ def test_a_new_file_that_somebody_writes_is_waited_for(sqlite_url: str) -> None:
         assert opened.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
+def test_a_new_file_that_stays_locked_is_not_waited_for_for_ever(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightjar.jobs.store.database.BUSY_TIMEOUT_MS", 200)
+    path = sa.make_url(sqlite_url).database
+    assert path
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with closing(Store(sqlite_url)) as store, pytest.raises(StoreUnavailableError):
+            store.ping()
+
+
 def test_a_full_disk_is_reported_and_nothing_is_left(sqlite_store: Store) -> None:
     @event.listens_for(sqlite_store.database.engine, "begin")
     def no_room(connection: Connection) -> None:

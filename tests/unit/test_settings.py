@@ -35,6 +35,7 @@ def test_a_shard_a_device(given, count, devices):
         ({"devices": "cuda:0"}, "NIGHTJAR_DEVICES: 'cuda:0': give numbers with commas between"),
         ({"devices": "0,"}, "NIGHTJAR_DEVICES: '0,': give numbers with commas between"),
         ({"shards": 0}, "NIGHTJAR_SHARDS"),
+        ({"worker_niceness": -1}, "NIGHTJAR_WORKER_NICENESS.*greater than or equal to 0"),
         ({"broker_url": "127.0.0.1:6379/0"}, "NIGHTJAR_BROKER_URL: .* begins with redis://"),
         ({"broker_url": "amqp://owl:secret@host//"}, "NIGHTJAR_BROKER_URL: .* begins with redis"),
         ({"shards": 2, "device": "cuda"}, "NIGHTJAR_DEVICES.*none for 2 shards on a GPU"),
@@ -68,7 +69,9 @@ def test_a_mistyped_variable_is_refused_with_what_was_meant(name, meant, monkeyp
 
 def test_a_variable_that_resembles_none_is_warned_of(monkeypatch, caplog):
     monkeypatch.setenv("NIGHTJAR_OWL", "secret")
+    monkeypatch.setenv("OWL", "of another program")
     Settings.read()
+    assert len(caplog.records) == 1
     assert "NIGHTJAR_OWL: no setting has that name" in caplog.text
     assert "secret" not in caplog.text
 
