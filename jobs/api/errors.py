@@ -8,7 +8,6 @@ from fastapi.responses import JSONResponse
 
 from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.api.health import public_message
-from nightjar.jobs.api.payloads import error_payload
 from nightjar.jobs.errors import (
     EmptyJobError,
     JobError,
@@ -20,6 +19,7 @@ from nightjar.jobs.errors import (
     TooManyRowsError,
     UnknownJobError,
 )
+from nightjar.jobs.lines.error_shape import error_payload
 
 logger = logging.getLogger(__name__)
 

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
 
+from nightjar.jobs.lines.error_shape import error_payload
 from nightjar.jobs.lines.schemas import MAX_LINE_BYTES, UTF8_MARK, parse_batch_line
 from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow, ResultRecord
+from nightjar.jobs.states import StopReason
 
 PIECE_BYTES = 64 * 1024
 
@@ -73,28 +74,51 @@ class BatchReader:
         return rows
 
 
+# The codes of rows that were not computed, as OpenAI's error files have them.
+_NOT_COMPUTED = {
+    StopReason.CANCELLED.value: "batch_cancelled",
+    StopReason.EXPIRED.value: "batch_expired",
+}
+
+
 def output_line(record: ResultRecord) -> JsonObject:
-    """The OpenAI batch line of an outcome: `response` of a success, `error` of a failure."""
-    line: dict[str, Any] = {
+    """The OpenAI batch line of an outcome.
+
+    A failed request has its error in `response.body.error`, with the `line` of the file. Only a row
+    that was not computed has `error`: its job was cancelled or has expired.
+    """
+    line: JsonObject = {
         "id": f"batch_req_{record.id:012x}",
         "custom_id": record.custom_id,
         "response": None,
         "error": None,
     }
-    if record.error is None:
-        line["response"] = {
-            "status_code": record.status_code,
-            "request_id": f"req_{record.id:012x}",
-            "body": record.body,
-        }
+    error, body = record.error, record.body
+    if error is not None and error.code in _NOT_COMPUTED:
+        line["error"] = {"code": _NOT_COMPUTED[error.code], "message": error.message}
         return line
-    line["error"] = {
-        "code": record.error.code,
-        "message": record.error.message,
-        "param": record.error.param,
-        "line": record.line,
+    if error is not None:
+        body = error_payload(record.status_code, error.code, error.message, error.param)
+        body["error"]["line"] = record.line
+    line["response"] = {
+        "status_code": record.status_code,
+        "request_id": f"req_{record.id:012x}",
+        "body": body,
     }
     return line
+
+
+def line_error(line: JsonObject) -> JsonObject | None:
+    """The error of an output line, wherever it stands; None for a success.
+
+    Lines of the version before had every error in `error`.
+    """
+    if line["error"] is not None:
+        found: JsonObject = line["error"]
+        return found
+    response = line["response"]
+    failure: JsonObject | None = response["body"].get("error")
+    return failure if response["status_code"] >= 400 else None
 
 
 def json_lines(records: Iterable[ResultRecord]) -> Iterator[bytes]:
