@@ -51,11 +51,17 @@ class LineCutter:
 
 
 class BatchReader:
-    """From chunks of an upload to rows, numbered through the whole upload."""
+    """From chunks of an upload to rows, numbered through the whole upload.
 
-    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+    Args:
+        max_line_bytes: A longer line is rejected.
+        only_url: A line with another URL is rejected, if this is given.
+    """
+
+    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES, only_url: str | None = None) -> None:
         self._cutter = LineCutter(max_line_bytes)
         self._max_line_bytes = max_line_bytes
+        self._only_url = only_url
         self._index = 0
 
     def rows(self, chunk: bytes) -> list[NewRequest | RejectedRow]:
@@ -69,7 +75,10 @@ class BatchReader:
     def _parse(self, lines: Iterable[tuple[int, bytes]]) -> list[NewRequest | RejectedRow]:
         rows = []
         for line, raw in lines:
-            rows.append(parse_batch_line(raw, line, self._index, max_bytes=self._max_line_bytes))
+            row = parse_batch_line(
+                raw, line, self._index, max_bytes=self._max_line_bytes, only_url=self._only_url
+            )
+            rows.append(row)
             self._index += 1
         return rows
 
@@ -121,10 +130,14 @@ def line_error(line: JsonObject) -> JsonObject | None:
     return failure if response["status_code"] >= 400 else None
 
 
+def json_line(record: ResultRecord) -> bytes:
+    """The output line of an outcome as UTF-8."""
+    return json.dumps(output_line(record), ensure_ascii=False).encode() + b"\n"
+
+
 def json_lines(records: Iterable[ResultRecord]) -> Iterator[bytes]:
     """Output lines as UTF-8, one at a time."""
-    for record in records:
-        yield json.dumps(output_line(record), ensure_ascii=False).encode() + b"\n"
+    return map(json_line, records)
 
 
 def json_pieces(records: Iterable[ResultRecord]) -> Iterator[bytes]:

@@ -8,6 +8,8 @@ process opens its own.
 import sqlalchemy as sa
 
 from nightjar.jobs.store.backlog import Backlog
+from nightjar.jobs.store.batch_work import BatchWork
+from nightjar.jobs.store.batches import Batches
 from nightjar.jobs.store.database import Database, Synchronous
 from nightjar.jobs.store.heartbeats import Heartbeats
 from nightjar.jobs.store.jobs import Jobs
@@ -47,6 +49,8 @@ class Store:
         results: Reads landed results.
         vectors: Prompt vectors.
         cache: Answers and scores that later jobs may reuse.
+        batches: Makes batches, reads and cancels them.
+        batch_work: Takes batches from stage to stage.
     """
 
     def __init__(self, url: str, *, synchronous: Synchronous = "full") -> None:
@@ -72,6 +76,8 @@ class Store:
         self.results = Results(database)
         self.vectors = Vectors(database)
         self.cache = AnswerCache(database)
+        self.batches = Batches(database, self.files)
+        self.batch_work = BatchWork(database, self.files)
 
     def migrate(self) -> None:
         """Bring the tables to the newest revision; several processes may do so at once."""
