@@ -9,6 +9,8 @@ import sqlalchemy as sa
 
 from nightjar.jobs.store.backlog import Backlog
 from nightjar.jobs.store.database import Database, Synchronous
+from nightjar.jobs.store.file_sweeping import FileSweeping
+from nightjar.jobs.store.files import Files
 from nightjar.jobs.store.heartbeats import Heartbeats
 from nightjar.jobs.store.jobs import Jobs
 from nightjar.jobs.store.leading import Leaders
@@ -47,6 +49,8 @@ class Store:
         results: Reads landed results.
         vectors: Prompt vectors.
         cache: Answers and scores that later jobs may reuse.
+        files: Uploaded files, and files that show results.
+        file_sweeping: Frees files that were deleted, have expired or were abandoned.
     """
 
     def __init__(self, url: str, *, synchronous: Synchronous = "full") -> None:
@@ -72,6 +76,8 @@ class Store:
         self.results = Results(database)
         self.vectors = Vectors(database)
         self.cache = AnswerCache(database)
+        self.files = Files(database)
+        self.file_sweeping = FileSweeping(database, self.files)
 
     def migrate(self) -> None:
         """Bring the tables to the newest revision; several processes may do so at once."""
