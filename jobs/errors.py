@@ -65,6 +65,32 @@ class UnknownJobError(JobError):
         self.job_id = job_id
 
 
+class UnknownFileError(JobError):
+    """The tenant has no file with this id."""
+
+    def __init__(self, file_id: str) -> None:
+        super().__init__(f"there is no file {file_id!r}")
+        self.file_id = file_id
+
+
+class FileInUseError(JobError):
+    """A file cannot be deleted now."""
+
+    def __init__(self, file_id: str) -> None:
+        super().__init__(
+            f"the file {file_id!r} is being read by a batch that is being validated; delete it "
+            "when the batch is in progress, or cancel the batch"
+        )
+        self.file_id = file_id
+
+
+class LostUploadError(JobError):
+    """An upload went on after it was taken for abandoned."""
+
+    def __init__(self) -> None:
+        super().__init__("the upload gave no sign of life and was taken back; send it again")
+
+
 class UnusableDatabaseError(JobError):
     """The database URL cannot be used, or the database lacks Nightjar's tables."""
 

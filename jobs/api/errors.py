@@ -10,13 +10,16 @@ from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.api.health import public_message
 from nightjar.jobs.errors import (
     EmptyJobError,
+    FileInUseError,
     JobError,
     LifecycleError,
+    LostUploadError,
     ReusedKeyError,
     StoreError,
     StoreUnavailableError,
     TooManyRejectedError,
     TooManyRowsError,
+    UnknownFileError,
     UnknownJobError,
 )
 from nightjar.jobs.lines.error_shape import error_payload
@@ -56,6 +59,9 @@ def answer_bad_parameter(request: Request, error: Exception) -> JSONResponse:
 # The first that fits counts.
 _STATUS_CODES: list[tuple[type[JobError], tuple[int, str]]] = [
     (UnknownJobError, (404, "unknown_job")),
+    (UnknownFileError, (404, "unknown_file")),
+    (FileInUseError, (409, "file_in_use")),
+    (LostUploadError, (503, "upload_lost")),
     (EmptyJobError, (400, "empty_job")),
     (TooManyRowsError, (413, "too_many_rows")),
     (TooManyRejectedError, (400, "too_many_rejected")),

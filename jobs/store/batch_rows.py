@@ -7,6 +7,7 @@ from sqlalchemy.engine import Connection, Row
 
 from nightjar.jobs.batch_records import Batch, job_id_of
 from nightjar.jobs.errors import UnknownBatchError
+from nightjar.jobs.states import BatchStage
 from nightjar.jobs.store.batch_tables import batch
 from nightjar.jobs.store.job_rows import JOB_COLUMNS, job_of
 from nightjar.jobs.store.json_text import load_json
@@ -41,3 +42,9 @@ def batch_record(row: Row[Any]) -> Batch:
     errors = values["errors"]
     values["errors"] = () if errors is None else tuple(load_json(errors)["data"])
     return Batch(**values, job=None if of_job["id"] is None else job_of(of_job))
+
+
+def holds_file(connection: Connection, file_id: str) -> bool:
+    """Whether a batch that is being validated reads the file."""
+    reads = (batch.c.stage == BatchStage.VALIDATING, batch.c.input_file_id == file_id)
+    return connection.scalar(sa.select(batch.c.job_id).where(*reads).limit(1)) is not None

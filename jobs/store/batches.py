@@ -114,9 +114,3 @@ class Batches:
                 f"batch {batch_id} is {found.status.value}: nothing of it can be cancelled"
             )
         return found
-
-
-def holds_file(connection: Connection, file_id: str) -> bool:
-    """Whether a batch that is being validated reads the file."""
-    reads = (batch.c.stage == BatchStage.VALIDATING, batch.c.input_file_id == file_id)
-    return connection.scalar(sa.select(batch.c.job_id).where(*reads).limit(1)) is not None

@@ -24,7 +24,7 @@ def find_job(connection: Connection, job_id: str) -> Job:
 
 def job_record(row: Row[Any]) -> Job:
     """The job of a row of JOB_COLUMNS."""
-    return job_of(row._mapping)
+    return job_of(dict(row._mapping))
 
 
 def job_of(values: Mapping[str, Any]) -> Job:
