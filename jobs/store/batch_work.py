@@ -120,12 +120,13 @@ class BatchWork:
         ended = sa.update(batch).where(*unread).values(stage=BatchStage.CANCELLED, ended_at=now())
         return self._database.write(lambda connection: connection.execute(ended).rowcount)
 
-    def to_finalize(self, limit: int) -> list[Finalization]:
-        """Batches whose job is over and whose result files do not exist, first those over first."""
+    def to_finalize(self, limit: int, skipped: Collection[str] = ()) -> list[Finalization]:
+        """Batches without result files whose job is over; those that ended first come first."""
         statement = (
             sa.select(batch.c.job_id, *(batch.c[name] for name in _COUNTS))
             .join(job, job.c.id == batch.c.job_id)
             .where(batch.c.stage == BatchStage.LANDED, job.c.finished_at.is_not(None))
+            .where(batch.c.job_id.not_in(skipped))
             .order_by(job.c.finished_at, batch.c.job_id)
             .limit(limit)
         )

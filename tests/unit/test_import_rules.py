@@ -56,7 +56,7 @@ RULES: list[tuple[str, set[str]]] = [
     ),
     ("gpu_worker/", set()),
     ("pipeline/queue/", QUEUE),
-    ("pipeline/planning/", QUEUE | {"checkpoints", "pipeline.planning"}),
+    ("pipeline/planning/", QUEUE | {"checkpoints", "jobs.lines", "pipeline.planning"}),
     ("pipeline/files/", FILES),
     ("pipeline/embedded/", EMBEDDED),
     ("pipeline/front/", EMBEDDED | {"jobs.api", "pipeline.front"}),
