@@ -8,10 +8,18 @@ from typing import Any
 
 from nightjar.jobs.batch_records import Batch, NewBatch
 from nightjar.jobs.file_records import NewFile
-from nightjar.jobs.records import DEFAULT_TENANT, JobLimits
+from nightjar.jobs.records import (
+    DEFAULT_TENANT,
+    EncodedRequest,
+    JobLimits,
+    NewMicroBatch,
+    RequestError,
+)
+from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.finalize import Finalizer
 from nightjar.pipeline.planning.ingest import Ingest
+from tests.outcomes import compute
 from tests.processes import completion_line
 
 Line = dict[str, Any] | str
@@ -61,6 +69,28 @@ def read_all(reader: Ingest) -> None:
     """Read until nothing is left."""
     while (pause_s := reader.step().pause_s) is not None:
         time.sleep(pause_s)
+
+
+def landed(store: Store, lines: list[Line], **new: Any) -> Batch:
+    """A batch whose rows are a job."""
+    batch = make(store, lines_of(lines), **new)
+    read_all(ingest(store))
+    return batch
+
+
+def compute_all(store: Store, batch: Batch, *, refused: int = 0) -> None:
+    """Plan and compute the rows that wait; the first `refused` of them are refused."""
+    queued = [request.id for request in store.backlog.queued_requests(batch.job_id, 1_000)]
+    bad, good = queued[:refused], queued[refused:]
+    error = RequestError("context_exceeded", "is too long; shorten it 한", "body.prompt")
+    refs = store.planning.save_plan(
+        batch.job_id,
+        [EncodedRequest(id_, [[1, 2, 3]]) for id_ in good],
+        [NewMicroBatch(RequestKind.GENERATE, 32, good, 7 * len(good))] if good else [],
+        [(id_, error) for id_ in bad],
+    )
+    for ref in refs:
+        assert compute(store, ref)
 
 
 def finalize_all(store: Store) -> None:

@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 
 import nightjar
+from nightjar.jobs.api.batches import batches_router
 from nightjar.jobs.api.body import UploadLimits
 from nightjar.jobs.api.errors import answer_bad_parameter, answer_error
 from nightjar.jobs.api.file_uploads import FileUploads
@@ -61,7 +62,8 @@ def create_app(
     health = health_router(store, taker, deployment)
     routers = (jobs_router(store, uploads, forwarder), following_router(store))
     files = files_router(store, file_uploads, forwarder)
-    for router in (*routers, results_router(store), files, health):
+    batches = batches_router(store, uploads.try_to_wake, served_model, limits)
+    for router in (*routers, results_router(store), files, batches, health):
         app.include_router(router)
 
     @app.get("/docs", include_in_schema=False)

@@ -19,6 +19,7 @@ from nightjar.jobs.errors import (
     StoreUnavailableError,
     TooManyRejectedError,
     TooManyRowsError,
+    UnknownBatchError,
     UnknownFileError,
     UnknownJobError,
 )
@@ -44,7 +45,11 @@ def answer_error(request: Request, error: Exception) -> JSONResponse:
         logger.error("request failed: %s", error, extra={"action": "api_error", "code": code})
     if isinstance(error, StoreError):
         message = public_message(error)
-    return error_answer(status, code, message)
+    answer = error_answer(status, code, message)
+    if status == 409:
+        # To OpenAI's clients a conflict passes by itself, and they would send the call again.
+        answer.headers["x-should-retry"] = "false"
+    return answer
 
 
 def answer_bad_parameter(request: Request, error: Exception) -> JSONResponse:
@@ -59,6 +64,7 @@ def answer_bad_parameter(request: Request, error: Exception) -> JSONResponse:
 # The first that fits counts.
 _STATUS_CODES: list[tuple[type[JobError], tuple[int, str]]] = [
     (UnknownJobError, (404, "unknown_job")),
+    (UnknownBatchError, (404, "unknown_batch")),
     (UnknownFileError, (404, "unknown_file")),
     (FileInUseError, (409, "file_in_use")),
     (LostUploadError, (503, "upload_lost")),

@@ -11,30 +11,8 @@ from nightjar.jobs.states import BatchStatus, RequestKind
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning import finalize
 from nightjar.pipeline.planning.finalize import Finalizer
-from tests.batches import Line, completions, finalize_all, ingest, lines_of, make, now, read_all
+from tests.batches import completions, compute_all, finalize_all, landed, now
 from tests.outcomes import compute
-
-
-def landed(store: Store, lines: list[Line], **new: object) -> Batch:
-    """A batch whose rows are a job."""
-    batch = make(store, lines_of(lines), **new)
-    read_all(ingest(store))
-    return batch
-
-
-def compute_all(store: Store, batch: Batch, *, refused: int = 0) -> None:
-    """Plan and compute the rows that wait; the first `refused` of them are refused."""
-    queued = [request.id for request in store.backlog.queued_requests(batch.job_id, 1_000)]
-    bad, good = queued[:refused], queued[refused:]
-    error = RequestError("context_exceeded", "is too long; shorten it 한", "body.prompt")
-    refs = store.planning.save_plan(
-        batch.job_id,
-        [EncodedRequest(id_, [[1, 2, 3]]) for id_ in good],
-        [NewMicroBatch(RequestKind.GENERATE, 32, good, 7 * len(good))] if good else [],
-        [(id_, error) for id_ in bad],
-    )
-    for ref in refs:
-        assert compute(store, ref)
 
 
 def content(store: Store, batch: Batch, file_id: str | None) -> bytes:
@@ -158,7 +136,7 @@ def test_a_batch_that_is_over_is_not_retried(store: Store) -> None:
     for status in (BatchStatus.FINALIZING, BatchStatus.COMPLETED):
         before = now(store, batch)
         assert before.status is status
-        with pytest.raises(LifecycleError, match="a batch that is over.*make a new batch"):
+        with pytest.raises(LifecycleError, match=r"a batch that is over.*make a new batch"):
             store.retries.retry(batch.job_id)
         assert now(store, batch) == before
         finalize_all(store)
