@@ -21,7 +21,7 @@ from nightjar.jobs.store.file_tables import file, file_part
 from nightjar.jobs.store.files import Files
 from nightjar.jobs.store.turns import Turns
 
-PARTS_PER_STEP = 16  # of 1 MiB at most
+PARTS_PER_STEP = 8  # of 1 MiB at most
 FILES_PER_SWEEP = 500
 KEPT_S = 3_600.0
 """So long the row of a deleted file stays, for listings that go on behind it."""

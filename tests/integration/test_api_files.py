@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from nightjar.jobs.api import create_app
 from nightjar.jobs.api import files as routes
 from nightjar.jobs.api.body import UploadLimits, may_store_any
-from nightjar.jobs.api.places import PARSE_BYTES
+from nightjar.jobs.api.places import PARSE_BYTES, UPLOADS_AT_ONCE
 from nightjar.jobs.errors import UnknownFileError
 from nightjar.jobs.file_records import PART_BYTES, NewFile
 from nightjar.jobs.records import DEFAULT_TENANT
@@ -422,6 +422,41 @@ def test_a_slow_sender_is_refused(store: Store) -> None:
     asyncio.run(app({**scope, "headers": headers}, receive, send))  # type: ignore[arg-type]
     assert answered[0]["status"] == 408
     assert b"upload_too_slow" in answered[1]["body"]
+    assert is_empty(store)
+
+
+def test_jobs_and_files_share_their_places(store: Store) -> None:
+    """Uploads of jobs hold all of them, so that a file is told to come again."""
+    limits = UploadLimits(place_wait_s=0.1, stalled_after_s=1.0)
+    app = create_app(store, lambda _: None, served_model="tiny", limits=limits)
+
+    async def send_to(path: str, kind: str, body: bytes) -> int:
+        waiting, answered = [body], list[dict[str, Any]]()
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(0 if waiting else 60)
+            return {"type": "http.request", "body": waiting.pop(), "more_body": True}
+
+        async def send(message: dict[str, Any]) -> None:
+            answered.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b""}
+        await app({**scope, "headers": [(b"content-type", kind.encode())]}, receive, send)  # type: ignore[arg-type]
+        status: int = answered[0]["status"]
+        return status
+
+    async def run() -> list[int]:
+        jobs = [
+            asyncio.create_task(send_to("/v1/jobs", "application/jsonl", LINE * 10_000))
+            for _ in range(UPLOADS_AT_ONCE)
+        ]
+        await asyncio.sleep(0.3)
+        return [
+            await send_to("/v1/files", FORM["content-type"], HALF),
+            *await asyncio.gather(*jobs),
+        ]
+
+    assert asyncio.run(run()) == [503] + [408] * UPLOADS_AT_ONCE
     assert is_empty(store)
 
 
