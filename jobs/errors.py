@@ -1,5 +1,9 @@
 """The exceptions of this room, all below `JobError`."""
 
+from collections.abc import Sequence
+
+from nightjar.jobs.records import RejectedRow
+
 
 class JobError(Exception):
     """A job could not be stored, found or changed."""
@@ -20,12 +24,18 @@ class TooManyRowsError(JobError):
 
 
 class TooManyRejectedError(JobError):
-    """So many rows were rejected that the upload is hardly what was meant."""
+    """So many rows were rejected that the upload is hardly what was meant.
 
-    def __init__(self, limit: int, first: str) -> None:
+    Attributes:
+        rows: The first of them.
+    """
+
+    def __init__(self, limit: int, rows: Sequence[RejectedRow]) -> None:
         super().__init__(
-            f"more than {limit} lines were rejected, and nothing was stored; the first: {first}"
+            f"more than {limit} lines were rejected, and nothing was stored; the first: "
+            f"{rows[0].message}"
         )
+        self.rows = rows
 
 
 class ReusedKeyError(JobError):
@@ -39,12 +49,46 @@ class ReusedKeyError(JobError):
         self.job_id = job_id
 
 
+class UnknownBatchError(JobError):
+    """The tenant has no batch with this id."""
+
+    def __init__(self, batch_id: str) -> None:
+        super().__init__(f"there is no batch {batch_id!r}")
+        self.batch_id = batch_id
+
+
 class UnknownJobError(JobError):
     """There is no job with this id."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"there is no job {job_id!r}")
         self.job_id = job_id
+
+
+class UnknownFileError(JobError):
+    """The tenant has no file with this id."""
+
+    def __init__(self, file_id: str) -> None:
+        super().__init__(f"there is no file {file_id!r}")
+        self.file_id = file_id
+
+
+class FileInUseError(JobError):
+    """A file cannot be deleted now."""
+
+    def __init__(self, file_id: str) -> None:
+        super().__init__(
+            f"the file {file_id!r} is being read by a batch that is being validated; delete it "
+            "when the batch is in progress, or cancel the batch"
+        )
+        self.file_id = file_id
+
+
+class LostUploadError(JobError):
+    """An upload went on after it was taken for abandoned."""
+
+    def __init__(self) -> None:
+        super().__init__("the upload gave no sign of life and was taken back; send it again")
 
 
 class UnusableDatabaseError(JobError):

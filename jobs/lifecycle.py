@@ -4,9 +4,16 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from nightjar.jobs.errors import LifecycleError
-from nightjar.jobs.states import JobState, MicroBatchState, RequestState, StopReason
+from nightjar.jobs.states import (
+    BatchStage,
+    BatchStatus,
+    JobState,
+    MicroBatchState,
+    RequestState,
+    StopReason,
+)
 
-State = TypeVar("State", JobState, RequestState, MicroBatchState)
+State = TypeVar("State", JobState, RequestState, MicroBatchState, BatchStage)
 
 JOB_TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset(
@@ -99,6 +106,14 @@ MICRO_BATCH_TRANSITIONS: Mapping[MicroBatchState, frozenset[MicroBatchState]] = 
     MicroBatchState.REPLANNED: frozenset(),
 }
 
+BATCH_TRANSITIONS: Mapping[BatchStage, frozenset[BatchStage]] = {
+    BatchStage.VALIDATING: frozenset({BatchStage.FAILED, BatchStage.CANCELLED, BatchStage.LANDED}),
+    BatchStage.FAILED: frozenset(),
+    BatchStage.CANCELLED: frozenset(),
+    BatchStage.LANDED: frozenset({BatchStage.FINAL}),
+    BatchStage.FINAL: frozenset(),
+}
+
 
 def states_before(table: Mapping[State, frozenset[State]], target: State) -> list[State]:
     """Every state that may be followed by `target`; raises LifecycleError if there is none."""
@@ -128,3 +143,39 @@ def final_job_state(completed: int, failed: int, stop: StopReason | None) -> Job
     if failed == 0:
         return JobState.COMPLETED
     return JobState.COMPLETED_WITH_FAILURES if completed else JobState.FAILED
+
+
+# A job's last states: what its batch becomes when the result files exist.
+BATCH_ENDS: Mapping[JobState, BatchStatus] = {
+    JobState.COMPLETED: BatchStatus.COMPLETED,
+    JobState.COMPLETED_WITH_FAILURES: BatchStatus.COMPLETED,
+    JobState.FAILED: BatchStatus.COMPLETED,  # without an output file
+    JobState.CANCELLED: BatchStatus.CANCELLED,
+    JobState.EXPIRED: BatchStatus.EXPIRED,
+}
+
+
+def batch_status(stage: BatchStage, job: JobState | None, *, cancelling: bool) -> BatchStatus:
+    """What a batch is called in OpenAI's API.
+
+    Args:
+        stage: Of the batch.
+        job: The state of its job; None before its rows have landed.
+        cancelling: Somebody has asked for its end.
+    """
+    if stage is BatchStage.VALIDATING:
+        return BatchStatus.CANCELLING if cancelling else BatchStatus.VALIDATING
+    if stage is BatchStage.FAILED or stage is BatchStage.CANCELLED:
+        return BatchStatus(stage.value)
+    if job is None:
+        raise LifecycleError(f"a batch that is {stage.value!r} has a job")
+    if job in BATCH_ENDS:
+        ended = BATCH_ENDS[job]
+        if stage is BatchStage.FINAL:
+            return ended
+        # A client that has cancelled sees no other status before the last one.
+        is_cancelled = ended is BatchStatus.CANCELLED
+        return BatchStatus.CANCELLING if is_cancelled else BatchStatus.FINALIZING
+    is_cancelling = job is JobState.CANCELLING and cancelling
+    # Paused, and stopped by the deadline: rows that are being computed still land.
+    return BatchStatus.CANCELLING if is_cancelling else BatchStatus.IN_PROGRESS

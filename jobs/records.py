@@ -56,6 +56,8 @@ class NewJob:
     merge_equal: bool = True  # equal requests are computed once
     limits: JobLimits = JobLimits()
     tenant: str = DEFAULT_TENANT
+    id: str | None = None  # given beforehand: of the batch that the job is
+    created_at: datetime | None = None  # when the batch was made
 
 
 @dataclass(frozen=True, slots=True)

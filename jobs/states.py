@@ -61,6 +61,29 @@ class Reuse(StrEnum):
     CACHE = "cache"  # an equal request of an earlier time
 
 
+class BatchStage(StrEnum):
+    """How far a batch has come beside its job; stored with the batch."""
+
+    VALIDATING = "validating"  # its file is read, or waits for that; there is no job yet
+    FAILED = "failed"  # its file cannot be used
+    CANCELLED = "cancelled"  # before it had a job
+    LANDED = "landed"  # its rows are a job, which says how it stands
+    FINAL = "final"  # its job is over, and its result files exist
+
+
+class BatchStatus(StrEnum):
+    """What OpenAI's API says of a batch; derived by `lifecycle.batch_status`, never stored."""
+
+    VALIDATING = "validating"
+    FAILED = "failed"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+
 class Scope(StrEnum):
     """What a key of the API may do; each scope includes those before it."""
 

@@ -24,6 +24,12 @@ class ApiSettings(BaseSettings):
     max_rejected_lines: int = Field(
         10_000, ge=0, description="an upload with more bad lines is refused, and nothing is stored"
     )
+    file_lifetime_s: float = Field(
+        30 * 86_400.0,
+        gt=0,
+        le=100 * 365 * 86_400.0,
+        description="an uploaded file is deleted after so long, unless its upload says when",
+    )
     trusted_hosts: str = Field(
         "",
         description="names under which the API is reached, such as nightjar.example.org, with "

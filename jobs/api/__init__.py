@@ -11,12 +11,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 
 import nightjar
+from nightjar.jobs.api.batches import batches_router
 from nightjar.jobs.api.body import UploadLimits
 from nightjar.jobs.api.errors import answer_bad_parameter, answer_error
+from nightjar.jobs.api.file_uploads import FileUploads
+from nightjar.jobs.api.files import files_router
 from nightjar.jobs.api.forwarding import UploadForwarder, UploadTaker
 from nightjar.jobs.api.guard import BrowserGuard
 from nightjar.jobs.api.health import Deployment, health_router
 from nightjar.jobs.api.jobs import following_router, jobs_router
+from nightjar.jobs.api.places import UploadPlaces
 from nightjar.jobs.api.results import results_router
 from nightjar.jobs.api.upload import Uploads
 from nightjar.jobs.errors import JobError
@@ -51,11 +55,15 @@ def create_app(
     app = FastAPI(title="Nightjar", version=nightjar.__version__, docs_url=None, redoc_url=None)
     app.add_middleware(BrowserGuard, hosts=trusted_hosts)
     limits = limits or UploadLimits()
-    uploads = Uploads(store.jobs, wake, served_model, limits)
+    places = UploadPlaces(limits)
+    uploads = Uploads(store.jobs, wake, served_model, limits, places)
+    file_uploads = FileUploads(store.files, limits, places)
     forwarder = None if taker is None else UploadForwarder(taker, limits)
     health = health_router(store, taker, deployment)
     routers = (jobs_router(store, uploads, forwarder), following_router(store))
-    for router in (*routers, results_router(store), health):
+    files = files_router(store, file_uploads, forwarder)
+    batches = batches_router(store, uploads.try_to_wake, served_model, limits)
+    for router in (*routers, results_router(store), files, batches, health):
         app.include_router(router)
 
     @app.get("/docs", include_in_schema=False)

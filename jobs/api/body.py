@@ -23,11 +23,21 @@ class RefusedRequestError(JobError):
         self.param = param
 
 
+MayStore = Callable[[str, int], bool]
+"""Whether a tenant may store so many bytes more. Called in a thread; it may ask the database."""
+
+
+def may_store_any(tenant: str, size: int) -> bool:
+    """Allow any number of bytes: there are no quotas."""
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class UploadLimits:
     """How long a body may be, how many rows it may have, and how slowly it may come.
 
     The rate counts the time in which the sender kept us waiting, once that is `stalled_after_s`.
+    may_store: Asked before each part of a file is stored.
     """
 
     max_bytes: int = 1024**3
@@ -37,6 +47,8 @@ class UploadLimits:
     max_rows: int = 5_000_000
     max_rejected: int = 10_000
     place_wait_s: float = 60.0  # in vain, while other uploads hold all places
+    file_lifetime_s: float = 30 * 86_400.0  # of a file whose upload names none
+    may_store: MayStore = may_store_any
 
 
 async def read_body(
@@ -91,11 +103,11 @@ def _check_rate(
 def _too_late(limits: UploadLimits, ends_at: float) -> RefusedRequestError:
     if time.monotonic() < ends_at:
         return RefusedRequestError(408, "upload_stalled", "the upload stalled; send it again")
-    message = f"the upload took longer than {limits.deadline_s:.0f} s; split it into several jobs"
+    message = f"the upload took longer than {limits.deadline_s:.0f} s; split it into several"
     return RefusedRequestError(408, "upload_too_slow", message)
 
 
 def too_large(limits: UploadLimits) -> RefusedRequestError:
     """The refusal of a body that is longer than allowed."""
-    message = f"the upload is longer than {limits.max_bytes} bytes; split it into several jobs"
+    message = f"the upload is longer than {limits.max_bytes} bytes; split it into several"
     return RefusedRequestError(413, "upload_too_large", message)

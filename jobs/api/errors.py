@@ -8,18 +8,22 @@ from fastapi.responses import JSONResponse
 
 from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.api.health import public_message
-from nightjar.jobs.api.payloads import error_payload
 from nightjar.jobs.errors import (
     EmptyJobError,
+    FileInUseError,
     JobError,
     LifecycleError,
+    LostUploadError,
     ReusedKeyError,
     StoreError,
     StoreUnavailableError,
     TooManyRejectedError,
     TooManyRowsError,
+    UnknownBatchError,
+    UnknownFileError,
     UnknownJobError,
 )
+from nightjar.jobs.lines.error_shape import error_payload
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +45,11 @@ def answer_error(request: Request, error: Exception) -> JSONResponse:
         logger.error("request failed: %s", error, extra={"action": "api_error", "code": code})
     if isinstance(error, StoreError):
         message = public_message(error)
-    return error_answer(status, code, message)
+    answer = error_answer(status, code, message)
+    if status == 409:
+        # To OpenAI's clients a conflict passes by itself, and they would send the call again.
+        answer.headers["x-should-retry"] = "false"
+    return answer
 
 
 def answer_bad_parameter(request: Request, error: Exception) -> JSONResponse:
@@ -56,6 +64,10 @@ def answer_bad_parameter(request: Request, error: Exception) -> JSONResponse:
 # The first that fits counts.
 _STATUS_CODES: list[tuple[type[JobError], tuple[int, str]]] = [
     (UnknownJobError, (404, "unknown_job")),
+    (UnknownBatchError, (404, "unknown_batch")),
+    (UnknownFileError, (404, "unknown_file")),
+    (FileInUseError, (409, "file_in_use")),
+    (LostUploadError, (503, "upload_lost")),
     (EmptyJobError, (400, "empty_job")),
     (TooManyRowsError, (413, "too_many_rows")),
     (TooManyRejectedError, (400, "too_many_rejected")),

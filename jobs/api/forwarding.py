@@ -17,7 +17,14 @@ START_S = 30.0  # so long the other process may take to start, or to start again
 _RETRY_S = 0.1
 _GONE_S = 2.0  # so long a process that was killed may take to be gone
 _LOOK_S = 0.02
-_HEADERS = ("content-type", "content-length", "idempotency-key")
+_HEADERS = (
+    "authorization",
+    "content-encoding",
+    "content-length",
+    "content-type",  # of a form it names the boundary
+    "idempotency-key",
+)
+_TO_JOBS = "/v1/jobs"
 
 
 class UploadTaker(Protocol):
@@ -36,7 +43,7 @@ class UploadTaker(Protocol):
 
 
 class UploadForwarder:
-    """Sends the bodies of `POST /v1/jobs` through a unix socket, as they arrive."""
+    """Sends the bodies of uploads of jobs and files through a unix socket, as they arrive."""
 
     def __init__(self, taker: UploadTaker, limits: UploadLimits) -> None:
         self._taker = taker
@@ -69,12 +76,10 @@ class UploadForwarder:
             ) from error
         except httpx.TransportError as error:
             await self._until_gone(ends)
-            raise RefusedRequestError(
-                503,
-                "upload_lost",
-                "the process that takes uploads has ended; send it again, best with an "
-                "Idempotency-Key",
-            ) from error
+            message = "the process that takes uploads has ended; send it again"
+            if request.url.path == _TO_JOBS:
+                message += ", best with an Idempotency-Key"
+            raise RefusedRequestError(503, "upload_lost", message) from error
         return Response(answer.content, answer.status_code, media_type="application/json")
 
     async def _until_gone(self, ends: int) -> None:
@@ -84,7 +89,8 @@ class UploadForwarder:
             await asyncio.sleep(_LOOK_S)
 
     async def _send(self, request: Request) -> httpx.Response:
-        url = httpx.URL("http://uploads/v1/jobs", query=request.url.query.encode())
+        path, query = request.url.path, request.url.query.encode()
+        url = httpx.URL("http://uploads", path=path, query=query)
         given = {name: request.headers.get(name) for name in _HEADERS}
         headers = {name: value for name, value in given.items() if value is not None}
         deadline = time.monotonic() + START_S

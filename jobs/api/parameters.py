@@ -21,6 +21,11 @@ def parse_metadata(text: str | None) -> dict[str, str]:
         pairs = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _bad_metadata("is not JSON") from error
+    return check_metadata(pairs)
+
+
+def check_metadata(pairs: object) -> dict[str, str]:
+    """The pairs, if a job may carry them; raises RefusedRequestError."""
     if not isinstance(pairs, dict) or len(pairs) > MAX_METADATA_PAIRS:
         raise _bad_metadata(f"must be a JSON object of at most {MAX_METADATA_PAIRS} pairs")
     for key, value in pairs.items():

@@ -50,22 +50,6 @@ def results_payload(page: ResultPage) -> JsonObject:
     }
 
 
-# The `type` of an error in OpenAI's API, by its status.
-_ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
-
-
-def error_payload(status: int, code: str, message: str, param: str | None = None) -> JsonObject:
-    """An error in OpenAI's shape."""
-    other = "server_error" if status >= 500 else "invalid_request_error"
-    kind = _ERROR_TYPES.get(status, other)
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
 def _rate(job: Job) -> float | None:
     """Finished requests a second since the first claim."""
     if job.started_at is None:

@@ -1,19 +1,17 @@
 """An upload of batch lines: parsed while it arrives, in bounded memory, into one job."""
 
-import asyncio
 import hashlib
 import json
 import logging
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 from fastapi import Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 
-from nightjar.jobs.api.body import RefusedRequestError, UploadLimits, read_body, too_large
+from nightjar.jobs.api.body import RefusedRequestError, UploadLimits, too_large
 from nightjar.jobs.api.parameters import is_text, parse_metadata, parse_priority, parse_window
 from nightjar.jobs.api.payloads import job_payload
+from nightjar.jobs.api.places import UploadPlaces
 from nightjar.jobs.lines.batch_lines import BatchReader
 from nightjar.jobs.lines.file_kinds import HEAD_BYTES, other_format
 from nightjar.jobs.records import JobLimits, JsonObject, NewJob
@@ -22,9 +20,6 @@ from nightjar.jobs.store.submission import Submission
 
 logger = logging.getLogger(__name__)
 
-UPLOADS_AT_ONCE = 4  # each of them holds a database connection
-CROWDED_AFTER_S = 10.0  # somebody has waited for a place for so long
-PARSE_BYTES = 256 * 1024  # a trip to a thread is worth so many bytes
 CONTENT_TYPES = frozenset(
     {
         "application/jsonl",
@@ -47,26 +42,26 @@ class Uploads:
         wake: Callable[[str], None],
         served_model: str | None,
         limits: UploadLimits,
+        places: UploadPlaces,
     ) -> None:
         self._jobs = jobs
         self._wake = wake
         self._served_model = served_model
         self._limits = limits
-        self._places = asyncio.Semaphore(UPLOADS_AT_ONCE)
-        self._waiting_since: dict[object, float] = {}
+        self._places = places
 
     async def receive(self, request: Request) -> tuple[int, JsonObject]:
         """The status and the body of the answer to `POST /v1/jobs`; raises RefusedRequestError."""
         self._check_headers(request)
         new_job = self._new_job(request)
         digest = None if new_job.idempotency_key is None else _digest_of(new_job)
-        pieces = self._pieces(request)
+        pieces = self._places.pieces(request)
         # Who sends a little at a time, or little in all, holds no place before it is here.
         first = await anext(pieces)
         if (fault := other_format(first[:HEAD_BYTES])) is not None:
             raise RefusedRequestError(400, "not_batch_lines", f"the upload {fault}")
         async with (
-            self._place(),
+            self._places.place(),
             contextmanager_in_threadpool(self._jobs.submit(new_job)) as submission,
         ):
             reader = BatchReader()
@@ -81,43 +76,6 @@ class Uploads:
             payload["warning"] = await run_in_threadpool(self.try_to_wake, submission.job_id)
         job = await run_in_threadpool(self._jobs.get, submission.job_id)
         return (200 if submission.existing else 201), job_payload(job) | payload
-
-    @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
-        """One of the places, each a connection to the database; raises RefusedRequestError."""
-        waiter = object()
-        self._waiting_since[waiter] = time.monotonic()
-        try:
-            async with asyncio.timeout(self._limits.place_wait_s):
-                await self._places.acquire()
-        except TimeoutError as error:
-            raise RefusedRequestError(
-                503,
-                "uploads_busy",
-                f"{UPLOADS_AT_ONCE} uploads are being taken, and none ended in "
-                f"{self._limits.place_wait_s:.0f} s; send it again later",
-            ) from error
-        finally:
-            del self._waiting_since[waiter]
-        try:
-            yield
-        finally:
-            self._places.release()
-
-    def _is_crowded(self) -> bool:
-        """Whether somebody has waited for a place for a while."""
-        oldest = min(self._waiting_since.values(), default=None)
-        return oldest is not None and time.monotonic() - oldest > CROWDED_AFTER_S
-
-    async def _pieces(self, request: Request) -> AsyncIterator[bytes]:
-        """The body in pieces worth a trip to a thread; at least one, which may be empty."""
-        piece = bytearray()
-        async for chunk in read_body(request, self._limits, self._is_crowded):
-            piece += chunk
-            if len(piece) >= PARSE_BYTES:
-                yield bytes(piece)
-                piece.clear()
-        yield bytes(piece)
 
     def _check_headers(self, request: Request) -> None:
         kind = request.headers.get("content-type", "text/plain").partition(";")[0].strip().lower()

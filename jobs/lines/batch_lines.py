@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
 
+from nightjar.jobs.lines.error_shape import error_payload
 from nightjar.jobs.lines.schemas import MAX_LINE_BYTES, UTF8_MARK, parse_batch_line
 from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow, ResultRecord
+from nightjar.jobs.states import StopReason
 
 PIECE_BYTES = 64 * 1024
 
@@ -50,11 +51,17 @@ class LineCutter:
 
 
 class BatchReader:
-    """From chunks of an upload to rows, numbered through the whole upload."""
+    """From chunks of an upload to rows, numbered through the whole upload.
 
-    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+    Args:
+        max_line_bytes: A longer line is rejected.
+        only_url: A line with another URL is rejected, if this is given.
+    """
+
+    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES, only_url: str | None = None) -> None:
         self._cutter = LineCutter(max_line_bytes)
         self._max_line_bytes = max_line_bytes
+        self._only_url = only_url
         self._index = 0
 
     def rows(self, chunk: bytes) -> list[NewRequest | RejectedRow]:
@@ -68,39 +75,69 @@ class BatchReader:
     def _parse(self, lines: Iterable[tuple[int, bytes]]) -> list[NewRequest | RejectedRow]:
         rows = []
         for line, raw in lines:
-            rows.append(parse_batch_line(raw, line, self._index, max_bytes=self._max_line_bytes))
+            row = parse_batch_line(
+                raw, line, self._index, max_bytes=self._max_line_bytes, only_url=self._only_url
+            )
+            rows.append(row)
             self._index += 1
         return rows
 
 
+# The codes of rows that were not computed, as OpenAI's error files have them.
+_NOT_COMPUTED = {
+    StopReason.CANCELLED.value: "batch_cancelled",
+    StopReason.EXPIRED.value: "batch_expired",
+}
+
+
 def output_line(record: ResultRecord) -> JsonObject:
-    """The OpenAI batch line of an outcome: `response` of a success, `error` of a failure."""
-    line: dict[str, Any] = {
+    """The OpenAI batch line of an outcome.
+
+    A failed request has its error in `response.body.error`, with the `line` of the file. Only a row
+    that was not computed has `error`: its job was cancelled or has expired.
+    """
+    line: JsonObject = {
         "id": f"batch_req_{record.id:012x}",
         "custom_id": record.custom_id,
         "response": None,
         "error": None,
     }
-    if record.error is None:
-        line["response"] = {
-            "status_code": record.status_code,
-            "request_id": f"req_{record.id:012x}",
-            "body": record.body,
-        }
+    error, body = record.error, record.body
+    if error is not None and error.code in _NOT_COMPUTED:
+        line["error"] = {"code": _NOT_COMPUTED[error.code], "message": error.message}
         return line
-    line["error"] = {
-        "code": record.error.code,
-        "message": record.error.message,
-        "param": record.error.param,
-        "line": record.line,
+    if error is not None:
+        body = error_payload(record.status_code, error.code, error.message, error.param)
+        body["error"]["line"] = record.line
+    line["response"] = {
+        "status_code": record.status_code,
+        "request_id": f"req_{record.id:012x}",
+        "body": body,
     }
     return line
 
 
+def line_error(line: JsonObject) -> JsonObject | None:
+    """The error of an output line, wherever it stands; None for a success.
+
+    Lines of the version before had every error in `error`.
+    """
+    if line["error"] is not None:
+        found: JsonObject = line["error"]
+        return found
+    response = line["response"]
+    failure: JsonObject | None = response["body"].get("error")
+    return failure if response["status_code"] >= 400 else None
+
+
+def json_line(record: ResultRecord) -> bytes:
+    """The output line of an outcome as UTF-8."""
+    return json.dumps(output_line(record), ensure_ascii=False).encode() + b"\n"
+
+
 def json_lines(records: Iterable[ResultRecord]) -> Iterator[bytes]:
     """Output lines as UTF-8, one at a time."""
-    for record in records:
-        yield json.dumps(output_line(record), ensure_ascii=False).encode() + b"\n"
+    return map(json_line, records)
 
 
 def json_pieces(records: Iterable[ResultRecord]) -> Iterator[bytes]:

@@ -81,12 +81,18 @@ class _Line:
 
 
 def parse_batch_line(
-    raw: bytes, line: int, index: int, *, max_bytes: int = MAX_LINE_BYTES
+    raw: bytes,
+    line: int,
+    index: int,
+    *,
+    max_bytes: int = MAX_LINE_BYTES,
+    only_url: str | None = None,
 ) -> NewRequest | RejectedRow:
     """The request of one batch line.
 
-    `line` counts the file's lines from 1, `index` the job's rows from 0. Never
-    raises on bad input: a line that cannot be used becomes a RejectedRow.
+    `line` counts the file's lines from 1, `index` the job's rows from 0. A line with another URL
+    than `only_url`, if that is given, is rejected. Never raises on bad input: a line that cannot be
+    used becomes a RejectedRow.
     """
     known = _Line(index, line)
     try:
@@ -95,7 +101,7 @@ def parse_batch_line(
         data = _decode_json(raw.removeprefix(UTF8_MARK) if line == 1 else raw, known)
         known.custom_id = _readable_custom_id(data.get("custom_id"))
         custom_id = _check_custom_id(data)
-        url = _check_envelope(data)
+        url = _check_envelope(data, only_url)
         kind = URLS[url]
         body = validate_body(kind, data["body"], chat=url == CHAT_URL)
     except BodyError as error:
@@ -211,7 +217,7 @@ def _check_custom_id(data: JsonObject) -> str:
     return value
 
 
-def _check_envelope(data: JsonObject) -> str:
+def _check_envelope(data: JsonObject, only_url: str | None) -> str:
     """The line's `url`; checks `method` and that there is a body."""
     if data.get("method") is None:
         _fail("missing_field", "method", 'is missing; write "method": "POST"')
@@ -222,6 +228,9 @@ def _check_envelope(data: JsonObject) -> str:
     url = data["url"]
     if not isinstance(url, str) or url not in URLS:
         _fail("unsupported", "url", f"is not served; give one of {', '.join(URLS)}")
+    if only_url not in (None, url):
+        mend = f"give {only_url} on each line, or make the batch without strict"
+        _fail("url_mismatch", "url", f"is {url}, not the batch's endpoint; {mend}")
     if data.get("body") is None:
         _fail("missing_field", "body", "is missing; give an object with the request")
     if not isinstance(data["body"], dict):

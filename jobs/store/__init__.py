@@ -8,7 +8,11 @@ process opens its own.
 import sqlalchemy as sa
 
 from nightjar.jobs.store.backlog import Backlog
+from nightjar.jobs.store.batch_work import BatchWork
+from nightjar.jobs.store.batches import Batches
 from nightjar.jobs.store.database import Database, Synchronous
+from nightjar.jobs.store.file_sweeping import FileSweeping
+from nightjar.jobs.store.files import Files
 from nightjar.jobs.store.heartbeats import Heartbeats
 from nightjar.jobs.store.jobs import Jobs
 from nightjar.jobs.store.leading import Leaders
@@ -47,6 +51,10 @@ class Store:
         results: Reads landed results.
         vectors: Prompt vectors.
         cache: Answers and scores that later jobs may reuse.
+        batches: Makes batches, reads and cancels them.
+        batch_work: Takes batches from stage to stage.
+        files: Uploaded files, and files that show results.
+        file_sweeping: Frees files that were deleted, have expired or were abandoned.
     """
 
     def __init__(self, url: str, *, synchronous: Synchronous = "full") -> None:
@@ -72,6 +80,10 @@ class Store:
         self.results = Results(database)
         self.vectors = Vectors(database)
         self.cache = AnswerCache(database)
+        self.files = Files(database)
+        self.file_sweeping = FileSweeping(database, self.files)
+        self.batches = Batches(database, self.files)
+        self.batch_work = BatchWork(database, self.files)
 
     def migrate(self) -> None:
         """Bring the tables to the newest revision; several processes may do so at once."""

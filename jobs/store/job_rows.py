@@ -1,5 +1,6 @@
 """Rows of the table of jobs as records."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,6 +24,9 @@ def find_job(connection: Connection, job_id: str) -> Job:
 
 def job_record(row: Row[Any]) -> Job:
     """The job of a row of JOB_COLUMNS."""
-    values = dict(row._mapping)
-    values["metadata"] = load_json(values["metadata"])
-    return Job(**values)
+    return job_of(dict(row._mapping))
+
+
+def job_of(values: Mapping[str, Any]) -> Job:
+    """The job of these columns' values."""
+    return Job(**{**values, "metadata": load_json(values["metadata"])})

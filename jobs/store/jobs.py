@@ -10,7 +10,7 @@ from nightjar.jobs.records import Job, NewJob
 from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.job_rows import JOB_COLUMNS, find_job, job_record
-from nightjar.jobs.store.submission import Submission, submission
+from nightjar.jobs.store.submission import OnLanding, Submission, submission
 from nightjar.jobs.store.tables import job, micro_batch
 from nightjar.jobs.store.waiting import Waiting, waiting_for
 
@@ -22,16 +22,19 @@ class Jobs:
         self._database = database
 
     @contextmanager
-    def submit(self, new_job: NewJob) -> Iterator[Submission]:
+    def submit(
+        self, new_job: NewJob, on_landing: OnLanding = lambda _: None
+    ) -> Iterator[Submission]:
         """Make a job whose rows are added inside the block; it lands when the block ends.
 
-        An exception in the block leaves no trace of the job. A known idempotency key gives the job
-        of that key (`existing`), also if another submission with the key lands first. Rejected
+        An exception in the block, or in `on_landing`, the last step of the landing, leaves no trace
+        of the job. A known idempotency key or id gives the job that has it (`existing`), also if
+        another submission with it lands first. Rejected
         rows, and rows that repeat a custom_id, land as failed results at once. Raises EmptyJobError
         for a job without rows, TooManyRowsError and TooManyRejectedError, and ReusedKeyError for
         other content under a known key.
         """
-        with submission(self._database, new_job) as arriving:
+        with submission(self._database, new_job, on_landing) as arriving:
             yield arriving
 
     def get(self, job_id: str) -> Job:

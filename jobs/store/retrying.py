@@ -10,6 +10,7 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import LifecycleError
 from nightjar.jobs.states import JobState, RequestState
+from nightjar.jobs.store.batch_tables import batch
 from nightjar.jobs.store.common import FAULT_STATUS, AnyRow, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.job_rows import find_job
@@ -65,7 +66,8 @@ class Retries:
         crashed are computed alone from the start, and their crashes are counted from 0; the others
         are planned again. If the job was over or its deadline has passed, its completion window
         begins again: else the next sweep would end it. Raises UnknownJobError, and LifecycleError
-        for a job that was cancelled or has expired.
+        for a job that was cancelled or has expired, and for a batch that is over: who has seen its
+        result files may rely on them.
         """
         with self._database.reading() as connection:
             state = find_job(connection, job_id).state
@@ -108,6 +110,12 @@ def _reopen(connection: Connection, job_id: str, rows: Sequence[AnyRow]) -> None
         .where(job.c.id == job_id)
         .with_for_update()
     ).one()
+    is_batch = sa.select(batch.c.job_id).where(batch.c.job_id == job_id)
+    if row.state in _OVER and connection.scalar(is_batch) is not None:
+        raise LifecycleError(
+            f"job {job_id} is a batch that is over, and its result files stay as they are; make a "
+            "new batch of the rows that failed"
+        )
     begun = sa.case((job.c.started_at.is_(None), JobState.QUEUED), else_=JobState.RUNNING)
     reopened = sa.update(job).where(job.c.id == job_id, job.c.state.in_(lifecycle.RETRIABLE))
     values = {

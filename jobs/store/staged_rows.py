@@ -6,6 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.errors import TooManyRejectedError
+from nightjar.jobs.records import RejectedRow
 from nightjar.jobs.states import JobState, RequestState
 from nightjar.jobs.store.common import TOKEN_COUNTS, now
 from nightjar.jobs.store.database import Database
@@ -16,6 +17,7 @@ from nightjar.jobs.store.tables import job, request, result
 
 REJECTED_STATUS = 400
 _IDS_PER_NOTE = 1_000
+MOST_TOLD = 100  # rejected rows that an error repeats
 
 
 class StagedRows:
@@ -90,9 +92,11 @@ class StagedRows:
         count = sa.select(sa.func.count()).where(row.error_code.is_not(None))
         self.rejected = connection.scalar(count) or 0
         if self._most_rejected is not None and self.rejected > self._most_rejected:
-            first = sa.select(row.error_message).where(row.error_code.is_not(None))
-            message = connection.scalar(first.order_by(row.row_index).limit(1))
-            raise TooManyRejectedError(self._most_rejected, str(message))
+            columns = (row.row_index, row.line, row.custom_id)
+            told = (row.error_code, row.error_message, row.error_param)
+            first = sa.select(*columns, *told).where(row.error_code.is_not(None))
+            found = connection.execute(first.order_by(row.row_index).limit(MOST_TOLD))
+            raise TooManyRejectedError(self._most_rejected, [RejectedRow(*one) for one in found])
 
     def _mark_duplicates(self) -> None:
         """Give the staged rows that the index kept out their error, which names the first line."""

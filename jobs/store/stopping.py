@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs import lifecycle
 from nightjar.jobs.records import Job
 from nightjar.jobs.states import JobState, MicroBatchState, RequestState, StopReason
+from nightjar.jobs.store.batch_tables import batch
 from nightjar.jobs.store.common import OPEN_JOBS, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.job_rows import find_job
@@ -62,7 +63,17 @@ class Stopping:
             .where(job.c.id == job_id, job.c.state.in_(OPEN_JOBS))
             .values(state=JobState.CANCELLING, cancel_requested=True)
         )
-        self._database.write(lambda connection: connection.execute(flag))
+        of_batch = (
+            sa.update(batch)
+            .where(batch.c.job_id == job_id, batch.c.cancelling_at.is_(None))
+            .values(cancelling_at=now())
+        )
+
+        def work(connection: Connection) -> None:
+            if connection.execute(flag).rowcount:
+                connection.execute(of_batch)
+
+        self._database.write(work)
         with self._database.reading() as connection:
             return find_job(connection, job_id)
 

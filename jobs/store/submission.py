@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import islice
@@ -31,11 +31,13 @@ from nightjar.jobs.store.database import Database, translated_errors
 from nightjar.jobs.store.following import COUNTED_STATES, follow_equals, has_equals
 from nightjar.jobs.store.json_text import dump_json
 from nightjar.jobs.store.segmented import SegmentedLanding
-from nightjar.jobs.store.staged_rows import StagedRows
+from nightjar.jobs.store.staged_rows import MOST_TOLD, StagedRows
 from nightjar.jobs.store.staging import drop_stage, stage, staged
 from nightjar.jobs.store.tables import job
 
 logger = logging.getLogger(__name__)
+
+OnLanding = Callable[[Connection], None]
 
 CHUNK_ROWS = 1_000
 # On SQLite so many rows land in one transaction; nobody else can write meanwhile.
@@ -49,11 +51,14 @@ class Submission:
     digest: Of all that was sent, if a key comes with it.
     """
 
-    def __init__(self, database: Database, connection: Connection, new_job: NewJob) -> None:
+    def __init__(
+        self, database: Database, connection: Connection, new_job: NewJob, on_landing: OnLanding
+    ) -> None:
         self._database = database
         self._connection = connection
         self._new_job = new_job
-        self.job_id = new_job_id()
+        self._on_landing = on_landing
+        self.job_id = new_job.id or new_job_id()
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{self.job_id}"
         self.existing = False
         self.digest: str | None = None
@@ -61,7 +66,7 @@ class Submission:
         self.rejected = 0
         self._staged = 0
         self._refused = 0  # of those that were staged
-        self._first_refused: RejectedRow | None = None
+        self._first_refused: list[RejectedRow] = []
 
     def add(self, rows: Iterable[NewRequest | RejectedRow]) -> None:
         """Stage rows, in chunks, so that memory stays bounded; no-op for an existing job.
@@ -86,16 +91,18 @@ class Submission:
         if not refused:
             return
         self._refused += len(refused)
-        self._first_refused = self._first_refused or refused[0]
+        room = MOST_TOLD - len(self._first_refused)
+        self._first_refused += refused[:room]
         if limits.rejected is not None and self._refused > limits.rejected:
-            raise TooManyRejectedError(limits.rejected, self._first_refused.message)
+            raise TooManyRejectedError(limits.rejected, self._first_refused)
 
     def look_up(self) -> None:
-        """Find the job of the idempotency key, if there is one."""
-        key = self._new_job.idempotency_key
-        if key is None:
+        """Find the job of the idempotency key, or of the given id, if there is one."""
+        key, given = self._new_job.idempotency_key, self._new_job.id
+        if key is None and given is None:
             return
-        known = self._connection.scalar(sa.select(job.c.id).where(job.c.idempotency_key == key))
+        same = job.c.id == given if key is None else job.c.idempotency_key == key
+        known = self._connection.scalar(sa.select(job.c.id).where(same))
         if known is not None:
             self.job_id, self.existing = known, True
 
@@ -131,6 +138,7 @@ class Submission:
                 follow_equals(connection, staged, self.job_id)
             self._count(rows, total)
             rows.close_rejected(self.accepted)
+            self._on_landing(connection)
 
     def _land_in_segments(self, rows: StagedRows, total: int) -> None:
         landing = SegmentedLanding(
@@ -144,6 +152,7 @@ class Submission:
             rows.count_rejected()
             self._count(rows, total)
             rows.note_rejected(self.accepted)
+            self._on_landing(self._connection)
             return True
 
         landing.run(total, finish)
@@ -153,9 +162,9 @@ class Submission:
         self.accepted = total - rows.rejected
 
     def _insert_job(self, total: int) -> bool:
-        """Insert the job; False if another submission with its idempotency key came first."""
+        """Insert the job; False if another submission with its key or its id came first."""
         new_job = self._new_job
-        created_at, window = now(), new_job.completion_window_s
+        created_at, window = new_job.created_at or now(), new_job.completion_window_s
         values = {
             "id": self.job_id,
             "state": JobState.QUEUED,
@@ -174,19 +183,21 @@ class Submission:
         }
         values |= dict.fromkeys((*COUNTED_STATES.values(), *TOKEN_COUNTS), 0)
         statement = self._database.insert(job).values(values)
-        inserted = self._connection.execute(
-            statement.on_conflict_do_nothing(index_elements=[job.c.idempotency_key]).returning(
-                job.c.id
-            )
-        )
+        inserted = self._connection.execute(statement.on_conflict_do_nothing().returning(job.c.id))
         return inserted.one_or_none() is not None
 
 
 @contextmanager
-def submission(database: Database, new_job: NewJob) -> Iterator[Submission]:
-    """Open a submission; it lands when the block ends without an exception."""
+def submission(
+    database: Database, new_job: NewJob, on_landing: OnLanding = lambda _: None
+) -> Iterator[Submission]:
+    """Open a submission; it lands when the block ends without an exception.
+
+    `on_landing` is the last step of the transaction that lands the job. An exception of it leaves
+    no trace of the job.
+    """
     with database.uploading() as connection:
-        arriving = Submission(database, connection, new_job)
+        arriving = Submission(database, connection, new_job, on_landing)
         arriving.look_up()
         staged.create(connection)
         connection.commit()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from nightjar.jobs.lines.batch_lines import BatchReader, json_lines
+from nightjar.jobs.lines.batch_lines import BatchReader, json_lines, line_error
 from nightjar.jobs.lines.file_kinds import HEAD_BYTES, other_format
 from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow, ResultRecord
 
@@ -63,10 +63,10 @@ def _rows(stream: BinaryIO) -> Iterator[NewRequest | RejectedRow]:
 
 
 def failure_text(line: JsonObject) -> str:
-    """Return which line failed and why, from an output line with an `error`."""
-    error = line["error"]
-    place = f"line {error['line']}"
-    message = str(error["message"])
+    """Return which line failed and why, from the output line of a failure."""
+    error = line_error(line) or {}
+    message = str(error.get("message"))
+    place = f"line {error['line']}" if "line" in error else ""
     return message if message.startswith(place) else f"{place}: {message}"
 
 

@@ -55,6 +55,8 @@ def serve(settings: Settings, host: str, port: int) -> None:
 def serve_uploads(settings: Settings, socket: Path) -> None:
     """Take uploads through a unix socket until the process is told to end."""
     logs.configure()
+    # It warns of each form that is none; the sender is told.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     step_back(settings.worker_niceness)
     _end_in_order()
     with _store(settings) as store:
@@ -109,6 +111,7 @@ def _application(
             settings.upload_deadline_s,
             settings.max_job_rows,
             settings.max_rejected_lines,
+            file_lifetime_s=settings.file_lifetime_s,
         ),
         taker=taker,
         deployment=deployment,

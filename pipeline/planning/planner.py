@@ -52,6 +52,7 @@ class Planner:
     ) -> None:
         self._settings = settings
         self.fingerprint = model.fingerprint
+        self.model_name = settings.model_name or model.name
         self._cache = open_cache(settings, store, model)
         self._store = store
         self._clock = clock
@@ -59,7 +60,7 @@ class Planner:
             model.config,
             model.tokenizer(),
             find_vectors=store.vectors.get,
-            served_name=None if settings.accept_any_model else settings.model_name or model.name,
+            served_name=None if settings.accept_any_model else self.model_name,
             chat_template=model.chat_template(),
         )
         self._counted: set[str] = set()  # jobs whose chunk was counted as a failure before it began

@@ -15,8 +15,10 @@ from celery.signals import worker_init, worker_ready, worker_shutdown
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
 from nightjar.jobs.errors import StoreError
-from nightjar.jobs.records import MicroBatchRef
+from nightjar.jobs.records import JobLimits, MicroBatchRef
 from nightjar.jobs.store import Store
+from nightjar.pipeline.planning.finalize import Finalizer
+from nightjar.pipeline.planning.ingest import Ingest
 from nightjar.pipeline.planning.model_change import ModelChange
 from nightjar.pipeline.planning.planner import Planner
 from nightjar.pipeline.queue.celery_app import (
@@ -50,6 +52,21 @@ def _planner() -> Planner:
     if settings.model is None:
         raise SettingsError("NIGHTJAR_MODEL is not set: name the directory of the served model")
     return Planner(settings, _store(), ModelDirectory.open(settings.model))
+
+
+@cache
+def _ingest() -> Ingest:
+    return Ingest(
+        _store(),
+        limits=JobLimits(settings.max_job_rows, settings.max_rejected_lines),
+        served_model=_planner().model_name,
+        attempts=settings.plan_attempts,
+    )
+
+
+@cache
+def _finalizer() -> Finalizer:
+    return Finalizer(_store())
 
 
 @cache
@@ -97,8 +114,10 @@ def _open(**_: object) -> None:
         raise SystemExit(f"nightjar planner: {error}") from error
     _sweeper()
     _leadership()
+    _ingest()
     spare_what_stays()
-    _passes()["sweep"].start()  # it needs no broker
+    for name in ("sweep", "ingest", "finalize"):  # they need no broker
+        _passes()[name].start()
 
 
 @worker_ready.connect
@@ -111,6 +130,7 @@ def _begin(**_: object) -> None:
 def _close(**_: object) -> None:
     for one in _passes().values():
         one.stop(_STOP_S)
+    _ingest().drop()
     try:
         _leadership().resign()
     except StoreError as error:  # another planner takes the lead after its waiting time
@@ -121,6 +141,9 @@ def _close(**_: object) -> None:
 _UNWOKEN_S = 2 * settings.sweep_every_s
 # While workers take messages: often, so that the broker never runs empty.
 _DISPATCH_AGAIN_S = 0.1
+# Nobody says when a job is over: workers end jobs in SQL.
+_FINALIZE_LOOK_S = min(0.3, settings.sweep_every_s)
+_COUNT_AGAIN_S = 0.01  # the other passes get their turn
 _STOP_S = 20.0
 
 
@@ -142,6 +165,24 @@ def _dispatch_step() -> float:
     return _DISPATCH_AGAIN_S if count else _UNWOKEN_S
 
 
+def _ingest_step() -> float:
+    """Read a part of a batch's file, if this planner still leads."""
+    if not _leadership().may_act():
+        _ingest().drop()
+        return _UNWOKEN_S
+    report = _ingest().step()
+    if report.landed:
+        _passes()["plan"].wake()
+    return _UNWOKEN_S if report.pause_s is None else min(report.pause_s, _UNWOKEN_S)
+
+
+def _finalize_step() -> float:
+    """Count results of batches that are over, if this planner still leads."""
+    if not _leadership().may_act():
+        return _UNWOKEN_S
+    return _COUNT_AGAIN_S if _finalizer().step() else _FINALIZE_LOOK_S
+
+
 def _sweep_step() -> float:
     """Renew or watch the lead, and sweep as the leader."""
     began = time.monotonic()
@@ -160,7 +201,13 @@ def _sweep_step() -> float:
 
 @cache
 def _passes() -> dict[str, Pass]:
-    steps = {"sweep": _sweep_step, "plan": _plan_step, "dispatch": _dispatch_step}
+    steps = {
+        "sweep": _sweep_step,
+        "plan": _plan_step,
+        "dispatch": _dispatch_step,
+        "ingest": _ingest_step,
+        "finalize": _finalize_step,
+    }
     return {name: Pass(name, step, settings.sweep_every_s) for name, step in steps.items()}
 
 
@@ -171,7 +218,7 @@ _MOST_HANDS = 3
 def _wake(name: str, hands: int) -> dict[str, int]:
     """Wake the passes, or pass the message on where another planner is known to lead."""
     if not _leadership().other_lives:
-        for one in ("plan", "dispatch"):
+        for one in ("ingest", "plan", "dispatch"):
             _passes()[one].wake()
         return {}
     if hands < _MOST_HANDS:

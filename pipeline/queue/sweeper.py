@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
+from nightjar.jobs.file_records import ABANDONED_AFTER_S
 from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.store import Store
 from nightjar.jobs.workers import ComputeSeconds, Crash, WorkerHeartbeat
@@ -71,12 +72,13 @@ class Sweeper:
         self._beats: dict[Hashable, float] = {}
         self._messages: dict[Hashable, float] = {}
         self._landings: dict[Hashable, float] = {}
+        self._files: dict[Hashable, float] = {}
 
     def sweep(self, patience_s: float = math.inf) -> SweepReport:
-        """Take leases back, send lost messages again, then end jobs that are due.
+        """Take leases back, send lost messages again, end jobs that are due, then free files.
 
         Args:
-            patience_s: Seconds for jobs that are to end; the next sweep ends the rest.
+            patience_s: Seconds for jobs that are to end, and for files; the next sweep goes on.
 
         Raises:
             StoreUnavailableError: The database is away, or takes no writes.
@@ -85,8 +87,10 @@ class Sweeper:
             self._store.heartbeats.beat(OWNER, ComputeSeconds())
             beats, messages = self._read()
             report = SweepReport(self._release_dead(beats), self._requeue_lost(messages))
+            began = time.monotonic()
             self._end_jobs(patience_s)
             self._drop_landings()
+            self._sweep_files(max(0.0, patience_s - (time.monotonic() - began)))
             return report
 
     def _end_jobs(self, patience_s: float) -> None:
@@ -113,6 +117,20 @@ class Sweeper:
                     dropped,
                     extra={"action": "drop_landing", "job_id": one.name},
                 )
+
+    def _sweep_files(self, patience_s: float) -> None:
+        """Take abandoned uploads of files back, then free files that nobody can see."""
+        arriving = self._store.file_sweeping.uploading()
+        still = self._still(self._files, arriving)
+        for file_id, counter in arriving:
+            if still[file_id, counter] < max(ABANDONED_AFTER_S, self._dead_after_s):
+                continue
+            if self._store.file_sweeping.take_back(file_id, counter):
+                logger.warning(
+                    "the upload of a file was left half-way and is taken away",
+                    extra={"action": "drop_upload", "file_id": file_id},
+                )
+        self._store.file_sweeping.sweep_files(patience_s)
 
     def watch(self) -> None:
         """Note which workers and messages have moved, and do nothing else.

@@ -49,7 +49,9 @@ def test_bad_lines_are_reported_and_good_ones_finish(tiny_model: Path, tmp_path:
     assert done.returncode == 3, done.stderr
     assert [line["custom_id"] for line in read_lines(out)] == ["good", "good rank", "last"]
     assert len(read_lines(out)[1]["response"]["body"]["results"]) == 1
-    errors = [line["error"] for line in read_lines(tmp_path / "out.errors.jsonl")]
+    errors = [
+        line["response"]["body"]["error"] for line in read_lines(tmp_path / "out.errors.jsonl")
+    ]
     assert len(errors) == len(lines) - 3
     expected = {
         2: "body.prompt",
@@ -99,7 +101,7 @@ def test_prompt_vectors_by_name_and_of_the_wrong_width(tiny_model: Path, tmp_pat
     texts = {line["response"]["body"]["choices"][0]["text"] for line in answers}
     assert len(texts) == 1
     errors = read_lines(tmp_path / "out.errors.jsonl")
-    assert [(e["custom_id"], e["error"]["param"]) for e in errors] == [
+    assert [(e["custom_id"], e["response"]["body"]["error"]["param"]) for e in errors] == [
         ("thrice", "body.prompt_vector"),
         ("none", "body.prompt_vector"),
     ]

@@ -79,7 +79,8 @@ def test_bad_requests_in_a_file_leave_their_neighbours_untouched(
     assert found[0].keys() == {line["custom_id"] for line in GOOD}
     assert found[1] == found[0]
     errors = {
-        line["custom_id"]: line["error"] for line in read_lines(tmp_path / "mixed.out.errors.jsonl")
+        line["custom_id"]: line["response"]["body"]["error"]
+        for line in read_lines(tmp_path / "mixed.out.errors.jsonl")
     }
     assert errors.keys() == {line["custom_id"] for line, _, _ in bad}
     for line, param, words in bad:
@@ -101,8 +102,9 @@ def test_a_request_that_the_cache_can_never_hold_names_the_setting(
     nightjar("run", source, "--model", tiny_model, "--out", out, "--dtype", "fp32")
     assert answers(out).keys() == {"short"}
     (refused,) = read_lines(tmp_path / "out.errors.jsonl")
-    assert (refused["custom_id"], refused["error"]["code"]) == ("long", "cache_exceeded")
-    assert "raise NIGHTJAR_KV_CACHE_BYTES" in refused["error"]["message"]
+    told = refused["response"]["body"]["error"]
+    assert (refused["custom_id"], told["code"]) == ("long", "cache_exceeded")
+    assert "raise NIGHTJAR_KV_CACHE_BYTES" in told["message"]
 
 
 def test_bad_requests_in_an_upload_leave_their_neighbours_untouched(store: Store) -> None:

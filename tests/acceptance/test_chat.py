@@ -54,4 +54,4 @@ def test_a_chat_is_the_completion_of_its_rendered_prompt(model: Path, tmp_path: 
     assert chat["usage"] == plain["usage"]
     [refused] = read_lines(tmp_path / "out.errors.jsonl")
     assert refused["custom_id"] == "refused"
-    assert "Unknown role: 손님" in refused["error"]["message"]
+    assert "Unknown role: 손님" in refused["response"]["body"]["error"]["message"]

@@ -16,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
+from nightjar.jobs.lines.batch_lines import line_error
 from nightjar.jobs.store.tables import worker as worker_table
 from tests.databases import fresh_postgres_database
 from tests.processes import (
@@ -158,10 +159,11 @@ def test_a_job_over_http(deployment: Deployment, api: httpx.Client) -> None:
 
     output = [json.loads(line) for line in api.get(f"/v1/jobs/{job_id}/output").text.splitlines()]
     errors = [json.loads(line) for line in api.get(f"/v1/jobs/{job_id}/errors").text.splitlines()]
-    assert output == [row for row in rows if row["error"] is None]
-    assert errors == [row for row in rows if row["error"] is not None]
-    assert errors[0]["error"]["code"] == "invalid_json"
-    assert "line 17" in errors[0]["error"]["message"]
+    assert output == [row for row in rows if line_error(row) is None]
+    assert errors == [row for row in rows if line_error(row) is not None]
+    first = errors[0]["response"]["body"]["error"]
+    assert (first["code"], first["line"]) == ("invalid_json", 17)
+    assert "line 17" in first["message"]
 
     again = post(api, lines, **{"Idempotency-Key": "night-1"})
     assert again.status_code == 200
@@ -200,7 +202,7 @@ def test_a_cancelled_job(deployment: Deployment, api: httpx.Client) -> None:
     assert counts["completed"] + counts["cancelled"] == counts["total"] == 1500
     rows = page_through(api, job_id, 1000)
     said = Counter(row["error"] and row["error"]["code"] for row in rows)
-    assert said == {None: counts["completed"], "cancelled": counts["cancelled"]}
+    assert said == {None: counts["completed"], "batch_cancelled": counts["cancelled"]}
     assert api.post(f"/v1/jobs/{job_id}/cancel").json()["state"] == "cancelled"
 
 
@@ -273,7 +275,7 @@ def test_the_commands_of_a_client(
         None,
     ]
     failed = nightjar("results", job_id, *where, "--outcome", "failed")
-    assert json.loads(failed.stdout)["error"]["line"] == 5
+    assert json.loads(failed.stdout)["response"]["body"]["error"]["line"] == 5
     cancelled = nightjar("cancel", job_id, *where)
     assert json.loads(cancelled.stdout)["state"] == "completed_with_failures"
     unknown = nightjar("status", "job_unknown", *where)

@@ -47,8 +47,10 @@ def test_a_poisoned_row_fails_alone_and_is_retried_when_asked(
     del expected["row-6"]
     assert texts(poisoned / "out.jsonl") == expected
     (failure,) = read_lines(poisoned / "out.errors.jsonl")
-    assert (failure["custom_id"], failure["error"]["code"]) == ("row-6", "compute_lost")
-    assert failure["error"]["message"] == (
+    told = failure["response"]["body"]["error"]
+    assert (failure["custom_id"], told["code"]) == ("row-6", "compute_lost")
+    assert (failure["response"]["status_code"], failure["error"]) == (500, None)
+    assert told["message"] == (
         "computed alone 2 times and never answered; the last time the compute process was ended "
         "by SIGSEGV"
     )

@@ -1,10 +1,12 @@
 """`nightjar run` with the fake engine: the whole journey without a model."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nightjar.pipeline.embedded.workdir import default_workdir, note_written
 from tests.processes import completion_line, nightjar, read_lines, rerank_line, write_lines
 
 
@@ -51,4 +53,13 @@ def test_poison_that_raises_costs_its_own_row(tiny_model: Path, tmp_path: Path) 
     assert set(told(out)) == {f"row-{n}" for n in range(20)} - {"row-11"}
     (failed,) = read_lines(tmp_path / "out.errors.jsonl")
     assert failed["custom_id"] == "poison"
-    assert failed["error"]["code"] == "internal_error"
+    assert failed["response"]["body"]["error"]["code"] == "internal_error"
+
+    # A run that the version before has finished, with its shape of errors, stays finished.
+    errors = tmp_path / "out.errors.jsonl"
+    old = {"code": "internal_error", "message": "raised", "param": None, "line": 12}
+    errors.write_text(json.dumps({**failed, "response": None, "error": old}) + "\n")
+    note_written(default_workdir(out), out)
+    again = nightjar("run", tmp_path / "in.jsonl", "--model", tiny_model, "--out", out)
+    assert (again.returncode, read_lines(errors)[0]["error"]) == (3, old)
+    assert "already finished" in again.stderr

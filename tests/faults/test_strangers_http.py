@@ -17,7 +17,7 @@ from http.client import HTTPResponse
 import httpx
 import pytest
 
-from nightjar.jobs.api.upload import PARSE_BYTES, UPLOADS_AT_ONCE
+from nightjar.jobs.api.places import PARSE_BYTES, UPLOADS_AT_ONCE
 from tests.api_process import Api, upload_sockets
 from tests.faults.api import API, answers_http, give_api
 from tests.faults.conftest import Place

@@ -79,9 +79,11 @@ def test_results_in_pages(client: TestClient, job_id: str) -> None:
     assert (first["has_more"], first["next_after"]) == (True, 2)
     assert [item["custom_id"] for item in first["data"]] == ["row-0", "row-1", "row-2"]
     assert first["data"][0]["response"]["body"] == {"text": "answer to row-0"}
-    assert first["data"][2]["error"] == {
+    assert first["data"][2]["error"] is None
+    assert first["data"][2]["response"]["body"]["error"] == {
         "code": "refused",
         "message": "no good",
+        "type": "invalid_request_error",
         "param": "body.stop",
         "line": 3,
     }
@@ -175,7 +177,7 @@ def test_cancelling(client: TestClient, store: Store) -> None:
     counts = {"total": 2, "completed": 1, "failed": 0, "cancelled": 1, "reused": 0}
     assert job["counts"] == counts
     (error,) = lines(client.get(f"/v1/jobs/{job_id}/errors").text)
-    assert error["error"]["code"] == "cancelled"
+    assert (error["response"], error["error"]["code"]) == (None, "batch_cancelled")
 
 
 def test_pausing_and_resuming(client: TestClient, store: Store) -> None:
@@ -203,8 +205,9 @@ def test_a_request_that_crashed_is_shown_with_the_reason_and_retried(
     assert (job["state"], job["micro_batches"]["split"]) == ("completed_with_failures", 1)
     (shown,) = lines(client.get(f"/v1/jobs/{job_id}/errors").text)
     assert shown["custom_id"] == "row-1"
-    assert shown["error"]["code"] == "compute_lost"
-    assert shown["error"]["message"] == (
+    told = shown["response"]["body"]["error"]
+    assert (told["code"], told["type"]) == ("compute_lost", "server_error")
+    assert told["message"] == (
         "computed alone once and never answered; the last time the compute process was ended by "
         "SIGSEGV"
     )

@@ -24,7 +24,7 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
-from nightjar.jobs.api.upload import UPLOADS_AT_ONCE
+from nightjar.jobs.api.places import UPLOADS_AT_ONCE
 from nightjar.jobs.store import Store
 from tests.api_process import Api, running_api, upload_sockets
 from tests.databases import fresh_postgres_database

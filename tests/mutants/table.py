@@ -74,6 +74,9 @@ TESTS: dict[str, list[str]] = {
         *_integration("dispatcher"),
     ],
     "jobs/store/database.py": [*_store("troubles", "races", "submission"), *_unit("settings")],
+    "jobs/store/file_sweeping.py": [*_store("files"), *_integration("sweeper")],
+    "jobs/store/file_tables.py": ["tests/migration/test_migrations.py"],
+    "jobs/store/files.py": [*_store("files"), *_integration("api_files", "openai_files")],
     "jobs/store/following.py": [*_store("following"), *_integration("following_property")],
     "jobs/store/heartbeats.py": [
         *_store("leases", "suspects", "waiting"),

@@ -14,7 +14,16 @@ from tests.source_tree import ROOT, python_files, source_files
 RECORDS = {
     *(
         f"jobs.{name}"
-        for name in ("records", "states", "workers", "errors", "equality", "lifecycle")
+        for name in (
+            "records",
+            "file_records",
+            "batch_records",
+            "states",
+            "workers",
+            "errors",
+            "equality",
+            "lifecycle",
+        )
     )
 }
 MODELS = {"checkpoints", "kernels", "gpu_worker.models"}
@@ -47,7 +56,7 @@ RULES: list[tuple[str, set[str]]] = [
     ),
     ("gpu_worker/", set()),
     ("pipeline/queue/", QUEUE),
-    ("pipeline/planning/", QUEUE | {"checkpoints", "pipeline.planning"}),
+    ("pipeline/planning/", QUEUE | {"checkpoints", "jobs.lines", "pipeline.planning"}),
     ("pipeline/files/", FILES),
     ("pipeline/embedded/", EMBEDDED),
     ("pipeline/front/", EMBEDDED | {"jobs.api", "pipeline.front"}),

@@ -12,6 +12,7 @@ from nightjar.jobs.lines.batch_lines import (
     LineCutter,
     json_lines,
     json_pieces,
+    line_error,
     output_line,
 )
 from nightjar.jobs.records import NewRequest, RejectedRow, RequestError, ResultRecord
@@ -94,15 +95,37 @@ def test_the_line_of_a_success() -> None:
     }
 
 
-def test_the_line_of_a_failure() -> None:
+def test_the_line_of_a_failure_has_it_where_openai_has_it() -> None:
     line = output_line(record(RequestError("invalid_value", "line 3: no", "body.stop")))
-    assert line["response"] is None
-    assert line["error"] == {
-        "code": "invalid_value",
-        "message": "line 3: no",
-        "param": "body.stop",
-        "line": 3,
+    assert line["error"] is None
+    assert line["response"] == {
+        "status_code": 400,
+        "request_id": "req_000000000005",
+        "body": {
+            "error": {
+                "message": "line 3: no",
+                "type": "invalid_request_error",
+                "param": "body.stop",
+                "code": "invalid_value",
+                "line": 3,
+            }
+        },
     }
+    assert line_error(line) == line["response"]["body"]["error"]
+
+
+@pytest.mark.parametrize("code", ["cancelled", "expired"])
+def test_only_a_row_that_was_not_computed_has_an_error_and_no_response(code: str) -> None:
+    line = output_line(record(RequestError(code, "the job ended", None)))
+    assert line["response"] is None
+    assert line["error"] == {"code": f"batch_{code}", "message": "the job ended"}
+    assert line_error(line) == line["error"]
+
+
+def test_a_success_has_no_error_and_lines_of_the_version_before_are_read() -> None:
+    assert line_error(output_line(record(None))) is None
+    told = {"code": "invalid_value", "message": "no", "param": None, "line": 3}
+    assert line_error({"response": None, "error": told}) == told
 
 
 @pytest.mark.parametrize("count", [0, 1, 5_000])

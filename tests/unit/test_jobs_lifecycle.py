@@ -7,16 +7,17 @@ import pytest
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import LifecycleError
-from nightjar.jobs.states import JobState, MicroBatchState, RequestState, StopReason
+from nightjar.jobs.states import BatchStage, JobState, MicroBatchState, RequestState, StopReason
 
 TABLES = [
     lifecycle.JOB_TRANSITIONS,
     lifecycle.REQUEST_TRANSITIONS,
     lifecycle.MICRO_BATCH_TRANSITIONS,
+    lifecycle.BATCH_TRANSITIONS,
 ]
 
 
-@pytest.mark.parametrize("states", [JobState, RequestState, MicroBatchState])
+@pytest.mark.parametrize("states", [JobState, RequestState, MicroBatchState, BatchStage])
 def test_every_state_is_in_its_table(states: type) -> None:
     table = next(table for table in TABLES if isinstance(next(iter(table)), states))
     assert set(table) == set(states)
@@ -77,7 +78,7 @@ def drawn(name: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "table"), list(zip(["job", "request", "micro-batch"], TABLES, strict=True))
+    ("name", "table"), list(zip(["job", "request", "micro-batch", "batch"], TABLES, strict=True))
 )
 def test_the_documented_diagrams_are_the_tables(name: str, table: dict) -> None:
     arrows = {

@@ -9,6 +9,7 @@ import pytest
 from nightjar.jobs.records import NewRequest, RejectedRow, RequestError, ResultRecord
 from nightjar.pipeline.files.formats import (
     UnusableInputError,
+    failure_text,
     read_batch_lines,
     replaced_when_whole,
     write_results,
@@ -24,7 +25,7 @@ def record(index: int, error: RequestError | None = None) -> ResultRecord:
         index=index,
         line=index + 1,
         custom_id=f"row-{index}",
-        status_code=200,
+        status_code=400 if error else 200,
         body=body,
         error=error,
         prompt_tokens=1,
@@ -67,9 +68,10 @@ def test_results_are_one_json_object_a_line(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
     assert lines[0]["response"]["body"]["text"] == "한글 \u2028 🙂"
     assert lines[0]["error"] is None
-    assert lines[1]["response"] is None
-    assert lines[1]["error"]["param"] == "body.prompt"
-    assert lines[1]["error"]["line"] == 2
+    assert lines[1]["error"] is None
+    told = lines[1]["response"]["body"]["error"]
+    assert (told["param"], told["line"]) == ("body.prompt", 2)
+    assert failure_text(lines[1]) == "line 2: no"
 
 
 def test_a_broken_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""Batches over HTTP, in the shape of OpenAI's API: make, list, show and cancel them."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+
+from nightjar.jobs.api.batch_bodies import MAX_BODY_BYTES, CreateBatch, batch_payload, new_batch
+from nightjar.jobs.api.body import RefusedRequestError, UploadLimits
+from nightjar.jobs.api.caller import Caller, needs
+from nightjar.jobs.api.files import checked_file_id, list_payload
+from nightjar.jobs.api.json_body import read_json_object
+from nightjar.jobs.api.results import is_id
+from nightjar.jobs.batch_records import Batch, NewBatch
+from nightjar.jobs.errors import UnknownBatchError, UnknownFileError
+from nightjar.jobs.file_records import FilePurpose
+from nightjar.jobs.records import JsonObject
+from nightjar.jobs.states import Scope
+from nightjar.jobs.store import Store
+
+MAX_BATCHES = 100  # of a page, as OpenAI's
+_LONGEST_SHOWN = 64
+
+Reader = Annotated[Caller, Depends(needs(Scope.READ))]
+Submitter = Annotated[Caller, Depends(needs(Scope.SUBMIT))]
+
+# FastAPI cannot derive it: it does not read the body, whose length is bounded.
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": CreateBatch.model_json_schema()}},
+    }
+}
+
+
+def batches_router(
+    store: Store,
+    try_to_wake: Callable[[str], str | None],
+    served_model: str | None,
+    limits: UploadLimits,
+) -> APIRouter:
+    """`/v1/batches`."""
+    router = APIRouter(prefix="/v1/batches")
+
+    @router.post("", openapi_extra=_BODY)
+    async def create_batch(request: Request, caller: Submitter) -> JSONResponse:
+        """Compute the lines of a file; answers before the file is read."""
+        data = await read_json_object(request, limits, MAX_BODY_BYTES)
+        new = new_batch(data, caller.tenant, served_model)
+        batch = await run_in_threadpool(_create, store, new)
+        # Without the broker the planner looks by itself: the answer is the same.
+        await run_in_threadpool(try_to_wake, batch.job_id)
+        return JSONResponse(batch_payload(batch))
+
+    @router.get("")
+    def list_batches(
+        caller: Reader,
+        limit: Annotated[int, Query(ge=1, le=MAX_BATCHES)] = 20,
+        after: str | None = None,
+    ) -> JSONResponse:
+        """The caller's batches, newest first; ask on with `after=last_id` while `has_more`."""
+        try:
+            behind = None if after is None else _checked_id(after)
+            found = store.batches.newest(limit + 1, caller.tenant, behind)
+        except UnknownBatchError as error:
+            message = f"after: this list has no batch {error.batch_id!r}"
+            raise RefusedRequestError(400, "invalid_after", message, "after") from error
+        return JSONResponse(list_payload([batch_payload(one) for one in found], limit))
+
+    @router.get("/{batch_id}")
+    def show_batch(batch_id: str, caller: Reader) -> JsonObject:
+        """A batch as it stands."""
+        return batch_payload(store.batches.get(_checked_id(batch_id), caller.tenant))
+
+    @router.post("/{batch_id}/cancel")
+    def cancel_batch(batch_id: str, caller: Submitter) -> JsonObject:
+        """Ask for the end of a batch; what has landed stays."""
+        batch = store.batches.cancel(_checked_id(batch_id), caller.tenant)
+        try_to_wake(batch.job_id)
+        return batch_payload(batch)
+
+    return router
+
+
+def _create(store: Store, new: NewBatch) -> Batch:
+    try:
+        file = store.files.get(checked_file_id(new.input_file_id), new.tenant)
+        if file.purpose is not FilePurpose.BATCH:
+            message = (
+                f"input_file_id: the file {file.id!r} is for {file.purpose.value!r}; upload the "
+                "lines with the purpose 'batch'"
+            )
+            raise RefusedRequestError(400, "invalid_file_purpose", message, "input_file_id")
+        return store.batches.create(new)
+    except UnknownFileError as error:
+        message = f"input_file_id: {error}, or its upload has not ended"
+        raise RefusedRequestError(404, "unknown_file", message, "input_file_id") from error
+
+
+def _checked_id(batch_id: str) -> str:
+    """The id, if a batch can have it; raises UnknownBatchError."""
+    if not is_id(batch_id):
+        raise UnknownBatchError(batch_id[:_LONGEST_SHOWN])
+    return batch_id
