@@ -197,6 +197,7 @@ def _claimed(connection: Connection, leased: Row[Any]) -> ClaimedMicroBatch:
         tokens=leased.tokens,
         isolated=leased.isolated,
         fingerprint=leased.fingerprint,
+        live=leased.live,
         attempts=leased.attempts,
         crashes=leased.crashes,
         requests=requests,
