@@ -12,6 +12,8 @@ from fastapi.responses import HTMLResponse
 
 import nightjar
 from nightjar.jobs.api.body import UploadLimits
+from nightjar.jobs.api.call_routes import calls_router
+from nightjar.jobs.api.calls import Calls, CallSettings
 from nightjar.jobs.api.errors import answer_bad_parameter, answer_error
 from nightjar.jobs.api.forwarding import UploadForwarder, UploadTaker
 from nightjar.jobs.api.guard import BrowserGuard
@@ -29,7 +31,7 @@ Any viewer of that format shows it.</p></html>
 """
 
 
-def create_app(
+def create_app(  # noqa: PLR0913 - the parts of one application
     store: Store,
     wake: Callable[[str], None],
     *,
@@ -38,6 +40,7 @@ def create_app(
     taker: UploadTaker | None = None,
     deployment: Deployment | None = None,
     trusted_hosts: Collection[str] = (),
+    calls: CallSettings | None = None,
 ) -> FastAPI:
     """The application over a store whose tables exist.
 
@@ -46,6 +49,7 @@ def create_app(
     none in `?model=`, and the only one that may be named; None accepts any.
     `taker` is another process with this application that takes the uploads; None
     takes them here. `deployment` knows of the other processes; None says nothing of them.
+    `calls` says how single calls get to the workers, and how many may wait.
     `trusted_hosts` are names under which the API is reached beside loopback and addresses.
     """
     app = FastAPI(title="Nightjar", version=nightjar.__version__, docs_url=None, redoc_url=None)
@@ -54,8 +58,9 @@ def create_app(
     uploads = Uploads(store.jobs, wake, served_model, limits)
     forwarder = None if taker is None else UploadForwarder(taker, limits)
     health = health_router(store, taker, deployment)
+    single = Calls(store, wake, served_model, calls or CallSettings(), limits)
     routers = (jobs_router(store, uploads, forwarder), following_router(store))
-    for router in (*routers, results_router(store), health):
+    for router in (*routers, results_router(store), calls_router(single), health):
         app.include_router(router)
 
     @app.get("/docs", include_in_schema=False)

@@ -40,7 +40,7 @@ class Jobs:
             return find_job(connection, job_id)
 
     def newest(self, limit: int = 20, after: str | None = None) -> list[Job]:
-        """Jobs without single calls, newest first; `after` is the id of the last one of the page before."""
+        """Jobs, newest first, without single calls; `after` is the last id of the page before."""
         statement = sa.select(*JOB_COLUMNS).where(LISTED).order_by(job.c.id.desc()).limit(limit)
         if after is not None:
             statement = statement.where(job.c.id < after)

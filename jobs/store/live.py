@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from nightjar.jobs.records import (
     CallOutcome,
@@ -25,6 +25,7 @@ from nightjar.jobs.records import (
 )
 from nightjar.jobs.states import MicroBatchState, RequestKind, RequestState
 from nightjar.jobs.store.bodies import dump_body
+from nightjar.jobs.store.common import AnyRow
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.json_text import load_json
 from nightjar.jobs.store.segments import pack_segments
@@ -121,7 +122,7 @@ class LiveCalls:
         return [_outcome(row) for row in rows]
 
     def purge(self, keep_s: float, patience_s: float = math.inf) -> int:
-        """Delete calls that are over and were made more than `keep_s` seconds ago; returns how many.
+        """Delete calls that are over and are older than `keep_s` seconds; returns how many.
 
         No step begins after `patience_s` seconds; the next call goes on with the rest.
         """
@@ -147,9 +148,7 @@ class LiveCalls:
         return [job_id for job_id in old if job_id not in newest]
 
 
-def _insert_micro_batch(
-    connection: Connection, job_id: str, planned: PlannedCall
-) -> MicroBatchRef:
+def _insert_micro_batch(connection: Connection, job_id: str, planned: PlannedCall) -> MicroBatchRef:
     item = planned.micro_batch
     values = {
         "job_id": job_id,
@@ -187,7 +186,7 @@ def _delete(connection: Connection, ids: Sequence[str]) -> None:
     connection.execute(sa.delete(job).where(job.c.id.in_(ids)))
 
 
-def _outcome(row: Row[Any]) -> CallOutcome:
+def _outcome(row: AnyRow) -> CallOutcome:
     error = None
     if row.error_code is not None:
         error = RequestError(row.error_code, row.error_message, row.error_param)

@@ -223,8 +223,3 @@ def new_job_id() -> str:
 def id_before(seconds: float) -> str:
     """An id that sorts between jobs older than so many seconds and younger ones."""
     return f"job_{max(0, int((time.time() - seconds) * 1_000)):012x}"
-
-
-def id_before(seconds: float) -> str:
-    """An id that sorts between jobs older than so many seconds and younger ones."""
-    return f"job_{max(0, int((time.time() - seconds) * 1_000)):012x}"

@@ -21,9 +21,7 @@ READY_LIVE = sa.text("state || '' = 'ready' AND live")
 
 def upgrade() -> None:
     for table in ("job", "micro_batch"):
-        add_column(
-            table, sa.Column("live", sa.Boolean, nullable=False, server_default=sa.false())
-        )
+        add_column(table, sa.Column("live", sa.Boolean, nullable=False, server_default=sa.false()))
     create_index("ix_job_listed", "job", ["tenant", "id"], LISTED)
     create_index("ix_job_live", "job", ["id"], LIVE)
     create_index("ix_micro_batch_live", "micro_batch", ["fingerprint", "id"], READY_LIVE)
