@@ -138,6 +138,7 @@ class JobToPlan:
     id: str
     failures: int  # chunks that could not be planned since one could
     error: str | None  # why not the last
+    live: bool  # a single call
 
 
 class EncodedRequest(msgspec.Struct, frozen=True):
@@ -171,7 +172,27 @@ class MicroBatchRef:
     tokens: int
     isolated: bool = False  # suspects: nothing else is computed beside them
     fingerprint: str = ""  # of the model that it was planned for; "": by a version before 0013
+    live: bool = False  # of a single call
     urgent: bool = False  # its job has a priority; `dispatchable` alone says so
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """A single call's token ids and micro-batch, before either has an id."""
+
+    encoded: EncodedRequest
+    micro_batch: NewMicroBatch
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutcome:
+    """How a single call has ended. Exactly one of body and error is set."""
+
+    job_id: str
+    status_code: int
+    body: JsonObject | None
+    error: RequestError | None
 
 
 class ClaimedRequest(msgspec.Struct, frozen=True):
@@ -199,6 +220,7 @@ class ClaimedMicroBatch:
     tokens: int
     isolated: bool
     fingerprint: str  # of the model that it was planned for
+    live: bool  # of a single call
     attempts: int  # claims so far, this one included
     crashes: int  # crashes while its only request was computed alone
     requests: list[ClaimedRequest]

@@ -132,12 +132,16 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """Continue a prompt.  An id at or past the vocabulary V means row `id - V` of the request's
-    prompt vectors, here and in RankRequest."""
+    prompt vectors, here and in RankRequest.
+
+    urgent: a client waits for the answer, so the request goes before others; in both records.
+    """
 
     request_id: int
     token_ids: Sequence[int]
     sampling: SamplingParams
     prompt_vectors: str | None = None
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,7 @@ class RankRequest:
     documents: Sequence[Sequence[int]]
     prompt_vectors: str | None = None
     top_n: int | None = None
+    urgent: bool = False
 
 
 Request = GenerateRequest | RankRequest

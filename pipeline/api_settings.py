@@ -30,6 +30,15 @@ class ApiSettings(BaseSettings):
         le=100 * 365 * 86_400.0,
         description="an uploaded file is deleted after so long, unless its upload says when",
     )
+    live_calls: int = Field(
+        256, ge=1, description="most single calls that wait for their answers in one API process"
+    )
+    live_timeout_s: float = Field(
+        600.0, gt=0, description="a single call without an answer for so long is cancelled"
+    )
+    live_keep_s: float = Field(
+        3_600.0, ge=0, description="single calls are deleted so long after they were made"
+    )
     trusted_hosts: str = Field(
         "",
         description="names under which the API is reached, such as nightjar.example.org, with "

@@ -126,7 +126,14 @@ class Settings(ApiSettings):
         description="a worker with an idle thread that takes nothing for so long while messages "
         "wait for it ends, to be started again",
     )
-    worker_threads: int = Field(4, ge=1, description="micro-batches in one engine at a time")
+    worker_threads: int = Field(
+        4, ge=1, description="micro-batches of jobs in one engine at a time"
+    )
+    worker_live_threads: int = Field(
+        16,
+        ge=1,
+        description="single calls in one engine at a time, beside the micro-batches of jobs",
+    )
     on_model_change: OnModelChange = Field(
         "replan",
         description="what was planned for another model than the one that is served now and is not "
@@ -232,6 +239,11 @@ class Settings(ApiSettings):
         if not named and (shards or 1) > 1 and device != "cpu":
             raise ValueError(f"none for {shards} shards on a GPU; name one for each")
         return devices
+
+    @property
+    def all_worker_threads(self) -> int:
+        """Threads of a GPU worker's pool."""
+        return self.worker_threads + self.worker_live_threads
 
     @property
     def device_list(self) -> tuple[str, ...]:

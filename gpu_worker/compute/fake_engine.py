@@ -54,7 +54,7 @@ class FakeEngine:
     Args:
         token_bytes: The raw bytes of each token id, b"" for special tokens.
         step_s: Seconds that each step takes, whatever it computes.
-        step_requests: Most requests that end in one step, oldest first.
+        step_requests: Most requests that end in one step: urgent ones first, then the oldest.
 
     Raises:
         ValueError: No token is readable text by itself, so no answer can be made.
@@ -74,6 +74,7 @@ class FakeEngine:
         self._step_requests = step_requests
         self._waiting: dict[int, Request] = {}
         self._cancelled: set[int] = set()
+        self._urgent = False  # whether an urgent request may wait
         self._vectors: set[str] = set()
 
     def register_prompt_vectors(self, key: str, vectors: "Tensor") -> None:
@@ -83,6 +84,7 @@ class FakeEngine:
     def submit(self, request: Request) -> None:
         """Add a request; one of the next steps answers it."""
         self._waiting[request.request_id] = request
+        self._urgent = self._urgent or request.urgent
 
     def cancel(self, request_id: int) -> None:
         """Drop a request at the next step, with the result `cancelled`; ignore unknown ids."""
@@ -102,9 +104,16 @@ class FakeEngine:
         self._cancelled.clear()
         if self._waiting and self._step_s:
             time.sleep(self._step_s)
-        for request_id in list(islice(self._waiting, self._step_requests)):
+        for request_id in list(islice(self._in_order(), self._step_requests)):
             results.append(self._compute(self._waiting.pop(request_id)))
+        self._urgent = self._urgent and any(one.urgent for one in self._waiting.values())
         return results
+
+    def _in_order(self) -> Iterable[int]:
+        """Return the waiting requests' ids: urgent ones first, then by arrival."""
+        if not self._urgent:
+            return self._waiting
+        return sorted(self._waiting, key=lambda id_: not self._waiting[id_].urgent)
 
     def _compute(self, request: Request) -> Result:
         try:

@@ -10,6 +10,7 @@ class EngineConfig:
     """Limits of one engine.
 
     max_running: sequences that decode together.
+    urgent_running: sequences of urgent requests that decode beside those.
     max_step_tokens: packed rows of one step.  Only a low limit is exceeded: a document of up to
     512 tokens is computed in one piece.  One that does not fit beside the running sequences gets a
     step without prompts and other documents.
@@ -25,6 +26,7 @@ class EngineConfig:
     """
 
     max_running: int = 128
+    urgent_running: int = 8
     max_step_tokens: int = 2048
     block_size: int = 32
     kv_cache_bytes: int = 1 << 30
@@ -38,3 +40,8 @@ class EngineConfig:
     def slots(self) -> int:
         """Sequences that may run at once: each of them has a row in every step."""
         return min(self.max_running, self.max_step_tokens)
+
+    @property
+    def urgent_slots(self) -> int:
+        """Slots beside those, for urgent requests alone."""
+        return min(self.urgent_running, self.max_step_tokens - self.slots)

@@ -115,6 +115,11 @@ class RankJob:
         return self.request.request_id
 
     @property
+    def order(self) -> tuple[bool, int]:
+        """Its place among the requests that wait: urgent ones first, then by arrival."""
+        return not self.request.urgent, self.arrival
+
+    @property
     def wanted(self) -> int:
         """How many of the best documents must be complete."""
         count = self.request.top_n

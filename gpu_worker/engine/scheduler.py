@@ -21,6 +21,8 @@ MAX_DEFERRED = 64
 class Scheduler:
     """First come, first served within each kind, under the limits of slots, rows and blocks.
 
+    Urgent requests go before all others, and have slots that no other request takes.
+
     Running sequences always take part.  The other rows of a step go to prompts and rankings that
     have started, and then to waiting ones in the order of arrival.  Prompts and queries are cut
     where the rows end.  A started request holds the slots it needs, so a wide beam search waits
@@ -38,13 +40,18 @@ class Scheduler:
         # Of the step being planned.
         self._rows = 0
         self._slots = 0
+        self._urgent_slots = 0
 
     def add(self, job: Job) -> None:
-        """Put a request at the end of its queue."""
+        """Put a request at the end of its queue; an urgent one behind the other urgent ones."""
         if isinstance(job, GenerateJob):
             self._generations[job] = None
+            if job.request.urgent:
+                self._generations = dict.fromkeys(sorted(self._generations, key=_order))
         else:
             self._rankings[job] = None
+            if job.request.urgent:
+                self._rankings = dict.fromkeys(sorted(self._rankings, key=_order))
 
     def schedule(self) -> StepPlan:
         """Plan one step and hold the blocks it writes."""
@@ -53,8 +60,9 @@ class Scheduler:
             sequence.held.grow(sequence.length)
         self._rows = self._config.max_step_tokens - len(plan.decodes)
         self._slots = self._config.slots - len(plan.decodes)
+        self._urgent_slots = self._config.urgent_slots + min(0, self._slots)
         self._prefill.new_step()
-        for job in list(self._open):
+        for job in sorted(self._open, key=_is_ordinary):
             if self._rows > 0:
                 self._advance(job, plan)
         self._admit(plan)
@@ -160,9 +168,9 @@ class Scheduler:
         generations, rankings = iter(list(self._generations)), iter(list(self._rankings))
         generation, ranking = next(generations, None), next(rankings, None)
         while self._rows > 0:
-            if self._slots <= 0:
+            if generation is not None and self._slots_for(generation) <= 0:
                 generation = None
-            if generation is not None and (ranking is None or generation.arrival < ranking.arrival):
+            if generation is not None and (ranking is None or generation.order < ranking.order):
                 yield generation
                 generation = next(generations, None)
             elif ranking is not None:
@@ -170,6 +178,20 @@ class Scheduler:
                 ranking = next(rankings, None)
             else:
                 return
+
+    def _slots_for(self, job: GenerateJob) -> int:
+        """Return the slots that this request may take in this step."""
+        if job.request.urgent:
+            return max(0, self._slots) + self._urgent_slots
+        return self._slots
+
+    def _take_slots(self, job: GenerateJob, count: int) -> None:
+        """Note that a request holds slots in this step."""
+        if job.request.urgent:
+            beyond = max(0, count - max(0, self._slots))
+            self._urgent_slots -= beyond
+            count -= beyond
+        self._slots -= count
 
     def _advance(self, job: Job, plan: StepPlan) -> None:
         """Plan the part of a started request in this step."""
@@ -185,10 +207,10 @@ class Scheduler:
         needed = 1 if job.beams is None else job.request.sampling.width
         starts = []
         if job.prefix.is_computed or (chunk is not None and chunk.finishes):
-            count = min(self._slots // needed, len(job.waiting))
+            count = min(max(0, self._slots_for(job)) // needed, len(job.waiting))
             starts = [job.waiting.popleft() for _ in range(count)]
         # A started prompt holds a slot, so that its sequence can start when it is complete.
-        self._slots -= needed * max(1, len(starts))
+        self._take_slots(job, needed * max(1, len(starts)))
         if chunk is not None or starts:
             plan.prompts.append(PromptWork(job, chunk, starts))
 
@@ -237,3 +259,11 @@ class Scheduler:
         if chunk is not None:
             self._rows -= chunk.end - chunk.start
         return chunk
+
+
+def _order(job: Job) -> tuple[bool, int]:
+    return job.order
+
+
+def _is_ordinary(job: Job) -> bool:
+    return not job.request.urgent

@@ -177,6 +177,11 @@ class GenerateJob:
         """The request's id."""
         return self.request.request_id
 
+    @property
+    def order(self) -> tuple[bool, int]:
+        """Its place among the requests that wait: urgent ones first, then by arrival."""
+        return not self.request.urgent, self.arrival
+
     def make_processors(self) -> LogitsProcessors | None:
         """Make the processors of one sequence; None where the request changes no score."""
         params = self.request.sampling

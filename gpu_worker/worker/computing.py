@@ -73,7 +73,9 @@ class BatchComputer:
         known = {} if self._cache is None else rankings(asked, self._cache, precision)
         answered, asked = self._shortened(asked, known, precision)
         results += answered
-        flight = self._launcher.submit([partial(_with_ticket, message) for _, message in asked])
+        flight = self._launcher.submit(
+            [partial(_with_ticket, message, batch.live) for _, message in asked]
+        )
         self._wait(batch, flight)
         scores: list[CachedScore] = []
         if flight.lost is not None and not isinstance(flight.lost, ComputeLostError):
@@ -164,10 +166,11 @@ def _messages(
     return failed, asked
 
 
-def _with_ticket(message: Message, ticket: int) -> Message:
+def _with_ticket(message: Message, urgent: bool, ticket: int) -> Message:
     if isinstance(message, messages.Rank):
-        return messages.Rank(dataclasses.replace(message.request, request_id=ticket))
-    asked = dataclasses.replace(message.request, request_id=ticket)
+        ranking = dataclasses.replace(message.request, request_id=ticket, urgent=urgent)
+        return messages.Rank(ranking)
+    asked = dataclasses.replace(message.request, request_id=ticket, urgent=urgent)
     return messages.Generate(asked, message.bad_words)
 
 

@@ -57,7 +57,7 @@ class _Parts:
         model = ModelDirectory.open(settings.model)
         store = Store(settings.database_url.get_secret_value())
         # Before the model is loaded, so that a change of its files meanwhile is noticed.
-        listen_for(app, model.fingerprint)
+        listen_for(app, model.fingerprint, settings.worker_live_threads)
         cache = open_cache(settings, store, model)
         launcher = Launcher(compute_config(settings, model.path, model.stamp), on_failure=_leave)
         launcher.wait_ready()
@@ -118,8 +118,10 @@ def _close(**_: object) -> None:
 
 
 @app.task(name=COMPUTE_TASK, throws=EXPECTED_ERRORS)
-def compute(micro_batch: int, epoch: int, alone: bool = False) -> dict[str, object]:
-    """Compute one micro-batch; Flower shows the returned value."""
+def compute(
+    micro_batch: int, epoch: int, alone: bool = False, live: bool = False
+) -> dict[str, object]:
+    """Compute one micro-batch; Flower shows the returned value. `live` only tells the lane."""
     parts = _parts[0]
     outcome = parts.worker.run(micro_batch, epoch, alone=alone)
     parts.ticker.tick()  # one more micro-batch may be dispatched

@@ -226,7 +226,15 @@ class GpuWorker:
     def _land(self, batch: ClaimedMicroBatch, computed: ComputedBatch, seconds: float) -> Outcome:
         results = computed.results
         landed = self._until_the_database_answers(
-            batch, partial(self._store.leases.finish, batch.id, batch.epoch, self.owner, results)
+            batch,
+            partial(
+                self._store.leases.finish,
+                batch.id,
+                batch.epoch,
+                self.owner,
+                results,
+                durable=not batch.live,  # a power cut ends the client's connection, too
+            ),
         )
         if landed and self._cache is not None:
             self._cache.keep(batch.requests, results, computed.precision)

@@ -13,6 +13,8 @@ from fastapi.responses import HTMLResponse
 import nightjar
 from nightjar.jobs.api.batches import batches_router
 from nightjar.jobs.api.body import UploadLimits
+from nightjar.jobs.api.call_routes import calls_router
+from nightjar.jobs.api.calls import Calls, CallSettings
 from nightjar.jobs.api.errors import answer_bad_parameter, answer_error
 from nightjar.jobs.api.file_uploads import FileUploads
 from nightjar.jobs.api.files import files_router
@@ -33,7 +35,7 @@ Any viewer of that format shows it.</p></html>
 """
 
 
-def create_app(
+def create_app(  # noqa: PLR0913 - the parts of one application
     store: Store,
     wake: Callable[[str], None],
     *,
@@ -42,6 +44,7 @@ def create_app(
     taker: UploadTaker | None = None,
     deployment: Deployment | None = None,
     trusted_hosts: Collection[str] = (),
+    calls: CallSettings | None = None,
 ) -> FastAPI:
     """The application over a store whose tables exist.
 
@@ -50,6 +53,7 @@ def create_app(
     none in `?model=`, and the only one that may be named; None accepts any.
     `taker` is another process with this application that takes the uploads; None
     takes them here. `deployment` knows of the other processes; None says nothing of them.
+    `calls` says how single calls get to the workers, and how many may wait.
     `trusted_hosts` are names under which the API is reached beside loopback and addresses.
     """
     app = FastAPI(title="Nightjar", version=nightjar.__version__, docs_url=None, redoc_url=None)
@@ -60,10 +64,12 @@ def create_app(
     file_uploads = FileUploads(store.files, limits, places)
     forwarder = None if taker is None else UploadForwarder(taker, limits)
     health = health_router(store, taker, deployment)
+    single = Calls(store, wake, served_model, calls or CallSettings(), limits)
     routers = (jobs_router(store, uploads, forwarder), following_router(store))
     files = files_router(store, file_uploads, forwarder)
     batches = batches_router(store, uploads.try_to_wake, served_model, limits)
-    for router in (*routers, results_router(store), files, batches, health):
+    answers = (results_router(store), files, batches, calls_router(single))
+    for router in (*routers, *answers, health):
         app.include_router(router)
 
     @app.get("/docs", include_in_schema=False)

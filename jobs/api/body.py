@@ -14,13 +14,25 @@ CROWDED_RATE = 16  # so many times the least rate is needed while others wait
 
 
 class RefusedRequestError(JobError):
-    """A request that the API refuses, with its HTTP status."""
+    """A request that the API refuses, with its HTTP status.
 
-    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
+    retry_after_s: When to send it again; the answer's header Retry-After.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        param: str | None = None,
+        *,
+        retry_after_s: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.param = param
+        self.retry_after_s = retry_after_s
 
 
 MayStore = Callable[[str, int], bool]

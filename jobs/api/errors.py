@@ -36,7 +36,10 @@ def error_answer(status: int, code: str, message: str, param: str | None = None)
 def answer_error(request: Request, error: Exception) -> JSONResponse:
     """A JobError as an HTTP answer in OpenAI's error shape."""
     if isinstance(error, RefusedRequestError):
-        return error_answer(error.status, error.code, str(error), error.param)
+        answer = error_answer(error.status, error.code, str(error), error.param)
+        if error.retry_after_s is not None:
+            answer.headers["Retry-After"] = str(error.retry_after_s)
+        return answer
     status, code = next(
         (answer for kind, answer in _STATUS_CODES if isinstance(error, kind)), (400, "invalid_job")
     )

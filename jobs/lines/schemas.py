@@ -16,7 +16,15 @@ from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow
 from nightjar.jobs.states import RequestKind
 from nightjar.requests import BODY_TEMPERATURE, LIMITS
 
-__all__ = ["MAX_LINE_BYTES", "BodyError", "CompletionBody", "RerankBody", "parse_batch_line"]
+__all__ = [
+    "MAX_LINE_BYTES",
+    "BodyError",
+    "CompletionBody",
+    "RerankBody",
+    "parse_batch_line",
+    "read_object",
+    "validate_body",
+]
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_CUSTOM_ID = 512  # characters
@@ -123,6 +131,11 @@ def validate_body(kind: RequestKind, body: object, *, chat: bool = False) -> Jso
         raise _body_error(error) from None
 
 
+def read_object(raw: bytes) -> JsonObject:
+    """The JSON object of these bytes; raises BodyError."""
+    return _decode_json(raw, _Line(0, 1))
+
+
 def _plain(body: BaseModel) -> JsonObject:
     """What `model_dump` gives, at a tenth of its price: the fields are plain JSON already."""
     values = body.__dict__.copy()
@@ -159,7 +172,7 @@ def _decode_json(raw: bytes, known: _Line) -> JsonObject:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         data = _decode_slowly(raw, known)
     if not isinstance(data, dict):
-        _fail("invalid_json", None, "is not a JSON object; write {...} with custom_id and body")
+        _fail("invalid_json", None, "is not a JSON object; write {...}")
     return data
 
 

@@ -17,6 +17,7 @@ from nightjar.jobs.store.heartbeats import Heartbeats
 from nightjar.jobs.store.jobs import Jobs
 from nightjar.jobs.store.leading import Leaders
 from nightjar.jobs.store.leases import Leases
+from nightjar.jobs.store.live import LiveCalls
 from nightjar.jobs.store.orphans import Orphans
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.planning import Planning
@@ -37,6 +38,7 @@ class Store:
     Attributes:
         database: The connections that the parts share.
         jobs: Submits jobs and reads them.
+        live: Single calls: submits them, finds those that have ended, purges old ones.
         backlog: Requests that wait to be planned.
         planning: Stores plans; micro-batches to dispatch.
         replanning: Takes plans for another model apart.
@@ -66,6 +68,7 @@ class Store:
         self.database = database = Database(url, synchronous=synchronous)
         outcomes = Outcomes(database)
         self.jobs = Jobs(database)
+        self.live = LiveCalls(database)
         self.backlog = Backlog(database, outcomes)
         self.planning = Planning(database, outcomes)
         self.replanning = Replanning(database)

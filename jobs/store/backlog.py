@@ -23,7 +23,7 @@ RANK = (sa.func.coalesce(job.c.rank_at, job.c.created_at), job.c.id)
 _row = request.c
 # Built once, as each pass uses them: building costs more than running.
 _TO_PLAN = (
-    sa.select(job.c.id, job.c.plan_failures, job.c.plan_error)
+    sa.select(job.c.id, job.c.plan_failures, job.c.plan_error, job.c.live)
     .where(
         job.c.state.in_(lifecycle.RUNNABLE),
         has_rows(_row.row_index, _row.job_id == job.c.id, AWAITS_PLAN),

@@ -11,7 +11,7 @@ from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.job_rows import JOB_COLUMNS, find_job, job_record
 from nightjar.jobs.store.submission import OnLanding, Submission, submission
-from nightjar.jobs.store.tables import job, micro_batch
+from nightjar.jobs.store.tables import LISTED, job, micro_batch
 from nightjar.jobs.store.waiting import Waiting, waiting_for
 
 
@@ -43,8 +43,8 @@ class Jobs:
             return find_job(connection, job_id)
 
     def newest(self, limit: int = 20, after: str | None = None) -> list[Job]:
-        """Jobs, newest first; `after` is the id of the last one of the page before."""
-        statement = sa.select(*JOB_COLUMNS).order_by(job.c.id.desc()).limit(limit)
+        """Jobs, newest first, without single calls; `after` is the last id of the page before."""
+        statement = sa.select(*JOB_COLUMNS).where(LISTED).order_by(job.c.id.desc()).limit(limit)
         if after is not None:
             statement = statement.where(job.c.id < after)
         with self._database.reading() as connection:

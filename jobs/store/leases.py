@@ -105,13 +105,20 @@ class Leases:
         return self._outcomes.write(work, durable=False)
 
     def finish(
-        self, micro_batch_id: int, epoch: int, owner: str, results: Sequence[NewResult]
+        self,
+        micro_batch_id: int,
+        epoch: int,
+        owner: str,
+        results: Sequence[NewResult],
+        *,
+        durable: bool = True,
     ) -> bool:
         """Land the outcomes of a leased micro-batch, in one transaction.
 
         Gives False if the lease is no longer this owner's: the results are thrown away. Every
         request needs its result; those of a stopped job may lack it and then end as stopped.
-        Raises StoreError for a missing or a foreign result, and nothing lands.
+        Raises StoreError for a missing or a foreign result, and nothing lands. Where it is not
+        `durable`, a power cut may undo it.
         """
 
         def work(connection: Connection) -> bool:
@@ -121,7 +128,7 @@ class Leases:
             self._held.end(connection, leased, results, MicroBatchState.DONE)
             return True
 
-        return self._outcomes.write(work)
+        return self._outcomes.write(work, durable=durable)
 
     def fail(self, micro_batch_id: int, epoch: int, owner: str, error: RequestError) -> bool:
         """End a leased micro-batch with the same error for each request that has no outcome.
@@ -197,6 +204,7 @@ def _claimed(connection: Connection, leased: Row[Any]) -> ClaimedMicroBatch:
         tokens=leased.tokens,
         isolated=leased.isolated,
         fingerprint=leased.fingerprint,
+        live=leased.live,
         attempts=leased.attempts,
         crashes=leased.crashes,
         requests=requests,

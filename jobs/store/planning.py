@@ -32,6 +32,7 @@ from nightjar.jobs.store.segments import pack_segments
 from nightjar.jobs.store.tables import (
     NO_TOKENS,
     READY_ALONE,
+    READY_LIVE,
     READY_SUSPECTS,
     job,
     micro_batch,
@@ -43,7 +44,8 @@ _mb = micro_batch.c
 # Built once, as each tick and each plan uses them: building costs more than running.
 _IN_FLIGHT = (
     sa.select(_mb.fingerprint, _mb.state, sa.func.count())
-    .where(_mb.state.in_([MicroBatchState.DISPATCHED, MicroBatchState.LEASED]))
+    # Single calls take no room from jobs.
+    .where(_mb.state.in_([MicroBatchState.DISPATCHED, MicroBatchState.LEASED]), ~_mb.live)
     .group_by(_mb.fingerprint, _mb.state)
 )
 _PLANNED = (
@@ -65,6 +67,7 @@ _RUNNABLE = (
     sa.select(job.c.id, job.c.priority)
     .where(
         job.c.state.in_(lifecycle.RUNNABLE),
+        ~job.c.live,
         has_rows(_mb.id, _mb.job_id == job.c.id, _IS_READY_FOR),
     )
     .order_by(*RANK)
@@ -85,6 +88,20 @@ _SUSPECTS = (
     .where(job.c.state.in_(lifecycle.RUNNABLE))
     .order_by(*RANK, _of_suspect.c.id)
     .limit(sa.bindparam("most"))
+)
+# In one pass at most; the API bounds how many calls wait.
+LIVE_AT_ONCE = 100
+_of_call = (
+    sa.select(*REF_COLUMNS)
+    .where(_mb.fingerprint == sa.bindparam("of_model"), READY_LIVE)
+    .subquery()
+)
+_CALLS = (
+    sa.select(*_of_call.c)
+    .join(job, job.c.id == _of_call.c.job_id)
+    .where(job.c.state.in_(lifecycle.RUNNABLE), ~_of_call.c.isolated)
+    .order_by(_of_call.c.id)
+    .limit(LIVE_AT_ONCE)
 )
 _DISPATCHED = _REFS.where(_mb.state == MicroBatchState.DISPATCHED)
 
@@ -107,11 +124,13 @@ class Planning:
         answered: Sequence[NewResult] = (),
         *,
         fingerprint: str = "",
+        live: bool = False,
     ) -> list[MicroBatchRef]:
         """Store micro-batches with their requests' token ids, in one transaction.
 
         `rejected` become failures; `answered` become results without being computed. `fingerprint`
-        is of the model that the requests were encoded for; only its workers may claim them.
+        is of the model that the requests were encoded for; only its workers may claim them. `live`
+        says that the job is a single call.
 
         A request may not be queued any more: another planner was faster, or the job was stopped.
         Then the micro-batch that it would have joined is not stored, and its other requests stay
@@ -138,7 +157,7 @@ class Planning:
         def work(connection: Connection) -> list[MicroBatchRef]:
             indexes = lock_queued(connection, job_id, ids)
             stored = [item for item in micro_batches if indexes.keys() >= set(item.request_ids)]
-            refs = insert_micro_batches(connection, job_id, stored, fingerprint)
+            refs = insert_micro_batches(connection, job_id, stored, fingerprint, live=live)
             self._join_requests.run(connection, members(refs, stored, packed))
             if answered:
                 set_running(connection, job_id)
@@ -166,6 +185,7 @@ class Planning:
         `window` bounds the micro-batches of each model that are dispatched or leased at once, so
         that a model without workers keeps no other from being dispatched. If it is more,
         `per_lease` times those that are leased: workers that hold many leases need many messages.
+        Single calls come first, and the window does not count them.
         """
         with self._database.reading() as connection:
             counts: dict[tuple[str, MicroBatchState], int] = {
@@ -177,6 +197,7 @@ class Planning:
                 leased = counts.get((fingerprint, MicroBatchState.LEASED), 0)
                 in_flight = leased + counts.get((fingerprint, MicroBatchState.DISPATCHED), 0)
                 room = max(window, per_lease * leased) - in_flight
+                found += _refs(connection, _CALLS, of_model=fingerprint)
                 if room > 0:
                     found += _ready(connection, fingerprint, room)
             return found

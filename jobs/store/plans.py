@@ -34,7 +34,12 @@ def lock_queued(connection: Connection, job_id: str, ids: Sequence[int]) -> dict
 
 
 def insert_micro_batches(
-    connection: Connection, job_id: str, items: Sequence[NewMicroBatch], fingerprint: str
+    connection: Connection,
+    job_id: str,
+    items: Sequence[NewMicroBatch],
+    fingerprint: str,
+    *,
+    live: bool,
 ) -> list[MicroBatchRef]:
     """Insert ready micro-batches; gives them in the order of `items`."""
     if not items:
@@ -51,6 +56,7 @@ def insert_micro_batches(
             "attempts": 0,
             "crashes": 0,
             "fingerprint": fingerprint,
+            "live": live,
         }
         for item in items
     ]
@@ -65,6 +71,7 @@ def insert_micro_batches(
             len(item.request_ids),
             item.tokens,
             fingerprint=fingerprint,
+            live=live,
         )
         for id_, item in zip(ids, items, strict=True)
     ]

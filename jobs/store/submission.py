@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import islice
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -163,28 +164,32 @@ class Submission:
 
     def _insert_job(self, total: int) -> bool:
         """Insert the job; False if another submission with its key or its id came first."""
-        new_job = self._new_job
-        created_at, window = new_job.created_at or now(), new_job.completion_window_s
-        values = {
-            "id": self.job_id,
-            "state": JobState.QUEUED,
-            "model": new_job.model,
-            "idempotency_key": new_job.idempotency_key,
-            "submission_digest": self.digest,
-            "metadata": dump_json(new_job.metadata),
-            "cancel_requested": False,
-            "total": total,
-            "created_at": created_at,
-            "expires_at": None if window is None else created_at + timedelta(seconds=window),
-            "completion_window_s": window,
-            "priority": new_job.priority,
-            "tenant": new_job.tenant,
-            "rank_at": created_at - timedelta(seconds=new_job.priority * AGEING_S),
-        }
-        values |= dict.fromkeys((*COUNTED_STATES.values(), *TOKEN_COUNTS), 0)
+        values = job_values(self._new_job, self.job_id, total)
+        values["submission_digest"] = self.digest
         statement = self._database.insert(job).values(values)
         inserted = self._connection.execute(statement.on_conflict_do_nothing().returning(job.c.id))
         return inserted.one_or_none() is not None
+
+
+def job_values(new_job: NewJob, job_id: str, total: int) -> dict[str, Any]:
+    """The columns of a new job's row that are not the defaults."""
+    created_at, window = new_job.created_at or now(), new_job.completion_window_s
+    values = {
+        "id": job_id,
+        "state": JobState.QUEUED,
+        "model": new_job.model,
+        "idempotency_key": new_job.idempotency_key,
+        "metadata": dump_json(new_job.metadata),
+        "cancel_requested": False,
+        "total": total,
+        "created_at": created_at,
+        "expires_at": None if window is None else created_at + timedelta(seconds=window),
+        "completion_window_s": window,
+        "priority": new_job.priority,
+        "tenant": new_job.tenant,
+        "rank_at": created_at - timedelta(seconds=new_job.priority * AGEING_S),
+    }
+    return values | dict.fromkeys((*COUNTED_STATES.values(), *TOKEN_COUNTS), 0)
 
 
 @contextmanager
@@ -224,3 +229,8 @@ def submission(
 def new_job_id() -> str:
     """An id that sorts by creation and that nobody can guess."""
     return f"job_{time.time_ns() // 1_000_000:012x}{secrets.token_hex(8)}"
+
+
+def id_before(seconds: float) -> str:
+    """An id that sorts between jobs older than so many seconds and younger ones."""
+    return f"job_{max(0, int((time.time() - seconds) * 1_000)):012x}"

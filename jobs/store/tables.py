@@ -10,6 +10,10 @@ from nightjar.jobs.records import DEFAULT_TENANT
 from nightjar.jobs.states import JobState, MicroBatchState, RequestKind, RequestState, Reuse
 from nightjar.jobs.store.columns import BigId, UtcDateTime, metadata, state_column
 
+# Conditions of partial indexes, spelt alike in both databases.
+LIVE = sa.text("live")
+LISTED = sa.text("NOT live")
+
 job = sa.Table(
     "job",
     metadata,
@@ -49,14 +53,21 @@ job = sa.Table(
     sa.Column("plan_error", sa.Text),
     # Whose job it is. With a server default, as an API of the version before may submit.
     sa.Column("tenant", sa.String(64), nullable=False, server_default=DEFAULT_TENANT),
+    # A single call of the API: a job of one row, for which a client waits.
+    sa.Column("live", sa.Boolean, nullable=False, server_default=sa.false()),
     # For listings: the jobs of one tenant, newest first.
     sa.Index(None, "tenant", "id"),
+    # The same without single calls, of which there may be far more than jobs.
+    sa.Index("ix_job_listed", "tenant", "id", sqlite_where=LISTED, postgresql_where=LISTED),
+    # For purging: the oldest single calls.
+    sa.Index("ix_job_live", "id", sqlite_where=LIVE, postgresql_where=LIVE),
 )
 
 # The condition of ix_micro_batch_ready, spelt so that no other index seems to serve it: SQLite
 # would rather read everything that is ready by its state.
 READY_ALONE = sa.text("state || '' = 'ready'")
 READY_SUSPECTS = sa.text("state || '' = 'ready' AND isolated")
+READY_LIVE = sa.text("state || '' = 'ready' AND live")
 
 micro_batch = sa.Table(
     "micro_batch",
@@ -78,6 +89,8 @@ micro_batch = sa.Table(
     # The model that it was planned for: only its workers may claim it. "" means that the planner,
     # of an older version, did not name it.
     sa.Column("fingerprint", sa.String(64), nullable=False, server_default=sa.text("''")),
+    # Of a single call. With a server default, as a planner of the version before may write plans.
+    sa.Column("live", sa.Boolean, nullable=False, server_default=sa.false()),
     # For dispatching: the ready ones, oldest job first. For counting: the states of one job.
     sa.Index(None, "state", "job_id", "id"),
     # For dispatching: reads the ready micro-batches of one model only.
@@ -98,6 +111,16 @@ micro_batch = sa.Table(
         sqlite_where=READY_SUSPECTS,
         postgresql_where=READY_SUSPECTS,
     ),
+    # Dispatching: single calls before everything else.
+    sa.Index(
+        "ix_micro_batch_live",
+        "fingerprint",
+        "id",
+        sqlite_where=READY_LIVE,
+        postgresql_where=READY_LIVE,
+    ),
+    # For purging: the databases look here for micro-batches of a job that is deleted.
+    sa.Index(None, "job_id"),
 )
 
 # What may wait for planning: a row that is in no micro-batch and follows no other. A row that the

@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -19,12 +20,15 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.children import die_with_parent
 from nightjar.jobs.api import create_app
 from nightjar.jobs.api.body import UploadLimits
+from nightjar.jobs.api.calls import CallPath, CallSettings
 from nightjar.jobs.api.forwarding import UploadTaker
 from nightjar.jobs.api.health import Deployment
 from nightjar.jobs.store import Store
 from nightjar.pipeline.front.signs import BROKER_TIMEOUT_S, Signs
 from nightjar.pipeline.front.upload_process import UploadProcess
+from nightjar.pipeline.planning.calls import CallPlanner
 from nightjar.pipeline.queue.celery_app import PLAN_TASK, create_celery_app
+from nightjar.pipeline.queue.dispatcher import publish
 from nightjar.pipeline.queue.waking import send_wake
 from nightjar.pipeline.settings import Settings
 from nightjar.process import spare_what_stays, step_back
@@ -46,7 +50,9 @@ def serve(settings: Settings, host: str, port: int) -> None:
         celery = _celery(settings)
         dead_after_s = settings.worker_dead_after_s
         signs = Signs(store, celery, dead_after_s=dead_after_s)
-        app = _application(settings, store, celery, uploads, signs)
+        app = _application(
+            settings, store, celery, uploads, signs, _call_path(settings, store, celery)
+        )
         spare_what_stays()
         with signs:
             uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
@@ -93,6 +99,7 @@ def _application(
     celery: Celery,
     taker: UploadTaker | None,
     deployment: Deployment | None,
+    call_path: CallPath | None = None,
 ) -> FastAPI:
     def wake(job_id: str) -> None:
         send_wake(celery, PLAN_TASK, args=[job_id], retry=False)
@@ -116,7 +123,16 @@ def _application(
         taker=taker,
         deployment=deployment,
         trusted_hosts=settings.trusted_host_list,
+        calls=CallSettings(settings.live_calls, settings.live_timeout_s, call_path),
     )
+
+
+def _call_path(settings: Settings, store: Store, celery: Celery) -> CallPath | None:
+    """The quick way of single calls; None where the API does not know the model."""
+    if settings.model is None:
+        return None
+    planner = CallPlanner(settings, store, partial(ModelDirectory.open, settings.model))
+    return CallPath(planner.plan, partial(publish, celery, retry=False))
 
 
 if __name__ == "__main__":

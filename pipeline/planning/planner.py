@@ -56,13 +56,7 @@ class Planner:
         self._cache = open_cache(settings, store, model)
         self._store = store
         self._clock = clock
-        self._encoder = Encoder(
-            model.config,
-            model.tokenizer(),
-            find_vectors=store.vectors.get,
-            served_name=None if settings.accept_any_model else self.model_name,
-            chat_template=model.chat_template(),
-        )
+        self._encoder = open_encoder(settings, store, model)
         self._counted: set[str] = set()  # jobs whose chunk was counted as a failure before it began
         self._not_before: dict[str, float] = {}  # by job: when to try again
 
@@ -110,7 +104,7 @@ class Planner:
         # A smaller chunk after each failure: parts may succeed where the whole is too large.
         most = max(1, settings.plan_chunk_requests >> 4 * found.failures)
         requests = self._store.backlog.queued_requests(found.id, most, settings.plan_chunk_bytes)
-        done = self._plan_chunk(found.id, requests) if requests else 0
+        done = self._plan_chunk(found, requests) if requests else 0
         self._counted.discard(found.id)
         return done
 
@@ -146,8 +140,9 @@ class Planner:
         )
         return failed
 
-    def _plan_chunk(self, job_id: str, requests: list[QueuedRequest]) -> int:
+    def _plan_chunk(self, found: JobToPlan, requests: list[QueuedRequest]) -> int:
         """Plan the requests, or the first of them; return how many."""
+        job_id = found.id
         encoded, rejected = self._encode(requests)
         by_id = {request.id: request for request in requests}
         done = len(encoded) + len(rejected)
@@ -157,12 +152,18 @@ class Planner:
             known = {item.request_id for item in answered}
             encoded = [item for item in encoded if item.id not in known]
         batches = pack(
-            [_packable(by_id[item.id], item) for item in encoded],
+            [packable(by_id[item.id], item) for item in encoded],
             most_requests=self._settings.micro_batch_requests,
             most_tokens=self._settings.micro_batch_tokens,
         )
         self._store.planning.save_plan(
-            job_id, encoded, batches, rejected, answered, fingerprint=self.fingerprint
+            job_id,
+            encoded,
+            batches,
+            rejected,
+            answered,
+            fingerprint=self.fingerprint,
+            live=found.live,
         )
         logger.info(
             "planned %d requests of %s into %d micro-batches, refused %d, had %d answers",
@@ -224,6 +225,18 @@ def _groups(requests: Sequence[QueuedRequest]) -> Iterator[list[QueuedRequest]]:
         yield group
 
 
-def _packable(request: QueuedRequest, encoded: EncodedRequest) -> Packable:
+def open_encoder(settings: Settings, store: Store, model: ModelDirectory) -> Encoder:
+    """Return the encoder of the served model."""
+    return Encoder(
+        model.config,
+        model.tokenizer(),
+        find_vectors=store.vectors.get,
+        served_name=None if settings.accept_any_model else settings.model_name or model.name,
+        chat_template=model.chat_template(),
+    )
+
+
+def packable(request: QueuedRequest, encoded: EncodedRequest) -> Packable:
+    """Return an encoded request with the sizes that packing needs."""
     generates = request.kind is RequestKind.GENERATE
     return Packable(encoded, request.kind, int(request.body["max_tokens"]) if generates else 0)

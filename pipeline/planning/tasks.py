@@ -77,6 +77,7 @@ def _sweeper() -> Sweeper:
         redispatch_after_s=settings.redispatch_after_s,
         longest_gap_s=2 * settings.sweep_every_s,
         deaths_allowed=settings.request_worker_deaths,
+        keep_calls_s=settings.live_keep_s,
         find_lost=_find_lost,
     )
 

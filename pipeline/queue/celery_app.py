@@ -16,7 +16,8 @@ from kombu import Exchange, Queue
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.logs import FieldsFormatter
 from nightjar.pipeline.queue import transport
-from nightjar.pipeline.queue.queues import PLAN_QUEUE, compute_queues
+from nightjar.pipeline.queue.live_lane import open_lane
+from nightjar.pipeline.queue.queues import PLAN_QUEUE, compute_queues, live_queue
 from nightjar.pipeline.queue.quiet_logs import QuietTicks
 from nightjar.pipeline.queue.signing import Signer
 from nightjar.pipeline.queue.taking import watch_worker
@@ -51,7 +52,7 @@ def create_celery_app(settings: Settings) -> Celery:
         worker_prefetch_multiplier=1,
         worker_cancel_long_running_tasks_on_connection_loss=False,
         worker_send_task_events=True,
-        worker_consumer="nightjar.pipeline.queue.events:Consumer",
+        worker_consumer="nightjar.pipeline.queue.live_lane:Consumer",
         # The event of sending carries the bare task name and may come after the worker's own, whose
         # readable name it would then replace in Flower.
         task_send_sent_event=False,
@@ -125,12 +126,16 @@ def celery_queue(name: str) -> Queue:
     return Queue(name, Exchange(name), routing_key=name)
 
 
-def listen_for(app: Celery, fingerprint: str) -> None:
-    """Make this worker take micro-batches of one model only; called before the worker starts."""
+def listen_for(app: Celery, fingerprint: str, live_threads: int) -> None:
+    """Make this worker take micro-batches of one model only; called before the worker starts.
+
+    live_threads: How many threads of its pool take single calls and nothing else.
+    """
     queues = compute_queues(fingerprint)
     for name in queues:
         app.amqp.queues.add(celery_queue(name))
     app.amqp.queues.select(queues)
+    open_lane(app, celery_queue(live_queue(fingerprint)), live_threads)
 
 
 _BEGAN = datetime.now(UTC) - timedelta(seconds=time.monotonic())

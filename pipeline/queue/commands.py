@@ -58,7 +58,7 @@ def worker_command(role: WorkerRole, settings: Settings) -> list[str]:
     if role is WorkerRole.PLAN:
         return _worker(PLANNER_APP, PLANNER, [PLAN_QUEUE], _PLANNER_THREADS)
     # It reads its model itself, and listens on that model's queues.
-    return _worker(GPU_WORKER_APP, GPU_WORKER, [], settings.worker_threads)
+    return _worker(GPU_WORKER_APP, GPU_WORKER, [], settings.all_worker_threads)
 
 
 def beat_command() -> list[str]:

@@ -12,7 +12,7 @@ from kombu.exceptions import OperationalError
 from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.store.planning import Planning
 from nightjar.pipeline.queue.celery_app import COMPUTE_TASK, ORDINARY, URGENT, celery_queue
-from nightjar.pipeline.queue.queues import compute_queue, compute_queues
+from nightjar.pipeline.queue.queues import compute_queue, compute_queues, live_queue
 from nightjar.pipeline.queue.waking import messages_waiting
 
 logger = logging.getLogger(__name__)
@@ -42,13 +42,24 @@ def dispatch(app: Celery, planning: Planning, limit: int) -> int:
     return len(published)
 
 
-def publish(app: Celery, ref: MicroBatchRef) -> None:
-    """Send one micro-batch to the queue of its model, kind and bucket, readable in Flower."""
+def publish(app: Celery, ref: MicroBatchRef, *, retry: bool = True) -> None:
+    """Send one micro-batch to the queue of its model, kind and bucket, readable in Flower.
+
+    Args:
+        app: Sends it.
+        ref: The micro-batch.
+        retry: Try again for a while where the broker is away.
+
+    Raises:
+        OperationalError: The broker is away.
+    """
     kwargs: dict[str, object] = {"micro_batch": ref.id, "epoch": ref.epoch}
     if ref.isolated:  # only where it is set: workers of the version before do not know it
         kwargs["alone"] = True
+    if ref.live:
+        kwargs["live"] = True
     # Flower's metrics keep a series for each name, for ever: no counts in it.
-    suspects = ", suspects" if ref.isolated else ""
+    note = ", suspects" if ref.isolated else ", live" if ref.live else ""
     summary = (
         f"job={ref.job_id} micro_batch={ref.id} epoch={ref.epoch} kind={ref.kind.value} "
         f"bucket={ref.bucket} requests={ref.size} tokens={ref.tokens}"
@@ -58,17 +69,18 @@ def publish(app: Celery, ref: MicroBatchRef) -> None:
         kwargs=kwargs,
         # The queue itself and not its name: this process declares no such queue.
         queue=_declared(_queue(ref)),
-        priority=URGENT if ref.urgent else ORDINARY,
-        shadow=f"{ref.kind.value}, bucket {ref.bucket}{suspects}",
+        priority=URGENT if ref.urgent or ref.live else ORDINARY,
+        shadow=f"{ref.kind.value}, bucket {ref.bucket}{note}",
         argsrepr="",
         kwargsrepr=summary,
+        retry=retry,
     )
 
 
 def empty_queues(app: Celery, fingerprint: str) -> None:
     """Drop the messages of a model; those of its micro-batches that wait in SQL are sent again."""
     with app.connection_for_write() as connection, connection.channel() as channel:
-        for name in compute_queues(fingerprint):
+        for name in [*compute_queues(fingerprint), live_queue(fingerprint)]:
             channel.queue_purge(name)
 
 
@@ -93,6 +105,8 @@ def find_lost(
 
 
 def _queue(ref: MicroBatchRef) -> str:
+    if ref.live:
+        return live_queue(ref.fingerprint)
     return compute_queue(ref.fingerprint, ref.kind, ref.bucket)
 
 

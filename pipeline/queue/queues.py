@@ -4,6 +4,7 @@
 - `<model>-<kind>-<bucket>`, for example `3f2a9c0d1b7e-generate-128`: micro-batches of one kind for
   one model, whose longest sequence fits the bucket. The GPU workers of that model listen. `<model>`
   is the beginning of the model's fingerprint; the claim compares the whole fingerprint.
+- `<model>-live`: single calls for one model. The GPU workers of that model have threads for them.
 - `<kind>-<bucket>`: micro-batches of an earlier version, which named no model. No process of this
   version listens; the planner plans such work again.
 """
@@ -34,6 +35,11 @@ def compute_queue(fingerprint: str, kind: RequestKind, bucket: int) -> str:
     return f"{model}{kind.value}-{bucket}"
 
 
+def live_queue(fingerprint: str) -> str:
+    """Name of the queue that carries single calls for a model."""
+    return f"{short_model(fingerprint)}-live"
+
+
 def compute_queues(fingerprint: str) -> list[str]:
-    """All queues that a GPU worker of this model listens on."""
+    """All queues with micro-batches of jobs that a GPU worker of this model listens on."""
     return [compute_queue(fingerprint, kind, bucket) for kind in RequestKind for bucket in BUCKETS]

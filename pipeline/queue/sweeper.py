@@ -45,13 +45,14 @@ class Sweeper:
         redispatch_after_s: A message that no worker has claimed for so long is published again.
         longest_gap_s: See `WatchedTime`.
         deaths_allowed: A request that is computed alone fails after so many deaths of its worker.
+        keep_calls_s: Single calls that were made so long ago are deleted.
         find_lost: Returns the lost messages. It is given all messages that no worker has claimed,
             and those of them that have waited for `redispatch_after_s`, oldest first. By default
             all of the latter are lost.
         clock: Monotonic seconds.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its limits
         self,
         store: Store,
         *,
@@ -59,6 +60,7 @@ class Sweeper:
         redispatch_after_s: float,
         longest_gap_s: float,
         deaths_allowed: int,
+        keep_calls_s: float = 3_600.0,
         find_lost: FindLost | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,6 +68,7 @@ class Sweeper:
         self._dead_after_s = dead_after_s
         self._redispatch_after_s = redispatch_after_s
         self._deaths_allowed = deaths_allowed
+        self._keep_calls_s = keep_calls_s
         self._find_lost = find_lost or (lambda _, overdue: overdue)
         self._watched = WatchedTime(longest_gap_s, clock)
         self._lock = threading.Lock()
@@ -104,6 +107,9 @@ class Sweeper:
             )
         self._store.stopping.finish(patience_s)
         self._store.orphans.land(max(0.0, patience_s - (time.monotonic() - began)))
+        patience_s -= time.monotonic() - began
+        if purged := self._store.live.purge(self._keep_calls_s, max(0.0, patience_s)):
+            logger.info("purged %d single calls", purged, extra={"action": "purge_calls"})
 
     def _drop_landings(self) -> None:
         """Drop the rows of uploads whose process died while the rows landed."""

@@ -9,13 +9,15 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from celery import Celery, signals
 from celery.worker import state
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from nightjar.pipeline.queue.live_lane import Consumer
 from nightjar.pipeline.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -29,21 +31,30 @@ _SHUTDOWN_S = 30.0  # over the time to drain
 
 
 class Activity:
-    """Counts the worker's busy threads, and notes when the last task began or ended."""
+    """Counts the busy threads of a lane, and notes when its last task began or ended.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    live: Whether it is the lane of single calls; their tasks say so in their arguments.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, live: bool = False) -> None:
         self._clock = clock
+        self._live = live
         self._lock = threading.Lock()
         self._busy = 0
         self._changed_at = clock()
 
-    def began(self, **_: object) -> None:
-        """Note that a task begins."""
-        self._change(1)
+    def began(self, kwargs: Mapping[str, object] | None = None, **_: object) -> None:
+        """Note that a task with these arguments begins; one of another lane does not count."""
+        if self._is_ours(kwargs):
+            self._change(1)
 
-    def ended(self, **_: object) -> None:
-        """Note that a task has ended."""
-        self._change(-1)
+    def ended(self, kwargs: Mapping[str, object] | None = None, **_: object) -> None:
+        """Note that a task with these arguments has ended."""
+        if self._is_ours(kwargs):
+            self._change(-1)
+
+    def _is_ours(self, kwargs: Mapping[str, object] | None) -> bool:
+        return bool(kwargs and kwargs.get("live")) == self._live
 
     def idle_s(self, threads: int) -> float:
         """Seconds for which one of `threads` was idle and no task began; 0 if all are busy."""
@@ -57,11 +68,11 @@ class Activity:
 
 
 class TakingWatch:
-    """Watches one worker in a separate thread, and ends it when it is stuck.
+    """Watches one lane of a worker in a separate thread, and ends it when it is stuck.
 
     Args:
-        waiting: How many messages wait in the worker's queues.
-        threads: How many tasks the worker runs at a time.
+        waiting: How many messages wait in the lane's queues.
+        threads: How many tasks the lane runs at a time.
         stuck_after_s: The worker is stuck when a thread was idle and messages waited for so long.
         end: Ends the worker.
     """
@@ -125,19 +136,23 @@ def watch_worker(app: Celery, settings: Settings) -> None:
     watches: list[TakingWatch] = []
 
     def begin(sender: object, **_: object) -> None:
-        activity = Activity()
-        signals.task_prerun.connect(activity.began, weak=False)
-        signals.task_postrun.connect(activity.ended, weak=False)
-        queues = list(app.amqp.queues.consume_from)
-        watch = TakingWatch(
-            activity,
-            lambda: _waiting(app, queues),
-            sender.pool.num_processes,  # type: ignore[attr-defined]  # Celery's consumer
-            settings.worker_stuck_after_s,
-            lambda: _end(settings.drain_s + _SHUTDOWN_S),
-        )
-        watches.append(watch)
-        watch.start()
+        threads = sender.pool.num_processes  # type: ignore[attr-defined]  # Celery's consumer
+        lanes = [(False, list(app.amqp.queues.consume_from), threads - Consumer.lane_threads)]
+        if Consumer.lane_queue is not None:
+            lanes.append((True, [Consumer.lane_queue], Consumer.lane_threads))
+        for live, queues, of_lane in lanes:
+            activity = Activity(live=live)
+            signals.task_prerun.connect(activity.began, weak=False)
+            signals.task_postrun.connect(activity.ended, weak=False)
+            watch = TakingWatch(
+                activity,
+                partial(_waiting, app, queues),
+                of_lane,
+                settings.worker_stuck_after_s,
+                lambda: _end(settings.drain_s + _SHUTDOWN_S),
+            )
+            watches.append(watch)
+            watch.start()
 
     def stop(**_: object) -> None:
         for watch in watches:

@@ -59,7 +59,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("pipeline/planning/", QUEUE | {"checkpoints", "jobs.lines", "pipeline.planning"}),
     ("pipeline/files/", FILES),
     ("pipeline/embedded/", EMBEDDED),
-    ("pipeline/front/", EMBEDDED | {"jobs.api", "pipeline.front"}),
+    ("pipeline/front/", EMBEDDED | {"jobs.api", "pipeline.planning", "pipeline.front"}),
     ("pipeline/", {"pipeline.api_settings", "pipeline.variables"}),
     ("nightjar/__main__.py", {"pipeline.front"}),
     ("nightjar/__init__.py", set()),

@@ -1,0 +1,219 @@
+"""Latency of single calls, status polls and first results, with a fake engine.
+
+    python -m benchmarks.single_calls [--calls 400] [--databases sqlite,postgresql]
+
+All processes of a deployment run, and the engine takes no time, so that what is measured is
+Nightjar's own part. Prints a table and writes `benchmarks/results/single-calls-<date>.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.control_plane import nightjar_side
+from benchmarks.control_plane.__main__ import DATABASES, fresh_database
+from benchmarks.control_plane.requests import write_jobs
+from benchmarks.control_plane.watch import percentile
+from benchmarks.machine import describe
+from benchmarks.writing import RESULTS, today, write_json
+from nightjar.pipeline.front.client import Client
+
+CALLS_A_SECOND = 20.0
+POLLS_A_SECOND = 200.0
+FIRST_ROWS = 7  # jobs whose first row is waited for
+FIRST_ROW_JOB = 1_000  # rows of each
+_WARM_UP = 20
+_PATIENCE_S = 120.0
+_LOOK_EVERY_S = 0.002
+
+# Figure, what it is called in the table, the limit and the aim in milliseconds.
+GOALS = (
+    ("calls", "p50_ms", "single calls, p50", 30, 10),
+    ("calls", "p99_ms", "single calls, p99", 100, 40),
+    ("calls_beside_bulk", "p50_ms", "the same beside a bulk job, p50", None, None),
+    ("calls_beside_bulk", "p99_ms", "the same beside a bulk job, p99", 300, 100),
+    ("polls", "p99_ms", "status polls, p99", 50, 15),
+    ("polls_beside_bulk", "p99_ms", "the same beside a bulk job, p99", None, None),
+    ("first_row", "p50_ms", "submit to first row readable, p50", 2_000, 500),
+    ("first_row", "max_ms", "the same, slowest", 2_000, 500),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests sent at fixed moments, whatever the answers take."""
+
+    method: str
+    url: str
+    body: dict[str, object] | None
+    a_second: float
+    count: int
+
+
+def send(load: Load) -> dict[str, Any]:
+    """Send the load from a process of its own; return the latencies, from the planned moments."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        latencies_s = pool.apply(_send, (load,))
+    return _summary(latencies_s)
+
+
+def _send(load: Load) -> list[float]:
+    return asyncio.run(_send_all(load))
+
+
+async def _send_all(load: Load) -> list[float]:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+    async with httpx.AsyncClient(timeout=_PATIENCE_S, limits=limits, trust_env=False) as client:
+
+        async def one(due: float) -> float:
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            answer = await client.request(load.method, load.url, json=load.body)
+            answer.raise_for_status()
+            return time.monotonic() - due
+
+        for _ in range(_WARM_UP):
+            await one(time.monotonic())
+        began = time.monotonic() + 0.1
+        moments = [began + number / load.a_second for number in range(load.count)]
+        return await asyncio.gather(*map(one, moments))
+
+
+def _summary(latencies_s: list[float]) -> dict[str, Any]:
+    figures = {"p50_ms": percentile(latencies_s, 0.5), "p99_ms": percentile(latencies_s, 0.99)}
+    figures["max_ms"] = max(latencies_s)
+    return {"count": len(latencies_s)} | {k: round(v * 1e3, 1) for k, v in figures.items()}
+
+
+def first_rows(api_url: str, folder: Path, model: Path) -> dict[str, Any]:
+    """From the submission of a job to its first readable result, several times."""
+    (path,) = write_jobs(folder, model, FIRST_ROW_JOB, FIRST_ROW_JOB)
+    latencies_s = []
+    with Client(api_url) as client, httpx.Client(base_url=api_url) as http:
+        for _ in range(FIRST_ROWS):
+            began = time.monotonic()
+            job_id = client.submit(path)["id"]
+            _wait(lambda job_id=job_id: bool(_first(http, job_id)))
+            latencies_s.append(time.monotonic() - began)
+            _wait(lambda job_id=job_id: client.job(job_id)["finished_at"] is not None)
+    return _summary(latencies_s) | {"rows": FIRST_ROW_JOB}
+
+
+def _first(http: httpx.Client, job_id: str) -> list[object]:
+    query: dict[str, str | int] = {"limit": 1, "order": "landed"}
+    answer = http.get(f"/v1/jobs/{job_id}/results", params=query).raise_for_status().json()
+    found: list[object] = answer["data"]
+    return found
+
+
+def _wait(has_come: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not has_come():
+        if time.monotonic() > deadline:
+            raise SystemExit("nothing came in time; see the logs")
+        time.sleep(_LOOK_EVERY_S)
+
+
+def measure(kind: str, args: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """All figures with one database."""
+    folder = work / kind
+    folder.mkdir(parents=True)
+    with (
+        fresh_database(kind, folder) as (url, _),
+        nightjar_side.deployment(url, args.model, folder / "logs") as running,
+    ):
+        body: dict[str, object] = {"prompt": "오늘 저녁", "max_tokens": 16, "temperature": 0}
+        calls = Load("POST", f"{running.api_url}/v1/completions", body, CALLS_A_SECOND, args.calls)
+        figures: dict[str, Any] = {"calls": send(calls)}
+        print(kind, figures, flush=True)
+        figures["first_row"] = first_rows(running.api_url, folder, args.model)
+        with Client(running.api_url) as client:
+            listed = httpx.get(f"{running.api_url}/v1/jobs").raise_for_status().json()
+            polled = listed["data"][0]["id"]
+            count = int(args.calls * POLLS_A_SECOND / CALLS_A_SECOND)
+            polls = Load(
+                "GET", f"{running.api_url}/v1/jobs/{polled}", None, POLLS_A_SECOND, count // 2
+            )
+            figures["polls"] = send(polls)
+            for name, load in (("calls", calls), ("polls", polls)):
+                figures[f"{name}_beside_bulk"] = _beside_bulk(client, load, folder, args)
+    return figures
+
+
+def _beside_bulk(
+    client: Client, load: Load, folder: Path, args: argparse.Namespace
+) -> dict[str, Any]:
+    """The load while a bulk job is planned and computed; says how much of the job that was."""
+    (path,) = write_jobs(folder, args.model, args.bulk_rows, args.bulk_rows)
+    job_id = client.submit(path)["id"]
+    began = time.monotonic()
+    figures = send(load)
+    job = client.job(job_id)
+    figures["bulk"] = {
+        "rows": args.bulk_rows,
+        "ended_meanwhile": job["counts"]["completed"],
+        "rows_per_s": round(job["counts"]["completed"] / (time.monotonic() - began), 1),
+    }
+    client.cancel(job_id)
+    _wait(lambda: client.job(job_id)["finished_at"] is not None)
+    return figures
+
+
+def table(figures: dict[str, Any]) -> str:
+    """One database's figures beside their limits and aims."""
+    lines = [f"{'figure':<36}{'ms':>9}{'limit':>9}{'aim':>9}"]
+    for group, name, words, limit, aim in GOALS:
+        bounds = "".join(f"{'' if bound is None else bound:>9}" for bound in (limit, aim))
+        lines.append(f"{words:<36}{figures[group][name]:>9}{bounds}")
+    return "\n".join(lines)
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """What to measure."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.single_calls", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--calls", type=int, default=400)
+    parser.add_argument("--bulk-rows", type=int, default=100_000)
+    parser.add_argument("--databases", type=lambda text: text.split(","), default=list(DATABASES))
+    parser.add_argument("--model", type=Path, default=Path("examples/demo_model"))
+    parser.add_argument("--work", type=Path, default=Path("build/single-calls"))
+    parser.add_argument("--out", type=Path, default=None)
+    found = parser.parse_args(given)
+    if unknown := sorted(set(found.databases) - set(DATABASES)):
+        parser.error(f"no database {', '.join(unknown)}; there are {', '.join(DATABASES)}")
+    return found
+
+
+def main() -> None:
+    args = arguments()
+    shutil.rmtree(args.work, ignore_errors=True)
+    date = today()
+    figures: dict[str, Any] = {
+        "date": date,
+        "command": shlex.join(["python", "-m", "benchmarks.single_calls", *sys.argv[1:]]),
+        "machine": describe(2, with_torch=False),
+        "calls_a_second": CALLS_A_SECOND,
+        "polls_a_second": POLLS_A_SECOND,
+    }
+    for kind in args.databases:
+        figures[kind] = measure(kind, args, args.work)
+        print(kind, table(figures[kind]), json.dumps(figures[kind]), sep="\n", flush=True)
+        write_json(args.out or RESULTS / f"single-calls-{date}.json", figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Single calls over HTTP: completions, chat completions and rankings, in the shapes of others."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from nightjar.jobs.api.answers import (
+    KEEP_ALIVE,
+    answer_body,
+    event,
+    rerank_body,
+    stream_events,
+)
+from nightjar.jobs.api.body import RefusedRequestError
+from nightjar.jobs.api.caller import Caller, needs
+from nightjar.jobs.api.calls import Call, Calls, ClientGoneError
+from nightjar.jobs.lines.error_shape import error_payload
+from nightjar.jobs.lines.schemas import CHAT_URL
+from nightjar.jobs.records import CallOutcome
+from nightjar.jobs.states import Scope
+
+# A stream that has no answer yet begins after so long, and then tells as often that it lives. An
+# answer or a failure before that has its own HTTP status.
+KEEP_ALIVE_S = 10.0
+
+Submitter = Annotated[Caller, Depends(needs(Scope.SUBMIT))]
+
+
+def calls_router(calls: Calls) -> APIRouter:
+    """`POST /v1/completions`, `/v1/chat/completions` and `/rerank`."""
+    router = APIRouter()
+
+    @router.post("/v1/completions")
+    async def complete(request: Request, caller: Submitter) -> Response:
+        """Continue a prompt: OpenAI's completions."""
+        return await _generate(calls, request, "/v1/completions", caller)
+
+    @router.post(CHAT_URL)
+    async def chat(request: Request, caller: Submitter) -> Response:
+        """Answer messages: OpenAI's chat completions."""
+        return await _generate(calls, request, CHAT_URL, caller)
+
+    @router.post("/rerank")
+    @router.post("/v1/rerank")
+    @router.post("/v2/rerank")
+    async def rerank(request: Request, caller: Submitter) -> Response:
+        """Order documents by their likelihood after a query: Cohere's and Jina's rerank."""
+        call = await calls.begin(request, "/v1/rerank", caller.tenant)
+        version = "1" if request.url.path.startswith("/v1/") else "2"
+        try:
+            return _answered(call, rerank_body(await _outcome(call), version))
+        finally:
+            call.close()
+
+    return router
+
+
+async def _generate(calls: Calls, request: Request, url: str, caller: Caller) -> Response:
+    call = await calls.begin(request, url, caller.tenant)
+    streams = False
+    try:
+        outcome = await call.wait(KEEP_ALIVE_S if call.asked.stream else None)
+        if outcome is None:
+            streams = True
+            return _stream(call, _late(call))
+        body = answer_body(outcome)
+        if not call.asked.stream:
+            return _answered(call, body)
+        events = stream_events(body, include_usage=call.asked.include_usage)
+        return _stream(call, _each(b"".join(events)))
+    finally:
+        if not streams:  # else the stream closes it
+            call.close()
+
+
+async def _outcome(call: Call) -> CallOutcome:
+    """The outcome; the wait has no end but an outcome or an exception."""
+    while (outcome := await call.wait()) is None:
+        pass
+    return outcome
+
+
+async def _each(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+async def _late(call: Call) -> AsyncIterator[bytes]:
+    """The events of an answer that takes long: comments until it comes. A failure is an event."""
+    try:
+        yield KEEP_ALIVE
+        while (outcome := await call.wait(KEEP_ALIVE_S)) is None:
+            yield KEEP_ALIVE
+        body = answer_body(outcome)
+        for one in stream_events(body, include_usage=call.asked.include_usage):
+            yield one
+    except ClientGoneError:
+        return
+    except RefusedRequestError as error:
+        yield event(error_payload(error.status, error.code, str(error), error.param))
+    finally:
+        call.close()
+
+
+def _answered(call: Call, body: dict[str, object]) -> Response:
+    return JSONResponse(body, headers=_headers(call))
+
+
+def _stream(call: Call, events: AsyncIterator[bytes]) -> Response:
+    headers = {**_headers(call), "Cache-Control": "no-cache"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+def _headers(call: Call) -> dict[str, str]:
+    return {"X-Request-Id": call.job_id}
