@@ -9,21 +9,23 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.records import JobToPlan, NewResult, QueuedRequest, RequestError
+from nightjar.jobs.store.account_tables import tenant
 from nightjar.jobs.store.bodies import load_body
 from nightjar.jobs.store.common import AWAITS_PLAN, FAULT_STATUS, has_rows
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.outcomes import Outcomes
-from nightjar.jobs.store.tables import job, request
+from nightjar.jobs.store.precedence import OVERTAKES, RANK, several_tenants, usable_weight
+from nightjar.jobs.store.ready import IS_READY_FOR
+from nightjar.jobs.store.tables import job, micro_batch, request
 
 # A job that cannot be planned fails in pieces, so that nobody waits long for the write lock.
 FAILURES_PER_STEP = 2_000
 _MOST_CHARACTERS = 500  # of a reason
-# Which job goes first: by its creation, less what its priority is worth.
-RANK = (sa.func.coalesce(job.c.rank_at, job.c.created_at), job.c.id)
+_MOST_BESIDES = 10_000  # named in a statement
 _row = request.c
 # Built once, as each pass uses them: building costs more than running.
 _TO_PLAN = (
-    sa.select(job.c.id, job.c.plan_failures, job.c.plan_error)
+    sa.select(job.c.id, job.c.plan_failures, job.c.plan_error, job.c.tenant)
     .where(
         job.c.state.in_(lifecycle.RUNNABLE),
         has_rows(_row.row_index, _row.job_id == job.c.id, AWAITS_PLAN),
@@ -31,6 +33,43 @@ _TO_PLAN = (
     .order_by(*RANK)
 )
 _FIRST_TO_PLAN = _TO_PLAN.limit(sa.bindparam("most"))
+_goes = (OVERTAKES.desc(), *RANK)
+_place = sa.func.row_number().over(partition_by=job.c.tenant, order_by=_goes)
+_in_turn = (
+    sa.select(
+        job.c.id,
+        job.c.plan_failures,
+        job.c.plan_error,
+        job.c.tenant,
+        OVERTAKES.label("overtakes"),
+        RANK[0].label("rank"),
+        _place.label("place"),
+    )
+    .where(
+        job.c.state.in_(lifecycle.RUNNABLE),
+        job.c.id.not_in(sa.bindparam("besides", expanding=True)),
+        has_rows(_row.row_index, _row.job_id == job.c.id, AWAITS_PLAN),
+    )
+    .subquery()
+)
+_FIRST_OF_TENANTS = (
+    sa.select(_in_turn, tenant.c.weight)
+    .outerjoin(tenant, tenant.c.name == _in_turn.c.tenant)
+    .where(_in_turn.c.place == 1)
+    .order_by(_in_turn.c.overtakes.desc(), _in_turn.c.rank, _in_turn.c.id)
+)
+_PLANNED_AHEAD = (
+    sa.select(sa.literal(1))
+    .select_from(job)
+    .join(micro_batch, micro_batch.c.job_id == job.c.id)
+    .where(
+        job.c.state.in_(lifecycle.RUNNABLE),
+        job.c.tenant == sa.bindparam("of_tenant"),
+        IS_READY_FOR,
+    )
+    .offset(sa.bindparam("most"))
+    .limit(1)
+)
 _WAITING = (
     sa.select(_row.id, _row.job_id, _row.row_index, _row.custom_id, _row.kind, _row.body)
     .where(_row.job_id == sa.bindparam("of_job"), AWAITS_PLAN)
@@ -74,6 +113,36 @@ class Backlog:
                 if row.id not in besides:
                     return JobToPlan(*row)
         return None
+
+    def first_of_tenants(self, besides: Collection[str] = ()) -> list[JobToPlan]:
+        """The first job of each tenant that has queued requests and is not in `besides`.
+
+        Those that overtake other tenants come first, then all by rank.
+        """
+        with self._database.reading() as connection:
+            several = several_tenants(connection)
+            if several:
+                key = {"besides": list(besides)[:_MOST_BESIDES]}
+                return [
+                    JobToPlan(
+                        row.id,
+                        row.plan_failures,
+                        row.plan_error,
+                        row.tenant,
+                        usable_weight(row.weight),
+                        bool(row.overtakes),
+                    )
+                    for row in connection.execute(_FIRST_OF_TENANTS, key)
+                    if row.id not in besides
+                ]
+        alone = self.next_to_plan(besides)
+        return [] if alone is None else [alone]
+
+    def is_planned_ahead(self, of_tenant: str, fingerprint: str, micro_batches: int) -> bool:
+        """Whether the tenant has more ready micro-batches for the model than so many."""
+        key = {"of_tenant": of_tenant, "of_model": fingerprint, "most": micro_batches}
+        with self._database.reading() as connection:
+            return connection.scalar(_PLANNED_AHEAD, key) is not None
 
     def queued_requests(
         self, job_id: str, limit: int, most_bytes: int | None = None

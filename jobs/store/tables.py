@@ -14,7 +14,7 @@ job = sa.Table(
     "job",
     metadata,
     sa.Column("id", sa.String(64), primary_key=True),  # sorts by creation
-    sa.Column("state", state_column(JobState), nullable=False, index=True),
+    sa.Column("state", state_column(JobState), nullable=False),
     sa.Column("model", sa.Text, nullable=False),
     sa.Column("idempotency_key", sa.String(255), unique=True),
     sa.Column("metadata", sa.Text, nullable=False),
@@ -51,12 +51,15 @@ job = sa.Table(
     sa.Column("tenant", sa.String(64), nullable=False, server_default=DEFAULT_TENANT),
     # For listings: the jobs of one tenant, newest first.
     sa.Index(None, "tenant", "id"),
+    # For each pass: the open jobs, all of them or of one tenant.
+    sa.Index(None, "state", "tenant"),
 )
 
 # The condition of ix_micro_batch_ready, spelt so that no other index seems to serve it: SQLite
 # would rather read everything that is ready by its state.
 READY_ALONE = sa.text("state || '' = 'ready'")
 READY_SUSPECTS = sa.text("state || '' = 'ready' AND isolated")
+UNCHARGED = sa.text("uncharged IS NOT NULL")
 
 micro_batch = sa.Table(
     "micro_batch",
@@ -78,6 +81,8 @@ micro_batch = sa.Table(
     # The model that it was planned for: only its workers may claim it. "" means that the planner,
     # of an older version, did not name it.
     sa.Column("fingerprint", sa.String(64), nullable=False, server_default=sa.text("''")),
+    # Computed tokens that are not in its tenant's share yet; null: none.
+    sa.Column("uncharged", sa.BigInteger),
     # For dispatching: the ready ones, oldest job first. For counting: the states of one job.
     sa.Index(None, "state", "job_id", "id"),
     # For dispatching: reads the ready micro-batches of one model only.
@@ -97,6 +102,14 @@ micro_batch = sa.Table(
         "id",
         sqlite_where=READY_SUSPECTS,
         postgresql_where=READY_SUSPECTS,
+    ),
+    # For shares: what has ended since the last charge.
+    sa.Index(
+        "ix_micro_batch_uncharged",
+        "fingerprint",
+        "id",
+        sqlite_where=UNCHARGED,
+        postgresql_where=UNCHARGED,
     ),
 )
 

@@ -73,10 +73,11 @@ class Sweeper:
         self._landings: dict[Hashable, float] = {}
 
     def sweep(self, patience_s: float = math.inf) -> SweepReport:
-        """Take leases back, send lost messages again, then end jobs that are due.
+        """Take leases back, send lost messages again, charge tenants, then end jobs that are due.
 
         Args:
-            patience_s: Seconds for jobs that are to end; the next sweep ends the rest.
+            patience_s: Seconds to charge tenants, and for jobs that are to end; the next sweep
+                does the rest.
 
         Raises:
             StoreUnavailableError: The database is away, or takes no writes.
@@ -85,6 +86,7 @@ class Sweeper:
             self._store.heartbeats.beat(OWNER, ComputeSeconds())
             beats, messages = self._read()
             report = SweepReport(self._release_dead(beats), self._requeue_lost(messages))
+            self._store.shares.settle(patience_s)
             self._end_jobs(patience_s)
             self._drop_landings()
             return report
