@@ -66,7 +66,7 @@ _NOT_CHARGED = (
 )
 _CLOCK = sa.select(virtual_clock.c.virtual_time).where(virtual_clock.c.fingerprint == _of_model)
 _LATEST = sa.select(sa.func.max(share.c.virtual_time)).where(share.c.fingerprint == _of_model)
-_ANY_UNCHARGED = sa.select(sa.literal(1)).where(UNCHARGED).limit(1)
+_ANY_UNCHARGED = sa.select(sa.literal(1)).select_from(micro_batch).where(UNCHARGED).limit(1)
 _TO_CHARGE = (
     sa.select(_mb.id, _mb.fingerprint, _mb.tokens, _mb.uncharged, job.c.tenant, tenant.c.weight)
     .join_from(micro_batch, job, job.c.id == _mb.job_id)
