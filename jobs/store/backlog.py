@@ -15,8 +15,8 @@ from nightjar.jobs.store.common import AWAITS_PLAN, FAULT_STATUS, has_rows
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.precedence import OVERTAKES, RANK, several_tenants, usable_weight
-from nightjar.jobs.store.ready import IS_READY_FOR
-from nightjar.jobs.store.tables import job, micro_batch, request
+from nightjar.jobs.store.ready import in_rank_order
+from nightjar.jobs.store.tables import job, request
 
 # A job that cannot be planned fails in pieces, so that nobody waits long for the write lock.
 FAILURES_PER_STEP = 2_000
@@ -57,18 +57,6 @@ _FIRST_OF_TENANTS = (
     .outerjoin(tenant, tenant.c.name == _in_turn.c.tenant)
     .where(_in_turn.c.place == 1)
     .order_by(_in_turn.c.overtakes.desc(), _in_turn.c.rank, _in_turn.c.id)
-)
-_PLANNED_AHEAD = (
-    sa.select(sa.literal(1))
-    .select_from(job)
-    .join(micro_batch, micro_batch.c.job_id == job.c.id)
-    .where(
-        job.c.state.in_(lifecycle.RUNNABLE),
-        job.c.tenant == sa.bindparam("of_tenant"),
-        IS_READY_FOR,
-    )
-    .offset(sa.bindparam("most"))
-    .limit(1)
 )
 _WAITING = (
     sa.select(_row.id, _row.job_id, _row.row_index, _row.custom_id, _row.kind, _row.body)
@@ -140,9 +128,9 @@ class Backlog:
 
     def is_planned_ahead(self, of_tenant: str, fingerprint: str, micro_batches: int) -> bool:
         """Whether the tenant has more ready micro-batches for the model than so many."""
-        key = {"of_tenant": of_tenant, "of_model": fingerprint, "most": micro_batches}
+        most = micro_batches + 1
         with self._database.reading() as connection:
-            return connection.scalar(_PLANNED_AHEAD, key) is not None
+            return len([*in_rank_order(connection, fingerprint, most, tenant=of_tenant)]) == most
 
     def queued_requests(
         self, job_id: str, limit: int, most_bytes: int | None = None

@@ -19,9 +19,9 @@ from nightjar.jobs.store.tables import READY_ALONE, READY_SUSPECTS, job, micro_b
 _mb = micro_batch.c
 # Built once, as each tick uses them: building costs more than running.
 # Repeats the condition of the partial index, so that the database uses that index.
-IS_READY_FOR = sa.and_(_mb.fingerprint == sa.bindparam("of_model"), READY_ALONE)
+_IS_READY_FOR = sa.and_(_mb.fingerprint == sa.bindparam("of_model"), READY_ALONE)
 # Whether a job has ready micro-batches of the model.
-HAS_READY = has_rows(_mb.id, _mb.job_id == job.c.id, IS_READY_FOR)
+HAS_READY = has_rows(_mb.id, _mb.job_id == job.c.id, _IS_READY_FOR)
 # The next model that has ready micro-batches: a step in the index for each, however many wait.
 _NEXT_MODEL = (
     sa.select(_mb.fingerprint)
@@ -40,7 +40,7 @@ _RUNNABLE_OF_TENANT = _ALL_JOBS.where(_of_tenant).order_by(*RANK).limit(_most)
 _READY = (
     sa.select(*REF_COLUMNS)
     .where(
-        IS_READY_FOR,
+        _IS_READY_FOR,
         _mb.job_id == sa.bindparam("of_job"),
         _mb.id > sa.bindparam("behind"),
         ~_mb.isolated,
