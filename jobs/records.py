@@ -138,7 +138,10 @@ class JobToPlan:
     id: str
     failures: int  # chunks that could not be planned since one could
     error: str | None  # why not the last
-    live: bool  # a single call
+    tenant: str = DEFAULT_TENANT
+    weight: float = 1.0  # of the tenant
+    overtakes: bool = False  # the jobs of other tenants, whatever their shares
+    live: bool = False  # a single call
 
 
 class EncodedRequest(msgspec.Struct, frozen=True):

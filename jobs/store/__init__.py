@@ -26,6 +26,7 @@ from nightjar.jobs.store.result_cache import AnswerCache
 from nightjar.jobs.store.results import Results
 from nightjar.jobs.store.retrying import Retries
 from nightjar.jobs.store.segmented import UnfinishedUploads
+from nightjar.jobs.store.shares import Shares
 from nightjar.jobs.store.stopping import Stopping
 from nightjar.jobs.store.suspects import Suspects
 from nightjar.jobs.store.tables import job
@@ -46,6 +47,7 @@ class Store:
         suspects: Requests that were in flight at a crash.
         heartbeats: Signs of life of workers.
         leaders: Which of several planners leads.
+        shares: Charges tenants for what was computed.
         stopping: Cancels, expires, pauses and resumes jobs.
         retries: Queues failed requests again.
         orphans: Followers whose leader has ended without them.
@@ -76,6 +78,7 @@ class Store:
         self.suspects = Suspects(database, outcomes)
         self.heartbeats = Heartbeats(database)
         self.leaders = Leaders(database)
+        self.shares = Shares(database)
         self.stopping = Stopping(database, outcomes)
         self.retries = Retries(database, outcomes)
         self.orphans = Orphans(database, outcomes)

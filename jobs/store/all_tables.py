@@ -1,6 +1,12 @@
 """The metadata with every table in it: each file of tables is imported here, and only for that."""
 
-from nightjar.jobs.store import account_tables, batch_tables, file_tables, tables
+from nightjar.jobs.store import (
+    account_tables,
+    batch_tables,
+    file_tables,
+    share_tables,
+    tables,
+)
 from nightjar.jobs.store.columns import metadata
 
-__all__ = ["account_tables", "batch_tables", "file_tables", "metadata", "tables"]
+__all__ = ["account_tables", "batch_tables", "file_tables", "metadata", "share_tables", "tables"]

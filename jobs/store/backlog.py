@@ -9,21 +9,23 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.records import JobToPlan, NewResult, QueuedRequest, RequestError
+from nightjar.jobs.store.account_tables import tenant
 from nightjar.jobs.store.bodies import load_body
 from nightjar.jobs.store.common import AWAITS_PLAN, FAULT_STATUS, has_rows
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.outcomes import Outcomes
+from nightjar.jobs.store.precedence import OVERTAKES, RANK, several_tenants, usable_weight
+from nightjar.jobs.store.ready import in_rank_order
 from nightjar.jobs.store.tables import job, request
 
 # A job that cannot be planned fails in pieces, so that nobody waits long for the write lock.
 FAILURES_PER_STEP = 2_000
 _MOST_CHARACTERS = 500  # of a reason
-# Which job goes first: by its creation, less what its priority is worth.
-RANK = (sa.func.coalesce(job.c.rank_at, job.c.created_at), job.c.id)
+_MOST_BESIDES = 10_000  # named in a statement
 _row = request.c
 # Built once, as each pass uses them: building costs more than running.
 _TO_PLAN = (
-    sa.select(job.c.id, job.c.plan_failures, job.c.plan_error, job.c.live)
+    sa.select(job.c.id, job.c.plan_failures, job.c.plan_error, job.c.tenant, job.c.live)
     .where(
         job.c.state.in_(lifecycle.RUNNABLE),
         has_rows(_row.row_index, _row.job_id == job.c.id, AWAITS_PLAN),
@@ -31,6 +33,32 @@ _TO_PLAN = (
     .order_by(*RANK)
 )
 _FIRST_TO_PLAN = _TO_PLAN.limit(sa.bindparam("most"))
+_goes = (OVERTAKES.desc(), *RANK)
+_place = sa.func.row_number().over(partition_by=job.c.tenant, order_by=_goes)
+_in_turn = (
+    sa.select(
+        job.c.id,
+        job.c.plan_failures,
+        job.c.plan_error,
+        job.c.tenant,
+        job.c.live,
+        OVERTAKES.label("overtakes"),
+        RANK[0].label("rank"),
+        _place.label("place"),
+    )
+    .where(
+        job.c.state.in_(lifecycle.RUNNABLE),
+        job.c.id.not_in(sa.bindparam("besides", expanding=True)),
+        has_rows(_row.row_index, _row.job_id == job.c.id, AWAITS_PLAN),
+    )
+    .subquery()
+)
+_FIRST_OF_TENANTS = (
+    sa.select(_in_turn, tenant.c.weight)
+    .outerjoin(tenant, tenant.c.name == _in_turn.c.tenant)
+    .where(_in_turn.c.place == 1)
+    .order_by(_in_turn.c.overtakes.desc(), _in_turn.c.rank, _in_turn.c.id)
+)
 _WAITING = (
     sa.select(_row.id, _row.job_id, _row.row_index, _row.custom_id, _row.kind, _row.body)
     .where(_row.job_id == sa.bindparam("of_job"), AWAITS_PLAN)
@@ -72,8 +100,40 @@ class Backlog:
         with self._database.reading() as connection:
             for row in connection.execute(_FIRST_TO_PLAN, {"most": len(besides) + 1}).all():
                 if row.id not in besides:
-                    return JobToPlan(*row)
+                    failures, error = row.plan_failures, row.plan_error
+                    return JobToPlan(row.id, failures, error, row.tenant, live=row.live)
         return None
+
+    def first_of_tenants(self, besides: Collection[str] = ()) -> list[JobToPlan]:
+        """The first job of each tenant that has queued requests and is not in `besides`.
+
+        Those that overtake other tenants come first, then all by rank.
+        """
+        with self._database.reading() as connection:
+            several = several_tenants(connection)
+            if several:
+                key = {"besides": list(besides)[:_MOST_BESIDES]}
+                return [
+                    JobToPlan(
+                        row.id,
+                        row.plan_failures,
+                        row.plan_error,
+                        row.tenant,
+                        usable_weight(row.weight),
+                        bool(row.overtakes),
+                        row.live,
+                    )
+                    for row in connection.execute(_FIRST_OF_TENANTS, key)
+                    if row.id not in besides
+                ]
+        alone = self.next_to_plan(besides)
+        return [] if alone is None else [alone]
+
+    def is_planned_ahead(self, of_tenant: str, fingerprint: str, micro_batches: int) -> bool:
+        """Whether the tenant has more ready micro-batches for the model than so many."""
+        most = micro_batches + 1
+        with self._database.reading() as connection:
+            return len([*in_rank_order(connection, fingerprint, most, tenant=of_tenant)]) == most
 
     def queued_requests(
         self, job_id: str, limit: int, most_bytes: int | None = None

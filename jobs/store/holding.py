@@ -41,7 +41,7 @@ _UNFINISHED = sa.select(request.c.id, request.c.row_index).where(MEMBERS).order_
 _CLOSE = (
     sa.update(micro_batch)
     .where(_mb.id == sa.bindparam("closed"))
-    .values(state=sa.bindparam("outcome"), owner=None)
+    .values(state=sa.bindparam("outcome"), owner=None, uncharged=sa.bindparam("computed"))
 )
 
 
@@ -92,14 +92,27 @@ class HeldLeases:
             if reason is None:
                 raise StoreError(f"micro-batch {held.id} lacks results for {sorted(missing)[:5]}")
             stopped = [stopped_result(id_, reason) for id_ in sorted(missing)]
-        close(connection, held.id, state)
+        close(connection, held.id, state, results)
         self._outcomes.land(connection, held.job_id, [*results, *stopped], indexes)
 
 
-def close(connection: Connection, micro_batch_id: int, state: MicroBatchState) -> None:
-    """Take a held micro-batch to its last state."""
+def close(
+    connection: Connection,
+    micro_batch_id: int,
+    state: MicroBatchState,
+    results: Sequence[NewResult],
+) -> None:
+    """Take a held micro-batch to its last state, and note the tokens of its results.
+
+    `Shares.settle` charges them to the tenant. They are noted in this transaction, so they are
+    charged once, and nothing is charged for results that are thrown away.
+    """
     lifecycle.check_step(lifecycle.MICRO_BATCH_TRANSITIONS, MicroBatchState.LEASED, state)
-    connection.execute(_CLOSE, {"closed": micro_batch_id, "outcome": state})
+    computed = sum(
+        item.prompt_tokens + item.completion_tokens for item in results if item.reused is None
+    )
+    values = {"closed": micro_batch_id, "outcome": state, "computed": computed or None}
+    connection.execute(_CLOSE, values)
 
 
 def hold(connection: Connection, micro_batch_id: int, epoch: int, owner: str) -> AnyRow | None:

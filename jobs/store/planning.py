@@ -1,7 +1,6 @@
 """Planning and dispatching: requests become micro-batches, micro-batches become messages."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,23 +16,22 @@ from nightjar.jobs.records import (
     RequestError,
 )
 from nightjar.jobs.states import MicroBatchState
-from nightjar.jobs.store.backlog import RANK
 from nightjar.jobs.store.bulk import BulkUpdate
 from nightjar.jobs.store.common import (
     FAULT_STATUS,
     REF_COLUMNS,
-    has_rows,
     set_running,
 )
 from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.fair_order import in_fair_order
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.plans import MEMBERSHIP, insert_micro_batches, lock_queued, members
+from nightjar.jobs.store.precedence import several_tenants
+from nightjar.jobs.store.ready import in_rank_order, models_with_ready
 from nightjar.jobs.store.segments import pack_segments
 from nightjar.jobs.store.tables import (
     NO_TOKENS,
-    READY_ALONE,
     READY_LIVE,
-    READY_SUSPECTS,
     job,
     micro_batch,
     request,
@@ -53,42 +51,7 @@ _PLANNED = (
     .where(job.c.id == sa.bindparam("of_job"), job.c.plan_failures > 0)
     .values(plan_failures=0, plan_error=None)
 )
-# Repeats the condition of the partial index, so that the database uses that index.
-_IS_READY_FOR = sa.and_(_mb.fingerprint == sa.bindparam("of_model"), READY_ALONE)
-# The next model that has ready micro-batches: a step in the index for each, however many wait.
-_NEXT_MODEL = (
-    sa.select(_mb.fingerprint)
-    .where(_mb.fingerprint > sa.bindparam("after"), READY_ALONE)
-    .order_by(_mb.fingerprint)
-    .limit(1)
-)
-_OF_NO_MODEL = sa.select(sa.literal(1)).where(_mb.fingerprint == "", READY_ALONE).limit(1)
-_RUNNABLE = (
-    sa.select(job.c.id, job.c.priority)
-    .where(
-        job.c.state.in_(lifecycle.RUNNABLE),
-        ~job.c.live,
-        has_rows(_mb.id, _mb.job_id == job.c.id, _IS_READY_FOR),
-    )
-    .order_by(*RANK)
-    .limit(sa.bindparam("most"))
-)
 _REFS = sa.select(*REF_COLUMNS).order_by(_mb.job_id, _mb.id)
-_READY = _REFS.where(_IS_READY_FOR, _mb.job_id == sa.bindparam("of_job"), ~_mb.isolated).limit(
-    sa.bindparam("most")
-)
-_of_suspect = (
-    sa.select(*REF_COLUMNS)
-    .where(_mb.fingerprint == sa.bindparam("of_model"), READY_SUSPECTS)
-    .subquery()
-)
-_SUSPECTS = (
-    sa.select(job.c.priority, *_of_suspect.c)
-    .join(job, job.c.id == _of_suspect.c.job_id)
-    .where(job.c.state.in_(lifecycle.RUNNABLE))
-    .order_by(*RANK, _of_suspect.c.id)
-    .limit(sa.bindparam("most"))
-)
 # In one pass at most; the API bounds how many calls wait.
 LIVE_AT_ONCE = 100
 _of_call = (
@@ -176,11 +139,10 @@ class Planning:
         return self._outcomes.write(work)
 
     def dispatchable(self, window: int, per_lease: int = 0) -> list[MicroBatchRef]:
-        """Ready micro-batches, of the job of the first rank first; no more than there is room.
+        """Ready micro-batches in the order of their dispatch; no more than there is room.
 
-        Suspects come before the others, but not before those of a job that is urgent. They were
-        dispatched once already, and their ids are the highest: by id they would wait for the
-        whole backlog of their job.
+        With one tenant, that of the job of the first rank first (`in_rank_order`). With several,
+        they share each model by their weights (`in_fair_order`).
 
         `window` bounds the micro-batches of each model that are dispatched or leased at once, so
         that a model without workers keeps no other from being dispatched. If it is more,
@@ -193,13 +155,14 @@ class Planning:
                 for fingerprint, state, count in connection.execute(_IN_FLIGHT)
             }
             found: list[MicroBatchRef] = []
-            for fingerprint in _models_with_ready(connection):
+            in_order = in_fair_order if several_tenants(connection) else in_rank_order
+            for fingerprint in models_with_ready(connection):
                 leased = counts.get((fingerprint, MicroBatchState.LEASED), 0)
                 in_flight = leased + counts.get((fingerprint, MicroBatchState.DISPATCHED), 0)
                 room = max(window, per_lease * leased) - in_flight
                 found += _refs(connection, _CALLS, of_model=fingerprint)
                 if room > 0:
-                    found += _ready(connection, fingerprint, room)
+                    found += in_order(connection, fingerprint, room)
             return found
 
     def dispatched(self) -> list[MicroBatchRef]:
@@ -244,36 +207,6 @@ def _status(error: RequestError) -> int:
 
 def _by_id(ref: MicroBatchRef) -> int:
     return ref.id
-
-
-def _models_with_ready(connection: Connection) -> list[str]:
-    """The fingerprints of the models that ready micro-batches were planned for."""
-    found = [""] if connection.scalar(_OF_NO_MODEL) else []
-    after = ""
-    while following := connection.scalar(_NEXT_MODEL, {"after": after}):
-        found.append(following)
-        after = following
-    return found
-
-
-def _ready(connection: Connection, fingerprint: str, room: int) -> list[MicroBatchRef]:
-    """A model's first ready micro-batches; job by job, so that no backlog has to be sorted."""
-    values = {"of_model": fingerprint, "most": room}
-    suspects: dict[bool, list[MicroBatchRef]] = {True: [], False: []}
-    for priority, *columns in connection.execute(_SUSPECTS, values):
-        urgent = priority > 0
-        suspects[urgent].append(replace(MicroBatchRef(*columns), urgent=urgent))
-    found = suspects.pop(True)
-    for job_id, priority in connection.execute(_RUNNABLE, values).all():
-        urgent = priority > 0
-        if not urgent:
-            found += suspects.pop(False, [])
-        if len(found) >= room:
-            break
-        values["most"] = room - len(found)
-        refs = _refs(connection, _READY, **values, of_job=job_id)
-        found += [replace(ref, urgent=urgent) for ref in refs]
-    return found[:room]
 
 
 def _refs(

@@ -99,7 +99,7 @@ class Suspects:
         elif leased.isolated and leased.size == 1:
             self._count_crash(connection, leased, crash, suspects[0])
         else:
-            close(connection, leased.id, MicroBatchState.SPLIT)
+            close(connection, leased.id, MicroBatchState.SPLIT, answered)
             middle = (len(suspects) + 1) // 2
             for part in filter(None, (suspects[:middle], suspects[middle:])):
                 isolate(connection, leased, part)

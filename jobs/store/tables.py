@@ -18,7 +18,7 @@ job = sa.Table(
     "job",
     metadata,
     sa.Column("id", sa.String(64), primary_key=True),  # sorts by creation
-    sa.Column("state", state_column(JobState), nullable=False, index=True),
+    sa.Column("state", state_column(JobState), nullable=False),
     sa.Column("model", sa.Text, nullable=False),
     sa.Column("idempotency_key", sa.String(255), unique=True),
     sa.Column("metadata", sa.Text, nullable=False),
@@ -61,6 +61,8 @@ job = sa.Table(
     sa.Index("ix_job_listed", "tenant", "id", sqlite_where=LISTED, postgresql_where=LISTED),
     # For purging: the oldest single calls.
     sa.Index("ix_job_live", "id", sqlite_where=LIVE, postgresql_where=LIVE),
+    # For each pass: the open jobs, all of them or of one tenant.
+    sa.Index(None, "state", "tenant"),
 )
 
 # The condition of ix_micro_batch_ready, spelt so that no other index seems to serve it: SQLite
@@ -68,6 +70,7 @@ job = sa.Table(
 READY_ALONE = sa.text("state || '' = 'ready'")
 READY_SUSPECTS = sa.text("state || '' = 'ready' AND isolated")
 READY_LIVE = sa.text("state || '' = 'ready' AND live")
+UNCHARGED = sa.text("uncharged IS NOT NULL")
 
 micro_batch = sa.Table(
     "micro_batch",
@@ -91,6 +94,8 @@ micro_batch = sa.Table(
     sa.Column("fingerprint", sa.String(64), nullable=False, server_default=sa.text("''")),
     # Of a single call. With a server default, as a planner of the version before may write plans.
     sa.Column("live", sa.Boolean, nullable=False, server_default=sa.false()),
+    # Computed tokens that are not in its tenant's share yet; null: none.
+    sa.Column("uncharged", sa.BigInteger),
     # For dispatching: the ready ones, oldest job first. For counting: the states of one job.
     sa.Index(None, "state", "job_id", "id"),
     # For dispatching: reads the ready micro-batches of one model only.
@@ -121,6 +126,14 @@ micro_batch = sa.Table(
     ),
     # For purging: the databases look here for micro-batches of a job that is deleted.
     sa.Index(None, "job_id"),
+    # For shares: what has ended since the last charge.
+    sa.Index(
+        "ix_micro_batch_uncharged",
+        "fingerprint",
+        "id",
+        sqlite_where=UNCHARGED,
+        postgresql_where=UNCHARGED,
+    ),
 )
 
 # What may wait for planning: a row that is in no micro-batch and follows no other. A row that the

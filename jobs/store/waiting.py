@@ -15,7 +15,7 @@ from nightjar.jobs.records import Job
 from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store.common import AWAITS_PLAN, has_rows, now
 from nightjar.jobs.store.job_rows import find_job
-from nightjar.jobs.store.tables import micro_batch, request, worker
+from nightjar.jobs.store.tables import job, micro_batch, request, worker
 
 SWEEPER = "sweeper"
 """The owner under which the planner that leads beats, at every sweep."""
@@ -47,7 +47,18 @@ _SEEN = sa.select(
     _micro_batches(MicroBatchState.DISPATCHED),
     has_rows(request.c.row_index, request.c.job_id == _of_job, AWAITS_PLAN),
 )
+_IN_FLIGHT = [MicroBatchState.DISPATCHED, MicroBatchState.LEASED]
+# Never many: the dispatch window bounds what is in flight.
+_SERVED = (
+    sa.select(job.c.tenant)
+    .join(micro_batch, micro_batch.c.job_id == job.c.id)
+    .where(micro_batch.c.state.in_(_IN_FLIGHT))
+    .distinct()
+)
 _WAITING_BEHIND = "its turn: the GPU workers compute other work first"
+_WAITING_BEHIND_TENANTS = (
+    "its turn: the GPU workers compute work of other tenants first, as tenants share them by weight"
+)
 
 
 class WaitsFor(StrEnum):
@@ -107,7 +118,10 @@ def _of_running(connection: Connection, found: Job) -> Waiting:
         return Waiting()
     if awaits_plan:
         return Waiting((WaitsFor.PLANNER,), "its requests wait to be planned")
-    return Waiting((WaitsFor.TURN,), _WAITING_BEHIND)
+    served = set(connection.scalars(_SERVED))
+    behind_tenants = bool(served) and found.tenant not in served
+    message = _WAITING_BEHIND_TENANTS if behind_tenants else _WAITING_BEHIND
+    return Waiting((WaitsFor.TURN,), message)
 
 
 def _silence(sign: datetime | None) -> str | None:

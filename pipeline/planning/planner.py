@@ -1,7 +1,8 @@
 """Plan: turn queued requests into micro-batches, one chunk in one transaction.
 
-The first job by rank is chosen again for each chunk. So an urgent job waits for at most one chunk
-of a bulk job. A chunk is bounded in requests, bytes and tokens.
+The job is chosen again for each chunk: the first by rank, or where several tenants wait, of the one
+whose turn it is. So an urgent job waits for at most one chunk of a bulk job of its tenant. A chunk
+is bounded in requests, bytes and tokens.
 """
 
 import logging
@@ -14,6 +15,7 @@ from nightjar.jobs.records import EncodedRequest, JobToPlan, NewResult, QueuedRe
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.encode import Encoder
+from nightjar.pipeline.planning.fair_turns import FairTurns
 from nightjar.pipeline.planning.pack import Packable, pack
 from nightjar.pipeline.planning.reuse import open_cache
 from nightjar.pipeline.settings import Settings
@@ -25,6 +27,9 @@ logger = logging.getLogger(__name__)
 _ENCODE_BYTES = 1 << 20
 _BACK_OFF_S = 1.0  # after the first failure; twice as long after each further one
 _LONGEST_BACK_OFF_S = 60.0
+# A tenant that has so many windows of micro-batches ready yields to others.
+_WINDOWS_AHEAD = 4
+_MOST_YIELDING = 8  # looked at in one choice
 _DIED = "the planner ended while it planned the job"
 
 Refused = list[tuple[int, RequestError]]
@@ -59,9 +64,10 @@ class Planner:
         self._encoder = open_encoder(settings, store, model)
         self._counted: set[str] = set()  # jobs whose chunk was counted as a failure before it began
         self._not_before: dict[str, float] = {}  # by job: when to try again
+        self._turns = FairTurns()
 
     def plan_next(self) -> int:
-        """Plan one chunk of the first job by rank that waits for it.
+        """Plan one chunk of the next job: the first by rank of the tenant whose turn it is.
 
         A job that cannot be planned is tried again later, and other jobs continue. After
         NIGHTJAR_PLAN_ATTEMPTS failures in a row its waiting requests fail, with the reason.
@@ -74,7 +80,7 @@ class Planner:
         """
         now = self._clock()
         self._not_before = {job: when for job, when in self._not_before.items() if when > now}
-        found = self._store.backlog.next_to_plan(self._not_before)
+        found = self._choose(self._store.backlog.first_of_tenants(self._not_before))
         if found is None:
             return 0
         # An interruption by the database is not a failure of the job.
@@ -89,6 +95,17 @@ class Planner:
         except BaseException as error:  # noqa: BLE001 - noted in SQL, and logged
             self._note_failure(found, error)
             return 1
+
+    def _choose(self, waiting: list[JobToPlan]) -> JobToPlan | None:
+        """Choose among the first jobs of the tenants."""
+        if len(waiting) < 2 or waiting[0].overtakes:
+            return waiting[0] if waiting else None
+        in_turn = self._turns.in_turn(waiting)
+        enough = _WINDOWS_AHEAD * self._settings.dispatch_window
+        for item in in_turn[:_MOST_YIELDING]:
+            if not self._store.backlog.is_planned_ahead(item.tenant, self.fingerprint, enough):
+                return item
+        return in_turn[0]
 
     def pause_s(self) -> float | None:
         """Seconds until a failed job is tried again; None if there is none."""
@@ -142,7 +159,6 @@ class Planner:
 
     def _plan_chunk(self, found: JobToPlan, requests: list[QueuedRequest]) -> int:
         """Plan the requests, or the first of them; return how many."""
-        job_id = found.id
         encoded, rejected = self._encode(requests)
         by_id = {request.id: request for request in requests}
         done = len(encoded) + len(rejected)
@@ -157,7 +173,7 @@ class Planner:
             most_tokens=self._settings.micro_batch_tokens,
         )
         self._store.planning.save_plan(
-            job_id,
+            found.id,
             encoded,
             batches,
             rejected,
@@ -165,14 +181,16 @@ class Planner:
             fingerprint=self.fingerprint,
             live=found.live,
         )
+        # A request that is refused or answered costs a little, too.
+        self._turns.charge(found, done + sum(batch.tokens for batch in batches))
         logger.info(
             "planned %d requests of %s into %d micro-batches, refused %d, had %d answers",
             len(encoded),
-            job_id,
+            found.id,
             len(batches),
             len(rejected),
             len(answered),
-            extra={"action": "plan_chunk", "job_id": job_id},
+            extra={"action": "plan_chunk", "job_id": found.id},
         )
         return done
 

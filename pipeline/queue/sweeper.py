@@ -78,10 +78,11 @@ class Sweeper:
         self._files: dict[Hashable, float] = {}
 
     def sweep(self, patience_s: float = math.inf) -> SweepReport:
-        """Take leases back, send lost messages again, end jobs that are due, then free files.
+        """Take leases back, send lost messages again, charge tenants, end jobs, then free files.
 
         Args:
-            patience_s: Seconds for jobs that are to end, and for files; the next sweep goes on.
+            patience_s: Seconds to charge tenants, for jobs that are to end, and for files; the next
+                sweep does the rest.
 
         Raises:
             StoreUnavailableError: The database is away, or takes no writes.
@@ -91,6 +92,7 @@ class Sweeper:
             beats, messages = self._read()
             report = SweepReport(self._release_dead(beats), self._requeue_lost(messages))
             began = time.monotonic()
+            self._store.shares.settle(patience_s)
             self._end_jobs(patience_s)
             self._drop_landings()
             self._sweep_files(max(0.0, patience_s - (time.monotonic() - began)))

@@ -12,7 +12,7 @@ from nightjar.jobs.records import (
 )
 from nightjar.jobs.states import JobState, MicroBatchState, RequestKind
 from nightjar.jobs.store import Store
-from nightjar.jobs.store.planning import _NEXT_MODEL, _OF_NO_MODEL
+from nightjar.jobs.store.ready import _NEXT_MODEL, _OF_NO_MODEL
 from nightjar.jobs.store.replanning import _OTHERS_READY
 from nightjar.jobs.workers import Crash
 from tests.jobs import before_the_next_write, submit

@@ -10,7 +10,7 @@ from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store import Store
-from nightjar.jobs.store.planning import _SUSPECTS
+from nightjar.jobs.store.ready import _SUSPECTS
 from nightjar.jobs.workers import Crash
 from tests.jobs import planned
 from tests.outcomes import answers, claim, codes, compute
