@@ -51,7 +51,7 @@ class StoredFile:
     tenant: str
     purpose: FilePurpose
     filename: str
-    bytes: int  # of a result file: about so many
+    bytes: int
     sha256: str | None  # hexadecimal; None for a result file
     state: FileState
     created_at: datetime

@@ -1,5 +1,6 @@
 """Batches by the official `openai` client against a real system of processes."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,3 +163,23 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.ConflictError) as late:
         client.batches.cancel(over.id)
     assert late.value.code == "wrong_state"
+
+
+def test_the_guide_does_what_it_says(
+    client: openai.OpenAI,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "batches.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", guide, re.DOTALL))
+    assert "http://127.0.0.1:8000/v1" in code
+    code = code.replace("http://127.0.0.1:8000/v1", str(client.base_url)).replace("(5)", "(0.1)")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(code, "batches.md", "exec"), names)  # noqa: S102 - our own guide
+    names["client"].close()
+    said = capsys.readouterr().out
+    assert "validating" in said
+    assert "talk-0" in said
+    assert "talk-1" in said

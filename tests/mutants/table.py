@@ -58,7 +58,10 @@ _RUN = _acceptance("run_fake", "bad_input", "bad_requests")
 
 TESTS: dict[str, list[str]] = {
     "nightjar/children.py": _unit("children"),
-    "jobs/lifecycle.py": [*_unit("jobs_lifecycle"), *_store("leases", "stopping", "retrying")],
+    "jobs/lifecycle.py": [
+        *_unit("jobs_lifecycle", "jobs_batch_status"),
+        *_store("leases", "stopping", "retrying"),
+    ],
     "jobs/store/__init__.py": [
         "tests/migration/test_migrations.py",
         *_store("troubles", "submission"),
@@ -67,6 +70,10 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/all_tables.py": ["tests/migration/test_migrations.py"],
     "jobs/store/columns.py": ["tests/migration/test_migrations.py", *_store("reading")],
     "jobs/store/backlog.py": [*_store("planning"), *_integration("plan_budgets", "dispatcher")],
+    "jobs/store/batch_rows.py": _integration("ingest", "finalize", "api_batches"),
+    "jobs/store/batch_tables.py": ["tests/migration/test_migrations.py", *_integration("ingest")],
+    "jobs/store/batch_work.py": _integration("ingest", "finalize"),
+    "jobs/store/batches.py": _integration("ingest", "api_batches"),
     "jobs/store/bodies.py": _unit("store_bodies"),
     "jobs/store/bulk.py": _store("bulk", "submission", "stopping"),
     "jobs/store/common.py": [
@@ -142,6 +149,9 @@ TESTS: dict[str, list[str]] = {
     "pipeline/queue/events.py": _unit("pipeline_events"),
     "pipeline/front/flower_command.py": _acceptance("cli"),
     "pipeline/files/formats.py": _unit("pipeline_formats"),
+    "pipeline/planning/finalize.py": _integration("finalize"),
+    "pipeline/planning/ingest.py": _integration("ingest"),
+    "pipeline/planning/reading.py": _integration("ingest"),
     "pipeline/front/health.py": _integration("health"),
     "pipeline/queue/leadership.py": _integration("leadership", "two_planners"),
     "pipeline/queue/liveness.py": [*_unit("pipeline_liveness"), *_integration("sweeper")],
