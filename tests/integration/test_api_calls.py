@@ -104,14 +104,14 @@ def opened(store: Store, worker: Worker, **settings: Any) -> TestClient:
     return TestClient(app)
 
 
-def error(answer: Any, status: int) -> dict[str, Any]:  # noqa: ANN401 - httpx's
+def error(answer: Any, status: int) -> dict[str, Any]:
     assert answer.status_code == status, answer.text
     found: dict[str, Any] = answer.json()["error"]
     assert found.keys() == {"message", "type", "param", "code"}
     return found
 
 
-def events(answer: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - httpx's
+def events(answer: Any) -> list[dict[str, Any]]:
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
     *parts, done, end = answer.text.split("\n\n")
