@@ -47,7 +47,17 @@ def deployment(
         for name in ("api", "planner", "gpu-worker"):
             running.services[name].start()
         running.wait_for_api()
+        wait_until("the GPU worker", lambda: answers(running), 240)
         yield running
+
+
+def answers(deployment: Deployment) -> bool:
+    """Whether a call is answered; the worker loads its model first."""
+    try:
+        url = f"{deployment.api_url}/v1/completions"
+        return httpx.post(url, json={"prompt": "a", "max_tokens": 1}, timeout=10).is_success
+    except httpx.TimeoutException:
+        return False
 
 
 @pytest.fixture
