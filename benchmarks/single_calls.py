@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,9 @@ def first_rows(api_url: str, folder: Path, model: Path) -> dict[str, Any]:
         for _ in range(FIRST_ROWS):
             began = time.monotonic()
             job_id = client.submit(path)["id"]
-            _wait(lambda job_id=job_id: bool(_first(http, job_id)))
+            _wait(partial(_first, http, job_id))
             latencies_s.append(time.monotonic() - began)
-            _wait(lambda job_id=job_id: client.job(job_id)["finished_at"] is not None)
+            _wait(partial(_is_over, client, job_id))
     return _summary(latencies_s) | {"rows": FIRST_ROW_JOB}
 
 
@@ -119,7 +120,11 @@ def _first(http: httpx.Client, job_id: str) -> list[object]:
     return found
 
 
-def _wait(has_come: Callable[[], bool]) -> None:
+def _is_over(client: Client, job_id: str) -> bool:
+    return client.job(job_id)["finished_at"] is not None
+
+
+def _wait(has_come: Callable[[], object]) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while not has_come():
         if time.monotonic() > deadline:
@@ -168,7 +173,7 @@ def _beside_bulk(
         "rows_per_s": round(job["counts"]["completed"] / (time.monotonic() - began), 1),
     }
     client.cancel(job_id)
-    _wait(lambda: client.job(job_id)["finished_at"] is not None)
+    _wait(partial(_is_over, client, job_id))
     return figures
 
 

@@ -96,6 +96,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/landings.py": _store("paging", "retrying"),
     "jobs/store/leading.py": _integration("leadership"),
     "jobs/store/leases.py": _PROTOCOL,
+    "jobs/store/live.py": [*_store("live"), *_integration("api_calls")],
     "jobs/store/orphans.py": [*_store("following", "stopping", "bulk"), *_integration("sweeper")],
     "jobs/store/outcomes.py": [
         *_PROTOCOL,
@@ -141,6 +142,10 @@ TESTS: dict[str, list[str]] = {
     "pipeline/front/cli/processes.py": [*_acceptance("cli"), *_unit("settings")],
     "pipeline/front/cli/run.py": [*_acceptance("cli"), *_RUN],
     "pipeline/front/client.py": [*_unit("client"), *_integration("api_upload_process")],
+    "pipeline/planning/calls.py": [
+        *_integration("api_calls_server", "call_planner"),
+        *_acceptance("single_calls"),
+    ],
     "pipeline/queue/clock.py": _integration("dispatcher", "two_planners"),
     "pipeline/queue/commands.py": [*_unit("pipeline_commands"), *_integration("two_planners")],
     "pipeline/queue/dispatcher.py": _integration("dispatcher", "two_planners"),
@@ -155,6 +160,7 @@ TESTS: dict[str, list[str]] = {
     "pipeline/front/health.py": _integration("health"),
     "pipeline/queue/leadership.py": _integration("leadership", "two_planners"),
     "pipeline/queue/liveness.py": [*_unit("pipeline_liveness"), *_integration("sweeper")],
+    "pipeline/queue/live_lane.py": [*_unit("pipeline_taking"), *_acceptance("single_calls")],
     "pipeline/queue/message_fields.py": _unit("pipeline_message_shape"),
     "pipeline/queue/message_shape.py": _unit("pipeline_message_shape"),
     "pipeline/planning/model_change.py": [*_store("models"), *_integration("two_models")],

@@ -37,11 +37,12 @@ class Room:
         self.scheduler.add(job)
         return job
 
-    def text(self, prompt=10, max_tokens=5, first=None, **params):
+    def text(self, prompt=10, max_tokens=5, first=None, urgent=False, **params):
         # Prompts differ from the first token on, unless a test says otherwise.
         first = self.arrivals + 1 if first is None else first
         tokens = [first, *[1] * (prompt - 1)]
-        return self.add(GenerateRequest(0, tokens, SamplingParams(max_tokens, **params)))
+        sampling = SamplingParams(max_tokens, **params)
+        return self.add(GenerateRequest(0, tokens, sampling, urgent=urgent))
 
     def ranking(self, query=10, documents=(5, 5), **params):
         tokens = [self.arrivals + 1, *[2] * (query - 1)]
@@ -430,3 +431,60 @@ def test_every_step_keeps_its_limits_and_every_request_ends(
         assert step <= end + 1
     assert room.pool.available == blocks
     assert not room.pool.held
+
+
+def test_an_urgent_request_goes_before_those_that_wait(room):
+    room = room(max_running=2, urgent_running=0)
+    for _ in range(4):
+        room.text(max_tokens=1)
+    assert room.step()[1] == [0, 1]
+    first = room.text(max_tokens=1, urgent=True)
+    second = room.text(max_tokens=1, urgent=True)
+    room.end_sequences()
+    assert room.step()[1] == [first.arrival, second.arrival]
+    room.end_sequences()
+    assert room.step()[1] == [2, 3]
+
+
+def test_an_urgent_ranking_goes_before_texts(room):
+    room = room(max_step_tokens=20)
+    for _ in range(3):
+        room.text(prompt=10)
+    urgent = room.ranking(urgent=True)
+    chunks, starts, _, looks = room.step()
+    assert chunks[0][0] == urgent.arrival + 1
+    assert {arrival for arrival, _, _ in looks} == {urgent.arrival}
+    assert starts == []
+
+
+def test_an_urgent_text_runs_beside_sequences_that_hold_every_slot(room):
+    room = room(max_running=2, urgent_running=2)
+    for _ in range(4):
+        room.text(max_tokens=9)
+    assert room.step()[1] == [0, 1]
+    assert room.step()[1:3] == ([], [0, 1])
+    urgent = [room.text(max_tokens=2, urgent=True) for _ in range(3)]
+    assert room.step()[1] == [job.arrival for job in urgent[:2]]
+    assert room.step()[1:3] == ([], [0, 1, 4, 5])
+    room.end_sequences()
+    # The urgent slots are free again; those of the others are still taken.
+    assert room.step()[1:3] == ([urgent[2].arrival], [0, 1])
+
+
+def test_urgent_texts_leave_no_more_slots_to_the_others(room):
+    room = room(max_running=2, urgent_running=1)
+    room.text(max_tokens=3, urgent=True)
+    for _ in range(3):
+        room.text(max_tokens=9)
+    assert room.step()[1] == [0, 1]
+    assert room.step()[1:3] == ([], [0, 1])
+
+
+def test_a_wide_search_that_waits_does_not_hold_urgent_slots(room):
+    room = room(max_running=4, urgent_running=1)
+    room.text(max_tokens=9)
+    room.step()
+    room.text(beams=BeamSearch(4), max_tokens=5)
+    assert room.step()[1] == []
+    urgent = room.text(max_tokens=2, urgent=True)
+    assert room.step()[1] == [urgent.arrival]

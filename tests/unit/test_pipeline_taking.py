@@ -64,3 +64,21 @@ def test_one_that_takes_now_and_then_is_not_and_asks_nobody(worker: Worker) -> N
         worker.activity.ended()
         assert not worker.stuck_within(STUCK_AFTER_S / 3)
     assert worker.asked == 0
+
+
+def test_each_lane_counts_its_own_tasks() -> None:
+    now = 0.0
+    jobs, calls = Activity(lambda: now), Activity(lambda: now, live=True)
+    call, job = {"micro_batch": 1, "epoch": 0, "live": True}, {"micro_batch": 2, "epoch": 0}
+    for activity in (jobs, calls):
+        activity.began(kwargs=job)
+        activity.began(kwargs=job)
+        activity.began(kwargs=call)
+    now = 10.0
+    assert (jobs.idle_s(2), calls.idle_s(2)) == (0.0, 10.0)
+    for activity in (jobs, calls):
+        activity.ended(kwargs=call)
+    assert calls.idle_s(2) == 0.0
+    assert jobs.idle_s(2) == 0.0
+    now = 20.0
+    assert (jobs.idle_s(2), calls.idle_s(2)) == (0.0, 10.0)
