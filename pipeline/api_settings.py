@@ -1,12 +1,18 @@
 """Settings of the HTTP API; a part of `Settings`."""
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings
 
 
 class ApiSettings(BaseSettings):
     """What the API takes, and from whom."""
 
+    api_key: SecretStr | None = Field(
+        None,
+        min_length=32,
+        description="secret of at least 32 characters that opens the API as the tenant default, "
+        "with all rights; for clients, the key that they send",
+    )
     max_upload_bytes: int = Field(1 << 30, ge=1)
     upload_stalled_after_s: float = Field(
         60.0, gt=0, description="an upload that sends nothing for so long is refused"

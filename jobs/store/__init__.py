@@ -7,6 +7,7 @@ process opens its own.
 
 import sqlalchemy as sa
 
+from nightjar.jobs.store.accounts import Accounts
 from nightjar.jobs.store.backlog import Backlog
 from nightjar.jobs.store.database import Database, Synchronous
 from nightjar.jobs.store.heartbeats import Heartbeats
@@ -16,6 +17,7 @@ from nightjar.jobs.store.leases import Leases
 from nightjar.jobs.store.orphans import Orphans
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.planning import Planning
+from nightjar.jobs.store.quotas import Quotas
 from nightjar.jobs.store.replanning import Replanning
 from nightjar.jobs.store.result_cache import AnswerCache
 from nightjar.jobs.store.results import Results
@@ -32,6 +34,8 @@ class Store:
 
     Attributes:
         database: The connections that the parts share.
+        accounts: Tenants and the keys of the API.
+        quotas: What tenants may still use.
         jobs: Submits jobs and reads them.
         backlog: Requests that wait to be planned.
         planning: Stores plans; micro-batches to dispatch.
@@ -57,7 +61,9 @@ class Store:
         """
         self.database = database = Database(url, synchronous=synchronous)
         outcomes = Outcomes(database)
-        self.jobs = Jobs(database)
+        self.accounts = Accounts(database)
+        self.quotas = Quotas(database)
+        self.jobs = Jobs(database, self.quotas)
         self.backlog = Backlog(database, outcomes)
         self.planning = Planning(database, outcomes)
         self.replanning = Replanning(database)

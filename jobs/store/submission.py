@@ -29,7 +29,9 @@ from nightjar.jobs.states import JobState
 from nightjar.jobs.store.common import TOKEN_COUNTS, now
 from nightjar.jobs.store.database import Database, translated_errors
 from nightjar.jobs.store.following import COUNTED_STATES, follow_equals, has_equals
+from nightjar.jobs.store.idempotency import stored_key
 from nightjar.jobs.store.json_text import dump_json
+from nightjar.jobs.store.quotas import Quotas
 from nightjar.jobs.store.segmented import SegmentedLanding
 from nightjar.jobs.store.staged_rows import StagedRows
 from nightjar.jobs.store.staging import drop_stage, stage, staged
@@ -49,10 +51,14 @@ class Submission:
     digest: Of all that was sent, if a key comes with it.
     """
 
-    def __init__(self, database: Database, connection: Connection, new_job: NewJob) -> None:
+    def __init__(
+        self, database: Database, connection: Connection, new_job: NewJob, quotas: Quotas
+    ) -> None:
         self._database = database
         self._connection = connection
         self._new_job = new_job
+        self._quotas = quotas
+        self._key = stored_key(new_job.tenant, new_job.idempotency_key)
         self.job_id = new_job_id()
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{self.job_id}"
         self.existing = False
@@ -92,12 +98,16 @@ class Submission:
 
     def look_up(self) -> None:
         """Find the job of the idempotency key, if there is one."""
-        key = self._new_job.idempotency_key
-        if key is None:
+        if self._key is None:
             return
-        known = self._connection.scalar(sa.select(job.c.id).where(job.c.idempotency_key == key))
+        same = job.c.idempotency_key == self._key
+        known = self._connection.scalar(sa.select(job.c.id).where(same))
         if known is not None:
             self.job_id, self.existing = known, True
+
+    def check_quotas(self, rows: int = 1) -> None:
+        """Raise QuotaError unless the tenant may add so many rows now."""
+        self._quotas.check_new_job(self._connection, self._new_job.tenant, rows)
 
     def check_same(self) -> None:
         """Raise ReusedKeyError if the key's job was made of other content.
@@ -123,6 +133,7 @@ class Submission:
             self._land_in_segments(rows, total)
             return
         with self._database.landing(connection):
+            self.check_quotas(total)
             if not self._insert_job(total):
                 self.look_up()
                 return
@@ -133,11 +144,14 @@ class Submission:
             rows.close_rejected(self.accepted)
 
     def _land_in_segments(self, rows: StagedRows, total: int) -> None:
+        with self._connection.begin():
+            self.check_quotas(total)  # before the work; it is checked again at the end
         landing = SegmentedLanding(
             self._database, self._connection, staged, self.job_id, self._owner, rows.reject
         )
 
         def finish() -> bool:
+            self.check_quotas(total)
             if not self._insert_job(total):
                 self.look_up()
                 return False
@@ -160,7 +174,7 @@ class Submission:
             "id": self.job_id,
             "state": JobState.QUEUED,
             "model": new_job.model,
-            "idempotency_key": new_job.idempotency_key,
+            "idempotency_key": self._key,
             "submission_digest": self.digest,
             "metadata": dump_json(new_job.metadata),
             "cancel_requested": False,
@@ -183,11 +197,13 @@ class Submission:
 
 
 @contextmanager
-def submission(database: Database, new_job: NewJob) -> Iterator[Submission]:
+def submission(database: Database, new_job: NewJob, quotas: Quotas) -> Iterator[Submission]:
     """Open a submission; it lands when the block ends without an exception."""
     with database.uploading() as connection:
-        arriving = Submission(database, connection, new_job)
+        arriving = Submission(database, connection, new_job, quotas)
         arriving.look_up()
+        if not arriving.existing:
+            arriving.check_quotas()
         staged.create(connection)
         connection.commit()
         try:

@@ -16,6 +16,7 @@ job = sa.Table(
     sa.Column("id", sa.String(64), primary_key=True),  # sorts by creation
     sa.Column("state", state_column(JobState), nullable=False, index=True),
     sa.Column("model", sa.Text, nullable=False),
+    # As `jobs/store/idempotency.py` writes it, so that tenants do not share keys.
     sa.Column("idempotency_key", sa.String(255), unique=True),
     sa.Column("metadata", sa.Text, nullable=False),
     sa.Column("cancel_requested", sa.Boolean, nullable=False),
@@ -49,8 +50,13 @@ job = sa.Table(
     sa.Column("plan_error", sa.Text),
     # Whose job it is. With a server default, as an API of the version before may submit.
     sa.Column("tenant", sa.String(64), nullable=False, server_default=DEFAULT_TENANT),
+    # The newest day (of UTC, from 1970) on which results landed, and the tokens of those results.
+    sa.Column("tokens_day", sa.BigInteger),
+    sa.Column("day_tokens", sa.BigInteger, nullable=False, server_default="0"),
     # For listings: the jobs of one tenant, newest first.
     sa.Index(None, "tenant", "id"),
+    # For quotas. A job's day changes once a day, so landing seldom writes to this index.
+    sa.Index(None, "tenant", "tokens_day"),
 )
 
 # The condition of ix_micro_batch_ready, spelt so that no other index seems to serve it: SQLite

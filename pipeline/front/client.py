@@ -1,5 +1,6 @@
 """A small client of the HTTP API."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,11 +23,20 @@ class Client:
     Args:
         api_url: Where `nightjar api` listens, for example `http://127.0.0.1:8000`.
         transport: Sends the requests, for example through a proxy; httpx's own by default.
+        api_key: The key that is sent; that of NIGHTJAR_API_KEY by default.
     """
 
-    def __init__(self, api_url: str, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        api_url: str,
+        transport: httpx.BaseTransport | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        headers = _authorization(api_key or os.environ.get("NIGHTJAR_API_KEY"))
         try:
-            self._http = httpx.Client(base_url=api_url, timeout=30.0, transport=transport)
+            self._http = httpx.Client(
+                base_url=api_url, timeout=30.0, transport=transport, headers=headers
+            )
         except httpx.InvalidURL as error:
             raise ClientError(f"{api_url!r} is not the URL of an API: {error}") from error
 
@@ -147,6 +157,18 @@ class Client:
             message = said.get("message", said) if isinstance(said, dict) else said
             raise ClientError(f"{method} {path}: {response.status_code}: {message}")
         return answer
+
+
+def _authorization(api_key: str | None) -> dict[str, str]:
+    key = (api_key or "").strip()
+    if not key:
+        return {}
+    if not key.isascii() or not key.isprintable() or " " in key:
+        # Not the key itself: messages end in logs.
+        raise ClientError(
+            "NIGHTJAR_API_KEY is no key: it holds spaces or characters that a header cannot carry"
+        )
+    return {"Authorization": f"Bearer {key}"}
 
 
 def _path(job_id: str) -> str:

@@ -14,7 +14,7 @@ from tests.source_tree import ROOT, python_files, source_files
 RECORDS = {
     *(
         f"jobs.{name}"
-        for name in ("records", "states", "workers", "errors", "equality", "lifecycle")
+        for name in ("accounts", "records", "states", "workers", "errors", "equality", "lifecycle")
     )
 }
 MODELS = {"checkpoints", "kernels", "gpu_worker.models"}
