@@ -31,6 +31,8 @@ COMMANDS = [
     "retry",
     "vectors",
     "migrate",
+    "keys",
+    "tenants",
 ]
 
 

@@ -19,8 +19,7 @@ from nightjar.jobs.api.key_ring import Access
 from nightjar.jobs.records import NewJob, NewRequest
 from nightjar.jobs.states import RequestKind, Scope
 from nightjar.jobs.store import Store
-from nightjar.pipeline.front.api_server import application
-from nightjar.pipeline.queue.celery_app import create_celery_app
+from nightjar.pipeline.front.api_server import _celery, application
 from nightjar.pipeline.settings import Settings
 
 VERBS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
@@ -104,7 +103,7 @@ def store(sqlite_url: str, migrated_sqlite_file: Path) -> Iterator[Store]:
 def real_app(store: Store) -> FastAPI:
     """As `nightjar api` makes it; nobody is at the broker."""
     settings = Settings(model_name="demo", broker_url="redis://127.0.0.1:1/0")
-    return application(settings, store, create_celery_app(settings), Access())
+    return application(settings, store, _celery(settings), Access())
 
 
 @pytest.fixture

@@ -71,3 +71,27 @@ def test_a_job_id_stays_one_part_of_the_path() -> None:
     with Client("http://night.example", httpx.MockTransport(answer)) as made:
         made.job("../../health")
     assert seen == [b"/v1/jobs/..%2F..%2Fhealth"]
+
+
+@pytest.mark.parametrize("given", ["night-key", "  night-key\n"])
+def test_the_key_of_the_environment_is_sent(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers.get("authorization"))
+        return httpx.Response(200, json={})
+
+    transport = httpx.MockTransport(answer)
+    monkeypatch.delenv("NIGHTJAR_API_KEY", raising=False)
+    Client("http://night.example", transport).job("job_1")
+    monkeypatch.setenv("NIGHTJAR_API_KEY", given)
+    Client("http://night.example", transport).job("job_1")
+    Client("http://night.example", transport, api_key="own").job("job_1")
+    assert seen == [None, "Bearer night-key", "Bearer own"]
+
+
+@pytest.mark.parametrize("key", ["two words", "밤", "a\x00b"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_repeated(key: str) -> None:
+    with pytest.raises(ClientError, match="NIGHTJAR_API_KEY is no key") as caught:
+        Client("http://night.example", api_key=key)
+    assert key not in str(caught.value)
