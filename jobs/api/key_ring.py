@@ -127,13 +127,13 @@ class KeyRing:
         if kept is not None and looked_at - kept[1] < KEPT_S:
             self._kept.move_to_end(digest)
             return kept[0] if _opens(kept[0], digest) else None
-        if kept is None and self._strangers.take().retry_after_s:
-            message = "too many calls with unknown keys; try again in a second"
-            raise RefusedRequestError(429, "rate_limit_exceeded", message)
         try:
             prefix = prefix_of(key)
         except AccountError:
-            return None  # it has not the shape of a key, which is no secret
+            return None  # not the shape of a key, which is no secret
+        if kept is None and self._strangers.take().retry_after_s:
+            message = "too many calls with unknown keys; try again in a second"
+            raise RefusedRequestError(429, "rate_limit_exceeded", message)
         known = await run_in_threadpool(self._accounts.known_key, prefix)
         opens = _opens(known, digest)  # first, so that an unknown key takes as long
         if known is None or not opens:

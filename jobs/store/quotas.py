@@ -7,6 +7,7 @@ but two columns of a row that it writes anyway.
 """
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import sqlalchemy as sa
@@ -69,17 +70,15 @@ class Quotas:
         if limits.rows_waiting is not None:
             _check_rows(connection, name, limits, rows)
 
-    def check_space(self, name: str, stored: int, more: int) -> None:
-        """Raise QuotaError unless the tenant, who stores so many bytes, may store more."""
+    def may_store(self, name: str, more: int, stored: Callable[[str], int]) -> bool:
+        """Whether the tenant may store so many bytes more.
+
+        `stored` gives the bytes that it stores already; asked only of a tenant that has a limit.
+        """
         with self._database.reading() as connection:
             limits = connection.execute(_LIMITS, {"tenant": name}).one_or_none()
         most = None if limits is None else limits.bytes_stored
-        if most is not None and stored + more > most:
-            raise QuotaError(
-                USED_UP,
-                f"the files of this tenant take {stored} of {most} bytes, and {more} more do not "
-                "fit; delete files that are not needed any more",
-            )
+        return most is None or stored(name) + more <= most
 
     def _check_tokens(self, connection: Connection, name: str, most: int) -> None:
         used = self._kept_tokens(connection, name)

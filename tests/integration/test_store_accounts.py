@@ -335,9 +335,14 @@ def test_a_days_sum_is_kept_for_a_moment(store: Store, monkeypatch: pytest.Monke
 
 
 def test_bytes_of_files_are_bounded(store: Store) -> None:
+    asked: list[str] = []
+
+    def stored(tenant: str) -> int:
+        asked.append(tenant)
+        return 4
+
     store.accounts.create_tenant(Tenant("owls", limits=TenantLimits(bytes_stored=10)))
-    store.quotas.check_space("owls", 4, 6)
-    store.quotas.check_space("default", 10**15, 10**15)
-    with pytest.raises(QuotaError, match="take 4 of 10 bytes, and 7 more do not fit") as caught:
-        store.quotas.check_space("owls", 4, 7)
-    assert (caught.value.code, caught.value.retry_after_s) == ("insufficient_quota", None)
+    assert store.quotas.may_store("owls", 6, stored)
+    assert not store.quotas.may_store("owls", 7, stored)
+    assert store.quotas.may_store("default", 10**15, stored)
+    assert asked == ["owls", "owls"]  # without a limit nothing is summed
