@@ -9,7 +9,7 @@ import hmac
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from fastapi.concurrency import run_in_threadpool
@@ -41,7 +41,7 @@ class Access:
         counts: Whether requests are counted here, for the limit of requests a minute.
     """
 
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     required: bool = False
     counts: bool = True
 

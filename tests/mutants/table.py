@@ -64,7 +64,7 @@ TESTS: dict[str, list[str]] = {
         *_store("troubles", "submission"),
     ],
     "jobs/store/account_tables.py": ["tests/migration/test_migrations.py"],
-    "jobs/store/accounts.py": [*_store("accounts"), *_integration("api_keys")],
+    "jobs/store/accounts.py": [*_store("accounts"), *_integration("key_ring")],
     "jobs/store/all_tables.py": ["tests/migration/test_migrations.py"],
     "jobs/store/columns.py": ["tests/migration/test_migrations.py", *_store("reading")],
     "jobs/store/backlog.py": [*_store("planning"), *_integration("plan_budgets", "dispatcher")],
@@ -88,7 +88,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/orphans.py": [*_store("following", "stopping", "bulk"), *_integration("sweeper")],
     "jobs/store/outcomes.py": [
         *_PROTOCOL,
-        *_store("planning", "bulk", "following", "retrying", "bounds", "accounts"),
+        *_store("planning", "bulk", "following", "retrying", "bounds", "quotas"),
     ],
     "jobs/store/planning.py": [
         *_store("planning", "plans", "stopping", "models"),
@@ -96,7 +96,7 @@ TESTS: dict[str, list[str]] = {
     ],
     "jobs/store/plans.py": [*_store("planning", "plans"), *_integration("planner")],
     "jobs/store/postgres.py": _store("frozen"),
-    "jobs/store/quotas.py": [*_store("accounts"), *_integration("api_keys")],
+    "jobs/store/quotas.py": [*_store("quotas"), *_integration("api_keys")],
     "jobs/store/replanning.py": _store("models"),
     "jobs/store/result_cache.py": _store("result_cache"),
     "jobs/store/result_rows.py": [*_store("paging", "reading"), *_integration("api")],
