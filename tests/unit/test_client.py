@@ -139,6 +139,6 @@ def test_who_has_no_key_is_told_where_commands_read_it() -> None:
     error = {"error": {"message": "this API needs a key"}}
     with (
         client(httpx.Response(401, json=error)) as made,
-        pytest.raises(ClientError, match=r"401: this API needs a key; commands send .*NIGHTJAR_API"),
+        pytest.raises(ClientError, match=r"401: .* a key; commands send .*NIGHTJAR_API_KEY"),
     ):
         made.job("job_1")
