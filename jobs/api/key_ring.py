@@ -109,7 +109,8 @@ class KeyRing:
         """Whether a key is needed; that it is needed once stays so."""
         asked_at = self._clock()
         if not self._needed and asked_at - self._asked_at >= KEPT_S:
-            self._needed = await run_in_threadpool(self._accounts.has_keys)
+            if await run_in_threadpool(self._accounts.has_keys):  # never back to False
+                self._needed = True
             self._asked_at = asked_at
         return self._needed
 
