@@ -91,6 +91,19 @@ class LostUploadError(JobError):
         super().__init__("the upload gave no sign of life and was taken back; send it again")
 
 
+class AccountError(JobError):
+    """A tenant or a key cannot be made, found or changed."""
+
+
+class QuotaError(JobError):
+    """A tenant has used up what it may use; `retry_after_s` is None where waiting does not help."""
+
+    def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
 class UnusableDatabaseError(JobError):
     """The database URL cannot be used, or the database lacks Nightjar's tables."""
 

@@ -1,12 +1,19 @@
 """Settings of the HTTP API; a part of `Settings`."""
 
-from pydantic import Field
+import re
+
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings
 
 
 class ApiSettings(BaseSettings):
     """What the API takes, and from whom."""
 
+    api_key: SecretStr | None = Field(
+        None,
+        description="secret of at least 32 characters that opens the API as the tenant default, "
+        "with all rights; for clients, the key that they send",
+    )
     max_upload_bytes: int = Field(1 << 30, ge=1)
     upload_stalled_after_s: float = Field(
         60.0, gt=0, description="an upload that sends nothing for so long is refused"
@@ -44,6 +51,17 @@ class ApiSettings(BaseSettings):
         description="names under which the API is reached, such as nightjar.example.org, with "
         "commas between them; * for any. Addresses, localhost and names without a dot are trusted",
     )
+
+    @field_validator("api_key")
+    @classmethod
+    def _can_be_sent(cls, key: SecretStr | None) -> SecretStr | None:
+        text = None if key is None else key.get_secret_value()
+        if text is not None and re.fullmatch(r"[!-~]{32,}", text) is None:
+            raise ValueError(
+                "must have at least 32 characters, of ASCII and without spaces, as a header "
+                "carries it; `openssl rand -hex 24` makes one"
+            )
+        return key
 
     @property
     def trusted_host_list(self) -> tuple[str, ...]:

@@ -27,6 +27,17 @@ def submit(
     return submission.job_id
 
 
+def submit_for(store: Store, tenant: str, rows: int, key: str | None = None) -> str:
+    """A job of a tenant: equal completions, each of which is computed."""
+    body = validate_body(RequestKind.GENERATE, {"prompt": "a", "max_tokens": 4})
+    new = NewJob("tiny", key, merge_equal=False, tenant=tenant)
+    with store.jobs.submit(new) as submission:
+        submission.add(
+            NewRequest(n, n + 1, f"row-{n}", RequestKind.GENERATE, body) for n in range(rows)
+        )
+    return submission.job_id
+
+
 def planned(
     store: Store, requests: int, *, each: int = 1, priority: int = 0
 ) -> tuple[str, list[MicroBatchRef]]:

@@ -27,6 +27,7 @@ VARIABLES = {
     "POSTGRES_PASSWORD": "p0stgres",
     "VALKEY_PASSWORD": "va1key",
     "MESSAGE_KEY": "owls-sign-messages",
+    "API_KEY": "owls-open-the-api-with-32-letters",
     "FLOWER_AUTH": "owl:hoot",
 }
 # Shorter times for tests; the mechanisms are the same.

@@ -6,11 +6,12 @@ so that a slow database never stops the event loop.
 
 from collections.abc import Callable, Collection
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 
 import nightjar
+from nightjar.jobs.api.authentication import Authentication
 from nightjar.jobs.api.batches import batches_router
 from nightjar.jobs.api.body import UploadLimits
 from nightjar.jobs.api.call_routes import calls_router
@@ -22,7 +23,10 @@ from nightjar.jobs.api.forwarding import UploadForwarder, UploadTaker
 from nightjar.jobs.api.guard import BrowserGuard
 from nightjar.jobs.api.health import Deployment, health_router
 from nightjar.jobs.api.jobs import following_router, jobs_router
+from nightjar.jobs.api.key_ring import Access, KeyRing
+from nightjar.jobs.api.ownership import Ownership
 from nightjar.jobs.api.places import UploadPlaces
+from nightjar.jobs.api.rate_limits import RateLimits
 from nightjar.jobs.api.results import results_router
 from nightjar.jobs.api.upload import Uploads
 from nightjar.jobs.errors import JobError
@@ -45,6 +49,7 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     deployment: Deployment | None = None,
     trusted_hosts: Collection[str] = (),
     calls: CallSettings | None = None,
+    access: Access | None = None,
 ) -> FastAPI:
     """The application over a store whose tables exist.
 
@@ -55,9 +60,19 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     takes them here. `deployment` knows of the other processes; None says nothing of them.
     `calls` says how single calls get to the workers, and how many may wait.
     `trusted_hosts` are names under which the API is reached beside loopback and addresses.
+    `access` says who may call; None needs a key only if one was ever made.
     """
-    app = FastAPI(title="Nightjar", version=nightjar.__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(BrowserGuard, hosts=trusted_hosts)
+    app = FastAPI(
+        title="Nightjar",
+        version=nightjar.__version__,
+        docs_url=None,
+        redoc_url=None,
+        dependencies=[Depends(Ownership(store.jobs))],
+    )
+    access = access or Access()
+    rates = RateLimits() if access.counts else None
+    app.add_middleware(Authentication, keys=KeyRing(store.accounts, access), rates=rates)
+    app.add_middleware(BrowserGuard, hosts=trusted_hosts)  # the last one added comes first
     limits = limits or UploadLimits()
     places = UploadPlaces(limits)
     uploads = Uploads(store.jobs, wake, served_model, limits, places)

@@ -1,9 +1,10 @@
 """Who calls the API, and what they may do."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.records import DEFAULT_TENANT
@@ -30,14 +31,25 @@ def caller_of(request: Request) -> Caller:
     return found
 
 
-def needs(scope: Scope) -> Callable[[Request], Caller]:
+def needs(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
     """A FastAPI dependency: the caller, if the scope of the key suffices."""
 
-    def check(request: Request) -> Caller:
+    async def check(request: Request) -> Caller:  # not in a thread: it does not wait
         caller = caller_of(request)
         if not caller.may(scope):
-            message = f"this call needs a key of the scope {scope.value!r}"
-            raise RefusedRequestError(403, "scope_too_small", message)
+            raise scope_too_small(scope)
         return caller
 
     return check
+
+
+def scope_too_small(needed: Scope) -> RefusedRequestError:
+    """The refusal of a key whose scope does not include this one."""
+    message = f"this call needs a key of the scope {needed.value!r}"
+    return RefusedRequestError(403, "scope_too_small", message)
+
+
+Reader = Annotated[Caller, Depends(needs(Scope.READ))]
+"""The type of a route's parameter: the caller, whose key may read."""
+Submitter = Annotated[Caller, Depends(needs(Scope.SUBMIT))]
+"""The caller, whose key may submit and steer work."""

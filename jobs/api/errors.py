@@ -1,6 +1,7 @@
 """Errors as answers, in OpenAI's shape."""
 
 import logging
+import math
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -14,6 +15,7 @@ from nightjar.jobs.errors import (
     JobError,
     LifecycleError,
     LostUploadError,
+    QuotaError,
     ReusedKeyError,
     StoreError,
     StoreUnavailableError,
@@ -33,6 +35,16 @@ def error_answer(status: int, code: str, message: str, param: str | None = None)
     return JSONResponse(error_payload(status, code, message, param), status_code=status)
 
 
+def _quota_answer(error: QuotaError) -> JSONResponse:
+    """429; clients of OpenAI's API send it again by themselves only where that may help."""
+    answer = error_answer(429, error.code, str(error))
+    wait_s = error.retry_after_s
+    if wait_s is not None:
+        answer.headers["Retry-After"] = str(math.ceil(wait_s))
+    answer.headers["x-should-retry"] = str(wait_s is not None and wait_s <= 60).lower()
+    return answer
+
+
 def answer_error(request: Request, error: Exception) -> JSONResponse:
     """A JobError as an HTTP answer in OpenAI's error shape."""
     if isinstance(error, RefusedRequestError):
@@ -40,6 +52,8 @@ def answer_error(request: Request, error: Exception) -> JSONResponse:
         if error.retry_after_s is not None:
             answer.headers["Retry-After"] = str(error.retry_after_s)
         return answer
+    if isinstance(error, QuotaError):
+        return _quota_answer(error)
     status, code = next(
         (answer for kind, answer in _STATUS_CODES if isinstance(error, kind)), (400, "invalid_job")
     )

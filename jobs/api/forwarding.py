@@ -17,6 +17,7 @@ START_S = 30.0  # so long the other process may take to start, or to start again
 _RETRY_S = 0.1
 _GONE_S = 2.0  # so long a process that was killed may take to be gone
 _LOOK_S = 0.02
+# The other process finds out by itself who calls.
 _HEADERS = (
     "authorization",
     "content-encoding",
@@ -24,6 +25,7 @@ _HEADERS = (
     "content-type",  # of a form it names the boundary
     "idempotency-key",
 )
+_ANSWERED_HEADERS = ("retry-after", "www-authenticate", "x-should-retry")
 _TO_JOBS = "/v1/jobs"
 
 
@@ -80,7 +82,8 @@ class UploadForwarder:
             if request.url.path == _TO_JOBS:
                 message += ", best with an Idempotency-Key"
             raise RefusedRequestError(503, "upload_lost", message) from error
-        return Response(answer.content, answer.status_code, media_type="application/json")
+        told = {name: answer.headers[name] for name in _ANSWERED_HEADERS if name in answer.headers}
+        return Response(answer.content, answer.status_code, told, media_type="application/json")
 
     async def _until_gone(self, ends: int) -> None:
         """Whoever sends again at once must not meet the socket of the process that is ending."""

@@ -1,10 +1,14 @@
-"""Native jobs over HTTP: submit, follow and steer them."""
+"""Native jobs over HTTP: submit, follow and steer them.
+
+That a job is the caller's is checked for all routes at once: `jobs/api/ownership.py`.
+"""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from nightjar.jobs.api.caller import Reader, Submitter
 from nightjar.jobs.api.forwarding import UploadForwarder
 from nightjar.jobs.api.payloads import job_payload
 from nightjar.jobs.api.results import checked_after, checked_id
@@ -20,7 +24,7 @@ def jobs_router(store: Store, uploads: Uploads, forwarder: UploadForwarder | Non
     router = APIRouter(prefix="/v1/jobs")
 
     @router.post("", status_code=201)
-    async def submit(request: Request) -> Response:
+    async def submit(request: Request, _: Submitter) -> Response:
         """Batch lines in, one job out."""
         if forwarder is not None:
             return await forwarder.forward(request)
@@ -28,23 +32,23 @@ def jobs_router(store: Store, uploads: Uploads, forwarder: UploadForwarder | Non
         return JSONResponse(payload, status_code=status)
 
     @router.post("/{job_id}/cancel")
-    def cancel_job(job_id: str) -> JsonObject:
+    def cancel_job(job_id: str, _: Submitter) -> JsonObject:
         """Stop a job; what has landed stays."""
         return job_payload(store.stopping.cancel(checked_id(job_id)))
 
     @router.post("/{job_id}/pause")
-    def pause_job(job_id: str) -> JsonObject:
+    def pause_job(job_id: str, _: Submitter) -> JsonObject:
         """Begin nothing more of a job; what is being computed finishes."""
         return job_payload(store.stopping.pause(checked_id(job_id)))
 
     @router.post("/{job_id}/resume")
-    def resume_job(job_id: str) -> JsonObject:
+    def resume_job(job_id: str, _: Submitter) -> JsonObject:
         """Go on with a paused job."""
         job = store.stopping.resume(checked_id(job_id))
         return job_payload(job) | {"warning": uploads.try_to_wake(job_id)}
 
     @router.post("/{job_id}/retry")
-    def retry_job(job_id: str) -> JsonObject:
+    def retry_job(job_id: str, _: Submitter) -> JsonObject:
         """Compute what failed through no fault of the request again."""
         retried = store.retries.retry(checked_id(job_id))
         warning = uploads.try_to_wake(job_id) if retried else None
@@ -59,10 +63,12 @@ def following_router(store: Store) -> APIRouter:
 
     @router.get("")
     def list_jobs(
-        limit: Annotated[int, Query(ge=1, le=100)] = 20, after: str | None = None
+        caller: Reader,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        after: str | None = None,
     ) -> JsonObject:
         """Jobs, newest first."""
-        found = store.jobs.newest(limit + 1, checked_after(after))
+        found = store.jobs.newest(limit + 1, checked_after(after), caller.tenant)
         data = [job_payload(job) for job in found[:limit]]
         return {
             "object": "list",
@@ -72,7 +78,7 @@ def following_router(store: Store) -> APIRouter:
         }
 
     @router.get("/{job_id}")
-    def show_job(job_id: str) -> JsonObject:
+    def show_job(job_id: str, _: Reader) -> JsonObject:
         """A job with its micro-batches by state, and what it waits for."""
         job, counts = store.jobs.get_in_detail(checked_id(job_id))
         payload = job_payload(job)

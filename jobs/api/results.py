@@ -6,6 +6,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from nightjar.jobs.api.body import RefusedRequestError
+from nightjar.jobs.api.caller import Reader
 from nightjar.jobs.api.payloads import results_payload
 from nightjar.jobs.errors import UnknownJobError
 from nightjar.jobs.lines.batch_lines import json_pieces
@@ -27,6 +28,7 @@ def results_router(store: Store) -> APIRouter:
     @router.get("/results")
     def page_results(
         job_id: str,
+        _: Reader,
         after: AfterPlace = -1,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 1_000,
         outcome: Outcome = "all",
@@ -46,12 +48,12 @@ def results_router(store: Store) -> APIRouter:
         return JSONResponse(results_payload(page))
 
     @router.get("/output")
-    def download_output(job_id: str) -> StreamingResponse:
+    def download_output(job_id: str, _: Reader) -> StreamingResponse:
         """Every success so far as JSON lines; see `Nightjar-Job-Complete`."""
         return _download(store, job_id, "succeeded")
 
     @router.get("/errors")
-    def download_errors(job_id: str) -> StreamingResponse:
+    def download_errors(job_id: str, _: Reader) -> StreamingResponse:
         """Every failure so far as JSON lines; see `Nightjar-Job-Complete`."""
         return _download(store, job_id, "failed")
 

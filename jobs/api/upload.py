@@ -9,6 +9,7 @@ from fastapi import Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 
 from nightjar.jobs.api.body import RefusedRequestError, UploadLimits, too_large
+from nightjar.jobs.api.caller import caller_of
 from nightjar.jobs.api.parameters import is_text, parse_metadata, parse_priority, parse_window
 from nightjar.jobs.api.payloads import job_payload
 from nightjar.jobs.api.places import UploadPlaces
@@ -116,7 +117,8 @@ class Uploads:
         priority = parse_priority(query.get("priority"))
         limits = JobLimits(self._limits.max_rows, self._limits.max_rejected)
         metadata = parse_metadata(query.get("metadata"))
-        return NewJob(model, key, metadata, window_s, priority, limits=limits)
+        tenant = caller_of(request).tenant
+        return NewJob(model, key, metadata, window_s, priority, limits=limits, tenant=tenant)
 
     def try_to_wake(self, job_id: str) -> str | None:
         """Tell the planner of a job.

@@ -7,6 +7,7 @@ process opens its own.
 
 import sqlalchemy as sa
 
+from nightjar.jobs.store.accounts import Accounts
 from nightjar.jobs.store.backlog import Backlog
 from nightjar.jobs.store.batch_work import BatchWork
 from nightjar.jobs.store.batches import Batches
@@ -21,6 +22,7 @@ from nightjar.jobs.store.live import LiveCalls
 from nightjar.jobs.store.orphans import Orphans
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.planning import Planning
+from nightjar.jobs.store.quotas import Quotas
 from nightjar.jobs.store.replanning import Replanning
 from nightjar.jobs.store.result_cache import AnswerCache
 from nightjar.jobs.store.results import Results
@@ -38,6 +40,8 @@ class Store:
 
     Attributes:
         database: The connections that the parts share.
+        accounts: Tenants and the keys of the API.
+        quotas: What tenants may still use.
         jobs: Submits jobs and reads them.
         live: Single calls: submits them, finds those that have ended, purges old ones.
         backlog: Requests that wait to be planned.
@@ -69,8 +73,10 @@ class Store:
         """
         self.database = database = Database(url, synchronous=synchronous)
         outcomes = Outcomes(database)
-        self.jobs = Jobs(database)
-        self.live = LiveCalls(database)
+        self.accounts = Accounts(database)
+        self.quotas = Quotas(database)
+        self.jobs = Jobs(database, self.quotas)
+        self.live = LiveCalls(database, self.quotas)
         self.backlog = Backlog(database, outcomes)
         self.planning = Planning(database, outcomes)
         self.replanning = Replanning(database)

@@ -1,5 +1,6 @@
 """What statements of several parts have in common: conditions, columns and small steps."""
 
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,6 +28,11 @@ OPEN_JOBS = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, JobState.CANCELLI
 def now() -> datetime:
     """The wall clock, for people: of the store's decisions only deadlines use it."""
     return datetime.now(UTC)
+
+
+def today() -> int:
+    """The day of UTC, counted from 1970: tokens are counted by days."""
+    return int(time.time() // 86_400)
 
 
 def has_rows(order: sa.Column[int], *where: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:

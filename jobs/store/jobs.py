@@ -10,6 +10,7 @@ from nightjar.jobs.records import Job, NewJob
 from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.job_rows import JOB_COLUMNS, find_job, job_record
+from nightjar.jobs.store.quotas import Quotas
 from nightjar.jobs.store.submission import OnLanding, Submission, submission
 from nightjar.jobs.store.tables import LISTED, job, micro_batch
 from nightjar.jobs.store.waiting import Waiting, waiting_for
@@ -18,8 +19,9 @@ from nightjar.jobs.store.waiting import Waiting, waiting_for
 class Jobs:
     """Submits jobs and reads them."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, quotas: Quotas) -> None:
         self._database = database
+        self._quotas = quotas
 
     @contextmanager
     def submit(
@@ -31,10 +33,10 @@ class Jobs:
         of the job. A known idempotency key or id gives the job that has it (`existing`), also if
         another submission with it lands first. Rejected
         rows, and rows that repeat a custom_id, land as failed results at once. Raises EmptyJobError
-        for a job without rows, TooManyRowsError and TooManyRejectedError, and ReusedKeyError for
-        other content under a known key.
+        for a job without rows, TooManyRowsError and TooManyRejectedError, ReusedKeyError for
+        other content under a known key, and QuotaError where the tenant may add nothing now.
         """
-        with submission(self._database, new_job, on_landing) as arriving:
+        with submission(self._database, new_job, self._quotas, on_landing) as arriving:
             yield arriving
 
     def get(self, job_id: str) -> Job:
@@ -42,9 +44,16 @@ class Jobs:
         with self._database.reading() as connection:
             return find_job(connection, job_id)
 
-    def newest(self, limit: int = 20, after: str | None = None) -> list[Job]:
-        """Jobs, newest first, without single calls; `after` is the last id of the page before."""
+    def newest(
+        self, limit: int = 20, after: str | None = None, tenant: str | None = None
+    ) -> list[Job]:
+        """Jobs, newest first, without single calls; `after` is the last id of the page before.
+
+        `tenant` is whose jobs are listed; None lists those of all.
+        """
         statement = sa.select(*JOB_COLUMNS).where(LISTED).order_by(job.c.id.desc()).limit(limit)
+        if tenant is not None:
+            statement = statement.where(job.c.tenant == tenant)
         if after is not None:
             statement = statement.where(job.c.id < after)
         with self._database.reading() as connection:
@@ -57,6 +66,11 @@ class Jobs:
         """
         with self._database.reading() as connection:
             return find_job(connection, job_id), _micro_batches(connection, job_id)
+
+    def tenant_of(self, job_id: str) -> str | None:
+        """Whose job it is, which never changes; None for an unknown job."""
+        with self._database.reading() as connection:
+            return connection.scalar(sa.select(job.c.tenant).where(job.c.id == job_id))
 
     def is_stopped(self, job_id: str) -> bool:
         """Whether the job was cancelled or has expired; False for an unknown job."""

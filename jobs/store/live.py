@@ -24,10 +24,12 @@ from nightjar.jobs.records import (
     RequestError,
 )
 from nightjar.jobs.states import MicroBatchState, RequestKind, RequestState
+from nightjar.jobs.store.account_tables import tenant
 from nightjar.jobs.store.bodies import dump_body
-from nightjar.jobs.store.common import AnyRow
+from nightjar.jobs.store.common import AnyRow, today
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.json_text import load_json
+from nightjar.jobs.store.quotas import Quotas
 from nightjar.jobs.store.segments import pack_segments
 from nightjar.jobs.store.submission import id_before, job_values
 from nightjar.jobs.store.tables import LIVE, job, landing, micro_batch, request, result
@@ -49,9 +51,15 @@ _ENDED = sa.select(
     result.c.error_param,
     result.c.reused,
 ).where(result.c.job_id.in_(sa.bindparam("jobs", expanding=True)))
+# The tokens of a tenant with a daily quota are counted by its jobs: those of today stay.
+_counts_today = sa.exists().where(
+    tenant.c.name == job.c.tenant,
+    tenant.c.tokens_a_day.is_not(None),
+    job.c.tokens_day == sa.bindparam("today"),
+)
 _OLD = (
     sa.select(job.c.id)
-    .where(LIVE, job.c.id < sa.bindparam("before"), job.c.finished_at.is_not(None))
+    .where(LIVE, job.c.id < sa.bindparam("before"), job.c.finished_at.is_not(None), ~_counts_today)
     .order_by(job.c.id)
     .limit(PURGED_PER_STEP)
 )
@@ -66,8 +74,9 @@ _NEWEST = [
 class LiveCalls:
     """Submits single calls, reads their answers, and deletes old ones."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, quotas: Quotas) -> None:
         self._database = database
+        self._quotas = quotas
 
     def submit(
         self,
@@ -98,6 +107,7 @@ class LiveCalls:
         }
 
         def work(connection: Connection) -> MicroBatchRef | None:
+            self._quotas.check_new_job(connection, new_job.tenant, 1)
             connection.execute(_INSERT_JOB, job_row)
             ref = None
             if planned is not None:
@@ -141,7 +151,7 @@ class LiveCalls:
     def _old(self, before: str) -> list[str]:
         """Some calls to delete: not those that hold the newest request or micro-batch."""
         with self._database.reading() as connection:
-            old = list(connection.scalars(_OLD, {"before": before}))
+            old = list(connection.scalars(_OLD, {"before": before, "today": today()}))
             if not old:
                 return []
             newest = {connection.scalar(statement) for statement in _NEWEST}

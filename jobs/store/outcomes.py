@@ -14,7 +14,7 @@ from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import NewResult
 from nightjar.jobs.states import RequestState
 from nightjar.jobs.store.bulk import BulkInsert, driver_value
-from nightjar.jobs.store.common import TOKEN_COUNTS, now
+from nightjar.jobs.store.common import TOKEN_COUNTS, now, today
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.following import (
     COUNTED_STATES,
@@ -32,14 +32,23 @@ Answer = TypeVar("Answer")
 
 _REUSE_COUNTS = ("reused", "reused_tokens")
 
+_MORE = {
+    name: sa.bindparam(f"more_{name}", type_=sa.BigInteger)
+    for name in (*COUNTED_STATES.values(), *TOKEN_COUNTS, *_REUSE_COUNTS, "landed")
+}
+_TODAY = sa.bindparam("today", type_=sa.BigInteger)
+# Tokens of the same day are added up; the first of another day begin anew.
+_OF_TODAY = sa.case((job.c.tokens_day == _TODAY, job.c.day_tokens), else_=0)
+
 # Built once: this runs with every micro-batch.
 _COUNT = (
     sa.update(job)
     .where(job.c.id == sa.bindparam("counted_job"))
     .values(
         {
-            name: job.c[name] + sa.bindparam(f"more_{name}", type_=sa.BigInteger)
-            for name in (*COUNTED_STATES.values(), *TOKEN_COUNTS, *_REUSE_COUNTS, "landed")
+            **{name: job.c[name] + more for name, more in _MORE.items()},
+            "tokens_day": _TODAY,
+            "day_tokens": _OF_TODAY + _MORE["prompt_tokens"] + _MORE["completion_tokens"],
         }
     )
     .returning(
@@ -164,7 +173,7 @@ class Outcomes:
 
         The last request of a job also gives the job its final state.
         """
-        added = {f"more_{name}": number for name, number in more.items()}
+        added = {f"more_{name}": number for name, number in more.items()} | {"today": today()}
         counted = self._count_and_note.run(connection, job_id, added, token, ids)
         if counted.completed + counted.failed + counted.cancelled == counted.total:
             final = lifecycle.final_job_state(

@@ -30,7 +30,9 @@ from nightjar.jobs.states import JobState
 from nightjar.jobs.store.common import TOKEN_COUNTS, now
 from nightjar.jobs.store.database import Database, translated_errors
 from nightjar.jobs.store.following import COUNTED_STATES, follow_equals, has_equals
+from nightjar.jobs.store.idempotency import stored_key
 from nightjar.jobs.store.json_text import dump_json
+from nightjar.jobs.store.quotas import Quotas
 from nightjar.jobs.store.segmented import SegmentedLanding
 from nightjar.jobs.store.staged_rows import MOST_TOLD, StagedRows
 from nightjar.jobs.store.staging import drop_stage, stage, staged
@@ -53,12 +55,19 @@ class Submission:
     """
 
     def __init__(
-        self, database: Database, connection: Connection, new_job: NewJob, on_landing: OnLanding
+        self,
+        database: Database,
+        connection: Connection,
+        new_job: NewJob,
+        quotas: Quotas,
+        on_landing: OnLanding,
     ) -> None:
         self._database = database
         self._connection = connection
         self._new_job = new_job
+        self._quotas = quotas
         self._on_landing = on_landing
+        self._key = stored_key(new_job.tenant, new_job.idempotency_key)
         self.job_id = new_job.id or new_job_id()
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{self.job_id}"
         self.existing = False
@@ -99,13 +108,17 @@ class Submission:
 
     def look_up(self) -> None:
         """Find the job of the idempotency key, or of the given id, if there is one."""
-        key, given = self._new_job.idempotency_key, self._new_job.id
-        if key is None and given is None:
+        given = self._new_job.id
+        if self._key is None and given is None:
             return
-        same = job.c.id == given if key is None else job.c.idempotency_key == key
+        same = job.c.id == given if self._key is None else job.c.idempotency_key == self._key
         known = self._connection.scalar(sa.select(job.c.id).where(same))
         if known is not None:
             self.job_id, self.existing = known, True
+
+    def check_quotas(self, rows: int = 1) -> None:
+        """Raise QuotaError unless the tenant may add so many rows now."""
+        self._quotas.check_new_job(self._connection, self._new_job.tenant, rows)
 
     def check_same(self) -> None:
         """Raise ReusedKeyError if the key's job was made of other content.
@@ -131,6 +144,7 @@ class Submission:
             self._land_in_segments(rows, total)
             return
         with self._database.landing(connection):
+            self.check_quotas(total)
             if not self._insert_job(total):
                 self.look_up()
                 return
@@ -142,11 +156,14 @@ class Submission:
             self._on_landing(connection)
 
     def _land_in_segments(self, rows: StagedRows, total: int) -> None:
+        with self._connection.begin():
+            self.check_quotas(total)  # before the work; it is checked again at the end
         landing = SegmentedLanding(
             self._database, self._connection, staged, self.job_id, self._owner, rows.reject
         )
 
         def finish() -> bool:
+            self.check_quotas(total)
             if not self._insert_job(total):
                 self.look_up()
                 return False
@@ -178,7 +195,7 @@ def job_values(new_job: NewJob, job_id: str, total: int) -> dict[str, Any]:
         "id": job_id,
         "state": JobState.QUEUED,
         "model": new_job.model,
-        "idempotency_key": new_job.idempotency_key,
+        "idempotency_key": stored_key(new_job.tenant, new_job.idempotency_key),
         "metadata": dump_json(new_job.metadata),
         "cancel_requested": False,
         "total": total,
@@ -194,7 +211,10 @@ def job_values(new_job: NewJob, job_id: str, total: int) -> dict[str, Any]:
 
 @contextmanager
 def submission(
-    database: Database, new_job: NewJob, on_landing: OnLanding = lambda _: None
+    database: Database,
+    new_job: NewJob,
+    quotas: Quotas,
+    on_landing: OnLanding = lambda _: None,
 ) -> Iterator[Submission]:
     """Open a submission; it lands when the block ends without an exception.
 
@@ -202,8 +222,10 @@ def submission(
     no trace of the job.
     """
     with database.uploading() as connection:
-        arriving = Submission(database, connection, new_job, on_landing)
+        arriving = Submission(database, connection, new_job, quotas, on_landing)
         arriving.look_up()
+        if not arriving.existing:
+            arriving.check_quotas()
         staged.create(connection)
         connection.commit()
         try:

@@ -20,6 +20,7 @@ job = sa.Table(
     sa.Column("id", sa.String(64), primary_key=True),  # sorts by creation
     sa.Column("state", state_column(JobState), nullable=False),
     sa.Column("model", sa.Text, nullable=False),
+    # As `jobs/store/idempotency.py` writes it, so that tenants do not share keys.
     sa.Column("idempotency_key", sa.String(255), unique=True),
     sa.Column("metadata", sa.Text, nullable=False),
     sa.Column("cancel_requested", sa.Boolean, nullable=False),
@@ -55,6 +56,9 @@ job = sa.Table(
     sa.Column("tenant", sa.String(64), nullable=False, server_default=DEFAULT_TENANT),
     # A single call of the API: a job of one row, for which a client waits.
     sa.Column("live", sa.Boolean, nullable=False, server_default=sa.false()),
+    # The newest day (of UTC, from 1970) on which results landed, and the tokens of those results.
+    sa.Column("tokens_day", sa.BigInteger),
+    sa.Column("day_tokens", sa.BigInteger, nullable=False, server_default="0"),
     # For listings: the jobs of one tenant, newest first.
     sa.Index(None, "tenant", "id"),
     # The same without single calls, of which there may be far more than jobs.
@@ -63,6 +67,8 @@ job = sa.Table(
     sa.Index("ix_job_live", "id", sqlite_where=LIVE, postgresql_where=LIVE),
     # For each pass: the open jobs, all of them or of one tenant.
     sa.Index(None, "state", "tenant"),
+    # For quotas. A job's day changes once a day, so landing seldom writes to this index.
+    sa.Index(None, "tenant", "tokens_day"),
 )
 
 # The condition of ix_micro_batch_ready, spelt so that no other index seems to serve it: SQLite

@@ -10,7 +10,7 @@ from alembic import op
 from nightjar.migrations.indexes import add_column, create_index, drop_index
 
 revision = "0021"
-down_revision = "0019"
+down_revision = "0020"
 branch_labels = None
 depends_on = None
 

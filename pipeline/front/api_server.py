@@ -8,7 +8,9 @@ import logging
 import signal
 import sys
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 
 import uvicorn
@@ -23,6 +25,7 @@ from nightjar.jobs.api.body import UploadLimits
 from nightjar.jobs.api.calls import CallPath, CallSettings
 from nightjar.jobs.api.forwarding import UploadTaker
 from nightjar.jobs.api.health import Deployment
+from nightjar.jobs.api.key_ring import Access
 from nightjar.jobs.store import Store
 from nightjar.pipeline.front.signs import BROKER_TIMEOUT_S, Signs
 from nightjar.pipeline.front.upload_process import UploadProcess
@@ -50,9 +53,9 @@ def serve(settings: Settings, host: str, port: int) -> None:
         celery = _celery(settings)
         dead_after_s = settings.worker_dead_after_s
         signs = Signs(store, celery, dead_after_s=dead_after_s)
-        app = _application(
-            settings, store, celery, uploads, signs, _call_path(settings, store, celery)
-        )
+        access = _access(settings, required=not is_loopback(host))
+        path = _call_path(settings, store, celery)
+        app = application(settings, store, celery, access, uploads, signs, path)
         spare_what_stays()
         with signs:
             uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
@@ -66,7 +69,8 @@ def serve_uploads(settings: Settings, socket: Path) -> None:
     step_back(settings.worker_niceness)
     _end_in_order()
     with _store(settings) as store:
-        app = _application(settings, store, _celery(settings), None, None)
+        access = replace(_access(settings), counts=False)  # the API has counted the request
+        app = application(settings, store, _celery(settings), access)
         spare_what_stays()
         uvicorn.run(app, uds=str(socket), log_level="warning", access_log=False)
 
@@ -93,14 +97,30 @@ def _celery(settings: Settings) -> Celery:
     return celery
 
 
-def _application(
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on the interface `host`."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _access(settings: Settings, *, required: bool = False) -> Access:
+    secret = settings.api_key
+    return Access(None if secret is None else secret.get_secret_value(), required)
+
+
+def application(
     settings: Settings,
     store: Store,
     celery: Celery,
-    taker: UploadTaker | None,
-    deployment: Deployment | None,
+    access: Access,
+    taker: UploadTaker | None = None,
+    deployment: Deployment | None = None,
     call_path: CallPath | None = None,
 ) -> FastAPI:
+    """The API as these settings ask for it."""
+
     def wake(job_id: str) -> None:
         send_wake(celery, PLAN_TASK, args=[job_id], retry=False)
 
@@ -119,11 +139,13 @@ def _application(
             settings.max_job_rows,
             settings.max_rejected_lines,
             file_lifetime_s=settings.file_lifetime_s,
+            may_store=partial(store.quotas.may_store, stored=store.files.stored_bytes),
         ),
         taker=taker,
         deployment=deployment,
         trusted_hosts=settings.trusted_host_list,
         calls=CallSettings(settings.live_calls, settings.live_timeout_s, call_path),
+        access=access,
     )
 
 

@@ -1,5 +1,6 @@
 """A small client of the HTTP API."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import httpx
 
 _UPLOAD_TIMEOUT_S = 600.0
 _PAGE = 1000
+_LONGEST_WAIT_S = 60.0
 
 
 class ClientError(Exception):
@@ -22,11 +24,20 @@ class Client:
     Args:
         api_url: Where `nightjar api` listens, for example `http://127.0.0.1:8000`.
         transport: Sends the requests, for example through a proxy; httpx's own by default.
+        api_key: The key that is sent; that of NIGHTJAR_API_KEY by default.
     """
 
-    def __init__(self, api_url: str, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        api_url: str,
+        transport: httpx.BaseTransport | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        headers = _authorization(api_key or os.environ.get("NIGHTJAR_API_KEY"))
         try:
-            self._http = httpx.Client(base_url=api_url, timeout=30.0, transport=transport)
+            self._http = httpx.Client(
+                base_url=api_url, timeout=30.0, transport=transport, headers=headers
+            )
         except httpx.InvalidURL as error:
             raise ClientError(f"{api_url!r} is not the URL of an API: {error}") from error
 
@@ -132,7 +143,7 @@ class Client:
     def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         url = f"{str(self._http.base_url).rstrip('/')}{path}"
         try:
-            response = self._http.request(method, path, **options)
+            response = self._send(method, path, **options)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ClientError(f"{method} {url}: {error}; is `nightjar api` there?") from error
         try:
@@ -145,8 +156,42 @@ class Client:
         if response.is_error:
             said = answer.get("error") or answer.get("detail") or answer
             message = said.get("message", said) if isinstance(said, dict) else said
+            if response.status_code == httpx.codes.UNAUTHORIZED:
+                message = f"{message}; commands send the key of NIGHTJAR_API_KEY"
             raise ClientError(f"{method} {path}: {response.status_code}: {message}")
         return answer
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send a call; where the tenant has sent too many, wait as told, and send it again."""
+        while True:
+            response = self._http.request(method, path, **options)
+            wait_s = _wait_s(response)
+            if wait_s is None or "content" in options:  # a file that was read is not sent again
+                return response
+            time.sleep(wait_s)
+
+
+def _wait_s(response: httpx.Response) -> float | None:
+    """How long the API asks to wait; None if it does not, or for long."""
+    is_limited = response.status_code == httpx.codes.TOO_MANY_REQUESTS
+    if not is_limited or response.headers.get("x-should-retry") == "false":
+        return None
+    told_ms = response.headers.get("retry-after-ms", "")
+    if not (told_ms.isascii() and told_ms.isdecimal()) or int(told_ms) > _LONGEST_WAIT_S * 1_000:
+        return None
+    return int(told_ms) / 1_000
+
+
+def _authorization(api_key: str | None) -> dict[str, str]:
+    key = (api_key or "").strip()
+    if not key:
+        return {}
+    if not key.isascii() or not key.isprintable() or " " in key:
+        # Not the key itself: messages end in logs.
+        raise ClientError(
+            "NIGHTJAR_API_KEY is no key: it holds spaces or characters that a header cannot carry"
+        )
+    return {"Authorization": f"Bearer {key}"}
 
 
 def _path(job_id: str) -> str:

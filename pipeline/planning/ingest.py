@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from nightjar.jobs.batch_records import Batch
-from nightjar.jobs.errors import StoreError, StoreUnavailableError
+from nightjar.jobs.errors import QuotaError, StoreError, StoreUnavailableError
 from nightjar.jobs.records import JobLimits, JsonObject
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.batch_work import StoppedBatchError
@@ -113,6 +113,8 @@ class Ingest:
             return
         try:
             self._open.append(Reading(self._store, batch, self._limits, self._served_model))
+        except QuotaError as error:
+            self._fail(batch, [file_error(error.code, str(error))])
         except StoreError as error:
             self._put_off(batch, attempts, error)
 

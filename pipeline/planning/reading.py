@@ -7,6 +7,7 @@ from contextlib import suppress
 from nightjar.jobs.batch_records import Batch
 from nightjar.jobs.errors import (
     EmptyJobError,
+    QuotaError,
     StoreError,
     TooManyRejectedError,
     TooManyRowsError,
@@ -138,6 +139,8 @@ def errors_of(error: BaseException, *, strict: bool) -> Sequence[JsonObject] | N
         return [file_error("empty_file", "the file has no lines; write one JSON object a line")]
     if isinstance(error, UnknownFileError):
         return [file_error("file_not_found", "the input file was deleted or has expired")]
+    if isinstance(error, QuotaError):
+        return [file_error(error.code, str(error))]
     return None
 
 

@@ -35,6 +35,8 @@ COMMANDS = [
     "retry",
     "vectors",
     "migrate",
+    "keys",
+    "tenants",
 ]
 
 

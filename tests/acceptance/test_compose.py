@@ -28,11 +28,18 @@ from tests.processes import (
     wait_until,
     write_lines,
 )
-from tests.services import Deployment, end_abruptly, free_port, running_deployment
+from tests.services import (
+    VARIABLES,
+    Deployment,
+    end_abruptly,
+    free_port,
+    running_deployment,
+)
 
 Line = dict[str, Any] | str
 OVER = {"completed", "completed_with_failures", "failed", "cancelled"}
 AUTH = ("owl", "hoot")
+KEY = {"Authorization": f"Bearer {VARIABLES['API_KEY']}"}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +59,7 @@ def deployment(
 
 @pytest.fixture
 def api(deployment: Deployment) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=deployment.api_url, timeout=30) as client:
+    with httpx.Client(base_url=deployment.api_url, headers=KEY, timeout=30) as client:
         yield client
 
 
@@ -258,8 +265,11 @@ def test_every_healthcheck_of_a_process_that_takes_messages_or_sends_them(
 
 
 def test_the_commands_of_a_client(
-    deployment: Deployment, api: httpx.Client, tmp_path: Path
+    deployment: Deployment, api: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stranger = nightjar("status", "job_1", "--api", deployment.api_url)
+    assert (stranger.returncode, "401: this API needs a key" in stranger.stderr) == (1, True)
+    monkeypatch.setenv("NIGHTJAR_API_KEY", VARIABLES["API_KEY"])
     where = ("--api", deployment.api_url)
     lines = [*mixed_lines(4, "cli"), "no json"]
     source = write_lines(tmp_path / "in.jsonl", [*lines])
@@ -301,7 +311,7 @@ def test_health(deployment: Deployment, api: httpx.Client, tmp_path: Path) -> No
     lonely = Deployment(tmp_path, nowhere, Path(deployment.environment("api")["NIGHTJAR_MODEL"]))
     try:
         lonely.services["api"].start()
-        with httpx.Client(base_url=lonely.api_url, timeout=30) as client:
+        with httpx.Client(base_url=lonely.api_url, headers=KEY, timeout=30) as client:
             wait_until("the API without a database", lambda: answers(client), 60)
             health = client.get("/health")
             assert health.status_code == 503
@@ -359,7 +369,7 @@ def test_any_order_of_starting(postgres_server: str, tiny_model: Path, tmp_path:
     with (
         fresh_postgres_database(postgres_server) as url,
         running_deployment(tmp_path, url, tiny_model) as running,
-        httpx.Client(base_url=running.api_url, timeout=30) as client,
+        httpx.Client(base_url=running.api_url, headers=KEY, timeout=30) as client,
     ):
         for name in ("gpu-worker", "planner", "beat", "api"):
             running.services[name].start()

@@ -67,6 +67,7 @@ TESTS: dict[str, list[str]] = {
         *_store("troubles", "submission"),
     ],
     "jobs/store/account_tables.py": ["tests/migration/test_migrations.py"],
+    "jobs/store/accounts.py": [*_store("accounts"), *_integration("key_ring")],
     "jobs/store/all_tables.py": ["tests/migration/test_migrations.py"],
     "jobs/store/columns.py": ["tests/migration/test_migrations.py", *_store("reading")],
     "jobs/store/backlog.py": [*_store("planning"), *_integration("plan_budgets", "dispatcher")],
@@ -90,6 +91,7 @@ TESTS: dict[str, list[str]] = {
         *_integration("sweeper"),
     ],
     "jobs/store/holding.py": _PROTOCOL,
+    "jobs/store/idempotency.py": [*_unit("jobs_accounts"), *_store("accounts")],
     "jobs/store/job_rows.py": [*_store("reading", "retrying"), *_integration("api")],
     "jobs/store/jobs.py": [*_store("reading", "submission", "waiting"), *_integration("api")],
     "jobs/store/json_text.py": [*_unit("store_bodies"), *_store("bulk")],
@@ -100,7 +102,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/orphans.py": [*_store("following", "stopping", "bulk"), *_integration("sweeper")],
     "jobs/store/outcomes.py": [
         *_PROTOCOL,
-        *_store("planning", "bulk", "following", "retrying", "bounds"),
+        *_store("planning", "bulk", "following", "retrying", "bounds", "quotas"),
     ],
     "jobs/store/planning.py": [
         *_store("planning", "plans", "stopping", "models"),
@@ -108,6 +110,7 @@ TESTS: dict[str, list[str]] = {
     ],
     "jobs/store/plans.py": [*_store("planning", "plans"), *_integration("planner")],
     "jobs/store/postgres.py": _store("frozen"),
+    "jobs/store/quotas.py": [*_store("quotas"), *_integration("api_keys")],
     "jobs/store/replanning.py": _store("models"),
     "jobs/store/result_cache.py": _store("result_cache"),
     "jobs/store/result_rows.py": [*_store("paging", "reading"), *_integration("api")],
@@ -129,17 +132,20 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/turns.py": _store("segmented", "stopping", "bounds"),
     "jobs/store/vectors.py": _integration("vectors"),
     "jobs/store/waiting.py": _store("waiting"),
-    "pipeline/front/api_server.py": _integration("api_server", "api_upload_process"),
+    "pipeline/front/api_server.py": _integration(
+        "api_server", "api_upload_process", "api_access", "api_real_keys"
+    ),
     "pipeline/queue/celery_app.py": [
         *_unit("pipeline_transport", "pipeline_events", "logs"),
         *_integration("broker_lost", "dispatcher", "two_planners"),
     ],
     "pipeline/queue/celery_command.py": [*_unit("pipeline_events"), *_integration("two_planners")],
     "pipeline/front/cli/__init__.py": _acceptance("cli"),
+    "pipeline/front/cli/accounts.py": _acceptance("cli_keys"),
     "pipeline/front/cli/console.py": [*_acceptance("cli"), *_unit("settings")],
     "pipeline/front/cli/database.py": [*_acceptance("cli"), *_integration("vectors")],
     "pipeline/front/cli/jobs.py": _acceptance("cli", "compose"),
-    "pipeline/front/cli/processes.py": [*_acceptance("cli"), *_unit("settings")],
+    "pipeline/front/cli/processes.py": [*_acceptance("cli", "cli_keys"), *_unit("settings")],
     "pipeline/front/cli/run.py": [*_acceptance("cli"), *_RUN],
     "pipeline/front/client.py": [*_unit("client"), *_integration("api_upload_process")],
     "pipeline/planning/calls.py": [

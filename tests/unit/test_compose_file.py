@@ -28,6 +28,14 @@ def test_every_secret_is_asked_for_and_explained() -> None:
         assert ".env" in (ROOT / file).read_text().splitlines()
 
 
+def test_only_the_api_has_its_key() -> None:
+    """It listens on all interfaces of its container, and does not start without one."""
+    services = read_compose(VARIABLES)
+    assert "--host=0.0.0.0" in services["api"].command
+    with_key = {name for name in services if "NIGHTJAR_API_KEY" in services[name].environment}
+    assert with_key == {"api"}
+
+
 def test_nothing_starts_before_what_it_needs() -> None:
     services = read_compose(VARIABLES)
     assert services["migrate"].depends_on == {"postgres": "service_healthy"}

@@ -15,6 +15,7 @@ RECORDS = {
     *(
         f"jobs.{name}"
         for name in (
+            "accounts",
             "records",
             "file_records",
             "batch_records",

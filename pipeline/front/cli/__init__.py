@@ -7,6 +7,7 @@ import typer
 
 from nightjar import __version__
 from nightjar.jobs.errors import JobError
+from nightjar.pipeline.front.cli.accounts import keys, tenants
 from nightjar.pipeline.front.cli.console import EXIT_RUN, say
 from nightjar.pipeline.front.cli.database import migrate, vectors
 from nightjar.pipeline.front.cli.jobs import cancel, pause, results, resume, retry, status, submit
@@ -27,6 +28,8 @@ for command in (
     *(vectors, migrate),
 ):
     app.command()(command)
+app.add_typer(keys)
+app.add_typer(tenants)
 
 
 def _version(wanted: bool) -> None:

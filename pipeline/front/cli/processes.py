@@ -1,6 +1,7 @@
 """Commands that start the processes of a deployment or check their health."""
 
 import os
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -24,6 +25,7 @@ from nightjar.pipeline.queue.commands import (
     flower_command,
     worker_command,
 )
+from nightjar.pipeline.settings import Settings
 
 
 def worker(
@@ -73,12 +75,36 @@ def api(
     host: Annotated[str, typer.Option(help="Interface to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
 ) -> None:
-    """Start the HTTP API: submit jobs, poll them, page through results."""
-    from nightjar.pipeline.front.api_server import serve
+    """Start the HTTP API: submit jobs, poll them, page through results.
+
+    Beyond loopback it needs a key: one of `nightjar keys create`, or NIGHTJAR_API_KEY.
+    """
+    from nightjar.pipeline.front.api_server import is_loopback, serve
 
     settings = read_settings()
     check_model(settings)
+    if not is_loopback(host):
+        _require_key(settings, host)
     serve(settings, host, port)
+
+
+def _require_key(settings: Settings, host: str) -> None:
+    """End the command where nobody could prove who they are."""
+    from nightjar.jobs.accounts import is_key
+    from nightjar.jobs.store import Store
+
+    secret = settings.api_key
+    if secret is not None and not is_key(secret.get_secret_value()):
+        return
+    with closing(Store(settings.database_url.get_secret_value())) as store:
+        has_key = store.accounts.has_usable_key()
+    if not has_key:
+        fail(
+            f"--host {host} opens the API to others, and no key protects it: make one by "
+            "`nightjar keys create --scope admin`, or set NIGHTJAR_API_KEY to a secret of at "
+            "least 32 characters (openssl rand -hex 24)",
+            EXIT_USAGE,
+        )
 
 
 def health(
