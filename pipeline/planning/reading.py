@@ -133,14 +133,13 @@ def errors_of(error: BaseException, *, strict: bool) -> Sequence[JsonObject] | N
     if isinstance(error, TooManyRejectedError):
         rows = [_row_error(row) for row in error.rows]
         return rows if strict else [file_error("too_many_rejected", str(error)), *rows]
-    if isinstance(error, TooManyRowsError):
-        return [file_error("too_many_rows", str(error))]
+    if isinstance(error, TooManyRowsError | QuotaError):
+        code = error.code if isinstance(error, QuotaError) else "too_many_rows"
+        return [file_error(code, str(error))]
     if isinstance(error, EmptyJobError):
         return [file_error("empty_file", "the file has no lines; write one JSON object a line")]
     if isinstance(error, UnknownFileError):
         return [file_error("file_not_found", "the input file was deleted or has expired")]
-    if isinstance(error, QuotaError):
-        return [file_error(error.code, str(error))]
     return None
 
 
