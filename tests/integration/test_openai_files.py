@@ -18,7 +18,7 @@ from nightjar.jobs.store import Store
 from tests.api_process import Api, running_api, upload_sockets
 from tests.processes import wait_until
 
-MAX_BYTES = 8 * PART_BYTES
+MAX_BYTES = 40 * PART_BYTES
 LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"p"}}\n'
 
 
@@ -68,6 +68,30 @@ def test_a_file_goes_in_and_out(client: openai.OpenAI, tmp_path: Path) -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             call(made.id)
         assert (caught.value.code, caught.value.type) == ("unknown_file", "not_found_error")
+
+
+def test_memory_does_not_grow_with_a_file(client: openai.OpenAI, place: tuple[Api, Store]) -> None:
+    """1 GB was measured by hand: the peak of each process is that of a small file, 120 MiB."""
+    processes = [place[0].process.pid, place[0].upload_process().pid]
+    content = LINE * (32 * PART_BYTES // len(LINE))
+
+    def peaks(size: int) -> list[int]:
+        made = create(client, content[:size])
+        with client.files.with_streaming_response.content(made.id) as response:
+            assert sum(len(piece) for piece in response.iter_bytes()) == size
+        return [_peak_bytes(pid) for pid in processes]
+
+    before = peaks(3 * PART_BYTES)
+    after = peaks(len(content))
+    grown = [end - begin for begin, end in zip(before, after, strict=True)]
+    assert max(grown) < len(content) / 2
+
+
+def _peak_bytes(pid: int) -> int:
+    """The most memory that a process has held."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    (peak,) = [line for line in lines if line.startswith("VmHWM:")]
+    return int(peak.split()[1]) * 1024
 
 
 def test_its_pager_lists_every_file_once(client: openai.OpenAI) -> None:
