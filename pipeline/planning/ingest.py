@@ -65,6 +65,7 @@ class Ingest:
         self._clock = clock
         self._open: deque[Reading] = deque()
         self._not_before: dict[str, float] = {}  # by job: when to read again
+        self._reasons: dict[str, str] = {}  # by job: why it was not read the last time
 
     def step(self) -> IngestReport:
         """Read a part of one file, the next in turn.
@@ -75,9 +76,11 @@ class Ingest:
         self._work.end_cancelled()
         self._drop_stopped()
         landed = self._close_landed()
-        self._open_next()
+        found = self._open_next()
         reading = next((one for one in self._open if not one.is_landing), None)
         if reading is None:
+            if found:  # it failed at once; another may wait
+                return IngestReport(landed, 0.0)
             now = self._clock()
             waits = [_LANDING_LOOK_S] if self._open else []
             waits += [max(0.0, when - now) for when in self._not_before.values()]
@@ -95,28 +98,34 @@ class Ingest:
         while self._open:
             self._give_up(self._open.popleft())
 
-    def _open_next(self) -> None:
-        """Begin the next file, if one waits and there is room."""
+    def _open_next(self) -> bool:
+        """Begin the next file, if there is room; whether one waited."""
         now = self._clock()
         self._not_before = {job: when for job, when in self._not_before.items() if when > now}
         if len(self._open) >= MOST_OPEN:
-            return
+            return False
         busy = {one.batch.tenant for one in self._open}
         skipped = {one.batch.job_id for one in self._open} | self._not_before.keys()
         batch = self._work.next_to_read(skipped, busy)
         if batch is None:
-            return
+            return False
         attempts = self._work.count_reading(batch.job_id, 1)
         if attempts > self._attempts:
-            message = f"the file could not be read in {self._attempts} attempts; make a new batch"
+            reason = self._reasons.pop(batch.job_id, "the planner ended while it read the file")
+            message = f"could not be read in {self._attempts} attempts; the last time: {reason}"
             self._fail(batch, [file_error("internal_error", message)])
-            return
+            return True
         try:
             self._open.append(Reading(self._store, batch, self._limits, self._served_model))
         except QuotaError as error:
             self._fail(batch, [file_error(error.code, str(error))])
+        except StoreUnavailableError:
+            with suppress(StoreError):
+                self._work.count_reading(batch.job_id, -1)
+            raise
         except StoreError as error:
             self._put_off(batch, attempts, error)
+        return True
 
     def _drop_stopped(self) -> None:
         """Drop readings of batches that were cancelled, or that another planner has read."""
@@ -136,6 +145,7 @@ class Ingest:
                 self._end(reading, reading.error)
                 continue
             self._open.remove(reading)
+            self._reasons.pop(reading.batch.job_id, None)
             logger.info(
                 "the file of a batch was read",
                 extra={"action": "batch_landed", "job_id": reading.batch.job_id},
@@ -176,6 +186,9 @@ class Ingest:
     def _put_off(self, batch: Batch, attempts: int, error: BaseException) -> None:
         pause_s = min(_LONGEST_BACK_OFF_S, _BACK_OFF_S * 2.0 ** (attempts - 1))
         self._not_before[batch.job_id] = self._clock() + pause_s
+        # The message of other errors may repeat a request's content.
+        told = f": {error}" if isinstance(error, StoreError) else ""
+        self._reasons[batch.job_id] = f"{type(error).__name__}{told}"
         logger.error(
             "the file of %s cannot be read; it is tried again in %.0f s",
             batch.id,

@@ -1,15 +1,22 @@
 """The files of batches become jobs: row by row, by turns, once, or with the reason why not."""
 
 import gzip
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 
-from nightjar.jobs.errors import FileInUseError, LifecycleError
+from nightjar.jobs.errors import (
+    FileInUseError,
+    LifecycleError,
+    StoreError,
+    StoreUnavailableError,
+)
 from nightjar.jobs.records import JobLimits, JsonObject
 from nightjar.jobs.states import BatchStage, BatchStatus, JobState
 from nightjar.jobs.store import Store, submission
 from nightjar.jobs.store.batch_tables import batch as batch_table
+from nightjar.pipeline.planning import ingest as ingest_module
 from tests.batches import completions, ingest, lines_of, make, now, read_all, statuses
 from tests.processes import completion_line, rerank_line
 
@@ -197,7 +204,47 @@ def test_a_file_that_ends_its_reader_again_and_again_fails_its_batch(store: Stor
         ingest(store, attempts=3).step()
     assert next(statuses(store, [batch])) == "validating"
     read_all(ingest(store, attempts=3))
-    assert errors(store, batch)[0]["code"] == "internal_error"
+    (error,) = errors(store, batch)
+    assert error["code"] == "internal_error"
+    assert error["message"].endswith("the last time: the planner ended while it read the file")
+
+
+def test_a_fault_that_does_not_pass_fails_the_batch_with_its_reason(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ingest_module, "_BACK_OFF_S", 0.01)
+    batch = make(store, lines_of(completions(3)))
+    other = make(store, lines_of(completions(3)))
+
+    def parts(file_id: str) -> Iterator[bytes]:
+        if file_id == batch.input_file_id:
+            raise StoreError("the database refused the data")
+        return read(file_id)
+
+    read = store.files.parts
+    monkeypatch.setattr(store.files, "parts", parts)
+    read_all(ingest(store, attempts=3))
+    assert "StoreError: the database refused the data" in errors(store, batch)[0]["message"]
+    assert caplog.text.count("it is tried again in 0 s") == 3
+    assert next(statuses(store, [other])) == "in_progress"
+
+
+def test_a_database_that_is_away_is_no_failed_attempt(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = make(store, lines_of(completions(60)), part_bytes=1_000)
+    reader = ingest(store, attempts=1)
+    reader.step()
+    with monkeypatch.context() as away:
+        away.setattr(submission, "stage", _unavailable)
+        with pytest.raises(StoreUnavailableError):
+            reader.step()
+    read_all(reader)
+    assert next(statuses(store, [batch])) == "in_progress"
+
+
+def _unavailable(*_: object, **__: object) -> None:
+    raise StoreUnavailableError("away")
 
 
 def test_a_planner_that_ends_in_order_is_no_failed_attempt(store: Store) -> None:

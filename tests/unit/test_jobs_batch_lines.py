@@ -75,6 +75,14 @@ def test_a_byte_order_mark_alone_is_no_row() -> None:
     assert [(type(row), row.index, row.line) for row in rows] == [(NewRequest, 0, 2)]
 
 
+def test_a_line_with_another_url_is_refused_where_one_alone_is_allowed() -> None:
+    assert isinstance(BatchReader(only_url="/v1/completions").rows(GOOD + b"\n")[0], NewRequest)
+    (row,) = BatchReader(only_url="/v1/rerank").rows(GOOD + b"\n")
+    assert isinstance(row, RejectedRow)
+    assert (row.code, row.param, row.custom_id) == ("url_mismatch", "url", "a")
+    assert row.message.startswith("line 1, url: is /v1/completions, not the batch's endpoint")
+
+
 def record(error: RequestError | None) -> ResultRecord:
     body = None if error else {"choices": []}
     return ResultRecord(
