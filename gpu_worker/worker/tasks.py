@@ -121,8 +121,9 @@ def _close(**_: object) -> None:
 def compute(
     micro_batch: int, epoch: int, alone: bool = False, live: bool = False
 ) -> dict[str, object]:
-    """Compute one micro-batch; Flower shows the returned value. `live` only tells the lane."""
+    """Compute one micro-batch; Flower shows the returned value. `live`: it is a single call."""
     parts = _parts[0]
     outcome = parts.worker.run(micro_batch, epoch, alone=alone)
-    parts.ticker.tick()  # one more micro-batch may be dispatched
+    if not live:
+        parts.ticker.tick()  # one more micro-batch may be dispatched
     return asdict(outcome)

@@ -75,6 +75,10 @@ def test_partial_indexes_are_made_as_described(engine: sa.Engine) -> None:
     assert "ready" in str(made["ix_micro_batch_ready"])
     assert "isolated" in str(made["ix_micro_batch_suspects"])
     assert "uncharged IS NOT NULL" in str(made["ix_micro_batch_uncharged"])
+    assert "ready" in str(made["ix_micro_batch_live"])
+    assert "live" in str(made["ix_micro_batch_live"])
+    assert "live" in str(made["ix_job_live"])
+    assert "NOT live" in str(made["ix_job_listed"])
 
 
 def test_no_index_of_requests_names_their_state(engine: sa.Engine) -> None:
