@@ -77,6 +77,11 @@ _TO_CHARGE = (
     .with_for_update(of=micro_batch)
 )
 _SET_CHARGED = sa.update(micro_batch).where(_mb.id == sa.bindparam("charged"))
+_ALL = (
+    sa.select(share, tenant.c.weight)
+    .outerjoin(tenant, tenant.c.name == share.c.tenant)
+    .order_by(share.c.fingerprint, share.c.tenant)
+)
 _of_tenant = sa.bindparam("of_tenant", type_=sa.String)
 _own = sa.and_(share.c.fingerprint == _of_model, share.c.tenant == _of_tenant)
 _TIME = sa.select(share.c.virtual_time).where(_own)
@@ -111,6 +116,17 @@ class Standing:
         return tokens * self.pace / self.weight
 
 
+@dataclass(frozen=True, slots=True)
+class TenantShare:
+    """What a model has computed for a tenant, as far as it is charged."""
+
+    fingerprint: str
+    tenant: str
+    weight: float
+    computed_tokens: int
+    virtual_time: float
+
+
 def standings(connection: Connection, fingerprint: str) -> list[Standing]:
     """The tenants that have ready micro-batches or some in flight for the model."""
     key = {"of_model": fingerprint}
@@ -133,6 +149,20 @@ class Shares:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    def all(self) -> list[TenantShare]:
+        """The shares of every model and tenant that has been computed for."""
+        with self._database.reading() as connection:
+            return [
+                TenantShare(
+                    row.fingerprint,
+                    row.tenant,
+                    usable_weight(row.weight),
+                    row.computed_tokens,
+                    row.virtual_time,
+                )
+                for row in connection.execute(_ALL)
+            ]
 
     def settle(self, patience_s: float = math.inf) -> int:
         """Charge what has ended since the last call; returns how many micro-batches that were.

@@ -8,7 +8,7 @@ import typer
 from nightjar import __version__
 from nightjar.jobs.errors import JobError
 from nightjar.pipeline.front.cli.console import EXIT_RUN, say
-from nightjar.pipeline.front.cli.database import migrate, vectors
+from nightjar.pipeline.front.cli.database import migrate, shares, vectors
 from nightjar.pipeline.front.cli.jobs import cancel, pause, results, resume, retry, status, submit
 from nightjar.pipeline.front.cli.processes import api, beat, flower, health, worker
 from nightjar.pipeline.front.cli.run import run
@@ -24,7 +24,7 @@ app = typer.Typer(
 for command in (
     *(run, worker, beat, flower, api, health),
     *(submit, status, results, cancel, pause, resume, retry),
-    *(vectors, migrate),
+    *(vectors, migrate, shares),
 ):
     app.command()(command)
 
