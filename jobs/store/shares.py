@@ -10,7 +10,7 @@ the smallest virtual time of the tenants that have work.
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,8 +35,6 @@ _LEAST_PACE, _MOST_PACE = 0.01, 10.0
 
 _mb = micro_batch.c
 _of_model = sa.bindparam("of_model", type_=sa.String)
-
-
 # Built once, as each tick uses them: building costs more than running.
 _STANDING = (share.c.virtual_time, share.c.pace, tenant.c.weight)
 _with_ready = (
@@ -183,7 +181,8 @@ class Shares:
         for fingerprint in sorted(models):
             with self._database.reading() as connection:
                 moment = _moment(connection, fingerprint)
-            self._database.write(partial(self._advance, to={fingerprint: moment}), durable=False)
+            advance = partial(self._advance, fingerprint=fingerprint, moment=moment)
+            self._database.write(advance, durable=False)
         return settled
 
     def _charge_some(self, connection: Connection) -> tuple[int, set[str]]:
@@ -217,17 +216,16 @@ class Shares:
         }
         connection.execute(_CHARGE, key | values)
 
-    def _advance(self, connection: Connection, to: Mapping[str, float]) -> None:
-        for fingerprint, moment in to.items():
-            row = {"fingerprint": fingerprint, "virtual_time": moment}
-            insert = self._database.insert(virtual_clock).values(row)
-            connection.execute(
-                insert.on_conflict_do_update(
-                    index_elements=[virtual_clock.c.fingerprint],
-                    set_={"virtual_time": moment},
-                    where=virtual_clock.c.virtual_time < moment,
-                )
+    def _advance(self, connection: Connection, fingerprint: str, moment: float) -> None:
+        row = {"fingerprint": fingerprint, "virtual_time": moment}
+        insert = self._database.insert(virtual_clock).values(row)
+        connection.execute(
+            insert.on_conflict_do_update(
+                index_elements=[virtual_clock.c.fingerprint],
+                set_={"virtual_time": moment},
+                where=virtual_clock.c.virtual_time < moment,
             )
+        )
 
 
 def _moment(connection: Connection, fingerprint: str) -> float:

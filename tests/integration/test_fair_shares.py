@@ -2,6 +2,7 @@
 
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,20 @@ def test_only_what_was_computed_and_landed_is_charged_once(store: Store) -> None
     assert charged(store) == {"one": 16}
     with store.database.reading() as connection:
         assert connection.scalar(sa.select(share.c.virtual_time)) == 16.0
+
+
+def test_what_crashes_alone_is_charged_its_plan_each_time(store: Store) -> None:
+    """Else a tenant of requests that crash would be the furthest behind for ever."""
+    (ref,) = plan_for(store, "bad", 1)
+    crash = Crash("died", allowed=2)
+    held = claim(store, ref)
+    assert store.suspects.add(held.id, 0, "worker", crash)
+    assert charged(store) == {}  # something beside it may have been the cause
+    (alone,) = store.planning.dispatchable(9)
+    for epoch in range(2):
+        claim(store, replace(alone, epoch=epoch))
+        assert store.suspects.add(alone.id, epoch, "worker", crash)
+    assert charged(store) == {"bad": 2 * ONE}
 
 
 def test_each_sweep_charges_and_the_command_shows_it(
