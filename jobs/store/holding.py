@@ -38,11 +38,15 @@ MEMBERS = sa.and_(
     request.c.state == RequestState.PLANNED,
 )
 _UNFINISHED = sa.select(request.c.id, request.c.row_index).where(MEMBERS).order_by(request.c.id)
+_more = sa.func.nullif(
+    sa.func.coalesce(_mb.uncharged, 0) + sa.bindparam("computed", type_=sa.BigInteger), 0
+)
 _CLOSE = (
     sa.update(micro_batch)
     .where(_mb.id == sa.bindparam("closed"))
-    .values(state=sa.bindparam("outcome"), owner=None, uncharged=sa.bindparam("computed"))
+    .values(state=sa.bindparam("outcome"), owner=None, uncharged=_more)
 )
+_OCCUPIED = sa.update(micro_batch).where(_mb.id == sa.bindparam("closed")).values(uncharged=_more)
 
 
 class HeldLeases:
@@ -111,8 +115,17 @@ def close(
     computed = sum(
         item.prompt_tokens + item.completion_tokens for item in results if item.reused is None
     )
-    values = {"closed": micro_batch_id, "outcome": state, "computed": computed or None}
+    values = {"closed": micro_batch_id, "outcome": state, "computed": computed}
     connection.execute(_CLOSE, values)
+
+
+def note_occupied(connection: Connection, held: AnyRow) -> None:
+    """Note the planned tokens of a micro-batch that crashed while it was computed alone.
+
+    Nothing of it landed, but it kept the engine from all others. Without this charge a tenant of
+    requests that crash would always be the furthest behind, and go first.
+    """
+    connection.execute(_OCCUPIED, {"closed": held.id, "computed": held.tokens})
 
 
 def hold(connection: Connection, micro_batch_id: int, epoch: int, owner: str) -> AnyRow | None:

@@ -10,7 +10,7 @@ the smallest virtual time of the tenants that have work.
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,8 +35,6 @@ _LEAST_PACE, _MOST_PACE = 0.01, 10.0
 
 _mb = micro_batch.c
 _of_model = sa.bindparam("of_model", type_=sa.String)
-
-
 # Built once, as each tick uses them: building costs more than running.
 _STANDING = (share.c.virtual_time, share.c.pace, tenant.c.weight)
 _with_ready = (
@@ -77,6 +75,11 @@ _TO_CHARGE = (
     .with_for_update(of=micro_batch)
 )
 _SET_CHARGED = sa.update(micro_batch).where(_mb.id == sa.bindparam("charged"))
+_ALL = (
+    sa.select(share, tenant.c.weight)
+    .outerjoin(tenant, tenant.c.name == share.c.tenant)
+    .order_by(share.c.fingerprint, share.c.tenant)
+)
 _of_tenant = sa.bindparam("of_tenant", type_=sa.String)
 _own = sa.and_(share.c.fingerprint == _of_model, share.c.tenant == _of_tenant)
 _TIME = sa.select(share.c.virtual_time).where(_own)
@@ -111,6 +114,17 @@ class Standing:
         return tokens * self.pace / self.weight
 
 
+@dataclass(frozen=True, slots=True)
+class TenantShare:
+    """What a model has computed for a tenant, as far as it is charged."""
+
+    fingerprint: str
+    tenant: str
+    weight: float
+    computed_tokens: int
+    virtual_time: float
+
+
 def standings(connection: Connection, fingerprint: str) -> list[Standing]:
     """The tenants that have ready micro-batches or some in flight for the model."""
     key = {"of_model": fingerprint}
@@ -134,6 +148,20 @@ class Shares:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    def all(self) -> list[TenantShare]:
+        """The shares of every model and tenant that has been computed for."""
+        with self._database.reading() as connection:
+            return [
+                TenantShare(
+                    row.fingerprint,
+                    row.tenant,
+                    usable_weight(row.weight),
+                    row.computed_tokens,
+                    row.virtual_time,
+                )
+                for row in connection.execute(_ALL)
+            ]
+
     def settle(self, patience_s: float = math.inf) -> int:
         """Charge what has ended since the last call; returns how many micro-batches that were.
 
@@ -153,7 +181,8 @@ class Shares:
         for fingerprint in sorted(models):
             with self._database.reading() as connection:
                 moment = _moment(connection, fingerprint)
-            self._database.write(partial(self._advance, to={fingerprint: moment}), durable=False)
+            advance = partial(self._advance, fingerprint=fingerprint, moment=moment)
+            self._database.write(advance, durable=False)
         return settled
 
     def _charge_some(self, connection: Connection) -> tuple[int, set[str]]:
@@ -187,17 +216,16 @@ class Shares:
         }
         connection.execute(_CHARGE, key | values)
 
-    def _advance(self, connection: Connection, to: Mapping[str, float]) -> None:
-        for fingerprint, moment in to.items():
-            row = {"fingerprint": fingerprint, "virtual_time": moment}
-            insert = self._database.insert(virtual_clock).values(row)
-            connection.execute(
-                insert.on_conflict_do_update(
-                    index_elements=[virtual_clock.c.fingerprint],
-                    set_={"virtual_time": moment},
-                    where=virtual_clock.c.virtual_time < moment,
-                )
+    def _advance(self, connection: Connection, fingerprint: str, moment: float) -> None:
+        row = {"fingerprint": fingerprint, "virtual_time": moment}
+        insert = self._database.insert(virtual_clock).values(row)
+        connection.execute(
+            insert.on_conflict_do_update(
+                index_elements=[virtual_clock.c.fingerprint],
+                set_={"virtual_time": moment},
+                where=virtual_clock.c.virtual_time < moment,
             )
+        )
 
 
 def _moment(connection: Connection, fingerprint: str) -> float:

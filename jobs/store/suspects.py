@@ -21,6 +21,7 @@ from nightjar.jobs.store.holding import (
     close,
     hold,
     hold_all,
+    note_occupied,
     unfinished,
 )
 from nightjar.jobs.store.outcomes import Outcomes
@@ -92,6 +93,8 @@ class Suspects:
         given = {item.request_id for item in answered}
         check_members(leased.id, given, indexes.keys())
         suspects = [id_ for id_ in indexes if id_ not in given]
+        if leased.isolated:
+            note_occupied(connection, leased)
         if find_stop(connection, leased.job_id):
             self._held.end(connection, leased, answered, MicroBatchState.CANCELLED)
         elif not suspects:

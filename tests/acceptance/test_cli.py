@@ -37,6 +37,7 @@ COMMANDS = [
     "migrate",
     "keys",
     "tenants",
+    "shares",
 ]
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from nightjar.jobs.states import Reuse
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.share_tables import share
 from nightjar.jobs.workers import Crash
+from nightjar.pipeline.front.cli.database import shares as show_shares
+from nightjar.pipeline.queue.sweeper import Sweeper
 from tests.outcomes import answers, claim
 from tests.tenants import Machine, Rows, plan_for, set_weight
 
@@ -149,6 +152,42 @@ def test_only_what_was_computed_and_landed_is_charged_once(store: Store) -> None
     assert charged(store) == {"one": 16}
     with store.database.reading() as connection:
         assert connection.scalar(sa.select(share.c.virtual_time)) == 16.0
+
+
+def test_what_crashes_alone_is_charged_its_plan_each_time(store: Store) -> None:
+    """Else a tenant of requests that crash would be the furthest behind for ever."""
+    (ref,) = plan_for(store, "bad", 1)
+    crash = Crash("died", allowed=2)
+    held = claim(store, ref)
+    assert store.suspects.add(held.id, 0, "worker", crash)
+    assert charged(store) == {}  # something beside it may have been the cause
+    (alone,) = store.planning.dispatchable(9)
+    for epoch in range(2):
+        claim(store, replace(alone, epoch=epoch))
+        assert store.suspects.add(alone.id, epoch, "worker", crash)
+    assert charged(store) == {"bad": 2 * ONE}
+
+
+def test_each_sweep_charges_and_the_command_shows_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, weight, micro_batches in (("gold", 2.5, 3), ("silver", 1.0, 1)):
+        set_weight(store, name, weight)
+        for ref in plan_for(store, name, micro_batches, fingerprint="f" * 64):
+            assert store.leases.finish(ref.id, 0, "worker", answers(claim(store, ref)))
+    assert store.shares.all() == []
+    sweeper = Sweeper(
+        store, dead_after_s=9, redispatch_after_s=9, longest_gap_s=9, deaths_allowed=3
+    )
+    sweeper.sweep(patience_s=0.0)
+    url = store.database.engine.url.render_as_string(hide_password=False)
+    monkeypatch.setenv(
+        "NIGHTJAR_DATABASE_URL", url.replace("+pysqlite", "").replace("+psycopg", "")
+    )
+    show_shares()
+    _, gold, silver = capsys.readouterr().out.splitlines()
+    assert gold.split() == ["f" * 12, "gold", "2.5", "15", "75.0%"]
+    assert silver.split() == ["f" * 12, "silver", "1", "5", "25.0%"]
 
 
 def test_shares_are_kept_for_each_model(store: Store) -> None:

@@ -54,6 +54,7 @@ def _acceptance(*names: str) -> list[str]:
 
 
 _PROTOCOL = _store("leases", "suspects", "stopping", "races", "protocol")
+_FAIR = _integration("fair_shares", "fair_planning")
 _RUN = _acceptance("run_fake", "bad_input", "bad_requests")
 
 TESTS: dict[str, list[str]] = {
@@ -70,7 +71,10 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/accounts.py": [*_store("accounts"), *_integration("key_ring")],
     "jobs/store/all_tables.py": ["tests/migration/test_migrations.py"],
     "jobs/store/columns.py": ["tests/migration/test_migrations.py", *_store("reading")],
-    "jobs/store/backlog.py": [*_store("planning"), *_integration("plan_budgets", "dispatcher")],
+    "jobs/store/backlog.py": [
+        *_store("planning"),
+        *_integration("plan_budgets", "dispatcher", "fair_planning"),
+    ],
     "jobs/store/batch_rows.py": _integration("ingest", "finalize", "api_batches"),
     "jobs/store/batch_tables.py": ["tests/migration/test_migrations.py", *_integration("ingest")],
     "jobs/store/batch_work.py": _integration("ingest", "finalize"),
@@ -82,6 +86,7 @@ TESTS: dict[str, list[str]] = {
         *_integration("dispatcher"),
     ],
     "jobs/store/database.py": [*_store("troubles", "races", "submission"), *_unit("settings")],
+    "jobs/store/fair_order.py": _FAIR,
     "jobs/store/file_sweeping.py": [*_store("files"), *_integration("sweeper")],
     "jobs/store/file_tables.py": ["tests/migration/test_migrations.py"],
     "jobs/store/files.py": [*_store("files"), *_integration("api_files", "openai_files")],
@@ -90,7 +95,7 @@ TESTS: dict[str, list[str]] = {
         *_store("leases", "suspects", "waiting"),
         *_integration("sweeper"),
     ],
-    "jobs/store/holding.py": _PROTOCOL,
+    "jobs/store/holding.py": [*_PROTOCOL, *_integration("fair_shares")],
     "jobs/store/idempotency.py": [*_unit("jobs_accounts"), *_store("accounts")],
     "jobs/store/job_rows.py": [*_store("reading", "retrying"), *_integration("api")],
     "jobs/store/jobs.py": [*_store("reading", "submission", "waiting"), *_integration("api")],
@@ -111,6 +116,8 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/plans.py": [*_store("planning", "plans"), *_integration("planner")],
     "jobs/store/postgres.py": _store("frozen"),
     "jobs/store/quotas.py": [*_store("quotas"), *_integration("api_keys")],
+    "jobs/store/precedence.py": [*_FAIR, *_store("planning")],
+    "jobs/store/ready.py": [*_store("planning", "suspects", "models"), *_FAIR],
     "jobs/store/replanning.py": _store("models"),
     "jobs/store/result_cache.py": _store("result_cache"),
     "jobs/store/result_rows.py": [*_store("paging", "reading"), *_integration("api")],
@@ -119,6 +126,8 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/schema.py": ["tests/migration/test_migrations.py"],
     "jobs/store/segmented.py": _store("segmented"),
     "jobs/store/segments.py": [*_unit("jobs_segments"), *_store("planning")],
+    "jobs/store/share_tables.py": ["tests/migration/test_migrations.py"],
+    "jobs/store/shares.py": _FAIR,
     "jobs/store/staged_rows.py": [*_store("submission", "segmented"), *_integration("api")],
     "jobs/store/staging.py": _store("submission", "segmented"),
     "jobs/store/stop_reasons.py": [*_store("stopping", "leases"), *_integration("sweeper")],
@@ -169,11 +178,14 @@ TESTS: dict[str, list[str]] = {
     "pipeline/queue/live_lane.py": [*_unit("pipeline_taking"), *_acceptance("single_calls")],
     "pipeline/queue/message_fields.py": _unit("pipeline_message_shape"),
     "pipeline/queue/message_shape.py": _unit("pipeline_message_shape"),
+    "pipeline/planning/fair_turns.py": _integration("fair_planning"),
     "pipeline/planning/model_change.py": [*_store("models"), *_integration("two_models")],
     "pipeline/planning/pack.py": [*_unit("pipeline_pack"), *_integration("planner")],
     "pipeline/queue/passes.py": _unit("pipeline_passes"),
     "pipeline/planning/placeholders.py": _unit("pipeline_encode"),
-    "pipeline/planning/planner.py": _integration("planner", "plan_budgets", "two_planners"),
+    "pipeline/planning/planner.py": _integration(
+        "planner", "plan_budgets", "two_planners", "fair_planning"
+    ),
     "pipeline/front/progress.py": _unit("pipeline_progress"),
     "pipeline/queue/queues.py": [*_unit("pipeline_pack"), *_integration("dispatcher", "planner")],
     "pipeline/queue/quiet_logs.py": _unit("pipeline_quiet_logs"),

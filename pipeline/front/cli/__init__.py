@@ -9,7 +9,7 @@ from nightjar import __version__
 from nightjar.jobs.errors import JobError
 from nightjar.pipeline.front.cli.accounts import keys, tenants
 from nightjar.pipeline.front.cli.console import EXIT_RUN, say
-from nightjar.pipeline.front.cli.database import migrate, vectors
+from nightjar.pipeline.front.cli.database import migrate, shares, vectors
 from nightjar.pipeline.front.cli.jobs import cancel, pause, results, resume, retry, status, submit
 from nightjar.pipeline.front.cli.processes import api, beat, flower, health, worker
 from nightjar.pipeline.front.cli.run import run
@@ -25,7 +25,7 @@ app = typer.Typer(
 for command in (
     *(run, worker, beat, flower, api, health),
     *(submit, status, results, cancel, pause, resume, retry),
-    *(vectors, migrate),
+    *(vectors, migrate, shares),
 ):
     app.command()(command)
 app.add_typer(keys)

@@ -1,5 +1,6 @@
 """Commands that work on the database itself."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -37,3 +38,25 @@ def migrate() -> None:
     store = Store(read_settings().database_url.get_secret_value())
     store.migrate()
     store.close()
+
+
+def shares() -> None:
+    """Show the tokens that each model has computed for each tenant; charged once a second."""
+    from nightjar.jobs.store import Store
+    from nightjar.pipeline.queue.queues import short_model
+
+    store = Store(read_settings().database_url.get_secret_value())
+    found = store.shares.all()
+    store.close()
+    totals = Counter[str]()
+    for one in found:
+        totals[one.fingerprint] += one.computed_tokens
+    typer.echo(
+        f"{'model':<12}  {'tenant':<24}  {'weight':>6}  {'computed tokens':>16}  {'of all':>6}"
+    )
+    for one in found:
+        part = one.computed_tokens / max(1, totals[one.fingerprint])
+        typer.echo(
+            f"{short_model(one.fingerprint):<12}  {one.tenant:<24}  {one.weight:>6g}  "
+            f"{one.computed_tokens:>16,}  {part:>6.1%}"
+        )
