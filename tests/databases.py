@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -76,6 +77,38 @@ def fresh_postgres_database(server_url: str) -> Iterator[str]:
         admin.dispose()
 
 
+Statement = tuple[str, Any]
+"""What a driver is given: SQL, and its parameters."""
+
+
+def recorded_migration(url: str) -> list[Statement]:
+    """Migrate an empty PostgreSQL database; returns what made its tables."""
+    found = []
+
+    def watch(*given: Any) -> None:
+        _, _, statement, parameters, _, _ = given
+        if not statement.lstrip().startswith(("SELECT", "SET", "SHOW")):
+            found.append((statement.replace(" CONCURRENTLY", ""), parameters))
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", watch)
+    try:
+        opened = Store(url)
+        opened.migrate()
+        opened.close()
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", watch)
+    return found
+
+
+def make_tables(url: str, migration: list[Statement]) -> None:
+    """Do the same to another empty database, in one transaction and without Alembic."""
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        for statement, parameters in migration:
+            connection.exec_driver_sql(statement, parameters or None)
+    engine.dispose()
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
     """The URL of the session's PostgreSQL server; tests that ask for it need one."""
@@ -125,13 +158,31 @@ def migrated_sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def postgres_migration(postgres_server: str) -> list[Statement]:
+    """What makes the tables in PostgreSQL, to be done again for every test."""
+    with fresh_postgres_database(postgres_server) as url:
+        return recorded_migration(url)
+
+
 @pytest.fixture
-def store(database_url: str, migrated_sqlite_file: Path) -> Iterator[Store]:
+def sqlite_tables(sqlite_url: str, migrated_sqlite_file: Path) -> str:
+    """The URL of a SQLite file with tables and no jobs."""
+    shutil.copy(migrated_sqlite_file, sqlite_url.removeprefix("sqlite:///"))
+    return sqlite_url
+
+
+@pytest.fixture
+def postgres_tables(postgres_url: str, postgres_migration: list[Statement]) -> str:
+    """The URL of a PostgreSQL database with tables and no jobs."""
+    make_tables(postgres_url, postgres_migration)
+    return postgres_url
+
+
+@pytest.fixture
+def store(database_url: str, request: pytest.FixtureRequest) -> Iterator[Store]:
     """A store with tables and no jobs."""
-    opened = Store(database_url)
-    if database_url.startswith("sqlite"):
-        shutil.copy(migrated_sqlite_file, database_url.removeprefix("sqlite:///"))
-    else:
-        opened.migrate()
+    kind = "sqlite" if database_url.startswith("sqlite") else "postgres"
+    opened = Store(request.getfixturevalue(f"{kind}_tables"))
     yield opened
     opened.close()

@@ -27,10 +27,9 @@ def engine(postgres_url: str) -> Iterator[sa.Engine]:
 
 
 @pytest.fixture
-def store(postgres_url: str, engine: sa.Engine) -> Iterator[Store]:
+def store(postgres_tables: str, engine: sa.Engine) -> Iterator[Store]:
     """A store whose tables nobody analyses but the test."""
-    opened = Store(postgres_url)
-    opened.migrate()
+    opened = Store(postgres_tables)
     with engine.begin() as connection:
         for table in (requests, micro_batch, job):
             connection.exec_driver_sql(f"ALTER TABLE {table.name} SET (autovacuum_enabled = off)")

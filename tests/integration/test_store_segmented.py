@@ -26,9 +26,8 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def sqlite_store(sqlite_url: str) -> Iterator[Store]:
-    opened = Store(sqlite_url)
-    opened.migrate()
+def sqlite_store(sqlite_tables: str) -> Iterator[Store]:
+    opened = Store(sqlite_tables)
     yield opened
     opened.close()
 

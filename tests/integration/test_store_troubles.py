@@ -19,18 +19,16 @@ from tests.jobs import submit
 
 
 @pytest.fixture
-def sqlite_store(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def sqlite_store(sqlite_tables: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setattr("nightjar.jobs.store.database.BUSY_TIMEOUT_MS", 200)
-    opened = Store(sqlite_url)
-    opened.migrate()
+    opened = Store(sqlite_tables)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def postgres_store(postgres_url: str) -> Iterator[Store]:
-    opened = Store(postgres_url)
-    opened.migrate()
+def postgres_store(postgres_tables: str) -> Iterator[Store]:
+    opened = Store(postgres_tables)
     yield opened
     opened.close()
 

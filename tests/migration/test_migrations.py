@@ -19,6 +19,7 @@ from nightjar.jobs.store.database import database_url as usable_url
 from nightjar.jobs.store.database import open_engine
 from nightjar.jobs.store.schema import alembic_config, migrate, revert
 from nightjar.jobs.workers import ComputeSeconds
+from tests.databases import fresh_postgres_database
 from tests.processes import wait_until
 
 
@@ -46,6 +47,41 @@ def test_the_revisions_equal_the_tables(engine: sa.Engine) -> None:
             connection, opts={"compare_type": True, "compare_server_default": True}
         )
         assert compare_metadata(context, metadata) == []
+
+
+DESCRIPTION = sa.text("""
+SELECT table_name, column_name, data_type, is_nullable, replace(column_default, :own, '')
+FROM information_schema.columns WHERE table_schema = current_schema()
+UNION ALL
+SELECT tablename, indexname, replace(indexdef, :own, ''), '', ''
+FROM pg_indexes WHERE schemaname = current_schema()
+UNION ALL
+SELECT relname, relkind::text, reloptions::text, '', ''
+FROM pg_class WHERE relnamespace = current_schema()::regnamespace
+ORDER BY 1, 2, 3
+""")
+
+
+def described(url: str) -> list[sa.Row]:
+    """Columns, indexes and options of a PostgreSQL database, and its revision."""
+    engine = open_engine(usable_url(url), pool=sa.NullPool)
+    with engine.connect() as connection:
+        own = connection.scalar(sa.text("SELECT current_schema() || '.'"))
+        revision = connection.execute(sa.text("SELECT version_num FROM alembic_version")).all()
+        found = connection.execute(DESCRIPTION, {"own": own}).all()
+    engine.dispose()
+    return [*revision, *found]
+
+
+def test_the_tables_of_tests_are_those_of_a_migration(
+    postgres_server: str, postgres_tables: str
+) -> None:
+    """Tests do what a migration did (tests/databases.py), without running it."""
+    with fresh_postgres_database(postgres_server) as url:
+        migrate(usable_url(url))
+        wanted = described(url)
+    assert {row[0] for row in wanted} > set(metadata.tables)
+    assert described(postgres_tables) == wanted
 
 
 def test_partial_indexes_are_made_as_described(engine: sa.Engine) -> None:

@@ -30,6 +30,7 @@ JOB = Job(
     requested_tokens=0,
     saved_tokens=0,
     metadata={},
+    tenant="default",
     created_at=MOMENT,
     started_at=None,
     finished_at=None,

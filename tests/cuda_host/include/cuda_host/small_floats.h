@@ -15,7 +15,14 @@ struct Half {  // IEEE 754 binary16
   static uint16_t round(float x) { return from_bits<uint16_t>(to_bits(static_cast<_Float16>(x))); }
   // Through double only for fused multiply-add, whose exact product does not fit a float.
   static uint16_t round(double x) { return from_bits<uint16_t>(to_bits(static_cast<_Float16>(x))); }
-  static float widen(uint16_t bits) { return static_cast<float>(from_bits<_Float16>(bits)); }
+  // Without the compiler's library function, which took a fifth of the time of an engine's step.
+  static float widen(uint16_t bits) {
+    const uint32_t moved = (bits & 0x7fffu) << 13;
+    const bool is_finite = moved < 0x0f800000u;
+    const float magnitude = is_finite ? from_bits<float>(moved) * 0x1p112f  // moves the exponent
+                                      : from_bits<float>(moved + 0x70000000u);
+    return bits & 0x8000u ? -magnitude : magnitude;
+  }
 };
 
 struct Bfloat16 {  // the upper half of a float
