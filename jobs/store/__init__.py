@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from nightjar.jobs.store.backlog import Backlog
 from nightjar.jobs.store.database import Database, Synchronous
+from nightjar.jobs.store.deliveries import Deliveries
 from nightjar.jobs.store.heartbeats import Heartbeats
 from nightjar.jobs.store.jobs import Jobs
 from nightjar.jobs.store.leading import Leaders
@@ -25,6 +26,7 @@ from nightjar.jobs.store.stopping import Stopping
 from nightjar.jobs.store.suspects import Suspects
 from nightjar.jobs.store.tables import job
 from nightjar.jobs.store.vectors import Vectors
+from nightjar.jobs.store.webhooks import Webhooks
 
 
 class Store:
@@ -47,6 +49,8 @@ class Store:
         results: Reads landed results.
         vectors: Prompt vectors.
         cache: Answers and scores that later jobs may reuse.
+        webhooks: Where tenants want events to be sent.
+        deliveries: Events on their way to webhooks.
     """
 
     def __init__(self, url: str, *, synchronous: Synchronous = "full") -> None:
@@ -72,6 +76,8 @@ class Store:
         self.results = Results(database)
         self.vectors = Vectors(database)
         self.cache = AnswerCache(database)
+        self.webhooks = Webhooks(database)
+        self.deliveries = Deliveries(database)
 
     def migrate(self) -> None:
         """Bring the tables to the newest revision; several processes may do so at once."""

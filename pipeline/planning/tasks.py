@@ -17,6 +17,8 @@ from nightjar.checkpoints import CheckpointError, ModelDirectory
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.store import Store
+from nightjar.jobs.webhooks.addresses import AddressGuard
+from nightjar.jobs.webhooks.sender import WebhookSender
 from nightjar.pipeline.planning.model_change import ModelChange
 from nightjar.pipeline.planning.planner import Planner
 from nightjar.pipeline.queue.celery_app import (
@@ -26,6 +28,7 @@ from nightjar.pipeline.queue.celery_app import (
     TICK_TASK,
     create_celery_app,
 )
+from nightjar.pipeline.queue.delivering import Delivering
 from nightjar.pipeline.queue.dispatcher import dispatch, empty_queues, find_lost
 from nightjar.pipeline.queue.leadership import Leadership
 from nightjar.pipeline.queue.liveness import owner_name
@@ -87,6 +90,23 @@ def _leadership() -> Leadership:
     )
 
 
+def _look_again() -> None:
+    _passes()["deliver"].wake()
+
+
+@cache
+def _delivering() -> Delivering:
+    guard = AddressGuard(allow_private=settings.webhook_allow_private)
+    sender = WebhookSender(guard, timeout_s=settings.webhook_timeout_s)
+    return Delivering(
+        _store().deliveries,
+        sender.send,
+        keep_days=settings.webhook_keep_days,
+        idle_s=settings.sweep_every_s,
+        freed=_look_again,
+    )
+
+
 @worker_init.connect
 def _open(**_: object) -> None:
     """Build everything before the pool's threads need it; an error ends the worker here."""
@@ -98,7 +118,9 @@ def _open(**_: object) -> None:
     _sweeper()
     _leadership()
     spare_what_stays()
-    _passes()["sweep"].start()  # it needs no broker
+    _delivering()
+    for name in ("sweep", "deliver"):  # they need no broker
+        _passes()[name].start()
 
 
 @worker_ready.connect
@@ -111,6 +133,7 @@ def _begin(**_: object) -> None:
 def _close(**_: object) -> None:
     for one in _passes().values():
         one.stop(_STOP_S)
+    _delivering().close()
     try:
         _leadership().resign()
     except StoreError as error:  # another planner takes the lead after its waiting time
@@ -142,6 +165,10 @@ def _dispatch_step() -> float:
     return _DISPATCH_AGAIN_S if count else _UNWOKEN_S
 
 
+def _deliver_step() -> float:
+    return _delivering().step() if _leadership().may_act() else _UNWOKEN_S
+
+
 def _sweep_step() -> float:
     """Renew or watch the lead, and sweep as the leader."""
     began = time.monotonic()
@@ -160,7 +187,12 @@ def _sweep_step() -> float:
 
 @cache
 def _passes() -> dict[str, Pass]:
-    steps = {"sweep": _sweep_step, "plan": _plan_step, "dispatch": _dispatch_step}
+    steps = {
+        "sweep": _sweep_step,
+        "plan": _plan_step,
+        "dispatch": _dispatch_step,
+        "deliver": _deliver_step,
+    }
     return {name: Pass(name, step, settings.sweep_every_s) for name, step in steps.items()}
 
 

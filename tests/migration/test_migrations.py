@@ -65,6 +65,7 @@ def test_partial_indexes_are_made_as_described(engine: sa.Engine) -> None:
         "ix_result_failures",
         "ix_micro_batch_ready",
         "ix_micro_batch_suspects",
+        "ix_webhook_delivery_waiting",
     }
     assert "kind IS NOT NULL" in str(made["uq_request_job_id_custom_id"])
     assert "state" not in str(made["ix_request_unplanned"])
@@ -74,6 +75,7 @@ def test_partial_indexes_are_made_as_described(engine: sa.Engine) -> None:
     assert "error_code IS NOT NULL" in str(made["ix_result_failures"])
     assert "ready" in str(made["ix_micro_batch_ready"])
     assert "isolated" in str(made["ix_micro_batch_suspects"])
+    assert "next_at IS NOT NULL" in str(made["ix_webhook_delivery_waiting"])
 
 
 def test_no_index_of_requests_names_their_state(engine: sa.Engine) -> None:
