@@ -5,22 +5,33 @@ so that a slow database never stops the event loop.
 """
 
 from collections.abc import Callable, Collection
+from functools import cache
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.exceptions import HTTPException
 
 import nightjar
 from nightjar.jobs.api.body import UploadLimits
-from nightjar.jobs.api.errors import answer_bad_parameter, answer_error
+from nightjar.jobs.api.documenting import EVERYWHERE
+from nightjar.jobs.api.errors import (
+    answer_bad_parameter,
+    answer_error,
+    answer_fault,
+    answer_http_error,
+)
 from nightjar.jobs.api.forwarding import UploadForwarder, UploadTaker
 from nightjar.jobs.api.guard import BrowserGuard
 from nightjar.jobs.api.health import Deployment, health_router
 from nightjar.jobs.api.jobs import following_router, jobs_router
+from nightjar.jobs.api.openapi import describe_events, openapi_document, operation_id
 from nightjar.jobs.api.results import results_router
 from nightjar.jobs.api.upload import Uploads
+from nightjar.jobs.api.webhooks import deliveries_router, webhooks_router
 from nightjar.jobs.errors import JobError
 from nightjar.jobs.store import Store
+from nightjar.jobs.webhooks.addresses import AddressGuard
 
 # FastAPI's own page loads a script from the internet, and is blank without it.
 DOCS = """<!doctype html><html lang="en"><title>Nightjar's API</title>
@@ -29,7 +40,7 @@ Any viewer of that format shows it.</p></html>
 """
 
 
-def create_app(
+def create_app(  # noqa: PLR0913 - one call puts the whole API together
     store: Store,
     wake: Callable[[str], None],
     *,
@@ -38,6 +49,7 @@ def create_app(
     taker: UploadTaker | None = None,
     deployment: Deployment | None = None,
     trusted_hosts: Collection[str] = (),
+    guard: AddressGuard | None = None,
 ) -> FastAPI:
     """The application over a store whose tables exist.
 
@@ -47,21 +59,43 @@ def create_app(
     `taker` is another process with this application that takes the uploads; None
     takes them here. `deployment` knows of the other processes; None says nothing of them.
     `trusted_hosts` are names under which the API is reached beside loopback and addresses.
+    `guard` says which addresses a webhook may have; by default public ones.
     """
-    app = FastAPI(title="Nightjar", version=nightjar.__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Nightjar",
+        version=nightjar.__version__,
+        openapi_url=None,  # served below
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=operation_id,
+    )
     app.add_middleware(BrowserGuard, hosts=trusted_hosts)
     limits = limits or UploadLimits()
     uploads = Uploads(store.jobs, wake, served_model, limits)
     forwarder = None if taker is None else UploadForwarder(taker, limits)
-    health = health_router(store, taker, deployment)
-    routers = (jobs_router(store, uploads, forwarder), following_router(store))
-    for router in (*routers, results_router(store), health):
-        app.include_router(router)
+    for router in (
+        jobs_router(store, uploads, forwarder),
+        following_router(store),
+        results_router(store),
+        webhooks_router(store, guard or AddressGuard()),
+        deliveries_router(store),
+    ):
+        app.include_router(router, responses=EVERYWHERE)
+    app.include_router(health_router(store, taker, deployment))
+    describe_events(app)
 
     @app.get("/docs", include_in_schema=False)
     def docs() -> HTMLResponse:
         return HTMLResponse(DOCS)
 
+    document = cache(lambda: openapi_document(app))  # it takes a third of a second to make
+
+    @app.get("/openapi.json", include_in_schema=False)
+    def openapi() -> JSONResponse:
+        return JSONResponse(document())
+
     app.add_exception_handler(JobError, answer_error)
     app.add_exception_handler(RequestValidationError, answer_bad_parameter)
+    app.add_exception_handler(HTTPException, answer_http_error)
+    app.add_exception_handler(Exception, answer_fault)
     return app

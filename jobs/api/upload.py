@@ -14,9 +14,10 @@ from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from nightjar.jobs.api.body import RefusedRequestError, UploadLimits, read_body, too_large
 from nightjar.jobs.api.parameters import is_text, parse_metadata, parse_priority, parse_window
 from nightjar.jobs.api.payloads import job_payload
+from nightjar.jobs.api.schemas import JobPayload, SubmittedJob
 from nightjar.jobs.lines.batch_lines import BatchReader
 from nightjar.jobs.lines.file_kinds import HEAD_BYTES, other_format
-from nightjar.jobs.records import JobLimits, JsonObject, NewJob
+from nightjar.jobs.records import JobLimits, NewJob
 from nightjar.jobs.store.jobs import Jobs
 from nightjar.jobs.store.submission import Submission
 
@@ -55,7 +56,7 @@ class Uploads:
         self._places = asyncio.Semaphore(UPLOADS_AT_ONCE)
         self._waiting_since: dict[object, float] = {}
 
-    async def receive(self, request: Request) -> tuple[int, JsonObject]:
+    async def receive(self, request: Request) -> tuple[int, JobPayload | SubmittedJob]:
         """The status and the body of the answer to `POST /v1/jobs`; raises RefusedRequestError."""
         self._check_headers(request)
         new_job = self._new_job(request)
@@ -75,12 +76,17 @@ class Uploads:
                 await run_in_threadpool(_take, submission, reader, piece, digest)
             await run_in_threadpool(lambda: submission.add(reader.last_rows()))
             submission.digest = None if digest is None else digest.hexdigest()
-        payload: JsonObject = {}
-        if not submission.existing:
-            payload = {"accepted": submission.accepted, "rejected": submission.rejected}
-            payload["warning"] = await run_in_threadpool(self.try_to_wake, submission.job_id)
+        if submission.existing:
+            known = await run_in_threadpool(self._jobs.get, submission.job_id)
+            return 200, job_payload(known)
+        warning = await run_in_threadpool(self.try_to_wake, submission.job_id)
         job = await run_in_threadpool(self._jobs.get, submission.job_id)
-        return (200 if submission.existing else 201), job_payload(job) | payload
+        return 201, {
+            **job_payload(job),
+            "accepted": submission.accepted,
+            "rejected": submission.rejected,
+            "warning": warning,
+        }
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
 
+from nightjar.jobs.lines.line_shapes import OutputLine
 from nightjar.jobs.lines.schemas import MAX_LINE_BYTES, UTF8_MARK, parse_batch_line
-from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow, ResultRecord
+from nightjar.jobs.records import NewRequest, RejectedRow, ResultRecord
 
 PIECE_BYTES = 64 * 1024
 
@@ -73,9 +73,9 @@ class BatchReader:
         return rows
 
 
-def output_line(record: ResultRecord) -> JsonObject:
+def output_line(record: ResultRecord) -> OutputLine:
     """The OpenAI batch line of an outcome: `response` of a success, `error` of a failure."""
-    line: dict[str, Any] = {
+    line: OutputLine = {
         "id": f"batch_req_{record.id:012x}",
         "custom_id": record.custom_id,
         "response": None,

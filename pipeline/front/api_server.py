@@ -22,6 +22,7 @@ from nightjar.jobs.api.body import UploadLimits
 from nightjar.jobs.api.forwarding import UploadTaker
 from nightjar.jobs.api.health import Deployment
 from nightjar.jobs.store import Store
+from nightjar.jobs.webhooks.addresses import AddressGuard
 from nightjar.pipeline.front.signs import BROKER_TIMEOUT_S, Signs
 from nightjar.pipeline.front.upload_process import UploadProcess
 from nightjar.pipeline.queue.celery_app import PLAN_TASK, create_celery_app
@@ -113,6 +114,7 @@ def _application(
         taker=taker,
         deployment=deployment,
         trusted_hosts=settings.trusted_host_list,
+        guard=AddressGuard(allow_private=settings.webhook_allow_private),
     )
 
 
