@@ -78,17 +78,20 @@ def example_content(example: object, media: str = "application/json") -> dict[st
     return {media: {EXAMPLE: json.dumps(example)}}
 
 
+def reference(kind: type) -> dict[str, str]:
+    """A reference to the schema of a type that `openapi.py` adds to the document."""
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
 def errors(*statuses: int) -> Responses:
     """The errors that a route may answer, with an example each."""
     found: Responses = {}
     for status in statuses:
         description, code, message = _ERRORS[status]
-        example = error_payload(status, code, message)
-        found[status] = {
-            "model": ErrorAnswer,
-            "description": description,
-            "content": example_content(example),
-        }
+        content = example_content(error_payload(status, code, message))
+        # By reference: FastAPI would give a `model` the media type of the route's own answer.
+        content["application/json"]["schema"] = reference(ErrorAnswer)
+        found[status] = {"description": description, "content": content}
     return found
 
 

@@ -5,17 +5,17 @@ how keys are sent, and that a wrong parameter is answered with status 400 and no
 """
 
 import json
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic import TypeAdapter
 
 from nightjar.jobs.api import examples
 from nightjar.jobs.api.documenting import EXAMPLE, example_content
 from nightjar.jobs.api.request_bodies import BODIES
+from nightjar.jobs.api.schemas import ErrorAnswer
 from nightjar.jobs.events import EventPayload
 from nightjar.jobs.records import JsonObject
 
@@ -102,7 +102,7 @@ def openapi_document(app: FastAPI) -> JsonObject:
     components = document["components"]
     for name in _NOT_OURS:
         components["schemas"].pop(name, None)
-    components["schemas"] |= _bodies()
+    components["schemas"] |= _referred()
     _show_examples(document)
     components["securitySchemes"] = {"key": _KEYS}
     return document
@@ -120,11 +120,12 @@ def _show_examples(node: object) -> None:
             _show_examples(inner)
 
 
-def _bodies() -> JsonObject:
-    """The schemas of the bodies that routes read themselves."""
-    wanted: list[tuple[type[BaseModel], Literal["validation"]]] = [
-        (model, "validation") for model in BODIES
-    ]
-    _, made = models_json_schema(wanted, ref_template="#/components/schemas/{model}")
+def _referred() -> JsonObject:
+    """The schemas of errors, and of the bodies that routes read themselves."""
+    kinds = [TypeAdapter[Any](kind) for kind in (ErrorAnswer, *BODIES)]
+    _, made = TypeAdapter.json_schemas(
+        [(number, "validation", kind) for number, kind in enumerate(kinds)],
+        ref_template="#/components/schemas/{model}",
+    )
     found: JsonObject = made["$defs"]
     return found

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
 from nightjar.jobs.api.body import RefusedRequestError
-from nightjar.jobs.api.documenting import example_content
+from nightjar.jobs.api.documenting import example_content, reference
 from nightjar.jobs.events import EventType
 from nightjar.jobs.webhooks.targets import LONGEST_URL
 
@@ -69,9 +69,8 @@ def json_body(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:
 
 def body_documented(model: type[BaseModel], example: object) -> dict[str, Any]:
     """For `openapi_extra` of a route: the body that `json_body` reads."""
-    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     content = example_content(example)
-    content["application/json"]["schema"] = schema
+    content["application/json"]["schema"] = reference(model)
     return {"requestBody": {"required": True, "content": content}}
 
 

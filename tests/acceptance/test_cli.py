@@ -31,6 +31,7 @@ COMMANDS = [
     "retry",
     "vectors",
     "migrate",
+    "openapi",
 ]
 
 
