@@ -122,7 +122,8 @@ def _show_examples(node: object) -> None:
 
 def _referred() -> JsonObject:
     """The schemas of errors, and of the bodies that routes read themselves."""
-    kinds = [TypeAdapter[Any](kind) for kind in (ErrorAnswer, *BODIES)]
+    named: list[type[Any]] = [ErrorAnswer, *BODIES]
+    kinds = [TypeAdapter[Any](kind) for kind in named]
     _, made = TypeAdapter.json_schemas(
         [(number, "validation", kind) for number, kind in enumerate(kinds)],
         ref_template="#/components/schemas/{model}",

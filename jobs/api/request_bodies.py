@@ -75,6 +75,9 @@ def body_documented(model: type[BaseModel], example: object) -> dict[str, Any]:
 
 
 async def _read(request: Request) -> bytes:
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        message = "compressed bodies are not taken; send the JSON as it is"
+        raise RefusedRequestError(415, "unsupported_encoding", message, "Content-Encoding")
     body = bytearray()
     try:
         async with asyncio.timeout(PATIENCE_S):

@@ -57,7 +57,7 @@ def webhooks_router(store: Store, guard: AddressGuard) -> APIRouter:
         "",
         status_code=201,
         response_model=NewWebhookPayload,
-        responses=documented(examples.NEW_WEBHOOK, 400, 408, 409, 413, status=201),
+        responses=documented(examples.NEW_WEBHOOK, 400, 408, 409, 413, 415, status=201),
         openapi_extra=body_documented(
             NewWebhookBody, {"url": examples.WEBHOOK["url"], "events": examples.WEBHOOK["events"]}
         ),
@@ -106,7 +106,7 @@ def webhooks_router(store: Store, guard: AddressGuard) -> APIRouter:
     @router.post(
         "/{webhook_id}",
         response_model=WebhookPayload,
-        responses=documented(examples.WEBHOOK, 400, 404, 408, 413),
+        responses=documented(examples.WEBHOOK, 400, 404, 408, 413, 415),
         openapi_extra=body_documented(WebhookChange, {"enabled": True}),
     )
     def change_webhook(

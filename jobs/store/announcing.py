@@ -34,15 +34,14 @@ def announce_end(connection: Connection, job_id: str) -> None:
     row = job.c
     columns = (row.state, row.tenant, row.total, row.completed, row.failed, row.cancelled)
     ended = connection.execute(sa.select(*columns).where(row.id == job_id)).one()
-    subject, about = _subject(job_id)
-    kind = end_event(subject, ended.state)
+    kind = end_event(Subject.JOB, ended.state)
     counts: EventCounts = {
         "total": ended.total,
         "completed": ended.completed,
         "failed": ended.failed,
         "cancelled": ended.cancelled,
     }
-    announce(connection, ended.tenant, kind, job_id, about, counts)
+    announce(connection, ended.tenant, kind, job_id, job_id, counts)
 
 
 def announce(
@@ -53,7 +52,10 @@ def announce(
     about: str,
     counts: EventCounts,
 ) -> None:
-    """Write an event for each webhook of the tenant that asks for its kind."""
+    """Write an event for each webhook of the tenant that asks for its kind.
+
+    `about` is the id that the caller knows: of the job, or of the batch that is this job.
+    """
     # The lock keeps the webhooks from being deleted before the rows that refer to them are there.
     found = connection.execute(
         sa.select(webhook.c.id, webhook.c.events)
@@ -78,11 +80,6 @@ def announce(
     }
     rows = [event | {"id": new_id("whd"), "webhook_id": webhook_id} for webhook_id in wanted]
     connection.execute(sa.insert(webhook_delivery), rows)
-
-
-def _subject(job_id: str) -> tuple[Subject, str]:
-    """What the job is to its caller, and the id that the caller knows."""
-    return Subject.JOB, job_id
 
 
 def _asks_for(events: str, kind: EventType) -> bool:

@@ -3,7 +3,9 @@
 import base64
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fastapi import FastAPI, Request, Response
@@ -124,6 +126,32 @@ def test_a_body_that_cannot_be_used_is_refused(client: TestClient, body: bytes, 
 def test_a_large_body_is_refused_before_it_is_read(client: TestClient) -> None:
     answer = client.post("/v1/webhooks", content=b" " * 70_000)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def test_a_compressed_body_is_refused(client: TestClient) -> None:
+    sent = {"content-encoding": "gzip"}
+    answer = client.post("/v1/webhooks", content=b"\x1f\x8b", headers=sent)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_encoding")
+
+
+def test_a_slow_server_of_names_holds_only_some_threads(store: Store) -> None:
+    release, asked = threading.Event(), threading.Semaphore(0)
+
+    def slow(host: str, port: int) -> list[str]:
+        asked.release()
+        assert release.wait(20)
+        return ["93.184.216.34"]
+
+    app = create_app(store, lambda job_id: None, guard=AddressGuard(resolver=slow))
+    with TestClient(app) as client, ThreadPoolExecutor(4) as threads:
+        waiting = [threads.submit(client.post, "/v1/webhooks", json={"url": URL}) for _ in range(4)]
+        for _ in waiting:
+            assert asked.acquire(timeout=20)
+        refused = client.post("/v1/webhooks", json={"url": URL})
+        release.set()
+        assert [one.result().status_code for one in waiting] == [201] * 4
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "webhooks_busy")
+        assert client.post("/v1/webhooks", json={"url": URL}).status_code == 201
 
 
 def test_too_many_webhooks(client: TestClient) -> None:

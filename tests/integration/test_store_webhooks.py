@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from nightjar.jobs.errors import (
     LifecycleError,
@@ -17,6 +18,7 @@ from nightjar.jobs.events import (
     Attempt,
     ClaimedDelivery,
     Delivery,
+    EventCounts,
     EventType,
     NewWebhook,
     Subject,
@@ -27,6 +29,7 @@ from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import NewJob, NewRequest, NewResult, RejectedRow
 from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.announcing import announce
 from nightjar.jobs.store.webhook_tables import webhook_delivery
 from nightjar.jobs.store.webhooks import MOST_OF_TENANT
 from tests.jobs import planned, submit
@@ -128,6 +131,21 @@ def test_a_job_that_was_retried_ends_again(store: Store) -> None:
 )
 def test_one_place_names_the_events(subject: Subject, state: JobState, name: str) -> None:
     assert end_event(subject, state) == name
+
+
+def test_a_batch_is_announced_by_the_id_that_its_caller_knows(store: Store) -> None:
+    webhook = add(store, EventType.BATCH_FAILED)
+    counts: EventCounts = {"total": 0, "completed": 0, "failed": 0, "cancelled": 0}
+
+    def work(connection: Connection) -> None:
+        for kind in (EventType.BATCH_FAILED, EventType.BATCH_EXPIRED):
+            announce(connection, "default", kind, "job_1", "batch_1", counts)
+
+    store.database.write(work)
+    (delivery,) = of(store, webhook)
+    assert (delivery.type, delivery.job_id) == ("batch.failed", "job_1")
+    (claimed,) = take(store)
+    assert json.loads(claimed.body)["data"]["id"] == "batch_1"
 
 
 def test_a_job_that_goes_on_has_no_event() -> None:
