@@ -24,11 +24,11 @@ from nightjar.jobs.api.errors import (
 from nightjar.jobs.api.forwarding import UploadForwarder, UploadTaker
 from nightjar.jobs.api.guard import BrowserGuard
 from nightjar.jobs.api.health import Deployment, health_router
-from nightjar.jobs.api.jobs import following_router, jobs_router
+from nightjar.jobs.api.jobs import following_router, steering_router, submitting_router
 from nightjar.jobs.api.openapi import describe_events, openapi_document, operation_id
 from nightjar.jobs.api.results import results_router
 from nightjar.jobs.api.upload import Uploads
-from nightjar.jobs.api.webhooks import deliveries_router, webhooks_router
+from nightjar.jobs.api.webhooks import deliveries_router, making_router, webhooks_router
 from nightjar.jobs.errors import JobError
 from nightjar.jobs.store import Store
 from nightjar.jobs.webhooks.addresses import AddressGuard
@@ -74,28 +74,38 @@ def create_app(  # noqa: PLR0913 - one call puts the whole API together
     uploads = Uploads(store.jobs, wake, served_model, limits)
     forwarder = None if taker is None else UploadForwarder(taker, limits)
     for router in (
-        jobs_router(store, uploads, forwarder),
+        submitting_router(uploads, forwarder),
+        steering_router(store, uploads),
         following_router(store),
         results_router(store),
-        webhooks_router(store, guard or AddressGuard()),
+        making_router(store, guard or AddressGuard()),
+        webhooks_router(store),
         deliveries_router(store),
     ):
         app.include_router(router, responses=EVERYWHERE)
     app.include_router(health_router(store, taker, deployment))
     describe_events(app)
+    _show_documents(app)
+    for kind, answer in _ERRORS.items():
+        app.add_exception_handler(kind, answer)
+    return app
 
-    @app.get("/docs", include_in_schema=False)
-    def docs() -> HTMLResponse:
-        return HTMLResponse(DOCS)
 
+_ERRORS = {
+    JobError: answer_error,
+    RequestValidationError: answer_bad_parameter,
+    HTTPException: answer_http_error,
+    Exception: answer_fault,
+}
+
+
+def _show_documents(app: FastAPI) -> None:
     document = cache(lambda: openapi_document(app))  # it takes a third of a second to make
 
     @app.get("/openapi.json", include_in_schema=False)
     def openapi() -> JSONResponse:
         return JSONResponse(document())
 
-    app.add_exception_handler(JobError, answer_error)
-    app.add_exception_handler(RequestValidationError, answer_bad_parameter)
-    app.add_exception_handler(HTTPException, answer_http_error)
-    app.add_exception_handler(Exception, answer_fault)
-    return app
+    @app.get("/docs", include_in_schema=False)
+    def docs() -> HTMLResponse:
+        return HTMLResponse(DOCS)

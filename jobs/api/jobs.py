@@ -25,8 +25,8 @@ from nightjar.jobs.store import Store
 from nightjar.jobs.store.waiting import Waiting
 
 
-def jobs_router(store: Store, uploads: Uploads, forwarder: UploadForwarder | None) -> APIRouter:
-    """Submit a job, cancel, pause, resume or retry it."""
+def submitting_router(uploads: Uploads, forwarder: UploadForwarder | None) -> APIRouter:
+    """Takes jobs; `forwarder` hands them on to another process."""
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
     @router.post(
@@ -47,6 +47,13 @@ def jobs_router(store: Store, uploads: Uploads, forwarder: UploadForwarder | Non
             return await forwarder.forward(request)
         status, payload = await uploads.receive(request)
         return JSONResponse(payload, status_code=status)
+
+    return router
+
+
+def steering_router(store: Store, uploads: Uploads) -> APIRouter:
+    """Cancels, pauses, resumes and retries jobs."""
+    router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
     @router.post(
         "/{job_id}/cancel",

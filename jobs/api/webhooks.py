@@ -48,8 +48,8 @@ Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 After = Annotated[str | None, Query(description="The last id of the page before.")]
 
 
-def webhooks_router(store: Store, guard: AddressGuard) -> APIRouter:
-    """Make, list, switch and delete webhooks."""
+def making_router(store: Store, guard: AddressGuard) -> APIRouter:
+    """Makes webhooks of URLs that `guard` allows."""
     router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
     resolving = threading.BoundedSemaphore(_RESOLVED_AT_ONCE)
 
@@ -81,6 +81,13 @@ def webhooks_router(store: Store, guard: AddressGuard) -> APIRouter:
             "secret": new.secret,
         }
         return JSONResponse(made, status_code=201)
+
+    return router
+
+
+def webhooks_router(store: Store) -> APIRouter:
+    """Lists, shows, switches and deletes webhooks."""
+    router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
 
     @router.get("", response_model=WebhookList, responses=documented(examples.WEBHOOK_LIST, 400))
     def list_webhooks(caller: Reader, limit: Limit = 20, after: After = None) -> JSONResponse:

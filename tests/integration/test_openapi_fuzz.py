@@ -119,5 +119,6 @@ def test_every_answer_is_as_the_document_says(store: Store) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_answer_is_as_the_document_says_for_long(store: Store) -> None:
-    assert fuzz(store, 200) > 5_000
+    assert fuzz(store, 40) > 1_000

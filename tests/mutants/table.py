@@ -64,7 +64,7 @@ TESTS: dict[str, list[str]] = {
         *_store("troubles", "submission"),
     ],
     "jobs/store/announcing.py": _store("webhooks"),
-    "jobs/store/deliveries.py": [*_store("webhooks"), *_integration("delivering")],
+    "jobs/store/deliveries.py": [*_store("deliveries"), *_integration("delivering")],
     "jobs/store/webhook_tables.py": ["tests/migration/test_migrations.py", *_store("webhooks")],
     "jobs/store/webhooks.py": [*_store("webhooks"), *_integration("api_webhooks")],
     "jobs/store/account_tables.py": ["tests/migration/test_migrations.py"],
