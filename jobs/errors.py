@@ -104,6 +104,27 @@ class QuotaError(JobError):
         self.retry_after_s = retry_after_s
 
 
+class UnknownWebhookError(JobError):
+    """There is no webhook with this id."""
+
+    def __init__(self, webhook_id: str) -> None:
+        super().__init__(f"there is no webhook {webhook_id!r}")
+
+
+class UnknownDeliveryError(JobError):
+    """There is no delivery with this id."""
+
+    def __init__(self, delivery_id: str) -> None:
+        super().__init__(f"there is no delivery {delivery_id!r}")
+
+
+class TooManyWebhooksError(JobError):
+    """A tenant has as many webhooks as it may have."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"a tenant has at most {limit} webhooks; delete one first")
+
+
 class UnusableDatabaseError(JobError):
     """The database URL cannot be used, or the database lacks Nightjar's tables."""
 

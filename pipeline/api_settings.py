@@ -52,6 +52,21 @@ class ApiSettings(BaseSettings):
         "commas between them; * for any. Addresses, localhost and names without a dot are trusted",
     )
 
+    webhook_allow_private: bool = Field(
+        False,
+        description="send events also to private and loopback addresses, and by http; only where "
+        "every tenant is trusted",
+    )
+    webhook_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        le=60,
+        description="a receiver that has not answered after so long is tried again",
+    )
+    webhook_keep_days: float = Field(
+        30.0, ge=2, description="deliveries of events that are older are deleted"
+    )
+
     @field_validator("api_key")
     @classmethod
     def _can_be_sent(cls, key: SecretStr | None) -> SecretStr | None:

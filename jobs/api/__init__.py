@@ -5,10 +5,12 @@ so that a slow database never stops the event loop.
 """
 
 from collections.abc import Callable, Collection
+from functools import cache
 
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.exceptions import HTTPException
 
 import nightjar
 from nightjar.jobs.api.authentication import Authentication
@@ -16,21 +18,30 @@ from nightjar.jobs.api.batches import batches_router
 from nightjar.jobs.api.body import UploadLimits
 from nightjar.jobs.api.call_routes import calls_router
 from nightjar.jobs.api.calls import Calls, CallSettings
-from nightjar.jobs.api.errors import answer_bad_parameter, answer_error
+from nightjar.jobs.api.documenting import EVERYWHERE
+from nightjar.jobs.api.errors import (
+    answer_bad_parameter,
+    answer_error,
+    answer_fault,
+    answer_http_error,
+)
 from nightjar.jobs.api.file_uploads import FileUploads
 from nightjar.jobs.api.files import files_router
 from nightjar.jobs.api.forwarding import UploadForwarder, UploadTaker
 from nightjar.jobs.api.guard import BrowserGuard
 from nightjar.jobs.api.health import Deployment, health_router
-from nightjar.jobs.api.jobs import following_router, jobs_router
+from nightjar.jobs.api.jobs import following_router, steering_router, submitting_router
 from nightjar.jobs.api.key_ring import Access, KeyRing
+from nightjar.jobs.api.openapi import describe_events, openapi_document, operation_id
 from nightjar.jobs.api.ownership import Ownership
 from nightjar.jobs.api.places import UploadPlaces
 from nightjar.jobs.api.rate_limits import RateLimits
 from nightjar.jobs.api.results import results_router
 from nightjar.jobs.api.upload import Uploads
+from nightjar.jobs.api.webhooks import deliveries_router, making_router, webhooks_router
 from nightjar.jobs.errors import JobError
 from nightjar.jobs.store import Store
+from nightjar.jobs.webhooks.addresses import AddressGuard
 
 # FastAPI's own page loads a script from the internet, and is blank without it.
 DOCS = """<!doctype html><html lang="en"><title>Nightjar's API</title>
@@ -50,6 +61,7 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     trusted_hosts: Collection[str] = (),
     calls: CallSettings | None = None,
     access: Access | None = None,
+    guard: AddressGuard | None = None,
 ) -> FastAPI:
     """The application over a store whose tables exist.
 
@@ -61,12 +73,15 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     `calls` says how single calls get to the workers, and how many may wait.
     `trusted_hosts` are names under which the API is reached beside loopback and addresses.
     `access` says who may call; None needs a key only if one was ever made.
+    `guard` says which addresses a webhook may have; by default public ones.
     """
     app = FastAPI(
         title="Nightjar",
         version=nightjar.__version__,
+        openapi_url=None,  # served below
         docs_url=None,
         redoc_url=None,
+        generate_unique_id_function=operation_id,
         dependencies=[Depends(Ownership(store.jobs))],
     )
     access = access or Access()
@@ -78,19 +93,43 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     uploads = Uploads(store.jobs, wake, served_model, limits, places)
     file_uploads = FileUploads(store.files, limits, places)
     forwarder = None if taker is None else UploadForwarder(taker, limits)
-    health = health_router(store, taker, deployment)
     single = Calls(store, wake, served_model, calls or CallSettings(), limits)
-    routers = (jobs_router(store, uploads, forwarder), following_router(store))
-    files = files_router(store, file_uploads, forwarder)
-    batches = batches_router(store, uploads.try_to_wake, served_model, limits)
-    answers = (results_router(store), files, batches, calls_router(single))
-    for router in (*routers, *answers, health):
-        app.include_router(router)
+    for router in (
+        submitting_router(uploads, forwarder),
+        steering_router(store, uploads),
+        following_router(store),
+        results_router(store),
+        files_router(store, file_uploads, forwarder),
+        batches_router(store, uploads.try_to_wake, served_model, limits),
+        calls_router(single),
+        making_router(store, guard or AddressGuard()),
+        webhooks_router(store),
+        deliveries_router(store),
+    ):
+        app.include_router(router, responses=EVERYWHERE)
+    app.include_router(health_router(store, taker, deployment))
+    describe_events(app)
+    _show_documents(app)
+    for kind, answer in _ERRORS.items():
+        app.add_exception_handler(kind, answer)
+    return app
+
+
+_ERRORS = {
+    JobError: answer_error,
+    RequestValidationError: answer_bad_parameter,
+    HTTPException: answer_http_error,
+    Exception: answer_fault,
+}
+
+
+def _show_documents(app: FastAPI) -> None:
+    document = cache(lambda: openapi_document(app))  # it takes a third of a second to make
+
+    @app.get("/openapi.json", include_in_schema=False)
+    def openapi() -> JSONResponse:
+        return JSONResponse(document())
 
     @app.get("/docs", include_in_schema=False)
     def docs() -> HTMLResponse:
         return HTMLResponse(DOCS)
-
-    app.add_exception_handler(JobError, answer_error)
-    app.add_exception_handler(RequestValidationError, answer_bad_parameter)
-    return app

@@ -6,6 +6,7 @@ import math
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.api.health import public_message
@@ -21,9 +22,12 @@ from nightjar.jobs.errors import (
     StoreUnavailableError,
     TooManyRejectedError,
     TooManyRowsError,
+    TooManyWebhooksError,
     UnknownBatchError,
+    UnknownDeliveryError,
     UnknownFileError,
     UnknownJobError,
+    UnknownWebhookError,
 )
 from nightjar.jobs.lines.error_shape import error_payload
 
@@ -78,6 +82,22 @@ def answer_bad_parameter(request: Request, error: Exception) -> JSONResponse:
     return error_answer(400, "invalid_parameter", f"{param}: {first['msg']}", param)
 
 
+def answer_http_error(request: Request, error: Exception) -> JSONResponse:
+    """A path or a method that does not exist, in the same shape."""
+    if not isinstance(error, HTTPException):
+        raise error
+    code = {404: "unknown_path", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
+    message = f"{error.detail}; GET /openapi.json lists what there is"
+    answer = error_answer(error.status_code, code, message)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def answer_fault(request: Request, error: Exception) -> JSONResponse:
+    """A fault of Nightjar; the server logs the error itself."""
+    return error_answer(500, "internal_error", "a fault of Nightjar; the API's log says more")
+
+
 # The first that fits counts.
 _STATUS_CODES: list[tuple[type[JobError], tuple[int, str]]] = [
     (UnknownJobError, (404, "unknown_job")),
@@ -85,6 +105,9 @@ _STATUS_CODES: list[tuple[type[JobError], tuple[int, str]]] = [
     (UnknownFileError, (404, "unknown_file")),
     (FileInUseError, (409, "file_in_use")),
     (LostUploadError, (503, "upload_lost")),
+    (UnknownWebhookError, (404, "unknown_webhook")),
+    (UnknownDeliveryError, (404, "unknown_delivery")),
+    (TooManyWebhooksError, (409, "too_many_webhooks")),
     (EmptyJobError, (400, "empty_job")),
     (TooManyRowsError, (413, "too_many_rows")),
     (TooManyRejectedError, (400, "too_many_rejected")),

@@ -8,9 +8,11 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 import nightjar
+from nightjar.jobs.api import examples
+from nightjar.jobs.api.documenting import example_content
 from nightjar.jobs.api.forwarding import UploadTaker
+from nightjar.jobs.api.schemas import Health
 from nightjar.jobs.errors import StoreError, StoreUnavailableError
-from nightjar.jobs.records import JsonObject
 from nightjar.jobs.store import Store
 
 logger = logging.getLogger(__name__)
@@ -40,9 +42,20 @@ def health_router(
     store: Store, taker: UploadTaker | None, deployment: Deployment | None
 ) -> APIRouter:
     """`GET /health`."""
-    router = APIRouter()
+    router = APIRouter(tags=["deployment"])
 
-    @router.get("/health")
+    @router.get(
+        "/health",
+        response_model=Health,
+        responses={
+            200: {"content": example_content(examples.HEALTH)},
+            503: {
+                "model": Health,
+                "description": "No jobs are taken; `message` says why.",
+                "content": example_content(examples.NO_HEALTH),
+            },
+        },
+    )
     def health() -> JSONResponse:
         """200 while the database answers and uploads are taken; else 503, and why in `message`.
 
@@ -62,9 +75,9 @@ def health_router(
             logger.warning("uploads are not taken", extra={"action": "health_failed"})
             parts["uploads"] = trouble
         troubles = [parts[name] for name in ("database", "uploads") if parts[name] != OK]
-        body: JsonObject = {"status": "ok", "version": nightjar.__version__}
+        body: Health = {"status": "ok", "version": nightjar.__version__, "parts": parts}
         if troubles:
             body |= {"status": "unavailable", "message": "; ".join(troubles)}
-        return JSONResponse(body | {"parts": parts}, status_code=503 if troubles else 200)
+        return JSONResponse(body, status_code=503 if troubles else 200)
 
     return router

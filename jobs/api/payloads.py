@@ -1,12 +1,13 @@
-"""What the API says of jobs and results, as JSON."""
+"""What the API says of jobs and results, as JSON; `schemas.py` has the types."""
 
 from datetime import UTC, datetime
 
+from nightjar.jobs.api.schemas import JobPayload, ResultsPage
 from nightjar.jobs.lines.batch_lines import output_line
-from nightjar.jobs.records import Job, JsonObject, ResultPage
+from nightjar.jobs.records import Job, ResultPage
 
 
-def job_payload(job: Job) -> JsonObject:
+def job_payload(job: Job) -> JobPayload:
     """A job; moments are seconds since 1970."""
     return {
         "id": job.id,
@@ -29,16 +30,16 @@ def job_payload(job: Job) -> JsonObject:
             "reused_tokens": job.reused_tokens,
         },
         "requests_per_second": _rate(job),
-        "created_at": _seconds(job.created_at),
-        "started_at": _seconds(job.started_at),
-        "finished_at": _seconds(job.finished_at),
-        "expires_at": _seconds(job.expires_at),
+        "created_at": seconds(job.created_at),
+        "started_at": seconds_or_none(job.started_at),
+        "finished_at": seconds_or_none(job.finished_at),
+        "expires_at": seconds_or_none(job.expires_at),
         "cancel_requested": job.cancel_requested and not job.expired,
         "metadata": dict(job.metadata),
     }
 
 
-def results_payload(page: ResultPage) -> JsonObject:
+def results_payload(page: ResultPage) -> ResultsPage:
     """A page of output lines, and how a client asks on."""
     return {
         "object": "list",
@@ -50,13 +51,19 @@ def results_payload(page: ResultPage) -> JsonObject:
     }
 
 
+def seconds(moment: datetime) -> float:
+    """A moment as seconds since 1970."""
+    return round(moment.timestamp(), 3)
+
+
+def seconds_or_none(moment: datetime | None) -> float | None:
+    """The same; None for none."""
+    return None if moment is None else seconds(moment)
+
+
 def _rate(job: Job) -> float | None:
     """Finished requests a second since the first claim."""
     if job.started_at is None:
         return None
     elapsed_s = ((job.finished_at or datetime.now(UTC)) - job.started_at).total_seconds()
     return round(job.ended / elapsed_s, 3) if elapsed_s > 0 else None
-
-
-def _seconds(moment: datetime | None) -> float | None:
-    return None if moment is None else round(moment.timestamp(), 3)

@@ -5,9 +5,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from nightjar.jobs.api import examples
 from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.api.caller import Reader
+from nightjar.jobs.api.documenting import JobId, JsonLines, documented, lines_documented
 from nightjar.jobs.api.payloads import results_payload
+from nightjar.jobs.api.schemas import ResultsPage
 from nightjar.jobs.errors import UnknownJobError
 from nightjar.jobs.lines.batch_lines import json_pieces
 from nightjar.jobs.store import Store
@@ -23,11 +26,15 @@ AfterPlace = Annotated[int, Query(ge=-1, le=MAX_AFTER)]
 
 def results_router(store: Store) -> APIRouter:
     """What has landed of a job."""
-    router = APIRouter(prefix="/v1/jobs/{job_id}")
+    router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["results"])
 
-    @router.get("/results")
+    @router.get(
+        "/results",
+        response_model=ResultsPage,
+        responses=documented(examples.RESULTS_PAGE, 400, 404),
+    )
     def page_results(
-        job_id: str,
+        job_id: JobId,
         _: Reader,
         after: AfterPlace = -1,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 1_000,
@@ -47,13 +54,17 @@ def results_router(store: Store) -> APIRouter:
         # Not as a dict: FastAPI would copy all of it first.
         return JSONResponse(results_payload(page))
 
-    @router.get("/output")
-    def download_output(job_id: str, _: Reader) -> StreamingResponse:
+    @router.get(
+        "/output", response_class=JsonLines, responses=lines_documented(examples.OUTPUT, 404)
+    )
+    def download_output(job_id: JobId, _: Reader) -> StreamingResponse:
         """Every success so far as JSON lines; see `Nightjar-Job-Complete`."""
         return _download(store, job_id, "succeeded")
 
-    @router.get("/errors")
-    def download_errors(job_id: str, _: Reader) -> StreamingResponse:
+    @router.get(
+        "/errors", response_class=JsonLines, responses=lines_documented(examples.ERRORS, 404)
+    )
+    def download_errors(job_id: JobId, _: Reader) -> StreamingResponse:
         """Every failure so far as JSON lines; see `Nightjar-Job-Complete`."""
         return _download(store, job_id, "failed")
 
@@ -86,4 +97,4 @@ def _download(store: Store, job_id: str, outcome: Outcome) -> StreamingResponse:
         "Nightjar-Job-Complete": "true" if found.is_over else "false",
     }
     records = store.results.iterate(job_id, outcome=outcome)
-    return StreamingResponse(json_pieces(records), media_type="application/jsonl", headers=headers)
+    return JsonLines(json_pieces(records), headers=headers)

@@ -13,9 +13,10 @@ from nightjar.jobs.api.caller import caller_of
 from nightjar.jobs.api.parameters import is_text, parse_metadata, parse_priority, parse_window
 from nightjar.jobs.api.payloads import job_payload
 from nightjar.jobs.api.places import UploadPlaces
+from nightjar.jobs.api.schemas import JobPayload, SubmittedJob
 from nightjar.jobs.lines.batch_lines import BatchReader
 from nightjar.jobs.lines.file_kinds import HEAD_BYTES, other_format
-from nightjar.jobs.records import JobLimits, JsonObject, NewJob
+from nightjar.jobs.records import JobLimits, NewJob
 from nightjar.jobs.store.jobs import Jobs
 from nightjar.jobs.store.submission import Submission
 
@@ -51,7 +52,7 @@ class Uploads:
         self._limits = limits
         self._places = places
 
-    async def receive(self, request: Request) -> tuple[int, JsonObject]:
+    async def receive(self, request: Request) -> tuple[int, JobPayload | SubmittedJob]:
         """The status and the body of the answer to `POST /v1/jobs`; raises RefusedRequestError."""
         self._check_headers(request)
         new_job = self._new_job(request)
@@ -71,12 +72,17 @@ class Uploads:
                 await run_in_threadpool(_take, submission, reader, piece, digest)
             await run_in_threadpool(lambda: submission.add(reader.last_rows()))
             submission.digest = None if digest is None else digest.hexdigest()
-        payload: JsonObject = {}
-        if not submission.existing:
-            payload = {"accepted": submission.accepted, "rejected": submission.rejected}
-            payload["warning"] = await run_in_threadpool(self.try_to_wake, submission.job_id)
+        if submission.existing:
+            known = await run_in_threadpool(self._jobs.get, submission.job_id)
+            return 200, job_payload(known)
+        warning = await run_in_threadpool(self.try_to_wake, submission.job_id)
         job = await run_in_threadpool(self._jobs.get, submission.job_id)
-        return (200 if submission.existing else 201), job_payload(job) | payload
+        return 201, {
+            **job_payload(job),
+            "accepted": submission.accepted,
+            "rejected": submission.rejected,
+            "warning": warning,
+        }
 
     def _check_headers(self, request: Request) -> None:
         kind = request.headers.get("content-type", "text/plain").partition(";")[0].strip().lower()

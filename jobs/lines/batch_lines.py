@@ -1,9 +1,11 @@
 """OpenAI batch lines: cutting a stream of bytes into lines, and writing lines of output."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from nightjar.jobs.lines.error_shape import error_payload
+from nightjar.jobs.lines.line_shapes import OutputLine
 from nightjar.jobs.lines.schemas import MAX_LINE_BYTES, UTF8_MARK, parse_batch_line
 from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow, ResultRecord
 from nightjar.jobs.states import StopReason
@@ -90,13 +92,13 @@ _NOT_COMPUTED = {
 }
 
 
-def output_line(record: ResultRecord) -> JsonObject:
+def output_line(record: ResultRecord) -> OutputLine:
     """The OpenAI batch line of an outcome.
 
     A failed request has its error in `response.body.error`, with the `line` of the file. Only a row
     that was not computed has `error`: its job was cancelled or has expired.
     """
-    line: JsonObject = {
+    line: OutputLine = {
         "id": f"batch_req_{record.id:012x}",
         "custom_id": record.custom_id,
         "response": None,
@@ -117,7 +119,7 @@ def output_line(record: ResultRecord) -> JsonObject:
     return line
 
 
-def line_error(line: JsonObject) -> JsonObject | None:
+def line_error(line: Mapping[str, Any]) -> JsonObject | None:
     """The error of an output line, wherever it stands; None for a success.
 
     Lines of the version before had every error in `error`.

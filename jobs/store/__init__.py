@@ -12,6 +12,7 @@ from nightjar.jobs.store.backlog import Backlog
 from nightjar.jobs.store.batch_work import BatchWork
 from nightjar.jobs.store.batches import Batches
 from nightjar.jobs.store.database import Database, Synchronous
+from nightjar.jobs.store.deliveries import Deliveries
 from nightjar.jobs.store.file_sweeping import FileSweeping
 from nightjar.jobs.store.files import Files
 from nightjar.jobs.store.heartbeats import Heartbeats
@@ -33,6 +34,7 @@ from nightjar.jobs.store.stopping import Stopping
 from nightjar.jobs.store.suspects import Suspects
 from nightjar.jobs.store.tables import job
 from nightjar.jobs.store.vectors import Vectors
+from nightjar.jobs.store.webhooks import Webhooks
 
 
 class Store:
@@ -63,6 +65,8 @@ class Store:
         batch_work: Takes batches from stage to stage.
         files: Uploaded files, and files that show results.
         file_sweeping: Frees files that were deleted, have expired or were abandoned.
+        webhooks: Where tenants want events to be sent.
+        deliveries: Events on their way to webhooks.
     """
 
     def __init__(self, url: str, *, synchronous: Synchronous = "full") -> None:
@@ -96,6 +100,8 @@ class Store:
         self.file_sweeping = FileSweeping(database, self.files)
         self.batches = Batches(database, self.files)
         self.batch_work = BatchWork(database, self.files)
+        self.webhooks = Webhooks(database)
+        self.deliveries = Deliveries(database)
 
     def migrate(self) -> None:
         """Bring the tables to the newest revision; several processes may do so at once."""

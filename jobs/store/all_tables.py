@@ -6,7 +6,16 @@ from nightjar.jobs.store import (
     file_tables,
     share_tables,
     tables,
+    webhook_tables,
 )
 from nightjar.jobs.store.columns import metadata
 
-__all__ = ["account_tables", "batch_tables", "file_tables", "metadata", "share_tables", "tables"]
+__all__ = [
+    "account_tables",
+    "batch_tables",
+    "file_tables",
+    "metadata",
+    "share_tables",
+    "tables",
+    "webhook_tables",
+]

@@ -13,6 +13,7 @@ from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import NewResult
 from nightjar.jobs.states import RequestState
+from nightjar.jobs.store.announcing import IS_AWAITED, announce_end
 from nightjar.jobs.store.bulk import BulkInsert, driver_value
 from nightjar.jobs.store.common import TOKEN_COUNTS, now, today
 from nightjar.jobs.store.database import Database
@@ -180,11 +181,14 @@ class Outcomes:
                 counted.completed, counted.failed, stop_reason(counted)
             )
             sources = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, final)
-            connection.execute(
+            ended = (
                 sa.update(job)
                 .where(job.c.id == job_id, job.c.state.in_(sources))
                 .values(state=final, finished_at=now())
+                .returning(IS_AWAITED)
             )
+            if connection.scalar(ended):
+                announce_end(connection, job_id)
 
 
 class _Unlanded(threading.local):

@@ -8,6 +8,7 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs.errors import TooManyRejectedError
 from nightjar.jobs.records import RejectedRow
 from nightjar.jobs.states import JobState, RequestState
+from nightjar.jobs.store.announcing import IS_AWAITED, announce_end
 from nightjar.jobs.store.common import TOKEN_COUNTS, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.landings import new_token, note
@@ -163,4 +164,6 @@ class StagedRows:
         closing = sa.update(job).where(job.c.id == self._job_id).values(failed=self.rejected)
         if not accepted:
             closing = closing.values(state=JobState.FAILED, finished_at=now())
-        self._connection.execute(closing)
+        is_awaited = self._connection.scalar(closing.returning(IS_AWAITED))
+        if is_awaited and not accepted:
+            announce_end(self._connection, self._job_id)

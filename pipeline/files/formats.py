@@ -2,14 +2,14 @@
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from nightjar.jobs.lines.batch_lines import BatchReader, json_lines, line_error
 from nightjar.jobs.lines.file_kinds import HEAD_BYTES, other_format
-from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow, ResultRecord
+from nightjar.jobs.records import NewRequest, RejectedRow, ResultRecord
 
 _CHUNK_BYTES = 1 << 20
 
@@ -62,7 +62,7 @@ def _rows(stream: BinaryIO) -> Iterator[NewRequest | RejectedRow]:
     yield from reader.last_rows()
 
 
-def failure_text(line: JsonObject) -> str:
+def failure_text(line: Mapping[str, Any]) -> str:
     """Return which line failed and why, from the output line of a failure."""
     error = line_error(line) or {}
     message = str(error.get("message"))

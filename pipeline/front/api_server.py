@@ -27,6 +27,7 @@ from nightjar.jobs.api.forwarding import UploadTaker
 from nightjar.jobs.api.health import Deployment
 from nightjar.jobs.api.key_ring import Access
 from nightjar.jobs.store import Store
+from nightjar.jobs.webhooks.addresses import AddressGuard
 from nightjar.pipeline.front.signs import BROKER_TIMEOUT_S, Signs
 from nightjar.pipeline.front.upload_process import UploadProcess
 from nightjar.pipeline.planning.calls import CallPlanner
@@ -146,6 +147,7 @@ def application(
         trusted_hosts=settings.trusted_host_list,
         calls=CallSettings(settings.live_calls, settings.live_timeout_s, call_path),
         access=access,
+        guard=AddressGuard(allow_private=settings.webhook_allow_private),
     )
 
 

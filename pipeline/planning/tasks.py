@@ -17,6 +17,8 @@ from nightjar.checkpoints import CheckpointError, ModelDirectory
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import JobLimits, MicroBatchRef
 from nightjar.jobs.store import Store
+from nightjar.jobs.webhooks.addresses import AddressGuard
+from nightjar.jobs.webhooks.sender import WebhookSender
 from nightjar.pipeline.planning.finalize import Finalizer
 from nightjar.pipeline.planning.ingest import Ingest
 from nightjar.pipeline.planning.model_change import ModelChange
@@ -28,6 +30,7 @@ from nightjar.pipeline.queue.celery_app import (
     TICK_TASK,
     create_celery_app,
 )
+from nightjar.pipeline.queue.delivering import Delivering
 from nightjar.pipeline.queue.dispatcher import dispatch, empty_queues, find_lost
 from nightjar.pipeline.queue.leadership import Leadership
 from nightjar.pipeline.queue.liveness import owner_name
@@ -105,6 +108,23 @@ def _leadership() -> Leadership:
     )
 
 
+def _look_again() -> None:
+    _passes()["deliver"].wake()
+
+
+@cache
+def _delivering() -> Delivering:
+    guard = AddressGuard(allow_private=settings.webhook_allow_private)
+    sender = WebhookSender(guard, timeout_s=settings.webhook_timeout_s)
+    return Delivering(
+        _store().deliveries,
+        sender.send,
+        keep_days=settings.webhook_keep_days,
+        idle_s=settings.sweep_every_s,
+        freed=_look_again,
+    )
+
+
 @worker_init.connect
 def _open(**_: object) -> None:
     """Build everything before the pool's threads need it; an error ends the worker here."""
@@ -117,7 +137,8 @@ def _open(**_: object) -> None:
     _leadership()
     _ingest()
     spare_what_stays()
-    for name in ("sweep", "ingest", "finalize"):  # they need no broker
+    _delivering()
+    for name in ("sweep", "ingest", "finalize", "deliver"):  # they need no broker
         _passes()[name].start()
 
 
@@ -132,6 +153,7 @@ def _close(**_: object) -> None:
     for one in _passes().values():
         one.stop(_STOP_S)
     _ingest().drop()
+    _delivering().close()
     try:
         _leadership().resign()
     except StoreError as error:  # another planner takes the lead after its waiting time
@@ -184,6 +206,10 @@ def _finalize_step() -> float:
     return _COUNT_AGAIN_S if _finalizer().step() else _FINALIZE_LOOK_S
 
 
+def _deliver_step() -> float:
+    return _delivering().step() if _leadership().may_act() else _UNWOKEN_S
+
+
 def _sweep_step() -> float:
     """Renew or watch the lead, and sweep as the leader."""
     began = time.monotonic()
@@ -208,6 +234,7 @@ def _passes() -> dict[str, Pass]:
         "dispatch": _dispatch_step,
         "ingest": _ingest_step,
         "finalize": _finalize_step,
+        "deliver": _deliver_step,
     }
     return {name: Pass(name, step, settings.sweep_every_s) for name, step in steps.items()}
 

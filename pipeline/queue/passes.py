@@ -1,4 +1,4 @@
-"""Passes: planning, dispatching and sweeping, each repeated in its own thread.
+"""Passes: planning, dispatching, sweeping and sending events, each repeated in its own thread.
 
 A pass never waits for another one. So while a large job is planned, leases are still taken back and
 other jobs are dispatched. Messages only wake a pass; several that come while it is busy wake it

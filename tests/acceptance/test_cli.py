@@ -38,6 +38,7 @@ COMMANDS = [
     "keys",
     "tenants",
     "shares",
+    "openapi",
 ]
 
 

@@ -115,6 +115,7 @@ def test_partial_indexes_are_made_as_described(engine: sa.Engine) -> None:
     assert "live" in str(made["ix_micro_batch_live"])
     assert "live" in str(made["ix_job_live"])
     assert "NOT live" in str(made["ix_job_listed"])
+    assert "next_at IS NOT NULL" in str(made["ix_webhook_delivery_waiting"])
 
 
 def test_no_index_of_requests_names_their_state(engine: sa.Engine) -> None:

@@ -24,18 +24,20 @@ RECORDS = {
             "errors",
             "equality",
             "lifecycle",
+            "events",
         )
     )
 }
 MODELS = {"checkpoints", "kernels", "gpu_worker.models"}
 ENGINE = MODELS | {"gpu_worker.engine"}
-QUEUE = RECORDS | {"jobs.store", "pipeline.settings", "pipeline.queue"}
+QUEUE = RECORDS | {"jobs.store", "jobs.webhooks", "pipeline.settings", "pipeline.queue"}
 FILES = RECORDS | {"jobs.lines", "jobs.store", "pipeline.files"}
 EMBEDDED = QUEUE | FILES | {"checkpoints", "pipeline.embedded"}
 RULES: list[tuple[str, set[str]]] = [
     ("jobs/lines/", RECORDS | {"jobs.lines"}),
     ("jobs/store/", RECORDS | {"jobs.store"}),
-    ("jobs/api/", RECORDS | {"jobs.lines", "jobs.store", "jobs.api"}),
+    ("jobs/webhooks/", RECORDS | {"jobs.webhooks"}),
+    ("jobs/api/", RECORDS | {"jobs.lines", "jobs.store", "jobs.webhooks", "jobs.api"}),
     ("jobs/", RECORDS),
     ("migrations/", {"jobs.store", "migrations"}),
     ("checkpoints/", {"checkpoints"}),

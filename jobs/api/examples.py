@@ -1,0 +1,164 @@
+"""Examples for the OpenAPI document; mypy compares them with the types of the answers."""
+
+import json
+
+from nightjar.jobs.api.schemas import (
+    DeletedWebhook,
+    DeliveryList,
+    DeliveryPayload,
+    Health,
+    JobDetail,
+    JobList,
+    JobPayload,
+    NewWebhookPayload,
+    ResultsPage,
+    SubmittedJob,
+    WebhookList,
+    WebhookPayload,
+)
+from nightjar.jobs.events import EventPayload, EventType
+from nightjar.jobs.lines.line_shapes import OutputLine
+
+_BODY = {"model": "tiny", "prompt": "Owls hunt", "max_tokens": 16, "temperature": 0}
+_LINE = {"custom_id": "row-1", "method": "POST", "url": "/v1/completions", "body": _BODY}
+UPLOAD = json.dumps(_LINE) + "\n"
+
+JOB: JobPayload = {
+    "id": "job_019a8f0e6c1b2d",
+    "object": "job",
+    "state": "running",
+    "model": "tiny",
+    "priority": 0,
+    "counts": {"total": 3, "completed": 1, "failed": 0, "cancelled": 0, "reused": 0},
+    "usage": {
+        "prompt_tokens": 3,
+        "requested_tokens": 16,
+        "generated_tokens": 9,
+        "saved_tokens": 7,
+        "reused_tokens": 0,
+    },
+    "requests_per_second": 1.5,
+    "created_at": 1795474162.0,
+    "started_at": 1795474162.5,
+    "finished_at": None,
+    "expires_at": None,
+    "cancel_requested": False,
+    "metadata": {"team": "search"},
+}
+SUBMITTED_JOB: SubmittedJob = {**JOB, "accepted": 3, "rejected": 0, "warning": None}
+JOB_DETAIL: JobDetail = {
+    **JOB,
+    "waits_for": [],
+    "waiting": None,
+    "micro_batches": {"ready": 0, "dispatched": 0, "leased": 1, "done": 1},
+}
+JOB_LIST: JobList = {
+    "object": "list",
+    "data": [JOB],
+    "has_more": False,
+    "next_after": JOB["id"],
+}
+
+_SUCCESS: OutputLine = {
+    "id": "batch_req_000000000001",
+    "custom_id": "row-1",
+    "response": {
+        "status_code": 200,
+        "request_id": "req_000000000001",
+        "body": {"object": "text_completion", "choices": [{"index": 0, "text": " at night."}]},
+    },
+    "error": None,
+}
+_FAILURE: OutputLine = {
+    "id": "batch_req_000000000002",
+    "custom_id": "row-2",
+    "response": {
+        "status_code": 400,
+        "request_id": "req_000000000002",
+        "body": {
+            "error": {
+                "message": "line 2: max_tokens must be at least 1",
+                "type": "invalid_request_error",
+                "param": "body.max_tokens",
+                "code": "invalid_value",
+                "line": 2,
+            }
+        },
+    },
+    "error": None,
+}
+OUTPUT = json.dumps(_SUCCESS) + "\n"
+ERRORS = json.dumps(_FAILURE) + "\n"
+RESULTS_PAGE: ResultsPage = {
+    "object": "list",
+    "data": [_SUCCESS, _FAILURE],
+    "has_more": False,
+    "next_after": 1,
+    "complete": False,
+    "waits_for_row": 2,
+}
+
+HEALTH: Health = {
+    "status": "ok",
+    "version": "0.1.0",
+    "parts": {"database": "ok", "uploads": "ok", "planner": "ok"},
+}
+NO_HEALTH: Health = {
+    "status": "unavailable",
+    "version": "0.1.0",
+    "message": "the database is not available; the API's log says why",
+    "parts": {"database": "the database is not available; the API's log says why"},
+}
+
+WEBHOOK: WebhookPayload = {
+    "id": "wh_019a8f0e6c1b2d",
+    "object": "webhook",
+    "url": "https://example.org/nightjar",
+    "events": ["job.completed", "job.failed"],
+    "enabled": True,
+    "disabled_reason": None,
+    "created_at": 1795474162.0,
+}
+NEW_WEBHOOK: NewWebhookPayload = {
+    **WEBHOOK,
+    "secret": "whsec_bmlnaHRqYXIgbmlnaHRqYXIgbmlnaHRqYXIgb3dsIQ==",
+}
+WEBHOOK_LIST: WebhookList = {
+    "object": "list",
+    "data": [WEBHOOK],
+    "has_more": False,
+    "next_after": WEBHOOK["id"],
+}
+DELETED_WEBHOOK: DeletedWebhook = {"id": WEBHOOK["id"], "object": "webhook", "deleted": True}
+DELIVERY: DeliveryPayload = {
+    "id": "whd_019a8f0e6c1b2d",
+    "object": "webhook.delivery",
+    "webhook_id": WEBHOOK["id"],
+    "event_id": "evt_019a8f0e6c1b2d",
+    "type": "job.completed",
+    "job_id": JOB["id"],
+    "state": "waiting",
+    "attempts": 1,
+    "next_at": 1795474172.0,
+    "last_status": 500,
+    "last_reason": "answered 500",
+    "created_at": 1795474166.0,
+    "attempted_at": 1795474167.0,
+    "ended_at": None,
+}
+DELIVERY_LIST: DeliveryList = {
+    "object": "list",
+    "data": [DELIVERY],
+    "has_more": False,
+    "next_after": DELIVERY["id"],
+}
+EVENT: EventPayload = {
+    "id": DELIVERY["event_id"],
+    "object": "event",
+    "created_at": 1795474166,
+    "type": EventType.JOB_COMPLETED,
+    "data": {
+        "id": JOB["id"],
+        "counts": {"total": 3, "completed": 3, "failed": 0, "cancelled": 0},
+    },
+}

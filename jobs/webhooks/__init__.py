@@ -1,0 +1,1 @@
+"""How an event reaches its receiver: which addresses are called, how it is signed and sent."""

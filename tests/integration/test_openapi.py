@@ -1,0 +1,270 @@
+"""The OpenAPI document: whole, with examples that fit, and true of real answers."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import msgspec
+import pytest
+import schemathesis
+from fastapi import FastAPI
+from fastapi.routing import APIRoute, iter_route_contexts
+from fastapi.testclient import TestClient
+
+from nightjar.jobs.api import create_app
+from nightjar.jobs.api.request_bodies import BODIES
+from nightjar.jobs.records import NewResult
+from nightjar.jobs.store import Store
+from nightjar.jobs.webhooks.addresses import AddressGuard
+from tests.client_types import ClientTypes
+from tests.jobs import planned, submit
+from tests.outcomes import answers, claim, compute
+from tests.processes import nightjar
+
+Document = dict[str, Any]
+# Operations that no call of `tour` reaches; each needs a reason.
+NOT_TOURED: frozenset[str] = frozenset()
+
+
+@pytest.fixture
+def store(sqlite_url: str) -> Iterator[Store]:
+    opened = Store(sqlite_url)
+    opened.migrate()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def app(store: Store) -> FastAPI:
+    guard = AddressGuard(resolver=lambda host, port: ["93.184.216.34"])
+    return create_app(store, lambda job_id: None, served_model="tiny", guard=guard)
+
+
+@pytest.fixture
+def client(app: FastAPI) -> Iterator[TestClient]:
+    with TestClient(app) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def document() -> Document:
+    """As it is served; a database is not asked for it."""
+    app = create_app(Store("sqlite:///unused.db"), lambda job_id: None)
+    found: Document = TestClient(app).get("/openapi.json").json()
+    return found
+
+
+def operations(document: Document) -> Iterator[tuple[str, str, Document]]:
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            yield path, method, operation
+
+
+def test_every_route_is_described(app: FastAPI, document: Document) -> None:
+    hidden = {"/docs", "/openapi.json"}
+    served = {
+        (route.path, method.lower())
+        for route in iter_route_contexts(app.routes)
+        for method in route.methods or ()
+        if route.path not in hidden
+    }
+    assert len(served) > 10
+    assert served == {(path, method) for path, method, _ in operations(document)}
+
+
+def test_every_operation_is_complete(document: Document) -> None:
+    """It has an id, a summary, a success and an error with an example each, and takes keys."""
+    ids = [operation["operationId"] for _, _, operation in operations(document)]
+    assert len(ids) == len(set(ids))
+    for path, _, operation in operations(document):
+        assert operation["summary"], path
+        assert operation["description"], path
+        assert operation["tags"], path
+        assert "422" not in operation["responses"], path
+        kinds = {"success": 0, "error": 0}
+        for status, response in operation["responses"].items():
+            assert response["description"], (path, status)
+            for content in response["content"].values():
+                assert "example" in content, (path, status)
+                assert content["schema"], (path, status)
+            kinds["error" if int(status) >= 400 else "success"] += 1
+        assert min(kinds.values()) > 0, path
+        if path.startswith("/v1/"):
+            assert operation["security"] == [{"key": []}]
+            assert {"401", "403", "500", "503"} <= set(operation["responses"]), path
+    scheme = document["components"]["securitySchemes"]["key"]
+    assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+
+
+def test_every_error_has_the_shared_shape(document: Document) -> None:
+    shared = {"$ref": "#/components/schemas/ErrorAnswer"}
+    for path, _, operation in operations(document):
+        for status, response in operation["responses"].items():
+            if int(status) >= 400 and path != "/health":
+                assert response["content"]["application/json"]["schema"] == shared, (path, status)
+
+
+def contents(node: object) -> Iterator[Document]:
+    """Every media type of the document."""
+    if isinstance(node, dict):
+        if isinstance(node.get("content"), dict):
+            yield from node["content"].values()
+        for inner in node.values():
+            yield from contents(inner)
+    elif isinstance(node, list):
+        for inner in node:
+            yield from contents(inner)
+
+
+def test_every_example_fits_its_schema(document: Document) -> None:
+    checked = 0
+    for media in contents(document["paths"] | document["webhooks"]):
+        if "example" not in media:
+            continue
+        schema = {**media["schema"], "components": document["components"]}
+        jsonschema_rs.validate(schema, media["example"])
+        checked += 1
+    assert checked > 50
+    broken = {"$ref": "#/components/schemas/JobPayload", "components": document["components"]}
+    assert not jsonschema_rs.is_valid(broken, {"id": 1})
+
+
+def test_the_document_is_valid_openapi(app: FastAPI, document: Document) -> None:
+    assert document["openapi"].startswith("3.1")
+    schemathesis.openapi.from_asgi("/openapi.json", app).validate()
+    with pytest.raises(jsonschema_rs.ValidationError):
+        schemathesis.openapi.from_dict({**document, "paths": {"/a": {"get": 1}}}).validate()
+
+
+def test_bodies_that_routes_read_themselves_are_described(document: Document) -> None:
+    schemas = document["components"]["schemas"]
+    assert {body.__name__ for body in BODIES} <= set(schemas)
+    made = document["paths"]["/v1/webhooks"]["post"]["requestBody"]["content"]
+    assert made["application/json"]["schema"] == {"$ref": "#/components/schemas/NewWebhookBody"}
+    assert schemas["NewWebhookBody"]["additionalProperties"] is False
+    upload = document["paths"]["/v1/jobs"]["post"]
+    assert set(upload["requestBody"]["content"]) >= {"application/jsonl"}
+    named = {parameter["name"] for parameter in upload["parameters"]}
+    assert {"model", "metadata", "completion_window", "priority", "Idempotency-Key"} == named
+
+
+Call = tuple[str, str, httpx.Response]
+
+
+def tour(client: TestClient, store: Store) -> Iterator[Call]:
+    """Real answers of each operation: (path of the document, method, answer)."""
+
+    def call(method: str, path: str, template: str | None = None, **sent: Any) -> Call:
+        return template or path, method, client.request(method, path, **sent)
+
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "p"}}
+    text = {"content": json.dumps(line), "headers": {"idempotency-key": "one"}}
+    hook = {"url": "https://example.org/x", "events": ["job.completed"]}
+    yield call("POST", "/v1/webhooks", json=hook)
+    job_id, refs = planned(store, 3)
+    claimed = claim(store, refs[0])
+    store.leases.finish(refs[0].id, 0, "worker", answers(claimed))
+    claimed = claim(store, refs[1])
+    fault = NewResult.failure(claimed.requests[0].id, "internal_error", "oh", status=500)
+    store.leases.finish(refs[1].id, 0, "worker", [fault])
+    one = "/v1/jobs/{job_id}"
+    yield call("GET", f"/v1/jobs/{job_id}", one)
+    yield call("GET", f"/v1/jobs/{job_id}/results", f"{one}/results")
+    yield call("POST", f"/v1/jobs/{job_id}/retry", f"{one}/retry")
+    compute(store, refs[2])
+    yield call("POST", "/v1/jobs", **text)
+    yield call("POST", "/v1/jobs", **text)
+    yield call("POST", "/v1/jobs", content=b"", params={"priority": "x"})
+    yield call("GET", "/v1/jobs")
+    yield call("GET", "/v1/jobs", params={"limit": 0})
+    yield call("GET", "/v1/jobs/nope", one)
+    waiting = submit(store, [{"prompt": "a"}])
+    for step in ("pause", "resume", "cancel", "retry"):
+        yield call("POST", f"/v1/jobs/{waiting}/{step}", f"{one}/{step}")
+    done, (ref,) = planned(store, 1)
+    compute(store, ref)
+    for kind in ("output", "errors"):
+        yield call("GET", f"/v1/jobs/{done}/{kind}", f"{one}/{kind}")
+        yield call("GET", f"/v1/jobs/nope/{kind}", f"{one}/{kind}")
+    yield call("GET", "/v1/webhooks")
+    (webhook,) = store.webhooks.newest("default", 1)
+    hook_path = "/v1/webhooks/{webhook_id}"
+    yield call("GET", f"/v1/webhooks/{webhook.id}", hook_path)
+    yield call("GET", f"/v1/webhooks/{webhook.id}/deliveries", f"{hook_path}/deliveries")
+    (delivery,) = store.deliveries.newest(webhook.id, 1)
+    again = "/v1/webhooks/deliveries/{delivery_id}/redeliver"
+    yield call("POST", again.format(delivery_id=delivery.id), again)
+    yield call("POST", f"/v1/webhooks/{webhook.id}", hook_path, json={"enabled": False})
+    yield call("POST", again.format(delivery_id=delivery.id), again)
+    yield call("POST", f"/v1/webhooks/{webhook.id}", hook_path, json={"enabled": "x"})
+    yield call("DELETE", f"/v1/webhooks/{webhook.id}", hook_path)
+    yield call("DELETE", f"/v1/webhooks/{webhook.id}", hook_path)
+    yield call("GET", "/health")
+
+
+def test_real_answers_fit_the_types_that_a_client_makes(
+    client: TestClient, store: Store, document: Document
+) -> None:
+    types = ClientTypes(document)
+    answered = set()
+    for path, method, answer in tour(client, store):
+        responses = document["paths"][path][method.lower()]["responses"]
+        media = answer.headers["content-type"].partition(";")[0]
+        assert media in responses[str(answer.status_code)]["content"], (path, answer.text)
+        if media == "application/json":
+            wanted = types.of_answer(path, method, answer.status_code)
+            msgspec.convert(answer.json(), wanted, strict=True)
+        if answer.status_code < 400:
+            answered.add((path, method.lower()))
+    untoured = {
+        operation["operationId"]
+        for path, method, operation in operations(document)
+        if (path, method) not in answered
+    }
+    assert untoured == NOT_TOURED
+
+
+def test_the_types_of_a_client_are_strict(document: Document) -> None:
+    error = ClientTypes(document).of({"$ref": "#/components/schemas/ErrorAnswer"})
+    fields = {"message": "m", "type": "t", "param": None, "code": "c"}
+    assert msgspec.convert({"error": fields}, error).error.code == "c"
+    for wrong in ({**fields, "more": 1}, {"message": "m"}, {**fields, "code": 1}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({"error": wrong}, error)
+
+
+def test_unknown_paths_and_methods_have_the_shape_of_errors(client: TestClient) -> None:
+    unknown, wrong = client.get("/v2/nope"), client.put("/v1/jobs")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_path")
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert "GET" in wrong.headers["allow"] or "POST" in wrong.headers["allow"]
+
+
+def test_a_fault_has_the_shape_of_errors_and_says_nothing_of_itself(store: Store) -> None:
+    app = create_app(store, lambda job_id: None)
+
+    @app.get("/fault")
+    def fault() -> None:
+        raise ZeroDivisionError("a prompt")
+
+    answer = TestClient(app, raise_server_exceptions=False).get("/fault")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert "prompt" not in answer.text
+
+
+def test_the_command_prints_the_document_that_is_served(document: Document) -> None:
+    done = nightjar("openapi")
+    assert done.returncode == 0
+    assert json.loads(done.stdout) == document
+
+
+def test_no_route_lets_fastapi_copy_its_answer(app: FastAPI) -> None:
+    """A page of results would be copied and checked field by field."""
+    routes = [route.original_route for route in iter_route_contexts(app.routes)]
+    ours = [route for route in routes if isinstance(route, APIRoute) and route.include_in_schema]
+    assert len(ours) > 10
+    for route in ours:
+        returned = route.endpoint.__annotations__["return"]
+        assert getattr(returned, "__name__", str(returned)).endswith("Response"), route.path
