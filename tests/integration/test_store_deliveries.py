@@ -2,19 +2,23 @@
 
 import threading
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from nightjar.jobs.errors import (
     LifecycleError,
     UnknownDeliveryError,
+    UnknownWebhookError,
 )
 from nightjar.jobs.events import (
     Attempt,
     ClaimedDelivery,
     EventType,
 )
-from nightjar.jobs.store import Store
+from nightjar.jobs.store import Store, announcing
+from tests.jobs import planned
+from tests.outcomes import compute
 from tests.webhooks import add, finished, of, take
 
 
@@ -101,6 +105,30 @@ def test_two_processes_claim_each_delivery_once(store: Store) -> None:
     taken += take(store)
     assert len(taken) == len({one.id for one in taken}) == 6
     assert {one.attempts for one in taken} == {1}
+
+
+def test_a_webhook_that_is_deleted_while_a_job_ends_does_not_undo_the_results(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deletion begins after the job's end has found the webhook, and before it writes."""
+    webhook = add(store)
+    job_id, (ref,) = planned(store, 1)
+    name = "nightjar.jobs.store.announcing.event_body"
+    real = announcing.event_body
+    deleting = threading.Thread(target=store.webhooks.delete, args=("default", webhook.id))
+
+    def meanwhile(*arguments: Any) -> str:
+        deleting.start()
+        deleting.join(0.5)
+        return real(*arguments)
+
+    monkeypatch.setattr(name, meanwhile)
+    assert compute(store, ref)
+    deleting.join()
+    assert store.jobs.get(job_id).state == "completed"
+    with pytest.raises(UnknownWebhookError):
+        store.webhooks.get("default", webhook.id)
+    assert of(store, webhook) == []
 
 
 def test_old_deliveries_are_pruned(store: Store) -> None:
