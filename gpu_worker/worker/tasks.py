@@ -123,7 +123,7 @@ def compute(
 ) -> dict[str, object]:
     """Compute one micro-batch; Flower shows the returned value. `live`: it is a single call."""
     parts = _parts[0]
-    outcome = parts.worker.run(micro_batch, epoch, alone=alone)
+    outcome = parts.worker.run(micro_batch, epoch, alone=alone, live=live)
     if not live:
         parts.ticker.tick()  # one more micro-batch may be dispatched
     return asdict(outcome)
