@@ -31,7 +31,7 @@ from nightjar.pipeline.queue.celery_app import (
 from nightjar.pipeline.queue.commands import CANNOT_START, EXIT_CANNOT_START
 from nightjar.pipeline.queue.waking import send_wake
 from nightjar.pipeline.settings import Settings
-from nightjar.process import spare_what_stays, step_back
+from nightjar.process import spare_what_stays, step_back, switch_threads_often
 
 # Longer than the database's own limit on a statement: a second connection is tried first.
 _FINISH_HANGS_AFTER_S = 120.0
@@ -94,6 +94,7 @@ def _leave(_: str) -> None:
 def _open(**_: object) -> None:
     """Load the model before the first message is taken; an error ends the worker here."""
     step_back(settings.worker_niceness)  # before the compute process starts: it inherits this
+    switch_threads_often()  # a single call waits for no thread that lands a micro-batch
     try:
         _parts.append(_Parts.open())
     except (CheckpointError, LauncherError) as error:
@@ -123,7 +124,7 @@ def compute(
 ) -> dict[str, object]:
     """Compute one micro-batch; Flower shows the returned value. `live`: it is a single call."""
     parts = _parts[0]
-    outcome = parts.worker.run(micro_batch, epoch, alone=alone)
+    outcome = parts.worker.run(micro_batch, epoch, alone=alone, live=live)
     if not live:
         parts.ticker.tick()  # one more micro-batch may be dispatched
     return asdict(outcome)

@@ -81,7 +81,9 @@ class GpuWorker:
         self._hung_after_beats = hung_after_beats
         self._drained = threading.Event()
 
-    def run(self, micro_batch: int, epoch: int, *, alone: bool = False) -> Outcome:
+    def run(
+        self, micro_batch: int, epoch: int, *, alone: bool = False, live: bool = False
+    ) -> Outcome:
         """Claim a micro-batch, compute it, land its results.
 
         A message that came twice, or too late, finds nothing to claim and is skipped. A lease
@@ -92,11 +94,14 @@ class GpuWorker:
             epoch: The epoch in the message.
             alone: Compute nothing else meanwhile. The worker waits for that before the claim. If
                 it dies in that time, it has not held this micro-batch.
+            live: It is a single call.
         """
         turn = self._turn.alone() if alone else self._turn.shared()
         try:
             with turn, self._holding(micro_batch):
-                batch = self._store.leases.claim(micro_batch, epoch, self.owner, self._fingerprint)
+                batch = self._store.leases.claim(
+                    micro_batch, epoch, self.owner, self._fingerprint, live=live
+                )
                 return Outcome("skipped") if batch is None else self._run(batch)
         except ClosedError:
             # Not claimed: requeued at once, so that another worker takes the message.
@@ -233,7 +238,7 @@ class GpuWorker:
                 batch.epoch,
                 self.owner,
                 results,
-                durable=not batch.live,  # a power cut ends the client's connection, too
+                live=batch.live,
             ),
         )
         if landed and self._cache is not None:

@@ -9,10 +9,9 @@ circle.
 
 import logging
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
@@ -27,6 +26,7 @@ from nightjar.jobs.errors import (
     StoreUnavailableError,
     UnusableDatabaseError,
 )
+from nightjar.jobs.store.write_lock import WriterTurns, begin_soon
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +117,9 @@ def open_engine(
         if writes and connection.info.get("synchronous", synchronous) != wanted:
             connection.exec_driver_sql(f"PRAGMA synchronous = {wanted}")
             connection.info["synchronous"] = wanted
+        if connection.get_execution_options().get("nightjar_live"):
+            begin_soon(connection, BUSY_TIMEOUT_MS)
+            return
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
@@ -188,8 +191,8 @@ class Database:
         # PostgreSQL, READ COMMITTED: a transaction around reads would cost two more round trips.
         options = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT"}
         self._for_reading = self.engine.execution_options(**options)
-        # SQLite admits one writer, and the others poll. With a lock the threads queue instead.
-        self._writer: threading.Lock | None = threading.Lock() if self.is_sqlite else None
+        # SQLite admits one writer, and the others poll. With turns the threads queue instead.
+        self._writer = WriterTurns() if self.is_sqlite else None
 
     def close(self) -> None:
         """Close every pooled connection."""
@@ -243,18 +246,24 @@ class Database:
             driver.limit_s = postgres.PROBE_LIMIT_S
 
     def write(
-        self, work: Callable[[Connection], Answer], *, durable: bool = True, probe: bool = False
+        self,
+        work: Callable[[Connection], Answer],
+        *,
+        durable: bool = True,
+        probe: bool = False,
+        live: bool = False,
     ) -> Answer:
         """Run `work` in one transaction; it runs again if PostgreSQL found a deadlock.
 
         When this returns, everybody sees the commit. With `durable` it is also on the disk.
         Without, a power cut of the database's machine may undo it: only for what a later pass
-        repairs. `probe` as in `reading`.
+        repairs. `probe` as in `reading`. `live` is of a single call: it goes before other writes,
+        and is not durable, because a power cut ends the connection of its client as well.
         """
         attempt = 1
         while True:
             try:
-                with translated_errors(), self._transaction(durable, probe) as connection:
+                with translated_errors(), self._transaction(durable, probe, live) as connection:
                     return work(connection)
             except StoreError as error:
                 if attempt == WRITE_ATTEMPTS or not _is_retriable(error):
@@ -263,11 +272,12 @@ class Database:
             attempt += 1
 
     @contextmanager
-    def _transaction(self, durable: bool, probe: bool) -> Iterator[Connection]:
-        options: dict[str, Any] = {"nightjar_write": True}
+    def _transaction(self, durable: bool, probe: bool, live: bool) -> Iterator[Connection]:
+        durable = durable and not live
+        options: dict[str, Any] = {"nightjar_write": True, "nightjar_live": live}
         if not durable:
             options["nightjar_synchronous"] = "normal"
-        with self._writer or nullcontext(), self.engine.connect() as plain:
+        with self._turn(live=live), self.engine.connect() as plain:
             connection = plain.execution_options(**options)
             if probe:
                 self._hurry(connection)
@@ -276,10 +286,13 @@ class Database:
                     connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
                 yield connection
 
+    def _turn(self, *, live: bool = False) -> AbstractContextManager[None]:
+        return nullcontext() if self._writer is None else self._writer.turn(urgent=live)
+
     @contextmanager
     def landing(self, connection: Connection) -> Iterator[None]:
         """One write transaction on a connection that the caller already holds."""
-        with self._writer or nullcontext():
+        with self._turn():
             connection.execution_options(nightjar_write=True)
             try:
                 with connection.begin():

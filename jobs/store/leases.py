@@ -70,14 +70,20 @@ class Leases:
         self._held = HeldLeases(outcomes)
 
     def claim(
-        self, micro_batch_id: int, epoch: int, owner: str, fingerprint: str = ""
+        self,
+        micro_batch_id: int,
+        epoch: int,
+        owner: str,
+        fingerprint: str = "",
+        *,
+        live: bool = False,
     ) -> ClaimedMicroBatch | None:
         """Lease a micro-batch to `owner`; committed before the caller computes anything.
 
         `fingerprint` is of the model that the owner serves. Gives None if the micro-batch was
         planned for another model, if the message is stale or a duplicate, or if the job is paused
         or stopped: acknowledge the message and go on. The requests of a stopped job end. The first
-        claim of a job sets it running.
+        claim of a job sets it running. `live` as in `Database.write`.
         """
 
         def work(connection: Connection) -> ClaimedMicroBatch | None:
@@ -102,7 +108,7 @@ class Leases:
             return _claimed(connection, leased)
 
         # Not durable: if a power cut undoes a claim, `finish` throws its results away.
-        return self._outcomes.write(work, durable=False)
+        return self._outcomes.write(work, durable=False, live=live)
 
     def finish(
         self,
@@ -111,14 +117,14 @@ class Leases:
         owner: str,
         results: Sequence[NewResult],
         *,
-        durable: bool = True,
+        live: bool = False,
     ) -> bool:
         """Land the outcomes of a leased micro-batch, in one transaction.
 
         Gives False if the lease is no longer this owner's: the results are thrown away. Every
         request needs its result; those of a stopped job may lack it and then end as stopped.
-        Raises StoreError for a missing or a foreign result, and nothing lands. Where it is not
-        `durable`, a power cut may undo it.
+        Raises StoreError for a missing or a foreign result, and nothing lands. `live` as in
+        `Database.write`.
         """
 
         def work(connection: Connection) -> bool:
@@ -128,7 +134,7 @@ class Leases:
             self._held.end(connection, leased, results, MicroBatchState.DONE)
             return True
 
-        return self._outcomes.write(work, durable=durable)
+        return self._outcomes.write(work, live=live)
 
     def fail(self, micro_batch_id: int, epoch: int, owner: str, error: RequestError) -> bool:
         """End a leased micro-batch with the same error for each request that has no outcome.

@@ -121,7 +121,7 @@ class LiveCalls:
             connection.execute(_INSERT_REQUEST, row)
             return ref
 
-        return self._database.write(work, durable=False)
+        return self._database.write(work, live=True)
 
     def ended(self, job_ids: Collection[str]) -> list[CallOutcome]:
         """The outcomes of those of the calls that have ended."""

@@ -86,13 +86,17 @@ class Outcomes:
         self._end_requests = {state: _end_requests(database, state) for state in COUNTED_STATES}
         self._unlanded = _Unlanded()
 
-    def write(self, work: Callable[[Connection], Answer], *, durable: bool = True) -> Answer:
+    def write(
+        self, work: Callable[[Connection], Answer], *, durable: bool = True, live: bool = False
+    ) -> Answer:
         """Run `work` in a transaction, then land the followers that did not fit into it.
+
+        `durable` and `live` as in `Database.write`.
 
         If this process dies in between, the sweeper lands them (`Orphans.land`).
         """
         self._unlanded.leaders.clear()
-        answer = self._database.write(work, durable=durable)
+        answer = self._database.write(work, durable=durable, live=live)
         for job_id, leaders in self._unlanded.take():
             step = partial(self.land_followers, job_id=job_id, leaders=leaders)
             turns = Turns(self._database)

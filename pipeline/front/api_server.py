@@ -35,19 +35,14 @@ from nightjar.pipeline.queue.celery_app import PLAN_TASK, create_celery_app
 from nightjar.pipeline.queue.dispatcher import publish
 from nightjar.pipeline.queue.waking import send_wake
 from nightjar.pipeline.settings import Settings
-from nightjar.process import spare_what_stays, step_back
-
-# How long a thread holds Python's lock at a time. A status poll takes the lock a dozen times on its
-# way through event loop, thread and database. With Python's default of 5 ms, and a thread that
-# writes a page of results, its caller would mostly wait for the lock.
-SWITCH_EVERY_S = 0.0005
+from nightjar.process import spare_what_stays, step_back, switch_threads_often
 
 
 def serve(settings: Settings, host: str, port: int) -> None:
     """Answer HTTP until the process is told to end."""
     logs.configure()
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses, with jobs' metadata
-    sys.setswitchinterval(SWITCH_EVERY_S)
+    switch_threads_often()  # a status poll waits for no thread that writes a page of results
     _end_in_order()
     # The store is closed last: closing the last connection merges SQLite's log.
     with _store(settings) as store, UploadProcess() as uploads:

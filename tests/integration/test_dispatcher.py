@@ -71,6 +71,13 @@ def test_a_message_names_the_micro_batch_and_shows_what_it_is(broker: Broker) ->
     assert "epoch=2" in message["headers"]["kwargsrepr"]
 
 
+def test_a_message_of_a_call_goes_into_the_lane_of_its_model(broker: Broker) -> None:
+    publish(broker.app, replace(PLAIN, size=1, fingerprint="0123456789abcdef", live=True))
+    message = broker.message("0123456789ab-live")  # the list of the highest priority
+    assert kwargs(message) == {"micro_batch": 7, "epoch": 2, "live": True}
+    assert message["headers"]["shadow"] == "generate, bucket 128, live"
+
+
 def test_a_message_of_suspects_says_so(broker: Broker) -> None:
     publish(broker.app, replace(PLAIN, size=1, isolated=True))
     message = broker.message(ORDINARY_LIST)

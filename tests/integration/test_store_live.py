@@ -74,7 +74,7 @@ def test_a_call_is_claimed_computed_and_found_when_it_is_over(store: Store) -> N
     assert (claimed.requests[0].body, claimed.requests[0].segments) == (BODY, [[1, 2, 3]])
     assert claimed.requests[0].custom_id == job_id
     assert store.live.ended([job_id, other]) == []
-    assert store.leases.finish(ref.id, ref.epoch, "worker", answers(claimed), durable=False)
+    assert store.leases.finish(ref.id, ref.epoch, "worker", answers(claimed), live=True)
     (outcome,) = store.live.ended([job_id, other])
     assert (outcome.job_id, outcome.status_code, outcome.error) == (job_id, 200, None)
     assert outcome.body == {"text": f"answer to {job_id}"}

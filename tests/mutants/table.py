@@ -145,6 +145,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/turns.py": _store("segmented", "stopping", "bounds"),
     "jobs/store/vectors.py": _integration("vectors"),
     "jobs/store/waiting.py": _store("waiting"),
+    "jobs/store/write_lock.py": _unit("store_write_lock"),
     "pipeline/front/api_server.py": _integration(
         "api_server", "api_upload_process", "api_access", "api_real_keys"
     ),

@@ -31,9 +31,11 @@ def test_a_planner_takes_the_planners_queue_alone() -> None:
 
 
 def test_a_gpu_worker_finds_its_queues_by_itself() -> None:
-    command = worker_command(WorkerRole.COMPUTE, Settings.read(worker_threads=7))
+    command = worker_command(
+        WorkerRole.COMPUTE, Settings.read(worker_threads=7, worker_live_threads=3)
+    )
     assert "nightjar.gpu_worker.worker.tasks" in command
-    assert "--concurrency=7" in command
+    assert "--concurrency=10" in command
     assert f"--hostname=gpu-{os.getpid()}@%h" in command
     assert not [option for option in command if option.startswith("--queues")]
 
