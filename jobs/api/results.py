@@ -83,5 +83,5 @@ def _download(store: Store, job_id: str, outcome: Outcome) -> StreamingResponse:
         "Nightjar-Job-State": found.state.value,
         "Nightjar-Job-Complete": "true" if found.is_over else "false",
     }
-    records = store.results.iterate(job_id, outcome=outcome)
+    records = store.results.iterate_raw(job_id, outcome=outcome)
     return StreamingResponse(json_pieces(records), media_type="application/jsonl", headers=headers)
