@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+import msgspec
+
 from nightjar.jobs import lifecycle
-from nightjar.jobs.records import DEFAULT_TENANT, Job, JsonObject
+from nightjar.jobs.records import DEFAULT_TENANT, Job, JsonObject, RequestError
 from nightjar.jobs.states import BatchStage, BatchStatus
 
 DAY_S = 86_400.0
@@ -65,6 +67,26 @@ class Batch:
         return lifecycle.batch_status(self.stage, state, cancelling=self.cancelling_at is not None)
 
 
+class RawResult(msgspec.Struct, frozen=True):
+    """One landed outcome for a file of results: its body is the JSON as stored, not parsed."""
+
+    id: int  # the request's id
+    line: int
+    custom_id: str | None
+    status_code: int
+    body: msgspec.Raw | None
+    error: RequestError | None
+
+
+class ResultShape(msgspec.Struct, frozen=True):
+    """What is needed to tell the length of a result's line."""
+
+    index: int
+    record: RawResult  # a success has an empty body
+    body_bytes: int  # of the body as stored
+    is_reused: bool  # its body is written otherwise than it is stored
+
+
 @dataclass(frozen=True, slots=True)
 class FileCount:
     """Lines and bytes of a result file."""
@@ -72,9 +94,9 @@ class FileCount:
     lines: int = 0
     bytes: int = 0
 
-    def with_line(self, size: int) -> "FileCount":
-        """The same with one more line."""
-        return FileCount(self.lines + 1, self.bytes + size)
+    def with_lines(self, sizes: Sequence[int]) -> "FileCount":
+        """The same with more lines of these sizes."""
+        return FileCount(self.lines + len(sizes), self.bytes + sum(sizes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nightjar.jobs.api.body import RefusedRequestError
-from nightjar.jobs.api.parameters import MAX_PRIORITY, check_metadata, is_text, parse_window
+from nightjar.jobs.api.parameters import (
+    MAX_METADATA_PAIRS,
+    MAX_METADATA_VALUE,
+    MAX_PRIORITY,
+    check_metadata,
+    is_text,
+    parse_window,
+)
 from nightjar.jobs.batch_records import Batch, NewBatch
 from nightjar.jobs.lines.schemas import URLS
 from nightjar.jobs.records import Job, JsonObject
@@ -38,6 +45,29 @@ class CreateBatch(BaseModel):
     strict: bool = False
     model: str | None = None
     priority: Annotated[int, Field(ge=0, le=MAX_PRIORITY)] = 0
+
+
+def body_schema() -> JsonObject:
+    """The schema of the body, without references: it stands within OpenAPI's document."""
+    schema = CreateBatch.model_json_schema()
+    named: JsonObject = schema.pop("$defs")
+    expiry: JsonObject = schema["properties"]["output_expires_after"]
+    expiry["anyOf"] = [
+        named[kind["$ref"].rpartition("/")[2]] if "$ref" in kind else kind
+        for kind in expiry["anyOf"]
+    ]
+    schema["properties"]["endpoint"]["enum"] = list(URLS)
+    schema["properties"]["metadata"] = {
+        "anyOf": [
+            {
+                "type": "object",
+                "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE},
+                "maxProperties": MAX_METADATA_PAIRS,
+            },
+            {"type": "null"},
+        ]
+    }
+    return schema
 
 
 def new_batch(data: JsonObject, tenant: str, served_model: str | None) -> NewBatch:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
-from nightjar.jobs.api.batch_bodies import MAX_BODY_BYTES, CreateBatch, batch_payload, new_batch
+from nightjar.jobs.api.batch_bodies import MAX_BODY_BYTES, batch_payload, body_schema, new_batch
 from nightjar.jobs.api.body import RefusedRequestError, UploadLimits
 from nightjar.jobs.api.caller import Caller, needs
 from nightjar.jobs.api.files import checked_file_id, list_payload
@@ -30,7 +30,7 @@ Submitter = Annotated[Caller, Depends(needs(Scope.SUBMIT))]
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "content": {"application/json": {"schema": CreateBatch.model_json_schema()}},
+        "content": {"application/json": {"schema": body_schema()}},
     }
 }
 

@@ -114,7 +114,7 @@ def content_of(store: Store, found: StoredFile) -> Iterator[bytes]:
     """The content of a file, in pieces; that of a result file is read from its job's results."""
     if found.job_id is None or found.outcome is None:
         return store.files.parts(found.id)
-    return json_pieces(store.results.iterate(found.job_id, outcome=found.outcome))
+    return json_pieces(store.results.iterate_raw(found.job_id, outcome=found.outcome))
 
 
 def file_payload(found: StoredFile) -> JsonObject:

@@ -96,5 +96,5 @@ def _download(store: Store, job_id: str, outcome: Outcome) -> StreamingResponse:
         "Nightjar-Job-State": found.state.value,
         "Nightjar-Job-Complete": "true" if found.is_over else "false",
     }
-    records = store.results.iterate(job_id, outcome=outcome)
+    records = store.results.iterate_raw(job_id, outcome=outcome)
     return JsonLines(json_pieces(records), headers=headers)

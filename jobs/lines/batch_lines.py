@@ -4,6 +4,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
+from nightjar.jobs.batch_records import RawResult
 from nightjar.jobs.lines.error_shape import error_payload
 from nightjar.jobs.lines.line_shapes import OutputLine
 from nightjar.jobs.lines.schemas import MAX_LINE_BYTES, UTF8_MARK, parse_batch_line
@@ -92,7 +95,7 @@ _NOT_COMPUTED = {
 }
 
 
-def output_line(record: ResultRecord) -> OutputLine:
+def output_line(record: ResultRecord | RawResult) -> OutputLine:
     """The OpenAI batch line of an outcome.
 
     A failed request has its error in `response.body.error`, with the `line` of the file. Only a row
@@ -104,13 +107,15 @@ def output_line(record: ResultRecord) -> OutputLine:
         "response": None,
         "error": None,
     }
-    error, body = record.error, record.body
+    error = record.error
+    body: Any = record.body
     if error is not None and error.code in _NOT_COMPUTED:
         line["error"] = {"code": _NOT_COMPUTED[error.code], "message": error.message}
         return line
     if error is not None:
-        body = error_payload(record.status_code, error.code, error.message, error.param)
-        body["error"]["line"] = record.line
+        failure = error_payload(record.status_code, error.code, error.message, error.param)
+        failure["error"]["line"] = record.line
+        body = failure
     line["response"] = {
         "status_code": record.status_code,
         "request_id": f"req_{record.id:012x}",
@@ -132,17 +137,21 @@ def line_error(line: Mapping[str, Any]) -> JsonObject | None:
     return failure if response["status_code"] >= 400 else None
 
 
-def json_line(record: ResultRecord) -> bytes:
-    """The output line of an outcome as UTF-8."""
-    return json.dumps(output_line(record), ensure_ascii=False).encode() + b"\n"
+def json_line(record: ResultRecord | RawResult) -> bytes:
+    """The output line of an outcome as UTF-8; a raw body stands in it as it is."""
+    line = output_line(record)
+    try:
+        return msgspec.json.encode(line) + b"\n"
+    except OverflowError:  # msgspec takes integers of 64 bits only
+        return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
-def json_lines(records: Iterable[ResultRecord]) -> Iterator[bytes]:
+def json_lines(records: Iterable[ResultRecord | RawResult]) -> Iterator[bytes]:
     """Output lines as UTF-8, one at a time."""
     return map(json_line, records)
 
 
-def json_pieces(records: Iterable[ResultRecord]) -> Iterator[bytes]:
+def json_pieces(records: Iterable[ResultRecord | RawResult]) -> Iterator[bytes]:
     """The same lines, as many at a time as are worth a trip to a thread and a write."""
     piece = bytearray()
     for line in json_lines(records):

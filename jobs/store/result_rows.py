@@ -4,16 +4,19 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
+from nightjar.jobs.batch_records import RawResult, ResultShape
 from nightjar.jobs.records import RequestError, ResultRecord
 from nightjar.jobs.store.database import Database
-from nightjar.jobs.store.json_text import load_json
+from nightjar.jobs.store.json_text import dump_json, load_json
 from nightjar.jobs.store.tables import request, result
 
 Outcome = Literal["all", "succeeded", "failed"]
 
+_EMPTY = msgspec.Raw(b"")
 _ROW_BYTES = 256  # about what a line of output takes beside its body
 _RECORD_COLUMNS = [*result.c, request.c.line, request.c.custom_id]
 
@@ -52,12 +55,40 @@ def fitting(rows: Sequence[Row[Any]], limit: int, max_bytes: int) -> Sequence[Ro
 
 def fetch(connection: Connection, database: Database, ids: Sequence[int]) -> list[ResultRecord]:
     """The outcomes of these requests, in this order."""
+    return [_record(row) for row in _rows_of(connection, database, ids)]
+
+
+def fetch_raw(connection: Connection, database: Database, ids: Sequence[int]) -> list[RawResult]:
+    """The same with bodies as they are stored, not parsed."""
+    return [_raw(row) for row in _rows_of(connection, database, ids)]
+
+
+def shapes_after(
+    connection: Connection, database: Database, job_id: str, after: int, limit: int
+) -> list[ResultShape]:
+    """What the lines of up to `limit` landed rows behind `after` are made of, in row order."""
+    row = result.c
+    columns: list[sa.ColumnElement[Any]] = [
+        *(column for column in _RECORD_COLUMNS if column is not row.body),
+        _octets(database).label("octets"),
+    ]
+    statement = (
+        sa.select(*columns)
+        .join(request, request.c.id == row.request_id)
+        .where(row.job_id == job_id, row.row_index > after)
+        .order_by(row.row_index)
+        .limit(limit)
+    )
+    return [_shape(found) for found in connection.execute(statement)]
+
+
+def _rows_of(connection: Connection, database: Database, ids: Sequence[int]) -> Sequence[Row[Any]]:
     statement = (
         sa.select(*_RECORD_COLUMNS)
         .join(request, request.c.id == result.c.request_id)
         .where(_is_listed(database, ids))
     )
-    found = {row.request_id: _record(row) for row in connection.execute(statement)} if ids else {}
+    found = {row.request_id: row for row in connection.execute(statement)} if ids else {}
     return [found[id_] for id_ in ids]
 
 
@@ -76,13 +107,17 @@ def sizes_of(
 
 def _size(database: Database) -> sa.ColumnElement[int]:
     """About how many bytes a line of output takes."""
-    body = result.c.body
-    if database.is_sqlite:  # older versions lack octet_length
-        octets = sa.func.length(sa.cast(body, sa.LargeBinary), type_=sa.BigInteger)
-    else:  # reads no body
-        octets = sa.func.octet_length(body, type_=sa.BigInteger)
+    octets = _octets(database)
     message = sa.func.coalesce(sa.func.length(result.c.error_message), 0)
     return sa.func.coalesce(octets, 0) + message + _ROW_BYTES
+
+
+def _octets(database: Database) -> sa.ColumnElement[int]:
+    """How many bytes the body takes as UTF-8."""
+    body = result.c.body
+    if database.is_sqlite:  # older versions lack octet_length
+        return sa.func.length(sa.cast(body, sa.LargeBinary), type_=sa.BigInteger)
+    return sa.func.octet_length(body, type_=sa.BigInteger)  # reads no body
 
 
 def _with_outcome(outcome: Outcome) -> Iterable[sa.ColumnElement[bool]]:
@@ -107,10 +142,28 @@ def _body(row: Row[Any]) -> dict[str, Any]:
     return body | {"id": f"{kind}-{row.request_id}", "reused": row.reused.value}
 
 
+def _error(row: Row[Any]) -> RequestError | None:
+    if row.error_code is None:
+        return None
+    return RequestError(row.error_code, row.error_message, row.error_param)
+
+
+def _raw(row: Row[Any]) -> RawResult:
+    body = row.body
+    if body is not None and row.reused is not None:
+        body = dump_json(_body(row))
+    raw = None if body is None else msgspec.Raw(body.encode())
+    return RawResult(row.request_id, row.line, row.custom_id, row.status_code, raw, _error(row))
+
+
+def _shape(row: Row[Any]) -> ResultShape:
+    error = _error(row)
+    body = _EMPTY if error is None else None
+    record = RawResult(row.request_id, row.line, row.custom_id, row.status_code, body, error)
+    return ResultShape(row.row_index, record, row.octets or 0, row.reused is not None)
+
+
 def _record(row: Row[Any]) -> ResultRecord:
-    error = None
-    if row.error_code is not None:
-        error = RequestError(row.error_code, row.error_message, row.error_param)
     return ResultRecord(
         id=row.request_id,
         index=row.row_index,
@@ -118,7 +171,7 @@ def _record(row: Row[Any]) -> ResultRecord:
         custom_id=row.custom_id,
         status_code=row.status_code,
         body=None if row.body is None else _body(row),
-        error=error,
+        error=_error(row),
         prompt_tokens=row.prompt_tokens,
         completion_tokens=row.completion_tokens,
         requested_tokens=row.requested_tokens,

@@ -4,19 +4,28 @@ In row order a page of a running job ends before the first row without an outcom
 landing a client that asks on gets each result once, whatever lands meanwhile.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from nightjar.jobs.batch_records import RawResult, ResultShape
 from nightjar.jobs.errors import UnknownJobError
 from nightjar.jobs.records import ResultPage, ResultRecord
 from nightjar.jobs.store.common import AnyRow
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.landings import ids_from, is_numbered, number_some
-from nightjar.jobs.store.result_rows import Outcome, fetch, fitting, sizes_after, sizes_of
+from nightjar.jobs.store.result_rows import (
+    Outcome,
+    fetch,
+    fetch_raw,
+    fitting,
+    shapes_after,
+    sizes_after,
+    sizes_of,
+)
 from nightjar.jobs.store.tables import job, result
 
 Order = Literal["row", "landed"]
@@ -80,6 +89,31 @@ class Results:
         while page := self.read(job_id, after_index=after_index, limit=page_size, outcome=outcome):
             yield from page
             after_index = page[-1].index
+
+    def iterate_raw(self, job_id: str, *, outcome: Outcome = "all") -> Iterator[RawResult]:
+        """The same with bodies as they are stored, for files: parsing takes most of the time."""
+        after = -1
+        while True:
+            with self._database.snapshot() as connection:
+                sizes = sizes_after(
+                    connection, self._database, job_id, after, ROWS_IN_MEMORY, outcome
+                )
+                taken = fitting(sizes, ROWS_IN_MEMORY, PAGE_BYTES)
+                page = fetch_raw(connection, self._database, [row.request_id for row in taken])
+            if not taken:
+                return
+            yield from page
+            after = taken[-1].row_index
+
+    def shapes(self, job_id: str, after_index: int, limit: int) -> list[ResultShape]:
+        """What tells the lengths of the next lines, in row order, without reading the bodies."""
+        with self._database.reading() as connection:
+            return shapes_after(connection, self._database, job_id, after_index, limit)
+
+    def raw(self, request_ids: Sequence[int]) -> list[RawResult]:
+        """The outcomes of these requests; all of them are in memory."""
+        with self._database.reading() as connection:
+            return fetch_raw(connection, self._database, request_ids)
 
     def _page_by_row(
         self, job_id: str, after: int, limit: int, outcome: Outcome, max_bytes: int

@@ -1,20 +1,21 @@
 """Finalize: the leading planner counts the result files of batches that are over.
 
 A result file is a view of the job's results. Its size is the sum of its lines, which are counted
-once, by the function that writes them. The count is kept on the way: another planner goes on from
-there.
+once, by the function that writes them. Most bodies are not read for that: their stored text stands
+in the line as it is, so its length is enough. The count is kept on the way: another planner goes on
+from there.
 """
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from nightjar.jobs.batch_records import Finalization
+from nightjar.jobs.batch_records import Finalization, ResultShape
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.lines.batch_lines import json_line
-from nightjar.jobs.records import ResultRecord
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.results import PAGE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -66,14 +67,11 @@ class Finalizer:
         """Count for a while; make the files where no row is left."""
         began, before = self._clock(), counted.counted_to
         while self._clock() - began < _TURN_S:
-            page = self._store.results.read(
-                counted.job_id, after_index=counted.counted_to, limit=_PAGE_ROWS
-            )
+            page = self._store.results.shapes(counted.job_id, counted.counted_to, _PAGE_ROWS)
             if not page:
                 self._finish(counted)
                 return
-            for record in page:
-                counted = _with(counted, record)
+            counted = self._with(counted, page)
         if counted.counted_to > before:
             self._store.batch_work.note_counted(counted)
 
@@ -86,10 +84,39 @@ class Finalizer:
                 extra={"action": "batch_finalized", "job_id": counted.job_id},
             )
 
+    def _with(self, counted: Finalization, page: Sequence[ResultShape]) -> Finalization:
+        """The same with the rows of one more page."""
+        output, errors = [], []
+        reused: list[ResultShape] = []
+        for shape in page:
+            if shape.is_reused and shape.record.error is None:
+                reused.append(shape)
+                continue
+            size = len(json_line(shape.record))
+            if shape.record.error is None:
+                output.append(size + shape.body_bytes)
+            else:
+                errors.append(size)
+        for part in _parts(reused):
+            raw = self._store.results.raw([shape.record.id for shape in part])
+            output += [len(json_line(record)) for record in raw]
+        return replace(
+            counted,
+            counted_to=page[-1].index,
+            output=counted.output.with_lines(output),
+            errors=counted.errors.with_lines(errors),
+        )
 
-def _with(counted: Finalization, record: ResultRecord) -> Finalization:
-    """The same with one more row."""
-    size = len(json_line(record))
-    if record.error is None:
-        return replace(counted, counted_to=record.index, output=counted.output.with_line(size))
-    return replace(counted, counted_to=record.index, errors=counted.errors.with_line(size))
+
+def _parts(shapes: Sequence[ResultShape]) -> Iterator[Sequence[ResultShape]]:
+    """The shapes in parts whose bodies fit into memory; a large one is a part of its own."""
+    part: list[ResultShape] = []
+    total = 0
+    for shape in shapes:
+        if part and total + shape.body_bytes > PAGE_BYTES:
+            yield part
+            part, total = [], 0
+        part.append(shape)
+        total += shape.body_bytes
+    if part:
+        yield part

@@ -26,7 +26,7 @@ MOST_OPEN = 4
 
 _BACK_OFF_S = 1.0  # after the first failure; twice as long after each further one
 _LONGEST_BACK_OFF_S = 60.0
-_LANDING_LOOK_S = 0.02
+_LANDING_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)

@@ -351,3 +351,13 @@ def test_a_key_to_read_makes_and_cancels_nothing(store: Store, file_id: str) -> 
     assert refusal(client.post(f"/v1/batches/{made.id}/cancel")) == (403, "scope_too_small", None)
     assert client.get(f"/v1/batches/{made.id}").status_code == 200
     assert len(client.get("/v1/batches").json()["data"]) == 1
+
+
+def test_the_description_of_the_body_is_whole(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    body = document["paths"]["/v1/batches"]["post"]["requestBody"]["content"]["application/json"]
+    assert "$ref" not in json.dumps(body)
+    assert body["schema"]["required"] == ["input_file_id", "endpoint"]
+    assert set(body["schema"]["properties"]) >= {"output_expires_after", "strict", "metadata"}
+    expiry = body["schema"]["properties"]["output_expires_after"]["anyOf"][0]
+    assert expiry["properties"]["seconds"]["minimum"] == 3_600

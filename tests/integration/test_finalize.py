@@ -1,18 +1,21 @@
 """Result files of batches: their exact bytes, once, and only where there are lines."""
 
+import json
+
 import pytest
 
 from nightjar.jobs.batch_records import Batch, Finalization
 from nightjar.jobs.errors import LifecycleError, UnknownFileError
 from nightjar.jobs.file_records import FilePurpose
-from nightjar.jobs.lines.batch_lines import json_pieces
+from nightjar.jobs.lines.batch_lines import json_pieces, output_line
 from nightjar.jobs.records import EncodedRequest, NewMicroBatch, RequestError
 from nightjar.jobs.states import BatchStatus, RequestKind
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning import finalize
 from nightjar.pipeline.planning.finalize import Finalizer
-from tests.batches import completions, compute_all, finalize_all, landed, now
+from tests.batches import Line, completions, compute_all, finalize_all, landed, now
 from tests.outcomes import compute
+from tests.processes import completion_line
 
 
 def content(store: Store, batch: Batch, file_id: str | None) -> bytes:
@@ -21,7 +24,7 @@ def content(store: Store, batch: Batch, file_id: str | None) -> bytes:
     file = store.files.get(file_id, batch.tenant)
     assert (file.purpose, file.job_id) == (FilePurpose.BATCH_OUTPUT, batch.job_id)
     assert file.outcome is not None
-    data = b"".join(json_pieces(store.results.iterate(batch.job_id, outcome=file.outcome)))
+    data = b"".join(json_pieces(store.results.iterate_raw(batch.job_id, outcome=file.outcome)))
     assert len(data) == file.bytes
     return data
 
@@ -41,13 +44,24 @@ def test_output_and_errors_have_exactly_their_bytes(store: Store) -> None:
     assert set(names) == {f"{batch.id}_output.jsonl", f"{batch.id}_errors.jsonl", "in.jsonl"}
 
 
+def test_shared_answers_are_counted_as_they_are_written(store: Store) -> None:
+    equal: list[Line] = [completion_line(f'"{n}" 가\n', prompt="the same") for n in range(7)]
+    batch = landed(store, [*equal, *completions(2)])
+    compute_all(store, batch)
+    finalize_all(store)
+    lines = content(store, batch, now(store, batch).output_file_id)
+    assert lines.count(b'"reused":"job"') == 6
+    told = [json.loads(line) for line in lines.splitlines()]
+    assert told == [output_line(record) for record in store.results.iterate(batch.job_id)]
+
+
 def test_a_batch_of_failures_is_completed_without_an_output_file(store: Store) -> None:
     batch = landed(store, completions(3))
     compute_all(store, batch, refused=3)
     finalize_all(store)
     found = now(store, batch)
     assert (found.status, found.output_file_id) == (BatchStatus.COMPLETED, None)
-    assert b'"status_code": 400' in content(store, batch, found.error_file_id)
+    assert b'"status_code":400' in content(store, batch, found.error_file_id)
 
 
 def test_a_batch_of_successes_has_no_error_file(store: Store) -> None:
@@ -82,8 +96,8 @@ def test_cancelled_and_expired_batches_keep_what_finished(store: Store) -> None:
         assert found.status.value == status
         assert content(store, batch, found.output_file_id).count(b"\n") == 1
         rest = content(store, batch, found.error_file_id)
-        assert rest.count(f'"code": "batch_{status}"'.encode()) == rest.count(b"\n") == 3
-        assert rest.count(b'"response": null') == 3
+        assert rest.count(f'"code":"batch_{status}"'.encode()) == rest.count(b"\n") == 3
+        assert rest.count(b'"response":null') == 3
 
 
 def test_another_planner_goes_on_where_the_first_has_counted(
