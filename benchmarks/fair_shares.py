@@ -43,8 +43,10 @@ from nightjar.pipeline.queue.commands import WorkerRole, beat_command, worker_co
 from nightjar.pipeline.settings import Settings
 
 MODEL = Path("examples/demo_model")
-STEP_S = 0.1  # of the fake engine: computing is what limits, as it is with a model
+STEP_S = 0.05  # of the fake engine: computing is what limits, as it is with a model
 MICRO_BATCH_REQUESTS = 4
+# Small, so that a phase of a minute is many windows long.
+WINDOW, THREADS = 4, 1
 SAMPLE_S = 1.0
 GRACE_S = 20.0
 WEIGHTS = {"gold": 3.0, "silver": 1.0, "flood": 1.0}
@@ -65,6 +67,8 @@ def services(database_url: str, logs: Path) -> Iterator[None]:
         "NIGHTJAR_MODEL": str(MODEL.resolve()),
         "NIGHTJAR_ENGINE": "fake",
         "NIGHTJAR_FAKE_STEP_S": str(STEP_S),
+        "NIGHTJAR_DISPATCH_WINDOW": str(WINDOW),
+        "NIGHTJAR_WORKER_THREADS": str(THREADS),
         "NIGHTJAR_PLAN_CHUNK_REQUESTS": "512",
         "NIGHTJAR_MICRO_BATCH_REQUESTS": str(MICRO_BATCH_REQUESTS),
         "PYTHONPATH": str(Path(nightjar.__file__).parents[1]),
@@ -135,7 +139,7 @@ def phase(name: str, store: Store, seconds: float) -> dict[str, Any]:
     total = done.total()
     shares = {tenant: round(done[tenant] / max(1, total), 4) for tenant in WEIGHTS}
     print(f"{name}: {total / seconds:,.0f} tokens/s, shares {shares}", flush=True)
-    return {"phase": name, "tokens": dict(done), "shares": shares, "samples": samples}
+    return {"tokens": dict(done), "shares": shares, "samples": samples}
 
 
 def wait_for(what: Callable[[], bool], seconds: float = 90.0) -> None:
@@ -146,23 +150,24 @@ def wait_for(what: Callable[[], bool], seconds: float = 90.0) -> None:
         time.sleep(0.2)
 
 
-def measure(store: Store, seconds: float) -> list[dict[str, Any]]:
+def measure(store: Store, seconds: float) -> dict[str, Any]:
     for number in range(FLOOD_JOBS):
         submit(store, "flood", FLOOD_ROWS, TINY, number)
     wait_for(lambda: computed(store)["flood"] > 0)
-    phases = [phase("the flood alone", store, seconds / 4)]
+    phases = {"flood_alone": phase("the flood alone", store, seconds / 4)}
     submit(store, "silver", 20_000, SHORT)
     gold = submit(store, "gold", 20_000, LONG)
     wait_for(lambda: {"gold", "silver"} <= computed(store).keys())
     # What was in the window when they came is computed first.
-    phases.append(phase("gold and silver have come", store, seconds / 4))
-    phases.append(phase("all three", store, seconds))
+    phases["both_have_come"] = phase("gold and silver have come", store, seconds / 4)
+    phases["all_three"] = phase("all three", store, seconds)
     store.stopping.pause(gold)
     wait_for(lambda: not in_flight(store, gold))
-    phases.append(phase("gold is paused", store, seconds / 2))
+    store.shares.settle()
+    phases["gold_paused"] = phase("gold is paused", store, seconds / 2)
     store.stopping.resume(gold)
-    phases.append(phase("gold is back", store, seconds / 4))
-    phases.append(phase("all three again", store, seconds))
+    phases["gold_back"] = phase("gold is back", store, seconds / 4)
+    phases["all_three_again"] = phase("all three again", store, seconds)
     return phases
 
 

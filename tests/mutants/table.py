@@ -115,7 +115,7 @@ TESTS: dict[str, list[str]] = {
     ],
     "jobs/store/planning.py": [
         *_store("planning", "plans", "stopping", "models"),
-        *_integration("planner", "dispatcher", "sweeper"),
+        *_integration("planner", "dispatcher", "sweeper", "fair_shares"),
     ],
     "jobs/store/plans.py": [*_store("planning", "plans"), *_integration("planner")],
     "jobs/store/postgres.py": _store("frozen"),
@@ -144,7 +144,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/tables.py": ["tests/migration/test_migrations.py", *_store("submission")],
     "jobs/store/turns.py": _store("segmented", "stopping", "bounds"),
     "jobs/store/vectors.py": _integration("vectors"),
-    "jobs/store/waiting.py": _store("waiting"),
+    "jobs/store/waiting.py": [*_store("waiting"), *_integration("fair_planning")],
     "jobs/store/write_lock.py": _unit("store_write_lock"),
     "pipeline/front/api_server.py": _integration(
         "api_server", "api_upload_process", "api_access", "api_real_keys"
@@ -157,7 +157,10 @@ TESTS: dict[str, list[str]] = {
     "pipeline/front/cli/__init__.py": _acceptance("cli"),
     "pipeline/front/cli/accounts.py": _acceptance("cli_keys"),
     "pipeline/front/cli/console.py": [*_acceptance("cli"), *_unit("settings")],
-    "pipeline/front/cli/database.py": [*_acceptance("cli"), *_integration("vectors")],
+    "pipeline/front/cli/database.py": [
+        *_acceptance("cli"),
+        *_integration("vectors", "fair_shares"),
+    ],
     "pipeline/front/cli/jobs.py": _acceptance("cli", "compose"),
     "pipeline/front/cli/processes.py": [*_acceptance("cli", "cli_keys"), *_unit("settings")],
     "pipeline/front/cli/openapi.py": _integration("openapi"),
