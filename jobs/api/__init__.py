@@ -58,7 +58,7 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     uploads = Uploads(store.jobs, wake, served_model, limits)
     forwarder = None if taker is None else UploadForwarder(taker, limits)
     health = health_router(store, taker, deployment)
-    single = Calls(store, wake, served_model, calls or CallSettings(), limits)
+    app.state.calls = single = Calls(store, wake, served_model, calls or CallSettings(), limits)
     routers = (jobs_router(store, uploads, forwarder), following_router(store))
     for router in (*routers, results_router(store), calls_router(single), health):
         app.include_router(router)
