@@ -74,7 +74,7 @@ class BatchComputer:
         answered, asked = self._shortened(asked, known, precision)
         results += answered
         flight = self._launcher.submit(
-            [partial(_with_ticket, message, batch.live) for _, message in asked]
+            [partial(with_ticket, message, batch.live) for _, message in asked]
         )
         self._wait(batch, flight)
         scores: list[CachedScore] = []
@@ -166,7 +166,8 @@ def _messages(
     return failed, asked
 
 
-def _with_ticket(message: Message, urgent: bool, ticket: int) -> Message:
+def with_ticket(message: Message, urgent: bool, ticket: int) -> Message:
+    """Return the message under this ticket."""
     if isinstance(message, messages.Rank):
         ranking = dataclasses.replace(message.request, request_id=ticket, urgent=urgent)
         return messages.Rank(ranking)

@@ -93,7 +93,7 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     uploads = Uploads(store.jobs, wake, served_model, limits, places)
     file_uploads = FileUploads(store.files, limits, places)
     forwarder = None if taker is None else UploadForwarder(taker, limits)
-    single = Calls(store, wake, served_model, calls or CallSettings(), limits)
+    app.state.calls = single = Calls(store, wake, served_model, calls or CallSettings(), limits)
     for router in (
         submitting_router(uploads, forwarder),
         steering_router(store, uploads),

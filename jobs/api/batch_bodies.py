@@ -1,11 +1,18 @@
 """What `POST /v1/batches` is sent, and what the API says of a batch."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nightjar.jobs.api.body import RefusedRequestError
+from nightjar.jobs.api.openai_schemas import (
+    BatchCounts,
+    BatchError,
+    BatchErrors,
+    BatchPayload,
+    BatchUsage,
+)
 from nightjar.jobs.api.parameters import (
     MAX_METADATA_PAIRS,
     MAX_METADATA_VALUE,
@@ -97,13 +104,16 @@ def new_batch(data: JsonObject, tenant: str, served_model: str | None) -> NewBat
     )
 
 
-def batch_payload(batch: Batch) -> JsonObject:
+def batch_payload(batch: Batch) -> BatchPayload:
     """A batch as OpenAI's API shows it; moments are whole seconds since 1970."""
     job, status = batch.job, batch.status
     is_cancelled = batch.cancelling_at is not None
     finalizing_at = None if job is None or is_cancelled else job.finished_at
     ended_at = {status: batch.ended_at}
-    errors = {"object": "list", "data": list(batch.errors)}
+    errors: BatchErrors = {
+        "object": "list",
+        "data": [cast(BatchError, one) for one in batch.errors],
+    }
     return {
         "id": batch.id,
         "object": "batch",
@@ -133,7 +143,7 @@ def batch_payload(batch: Batch) -> JsonObject:
     }
 
 
-def _counts(job: Job | None) -> JsonObject:
+def _counts(job: Job | None) -> BatchCounts:
     if job is None:
         return {"total": 0, "completed": 0, "failed": 0, "cancelled": 0}
     return {
@@ -144,7 +154,7 @@ def _counts(job: Job | None) -> JsonObject:
     }
 
 
-def _usage(job: Job) -> JsonObject:
+def _usage(job: Job) -> BatchUsage:
     return {
         "input_tokens": job.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0},

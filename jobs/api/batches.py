@@ -3,28 +3,28 @@
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
+from nightjar.jobs.api import openai_examples as examples
 from nightjar.jobs.api.batch_bodies import MAX_BODY_BYTES, batch_payload, body_schema, new_batch
 from nightjar.jobs.api.body import RefusedRequestError, UploadLimits
-from nightjar.jobs.api.caller import Caller, needs
+from nightjar.jobs.api.caller import Reader, Submitter
+from nightjar.jobs.api.documenting import documented
 from nightjar.jobs.api.files import checked_file_id, list_payload
 from nightjar.jobs.api.json_body import read_json_object
+from nightjar.jobs.api.openai_schemas import BatchList, BatchPayload
 from nightjar.jobs.api.results import is_id
 from nightjar.jobs.batch_records import Batch, NewBatch
 from nightjar.jobs.errors import UnknownBatchError, UnknownFileError
 from nightjar.jobs.file_records import FilePurpose
-from nightjar.jobs.records import JsonObject
-from nightjar.jobs.states import Scope
 from nightjar.jobs.store import Store
 
 MAX_BATCHES = 100  # of a page, as OpenAI's
 _LONGEST_SHOWN = 64
 
-Reader = Annotated[Caller, Depends(needs(Scope.READ))]
-Submitter = Annotated[Caller, Depends(needs(Scope.SUBMIT))]
+BatchId = Annotated[str, Path(description="The id of a batch.", examples=["batch_019a8f0e6c1b2d"])]
 
 # FastAPI cannot derive it: it does not read the body, whose length is bounded.
 _BODY: dict[str, Any] = {
@@ -42,9 +42,14 @@ def batches_router(
     limits: UploadLimits,
 ) -> APIRouter:
     """`/v1/batches`."""
-    router = APIRouter(prefix="/v1/batches")
+    router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
-    @router.post("", openapi_extra=_BODY)
+    @router.post(
+        "",
+        response_model=BatchPayload,
+        responses=documented(examples.BATCH, 400, 404, 408, 413, 415),
+        openapi_extra=_BODY,
+    )
     async def create_batch(request: Request, caller: Submitter) -> JSONResponse:
         """Compute the lines of a file; answers before the file is read."""
         data = await read_json_object(request, limits, MAX_BODY_BYTES)
@@ -54,7 +59,7 @@ def batches_router(
         await run_in_threadpool(try_to_wake, batch.job_id)
         return JSONResponse(batch_payload(batch))
 
-    @router.get("")
+    @router.get("", response_model=BatchList, responses=documented(examples.BATCH_LIST, 400))
     def list_batches(
         caller: Reader,
         limit: Annotated[int, Query(ge=1, le=MAX_BATCHES)] = 20,
@@ -69,17 +74,24 @@ def batches_router(
             raise RefusedRequestError(400, "invalid_after", message, "after") from error
         return JSONResponse(list_payload([batch_payload(one) for one in found], limit))
 
-    @router.get("/{batch_id}")
-    def show_batch(batch_id: str, caller: Reader) -> JsonObject:
+    @router.get(
+        "/{batch_id}", response_model=BatchPayload, responses=documented(examples.BATCH, 404)
+    )
+    def show_batch(batch_id: BatchId, caller: Reader) -> JSONResponse:
         """A batch as it stands."""
-        return batch_payload(store.batches.get(_checked_id(batch_id), caller.tenant))
+        found = store.batches.get(_checked_id(batch_id), caller.tenant)
+        return JSONResponse(batch_payload(found))
 
-    @router.post("/{batch_id}/cancel")
-    def cancel_batch(batch_id: str, caller: Submitter) -> JsonObject:
+    @router.post(
+        "/{batch_id}/cancel",
+        response_model=BatchPayload,
+        responses=documented(examples.BATCH, 404, 409),
+    )
+    def cancel_batch(batch_id: BatchId, caller: Submitter) -> JSONResponse:
         """Ask for the end of a batch; what has landed stays."""
         batch = store.batches.cancel(_checked_id(batch_id), caller.tenant)
         try_to_wake(batch.job_id)
-        return batch_payload(batch)
+        return JSONResponse(batch_payload(batch))
 
     return router
 

@@ -1,11 +1,11 @@
 """Single calls over HTTP: completions, chat completions and rankings, in the shapes of others."""
 
 from collections.abc import AsyncIterator
-from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from nightjar.jobs.api import openai_examples as examples
 from nightjar.jobs.api.answers import (
     KEEP_ALIVE,
     answer_body,
@@ -14,37 +14,49 @@ from nightjar.jobs.api.answers import (
     stream_events,
 )
 from nightjar.jobs.api.body import RefusedRequestError
-from nightjar.jobs.api.caller import Caller, needs
+from nightjar.jobs.api.caller import Caller, Submitter
 from nightjar.jobs.api.calls import Call, Calls, ClientGoneError
+from nightjar.jobs.api.documenting import documented
+from nightjar.jobs.api.openai_schemas import Completion, Ranking
+from nightjar.jobs.api.request_bodies import body_documented
+from nightjar.jobs.lines.bodies import ChatBody, CompletionBody, RerankBody
 from nightjar.jobs.lines.error_shape import error_payload
 from nightjar.jobs.lines.schemas import CHAT_URL
 from nightjar.jobs.records import CallOutcome
-from nightjar.jobs.states import Scope
 
 # A stream that has no answer yet begins after so long, and then tells as often that it lives. An
 # answer or a failure before that has its own HTTP status.
 KEEP_ALIVE_S = 10.0
 
-Submitter = Annotated[Caller, Depends(needs(Scope.SUBMIT))]
+# Where clients call it, and the name of the operation there.
+_RERANKS = {"/rerank": "rerank", "/v1/rerank": "rerank_v1", "/v2/rerank": "rerank_v2"}
 
 
 def calls_router(calls: Calls) -> APIRouter:
     """`POST /v1/completions`, `/v1/chat/completions` and `/rerank`."""
-    router = APIRouter()
+    router = APIRouter(tags=["calls"])
+    statuses = (400, 404, 408, 413, 415, 504)
 
-    @router.post("/v1/completions")
+    @router.post(
+        "/v1/completions",
+        response_model=Completion,
+        responses=documented(examples.COMPLETION, *statuses),
+        openapi_extra=body_documented(CompletionBody, examples.NEW_COMPLETION),
+    )
     async def complete(request: Request, caller: Submitter) -> Response:
         """Continue a prompt: OpenAI's completions."""
         return await _generate(calls, request, "/v1/completions", caller)
 
-    @router.post(CHAT_URL)
+    @router.post(
+        CHAT_URL,
+        response_model=Completion,
+        responses=documented(examples.CHAT, *statuses),
+        openapi_extra=body_documented(ChatBody, examples.NEW_CHAT),
+    )
     async def chat(request: Request, caller: Submitter) -> Response:
         """Answer messages: OpenAI's chat completions."""
         return await _generate(calls, request, CHAT_URL, caller)
 
-    @router.post("/rerank")
-    @router.post("/v1/rerank")
-    @router.post("/v2/rerank")
     async def rerank(request: Request, caller: Submitter) -> Response:
         """Order documents by their likelihood after a query: Cohere's and Jina's rerank."""
         call = await calls.begin(request, "/v1/rerank", caller.tenant)
@@ -54,6 +66,16 @@ def calls_router(calls: Calls) -> APIRouter:
         finally:
             call.close()
 
+    for path, name in _RERANKS.items():
+        router.add_api_route(
+            path,
+            rerank,
+            name=name,
+            methods=["POST"],
+            response_model=Ranking,
+            responses=documented(examples.RANKING, *statuses),
+            openapi_extra=body_documented(RerankBody, examples.NEW_RANKING),
+        )
     return router
 
 

@@ -106,8 +106,9 @@ class Call:
 
     def close(self) -> None:
         """Free the call's place, and cancel its row unless it has ended."""
-        ended = self._outcome.done() and not self._outcome.cancelled()
-        self._outcome.cancel()
+        task = self._outcome
+        ended = task.done() and not task.cancelled() and task.exception() is None
+        task.cancel()
         self._gone.cancel()
         self._calls.leave(self.job_id, ended=ended)
 

@@ -49,6 +49,16 @@ _ERRORS: dict[int, tuple[str, str, str]] = {
         "upload_too_large",
         "the upload is longer than 1073741824 bytes; split it into several jobs",
     ),
+    429: (
+        "A limit of the tenant or of the API is reached: send it again after `Retry-After`.",
+        "rate_limit_exceeded",
+        "this tenant may make 60 requests a minute; send it again in 3 s",
+    ),
+    504: (
+        "There was no answer in time, and the call was cancelled.",
+        "timeout",
+        "no answer came within 600 s; the call is cancelled",
+    ),
     415: (
         "The body is of a type that is not taken.",
         "unsupported_content_type",
@@ -95,7 +105,7 @@ def errors(*statuses: int) -> Responses:
     return found
 
 
-EVERYWHERE = errors(401, 403, 421, 500, 503)
+EVERYWHERE = errors(401, 403, 421, 429, 500, 503)
 """What every route under /v1 may answer."""
 
 

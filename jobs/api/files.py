@@ -1,23 +1,25 @@
 """Files over HTTP, in the shape of OpenAI's API: upload, list, show, read and delete them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from nightjar.jobs.api import openai_examples as examples
 from nightjar.jobs.api.body import RefusedRequestError
-from nightjar.jobs.api.caller import Caller, needs
+from nightjar.jobs.api.caller import Reader, Submitter
+from nightjar.jobs.api.documenting import documented, errors, example_content
 from nightjar.jobs.api.file_uploads import ANCHOR, CREATED_AT, PURPOSE, SECONDS, FileUploads
 from nightjar.jobs.api.forms import FILE_FIELD
 from nightjar.jobs.api.forwarding import UploadForwarder
+from nightjar.jobs.api.openai_schemas import DeletedFile, FileList, FilePayload
 from nightjar.jobs.api.results import is_id
 from nightjar.jobs.errors import UnknownFileError
 from nightjar.jobs.file_records import FileOrder, FilePurpose, StoredFile
 from nightjar.jobs.lines.batch_lines import json_pieces
 from nightjar.jobs.records import JsonObject
-from nightjar.jobs.states import Scope
 from nightjar.jobs.store import Store
 
 MAX_FILES = 10_000  # of a page, as OpenAI's
@@ -45,24 +47,35 @@ _FORM: dict[str, Any] = {
     }
 }
 
-Reader = Annotated[Caller, Depends(needs(Scope.READ))]
-Submitter = Annotated[Caller, Depends(needs(Scope.SUBMIT))]
+
+FileId = Annotated[str, Path(description="The id of a file.", examples=["file-019a8f0e6c1b2d"])]
+
+
+class FileContent(StreamingResponse):
+    """The bytes of a file, as they are read."""
+
+    media_type = "application/octet-stream"
 
 
 def files_router(
     store: Store, uploads: FileUploads, forwarder: UploadForwarder | None
 ) -> APIRouter:
     """`/v1/files`."""
-    router = APIRouter(prefix="/v1/files")
+    router = APIRouter(prefix="/v1/files", tags=["files"])
 
-    @router.post("", openapi_extra=_FORM)
+    @router.post(
+        "",
+        response_model=FilePayload,
+        responses=documented(examples.FILE, 400, 408, 413, 415),
+        openapi_extra=_FORM,
+    )
     async def create_file(request: Request, caller: Submitter) -> Response:
         """Store the file of a form for a batch."""
         if forwarder is not None:
             return await forwarder.forward(request)
         return JSONResponse(file_payload(await uploads.receive(request, caller.tenant)))
 
-    @router.get("")
+    @router.get("", response_model=FileList, responses=documented(examples.FILE_LIST, 400))
     def list_files(
         caller: Reader,
         limit: Annotated[int, Query(ge=1, le=MAX_FILES)] = MAX_FILES,
@@ -82,19 +95,29 @@ def files_router(
                 raise RefusedRequestError(400, "invalid_after", message, "after") from error
         return JSONResponse(list_payload([file_payload(one) for one in found], limit))
 
-    @router.get("/{file_id}")
-    def show_file(file_id: str, caller: Reader) -> JsonObject:
+    @router.get("/{file_id}", response_model=FilePayload, responses=documented(examples.FILE, 404))
+    def show_file(file_id: FileId, caller: Reader) -> JSONResponse:
         """A file without its content."""
-        return file_payload(store.files.get(checked_file_id(file_id), caller.tenant))
+        found = store.files.get(checked_file_id(file_id), caller.tenant)
+        return JSONResponse(file_payload(found))
 
-    @router.delete("/{file_id}")
-    def delete_file(file_id: str, caller: Submitter) -> JsonObject:
+    @router.delete(
+        "/{file_id}",
+        response_model=DeletedFile,
+        responses=documented(examples.DELETED_FILE, 404, 409),
+    )
+    def delete_file(file_id: FileId, caller: Submitter) -> JSONResponse:
         """Delete a file; the results that a result file shows stay with their job."""
         store.files.delete(checked_file_id(file_id), caller.tenant)
-        return {"id": file_id, "object": "file", "deleted": True}
+        gone: DeletedFile = {"id": file_id, "object": "file", "deleted": True}
+        return JSONResponse(gone)
 
-    @router.get("/{file_id}/content", response_class=StreamingResponse)
-    def read_file(file_id: str, caller: Reader) -> StreamingResponse:
+    @router.get(
+        "/{file_id}/content",
+        response_class=FileContent,
+        responses={200: {"content": example_content("", FileContent.media_type)}, **errors(404)},
+    )
+    def read_file(file_id: FileId, caller: Reader) -> StreamingResponse:
         """The bytes of a file, in pieces."""
         found = store.files.get(checked_file_id(file_id), caller.tenant)
         headers = {
@@ -103,9 +126,7 @@ def files_router(
         }
         if found.sha256 is not None:
             headers |= {"Content-Length": str(found.bytes), "ETag": f'"{found.sha256}"'}
-        return StreamingResponse(
-            content_of(store, found), media_type="application/octet-stream", headers=headers
-        )
+        return FileContent(content_of(store, found), headers=headers)
 
     return router
 
@@ -117,7 +138,7 @@ def content_of(store: Store, found: StoredFile) -> Iterator[bytes]:
     return json_pieces(store.results.iterate_raw(found.job_id, outcome=found.outcome))
 
 
-def file_payload(found: StoredFile) -> JsonObject:
+def file_payload(found: StoredFile) -> FilePayload:
     """A file as OpenAI's API shows it; moments are whole seconds since 1970."""
     expires_at = None if found.expires_at is None else int(found.expires_at.timestamp())
     return {
@@ -132,7 +153,7 @@ def file_payload(found: StoredFile) -> JsonObject:
     }
 
 
-def list_payload(data: list[JsonObject], limit: int) -> JsonObject:
+def list_payload(data: Sequence[Mapping[str, Any]], limit: int) -> JsonObject:
     """A page of the first `limit` objects, in OpenAI's shape; if there are more, it says so."""
     page = data[:limit]
     return {

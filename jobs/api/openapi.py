@@ -29,6 +29,9 @@ deployment without keys, which listens on loopback alone, asks for none. Moments
 _TAGS = [
     {"name": "jobs", "description": "Submit, follow and steer jobs."},
     {"name": "results", "description": "What has landed of a job."},
+    {"name": "files", "description": "Files of batches, as OpenAI's."},
+    {"name": "batches", "description": "Jobs of files, as OpenAI's batches."},
+    {"name": "calls", "description": "Single calls, as OpenAI's and Cohere's."},
     {"name": "webhooks", "description": "Where events are sent when a job is over."},
     {"name": "deployment", "description": "Whether the deployment works."},
 ]

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.api.documenting import example_content, reference
 from nightjar.jobs.events import EventType
+from nightjar.jobs.lines.bodies import ChatBody, CompletionBody, RerankBody
 from nightjar.jobs.webhooks.targets import LONGEST_URL
 
 MAX_BYTES = 64 * 1024
@@ -47,8 +48,14 @@ class WebhookChange(BaseModel):
     enabled: bool = Field(description="False: no events are sent.")
 
 
-BODIES: tuple[type[BaseModel], ...] = (NewWebhookBody, WebhookChange)
-"""For the OpenAPI document: every model that `json_body` reads."""
+BODIES: tuple[type[BaseModel], ...] = (
+    NewWebhookBody,
+    WebhookChange,
+    CompletionBody,
+    ChatBody,
+    RerankBody,
+)
+"""For the OpenAPI document: every model of a body that a route reads itself."""
 
 
 def json_body(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:

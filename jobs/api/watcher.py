@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 
+from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.records import CallOutcome
 
 logger = logging.getLogger(__name__)
@@ -17,6 +18,7 @@ LATEST_S = 0.05
 AGE_SHARE = 0.05  # a call is asked for again after this share of the time that it has waited
 TOGETHER_S = 0.002  # what is due so soon is asked for in the same query
 MOST_AT_ONCE = 500
+ENDING_GRACE_S = 5.0  # an API process that ends gives up the calls that still wait after so long
 _AWAY_S = 0.5  # until the next query after one that failed
 
 
@@ -33,11 +35,15 @@ class Watcher:
     Args:
         ended: Gives the outcomes of those calls that have ended.
         executor: Runs the queries.
+
+    is_ending: Whether this process was told to end.
     """
 
     def __init__(
         self, ended: Callable[[Collection[str]], list[CallOutcome]], executor: Executor
     ) -> None:
+        self.is_ending: Callable[[], bool] = lambda: False
+        self._gives_up_at: float | None = None
         self._ended = ended
         self._executor = executor
         self._waiting: dict[str, _Waiting] = {}
@@ -45,7 +51,11 @@ class Watcher:
         self._task: asyncio.Task[None] | None = None
 
     async def wait(self, job_id: str) -> CallOutcome:
-        """The call's outcome; waits until there is one."""
+        """The call's outcome; waits until there is one.
+
+        Raises:
+            RefusedRequestError: This process ends.
+        """
         now = time.monotonic()
         ended = asyncio.get_running_loop().create_future()
         self._waiting[job_id] = _Waiting(ended, now, now + SOONEST_S)
@@ -61,6 +71,8 @@ class Watcher:
     async def _watch(self) -> None:
         while self._waiting:
             self._changed.clear()
+            if self.is_ending():
+                self._end()
             soon = time.monotonic() + TOGETHER_S
             due = [job_id for job_id, call in self._waiting.items() if call.due <= soon]
             if due:
@@ -70,6 +82,19 @@ class Watcher:
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, first - time.monotonic())):
                     await self._changed.wait()
+
+    def _end(self) -> None:
+        """Give up the waiting calls, once the grace period is over."""
+        now = time.monotonic()
+        if self._gives_up_at is None:
+            self._gives_up_at = now + ENDING_GRACE_S
+        if now < self._gives_up_at:
+            return
+        for call in self._waiting.values():
+            if not call.ended.done():
+                message = "this API process ends; send the request again"
+                refusal = RefusedRequestError(503, "api_ends", message, retry_after_s=1)
+                call.ended.set_exception(refusal)
 
     async def _ask(self, due: list[str]) -> None:
         loop = asyncio.get_running_loop()

@@ -54,7 +54,10 @@ def serve(settings: Settings, host: str, port: int) -> None:
         app = application(settings, store, celery, access, uploads, signs, path)
         spare_what_stays()
         with signs:
-            uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
+            config = uvicorn.Config(app, host, port, log_level="info", access_log=False)
+            server = uvicorn.Server(config)
+            app.state.calls.watcher.is_ending = lambda: server.should_exit
+            server.run()
 
 
 def serve_uploads(settings: Settings, socket: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -87,3 +88,20 @@ def test_a_body_that_stalls_is_refused(api: Api) -> None:
         answer = connection.recv(65536)
         assert answer.startswith(b"HTTP/1.1 408")
         assert time.monotonic() - began < 20
+
+
+def test_an_api_that_ends_gives_up_calls_that_wait(
+    database: Store, tiny_model: Path, tmp_path: Path
+) -> None:
+    url = database.database.url.render_as_string()
+    with running_api(url, tiny_model, tmp_path) as ending, ThreadPoolExecutor(1) as threads:
+        ending.upload_process()
+        before = calls(database)
+        path = f"{ending.url}/v1/completions"
+        answer = threads.submit(httpx.post, path, json=ASKED, timeout=60)
+        wait_until("the call", lambda: len(calls(database)) > len(before))
+        ending.process.terminate()
+        assert answer.result().status_code == 503
+        assert answer.result().json()["error"]["code"] == "api_ends"
+        assert answer.result().headers["Retry-After"] == "1"
+        assert ending.process.wait(30) == 0

@@ -299,10 +299,10 @@ def test_results_that_do_not_land_while_heartbeats_do_lose_their_lease(
     _, (ref,) = planned(store, 1)
     finish, asked, let_go = store.leases.finish, threading.Event(), threading.Event()
 
-    def hang(*arguments: Any) -> bool:
+    def hang(*arguments: Any, **options: Any) -> bool:
         asked.set()
         let_go.wait()
-        return finish(*arguments)
+        return finish(*arguments, **options)
 
     monkeypatch.setattr(store.leases, "finish", hang)
     running = thread.submit(worker.run, ref.id, ref.epoch)
@@ -329,10 +329,10 @@ def test_a_worker_that_cannot_give_back_what_hangs_is_silent(
     _, (ref,) = planned(store, 1)
     finish, asked, let_go = store.leases.finish, threading.Event(), threading.Event()
 
-    def hang(*arguments: Any) -> bool:
+    def hang(*arguments: Any, **options: Any) -> bool:
         asked.set()
         let_go.wait()
-        return finish(*arguments)
+        return finish(*arguments, **options)
 
     monkeypatch.setattr(store.leases, "finish", hang)
     running = thread.submit(worker.run, ref.id, ref.epoch)
@@ -353,7 +353,7 @@ def test_a_worker_that_cannot_give_back_what_hangs_is_silent(
 
 
 def raiser(error: Exception) -> Callable[..., None]:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     return fail

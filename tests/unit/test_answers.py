@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.worker.answers import Computed, make_message, make_result
+from nightjar.gpu_worker.worker.computing import with_ticket
 from nightjar.jobs.equality import derived_seed
 from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import ClaimedRequest
@@ -224,3 +225,13 @@ def test_who_is_at_fault(code: str, status: int) -> None:
     assert result.status_code == status
     assert result.error is not None
     assert (result.error.code, result.error.message) == (code, "why")
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+def test_the_engine_is_told_which_requests_a_client_waits_for(urgent: bool) -> None:
+    ranking = stored(RequestKind.RANK, {"query": "a", "documents": ["b"]}, [[1], [2]])
+    for request in (claimed(), ranking):
+        message = with_ticket(make_message(request, 0), urgent, 7)
+        (back,) = messages.decode_to_compute(messages.encode([message]))
+        assert isinstance(back, (messages.Generate, messages.Rank))
+        assert (back.ticket, back.request.urgent) == (7, urgent)

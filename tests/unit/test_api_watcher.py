@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.api.watcher import LATEST_S, Watcher
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import CallOutcome
@@ -95,3 +96,25 @@ def test_a_call_that_is_given_up_is_asked_for_no_more(rows: Rows) -> None:
             assert all(query == ["job_2"] for query in rows.queries[asked:])
 
     asyncio.run(wait())
+
+
+def test_calls_that_wait_when_the_process_ends_are_given_up(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightjar.jobs.api.watcher.ENDING_GRACE_S", 0.2)
+
+    async def wait() -> float:
+        with ThreadPoolExecutor(1) as threads:
+            watcher = Watcher(rows.ended, threads)
+            watcher.is_ending = lambda: True
+            asyncio.get_running_loop().call_later(0.1, rows.over.add, "job_1")
+            began = time.monotonic()
+            first, second = await asyncio.gather(
+                watcher.wait("job_1"), watcher.wait("job_2"), return_exceptions=True
+            )
+            assert isinstance(first, CallOutcome)  # its answer came in time
+            assert isinstance(second, RefusedRequestError)
+            assert (second.status, second.code) == (503, "api_ends")
+            return time.monotonic() - began
+
+    assert asyncio.run(wait()) >= 0.2

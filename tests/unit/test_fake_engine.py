@@ -207,3 +207,15 @@ def test_poison_that_takes_memory_is_killed() -> None:
 def test_poison_that_hangs_ends_no_step() -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         swallow("hang", 1.0)
+
+
+def test_urgent_requests_end_before_older_ones() -> None:
+    engine = FakeEngine(VOCABULARY, step_requests=2)
+    for number in range(4):
+        engine.submit(text_request("a", number))
+    for number in (4, 5, 6):
+        engine.submit(replace(text_request("a", number), urgent=True))
+    ended = []
+    while engine.has_work:
+        ended.append([result.request_id for result in engine.step()])
+    assert ended == [[4, 5], [6, 0], [1, 2], [3]]

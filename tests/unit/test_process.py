@@ -61,6 +61,14 @@ child = subprocess.run([sys.executable, "-c", "import os; print(os.nice(0))"],
 print(os.nice(0) - before, int(child.stdout) - before)
 """
 
+SWITCHING = """
+import sys
+from nightjar.process import switch_threads_often
+
+switch_threads_often()
+print(sys.getswitchinterval() < 0.001)
+"""
+
 SESSION = """
 import time
 from pathlib import Path
@@ -129,3 +137,7 @@ def test_a_session_of_its_own_steps_back_too() -> None:
 
 def test_a_session_that_others_share_stays_as_it_is() -> None:
     assert ran(SHARED) == "True\n"
+
+
+def test_threads_hand_pythons_lock_on_often() -> None:
+    assert ran(SWITCHING) == "True\n"

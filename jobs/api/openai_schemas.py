@@ -1,0 +1,172 @@
+"""What the routes in the shape of OpenAI's and Cohere's APIs answer, as types; see schemas.py."""
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from nightjar.jobs.records import JsonObject
+
+
+class FilePayload(TypedDict):
+    """A file without its content; moments are whole seconds since 1970."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    status: str
+
+
+class FileList(TypedDict):
+    """A page of files; ask on with `after=last_id` while `has_more` is true."""
+
+    object: Literal["list"]
+    data: list[FilePayload]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedFile(TypedDict):
+    """A file that is gone."""
+
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+class BatchError(TypedDict):
+    """Why the file of a batch cannot be used."""
+
+    code: str
+    line: int | None
+    message: str
+    param: str | None
+
+
+class BatchErrors(TypedDict):
+    """The first reasons why the file of a batch cannot be used."""
+
+    object: Literal["list"]
+    data: list[BatchError]
+
+
+class BatchCounts(TypedDict):
+    """Rows of a batch by outcome; `cancelled` ones were not computed."""
+
+    total: int
+    completed: int
+    failed: int
+    cancelled: int
+
+
+class CachedTokens(TypedDict):
+    """Part of OpenAI's usage; always 0."""
+
+    cached_tokens: int
+
+
+class ReasoningTokens(TypedDict):
+    """Part of OpenAI's usage; always 0."""
+
+    reasoning_tokens: int
+
+
+class BatchUsage(TypedDict):
+    """Tokens of a batch's finished rows."""
+
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+
+class BatchPayload(TypedDict):
+    """A batch; moments are whole seconds since 1970."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    model: str | None
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: str
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: BatchCounts
+    usage: BatchUsage | None
+    metadata: dict[str, str]
+    strict: bool
+    priority: int
+    job_id: str
+
+
+class BatchList(TypedDict):
+    """A page of batches, newest first; ask on with `after=last_id` while `has_more` is true."""
+
+    object: Literal["list"]
+    data: list[BatchPayload]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class CallUsage(TypedDict):
+    """Tokens of a call; `saved_tokens` were asked for and not needed."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    requested_tokens: NotRequired[int]
+    saved_tokens: NotRequired[int]
+
+
+class CallAnswer(TypedDict):
+    """The answer to a call; `recomputed_in` is a higher precision that it needed."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    precision: str
+    usage: CallUsage
+    recomputed_in: NotRequired[str]
+    reused: NotRequired[str]
+
+
+class Completion(CallAnswer):
+    """An answer of OpenAI's completions or chat completions."""
+
+    choices: list[JsonObject]
+
+
+class RankedDocument(TypedDict):
+    """A document with its score, from 0 to 1; `index` is its place in the request."""
+
+    index: int
+    relevance_score: float
+    mean_nll: float
+    token_count: int
+    document: NotRequired[dict[str, str]]
+
+
+class Ranking(CallAnswer):
+    """An answer of Cohere's or Jina's rerank, best document first."""
+
+    results: list[RankedDocument]
+    meta: JsonObject
+    reused_documents: NotRequired[int]
