@@ -125,7 +125,7 @@ def batch_payload(batch: Batch) -> BatchPayload:
         "status": status.value,
         "output_file_id": batch.output_file_id,
         "error_file_id": batch.error_file_id,
-        "created_at": _seconds(batch.created_at),
+        "created_at": int(batch.created_at.timestamp()),
         "in_progress_at": _seconds(batch.in_progress_at),
         "expires_at": int(batch.created_at.timestamp() + batch.completion_window_s),
         "finalizing_at": _seconds(finalizing_at),

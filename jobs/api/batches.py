@@ -11,7 +11,7 @@ from nightjar.jobs.api import openai_examples as examples
 from nightjar.jobs.api.batch_bodies import MAX_BODY_BYTES, batch_payload, body_schema, new_batch
 from nightjar.jobs.api.body import RefusedRequestError, UploadLimits
 from nightjar.jobs.api.caller import Reader, Submitter
-from nightjar.jobs.api.documenting import documented
+from nightjar.jobs.api.documenting import documented, example_content
 from nightjar.jobs.api.files import checked_file_id, list_payload
 from nightjar.jobs.api.json_body import read_json_object
 from nightjar.jobs.api.openai_schemas import BatchList, BatchPayload
@@ -30,7 +30,12 @@ BatchId = Annotated[str, Path(description="The id of a batch.", examples=["batch
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "content": {"application/json": {"schema": body_schema()}},
+        "content": {
+            "application/json": {
+                **example_content(examples.NEW_BATCH)["application/json"],
+                "schema": body_schema(),
+            }
+        },
     }
 }
 

@@ -1,7 +1,7 @@
 """The OpenAPI document: whole, with examples that fit, and true of real answers."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -14,10 +14,12 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from fastapi.testclient import TestClient
 
 from nightjar.jobs.api import create_app
+from nightjar.jobs.api.calls import CallPath, CallSettings
 from nightjar.jobs.api.request_bodies import BODIES
 from nightjar.jobs.records import NewResult
 from nightjar.jobs.store import Store
 from nightjar.jobs.webhooks.addresses import AddressGuard
+from tests.call_worker import Worker
 from tests.client_types import ClientTypes
 from tests.jobs import planned, submit
 from tests.outcomes import answers, claim, compute
@@ -37,9 +39,12 @@ def store(sqlite_url: str) -> Iterator[Store]:
 
 
 @pytest.fixture
-def app(store: Store) -> FastAPI:
+def app(store: Store) -> Iterator[FastAPI]:
     guard = AddressGuard(resolver=lambda host, port: ["93.184.216.34"])
-    return create_app(store, lambda job_id: None, served_model="tiny", guard=guard)
+    worker = Worker(store)
+    calls = CallSettings(path=CallPath(worker.plan, worker.send))
+    yield create_app(store, lambda job_id: None, served_model="tiny", guard=guard, calls=calls)
+    worker.threads.shutdown()
 
 
 @pytest.fixture
@@ -202,6 +207,46 @@ def tour(client: TestClient, store: Store) -> Iterator[Call]:
     yield call("DELETE", f"/v1/webhooks/{webhook.id}", hook_path)
     yield call("DELETE", f"/v1/webhooks/{webhook.id}", hook_path)
     yield call("GET", "/health")
+    yield from tour_of_files(call)
+    yield from tour_of_calls(call)
+
+
+def tour_of_files(call: Callable[..., Call]) -> Iterator[Call]:
+    """Files and batches."""
+    form = {"files": {"file": ("in.jsonl", b"{}\n")}, "data": {"purpose": "batch"}}
+    made = call("POST", "/v1/files", **form)
+    yield made
+    yield call("POST", "/v1/files", data={"purpose": "batch"})
+    file_id = made[2].json()["id"]
+    one = "/v1/files/{file_id}"
+    yield call("GET", "/v1/files")
+    yield call("GET", "/v1/files", params={"after": "nope"})
+    yield call("GET", f"/v1/files/{file_id}", one)
+    yield call("GET", f"/v1/files/{file_id}/content", f"{one}/content")
+    new = {"input_file_id": file_id, "endpoint": "/v1/completions"}
+    batch = call("POST", "/v1/batches", json=new)
+    yield batch
+    yield call("POST", "/v1/batches", json={**new, "input_file_id": "nope"})
+    batch_id = batch[2].json()["id"]
+    yield call("GET", "/v1/batches")
+    yield call("GET", f"/v1/batches/{batch_id}", "/v1/batches/{batch_id}")
+    yield call("DELETE", f"/v1/files/{file_id}", one)  # refused: the batch reads it
+    yield call("POST", f"/v1/batches/{batch_id}/cancel", "/v1/batches/{batch_id}/cancel")
+    yield call("DELETE", f"/v1/files/{call('POST', '/v1/files', **form)[2].json()['id']}", one)
+    yield call("GET", "/v1/files/nope", one)
+
+
+def tour_of_calls(call: Callable[..., Call]) -> Iterator[Call]:
+    """Single calls."""
+    messages = [{"role": "user", "content": "a"}]
+    ranking = {"query": "a", "documents": ["b", {"text": "c"}], "return_documents": True}
+    for logprobs in (None, 1):
+        yield call("POST", "/v1/completions", json={"prompt": "a", "logprobs": logprobs})
+    yield call("POST", "/v1/chat/completions", json={"messages": messages})
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        yield call("POST", path, json=ranking)
+        yield call("POST", path, json={"query": 1})
+    yield call("POST", "/v1/completions", json={"prompt": "a", "model": "other"})
 
 
 def test_real_answers_fit_the_types_that_a_client_makes(
