@@ -3,6 +3,7 @@
 No answer is a fault, none has a status or a shape that the document does not name.
 """
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,10 +23,14 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from nightjar.jobs.api import create_app
+from nightjar.jobs.api.calls import CallPath, CallSettings
+from nightjar.jobs.batch_records import NewBatch
 from nightjar.jobs.events import NewWebhook
+from nightjar.jobs.file_records import NewFile
 from nightjar.jobs.store import Store
 from nightjar.jobs.webhooks.addresses import AddressGuard
 from nightjar.jobs.webhooks.signature import new_secret
+from tests.call_worker import Worker
 from tests.jobs import planned
 from tests.outcomes import compute
 
@@ -54,13 +59,25 @@ def known_ids(store: Store) -> dict[str, str]:
     for ref in refs:
         compute(store, ref)
     (delivery,) = store.deliveries.newest(webhook.id, 1)
-    return {"job_id": job_id, "webhook_id": webhook.id, "delivery_id": delivery.id}
+    file_id = store.files.begin(NewFile("default", "in.jsonl"))
+    store.files.append(file_id, 0, b"{}\n")
+    store.files.end(file_id, 3, hashlib.sha256(b"{}\n").hexdigest())
+    batch = store.batches.create(NewBatch("/v1/completions", file_id))
+    return {
+        "file_id": file_id,
+        "batch_id": batch.id,
+        "job_id": job_id,
+        "webhook_id": webhook.id,
+        "delivery_id": delivery.id,
+    }
 
 
 def fuzz(store: Store, examples: int, **options: Any) -> int:
     """Send so many requests to each operation, in both modes; return how many were sent."""
     guard = AddressGuard(resolver=lambda host, port: ["93.184.216.34"])
-    app = create_app(store, lambda job_id: None, served_model="tiny", guard=guard)
+    worker = Worker(store)
+    calls = CallSettings(path=CallPath(worker.plan, worker.send))
+    app = create_app(store, lambda job_id: None, served_model="tiny", guard=guard, calls=calls)
     document = TestClient(app).get("/openapi.json").json()
     for item in document["paths"].values():
         for operation in item.values():
@@ -82,6 +99,7 @@ def fuzz(store: Store, examples: int, **options: Any) -> int:
                 )
             for strategy in strategies:
                 sent += send(strategy, checks_of(operation, mode), examples, options)
+    worker.threads.shutdown()
     return sent
 
 
