@@ -144,7 +144,8 @@ def test_a_stalled_upload_is_refused_in_time_as_by_one_process(place: Place) -> 
         answers = [answer_on(connection) for connection in stalled]
         took_s = time.monotonic() - began
     message = "the upload stalled; send it again"
-    error = {"code": "upload_stalled", "message": message, "param": None}
+    kind = "invalid_request_error"
+    error = {"code": "upload_stalled", "message": message, "type": kind, "param": None}
     assert answers == [(408, {"error": error})] * 2
     assert STALLED_AFTER_S - 0.5 < took_s < STALLED_AFTER_S + 10
     wait_until("the staging to be cleaned", lambda: place.staged() == 0)
@@ -265,6 +266,7 @@ def test_a_second_process_killed_in_mid_upload_lets_the_same_key_succeed_once(
             "code": "upload_lost",
             "message": "the process that takes uploads has ended; send it again, best with an "
             "Idempotency-Key",
+            "type": "server_error",
             "param": None,
         }
     }
