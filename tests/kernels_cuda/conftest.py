@@ -9,7 +9,6 @@ from tests.combinations import mark_all_but_a_sample
 from tests.cuda_host import missing_tools, schedule
 from tests.kernels_cuda.devices import run_on_host, seed_of
 
-
 WHOLE = ("test_kernel_budget.py", "test_planted_bugs.py")
 """Every case of these is another promise."""
 
