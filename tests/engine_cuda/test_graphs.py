@@ -50,7 +50,8 @@ def batch(first, count):
     [
         ("gpt", "fp16", BATCHES[:3]),
         pytest.param("gpt", "fp16", BATCHES, marks=pytest.mark.slow),
-        ("family", "fp32", BATCHES),
+        ("family", "fp32", BATCHES[:3]),
+        pytest.param("family", "fp32", BATCHES, marks=pytest.mark.slow),
     ],
 )
 def test_steps_played_back_write_what_fresh_ones_write(device, name, precision, batches, request):

@@ -41,7 +41,11 @@ def launched(device):
 
 @pytest.mark.parametrize(
     ("name", "switches"),
-    [("gpt", ("prefetch", "small_products")), ("family", ("prefetch", "fused_heads"))],
+    [
+        ("gpt", ("prefetch", "small_products")),
+        ("family", ("fused_heads",)),
+        pytest.param("family", ("prefetch", "fused_heads"), marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_off_is_not_launched_and_texts_stay(device, launched, request, name, switches):
     directory = request.getfixturevalue(name)

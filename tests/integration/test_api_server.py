@@ -26,6 +26,14 @@ from tests.processes import all_ended, find_children, nightjar, wait_until
 MAX_BYTES = 2_000_000
 JSONL = {"content-type": "application/jsonl"}
 
+between_processes = pytest.mark.parametrize(
+    "database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True
+)
+"""What is tested does not depend on the database: `make test` takes SQLite alone.
+
+Uploads that break off are tested on both (test_api_broken_uploads.py).
+"""
+
 
 def row(custom_id: str) -> bytes:
     line = {"custom_id": custom_id, "method": "POST", "url": "/v1/completions"}
@@ -39,6 +47,7 @@ def api(store: Store, database_url: str, tiny_model: Path, tmp_path: Path) -> It
         yield running
 
 
+@between_processes
 def test_an_upload_is_answered_as_if_there_was_one_process(
     api: Api, store: Store, tmp_path: Path
 ) -> None:
@@ -73,6 +82,7 @@ def test_an_upload_is_answered_as_if_there_was_one_process(
     assert "metadata=" not in (tmp_path / "api.log").read_text(encoding="utf-8")
 
 
+@between_processes
 def test_a_sender_is_told_of_rejected_rows_and_fails_with_all_of_them(
     api: Api, tmp_path: Path
 ) -> None:
@@ -105,6 +115,7 @@ def plain(answer: httpx.Response) -> object:
     return {k: v for k, v in told.items() if k not in {"id", "created_at", "idempotency_key"}}
 
 
+@between_processes
 def test_an_upload_whose_process_is_killed_is_refused_and_the_next_one_taken(
     api: Api, store: Store
 ) -> None:
@@ -128,6 +139,7 @@ def test_an_upload_whose_process_is_killed_is_refused_and_the_next_one_taken(
     assert api.upload_process().pid != killed.pid
 
 
+@between_processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_second_process_yields_to_the_first_and_ends_with_it(
     api: Api, number: signal.Signals
@@ -139,6 +151,7 @@ def test_the_second_process_yields_to_the_first_and_ends_with_it(
     wait_until("its end", lambda: all_ended([child]))
 
 
+@between_processes
 def test_an_api_told_to_end_in_mid_upload_takes_it_first(api: Api, store: Store) -> None:
     child = api.upload_process()
     socket = child.cmdline()[-2]
@@ -212,6 +225,7 @@ def test_an_api_told_to_end_leaves_no_log_of_sqlite_behind(
     found.close()
 
 
+@between_processes
 def test_a_client_follows_a_job_while_it_runs(api: Api, store: Store) -> None:
     """Rows land from the last to the first; the client never looks back."""
     job_id, refs = planned(store, 40, each=2)

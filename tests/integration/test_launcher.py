@@ -33,9 +33,20 @@ from tests.processes import wait_until
 PATIENCE_S = 60
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def launcher(tiny_model: Path) -> Iterator[Launcher]:
-    config = ComputeConfig(tiny_model, dtype="fp32", threads=1, stalled_after_s=2.0)
+    """One for all: when a test ends its process, the next test meets the next process."""
+    yield from running(tiny_model)
+
+
+@pytest.fixture
+def new_launcher(tiny_model: Path) -> Iterator[Launcher]:
+    """One whose process has computed nothing yet, and which may be spoiled."""
+    yield from running(tiny_model)
+
+
+def running(model: Path) -> Iterator[Launcher]:
+    config = ComputeConfig(model, dtype="fp32", threads=1, stalled_after_s=2.0)
     started = Launcher(config, on_failure=print)
     started.wait_ready()
     yield started
@@ -139,8 +150,9 @@ def test_a_death_fails_what_is_in_flight_and_nothing_later(launcher: Launcher) -
     assert text(ask(launcher)) == before
 
 
-def test_seconds_add_up_over_processes(launcher: Launcher) -> None:
+def test_seconds_add_up_over_processes(new_launcher: Launcher) -> None:
     """The first process works long and the second shortly, so that its own seconds are fewer."""
+    launcher = new_launcher
     loaded = launcher.seconds
     assert loaded.engine_s == 0
     assert loaded.load_s > 0
@@ -258,8 +270,9 @@ def test_a_request_that_can_never_fit_names_the_setting(tiny_model: Path) -> Non
 
 
 def test_a_reader_that_fails_is_told_to_everybody(
-    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+    new_launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    launcher = new_launcher
     flight = ask(launcher, count=64, max_tokens=120)
 
     def no_memory(*_: object) -> None:

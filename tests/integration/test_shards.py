@@ -96,9 +96,9 @@ def told(flight: InFlight) -> list[messages.Answer]:
     ("sent", "rank", "ending"),
     [
         (signal.SIGKILL, 1, "rank 1 was ended by SIGKILL"),
-        (signal.SIGKILL, 0, "rank 0 was ended by SIGKILL"),
-        (signal.SIGSTOP, 1, "rank 1 stalled"),
         (signal.SIGSTOP, 0, "rank 0 stalled"),
+        pytest.param(signal.SIGKILL, 0, "rank 0 was ended by SIGKILL", marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, 1, "rank 1 stalled", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_dies_or_hangs_is_noticed_and_the_group_starts_again(
@@ -169,10 +169,15 @@ STEP, SUM = "Engine, '_schedule'", "ShardDecoder, '_joined'"
     ("rank", "where", "fault", "ending"),
     [
         (0, STEP, LOOPS, "rank 0 stalled: the others waited 8 s"),
-        (0, SUM, SLEEPS, "rank 0 stalled: the others waited 8 s"),
-        (1, SUM, SLEEPS, "rank 1 stalled: the others waited 8 s"),
         (1, SUM, RAISES, "rank 1 ended by an error of its own: see the log"),
-        (0, STEP, RAISES, "rank 0 ended by an error of its own: see the log"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                (0, SUM, SLEEPS, "rank 0 stalled: the others waited 8 s"),
+                (1, SUM, SLEEPS, "rank 1 stalled: the others waited 8 s"),
+                (0, STEP, RAISES, "rank 0 ended by an error of its own: see the log"),
+            ]
+        ),
     ],
 )
 def test_a_rank_that_is_well_and_does_not_come_is_noticed(

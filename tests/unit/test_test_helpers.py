@@ -3,7 +3,11 @@
 import ast
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from tests.combinations import sample
 from tools.measure_tree import Module, private_reaches
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -34,3 +38,26 @@ def test_tests_hardly_reach_into_private_names():
         if reaches:
             found[str(path.relative_to(TESTS))] = reaches
     assert sum(found.values()) <= MOST_REACHES, found
+
+
+class Case:
+    """What pytest knows of a test with parameters."""
+
+    def __init__(self, marks, **params):
+        self.callspec = SimpleNamespace(params=params)
+        self._marks = [pytest.mark.parametrize(names, []).mark for names in marks]
+
+    def iter_markers(self, name):
+        return [mark for mark in self._marks if mark.name == name]
+
+
+def test_a_sample_has_every_value_and_every_case_that_is_listed():
+    """Of 3 times 2 combinations three; of pairs that one list names all."""
+    product = [Case(("size", "dtype"), size=n, dtype=t) for n in (1, 2, 3) for t in "ab"]
+    assert [case.callspec.params for case in sample(product)] == [
+        {"size": 1, "dtype": "a"},
+        {"size": 2, "dtype": "b"},
+        {"size": 3, "dtype": "a"},
+    ]
+    pairs = [Case(("size, dtype",), size=n, dtype=t) for n in (1, 2) for t in "ab"]
+    assert sample(pairs) == pairs

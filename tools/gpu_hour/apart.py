@@ -119,12 +119,15 @@ def run_group(
 
 
 def _pytest(group: Group, test_s: float) -> list[str]:
-    """-W default: versions that a bare machine happens to have may warn of anything."""
+    """-W default: versions that a bare machine happens to have may warn of anything.
+
+    No plugin is loaded but the recorder and pytest-timeout (see _run).
+    """
     command = [sys.executable, "-m", "pytest", "-W", "default", "-p", "no:cacheprovider", "-q"]
     command += ["--tb=short", "-p", "tools.gpu_hour.recorder", *group.arguments]
     if find_spec("pytest_timeout") is not None:
         # A signal cannot end a wait inside the driver; a thread ends the process.
-        command += [f"--timeout={test_s:g}", "--timeout-method=thread"]
+        command += ["-p", "pytest_timeout", f"--timeout={test_s:g}", "--timeout-method=thread"]
     return command
 
 
@@ -137,6 +140,7 @@ def _run(
 ) -> int | None:
     """One process; returns its status, or None if it was killed for being late."""
     given = os.environ | (environment or {}) | {FILE: str(results), "PYTHONPATH": _path()}
+    given["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # whatever else the machine has
     process = subprocess.Popen(
         command,
         cwd=ROOT,
