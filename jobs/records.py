@@ -56,6 +56,7 @@ class NewJob:
     merge_equal: bool = True  # equal requests are computed once
     limits: JobLimits = JobLimits()
     tenant: str = DEFAULT_TENANT
+    names_model: bool = False  # no other model may compute it
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,7 @@ class JobToPlan:
     """A job that has queued requests; filled by the store."""
 
     id: str
+    model: str
     failures: int  # chunks that could not be planned since one could
     error: str | None  # why not the last
 

@@ -13,6 +13,7 @@ from nightjar.jobs.store.heartbeats import Heartbeats
 from nightjar.jobs.store.jobs import Jobs
 from nightjar.jobs.store.leading import Leaders
 from nightjar.jobs.store.leases import Leases
+from nightjar.jobs.store.models import Models
 from nightjar.jobs.store.orphans import Orphans
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.planning import Planning
@@ -40,6 +41,7 @@ class Store:
         suspects: Requests that were in flight at a crash.
         heartbeats: Signs of life of workers.
         leaders: Which of several planners leads.
+        models: Which models there are, and who serves them.
         stopping: Cancels, expires, pauses and resumes jobs.
         retries: Queues failed requests again.
         orphans: Followers whose leader has ended without them.
@@ -65,6 +67,7 @@ class Store:
         self.suspects = Suspects(database, outcomes)
         self.heartbeats = Heartbeats(database)
         self.leaders = Leaders(database)
+        self.models = Models(database)
         self.stopping = Stopping(database, outcomes)
         self.retries = Retries(database, outcomes)
         self.orphans = Orphans(database, outcomes)

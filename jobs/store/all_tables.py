@@ -1,6 +1,6 @@
 """The metadata with every table in it: each file of tables is imported here, and only for that."""
 
-from nightjar.jobs.store import account_tables, tables
+from nightjar.jobs.store import account_tables, model_tables, tables
 from nightjar.jobs.store.columns import metadata
 
-__all__ = ["account_tables", "metadata", "tables"]
+__all__ = ["account_tables", "metadata", "model_tables", "tables"]

@@ -23,7 +23,7 @@ RANK = (sa.func.coalesce(job.c.rank_at, job.c.created_at), job.c.id)
 _row = request.c
 # Built once, as each pass uses them: building costs more than running.
 _TO_PLAN = (
-    sa.select(job.c.id, job.c.plan_failures, job.c.plan_error)
+    sa.select(job.c.id, job.c.model, job.c.plan_failures, job.c.plan_error)
     .where(
         job.c.state.in_(lifecycle.RUNNABLE),
         has_rows(_row.row_index, _row.job_id == job.c.id, AWAITS_PLAN),
@@ -31,6 +31,9 @@ _TO_PLAN = (
     .order_by(*RANK)
 )
 _FIRST_TO_PLAN = _TO_PLAN.limit(sa.bindparam("most"))
+_NAMED = job.c.model == sa.bindparam("of_model")
+_FIRST_OF_MODEL = _FIRST_TO_PLAN.where(_NAMED)
+_FIRST_OF_ONLY_MODEL = _FIRST_TO_PLAN.where(sa.or_(_NAMED, sa.not_(job.c.names_model)))
 _WAITING = (
     sa.select(_row.id, _row.job_id, _row.row_index, _row.custom_id, _row.kind, _row.body)
     .where(_row.job_id == sa.bindparam("of_job"), AWAITS_PLAN)
@@ -67,10 +70,19 @@ class Backlog:
         with self._database.reading() as connection:
             return list(connection.scalars(_TO_PLAN))
 
-    def next_to_plan(self, besides: Collection[str] = ()) -> JobToPlan | None:
-        """The first job by rank that has queued requests and is not in `besides`, or None."""
+    def next_to_plan(
+        self, besides: Collection[str] = (), model: str | None = None, *, is_only: bool = False
+    ) -> JobToPlan | None:
+        """The first job by rank that has queued requests and is not in `besides`, or None.
+
+        `model` takes jobs of this model alone; if it `is_only`, also those whose submitter named
+        none.
+        """
+        of_model = _FIRST_OF_ONLY_MODEL if is_only else _FIRST_OF_MODEL
+        statement = _FIRST_TO_PLAN if model is None else of_model
+        key = {"most": len(besides) + 1, "of_model": model}
         with self._database.reading() as connection:
-            for row in connection.execute(_FIRST_TO_PLAN, {"most": len(besides) + 1}).all():
+            for row in connection.execute(statement, key).all():
                 if row.id not in besides:
                     return JobToPlan(*row)
         return None

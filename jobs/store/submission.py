@@ -170,6 +170,7 @@ class Submission:
             "completion_window_s": window,
             "priority": new_job.priority,
             "tenant": new_job.tenant,
+            "names_model": new_job.names_model,
             "rank_at": created_at - timedelta(seconds=new_job.priority * AGEING_S),
         }
         values |= dict.fromkeys((*COUNTED_STATES.values(), *TOKEN_COUNTS), 0)

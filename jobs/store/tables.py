@@ -49,6 +49,9 @@ job = sa.Table(
     sa.Column("plan_error", sa.Text),
     # Whose job it is. With a server default, as an API of the version before may submit.
     sa.Column("tenant", sa.String(64), nullable=False, server_default=DEFAULT_TENANT),
+    # Its submitter has named the model. A job that names none is computed by whichever model a
+    # deployment of one model serves.
+    sa.Column("names_model", sa.Boolean, nullable=False, server_default=sa.false()),
     # For listings: the jobs of one tenant, newest first.
     sa.Index(None, "tenant", "id"),
 )

@@ -1,21 +1,22 @@
 """Plan: turn queued requests into micro-batches, one chunk in one transaction.
 
 The first job by rank is chosen again for each chunk. So an urgent job waits for at most one chunk
-of a bulk job. A chunk is bounded in requests, bytes and tokens.
+of a bulk job. Models take turns, so that no job waits behind another model's backlog. A chunk is
+bounded in requests, bytes and tokens.
 """
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.errors import StoreError, StoreUnavailableError
 from nightjar.jobs.records import EncodedRequest, JobToPlan, NewResult, QueuedRequest, RequestError
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.encode import Encoder
+from nightjar.pipeline.planning.models import PlanningModel, PlanningModels
 from nightjar.pipeline.planning.pack import Packable, pack
-from nightjar.pipeline.planning.reuse import open_cache
 from nightjar.pipeline.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -31,15 +32,15 @@ Refused = list[tuple[int, RequestError]]
 
 
 class Planner:
-    """Plans jobs for the model that this deployment serves.
+    """Plans jobs for the models that this deployment serves.
 
     To plan a job twice at once is harmless, because the store takes each request once. It is only
     wasteful, so a process plans in one thread, and of several processes one leads.
 
     Args:
-        settings: The budgets of a chunk and of a micro-batch, and what is served.
+        settings: The budgets of a chunk and of a micro-batch.
         store: Where the jobs are.
-        model: The served model's directory.
+        models: What the jobs are planned for.
         clock: Monotonic seconds.
     """
 
@@ -47,26 +48,19 @@ class Planner:
         self,
         settings: Settings,
         store: Store,
-        model: ModelDirectory,
+        models: PlanningModels,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self.fingerprint = model.fingerprint
-        self._cache = open_cache(settings, store, model)
         self._store = store
+        self._models = models
+        self._turns = deque(model.name for model in models)
         self._clock = clock
-        self._encoder = Encoder(
-            model.config,
-            model.tokenizer(),
-            find_vectors=store.vectors.get,
-            served_name=None if settings.accept_any_model else settings.model_name or model.name,
-            chat_template=model.chat_template(),
-        )
         self._counted: set[str] = set()  # jobs whose chunk was counted as a failure before it began
         self._not_before: dict[str, float] = {}  # by job: when to try again
 
     def plan_next(self) -> int:
-        """Plan one chunk of the first job by rank that waits for it.
+        """Plan one chunk of the first job by rank that waits for it, of the model whose turn it is.
 
         A job that cannot be planned is tried again later, and other jobs continue. After
         NIGHTJAR_PLAN_ATTEMPTS failures in a row its waiting requests fail, with the reason.
@@ -79,7 +73,7 @@ class Planner:
         """
         now = self._clock()
         self._not_before = {job: when for job, when in self._not_before.items() if when > now}
-        found = self._store.backlog.next_to_plan(self._not_before)
+        found = self._next()
         if found is None:
             return 0
         # An interruption by the database is not a failure of the job.
@@ -95,6 +89,17 @@ class Planner:
             self._note_failure(found, error)
             return 1
 
+    def _next(self) -> JobToPlan | None:
+        """Return the first job of the next model that has one."""
+        only = len(self._turns) == 1
+        for _ in range(len(self._turns)):
+            model = self._turns[0]
+            self._turns.rotate(-1)
+            found = self._store.backlog.next_to_plan(self._not_before, model, is_only=only)
+            if found is not None:
+                return found
+        return None
+
     def pause_s(self) -> float | None:
         """Seconds until a failed job is tried again; None if there is none."""
         if not self._not_before:
@@ -109,7 +114,7 @@ class Planner:
         # A smaller chunk after each failure: parts may succeed where the whole is too large.
         most = max(1, settings.plan_chunk_requests >> 4 * found.failures)
         requests = self._store.backlog.queued_requests(found.id, most, settings.plan_chunk_bytes)
-        done = self._plan_chunk(found.id, requests) if requests else 0
+        done = self._plan_chunk(found, requests) if requests else 0
         self._counted.discard(found.id)
         return done
 
@@ -145,14 +150,29 @@ class Planner:
         )
         return failed
 
-    def _plan_chunk(self, job_id: str, requests: list[QueuedRequest]) -> int:
+    def _plan_chunk(self, found: JobToPlan, requests: list[QueuedRequest]) -> int:
         """Plan the requests, or the first of them; return how many."""
-        encoded, rejected = self._encode(requests)
+        groups, refused = self._models.sort(found.model, requests)
+        if refused:
+            self._store.planning.save_plan(found.id, [], [], refused)
+        done, left = len(refused), self._settings.plan_chunk_tokens
+        for model, group in groups:
+            planned, tokens = self._plan_for(model, found.id, group, left)
+            done, left = done + planned, left - tokens
+            if left <= 0:
+                break
+        return done
+
+    def _plan_for(
+        self, model: PlanningModel, job_id: str, requests: list[QueuedRequest], most_tokens: int
+    ) -> tuple[int, int]:
+        """Plan the requests for a model, or the first of them; return how many, and their tokens."""
+        encoded, rejected, tokens = self._encode(model.encoder, requests, most_tokens)
         by_id = {request.id: request for request in requests}
         done = len(encoded) + len(rejected)
         answered: list[NewResult] = []
-        if self._cache is not None:
-            answered = self._cache.find((by_id[item.id], item) for item in encoded)
+        if model.cache is not None:
+            answered = model.cache.find((by_id[item.id], item) for item in encoded)
             known = {item.request_id for item in answered}
             encoded = [item for item in encoded if item.id not in known]
         batches = pack(
@@ -161,7 +181,7 @@ class Planner:
             most_tokens=self._settings.micro_batch_tokens,
         )
         self._store.planning.save_plan(
-            job_id, encoded, batches, rejected, answered, fingerprint=self.fingerprint
+            job_id, encoded, batches, rejected, answered, fingerprint=model.fingerprint
         )
         logger.info(
             "planned %d requests of %s into %d micro-batches, refused %d, had %d answers",
@@ -172,33 +192,37 @@ class Planner:
             len(answered),
             extra={"action": "plan_chunk", "job_id": job_id},
         )
-        return done
+        return done, tokens
 
-    def _encode(self, requests: list[QueuedRequest]) -> tuple[list[EncodedRequest], Refused]:
-        """Encode requests until the token budget is spent; the others wait."""
+    def _encode(
+        self, encoder: Encoder, requests: list[QueuedRequest], most_tokens: int
+    ) -> tuple[list[EncodedRequest], Refused, int]:
+        """Encode requests until the tokens are spent; the others wait. Also returns the tokens."""
         encoded: list[EncodedRequest] = []
         rejected: Refused = []
         tokens = 0
         for group in _groups(requests):
-            done, refused = self._encode_group(group)
+            done, refused = self._encode_group(encoder, group)
             encoded += done
             rejected += refused
             tokens += sum(sum(map(len, item.segments)) for item in done)
-            if tokens >= self._settings.plan_chunk_tokens:
+            if tokens >= most_tokens:
                 break
-        return encoded, rejected
+        return encoded, rejected, tokens
 
-    def _encode_group(self, requests: list[QueuedRequest]) -> tuple[list[EncodedRequest], Refused]:
+    def _encode_group(
+        self, encoder: Encoder, requests: list[QueuedRequest]
+    ) -> tuple[list[EncodedRequest], Refused]:
         """Encode together; if that raises, each alone, so that only the faulty request fails."""
         try:
-            return self._encoder.encode(requests)
+            return encoder.encode(requests)
         except BaseException:  # a panic of the tokenizers library is no Exception
             logger.exception("a chunk cannot be encoded; encoding its requests one by one")
         encoded: list[EncodedRequest] = []
         rejected: Refused = []
         for request in requests:
             try:
-                done, refused = self._encoder.encode([request])
+                done, refused = encoder.encode([request])
             except BaseException as error:
                 logger.exception("request %d cannot be encoded", request.id)
                 fault = f"the planner failed: {type(error).__name__}"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.records import EncodedRequest, QueuedRequest, RequestError
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.encode import Encoder
+from nightjar.pipeline.planning.models import PlanningModels
 from nightjar.pipeline.planning.planner import Planner
 from nightjar.pipeline.settings import Settings
 from tests.jobs import submit
@@ -17,7 +17,8 @@ Encoded = tuple[list[EncodedRequest], list[tuple[int, RequestError]]]
 
 
 def planner(store: Store, model: Path, **settings: object) -> Planner:
-    return Planner(Settings.read(**settings), store, ModelDirectory.open(model))
+    given = Settings.read(model=model, **settings)
+    return Planner(given, store, PlanningModels.open(given, store))
 
 
 def plan_all(one: Planner) -> list[int]:

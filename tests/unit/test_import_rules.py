@@ -14,12 +14,14 @@ from tests.source_tree import ROOT, python_files, source_files
 RECORDS = {
     *(
         f"jobs.{name}"
-        for name in ("records", "states", "workers", "errors", "equality", "lifecycle")
+        for name in ("records", "states", "workers", "models", "errors", "equality", "lifecycle")
     )
 }
 MODELS = {"checkpoints", "kernels", "gpu_worker.models"}
 ENGINE = MODELS | {"gpu_worker.engine"}
-QUEUE = RECORDS | {"jobs.store", "pipeline.settings", "pipeline.queue"}
+QUEUE = RECORDS | {
+    *("jobs.store", "pipeline.model_settings", "pipeline.settings", "pipeline.queue"),
+}
 FILES = RECORDS | {"jobs.lines", "jobs.store", "pipeline.files"}
 EMBEDDED = QUEUE | FILES | {"checkpoints", "pipeline.embedded"}
 RULES: list[tuple[str, set[str]]] = [
@@ -51,7 +53,10 @@ RULES: list[tuple[str, set[str]]] = [
     ("pipeline/files/", FILES),
     ("pipeline/embedded/", EMBEDDED),
     ("pipeline/front/", EMBEDDED | {"jobs.api", "pipeline.front"}),
-    ("pipeline/", {"pipeline.api_settings", "pipeline.variables"}),
+    (
+        "pipeline/",
+        {"pipeline.api_settings", "pipeline.model_settings", "pipeline.variables"},
+    ),
     ("nightjar/__main__.py", {"pipeline.front"}),
     ("nightjar/__init__.py", set()),
     ("nightjar/children.py", set()),
