@@ -56,7 +56,7 @@ class ModelSettings(BaseSettings):
                 raise ValueError(f"{twice!r} comes twice; {_HOW}")
         if info.data.get("accept_any_model") and len(found) > 1:
             raise ValueError(
-                "several models beside NIGHTJAR_ACCEPT_ANY_MODEL: a request's model name says which "
+                "several models beside NIGHTJAR_ACCEPT_ANY_MODEL: the name in a request says which "
                 "of them computes it; unset one of the two"
             )
         return models

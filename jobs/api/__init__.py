@@ -17,6 +17,8 @@ from nightjar.jobs.api.forwarding import UploadForwarder, UploadTaker
 from nightjar.jobs.api.guard import BrowserGuard
 from nightjar.jobs.api.health import Deployment, health_router
 from nightjar.jobs.api.jobs import following_router, jobs_router
+from nightjar.jobs.api.model_names import ConfiguredModels, ModelNames
+from nightjar.jobs.api.models import models_router
 from nightjar.jobs.api.results import results_router
 from nightjar.jobs.api.upload import Uploads
 from nightjar.jobs.errors import JobError
@@ -33,7 +35,7 @@ def create_app(
     store: Store,
     wake: Callable[[str], None],
     *,
-    served_model: str | None = None,
+    served_model: str | ConfiguredModels | None = None,
     limits: UploadLimits | None = None,
     taker: UploadTaker | None = None,
     deployment: Deployment | None = None,
@@ -42,8 +44,9 @@ def create_app(
     """The application over a store whose tables exist.
 
     `wake` tells the planner of a new job's id; it may fail, then the job waits
-    for the planner's own rounds. `served_model` is the model of jobs that name
-    none in `?model=`, and the only one that may be named; None accepts any.
+    for the planner's own rounds. `served_model` is the name of the model that is
+    served, or what the settings say of several: jobs may name it before a planner has
+    said what it plans for (jobs/api/model_names.py).
     `taker` is another process with this application that takes the uploads; None
     takes them here. `deployment` knows of the other processes; None says nothing of them.
     `trusted_hosts` are names under which the API is reached beside loopback and addresses.
@@ -51,11 +54,15 @@ def create_app(
     app = FastAPI(title="Nightjar", version=nightjar.__version__, docs_url=None, redoc_url=None)
     app.add_middleware(BrowserGuard, hosts=trusted_hosts)
     limits = limits or UploadLimits()
-    uploads = Uploads(store.jobs, wake, served_model, limits)
+    if isinstance(served_model, str):
+        served_model = ConfiguredModels((served_model,))
+    names = ModelNames(store.models, served_model or ConfiguredModels())
+    uploads = Uploads(store.jobs, wake, names, limits)
     forwarder = None if taker is None else UploadForwarder(taker, limits)
     health = health_router(store, taker, deployment)
     routers = (jobs_router(store, uploads, forwarder), following_router(store))
-    for router in (*routers, results_router(store), health):
+    models = models_router(store.models, names)
+    for router in (*routers, results_router(store), models, health):
         app.include_router(router)
 
     @app.get("/docs", include_in_schema=False)

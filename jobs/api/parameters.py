@@ -57,6 +57,13 @@ def parse_priority(text: str | None) -> int:
     return int(text)
 
 
+def parse_flag(name: str, text: str | None) -> bool:
+    """The value of `?NAME=true`, false unless given; raises RefusedRequestError."""
+    if text not in (None, "true", "false"):
+        raise RefusedRequestError(400, f"invalid_{name}", "must be true or false", name)
+    return text == "true"
+
+
 def _bad_metadata(message: str) -> RefusedRequestError:
     return RefusedRequestError(400, "invalid_metadata", message, "metadata")
 

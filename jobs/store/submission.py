@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from itertools import islice
 
@@ -98,6 +99,10 @@ class Submission:
         known = self._connection.scalar(sa.select(job.c.id).where(job.c.idempotency_key == key))
         if known is not None:
             self.job_id, self.existing = known, True
+
+    def use_model(self, name: str, *, is_named: bool) -> None:
+        """Set the job's model; for submitters who find it in the rows."""
+        self._new_job = replace(self._new_job, model=name, names_model=is_named)
 
     def check_same(self) -> None:
         """Raise ReusedKeyError if the key's job was made of other content.

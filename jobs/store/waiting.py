@@ -50,6 +50,7 @@ _SEEN = sa.select(
 )
 _MOST_NAMED = 5
 _MOMENT = worker.c.seen_at.type
+_IS_READY: sa.ColumnElement[bool] = sa.and_(READY_ALONE)
 _planned_for = (
     micro_batch.c.job_id == _of_job,
     micro_batch.c.fingerprint == model.c.fingerprint,
@@ -65,7 +66,7 @@ _UNSERVED = (
         ),
         sa.or_(
             sa.and_(sa.bindparam("awaits_plan"), model.c.name == sa.bindparam("job_model")),
-            has_rows(micro_batch.c.id, *_planned_for, READY_ALONE),
+            has_rows(micro_batch.c.id, *_planned_for, _IS_READY),
             has_rows(
                 micro_batch.c.id, *_planned_for, micro_batch.c.state == MicroBatchState.DISPATCHED
             ),

@@ -15,12 +15,12 @@ from celery import Celery
 from fastapi import FastAPI
 
 from nightjar import logs
-from nightjar.checkpoints import ModelDirectory
 from nightjar.children import die_with_parent
 from nightjar.jobs.api import create_app
 from nightjar.jobs.api.body import UploadLimits
 from nightjar.jobs.api.forwarding import UploadTaker
 from nightjar.jobs.api.health import Deployment
+from nightjar.jobs.api.model_names import ConfiguredModels
 from nightjar.jobs.store import Store
 from nightjar.pipeline.front.signs import BROKER_TIMEOUT_S, Signs
 from nightjar.pipeline.front.upload_process import UploadProcess
@@ -95,13 +95,10 @@ def _application(
     def wake(job_id: str) -> None:
         send_wake(celery, PLAN_TASK, args=[job_id], retry=False)
 
-    served = settings.model_name
-    if served is None and settings.model is not None:
-        served = ModelDirectory.open(settings.model).name
     return create_app(
         store,
         wake,
-        served_model=served,
+        served_model=ConfiguredModels(tuple(settings.model_paths), settings.accept_any_model),
         limits=UploadLimits(
             settings.max_upload_bytes,
             settings.upload_stalled_after_s,

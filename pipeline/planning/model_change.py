@@ -1,10 +1,10 @@
 """Handles micro-batches that were planned for models that are not served any more.
 
 Micro-batches hold token ids of one model's tokenizer: no worker of another model may claim them.
-`replan`: micro-batches that no worker computes are taken apart, and their requests are queued again,
-to be planned for the model that their job or they name. `finish`: they stay on their queues for the
-workers of their model. Micro-batches
-of an earlier version name no model, and are always planned again.
+`replan`: micro-batches that no worker computes are taken apart. Their requests are queued again,
+and planned for the model that they or their job name. `finish`: they stay on their queues for the
+workers of their model. Micro-batches of an earlier version name no model, and are always planned
+again.
 """
 
 import logging
@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable
 
 from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.store.replanning import Replanning
-from nightjar.pipeline.queue.queues import short_model
 from nightjar.pipeline.model_settings import OnModelChange
+from nightjar.pipeline.queue.queues import short_model
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """The models that a planner plans for: for each its encoder, and the answers that are kept."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, Self
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
 from nightjar.jobs.models import PlannedModel
@@ -55,13 +55,9 @@ class PlanningModels:
     def __init__(self, models: Sequence[PlanningModel], *, accepts_any: bool = False) -> None:
         self._by_name = {model.name: model for model in models}
         self._accepts_any = accepts_any
-        self.fingerprints = {model.fingerprint: model.name for model in models}
         for model in models:
-            if (other := self.fingerprints[model.fingerprint]) != model.name:
-                raise SettingsError(
-                    f"NIGHTJAR_MODELS: {model.name!r} and {other!r} are the same model; leave one "
-                    "of them out"
-                )
+            check_distinct(model.name, model.fingerprint, self._by_name)
+        self.fingerprints = [model.fingerprint for model in models]
 
     @classmethod
     def open(cls, settings: Settings, store: Store) -> Self:
@@ -125,6 +121,20 @@ class PlanningModels:
         what = "the models served here are" if many else "the model served here is"
         message = f"{what} {served}, not {str(name)[:80]!r}; {rest}"
         return RequestError("model_not_found", message, "body.model")
+
+
+class _HasFingerprint(Protocol):
+    @property
+    def fingerprint(self) -> str: ...
+
+
+def check_distinct(name: str, fingerprint: str, others: Mapping[str, _HasFingerprint]) -> None:
+    """Raise SettingsError where a model of another name has the same files."""
+    for other, model in others.items():
+        if other != name and model.fingerprint == fingerprint:
+            raise SettingsError(
+                f"NIGHTJAR_MODELS: {other!r} and {name!r} are the same model; leave one of them out"
+            )
 
 
 class KnownModels:

@@ -166,7 +166,7 @@ class Planner:
     def _plan_for(
         self, model: PlanningModel, job_id: str, requests: list[QueuedRequest], most_tokens: int
     ) -> tuple[int, int]:
-        """Plan the requests for a model, or the first of them; return how many, and their tokens."""
+        """Plan requests for a model, or the first of them; return how many, and their tokens."""
         encoded, rejected, tokens = self._encode(model.encoder, requests, most_tokens)
         by_id = {request.id: request for request in requests}
         done = len(encoded) + len(rejected)

@@ -6,6 +6,7 @@
 
 import logging
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 from celery import Celery, Task
@@ -63,7 +64,7 @@ def create_celery_app(settings: Settings) -> Celery:
         task_serializer="json",
         accept_content=["json"],
         task_default_queue=PLAN_QUEUE,
-        # A GPU worker adds the queues of its own model when it knows which that is.
+        # A GPU worker adds the queues of its own models when it knows which those are.
         task_queues=[celery_queue(PLAN_QUEUE)],
         task_create_missing_queues=False,
         task_routes={name: {"queue": PLAN_QUEUE} for name in (PLAN_TASK, TICK_TASK, SWEEP_TASK)},
@@ -125,9 +126,9 @@ def celery_queue(name: str) -> Queue:
     return Queue(name, Exchange(name), routing_key=name)
 
 
-def listen_for(app: Celery, fingerprint: str) -> None:
-    """Make this worker take micro-batches of one model only; called before the worker starts."""
-    queues = compute_queues(fingerprint)
+def listen_for(app: Celery, fingerprints: Iterable[str]) -> None:
+    """Make this worker take micro-batches of these models only; called before the worker starts."""
+    queues = [queue for fingerprint in fingerprints for queue in compute_queues(fingerprint)]
     for name in queues:
         app.amqp.queues.add(celery_queue(name))
     app.amqp.queues.select(queues)

@@ -57,8 +57,9 @@ def worker_command(role: WorkerRole, settings: Settings) -> list[str]:
     """Start a Celery worker of this role."""
     if role is WorkerRole.PLAN:
         return _worker(PLANNER_APP, PLANNER, [PLAN_QUEUE], _PLANNER_THREADS)
-    # It reads its model itself, and listens on that model's queues.
-    return _worker(GPU_WORKER_APP, GPU_WORKER, [], settings.worker_threads)
+    # It reads its models itself, and listens on their queues; each engine has its threads.
+    threads = settings.worker_threads * max(1, len(settings.model_paths))
+    return _worker(GPU_WORKER_APP, GPU_WORKER, [], threads)
 
 
 def beat_command() -> list[str]:

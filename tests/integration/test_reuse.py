@@ -29,9 +29,7 @@ def model(tiny_model: Path) -> ModelDirectory:
     return ModelDirectory.open(tiny_model)
 
 
-def cache(
-    store: Store, model: ModelDirectory, name: str = "tiny", **given: object
-) -> ResultCache:
+def cache(store: Store, model: ModelDirectory, name: str = "tiny", **given: object) -> ResultCache:
     settings = Settings.read(**({"reuse_results": True, "dtype": "fp32"} | given))
     return ResultCache(settings, store, model, name)
 

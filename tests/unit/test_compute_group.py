@@ -227,7 +227,7 @@ def test_threads_are_divided_among_the_ranks(monkeypatch: pytest.MonkeyPatch) ->
     assert ComputeConfig(Path(), threads=2, shards=4).threads_per_rank == 1
     assert ComputeConfig(Path(), threads=3).threads_per_rank == 3
     assert ComputeConfig(Path()).threads_per_rank is None
-    monkeypatch.setattr(nightjar.compute_config, "_cores", lambda: 6)
+    monkeypatch.setattr(nightjar.compute_config, "usable_cores", lambda: 6)
     assert ComputeConfig(Path(), shards=2).threads_per_rank == 3
 
 
