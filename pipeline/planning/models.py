@@ -132,8 +132,9 @@ def check_distinct(name: str, fingerprint: str, others: Mapping[str, _HasFingerp
     """Raise SettingsError where a model of another name has the same files."""
     for other, model in others.items():
         if other != name and model.fingerprint == fingerprint:
+            both = " and ".join(map(repr, sorted((name, other))))
             raise SettingsError(
-                f"NIGHTJAR_MODELS: {other!r} and {name!r} are the same model; leave one of them out"
+                f"NIGHTJAR_MODELS: {both} are the same model; leave one of them out"
             )
 
 

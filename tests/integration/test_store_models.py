@@ -18,7 +18,7 @@ from nightjar.jobs.workers import Crash
 from tests.jobs import before_the_next_write, submit
 from tests.outcomes import answers, claim, compute
 
-ALPHA, BETA = "a" * 64, "b" * 64
+ALPHA, BETA, GAMMA = "a" * 64, "b" * 64, "c" * 64
 MANY = 100
 
 
@@ -99,6 +99,23 @@ def test_work_of_the_served_model_is_left_as_it_is(store: Store) -> None:
     store.planning.mark_dispatched(refs[:1])
     assert store.replanning.take_apart_others([BETA], MANY) == []
     assert store.planning.dispatched() == refs[:1]
+
+
+def test_several_served_models_keep_their_work_and_the_others_lose_theirs(store: Store) -> None:
+    """Before the first served one, between two, and behind the last; ready and dispatched."""
+    kept = [planned_for(store, each)[1][0] for each in (BETA, "d" * 64)]
+    others = [planned_for(store, each)[1][0] for each in (ALPHA, GAMMA, "e" * 64, "")]
+    store.planning.mark_dispatched([kept[0], others[1]])
+    taken = store.replanning.take_apart_others(["d" * 64, BETA], MANY)
+    assert sorted(ref.id for ref in taken) == sorted(ref.id for ref in others)
+    assert [ref.id for ref in store.planning.dispatchable(MANY)] == [kept[1].id]
+    assert [ref.id for ref in store.planning.dispatched()] == [kept[0].id]
+
+
+def test_a_worker_of_several_models_claims_the_work_of_each_and_no_other(store: Store) -> None:
+    refs = [planned_for(store, each)[1][0] for each in (ALPHA, BETA, GAMMA)]
+    found = [store.leases.claim(ref.id, ref.epoch, "worker", ALPHA, BETA) for ref in refs]
+    assert [None if one is None else one.fingerprint for one in found] == [ALPHA, BETA, None]
 
 
 def test_planning_anew_goes_in_bounded_steps(store: Store) -> None:

@@ -13,7 +13,7 @@ from nightjar.pipeline.front.cli.console import (
     Shards,
     become,
     check_driver,
-    check_model,
+    check_models,
     fail,
     read_settings,
     require_one_device_option,
@@ -42,7 +42,7 @@ def worker(
     os.environ.update({f"NIGHTJAR_{k}": str(v) for k, v in given.items() if v is not None})
     settings = read_settings()
     check_driver(settings)
-    check_model(settings)
+    check_models(settings)
     become(worker_command(role, settings))
 
 
@@ -76,9 +76,7 @@ def api(
     """Start the HTTP API: submit jobs, poll them, page through results."""
     from nightjar.pipeline.front.api_server import serve
 
-    settings = read_settings()
-    check_model(settings)
-    serve(settings, host, port)
+    serve(read_settings(), host, port)
 
 
 def health(
