@@ -54,7 +54,7 @@ class PlanningModels:
 
     def __init__(self, models: Sequence[PlanningModel], *, accepts_any: bool = False) -> None:
         self._by_name = {model.name: model for model in models}
-        self._accepts_any = accepts_any
+        self.accepts_any = accepts_any
         for model in models:
             check_distinct(model.name, model.fingerprint, self._by_name)
         self.fingerprints = [model.fingerprint for model in models]
@@ -96,7 +96,7 @@ class PlanningModels:
         computes whatever names none.
         """
         only = next(iter(self)) if len(self) == 1 else None
-        if only is not None and self._accepts_any:
+        if only is not None and self.accepts_any:
             return [(only, list(requests))], []
         groups: dict[str, list[QueuedRequest]] = {}
         refused: list[tuple[int, RequestError]] = []

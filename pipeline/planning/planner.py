@@ -91,6 +91,8 @@ class Planner:
 
     def _next(self) -> JobToPlan | None:
         """Return the first job of the next model that has one."""
+        if self._models.accepts_any:
+            return self._store.backlog.next_to_plan(self._not_before)
         only = len(self._turns) == 1
         for _ in range(len(self._turns)):
             model = self._turns[0]

@@ -15,6 +15,7 @@ from nightjar.pipeline.front.cli import app, console
 from tests.processes import nightjar, start_nightjar, wait_until
 from tests.services import free_port
 
+DEMO = Path(__file__).parents[2] / "examples" / "demo_model"
 COMMANDS = [
     "run",
     "worker",
@@ -29,6 +30,7 @@ COMMANDS = [
     "pause",
     "resume",
     "retry",
+    "models",
     "vectors",
     "migrate",
 ]
@@ -54,6 +56,8 @@ def test_help_loses_nothing_to_markup(command: str) -> None:
         (["worker", "compute"], {"NIGHTJAR_WORKER_THREADS": "many"}, "NIGHTJAR_WORKER_THREADS"),
         (["worker", "plan"], {}, "NIGHTJAR_MODEL"),
         (["worker", "plan"], {"NIGHTJAR_MODEL": "/no/such/model"}, "/no/such/model"),
+        (["worker", "plan"], {"NIGHTJAR_MODELS": f"demo={DEMO},b=/no/dir"}, "the model 'b'"),
+        (["vectors", "v", "f"], {"NIGHTJAR_MODELS": f"a={DEMO},b={DEMO}/"}, "one of 'a', 'b'"),
         (["worker", "compute", "--engine=real"], {}, "NIGHTJAR_ENGINE"),
         (["api"], {"NIGHTJAR_DTYPE": "int4"}, "NIGHTJAR_DTYPE"),
         (["flower", "--address=0.0.0.0"], {}, "NIGHTJAR_FLOWER_AUTH"),

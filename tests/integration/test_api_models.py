@@ -11,6 +11,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from typer.testing import CliRunner
 
 from nightjar.jobs.api import create_app
 from nightjar.jobs.api.model_names import ConfiguredModels
@@ -18,6 +19,7 @@ from nightjar.jobs.models import PlannedModel
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.waiting import SWEEPER
 from nightjar.jobs.workers import ComputeSeconds
+from nightjar.pipeline.front.cli import app
 from nightjar.pipeline.front.client import Client, ClientError
 from tests.processes import wait_until
 from tests.services import free_port
@@ -209,3 +211,25 @@ def test_the_client_submits_for_a_model(store: Store, tmp_path: Any) -> None:
         with pytest.raises(ClientError, match=r"404: there is no model 'gamma'"):
             client.submit(source, model="gamma")
         assert client.submit(source, model="gamma", wait_for_model=True)["model"] == "gamma"
+        command = ["submit", str(source), "--api", url, "--model=delta", "--wait-for-model"]
+        assert json.loads(CliRunner().invoke(app, command).stdout)["model"] == "delta"
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_command_lists_models_for_people_and_for_programs(store: Store) -> None:
+    with listening(application(store)) as url:
+        told = CliRunner().invoke(app, ["models", "--api", url]).stdout
+        assert told.splitlines() == [
+            "org/alpha\tserved by 1 GPU worker\tcontext 128",
+            "beta\tnot served now\tcontext 64",
+        ]
+        listed = json.loads(CliRunner().invoke(app, ["models", "--api", url, "--json"]).stdout)
+        assert [(one["id"], one["served"]) for one in listed] == [
+            ("org/alpha", True),
+            ("beta", False),
+        ]
+        with store.database.engine.begin() as connection:
+            connection.exec_driver_sql("DELETE FROM model")
+        empty = CliRunner().invoke(app, ["models", "--api", url])
+        assert (empty.stdout, empty.exit_code) == ("", 0)
+        assert "nightjar worker plan" in empty.stderr

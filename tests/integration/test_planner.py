@@ -11,7 +11,8 @@ from nightjar.pipeline.planning.encode import Encoder
 from nightjar.pipeline.planning.models import PlanningModels
 from nightjar.pipeline.planning.planner import Planner
 from nightjar.pipeline.settings import Settings
-from tests.jobs import submit
+from tests.jobs import Body, submit
+from tests.models import Gpt2Shape, save_gpt2
 
 Encoded = tuple[list[EncodedRequest], list[tuple[int, RequestError]]]
 
@@ -86,3 +87,50 @@ def test_a_request_that_breaks_the_encoder_fails_alone(
     assert failure.custom_id == "row-1"
     assert failure.error is not None
     assert (failure.error.code, failure.status_code) == ("internal_error", 500)
+
+
+def test_models_take_turns_and_each_row_is_planned_for_its_own(
+    store: Store, tiny_model: Path, tmp_path: Path
+) -> None:
+    other = save_gpt2(tmp_path / "other", Gpt2Shape(vocab_size=300), seed=1)
+    given = Settings.read(models=f"a={tiny_model},b={other}", plan_chunk_requests=10)
+    models = PlanningModels.open(given, store)
+    of_a, of_b = (one.fingerprint for one in models)
+    both = Planner(given, store, models)
+    body: Body = {"prompt": "안녕하세요", "max_tokens": 4}
+    bulk = submit(store, [body] * 30, model="a")
+    submit(store, [body | {"model": "b"}, body, body | {"model": "c"}], model="a")
+    late = submit(store, [body] * 5, model="b")
+    unserved = submit(store, [body], model="c")
+    assert [both.plan_next() for _ in range(2)] == [10, 5]
+    planned = store.planning.dispatchable(1000)
+    assert {(ref.job_id, ref.fingerprint) for ref in planned} == {(bulk, of_a), (late, of_b)}
+    assert plan_all(both) == [10, 10, 3]
+    assert store.backlog.jobs_to_plan() == [unserved]
+    mixed = store.planning.dispatchable(1000)
+    assert sorted(ref.fingerprint for ref in mixed if ref.job_id not in (bulk, late)) == sorted(
+        [of_a, of_b]
+    )
+    assert store.jobs.waiting_for(unserved).waits_for  # and it is there still
+
+
+def test_tokens_are_spent_over_all_models_of_a_chunk(
+    store: Store, tiny_model: Path, tmp_path: Path
+) -> None:
+    other = save_gpt2(tmp_path / "other", Gpt2Shape(vocab_size=300), seed=1)
+    given = Settings.read(models=f"a={tiny_model},b={other}", plan_chunk_tokens=20)
+    both = Planner(given, store, PlanningModels.open(given, store))
+    submit(
+        store, [{"prompt": [5] * 20, "model": name, "max_tokens": 4} for name in "ab"], model="a"
+    )
+    assert plan_all(both) == [1, 1]
+
+
+def test_any_name_means_the_only_model_where_that_is_accepted(
+    store: Store, tiny_model: Path
+) -> None:
+    body: Body = {"prompt": "a", "max_tokens": 4}
+    named = submit(store, [body | {"model": "b"}], model="b")
+    assert plan_all(planner(store, tiny_model)) == []
+    assert plan_all(planner(store, tiny_model, accept_any_model=True)) == [1]
+    assert members(store, named) == ["row-0"]

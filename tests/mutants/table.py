@@ -66,7 +66,10 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/account_tables.py": ["tests/migration/test_migrations.py"],
     "jobs/store/all_tables.py": ["tests/migration/test_migrations.py"],
     "jobs/store/columns.py": ["tests/migration/test_migrations.py", *_store("reading")],
-    "jobs/store/backlog.py": [*_store("planning"), *_integration("plan_budgets", "dispatcher")],
+    "jobs/store/backlog.py": [
+        *_store("planning", "known_models"),
+        *_integration("plan_budgets", "dispatcher"),
+    ],
     "jobs/store/bodies.py": _unit("store_bodies"),
     "jobs/store/bulk.py": _store("bulk", "submission", "stopping"),
     "jobs/store/common.py": [
@@ -83,6 +86,8 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/landings.py": _store("paging", "retrying"),
     "jobs/store/leading.py": _integration("leadership"),
     "jobs/store/leases.py": _PROTOCOL,
+    "jobs/store/model_tables.py": ["tests/migration/test_migrations.py", *_store("known_models")],
+    "jobs/store/models.py": [*_store("known_models"), *_integration("api_models")],
     "jobs/store/orphans.py": [*_store("following", "stopping", "bulk"), *_integration("sweeper")],
     "jobs/store/outcomes.py": [
         *_PROTOCOL,
@@ -114,7 +119,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/tables.py": ["tests/migration/test_migrations.py", *_store("submission")],
     "jobs/store/turns.py": _store("segmented", "stopping", "bounds"),
     "jobs/store/vectors.py": _integration("vectors"),
-    "jobs/store/waiting.py": _store("waiting"),
+    "jobs/store/waiting.py": _store("waiting", "known_models"),
     "pipeline/front/api_server.py": _integration("api_server", "api_upload_process"),
     "pipeline/queue/celery_app.py": [
         *_unit("pipeline_transport", "pipeline_events", "logs"),
@@ -125,6 +130,7 @@ TESTS: dict[str, list[str]] = {
     "pipeline/front/cli/console.py": [*_acceptance("cli"), *_unit("settings")],
     "pipeline/front/cli/database.py": [*_acceptance("cli"), *_integration("vectors")],
     "pipeline/front/cli/jobs.py": _acceptance("cli", "compose"),
+    "pipeline/front/cli/models.py": _acceptance("cli"),
     "pipeline/front/cli/processes.py": [*_acceptance("cli"), *_unit("settings")],
     "pipeline/front/cli/run.py": [*_acceptance("cli"), *_RUN],
     "pipeline/front/client.py": [*_unit("client"), *_integration("api_upload_process")],
@@ -142,10 +148,17 @@ TESTS: dict[str, list[str]] = {
     "pipeline/queue/message_fields.py": _unit("pipeline_message_shape"),
     "pipeline/queue/message_shape.py": _unit("pipeline_message_shape"),
     "pipeline/planning/model_change.py": [*_store("models"), *_integration("two_models")],
+    "pipeline/planning/models.py": [
+        *_unit("pipeline_models"),
+        *_store("known_models"),
+        *_integration("planner"),
+    ],
     "pipeline/planning/pack.py": [*_unit("pipeline_pack"), *_integration("planner")],
     "pipeline/queue/passes.py": _unit("pipeline_passes"),
     "pipeline/planning/placeholders.py": _unit("pipeline_encode"),
-    "pipeline/planning/planner.py": _integration("planner", "plan_budgets", "two_planners"),
+    "pipeline/planning/planner.py": _integration(
+        "planner", "plan_budgets", "two_planners", "several_models"
+    ),
     "pipeline/front/progress.py": _unit("pipeline_progress"),
     "pipeline/queue/queues.py": [*_unit("pipeline_pack"), *_integration("dispatcher", "planner")],
     "pipeline/queue/quiet_logs.py": _unit("pipeline_quiet_logs"),
@@ -155,6 +168,7 @@ TESTS: dict[str, list[str]] = {
         *_acceptance("run_reuse"),
     ],
     "pipeline/api_settings.py": [*_unit("settings"), *_integration("api_server")],
+    "pipeline/model_settings.py": [*_unit("settings"), *_store("known_models")],
     "pipeline/settings.py": _unit("settings", "gpu_device", "pipeline_transport"),
     "pipeline/queue/signing.py": [*_unit("pipeline_message_shape"), *_integration("taking")],
     "pipeline/front/signs.py": _integration("signs"),
@@ -183,7 +197,7 @@ TESTS: dict[str, list[str]] = {
     "gpu_worker/worker/exclusive.py": _unit("exclusive"),
     "gpu_worker/worker/known_scores.py": [*_unit("worker_known_scores"), *_integration("worker")],
     "gpu_worker/worker/launcher.py": _integration("launcher", "poison"),
-    "gpu_worker/worker/tasks.py": [*_integration("two_models"), *_RUN],
+    "gpu_worker/worker/tasks.py": [*_integration("two_models", "several_models"), *_RUN],
     "gpu_worker/worker/ticker.py": _unit("ticker"),
     "gpu_worker/worker/worker.py": _integration("worker", "poison"),
 }
