@@ -8,6 +8,7 @@ import pytest
 from nightjar.jobs.records import EncodedRequest, QueuedRequest, RequestError
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.encode import Encoder
+from nightjar.pipeline.planning.model_change import ModelChange
 from nightjar.pipeline.planning.models import PlanningModels
 from nightjar.pipeline.planning.planner import Planner
 from nightjar.pipeline.settings import Settings
@@ -134,3 +135,29 @@ def test_any_name_means_the_only_model_where_that_is_accepted(
     assert plan_all(planner(store, tiny_model)) == []
     assert plan_all(planner(store, tiny_model, accept_any_model=True)) == [1]
     assert members(store, named) == ["row-0"]
+
+
+def test_other_files_under_a_name_are_planned_anew_and_other_models_are_left(
+    store: Store, tiny_model: Path, tmp_path: Path
+) -> None:
+    shape = Gpt2Shape(vocab_size=300)
+    first, second = (save_gpt2(tmp_path / f"b{seed}", shape, seed=seed) for seed in (1, 2))
+
+    def opened(of_b: Path) -> PlanningModels:
+        given = Settings.read(models=f"a={tiny_model},b={of_b}")
+        return PlanningModels.open(given, store)
+
+    before, after = opened(first), opened(second)
+    body: Body = {"prompt": "a", "max_tokens": 4}
+    jobs = {name: submit(store, [body] * 3, model=name) for name in ("a", "b")}
+    plan_all(Planner(Settings.read(), store, before))
+    emptied: list[str] = []
+    served = after.fingerprints
+    kept = ModelChange(store.replanning, served, "finish", emptied.append)
+    assert (kept.take_apart(), emptied) == (0, [])
+    change = ModelChange(store.replanning, served, "replan", emptied.append)
+    assert (change.take_apart(), change.take_apart()) == (3, 0)
+    assert emptied == [before.fingerprints[1]]
+    assert plan_all(Planner(Settings.read(), store, after)) == [3]
+    found = {(ref.job_id, ref.fingerprint) for ref in store.planning.dispatchable(9)}
+    assert found == {(jobs["a"], served[0]), (jobs["b"], served[1])}

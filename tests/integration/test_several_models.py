@@ -3,7 +3,10 @@
 Two real models with different tokenizers, one planner, and real processes.
 """
 
+import os
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,16 +18,19 @@ from nightjar.gpu_worker.engine import Engine, EngineConfig
 from nightjar.gpu_worker.models import load_model
 from nightjar.gpu_worker.worker.launcher import LauncherError
 from nightjar.gpu_worker.worker.served import open_directories, start_models
+from nightjar.gpu_worker.worker.worker import GpuWorker
 from nightjar.jobs.records import ResultRecord
 from nightjar.jobs.states import JobState
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.tables import micro_batch
 from nightjar.jobs.store.waiting import WaitsFor
+from nightjar.pipeline.planning.models import KnownModels, PlanningModels
+from nightjar.pipeline.planning.planner import Planner
 from nightjar.pipeline.settings import Settings, SettingsError
 from nightjar.requests import RankRequest
 from tests.engines import block_bytes, drain, generate
 from tests.jobs import Body, submit
-from tests.model_deployment import FAKE, Deployment, running
+from tests.model_deployment import FAKE, GRACE_S, Deployment, running
 from tests.models import Gpt2Shape, save_gpt2
 from tests.processes import wait_until
 from tests.services import end_abruptly
@@ -144,10 +150,12 @@ def test_each_job_gets_the_answers_of_its_own_model(
     assert [named(rows[0:4]), named(rows[4:8]), named(rows[8:])] == [{"beta"}, {"alpha"}, set()]
 
     for worker in (first, second):
-        worker.stop(10)
-    assert [one.workers for one in store.models.known()] == [0, 0]
-    again = [submit(store, bodies(None), model=name) for name in own]
+        assert worker.process is not None
+        worker.process.terminate()
     deployment.worker(alpha, beta)
+    for worker in (first, second):
+        worker.stop(GRACE_S)
+    again = [submit(store, bodies(None), model=name) for name in own]
     wait_until("both jobs", lambda: all(is_over(store, job_id) for job_id in again))
     assert [answers(store.results.read(job_id)) for job_id in again] == list(own.values())
     assert [named(store.results.read(job_id)) for job_id in again] == [{"alpha"}, {"beta"}]
@@ -174,6 +182,43 @@ def test_a_killed_worker_of_one_model_takes_nothing_from_the_other(
     wait_until("beta's job", lambda: is_over(store, jobs[0]))
     assert store.jobs.get(jobs[0]).state is JobState.COMPLETED
     assert [len(store.results.read(job_id)) for job_id in jobs] == [40, 40]
+
+
+def test_a_crash_of_one_model_in_a_worker_of_two_takes_nothing_from_the_other(
+    store: Store, alpha: Path, beta: Path
+) -> None:
+    settings = Settings.read(models=f"alpha={alpha},beta={beta}", engine="fake", fake_step_s=0.05)
+    body: Body = {"prompt": "a", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    jobs = [submit(store, [body] * 2, model=name) for name in ("alpha", "beta")]
+    planning = PlanningModels.open(settings, store)
+    KnownModels(store.models, planning).write(leads=True)
+    planner = Planner(settings, store, planning)
+    while planner.plan_next():
+        pass
+    refs = {ref.job_id: ref for ref in store.planning.dispatchable(9)}
+    models = start_models(settings, store, open_directories(settings), print)
+    worker = GpuWorker(store, models, crashes_allowed=2)
+    try:
+        worker.keep_alive()
+        assert [one.workers for one in store.models.known()] == [1, 1]
+        with ThreadPoolExecutor(2) as threads:
+            of_alpha, of_beta = (
+                threads.submit(worker.run, refs[job_id].id, refs[job_id].epoch) for job_id in jobs
+            )
+            wait_until("both", lambda: all(model.launcher.in_flight for model in models))
+            os.kill(models[0].launcher.pid, signal.SIGKILL)
+            assert of_alpha.result().outcome == "crashed: compute process lost"
+            assert of_beta.result().outcome == "done"
+        halves = store.planning.dispatchable(9)
+        assert {(half.job_id, half.isolated) for half in halves} == {(jobs[0], True)}
+        outcomes = [worker.run(half.id, half.epoch, alone=True).outcome for half in halves]
+        assert outcomes == ["done", "done"]
+    finally:
+        for model in models:
+            model.launcher.close()
+    worker.leave()
+    assert [one.workers for one in store.models.known()] == [0, 0]
+    assert [store.jobs.get(job_id).state for job_id in jobs] == [JobState.COMPLETED] * 2
 
 
 def test_a_worker_that_cannot_load_one_of_its_models_says_which_and_serves_none(
