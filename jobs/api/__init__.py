@@ -24,12 +24,15 @@ from nightjar.jobs.api.guard import BrowserGuard
 from nightjar.jobs.api.health import Deployment, health_router
 from nightjar.jobs.api.jobs import following_router, jobs_router
 from nightjar.jobs.api.key_ring import Access, KeyRing
+from nightjar.jobs.api.model_names import ModelNames
+from nightjar.jobs.api.models import models_router
 from nightjar.jobs.api.ownership import Ownership
 from nightjar.jobs.api.places import UploadPlaces
 from nightjar.jobs.api.rate_limits import RateLimits
 from nightjar.jobs.api.results import results_router
 from nightjar.jobs.api.upload import Uploads
 from nightjar.jobs.errors import JobError
+from nightjar.jobs.model_choice import ConfiguredModels
 from nightjar.jobs.store import Store
 
 # FastAPI's own page loads a script from the internet, and is blank without it.
@@ -43,7 +46,7 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     store: Store,
     wake: Callable[[str], None],
     *,
-    served_model: str | None = None,
+    served_model: str | ConfiguredModels | None = None,
     limits: UploadLimits | None = None,
     taker: UploadTaker | None = None,
     deployment: Deployment | None = None,
@@ -54,8 +57,9 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     """The application over a store whose tables exist.
 
     `wake` tells the planner of a new job's id; it may fail, then the job waits
-    for the planner's own rounds. `served_model` is the model of jobs that name
-    none in `?model=`, and the only one that may be named; None accepts any.
+    for the planner's own rounds. `served_model` is the name of the model that is
+    served, or what the settings say of several: jobs may name it before a planner has
+    said what it plans for (jobs/api/model_names.py).
     `taker` is another process with this application that takes the uploads; None
     takes them here. `deployment` knows of the other processes; None says nothing of them.
     `calls` says how single calls get to the workers, and how many may wait.
@@ -74,16 +78,20 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     app.add_middleware(Authentication, keys=KeyRing(store.accounts, access), rates=rates)
     app.add_middleware(BrowserGuard, hosts=trusted_hosts)  # the last one added comes first
     limits = limits or UploadLimits()
+    if isinstance(served_model, str):
+        served_model = ConfiguredModels((served_model,))
+    names = ModelNames(store.models, served_model or ConfiguredModels())
     places = UploadPlaces(limits)
-    uploads = Uploads(store.jobs, wake, served_model, limits, places)
+    uploads = Uploads(store.jobs, wake, names, limits, places)
     file_uploads = FileUploads(store.files, limits, places)
     forwarder = None if taker is None else UploadForwarder(taker, limits)
     health = health_router(store, taker, deployment)
-    single = Calls(store, wake, served_model, calls or CallSettings(), limits)
+    single = Calls(store, wake, names, calls or CallSettings(), limits)
     routers = (jobs_router(store, uploads, forwarder), following_router(store))
     files = files_router(store, file_uploads, forwarder)
-    batches = batches_router(store, uploads.try_to_wake, served_model, limits)
-    answers = (results_router(store), files, batches, calls_router(single))
+    batches = batches_router(store, uploads.try_to_wake, names, limits)
+    models = models_router(store.models, names)
+    answers = (results_router(store), files, batches, calls_router(single), models)
     for router in (*routers, *answers, health):
         app.include_router(router)
 

@@ -12,6 +12,7 @@ from nightjar.jobs.api.body import RefusedRequestError, UploadLimits
 from nightjar.jobs.api.caller import Caller, needs
 from nightjar.jobs.api.files import checked_file_id, list_payload
 from nightjar.jobs.api.json_body import read_json_object
+from nightjar.jobs.api.model_names import ModelNames
 from nightjar.jobs.api.results import is_id
 from nightjar.jobs.batch_records import Batch, NewBatch
 from nightjar.jobs.errors import UnknownBatchError, UnknownFileError
@@ -38,21 +39,22 @@ _BODY: dict[str, Any] = {
 def batches_router(
     store: Store,
     try_to_wake: Callable[[str], str | None],
-    served_model: str | None,
+    names: ModelNames,
     limits: UploadLimits,
 ) -> APIRouter:
     """`/v1/batches`."""
     router = APIRouter(prefix="/v1/batches")
+    default = names.configured.default
 
     @router.post("", openapi_extra=_BODY)
     async def create_batch(request: Request, caller: Submitter) -> JSONResponse:
         """Compute the lines of a file; answers before the file is read."""
         data = await read_json_object(request, limits, MAX_BODY_BYTES)
-        new = new_batch(data, caller.tenant, served_model)
+        new = await run_in_threadpool(new_batch, data, caller.tenant, names)
         batch = await run_in_threadpool(_create, store, new)
         # Without the broker the planner looks by itself: the answer is the same.
         await run_in_threadpool(try_to_wake, batch.job_id)
-        return JSONResponse(batch_payload(batch))
+        return JSONResponse(batch_payload(batch, default))
 
     @router.get("")
     def list_batches(
@@ -67,19 +69,19 @@ def batches_router(
         except UnknownBatchError as error:
             message = f"after: this list has no batch {error.batch_id!r}"
             raise RefusedRequestError(400, "invalid_after", message, "after") from error
-        return JSONResponse(list_payload([batch_payload(one) for one in found], limit))
+        return JSONResponse(list_payload([batch_payload(one, default) for one in found], limit))
 
     @router.get("/{batch_id}")
     def show_batch(batch_id: str, caller: Reader) -> JsonObject:
         """A batch as it stands."""
-        return batch_payload(store.batches.get(_checked_id(batch_id), caller.tenant))
+        return batch_payload(store.batches.get(_checked_id(batch_id), caller.tenant), default)
 
     @router.post("/{batch_id}/cancel")
     def cancel_batch(batch_id: str, caller: Submitter) -> JsonObject:
         """Ask for the end of a batch; what has landed stays."""
         batch = store.batches.cancel(_checked_id(batch_id), caller.tenant)
         try_to_wake(batch.job_id)
-        return batch_payload(batch)
+        return batch_payload(batch, default)
 
     return router
 

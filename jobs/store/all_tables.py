@@ -4,9 +4,18 @@ from nightjar.jobs.store import (
     account_tables,
     batch_tables,
     file_tables,
+    model_tables,
     share_tables,
     tables,
 )
 from nightjar.jobs.store.columns import metadata
 
-__all__ = ["account_tables", "batch_tables", "file_tables", "metadata", "share_tables", "tables"]
+__all__ = [
+    "account_tables",
+    "batch_tables",
+    "file_tables",
+    "metadata",
+    "model_tables",
+    "share_tables",
+    "tables",
+]
