@@ -25,7 +25,7 @@ class NewBatch:
     completion_window_s: float = DAY_S
     metadata: Mapping[str, str] = field(default_factory=dict)
     strict: bool = False  # one bad line, or one with another URL, fails the batch
-    model: str | None = None  # None: what the planner serves
+    model: str | None = None  # None: what its lines name, or the only one
     priority: int = 0
     output_expires_after_s: int | None = None  # of the result files, from their creation
 

@@ -49,6 +49,15 @@ class ReusedKeyError(JobError):
         self.job_id = job_id
 
 
+class ModelNameError(JobError):
+    """A model was named that is unknown (`model_not_found`), or none was (`missing_model`)."""
+
+    def __init__(self, code: str, message: str, param: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
 class UnknownBatchError(JobError):
     """The tenant has no batch with this id."""
 

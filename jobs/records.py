@@ -56,6 +56,7 @@ class NewJob:
     merge_equal: bool = True  # equal requests are computed once
     limits: JobLimits = JobLimits()
     tenant: str = DEFAULT_TENANT
+    names_model: bool = False  # no other model may compute it
     id: str | None = None  # given beforehand: of the batch that the job is
     created_at: datetime | None = None  # when the batch was made
 
@@ -136,6 +137,7 @@ class JobToPlan:
     """A job that has queued requests; filled by the store."""
 
     id: str
+    model: str
     failures: int  # chunks that could not be planned since one could
     error: str | None  # why not the last
     tenant: str = DEFAULT_TENANT
@@ -318,3 +320,10 @@ class PromptVector:
     length: int  # vectors
     width: int  # the model's hidden size
     data: bytes
+
+
+def is_text(value: object, longest: int) -> bool:
+    """Whether it is a text, not empty, that both databases can store."""
+    if not isinstance(value, str) or not 0 < len(value) <= longest or "\x00" in value:
+        return False
+    return value.encode(errors="replace").decode() == value

@@ -17,6 +17,9 @@ from typing import Literal
 Dtype = Literal["auto", "fp64", "fp32", "bf16", "fp16", "int8"]
 EngineKind = Literal["model", "fake"]
 
+CPU_CACHE_BYTES = 1 << 30
+"""Keys and values of one model on a CPU, unless something else is asked for."""
+
 CUDA_SWITCHES = ("cuda_graphs", "cuda_prefetch", "cuda_small_products", "cuda_fused_heads")
 """Fields of ComputeConfig that switch a part of the CUDA path off."""
 
@@ -71,7 +74,7 @@ class ComputeConfig:
         """Each rank's share of the threads; None means torch's default."""
         if self.ranks == 1:
             return self.threads
-        return max(1, (self.threads or _cores()) // self.ranks)
+        return max(1, (self.threads or usable_cores()) // self.ranks)
 
     @property
     def rank_device(self) -> str:
@@ -84,7 +87,7 @@ class ComputeConfig:
         return [name for name in CUDA_SWITCHES if not getattr(self, name)]
 
 
-def _cores() -> int:
+def usable_cores() -> int:
     """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # in a container these may be fewer than the machine's
         return len(os.sched_getaffinity(0))

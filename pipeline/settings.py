@@ -3,19 +3,17 @@
 import logging
 import os
 import re
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from nightjar.compute_config import ComputeConfig, Dtype, EngineKind
 from nightjar.pipeline.api_settings import ApiSettings
+from nightjar.pipeline.model_settings import ModelSettings
 from nightjar.pipeline.variables import unknown_variables
 
 logger = logging.getLogger(__name__)
-
-OnModelChange = Literal["replan", "finish"]
 
 _BROKERS = ("redis", "rediss", "redis+socket", "sentinel")
 
@@ -24,7 +22,7 @@ class SettingsError(Exception):
     """A setting is missing or cannot be used; the message names the variable."""
 
 
-class Settings(ApiSettings):
+class Settings(ApiSettings, ModelSettings):
     """One frozen configuration for the planner, the workers, the API and the command line.
 
     Every field is the environment variable `NIGHTJAR_<FIELD>`, for example
@@ -42,10 +40,6 @@ class Settings(ApiSettings):
         "dropped. Without one, anyone who reaches the broker may send work",
     )
 
-    model: Path | None = Field(None, description="directory of the model that the workers serve")
-    model_name: str | None = Field(
-        None, description="name that requests and answers carry; the directory's unless given"
-    )
     dtype: Dtype = ComputeConfig.dtype
     device: str = Field(ComputeConfig.device, description="cpu, cuda or cuda:<number>")
     kv_cache_bytes: int | None = Field(
@@ -94,9 +88,6 @@ class Settings(ApiSettings):
     fake_step_s: float = Field(
         ComputeConfig.fake_step_s, ge=0, description="seconds that a step of the fake engine takes"
     )
-    accept_any_model: bool = Field(
-        False, description="compute requests whatever model name their body gives"
-    )
 
     plan_chunk_requests: int = Field(4096, ge=1, description="requests planned in one transaction")
     plan_chunk_bytes: int = Field(
@@ -132,12 +123,7 @@ class Settings(ApiSettings):
     worker_live_threads: int = Field(
         16,
         ge=1,
-        description="single calls in one engine at a time, beside the micro-batches of jobs",
-    )
-    on_model_change: OnModelChange = Field(
-        "replan",
-        description="what was planned for another model than the one that is served now and is not "
-        "being computed: planned again, or left to the workers of that model",
+        description="single calls in one GPU worker at a time, beside the micro-batches of jobs",
     )
     heartbeat_s: float = Field(1.0, gt=0)
     worker_dead_after_s: float = Field(7.0, gt=0)
@@ -242,8 +228,8 @@ class Settings(ApiSettings):
 
     @property
     def all_worker_threads(self) -> int:
-        """Threads of a GPU worker's pool."""
-        return self.worker_threads + self.worker_live_threads
+        """Threads of a GPU worker's pool: for jobs some for each model, and those for calls."""
+        return self.worker_threads * max(1, len(self.model_paths)) + self.worker_live_threads
 
     @property
     def device_list(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from nightjar.jobs.batch_records import Batch, NewBatch
 from nightjar.jobs.file_records import NewFile
+from nightjar.jobs.model_choice import ConfiguredModels
 from nightjar.jobs.records import (
     DEFAULT_TENANT,
     EncodedRequest,
@@ -60,9 +61,16 @@ def make(
     return store.batches.create(NewBatch("/v1/completions", file_id, tenant, **new))
 
 
-def ingest(store: Store, *, limits: JobLimits | None = None, attempts: int = 3) -> Ingest:
-    """The pass that reads files, for the model `tiny`."""
-    return Ingest(store, limits=limits or JobLimits(), served_model="tiny", attempts=attempts)
+def ingest(
+    store: Store, *, limits: JobLimits | None = None, attempts: int = 3, models: str = "tiny"
+) -> Ingest:
+    """The pass that reads files, for these models."""
+    return Ingest(
+        store,
+        limits=limits or JobLimits(),
+        models=ConfiguredModels(tuple(models.split())),
+        attempts=attempts,
+    )
 
 
 def read_all(reader: Ingest) -> None:

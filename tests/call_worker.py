@@ -50,7 +50,7 @@ class Worker:
         self.sent: list[MicroBatchRef] = []
 
     def plan(
-        self, job_id: str, kind: RequestKind, body: JsonObject
+        self, job_id: str, model: str, kind: RequestKind, body: JsonObject
     ) -> PlannedCall | RequestError | None:
         segments = [[1]] * (1 + len(body.get("documents", ())))
         batch = NewMicroBatch(kind, 32, [0], 9)

@@ -1,6 +1,7 @@
 """Small jobs in a real store, for tests that begin in the middle of the journey."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,15 +15,23 @@ Body = dict[str, object]
 
 
 def submit(
-    store: Store, bodies: list[Body], *, merge_equal: bool = False, priority: int = 0
+    store: Store,
+    bodies: list[Body],
+    *,
+    merge_equal: bool = False,
+    priority: int = 0,
+    model: str | None = None,
 ) -> str:
-    """A job of these bodies, each computed unless merged; those with a query are rankings."""
+    """A job of these bodies, each computed unless merged; those with a query are rankings.
+
+    model: the model that it names; None for a job that names none.
+    """
     rows = []
     for index, body in enumerate(bodies):
         kind = RequestKind.RANK if "query" in body else RequestKind.GENERATE
         rows.append(NewRequest(index, index + 1, f"row-{index}", kind, validate_body(kind, body)))
-    new = NewJob("tiny", merge_equal=merge_equal, priority=priority)
-    with store.jobs.submit(new) as submission:
+    new = NewJob(model or "tiny", merge_equal=merge_equal, priority=priority)
+    with store.jobs.submit(replace(new, names_model=model is not None)) as submission:
         submission.add(rows)
     return submission.job_id
 

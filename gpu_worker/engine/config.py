@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nightjar.compute_config import ComputeConfig
+from nightjar.compute_config import CPU_CACHE_BYTES, ComputeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class EngineConfig:
     urgent_running: int = 8
     max_step_tokens: int = 2048
     block_size: int = 32
-    kv_cache_bytes: int = 1 << 30
+    kv_cache_bytes: int = CPU_CACHE_BYTES
     host_cache_bytes: int = ComputeConfig.host_cache_bytes
     banned_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] | None = None

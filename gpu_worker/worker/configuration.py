@@ -2,23 +2,35 @@
 
 from pathlib import Path
 
-from nightjar.compute_config import ComputeConfig
-from nightjar.pipeline.settings import Settings
+from nightjar.compute_config import CPU_CACHE_BYTES, ComputeConfig, usable_cores
+from nightjar.pipeline.settings import Settings, SettingsError
 
 
-def compute_config(settings: Settings, model: Path, stamp: str = "") -> ComputeConfig:
+def compute_config(
+    settings: Settings, model: Path, stamp: str = "", models: int = 1
+) -> ComputeConfig:
     """Return what the settings say about the processes that compute a model.
 
-    stamp: Stamp of the model's files.
+    Args:
+        settings: Of the GPU worker; memory and threads are those of all its models together.
+        model: Directory of the model.
+        stamp: Stamp of the model's files.
+        models: How many models the worker serves. Each gets an even part.
+
+    Raises:
+        SettingsError: Several models on a GPU, without the bytes of their caches.
     """
+    threads = settings.compute_threads
+    if models > 1:  # else each would take all cores, and threads that wait for each other spin
+        threads = max(1, (threads or usable_cores()) // models)
     return ComputeConfig(
         model=model,
         dtype=settings.dtype,
         device=settings.device,
-        kv_cache_bytes=settings.kv_cache_bytes,
+        kv_cache_bytes=_cache_bytes(settings, models),
         gpu_memory_share=settings.gpu_memory_share,
-        host_cache_bytes=settings.host_cache_bytes,
-        threads=settings.compute_threads,
+        host_cache_bytes=settings.host_cache_bytes // models,
+        threads=threads,
         stalled_after_s=settings.compute_stalled_after_s,
         engine=settings.engine,
         fake_step_s=settings.fake_step_s,
@@ -32,3 +44,18 @@ def compute_config(settings: Settings, model: Path, stamp: str = "") -> ComputeC
         cuda_fused_heads=settings.cuda_fused_heads,
         stamp=stamp,
     )
+
+
+def _cache_bytes(settings: Settings, models: int) -> int | None:
+    """Return the bytes for keys and values of one model; None leaves them to the engine."""
+    if models == 1:
+        return settings.kv_cache_bytes
+    is_gpu = settings.device != "cpu" or bool(settings.device_list)
+    if settings.kv_cache_bytes is None and is_gpu and settings.engine != "fake":
+        # A share of what is free depends on which model was loaded first, and changes when one
+        # compute process is started again.
+        raise SettingsError(
+            "NIGHTJAR_KV_CACHE_BYTES is not set: several models on one GPU divide it evenly; set "
+            "it to what the GPU has left beside the weights of all of them"
+        )
+    return max(1, (settings.kv_cache_bytes or CPU_CACHE_BYTES) // models)

@@ -1,7 +1,7 @@
 """The GPU worker's Celery task; `celery -A nightjar.gpu_worker.worker.tasks` starts the worker.
 
-The worker holds no model: its launcher starts a compute process, and a crash there does not end the
-worker.
+The worker holds no model: for each that it serves, a launcher starts a compute process, and a crash
+there does not end the worker.
 """
 
 import os
@@ -13,14 +13,13 @@ from functools import partial
 
 from celery.signals import worker_init, worker_shutdown, worker_shutting_down
 
-from nightjar.checkpoints import CheckpointError, ModelDirectory
-from nightjar.gpu_worker.worker.configuration import compute_config
+from nightjar.checkpoints import CheckpointError
 from nightjar.gpu_worker.worker.heartbeat import Heartbeat
-from nightjar.gpu_worker.worker.launcher import Launcher, LauncherError
+from nightjar.gpu_worker.worker.launcher import LauncherError
+from nightjar.gpu_worker.worker.served import ServedModel, open_directories, start_models
 from nightjar.gpu_worker.worker.ticker import Ticker
 from nightjar.gpu_worker.worker.worker import GpuWorker
 from nightjar.jobs.store import Store
-from nightjar.pipeline.planning.reuse import open_cache
 from nightjar.pipeline.queue.celery_app import (
     COMPUTE_TASK,
     EXPECTED_ERRORS,
@@ -30,7 +29,7 @@ from nightjar.pipeline.queue.celery_app import (
 )
 from nightjar.pipeline.queue.commands import CANNOT_START, EXIT_CANNOT_START
 from nightjar.pipeline.queue.waking import send_wake
-from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.settings import Settings, SettingsError
 from nightjar.process import spare_what_stays, step_back, switch_threads_often
 
 # Longer than the database's own limit on a statement: a second connection is tried first.
@@ -45,38 +44,33 @@ class _Parts:
     """The parts that live as long as the worker process."""
 
     store: Store
-    launcher: Launcher
+    models: list[ServedModel]
     worker: GpuWorker
     heartbeat: Heartbeat
     ticker: Ticker
 
     @classmethod
     def open(cls) -> "_Parts":
-        if settings.model is None:
-            raise LauncherError("NIGHTJAR_MODEL is not set: name the directory of the served model")
-        model = ModelDirectory.open(settings.model)
+        directories = open_directories(settings)
         store = Store(settings.database_url.get_secret_value())
-        # Before the model is loaded, so that a change of its files meanwhile is noticed.
-        listen_for(app, model.fingerprint, settings.worker_live_threads)
-        cache = open_cache(settings, store, model)
-        launcher = Launcher(compute_config(settings, model.path, model.stamp), on_failure=_leave)
-        launcher.wait_ready()
+        # Before the models are loaded, so that a change of their files meanwhile is noticed.
+        fingerprints = [directory.fingerprint for directory in directories.values()]
+        listen_for(app, fingerprints, settings.worker_live_threads)
+        models = start_models(settings, store, directories, on_failure=_leave)
         worker = GpuWorker(
             store,
-            launcher,
-            model=settings.model_name or model.name,
-            fingerprint=model.fingerprint,
+            models,
             crashes_allowed=settings.request_crashes,
-            cache=cache,
             hung_after_beats=max(1, round(_FINISH_HANGS_AFTER_S / settings.heartbeat_s)),
         )
         heartbeat = Heartbeat(worker, settings.heartbeat_s)
-        return cls(store, launcher, worker, heartbeat, Ticker(partial(send_wake, app, TICK_TASK)))
+        return cls(store, models, worker, heartbeat, Ticker(partial(send_wake, app, TICK_TASK)))
 
     def close(self) -> None:
         self.heartbeat.stop()
         self.ticker.close()
-        self.launcher.close()
+        for model in self.models:
+            model.launcher.close()
         self.worker.leave()
         self.store.close()
 
@@ -92,12 +86,12 @@ def _leave(_: str) -> None:
 
 @worker_init.connect
 def _open(**_: object) -> None:
-    """Load the model before the first message is taken; an error ends the worker here."""
-    step_back(settings.worker_niceness)  # before the compute process starts: it inherits this
+    """Load the models before the first message is taken; an error ends the worker here."""
+    step_back(settings.worker_niceness)  # before the compute processes start: they inherit this
     switch_threads_often()  # a single call waits for no thread that lands a micro-batch
     try:
         _parts.append(_Parts.open())
-    except (CheckpointError, LauncherError) as error:
+    except (CheckpointError, LauncherError, SettingsError) as error:
         sys.stderr.write(f"{CANNOT_START}{error}\n")
         raise SystemExit(EXIT_CANNOT_START) from error
     spare_what_stays()

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,19 +14,19 @@ from nightjar.gpu_worker.worker.exclusive import ClosedError, SharedOrAlone
 from nightjar.gpu_worker.worker.launcher import (
     ComputeLostError,
     ComputeNotReadyError,
-    Launcher,
     LauncherError,
 )
+from nightjar.gpu_worker.worker.served import ServedModel
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import ClaimedMicroBatch, NewResult, RequestError
 from nightjar.jobs.store import Store
-from nightjar.jobs.workers import Crash
-from nightjar.pipeline.planning.reuse import ResultCache
+from nightjar.jobs.workers import ComputeSeconds, Crash
 from nightjar.pipeline.queue.liveness import owner_name
 
 logger = logging.getLogger(__name__)
 
 _STORE_RETRY_S = 1.0
+_TELL_MODELS_EVERY_S = 60.0
 LEASE_LOST = "thrown away: the lease was lost"
 
 
@@ -47,11 +47,9 @@ class GpuWorker:
 
     Args:
         store: Holds the leases.
-        launcher: Owns the compute process.
-        model: The model's name in answers.
-        fingerprint: Of the served model; micro-batches of another model are not claimed.
+        models: What the worker serves; at least one. Suspects of one model have the whole worker
+            alone: whatever dies meanwhile, only they can be the reason.
         crashes_allowed: A request that is computed alone fails after so many crashes.
-        cache: Keeps answers for later jobs; None where results are not reused.
         hung_after_beats: Heartbeats that may land while results are ready and do not land. After
             that the micro-batch is given back.
     """
@@ -59,21 +57,20 @@ class GpuWorker:
     def __init__(
         self,
         store: Store,
-        launcher: Launcher,
+        models: Sequence[ServedModel],
         *,
-        model: str,
-        fingerprint: str = "",
         crashes_allowed: int,
-        cache: ResultCache | None = None,
         hung_after_beats: int = 120,
     ) -> None:
         self.owner = owner_name()
         self._store = store
-        self._launcher = launcher
-        self._computer = BatchComputer(store, launcher, model, cache)
-        self._fingerprint = fingerprint
+        self._models = {model.fingerprint: model for model in models}
+        self._computers = {
+            model.fingerprint: BatchComputer(store, model.launcher, model.name, model.cache)
+            for model in models
+        }
+        self._tell_models_at = time.monotonic()
         self._crashes_allowed = crashes_allowed
-        self._cache = cache
         self._turn = SharedOrAlone()
         self._lock = threading.Lock()
         self._held: Counter[int] = Counter()
@@ -100,7 +97,7 @@ class GpuWorker:
         try:
             with turn, self._holding(micro_batch):
                 batch = self._store.leases.claim(
-                    micro_batch, epoch, self.owner, self._fingerprint, live=live
+                    micro_batch, epoch, self.owner, *self._models, live=live
                 )
                 return Outcome("skipped") if batch is None else self._run(batch)
         except ClosedError:
@@ -124,15 +121,18 @@ class GpuWorker:
         """
         self.stop_claiming()
         time.sleep(grace_s)
-        self._launcher.release()
+        for model in self._models.values():
+            model.launcher.release()
         self._drained.set()
 
     def beat(self) -> None:
         """Write a sign of life, and what the compute processes have spent."""
-        self._store.heartbeats.beat(self.owner, self._launcher.seconds)
+        spent = [model.launcher.seconds for model in self._models.values()]
+        seconds = ComputeSeconds(sum(s.engine_s for s in spent), sum(s.load_s for s in spent))
+        self._store.heartbeats.beat(self.owner, seconds)
 
     def keep_alive(self) -> None:
-        """Give back hanging and forgotten leases, and write a sign of life.
+        """Give back hanging and forgotten leases, write a sign of life, and say what is served.
 
         Raises:
             StoreError: The database is away, or a hanging lease cannot be given back. Then no sign
@@ -149,17 +149,21 @@ class GpuWorker:
             )
             self._store.leases.give_back(micro_batch, epoch, self.owner)
         self.beat()
+        if time.monotonic() >= self._tell_models_at:
+            self._store.models.serve(self.owner, self._models)
+            self._tell_models_at = time.monotonic() + _TELL_MODELS_EVERY_S
         with self._lock:
             for key in self._landing:
                 self._landing[key] += 1
         self.give_back_leaked()
 
     def leave(self) -> None:
-        """Give back every lease and write the last seconds; called when the launcher is closed.
+        """Give back every lease and write the last seconds; called when the launchers are closed.
 
         Without this beat, a run shorter than the time between two beats would show no seconds.
         """
         self._store.leases.give_back_all(self.owner)
+        self._store.models.leave(self.owner)
         self.beat()
 
     def give_back_leaked(self) -> None:
@@ -188,7 +192,7 @@ class GpuWorker:
     def _run(self, batch: ClaimedMicroBatch) -> Outcome:
         started = time.monotonic()
         try:
-            computed = self._computer.compute(batch)
+            computed = self._computers[batch.fingerprint].compute(batch)
             if computed.lost is not None:
                 return self._after_crash(batch, computed.results, computed.lost)
             return self._land(batch, computed, time.monotonic() - started)
@@ -241,9 +245,10 @@ class GpuWorker:
                 live=batch.live,
             ),
         )
-        if landed and self._cache is not None:
-            self._cache.keep(batch.requests, results, computed.precision)
-            self._cache.keep_scores(computed.scores)
+        cache = self._models[batch.fingerprint].cache
+        if landed and cache is not None:
+            cache.keep(batch.requests, results, computed.precision)
+            cache.keep_scores(computed.scores)
         return Outcome(
             outcome="done" if landed else LEASE_LOST,
             requests=len(batch.requests),

@@ -32,6 +32,8 @@ from nightjar.jobs.api.guard import BrowserGuard
 from nightjar.jobs.api.health import Deployment, health_router
 from nightjar.jobs.api.jobs import following_router, steering_router, submitting_router
 from nightjar.jobs.api.key_ring import Access, KeyRing
+from nightjar.jobs.api.model_names import ModelNames
+from nightjar.jobs.api.models import models_router
 from nightjar.jobs.api.openapi import describe_events, openapi_document, operation_id
 from nightjar.jobs.api.ownership import Ownership
 from nightjar.jobs.api.places import UploadPlaces
@@ -40,6 +42,7 @@ from nightjar.jobs.api.results import results_router
 from nightjar.jobs.api.upload import Uploads
 from nightjar.jobs.api.webhooks import deliveries_router, making_router, webhooks_router
 from nightjar.jobs.errors import JobError
+from nightjar.jobs.model_choice import ConfiguredModels
 from nightjar.jobs.store import Store
 from nightjar.jobs.webhooks.addresses import AddressGuard
 
@@ -54,7 +57,7 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     store: Store,
     wake: Callable[[str], None],
     *,
-    served_model: str | None = None,
+    served_model: str | ConfiguredModels | None = None,
     limits: UploadLimits | None = None,
     taker: UploadTaker | None = None,
     deployment: Deployment | None = None,
@@ -66,8 +69,9 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     """The application over a store whose tables exist.
 
     `wake` tells the planner of a new job's id; it may fail, then the job waits
-    for the planner's own rounds. `served_model` is the model of jobs that name
-    none in `?model=`, and the only one that may be named; None accepts any.
+    for the planner's own rounds. `served_model` is the name of the model that is
+    served, or what the settings say of several: jobs may name it before a planner has
+    said what it plans for (jobs/api/model_names.py).
     `taker` is another process with this application that takes the uploads; None
     takes them here. `deployment` knows of the other processes; None says nothing of them.
     `calls` says how single calls get to the workers, and how many may wait.
@@ -89,19 +93,23 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     app.add_middleware(Authentication, keys=KeyRing(store.accounts, access), rates=rates)
     app.add_middleware(BrowserGuard, hosts=trusted_hosts)  # the last one added comes first
     limits = limits or UploadLimits()
+    if isinstance(served_model, str):
+        served_model = ConfiguredModels((served_model,))
+    names = ModelNames(store.models, served_model or ConfiguredModels())
     places = UploadPlaces(limits)
-    uploads = Uploads(store.jobs, wake, served_model, limits, places)
+    uploads = Uploads(store.jobs, wake, names, limits, places)
     file_uploads = FileUploads(store.files, limits, places)
     forwarder = None if taker is None else UploadForwarder(taker, limits)
-    app.state.calls = single = Calls(store, wake, served_model, calls or CallSettings(), limits)
+    app.state.calls = single = Calls(store, wake, names, calls or CallSettings(), limits)
     for router in (
         submitting_router(uploads, forwarder),
         steering_router(store, uploads),
         following_router(store),
         results_router(store),
         files_router(store, file_uploads, forwarder),
-        batches_router(store, uploads.try_to_wake, served_model, limits),
+        batches_router(store, uploads.try_to_wake, names, limits),
         calls_router(single),
+        models_router(store.models, names),
         making_router(store, guard or AddressGuard()),
         webhooks_router(store),
         deliveries_router(store),

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nightjar.jobs.api.body import RefusedRequestError
+from nightjar.jobs.api.model_names import ModelNames
 from nightjar.jobs.api.openai_schemas import (
     BatchCounts,
     BatchError,
@@ -18,12 +19,12 @@ from nightjar.jobs.api.parameters import (
     MAX_METADATA_VALUE,
     MAX_PRIORITY,
     check_metadata,
-    is_text,
     parse_window,
 )
 from nightjar.jobs.batch_records import Batch, NewBatch
 from nightjar.jobs.lines.schemas import URLS
-from nightjar.jobs.records import Job, JsonObject
+from nightjar.jobs.model_choice import MOST_CHARACTERS
+from nightjar.jobs.records import Job, JsonObject, is_text
 from nightjar.jobs.states import BatchStatus
 
 MAX_BODY_BYTES = 256 * 1024  # 16 pairs of metadata, all of it escaped, take 110 KB
@@ -77,8 +78,8 @@ def body_schema() -> JsonObject:
     return schema
 
 
-def new_batch(data: JsonObject, tenant: str, served_model: str | None) -> NewBatch:
-    """The batch that a body asks for; raises RefusedRequestError."""
+def new_batch(data: JsonObject, tenant: str, names: ModelNames) -> NewBatch:
+    """The batch that a body asks for; raises RefusedRequestError or ModelNameError."""
     try:
         # null stands for "the default" in OpenAI's API.
         body = CreateBatch.model_validate({k: v for k, v in data.items() if v is not None})
@@ -87,7 +88,7 @@ def new_batch(data: JsonObject, tenant: str, served_model: str | None) -> NewBat
     if body.endpoint not in URLS:
         message = f"endpoint: is not served; give one of {', '.join(URLS)}"
         raise RefusedRequestError(400, "invalid_value", message, "endpoint")
-    _check_model(body.model, served_model)
+    model = None if body.model is None else _named_model(body.model, names)
     window_s = parse_window(body.completion_window)
     expiry = body.output_expires_after
     return NewBatch(
@@ -98,14 +99,17 @@ def new_batch(data: JsonObject, tenant: str, served_model: str | None) -> NewBat
         completion_window_s=window_s or 0.0,
         metadata={} if body.metadata is None else check_metadata(body.metadata),
         strict=body.strict,
-        model=body.model or served_model,
+        model=model,
         priority=body.priority,
         output_expires_after_s=None if expiry is None else expiry.seconds,
     )
 
 
-def batch_payload(batch: Batch) -> BatchPayload:
-    """A batch as OpenAI's API shows it; moments are whole seconds since 1970."""
+def batch_payload(batch: Batch, default_model: str | None) -> BatchPayload:
+    """A batch as OpenAI's API shows it; moments are whole seconds since 1970.
+
+    default_model: Of batches whose file is not read yet and that name none.
+    """
     job, status = batch.job, batch.status
     is_cancelled = batch.cancelling_at is not None
     finalizing_at = None if job is None or is_cancelled else job.finished_at
@@ -118,7 +122,7 @@ def batch_payload(batch: Batch) -> BatchPayload:
         "id": batch.id,
         "object": "batch",
         "endpoint": batch.endpoint,
-        "model": batch.model if job is None else job.model,
+        "model": batch.model or default_model if job is None else job.model,
         "errors": errors if batch.errors else None,
         "input_file_id": batch.input_file_id,
         "completion_window": batch.completion_window,
@@ -168,15 +172,13 @@ def _seconds(moment: datetime | None) -> int | None:
     return None if moment is None else int(moment.timestamp())
 
 
-def _check_model(model: str | None, served_model: str | None) -> None:
-    if model is None:
-        return
-    if not is_text(model, 512):
-        message = "model: give a name of at most 512 characters"
+def _named_model(model: str, names: ModelNames) -> str | None:
+    """The model that a batch is for; None where its lines or the deployment decide."""
+    if not is_text(model, MOST_CHARACTERS):
+        message = f"model: give a name of at most {MOST_CHARACTERS} characters"
         raise RefusedRequestError(400, "invalid_value", message, "model")
-    if served_model not in (None, model):
-        message = f"model: this queue serves {served_model!r}, not {model!r}; leave it out"
-        raise RefusedRequestError(400, "model_not_found", message, "model")
+    chosen = names.read().choose(model)
+    return chosen.name if chosen.is_named else None
 
 
 def _refusal(error: ValidationError) -> RefusedRequestError:

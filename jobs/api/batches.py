@@ -14,6 +14,7 @@ from nightjar.jobs.api.caller import Reader, Submitter
 from nightjar.jobs.api.documenting import documented, example_content
 from nightjar.jobs.api.files import checked_file_id, list_payload
 from nightjar.jobs.api.json_body import read_json_object
+from nightjar.jobs.api.model_names import ModelNames
 from nightjar.jobs.api.openai_schemas import BatchList, BatchPayload
 from nightjar.jobs.api.results import is_id
 from nightjar.jobs.batch_records import Batch, NewBatch
@@ -43,11 +44,12 @@ _BODY: dict[str, Any] = {
 def batches_router(
     store: Store,
     try_to_wake: Callable[[str], str | None],
-    served_model: str | None,
+    names: ModelNames,
     limits: UploadLimits,
 ) -> APIRouter:
     """`/v1/batches`."""
     router = APIRouter(prefix="/v1/batches", tags=["batches"])
+    default = names.configured.default
 
     @router.post(
         "",
@@ -58,11 +60,11 @@ def batches_router(
     async def create_batch(request: Request, caller: Submitter) -> JSONResponse:
         """Compute the lines of a file; answers before the file is read."""
         data = await read_json_object(request, limits, MAX_BODY_BYTES)
-        new = new_batch(data, caller.tenant, served_model)
+        new = await run_in_threadpool(new_batch, data, caller.tenant, names)
         batch = await run_in_threadpool(_create, store, new)
         # Without the broker the planner looks by itself: the answer is the same.
         await run_in_threadpool(try_to_wake, batch.job_id)
-        return JSONResponse(batch_payload(batch))
+        return JSONResponse(batch_payload(batch, default))
 
     @router.get("", response_model=BatchList, responses=documented(examples.BATCH_LIST, 400))
     def list_batches(
@@ -77,7 +79,7 @@ def batches_router(
         except UnknownBatchError as error:
             message = f"after: this list has no batch {error.batch_id!r}"
             raise RefusedRequestError(400, "invalid_after", message, "after") from error
-        return JSONResponse(list_payload([batch_payload(one) for one in found], limit))
+        return JSONResponse(list_payload([batch_payload(one, default) for one in found], limit))
 
     @router.get(
         "/{batch_id}", response_model=BatchPayload, responses=documented(examples.BATCH, 404)
@@ -85,7 +87,7 @@ def batches_router(
     def show_batch(batch_id: BatchId, caller: Reader) -> JSONResponse:
         """A batch as it stands."""
         found = store.batches.get(_checked_id(batch_id), caller.tenant)
-        return JSONResponse(batch_payload(found))
+        return JSONResponse(batch_payload(found, default))
 
     @router.post(
         "/{batch_id}/cancel",
@@ -96,7 +98,7 @@ def batches_router(
         """Ask for the end of a batch; what has landed stays."""
         batch = store.batches.cancel(_checked_id(batch_id), caller.tenant)
         try_to_wake(batch.job_id)
-        return JSONResponse(batch_payload(batch))
+        return JSONResponse(batch_payload(batch, default))
 
     return router
 

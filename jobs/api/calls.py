@@ -15,6 +15,7 @@ from fastapi import Request
 
 from nightjar.jobs.api.body import RefusedRequestError, UploadLimits
 from nightjar.jobs.api.call_body import BodyReader, CallBody, busy, parse_call, refused
+from nightjar.jobs.api.model_names import ModelNames
 from nightjar.jobs.api.watcher import Watcher
 from nightjar.jobs.errors import JobError
 from nightjar.jobs.records import (
@@ -31,7 +32,8 @@ from nightjar.jobs.store.submission import new_job_id
 
 logger = logging.getLogger(__name__)
 
-PlanCall = Callable[[str, RequestKind, JsonObject], PlannedCall | RequestError | None]
+PlanCall = Callable[[str, str, RequestKind, JsonObject], PlannedCall | RequestError | None]
+"""Called with the job's id, its model, and what it asks for."""
 
 URGENT = 9  # the highest priority that a job can have
 # A row expires so long after its client was told that it took too long, if nobody cancelled it.
@@ -119,7 +121,7 @@ class Calls:
     Args:
         store: Where the rows are.
         wake: Tells the planner of a new job's id.
-        served_model: The model of calls that name none; None accepts any.
+        names: The models that calls may name.
         settings: How many may wait, for how long, and how they get to the workers.
         uploads: How slowly a body may come.
     """
@@ -128,7 +130,7 @@ class Calls:
         self,
         store: Store,
         wake: Callable[[str], None],
-        served_model: str | None,
+        names: ModelNames,
         settings: CallSettings,
         uploads: UploadLimits,
     ) -> None:
@@ -136,7 +138,7 @@ class Calls:
         self._store = store
         self._wake = wake
         self._path = settings.path
-        self._served_model = served_model
+        self._names = names
         self._bodies = BodyReader(uploads)
         # Not FastAPI's threads, which slow downloads may hold.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="calls")
@@ -144,7 +146,7 @@ class Calls:
         self._taken = 0
 
     async def begin(self, request: Request, url: str, tenant: str) -> Call:
-        """Read, check and submit a call; raises RefusedRequestError."""
+        """Read, check and submit a call; raises RefusedRequestError or ModelNameError."""
         raw = await self._bodies.read(request)
         loop = asyncio.get_running_loop()
         if len(raw) <= _SHORT_BYTES:
@@ -171,19 +173,19 @@ class Calls:
             self._threads.submit(self._cancel, job_id)
 
     def _submit(self, job_id: str, asked: CallBody, tenant: str) -> None:
+        named = asked.body.get("model")
+        model = self._names.recent(named).choose(named)
         planned = None
         if self._path is not None:
-            planned = self._path.plan(job_id, asked.kind, asked.body)
+            planned = self._path.plan(job_id, model.name, asked.kind, asked.body)
         if isinstance(planned, RequestError):
             raise refused(planned.code, planned.message, planned.param)
-        model = asked.body.get("model") or self._served_model
-        if model is None:
-            raise refused("missing_field", "is missing; name the model", "body.model")
         new_job = NewJob(
-            model,
+            model.name,
             completion_window_s=self.settings.timeout_s + _EXPIRES_AFTER_S,
             priority=URGENT,
             tenant=tenant,
+            names_model=model.is_named,
         )
         ref = self._store.live.submit(new_job, job_id, asked.kind, asked.body, planned)
         try:

@@ -16,6 +16,7 @@ from nightjar.jobs.errors import (
     JobError,
     LifecycleError,
     LostUploadError,
+    ModelNameError,
     QuotaError,
     ReusedKeyError,
     StoreError,
@@ -58,6 +59,9 @@ def answer_error(request: Request, error: Exception) -> JSONResponse:
         return answer
     if isinstance(error, QuotaError):
         return _quota_answer(error)
+    if isinstance(error, ModelNameError):
+        status = 404 if error.code == "model_not_found" else 400
+        return error_answer(status, error.code, str(error), error.param)
     status, code = next(
         (answer for kind, answer in _STATUS_CODES if isinstance(error, kind)), (400, "invalid_job")
     )

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 UNREACHABLE = "the database is not available; the API's log says why"
 REFUSED = "the database refused a statement; the API's log says why"
 NO_TABLES = "the database lacks Nightjar's tables; run `nightjar migrate`"
+NOT_SERVED = "no GPU worker serves it; start `nightjar worker compute` with it"
 OK = "ok"
 UNKNOWN = "unknown"
 
@@ -59,13 +60,15 @@ def health_router(
     def health() -> JSONResponse:
         """200 while the database answers and uploads are taken; else 503, and why in `message`.
 
-        `parts` says it of each part of the deployment. A broker, planner, beat or GPU worker that
-        is not there is no reason for a 503: the API takes jobs, which wait in SQL. An upload
-        process that ended once is started again, and no reason for a 503 either.
+        `parts` says it of each part of the deployment, `models` of each model. A broker, planner,
+        beat or GPU worker that is not there is no reason for a 503: the API takes jobs, which wait
+        in SQL. An upload process that ended once is started again, and no reason for a 503 either.
         """
         parts: dict[str, str] = {"database": OK, "uploads": OK}
+        models: dict[str, str] = {}
         try:
             store.ping()
+            models = {one.name: OK if one.is_served else NOT_SERVED for one in store.models.known()}
             if deployment is not None:
                 parts |= deployment.parts()
         except StoreError as error:
@@ -75,7 +78,12 @@ def health_router(
             logger.warning("uploads are not taken", extra={"action": "health_failed"})
             parts["uploads"] = trouble
         troubles = [parts[name] for name in ("database", "uploads") if parts[name] != OK]
-        body: Health = {"status": "ok", "version": nightjar.__version__, "parts": parts}
+        body: Health = {
+            "status": "ok",
+            "version": nightjar.__version__,
+            "parts": parts,
+            "models": models,
+        }
         if troubles:
             body |= {"status": "unavailable", "message": "; ".join(troubles)}
         return JSONResponse(body, status_code=503 if troubles else 200)

@@ -3,6 +3,7 @@
 import json
 
 from nightjar.jobs.api.body import RefusedRequestError
+from nightjar.jobs.records import is_text
 
 MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY = 64  # characters
@@ -62,12 +63,12 @@ def parse_priority(text: str | None) -> int:
     return int(text)
 
 
+def parse_flag(name: str, text: str | None) -> bool:
+    """The value of `?NAME=true`, false unless given; raises RefusedRequestError."""
+    if text not in (None, "true", "false"):
+        raise RefusedRequestError(400, f"invalid_{name}", "must be true or false", name)
+    return text == "true"
+
+
 def _bad_metadata(message: str) -> RefusedRequestError:
     return RefusedRequestError(400, "invalid_metadata", message, "metadata")
-
-
-def is_text(value: object, longest: int) -> bool:
-    """Whether it is a text, not empty, that both databases can store."""
-    if not isinstance(value, str) or not 0 < len(value) <= longest or "\x00" in value:
-        return False
-    return value.encode(errors="replace").decode() == value

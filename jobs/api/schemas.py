@@ -121,6 +121,7 @@ class Health(TypedDict):
     version: str
     message: NotRequired[str]
     parts: dict[str, str]
+    models: NotRequired[dict[str, str]]
 
 
 class WebhookPayload(TypedDict):

@@ -4,19 +4,27 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from fastapi import Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 
 from nightjar.jobs.api.body import RefusedRequestError, UploadLimits, too_large
 from nightjar.jobs.api.caller import caller_of
-from nightjar.jobs.api.parameters import is_text, parse_metadata, parse_priority, parse_window
+from nightjar.jobs.api.model_names import ModelNames
+from nightjar.jobs.api.parameters import (
+    parse_flag,
+    parse_metadata,
+    parse_priority,
+    parse_window,
+)
 from nightjar.jobs.api.payloads import job_payload
 from nightjar.jobs.api.places import UploadPlaces
 from nightjar.jobs.api.schemas import JobPayload, SubmittedJob
 from nightjar.jobs.lines.batch_lines import BatchReader
 from nightjar.jobs.lines.file_kinds import HEAD_BYTES, other_format
-from nightjar.jobs.records import JobLimits, NewJob
+from nightjar.jobs.model_choice import RowsModel
+from nightjar.jobs.records import JobLimits, NewJob, NewRequest, RejectedRow, is_text
 from nightjar.jobs.store.jobs import Jobs
 from nightjar.jobs.store.submission import Submission
 
@@ -42,20 +50,28 @@ class Uploads:
         self,
         jobs: Jobs,
         wake: Callable[[str], None],
-        served_model: str | None,
+        names: ModelNames,
         limits: UploadLimits,
         places: UploadPlaces,
     ) -> None:
         self._jobs = jobs
         self._wake = wake
-        self._served_model = served_model
+        self._names = names
         self._limits = limits
         self._places = places
 
     async def receive(self, request: Request) -> tuple[int, JobPayload | SubmittedJob]:
         """The status and the body of the answer to `POST /v1/jobs`; raises RefusedRequestError."""
         self._check_headers(request)
+        waits = parse_flag("wait_for_model", request.query_params.get("wait_for_model"))
         new_job = self._new_job(request)
+        choices = await run_in_threadpool(self._names.read, may_wait=True)
+        model: RowsModel | None = None
+        if (asked := request.query_params.get("model")) is None:
+            model = RowsModel(choices, waits=waits)
+        else:
+            chosen = choices.choose(asked or None, waits=waits)
+            new_job = replace(new_job, model=chosen.name, names_model=chosen.is_named)
         digest = None if new_job.idempotency_key is None else _digest_of(new_job)
         pieces = self._places.pieces(request)
         # Who sends a little at a time, or little in all, holds no place before it is here.
@@ -66,11 +82,11 @@ class Uploads:
             self._places.place(),
             contextmanager_in_threadpool(self._jobs.submit(new_job)) as submission,
         ):
-            reader = BatchReader()
-            await run_in_threadpool(_take, submission, reader, first, digest)
+            arriving = _Arriving(submission, model, digest)
+            await run_in_threadpool(arriving.take, first)
             async for piece in pieces:
-                await run_in_threadpool(_take, submission, reader, piece, digest)
-            await run_in_threadpool(lambda: submission.add(reader.last_rows()))
+                await run_in_threadpool(arriving.take, piece)
+            await run_in_threadpool(arriving.end)
             submission.digest = None if digest is None else digest.hexdigest()
         if submission.existing:
             known = await run_in_threadpool(self._jobs.get, submission.job_id)
@@ -99,22 +115,6 @@ class Uploads:
 
     def _new_job(self, request: Request) -> NewJob:
         query = request.query_params
-        model = query.get("model") or self._served_model
-        if not model or not is_text(model, 512):
-            raise RefusedRequestError(
-                400,
-                "missing_model",
-                "name the model of the job in ?model=, at most 512 characters",
-                "model",
-            )
-        if self._served_model not in (None, model):
-            raise RefusedRequestError(
-                400,
-                "model_not_found",
-                f"this queue serves the model {self._served_model!r}, not {model!r}; leave "
-                "?model= out or name the served one",
-                "model",
-            )
         key = request.headers.get("idempotency-key")
         if key is not None and not is_text(key, 255):
             message = "must have 1 to 255 characters"
@@ -123,8 +123,10 @@ class Uploads:
         priority = parse_priority(query.get("priority"))
         limits = JobLimits(self._limits.max_rows, self._limits.max_rejected)
         metadata = parse_metadata(query.get("metadata"))
+        # The model that the job is for is found later, in the parameters or in the rows.
+        default = self._names.configured.default or ""
         tenant = caller_of(request).tenant
-        return NewJob(model, key, metadata, window_s, priority, limits=limits, tenant=tenant)
+        return NewJob(default, key, metadata, window_s, priority, limits=limits, tenant=tenant)
 
     def try_to_wake(self, job_id: str) -> str | None:
         """Tell the planner of a job.
@@ -143,13 +145,41 @@ class Uploads:
         return None
 
 
-def _take(
-    submission: Submission, reader: BatchReader, piece: bytes, digest: "hashlib._Hash | None"
-) -> None:
-    if digest is not None:
-        digest.update(piece)
-    if not submission.existing:
-        submission.add(reader.rows(piece))
+class _Arriving:
+    """The rows of an upload on their way into a job; used in threads, one after another.
+
+    model: Finds the job's model in the rows; None where the parameters named it.
+    digest: Of everything that was sent; None where nobody compares it.
+    """
+
+    def __init__(
+        self, submission: Submission, model: RowsModel | None, digest: "hashlib._Hash | None"
+    ) -> None:
+        self._submission = submission
+        self._model = model
+        self._digest = digest
+        self._reader = BatchReader()
+
+    def take(self, piece: bytes) -> None:
+        """Read a piece of the body."""
+        if self._digest is not None:
+            self._digest.update(piece)
+        if not self._submission.existing:
+            self._add(self._reader.rows(piece))
+
+    def end(self) -> None:
+        """Read the last row, and settle the job's model; raises ModelNameError."""
+        if self._submission.existing:
+            return
+        self._add(self._reader.last_rows())
+        if self._model is not None:
+            chosen = self._model.choice()
+            self._submission.use_model(chosen.name, is_named=chosen.is_named)
+
+    def _add(self, rows: list[NewRequest | RejectedRow]) -> None:
+        if self._model is not None:
+            self._model.look(rows)
+        self._submission.add(rows)
 
 
 def _digest_of(new_job: NewJob) -> "hashlib._Hash":

@@ -20,6 +20,7 @@ from nightjar.jobs.store.jobs import Jobs
 from nightjar.jobs.store.leading import Leaders
 from nightjar.jobs.store.leases import Leases
 from nightjar.jobs.store.live import LiveCalls
+from nightjar.jobs.store.models import Models
 from nightjar.jobs.store.orphans import Orphans
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.planning import Planning
@@ -54,6 +55,7 @@ class Store:
         heartbeats: Signs of life of workers.
         leaders: Which of several planners leads.
         shares: Charges tenants for what was computed.
+        models: Which models there are, and who serves them.
         stopping: Cancels, expires, pauses and resumes jobs.
         retries: Queues failed requests again.
         orphans: Followers whose leader has ended without them.
@@ -89,6 +91,7 @@ class Store:
         self.heartbeats = Heartbeats(database)
         self.leaders = Leaders(database)
         self.shares = Shares(database)
+        self.models = Models(database)
         self.stopping = Stopping(database, outcomes)
         self.retries = Retries(database, outcomes)
         self.orphans = Orphans(database, outcomes)

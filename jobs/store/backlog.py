@@ -25,7 +25,14 @@ _MOST_BESIDES = 10_000  # named in a statement
 _row = request.c
 # Built once, as each pass uses them: building costs more than running.
 _TO_PLAN = (
-    sa.select(job.c.id, job.c.plan_failures, job.c.plan_error, job.c.tenant, job.c.live)
+    sa.select(
+        job.c.id,
+        job.c.model,
+        job.c.plan_failures,
+        job.c.plan_error,
+        job.c.tenant,
+        job.c.live,
+    )
     .where(
         job.c.state.in_(lifecycle.RUNNABLE),
         has_rows(_row.row_index, _row.job_id == job.c.id, AWAITS_PLAN),
@@ -33,32 +40,50 @@ _TO_PLAN = (
     .order_by(*RANK)
 )
 _FIRST_TO_PLAN = _TO_PLAN.limit(sa.bindparam("most"))
+_NAMED = job.c.model == sa.bindparam("of_model")
+# Where one model is planned for, it also computes jobs whose submitter named none.
+_NAMED_OR_NONE = sa.or_(_NAMED, sa.not_(job.c.names_model))
+_FIRST_OF_MODEL = _FIRST_TO_PLAN.where(_NAMED)
+_FIRST_OF_ONLY_MODEL = _FIRST_TO_PLAN.where(_NAMED_OR_NONE)
+_FIRST_CALL = _FIRST_TO_PLAN.where(
+    job.c.live, job.c.model.in_(sa.bindparam("of_models", expanding=True))
+)
 _goes = (OVERTAKES.desc(), *RANK)
 _place = sa.func.row_number().over(partition_by=job.c.tenant, order_by=_goes)
-_in_turn = (
-    sa.select(
-        job.c.id,
-        job.c.plan_failures,
-        job.c.plan_error,
-        job.c.tenant,
-        job.c.live,
-        OVERTAKES.label("overtakes"),
-        RANK[0].label("rank"),
-        _place.label("place"),
+
+
+def _first_of_tenants(*of_model: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    in_turn = (
+        sa.select(
+            job.c.id,
+            job.c.model,
+            job.c.plan_failures,
+            job.c.plan_error,
+            job.c.tenant,
+            job.c.live,
+            OVERTAKES.label("overtakes"),
+            RANK[0].label("rank"),
+            _place.label("place"),
+        )
+        .where(
+            job.c.state.in_(lifecycle.RUNNABLE),
+            job.c.id.not_in(sa.bindparam("besides", expanding=True)),
+            has_rows(_row.row_index, _row.job_id == job.c.id, AWAITS_PLAN),
+            *of_model,
+        )
+        .subquery()
     )
-    .where(
-        job.c.state.in_(lifecycle.RUNNABLE),
-        job.c.id.not_in(sa.bindparam("besides", expanding=True)),
-        has_rows(_row.row_index, _row.job_id == job.c.id, AWAITS_PLAN),
+    return (
+        sa.select(in_turn, tenant.c.weight)
+        .outerjoin(tenant, tenant.c.name == in_turn.c.tenant)
+        .where(in_turn.c.place == 1)
+        .order_by(in_turn.c.overtakes.desc(), in_turn.c.rank, in_turn.c.id)
     )
-    .subquery()
-)
-_FIRST_OF_TENANTS = (
-    sa.select(_in_turn, tenant.c.weight)
-    .outerjoin(tenant, tenant.c.name == _in_turn.c.tenant)
-    .where(_in_turn.c.place == 1)
-    .order_by(_in_turn.c.overtakes.desc(), _in_turn.c.rank, _in_turn.c.id)
-)
+
+
+_FIRST_OF_TENANTS = _first_of_tenants()
+_FIRST_OF_TENANTS_OF_MODEL = _first_of_tenants(_NAMED)
+_FIRST_OF_TENANTS_OF_ONLY_MODEL = _first_of_tenants(_NAMED_OR_NONE)
 _WAITING = (
     sa.select(_row.id, _row.job_id, _row.row_index, _row.custom_id, _row.kind, _row.body)
     .where(_row.job_id == sa.bindparam("of_job"), AWAITS_PLAN)
@@ -95,27 +120,50 @@ class Backlog:
         with self._database.reading() as connection:
             return list(connection.scalars(_TO_PLAN))
 
-    def next_to_plan(self, besides: Collection[str] = ()) -> JobToPlan | None:
-        """The first job by rank that has queued requests and is not in `besides`, or None."""
+    def next_to_plan(
+        self, besides: Collection[str] = (), model: str | None = None, *, is_only: bool = False
+    ) -> JobToPlan | None:
+        """The first job by rank that has queued requests and is not in `besides`, or None.
+
+        `model` takes jobs of this model alone; if it `is_only`, also those whose submitter named
+        none.
+        """
+        of_model = _FIRST_OF_ONLY_MODEL if is_only else _FIRST_OF_MODEL
+        statement = _FIRST_TO_PLAN if model is None else of_model
+        return self._first(statement, besides, {"of_model": model})
+
+    def next_call(self, models: Collection[str], besides: Collection[str] = ()) -> JobToPlan | None:
+        """The first single call for one of these models that has to be planned, or None."""
+        return self._first(_FIRST_CALL, besides, {"of_models": list(models)})
+
+    def _first(
+        self, statement: sa.Select[Any], besides: Collection[str], values: dict[str, Any]
+    ) -> JobToPlan | None:
+        key = {**values, "most": len(besides) + 1}
         with self._database.reading() as connection:
-            for row in connection.execute(_FIRST_TO_PLAN, {"most": len(besides) + 1}).all():
+            for row in connection.execute(statement, key).all():
                 if row.id not in besides:
                     failures, error = row.plan_failures, row.plan_error
-                    return JobToPlan(row.id, failures, error, row.tenant, live=row.live)
+                    return JobToPlan(row.id, row.model, failures, error, row.tenant, live=row.live)
         return None
 
-    def first_of_tenants(self, besides: Collection[str] = ()) -> list[JobToPlan]:
+    def first_of_tenants(
+        self, besides: Collection[str] = (), model: str | None = None, *, is_only: bool = False
+    ) -> list[JobToPlan]:
         """The first job of each tenant that has queued requests and is not in `besides`.
 
-        Those that overtake other tenants come first, then all by rank.
+        Those that overtake other tenants come first, then all by rank. `model` and `is_only` are
+        those of `next_to_plan`.
         """
+        of_model = _FIRST_OF_TENANTS_OF_ONLY_MODEL if is_only else _FIRST_OF_TENANTS_OF_MODEL
+        statement = _FIRST_OF_TENANTS if model is None else of_model
+        key = {"besides": list(besides)[:_MOST_BESIDES], "of_model": model}
         with self._database.reading() as connection:
-            several = several_tenants(connection)
-            if several:
-                key = {"besides": list(besides)[:_MOST_BESIDES]}
+            if several_tenants(connection):
                 return [
                     JobToPlan(
                         row.id,
+                        row.model,
                         row.plan_failures,
                         row.plan_error,
                         row.tenant,
@@ -123,10 +171,10 @@ class Backlog:
                         bool(row.overtakes),
                         row.live,
                     )
-                    for row in connection.execute(_FIRST_OF_TENANTS, key)
+                    for row in connection.execute(statement, key)
                     if row.id not in besides
                 ]
-        alone = self.next_to_plan(besides)
+        alone = self.next_to_plan(besides, model, is_only=is_only)
         return [] if alone is None else [alone]
 
     def is_planned_ahead(self, of_tenant: str, fingerprint: str, micro_batches: int) -> bool:

@@ -28,16 +28,20 @@ from nightjar.jobs.store.tables import job, micro_batch, request
 
 # Built once, as each micro-batch uses them: building costs more than running.
 _mb = micro_batch.c
-_CLAIM = (
+_CLAIM, _CLAIM_OF_SEVERAL = (
     sa.update(micro_batch)
     .where(
         _mb.id == sa.bindparam("claimed"),
         _mb.epoch == sa.bindparam("at_epoch"),
-        _mb.fingerprint == sa.bindparam("of_model"),
+        of_model,
         _mb.state.in_([MicroBatchState.READY, MicroBatchState.DISPATCHED]),
     )
     .values(state=MicroBatchState.LEASED, owner=sa.bindparam("by"), attempts=_mb.attempts + 1)
     .returning(*_mb)
+    for of_model in (
+        _mb.fingerprint == sa.bindparam("of_model"),
+        _mb.fingerprint.in_(sa.bindparam("of_model", expanding=True)),
+    )
 )
 _OWNING_JOB = sa.select(job.c.cancel_requested, job.c.state).where(job.c.id == sa.bindparam("job"))
 # The epoch stays, as nobody has computed it. The dispatcher finds it when the job goes on.
@@ -74,26 +78,27 @@ class Leases:
         micro_batch_id: int,
         epoch: int,
         owner: str,
-        fingerprint: str = "",
-        *,
+        *fingerprints: str,
         live: bool = False,
     ) -> ClaimedMicroBatch | None:
         """Lease a micro-batch to `owner`; committed before the caller computes anything.
 
-        `fingerprint` is of the model that the owner serves. Gives None if the micro-batch was
+        `fingerprints` are of the models that the owner serves. Gives None if the micro-batch was
         planned for another model, if the message is stale or a duplicate, or if the job is paused
         or stopped: acknowledge the message and go on. The requests of a stopped job end. The first
         claim of a job sets it running. `live` as in `Database.write`.
         """
+        statement = _CLAIM if len(fingerprints) <= 1 else _CLAIM_OF_SEVERAL
+        of_model = "".join(fingerprints) if len(fingerprints) <= 1 else fingerprints
 
         def work(connection: Connection) -> ClaimedMicroBatch | None:
             key = {
                 "claimed": micro_batch_id,
                 "at_epoch": epoch,
-                "of_model": fingerprint,
+                "of_model": of_model,
                 "by": owner,
             }
-            leased = connection.execute(_CLAIM, key).one_or_none()
+            leased = connection.execute(statement, key).one_or_none()
             if leased is None:
                 return None
             owning = connection.execute(_OWNING_JOB, {"job": leased.job_id}).one()

@@ -1,8 +1,11 @@
-"""Replanning: plans for a model that is not served any more are taken apart.
+"""Replanning: plans for models that are not served any more are taken apart.
 
 Token ids have a meaning for one tokenizer only. So the requests are queued again, to be encoded for
-the model that is served now.
+the models that are served now.
 """
+
+from collections.abc import Collection, Iterator
+from itertools import pairwise
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -16,18 +19,20 @@ from nightjar.jobs.store.tables import READY_ALONE, micro_batch, request
 
 _mb = micro_batch.c
 _WAITING = (MicroBatchState.READY, MicroBatchState.DISPATCHED)
-_OTHER = _mb.fingerprint != sa.bindparam("served")
-# Separate statements, so that each is a step in an index. What is dispatched is never much.
-_OTHERS_READY = tuple(
-    sa.select(_mb.id).where(READY_ALONE, other).limit(sa.bindparam("most"))
-    for other in (
-        _mb.fingerprint < sa.bindparam("served"),
-        _mb.fingerprint > sa.bindparam("served"),
-    )
+_ABOVE = _mb.fingerprint > sa.bindparam("above")
+_BELOW = _mb.fingerprint < sa.bindparam("below")
+# Separate statements, so that each is a step in an index: what lies before the first served
+# model, behind the last one, and between two. What is dispatched is never much.
+_READY_BEFORE, _READY_BEHIND, _READY_BETWEEN = (
+    sa.select(_mb.id).where(READY_ALONE, *where).limit(sa.bindparam("most"))
+    for where in ((_BELOW,), (_ABOVE,), (_ABOVE, _BELOW))
 )
 _OTHERS_DISPATCHED = (
     sa.select(_mb.id)
-    .where(_mb.state == MicroBatchState.DISPATCHED, _OTHER)
+    .where(
+        _mb.state == MicroBatchState.DISPATCHED,
+        _mb.fingerprint.not_in(sa.bindparam("served", expanding=True)),
+    )
     .limit(sa.bindparam("most"))
 )
 _LOCKED = (
@@ -39,20 +44,20 @@ _LOCKED = (
 
 
 class Replanning:
-    """Takes plans apart when the planner serves another model than before."""
+    """Takes plans apart when the planner serves other models than before."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def take_apart_others(
-        self, served: str, most: int, *, unnamed_alone: bool = False
+        self, served: Collection[str], most: int, *, unnamed_alone: bool = False
     ) -> list[MicroBatchRef]:
         """Take apart micro-batches of other models, and queue their requests again.
 
         Takes at most `most` micro-batches, in one transaction, and none that is leased: its worker
-        finishes it. Returns those that were taken apart; none when none are left. `served` is the
-        fingerprint of the model that is planned for now. `unnamed_alone` takes only micro-batches
-        whose planner, of an older version, did not name the model.
+        finishes it. Returns those that were taken apart; none when none are left. `served` are the
+        fingerprints of the models that are planned for now, at least one. `unnamed_alone` takes
+        only micro-batches whose planner, of an older version, did not name the model.
         """
         with self._database.reading() as connection:  # most calls find none, and need no lock
             ids = _waiting_for_others(connection, served, most, unnamed_alone=unnamed_alone)
@@ -73,13 +78,22 @@ class Replanning:
 
 
 def _waiting_for_others(
-    connection: Connection, served: str, most: int, *, unnamed_alone: bool
+    connection: Connection, served: Collection[str], most: int, *, unnamed_alone: bool
 ) -> list[int]:
     ids: list[int] = []
-    for statement in (*_OTHERS_READY, _OTHERS_DISPATCHED):
+    for statement, values in _looks(sorted(served)):
         chosen = statement.where(_mb.fingerprint == "") if unnamed_alone else statement
-        ids += connection.scalars(chosen, {"served": served, "most": most - len(ids)})
+        ids += connection.scalars(chosen, {**values, "most": most - len(ids)})
     return ids
+
+
+def _looks(served: list[str]) -> Iterator[tuple[sa.Select[int], dict[str, object]]]:
+    """Yield the statements that find micro-batches of models beside the served ones."""
+    yield _READY_BEFORE, {"below": served[0]}
+    yield _READY_BEHIND, {"above": served[-1]}
+    for one, following in pairwise(served):
+        yield _READY_BETWEEN, {"above": one, "below": following}
+    yield _OTHERS_DISPATCHED, {"served": served}
 
 
 def _take_apart(connection: Connection, micro_batches: list[int]) -> None:

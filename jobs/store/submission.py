@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from itertools import islice
 from typing import Any
@@ -120,6 +121,10 @@ class Submission:
         """Raise QuotaError unless the tenant may add so many rows now."""
         self._quotas.check_new_job(self._connection, self._new_job.tenant, rows)
 
+    def use_model(self, name: str, *, is_named: bool) -> None:
+        """Set the job's model; for submitters who find it in the rows."""
+        self._new_job = replace(self._new_job, model=name, names_model=is_named)
+
     def check_same(self) -> None:
         """Raise ReusedKeyError if the key's job was made of other content.
 
@@ -204,6 +209,7 @@ def job_values(new_job: NewJob, job_id: str, total: int) -> dict[str, Any]:
         "completion_window_s": window,
         "priority": new_job.priority,
         "tenant": new_job.tenant,
+        "names_model": new_job.names_model,
         "rank_at": created_at - timedelta(seconds=new_job.priority * AGEING_S),
     }
     return values | dict.fromkeys((*COUNTED_STATES.values(), *TOKEN_COUNTS), 0)

@@ -59,6 +59,9 @@ job = sa.Table(
     # The newest day (of UTC, from 1970) on which results landed, and the tokens of those results.
     sa.Column("tokens_day", sa.BigInteger),
     sa.Column("day_tokens", sa.BigInteger, nullable=False, server_default="0"),
+    # Its submitter has named the model. A job that names none is computed by whichever model a
+    # deployment of one model serves.
+    sa.Column("names_model", sa.Boolean, nullable=False, server_default=sa.false()),
     # For listings: the jobs of one tenant, newest first.
     sa.Index(None, "tenant", "id"),
     # The same without single calls, of which there may be far more than jobs.

@@ -4,7 +4,7 @@ For people only: no decision rests on it.
 """
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 import sqlalchemy as sa
@@ -15,7 +15,8 @@ from nightjar.jobs.records import Job
 from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store.common import AWAITS_PLAN, has_rows, now
 from nightjar.jobs.store.job_rows import find_job
-from nightjar.jobs.store.tables import job, micro_batch, request, worker
+from nightjar.jobs.store.model_tables import model, worker_model
+from nightjar.jobs.store.tables import READY_ALONE, job, micro_batch, request, worker
 
 SWEEPER = "sweeper"
 """The owner under which the planner that leads beats, at every sweep."""
@@ -55,6 +56,43 @@ _SERVED = (
     .where(micro_batch.c.state.in_(_IN_FLIGHT))
     .distinct()
 )
+_MOST_NAMED = 5
+_MOMENT = worker.c.seen_at.type
+_IS_READY: sa.ColumnElement[bool] = sa.and_(READY_ALONE)
+_planned_for = (
+    micro_batch.c.job_id == _of_job,
+    micro_batch.c.fingerprint == model.c.fingerprint,
+)
+# The models that work of the job needs and no living worker serves: a step in an index for each.
+_UNSERVED = (
+    sa.select(model.c.name)
+    .where(
+        ~sa.exists().where(
+            worker_model.c.fingerprint == model.c.fingerprint,
+            worker.c.owner == worker_model.c.owner,
+            worker.c.seen_at > sa.bindparam("since", type_=_MOMENT),
+        ),
+        sa.or_(
+            sa.and_(sa.bindparam("awaits_plan"), model.c.name == sa.bindparam("job_model")),
+            has_rows(micro_batch.c.id, *_planned_for, _IS_READY),
+            has_rows(
+                micro_batch.c.id, *_planned_for, micro_batch.c.state == MicroBatchState.DISPATCHED
+            ),
+        ),
+    )
+    .order_by(model.c.name)
+    .limit(_MOST_NAMED)
+)
+# Whether the job's model is planned for: by its name, or as the only one. True where no planner
+# has said what it plans for: one of the version before says nothing.
+_count = sa.select(sa.func.count()).select_from(model)
+_IS_PLANNED_FOR = sa.select(
+    sa.or_(
+        _count.where(model.c.name == job.c.model).scalar_subquery() > 0,
+        _count.scalar_subquery() == 0,
+        sa.and_(~job.c.names_model, _count.scalar_subquery() == 1),
+    )
+).where(job.c.id == _of_job)
 _WAITING_BEHIND = "its turn: the GPU workers compute other work first"
 _WAITING_BEHIND_TENANTS = (
     "its turn: the GPU workers compute work of other tenants first, as tenants share them by weight"
@@ -67,6 +105,7 @@ class WaitsFor(StrEnum):
     RESUME = "resume"
     PLANNER = "planner"  # or the clock, or the broker: without any of them no planner sweeps
     GPU_WORKER = "gpu_worker"
+    MODEL = "model"  # a planner or a GPU worker of its model
     TURN = "turn"
 
 
@@ -116,12 +155,33 @@ def _of_running(connection: Connection, found: Job) -> Waiting:
         return Waiting(tuple(missing), "; ".join(missing.values()))
     if leased:
         return Waiting()
+    if trouble := _model_trouble(connection, found, awaits_plan=bool(awaits_plan)):
+        return Waiting((WaitsFor.MODEL,), trouble)
     if awaits_plan:
         return Waiting((WaitsFor.PLANNER,), "its requests wait to be planned")
     served = set(connection.scalars(_SERVED))
     behind_tenants = bool(served) and found.tenant not in served
     message = _WAITING_BEHIND_TENANTS if behind_tenants else _WAITING_BEHIND
     return Waiting((WaitsFor.TURN,), message)
+
+
+def _model_trouble(connection: Connection, found: Job, *, awaits_plan: bool) -> str | None:
+    """Which model of the job is missing, and how to mend it; None if all are there."""
+    key = {"of_job": found.id}
+    if awaits_plan and not connection.scalar(_IS_PLANNED_FOR, key):
+        return (
+            f"no planner plans for the model {found.model!r}: name it in NIGHTJAR_MODELS, of the "
+            "planners and of a GPU worker"
+        )
+    since = now() - timedelta(seconds=SILENT_AFTER_S)
+    values = {**key, "job_model": found.model, "awaits_plan": awaits_plan, "since": since}
+    unserved = connection.scalars(_UNSERVED, values).all()
+    if not unserved:
+        return None
+    return (
+        f"no GPU worker serves {' and '.join(map(repr, unserved))}: start `nightjar worker "
+        "compute` with that model; one that still loads it is silent"
+    )
 
 
 def _silence(sign: datetime | None) -> str | None:

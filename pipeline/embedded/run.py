@@ -120,6 +120,7 @@ class _Run:
             database_url=SecretStr(sqlite_url(workdir.resolve() / "nightjar.db")),
             model=model.path.resolve(),
             model_name=model.name,
+            models="",  # a run has one model, whatever a deployment has
             dtype=arguments.dtype,
             drain_s=DRAIN_S,
             **_cache_settings(arguments.reuse_results),

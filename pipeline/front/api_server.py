@@ -18,7 +18,6 @@ from celery import Celery
 from fastapi import FastAPI
 
 from nightjar import logs
-from nightjar.checkpoints import ModelDirectory
 from nightjar.children import die_with_parent
 from nightjar.jobs.api import create_app
 from nightjar.jobs.api.body import UploadLimits
@@ -26,11 +25,13 @@ from nightjar.jobs.api.calls import CallPath, CallSettings
 from nightjar.jobs.api.forwarding import UploadTaker
 from nightjar.jobs.api.health import Deployment
 from nightjar.jobs.api.key_ring import Access
+from nightjar.jobs.model_choice import ConfiguredModels
 from nightjar.jobs.store import Store
 from nightjar.jobs.webhooks.addresses import AddressGuard
 from nightjar.pipeline.front.signs import BROKER_TIMEOUT_S, Signs
 from nightjar.pipeline.front.upload_process import UploadProcess
 from nightjar.pipeline.planning.calls import CallPlanner
+from nightjar.pipeline.planning.models import PlanningModels
 from nightjar.pipeline.queue.celery_app import PLAN_TASK, create_celery_app
 from nightjar.pipeline.queue.dispatcher import publish
 from nightjar.pipeline.queue.waking import send_wake
@@ -123,13 +124,10 @@ def application(
     def wake(job_id: str) -> None:
         send_wake(celery, PLAN_TASK, args=[job_id], retry=False)
 
-    served = settings.model_name
-    if served is None and settings.model is not None:
-        served = ModelDirectory.open(settings.model).name
     return create_app(
         store,
         wake,
-        served_model=served,
+        served_model=ConfiguredModels(tuple(settings.model_paths), settings.accept_any_model),
         limits=UploadLimits(
             settings.max_upload_bytes,
             settings.upload_stalled_after_s,
@@ -150,10 +148,10 @@ def application(
 
 
 def _call_path(settings: Settings, store: Store, celery: Celery) -> CallPath | None:
-    """The quick way of single calls; None where the API does not know the model."""
-    if settings.model is None:
+    """The quick way of single calls; None where the API does not know the models."""
+    if not settings.model_paths:
         return None
-    planner = CallPlanner(settings, store, partial(ModelDirectory.open, settings.model))
+    planner = CallPlanner(settings, partial(PlanningModels.open, settings, store))
     return CallPath(planner.plan, partial(publish, celery, retry=False))
 
 

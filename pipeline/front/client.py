@@ -53,6 +53,9 @@ class Client:
         idempotency_key: str | None = None,
         completion_window: str | None = None,
         priority: int = 0,
+        *,
+        model: str | None = None,
+        wait_for_model: bool = False,
     ) -> dict[str, Any]:
         """Send a file of OpenAI batch lines; return the job.
 
@@ -61,10 +64,16 @@ class Client:
             idempotency_key: Sending the same key again returns the same job.
             completion_window: Such as "24h"; requests not computed by then expire.
             priority: 0 to 9; each step is worth an hour of waiting.
+            model: The job's model; by default the one that its lines name, or the only one.
+            wait_for_model: An unknown model is no error: the job waits until it is served.
         """
         query: dict[str, str | int] = {} if priority == 0 else {"priority": priority}
         if completion_window is not None:
             query["completion_window"] = completion_window
+        if model is not None:
+            query["model"] = model
+        if wait_for_model:
+            query["wait_for_model"] = "true"
         headers = {"Content-Type": "application/jsonl"}
         if idempotency_key is not None:
             headers["Idempotency-Key"] = idempotency_key
@@ -97,6 +106,11 @@ class Client:
     def retry(self, job_id: str) -> dict[str, Any]:
         """Compute requests again whose failure they did not cause; `retried` counts them."""
         return self._call("POST", f"{_path(job_id)}/retry")
+
+    def models(self) -> list[dict[str, Any]]:
+        """Return the models that jobs may name; `served` says whether a GPU worker has them."""
+        found: list[dict[str, Any]] = self._call("GET", "/v1/models")["data"]
+        return found
 
     def results(self, job_id: str, outcome: str = "all") -> Iterator[dict[str, Any]]:
         """Yield OpenAI batch output lines of the landed results.

@@ -34,7 +34,6 @@ class Encoder:
         config: Sizes of the model; its context length bounds every request.
         tokenizer: The model's own tokenizer.
         find_vectors: Looks a prompt vector up by name; None where the name is unknown.
-        served_name: Name that a request's `model` has to match; None accepts any.
         chat_template: Renders messages as a prompt; None where the model has no template.
     """
 
@@ -43,13 +42,11 @@ class Encoder:
         config: ModelConfig,
         tokenizer: Tokenizer,
         find_vectors: VectorLookup,
-        served_name: str | None,
         chat_template: ChatTemplate | None = None,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._find_vectors = find_vectors
-        self._served_name = served_name
         self._chat_template = chat_template
         self._prompt_id = tokenizer.token_id(PROMPT_TOKEN)
         self._prefix = list(tokenizer.prefix_ids)
@@ -85,7 +82,6 @@ class Encoder:
     def _texts(self, request: QueuedRequest) -> list[str]:
         """Return the texts to tokenize, by segment; none for a prompt given as token ids."""
         body = request.body
-        self._check_model(body)
         if request.kind is RequestKind.RANK:
             return [body["query"], *body["documents"]]
         if is_chat(request):
@@ -133,17 +129,6 @@ class Encoder:
         """
         prefix = self._prefix
         return ids if not ids or ids[: len(prefix)] == prefix else prefix + ids
-
-    def _check_model(self, body: dict[str, Any]) -> None:
-        asked = body.get("model")
-        if self._served_name is not None and asked not in (None, self._served_name):
-            raise EncodeError(
-                "model_not_found",
-                f"the model served here is {self._served_name!r}, not {str(asked)[:80]!r}; leave "
-                "`model` out or name the served one; --accept-any-model (in a queue "
-                "NIGHTJAR_ACCEPT_ANY_MODEL) computes whatever name is given",
-                "body.model",
-            )
 
     def _check_ids(self, ids: Sequence[int]) -> list[int]:
         vocabulary = self._config.vocab_size

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from nightjar.jobs.batch_records import Batch
 from nightjar.jobs.errors import QuotaError, StoreError, StoreUnavailableError
+from nightjar.jobs.model_choice import ConfiguredModels
 from nightjar.jobs.records import JobLimits, JsonObject
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.batch_work import StoppedBatchError
@@ -43,7 +44,7 @@ class Ingest:
     Args:
         store: Where batches, files and jobs are.
         limits: Of rows, and of rejected rows of a batch that is not strict.
-        served_model: The model of batches that name none.
+        models: What this planner plans for; batches may name others that are known.
         attempts: Readings that came to no end, in a row, after which a batch fails.
         clock: Monotonic seconds.
     """
@@ -53,14 +54,14 @@ class Ingest:
         store: Store,
         *,
         limits: JobLimits,
-        served_model: str,
+        models: ConfiguredModels,
         attempts: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._work = store.batch_work
         self._limits = limits
-        self._served_model = served_model
+        self._models = models
         self._attempts = attempts
         self._clock = clock
         self._open: deque[Reading] = deque()
@@ -116,7 +117,7 @@ class Ingest:
             self._fail(batch, [file_error("internal_error", message)])
             return True
         try:
-            self._open.append(Reading(self._store, batch, self._limits, self._served_model))
+            self._open.append(Reading(self._store, batch, self._limits, self._models))
         except QuotaError as error:
             self._fail(batch, [file_error(error.code, str(error))])
         except StoreUnavailableError:

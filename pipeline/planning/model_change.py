@@ -1,20 +1,21 @@
-"""Handles micro-batches that were planned for a model that is not served any more.
+"""Handles micro-batches that were planned for models that are not served any more.
 
 Micro-batches hold token ids of one model's tokenizer: no worker of another model may claim them.
-`replan`: micro-batches that no worker computes are taken apart, and their requests are planned for
-the served model. `finish`: they stay on their queues for the workers of their model. Micro-batches
-of an earlier version name no model, and are always planned again.
+`replan`: micro-batches that no worker computes are taken apart. Their requests are queued again,
+and planned for the model that they or their job name. `finish`: they stay on their queues for the
+workers of their model. Micro-batches of an earlier version name no model, and are always planned
+again.
 """
 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.store.replanning import Replanning
+from nightjar.pipeline.model_settings import OnModelChange
 from nightjar.pipeline.queue.queues import short_model
-from nightjar.pipeline.settings import OnModelChange
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class ModelChange:
 
     Args:
         replanning: Takes micro-batches apart in the store.
-        served: Fingerprint of the served model.
+        served: Fingerprints of the served models.
         policy: What to do with micro-batches of other models.
         empty_queues: Drops the messages of a model, by its fingerprint.
         clock: Monotonic seconds.
@@ -38,13 +39,13 @@ class ModelChange:
     def __init__(
         self,
         replanning: Replanning,
-        served: str,
+        served: Collection[str],
         policy: OnModelChange,
         empty_queues: Callable[[str], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._replanning = replanning
-        self._served = served
+        self._served = frozenset(served)
         self._unnamed_alone = policy == "finish"
         self._empty_queues = empty_queues
         self._clock = clock
@@ -70,14 +71,14 @@ class ModelChange:
             logger.warning(
                 "%d requests were planned for another model than %s: they are planned again",
                 requests,
-                short_model(self._served),
+                " and ".join(map(short_model, sorted(self._served))),
                 extra={"action": "replan", "requests": requests},
             )
         return requests
 
     def warn_of_waiting(self, overdue: Iterable[MicroBatchRef]) -> None:
         """Warn, once a minute, of models whose micro-batches no worker has claimed for long."""
-        for fingerprint in {ref.fingerprint for ref in overdue} - {self._served}:
+        for fingerprint in {ref.fingerprint for ref in overdue} - self._served:
             if self._clock() < self._say_again.get(fingerprint, -math.inf):
                 continue
             self._say_again[fingerprint] = self._clock() + SAY_EVERY_S

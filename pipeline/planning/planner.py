@@ -1,23 +1,23 @@
 """Plan: turn queued requests into micro-batches, one chunk in one transaction.
 
-The job is chosen again for each chunk: the first by rank, or where several tenants wait, of the one
-whose turn it is. So an urgent job waits for at most one chunk of a bulk job of its tenant. A chunk
-is bounded in requests, bytes and tokens.
+The job is chosen again for each chunk (pipeline/planning/turns.py): models take turns, then
+tenants, and of a tenant's jobs the first by rank goes. So an urgent job waits for at most one chunk
+of a bulk job of its tenant and model. A chunk is bounded in requests, bytes and tokens.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.errors import StoreError, StoreUnavailableError
 from nightjar.jobs.records import EncodedRequest, JobToPlan, NewResult, QueuedRequest, RequestError
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.encode import Encoder
-from nightjar.pipeline.planning.fair_turns import FairTurns
+from nightjar.pipeline.planning.models import PlanningModel, PlanningModels
 from nightjar.pipeline.planning.pack import Packable, pack
-from nightjar.pipeline.planning.reuse import open_cache
+from nightjar.pipeline.planning.turns import Turns
 from nightjar.pipeline.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -29,22 +29,34 @@ _BACK_OFF_S = 1.0  # after the first failure; twice as long after each further o
 _LONGEST_BACK_OFF_S = 60.0
 # A tenant that has so many windows of micro-batches ready yields to others.
 _WINDOWS_AHEAD = 4
-_MOST_YIELDING = 8  # looked at in one choice
 _DIED = "the planner ended while it planned the job"
 
 Refused = list[tuple[int, RequestError]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What became of a part of a chunk.
+
+    encoded_tokens: Of its requests' prompts.
+    packed_tokens: Of its micro-batches; answers that were kept take none.
+    """
+
+    requests: int
+    encoded_tokens: int
+    packed_tokens: int
+
+
 class Planner:
-    """Plans jobs for the model that this deployment serves.
+    """Plans jobs for the models that this deployment serves.
 
     To plan a job twice at once is harmless, because the store takes each request once. It is only
     wasteful, so a process plans in one thread, and of several processes one leads.
 
     Args:
-        settings: The budgets of a chunk and of a micro-batch, and what is served.
+        settings: The budgets of a chunk and of a micro-batch.
         store: Where the jobs are.
-        model: The served model's directory.
+        models: What the jobs are planned for.
         clock: Monotonic seconds.
     """
 
@@ -52,22 +64,19 @@ class Planner:
         self,
         settings: Settings,
         store: Store,
-        model: ModelDirectory,
+        models: PlanningModels,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self.fingerprint = model.fingerprint
-        self.model_name = settings.model_name or model.name
-        self._cache = open_cache(settings, store, model)
         self._store = store
+        self._models = models
+        self._turns = Turns(store.backlog, models, _WINDOWS_AHEAD * settings.dispatch_window)
         self._clock = clock
-        self._encoder = open_encoder(settings, store, model)
         self._counted: set[str] = set()  # jobs whose chunk was counted as a failure before it began
         self._not_before: dict[str, float] = {}  # by job: when to try again
-        self._turns = FairTurns()
 
     def plan_next(self) -> int:
-        """Plan one chunk of the next job: the first by rank of the tenant whose turn it is.
+        """Plan one chunk of the next job, of the model and the tenant whose turn it is.
 
         A job that cannot be planned is tried again later, and other jobs continue. After
         NIGHTJAR_PLAN_ATTEMPTS failures in a row its waiting requests fail, with the reason.
@@ -80,7 +89,7 @@ class Planner:
         """
         now = self._clock()
         self._not_before = {job: when for job, when in self._not_before.items() if when > now}
-        found = self._choose(self._store.backlog.first_of_tenants(self._not_before))
+        found = self._turns.next_job(self._not_before)
         if found is None:
             return 0
         # An interruption by the database is not a failure of the job.
@@ -95,17 +104,6 @@ class Planner:
         except BaseException as error:  # noqa: BLE001 - noted in SQL, and logged
             self._note_failure(found, error)
             return 1
-
-    def _choose(self, waiting: list[JobToPlan]) -> JobToPlan | None:
-        """Choose among the first jobs of the tenants."""
-        if len(waiting) < 2 or waiting[0].overtakes:
-            return waiting[0] if waiting else None
-        in_turn = self._turns.in_turn(waiting)
-        enough = _WINDOWS_AHEAD * self._settings.dispatch_window
-        for item in in_turn[:_MOST_YIELDING]:
-            if not self._store.backlog.is_planned_ahead(item.tenant, self.fingerprint, enough):
-                return item
-        return in_turn[0]
 
     def pause_s(self) -> float | None:
         """Seconds until a failed job is tried again; None if there is none."""
@@ -159,12 +157,34 @@ class Planner:
 
     def _plan_chunk(self, found: JobToPlan, requests: list[QueuedRequest]) -> int:
         """Plan the requests, or the first of them; return how many."""
-        encoded, rejected = self._encode(requests)
+        groups, refused = self._models.sort(found.model, requests)
+        if refused:
+            self._store.planning.save_plan(found.id, [], [], refused)
+        done, packed, left = len(refused), 0, self._settings.plan_chunk_tokens
+        for model, group in groups:
+            planned = self._plan_for(model, found, group, left)
+            done, packed = done + planned.requests, packed + planned.packed_tokens
+            left -= planned.encoded_tokens
+            if left <= 0:
+                break
+        # A request that is refused or answered costs a little, too.
+        self._turns.charge(found, done + packed)
+        return done
+
+    def _plan_for(
+        self,
+        model: PlanningModel,
+        found: JobToPlan,
+        requests: list[QueuedRequest],
+        most_tokens: int,
+    ) -> _Planned:
+        """Plan requests for a model, or the first of them."""
+        encoded, rejected, tokens = self._encode(model.encoder, requests, most_tokens)
         by_id = {request.id: request for request in requests}
         done = len(encoded) + len(rejected)
         answered: list[NewResult] = []
-        if self._cache is not None:
-            answered = self._cache.find((by_id[item.id], item) for item in encoded)
+        if model.cache is not None:
+            answered = model.cache.find((by_id[item.id], item) for item in encoded)
             known = {item.request_id for item in answered}
             encoded = [item for item in encoded if item.id not in known]
         batches = pack(
@@ -178,11 +198,9 @@ class Planner:
             batches,
             rejected,
             answered,
-            fingerprint=self.fingerprint,
+            fingerprint=model.fingerprint,
             live=found.live,
         )
-        # A request that is refused or answered costs a little, too.
-        self._turns.charge(found, done + sum(batch.tokens for batch in batches))
         logger.info(
             "planned %d requests of %s into %d micro-batches, refused %d, had %d answers",
             len(encoded),
@@ -192,33 +210,37 @@ class Planner:
             len(answered),
             extra={"action": "plan_chunk", "job_id": found.id},
         )
-        return done
+        return _Planned(done, tokens, sum(batch.tokens for batch in batches))
 
-    def _encode(self, requests: list[QueuedRequest]) -> tuple[list[EncodedRequest], Refused]:
-        """Encode requests until the token budget is spent; the others wait."""
+    def _encode(
+        self, encoder: Encoder, requests: list[QueuedRequest], most_tokens: int
+    ) -> tuple[list[EncodedRequest], Refused, int]:
+        """Encode requests until the tokens are spent; the others wait. Also returns the tokens."""
         encoded: list[EncodedRequest] = []
         rejected: Refused = []
         tokens = 0
         for group in _groups(requests):
-            done, refused = self._encode_group(group)
+            done, refused = self._encode_group(encoder, group)
             encoded += done
             rejected += refused
             tokens += sum(sum(map(len, item.segments)) for item in done)
-            if tokens >= self._settings.plan_chunk_tokens:
+            if tokens >= most_tokens:
                 break
-        return encoded, rejected
+        return encoded, rejected, tokens
 
-    def _encode_group(self, requests: list[QueuedRequest]) -> tuple[list[EncodedRequest], Refused]:
+    def _encode_group(
+        self, encoder: Encoder, requests: list[QueuedRequest]
+    ) -> tuple[list[EncodedRequest], Refused]:
         """Encode together; if that raises, each alone, so that only the faulty request fails."""
         try:
-            return self._encoder.encode(requests)
+            return encoder.encode(requests)
         except BaseException:  # a panic of the tokenizers library is no Exception
             logger.exception("a chunk cannot be encoded; encoding its requests one by one")
         encoded: list[EncodedRequest] = []
         rejected: Refused = []
         for request in requests:
             try:
-                done, refused = self._encoder.encode([request])
+                done, refused = encoder.encode([request])
             except BaseException as error:
                 logger.exception("request %d cannot be encoded", request.id)
                 fault = f"the planner failed: {type(error).__name__}"
@@ -241,17 +263,6 @@ def _groups(requests: Sequence[QueuedRequest]) -> Iterator[list[QueuedRequest]]:
         total += request.size
     if group:
         yield group
-
-
-def open_encoder(settings: Settings, store: Store, model: ModelDirectory) -> Encoder:
-    """Return the encoder of the served model."""
-    return Encoder(
-        model.config,
-        model.tokenizer(),
-        find_vectors=store.vectors.get,
-        served_name=None if settings.accept_any_model else settings.model_name or model.name,
-        chat_template=model.chat_template(),
-    )
 
 
 def packable(request: QueuedRequest, encoded: EncodedRequest) -> Packable:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from nightjar.jobs.batch_records import Batch
 from nightjar.jobs.errors import (
     EmptyJobError,
+    ModelNameError,
     QuotaError,
     StoreError,
     TooManyRejectedError,
@@ -15,6 +16,7 @@ from nightjar.jobs.errors import (
 )
 from nightjar.jobs.lines.batch_lines import BatchReader
 from nightjar.jobs.lines.file_kinds import HEAD_BYTES, other_format
+from nightjar.jobs.model_choice import Choices, ConfiguredModels, RowsModel
 from nightjar.jobs.records import JobLimits, JsonObject, NewJob, NewRequest, RejectedRow
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.staged_rows import MOST_TOLD
@@ -37,11 +39,14 @@ class _DroppedError(Exception):
 class Reading:
     """One file while it is read, and then while its rows land in a thread of their own."""
 
-    def __init__(self, store: Store, batch: Batch, limits: JobLimits, served_model: str) -> None:
+    def __init__(
+        self, store: Store, batch: Batch, limits: JobLimits, models: ConfiguredModels
+    ) -> None:
         self.batch = batch
         self.error: BaseException | None = None
         new_job = NewJob(
-            model=batch.model or served_model,
+            model=batch.model or models.default or "",
+            names_model=batch.model is not None,
             metadata=batch.metadata,
             completion_window_s=batch.completion_window_s,
             priority=batch.priority,
@@ -50,6 +55,9 @@ class Reading:
             id=batch.job_id,
             created_at=batch.created_at,
         )
+        self._model: RowsModel | None = None
+        if batch.model is None:
+            self._model = RowsModel(Choices(store.models.known(), models), waits=False)
         self._reader = BatchReader(only_url=batch.endpoint if batch.strict else None)
         self._parts = store.files.parts(batch.input_file_id)
         self._head = b""
@@ -78,6 +86,7 @@ class Reading:
 
         Raises:
             UnusableFileError: No job can be made of the file.
+            ModelNameError: Its lines name unknown models alone, or none where there are several.
         """
         part = next(self._parts, None)
         if part is not None:
@@ -90,6 +99,9 @@ class Reading:
                 file_error("invalid_file", "has no line of JSON; write one JSON object a line"),
                 *map(_row_error, self._told),
             )
+        if self._model is not None and self._model.has_rows:
+            chosen = self._model.choice()
+            self._submission.use_model(chosen.name, is_named=chosen.is_named)
         self._landing = threading.Thread(target=self._land, name="land a batch", daemon=True)
         self._landing.start()
 
@@ -123,6 +135,8 @@ class Reading:
                     self._told.append(row)
             else:
                 self._has_json = True
+        if self._model is not None:
+            self._model.look(rows)
         self._submission.add(rows)
 
 
@@ -133,8 +147,8 @@ def errors_of(error: BaseException, *, strict: bool) -> Sequence[JsonObject] | N
     if isinstance(error, TooManyRejectedError):
         rows = [_row_error(row) for row in error.rows]
         return rows if strict else [file_error("too_many_rejected", str(error)), *rows]
-    if isinstance(error, TooManyRowsError | QuotaError):
-        code = error.code if isinstance(error, QuotaError) else "too_many_rows"
+    if isinstance(error, TooManyRowsError | QuotaError | ModelNameError):
+        code = "too_many_rows" if isinstance(error, TooManyRowsError) else error.code
         return [file_error(code, str(error))]
     if isinstance(error, EmptyJobError):
         return [file_error("empty_file", "the file has no lines; write one JSON object a line")]

@@ -46,17 +46,17 @@ class ResultCache:
         settings: The cache's database and bounds, and what is served.
         store: Holds the prompt vectors, and the answers unless the settings name another
             database.
-        model: The served model; its files are read once, for their fingerprint.
+        model: The model; its files are read once, for their fingerprint.
+        name: The model's name in requests and answers.
     """
 
-    def __init__(self, settings: Settings, store: Store, model: ModelDirectory) -> None:
+    def __init__(self, settings: Settings, store: Store, model: ModelDirectory, name: str) -> None:
         self._vectors = store.vectors
         url = settings.result_cache_url
         self._answers = (store if url is None else Store(url.get_secret_value())).cache
         self._most_rows = settings.result_cache_rows
         self._most_scores = settings.result_cache_scores
         self._oldest_s = settings.result_cache_days * _DAY_S
-        name = settings.model_name or model.name
         self._scope = f"{nightjar.__version__}\n{model.fingerprint}\n{name}"
         self._accepted = _accepted_precisions(settings)
         self._vectors_sha256 = lru_cache(1024)(self._read_vectors_sha256)
@@ -161,9 +161,11 @@ class ResultCache:
             return self._kept % _KEPT_BETWEEN_TRIMS == 1
 
 
-def open_cache(settings: Settings, store: Store, model: ModelDirectory) -> ResultCache | None:
-    """Open the cache, if the settings ask for one."""
-    return ResultCache(settings, store, model) if settings.reuse_results else None
+def open_cache(
+    settings: Settings, store: Store, model: ModelDirectory, name: str
+) -> ResultCache | None:
+    """Open the cache for a model, if the settings ask for one."""
+    return ResultCache(settings, store, model, name) if settings.reuse_results else None
 
 
 def _accepted_precisions(settings: Settings) -> Sequence[str]:

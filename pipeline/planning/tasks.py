@@ -13,8 +13,9 @@ from functools import cache, partial
 
 from celery.signals import worker_init, worker_ready, worker_shutdown
 
-from nightjar.checkpoints import CheckpointError, ModelDirectory
+from nightjar.checkpoints import CheckpointError
 from nightjar.jobs.errors import StoreError
+from nightjar.jobs.model_choice import ConfiguredModels
 from nightjar.jobs.records import JobLimits, MicroBatchRef
 from nightjar.jobs.store import Store
 from nightjar.jobs.webhooks.addresses import AddressGuard
@@ -22,6 +23,7 @@ from nightjar.jobs.webhooks.sender import WebhookSender
 from nightjar.pipeline.planning.finalize import Finalizer
 from nightjar.pipeline.planning.ingest import Ingest
 from nightjar.pipeline.planning.model_change import ModelChange
+from nightjar.pipeline.planning.models import KnownModels, PlanningModels
 from nightjar.pipeline.planning.planner import Planner
 from nightjar.pipeline.queue.celery_app import (
     EXPECTED_ERRORS,
@@ -51,10 +53,18 @@ def _store() -> Store:
 
 
 @cache
+def _models() -> PlanningModels:
+    return PlanningModels.open(settings, _store())
+
+
+@cache
 def _planner() -> Planner:
-    if settings.model is None:
-        raise SettingsError("NIGHTJAR_MODEL is not set: name the directory of the served model")
-    return Planner(settings, _store(), ModelDirectory.open(settings.model))
+    return Planner(settings, _store(), _models())
+
+
+@cache
+def _known_models() -> KnownModels:
+    return KnownModels(_store().models, _models())
 
 
 @cache
@@ -62,7 +72,7 @@ def _ingest() -> Ingest:
     return Ingest(
         _store(),
         limits=JobLimits(settings.max_job_rows, settings.max_rejected_lines),
-        served_model=_planner().model_name,
+        models=ConfiguredModels(tuple(settings.model_paths), settings.accept_any_model),
         attempts=settings.plan_attempts,
     )
 
@@ -95,7 +105,8 @@ def _find_lost(
 @cache
 def _model_change() -> ModelChange:
     empty = partial(empty_queues, app)
-    return ModelChange(_store().replanning, _planner().fingerprint, settings.on_model_change, empty)
+    served = _models().fingerprints
+    return ModelChange(_store().replanning, served, settings.on_model_change, empty)
 
 
 @cache
@@ -217,7 +228,9 @@ def _deliver_step() -> float:
 def _sweep_step() -> float:
     """Renew or watch the lead, and sweep as the leader."""
     began = time.monotonic()
-    if not _leadership().check():
+    leads = _leadership().check()
+    _known_models().write(leads=leads)
+    if not leads:
         _sweeper().watch()
         return settings.sweep_every_s
     report = _sweeper().sweep(settings.sweep_every_s / 2)

@@ -6,6 +6,7 @@
 
 import logging
 import time
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 
 from celery import Celery, Task
@@ -64,7 +65,7 @@ def create_celery_app(settings: Settings) -> Celery:
         task_serializer="json",
         accept_content=["json"],
         task_default_queue=PLAN_QUEUE,
-        # A GPU worker adds the queues of its own model when it knows which that is.
+        # A GPU worker adds the queues of its own models when it knows which those are.
         task_queues=[celery_queue(PLAN_QUEUE)],
         task_create_missing_queues=False,
         task_routes={name: {"queue": PLAN_QUEUE} for name in (PLAN_TASK, TICK_TASK, SWEEP_TASK)},
@@ -126,16 +127,17 @@ def celery_queue(name: str) -> Queue:
     return Queue(name, Exchange(name), routing_key=name)
 
 
-def listen_for(app: Celery, fingerprint: str, live_threads: int) -> None:
-    """Make this worker take micro-batches of one model only; called before the worker starts.
+def listen_for(app: Celery, fingerprints: Collection[str], live_threads: int) -> None:
+    """Make this worker take micro-batches of these models only; called before the worker starts.
 
-    live_threads: How many threads of its pool take single calls and nothing else.
+    live_threads: How many threads of its pool take single calls and nothing else, of all models.
     """
-    queues = compute_queues(fingerprint)
+    queues = [queue for fingerprint in fingerprints for queue in compute_queues(fingerprint)]
     for name in queues:
         app.amqp.queues.add(celery_queue(name))
     app.amqp.queues.select(queues)
-    open_lane(app, celery_queue(live_queue(fingerprint)), live_threads)
+    calls = [celery_queue(live_queue(fingerprint)) for fingerprint in fingerprints]
+    open_lane(app, calls, live_threads)
 
 
 _BEGAN = datetime.now(UTC) - timedelta(seconds=time.monotonic())

@@ -57,7 +57,7 @@ def worker_command(role: WorkerRole, settings: Settings) -> list[str]:
     """Start a Celery worker of this role."""
     if role is WorkerRole.PLAN:
         return _worker(PLANNER_APP, PLANNER, [PLAN_QUEUE], _PLANNER_THREADS)
-    # It reads its model itself, and listens on that model's queues.
+    # It reads its models itself, and listens on their queues.
     return _worker(GPU_WORKER_APP, GPU_WORKER, [], settings.all_worker_threads)
 
 

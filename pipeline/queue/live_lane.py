@@ -2,9 +2,11 @@
 
 Celery gives each channel as many unacknowledged messages as its prefetch count. With one channel,
 micro-batches of jobs would take every thread, and a call would wait until one of them has ended. So
-calls have a queue and a channel of their own. The worker's pool has threads for both channels.
+calls have queues of their own, one for each model, and a channel of their own. The worker's pool
+has threads for both channels.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from celery import Celery
@@ -18,11 +20,11 @@ from nightjar.pipeline.queue import events
 class Consumer(events.Consumer):
     """Celery's consumer, whose own channel leaves the lane's threads alone.
 
-    lane_queue, lane_threads: The lane's queue, and how many threads of the pool are the lane's;
+    lane_queues, lane_threads: The lane's queues, and how many threads of the pool are the lane's;
         `open_lane` sets both.
     """
 
-    lane_queue: str | None = None
+    lane_queues: tuple[str, ...] = ()
     lane_threads = 0
 
     def __init__(self, *args: object, initial_prefetch_count: int = 2, **kwargs: object) -> None:
@@ -36,15 +38,15 @@ class Consumer(events.Consumer):
         return max(1, threads - self.lane_threads) * int(self.prefetch_multiplier)
 
 
-def open_lane(app: Celery, queue: Queue, threads: int) -> None:
-    """Make this process's worker take the queue's messages in threads of their own.
+def open_lane(app: Celery, queues: Sequence[Queue], threads: int) -> None:
+    """Make this process's worker take the queues' messages in threads of their own.
 
     Called once in a process, before its worker starts. The pool needs so many threads more.
     """
-    Consumer.lane_queue, Consumer.lane_threads = queue.name, threads
+    Consumer.lane_queues, Consumer.lane_threads = tuple(one.name for one in queues), threads
 
     class Lane(ConsumerStep):  # type: ignore[misc]  # Celery is untyped
-        """Consumes the queue on a channel of its own."""
+        """Consumes the queues on a channel of its own."""
 
         requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -53,7 +55,7 @@ def open_lane(app: Celery, queue: Queue, threads: int) -> None:
             channel.basic_qos(0, threads, False)
             lane = QueueConsumer(
                 channel,
-                queues=[queue],
+                queues=list(queues),
                 accept=consumer.app.conf.accept_content,
                 on_decode_error=consumer.on_decode_error,
             )

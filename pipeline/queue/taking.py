@@ -138,8 +138,8 @@ def watch_worker(app: Celery, settings: Settings) -> None:
     def begin(sender: object, **_: object) -> None:
         threads = sender.pool.num_processes  # type: ignore[attr-defined]  # Celery's consumer
         lanes = [(False, list(app.amqp.queues.consume_from), threads - Consumer.lane_threads)]
-        if Consumer.lane_queue is not None:
-            lanes.append((True, [Consumer.lane_queue], Consumer.lane_threads))
+        if Consumer.lane_queues:
+            lanes.append((True, [*Consumer.lane_queues], Consumer.lane_threads))
         for live, queues, of_lane in lanes:
             activity = Activity(live=live)
             signals.task_prerun.connect(activity.began, weak=False)

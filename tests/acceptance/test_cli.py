@@ -18,7 +18,7 @@ from nightjar.pipeline.front.cli import app, console, processes
 from tests.processes import nightjar, start_nightjar, wait_until
 from tests.services import free_port
 
-DEMO_MODEL = Path(__file__).parents[2] / "examples" / "demo_model"
+DEMO = Path(__file__).parents[2] / "examples" / "demo_model"
 COMMANDS = [
     "run",
     "worker",
@@ -33,6 +33,7 @@ COMMANDS = [
     "pause",
     "resume",
     "retry",
+    "models",
     "vectors",
     "migrate",
     "keys",
@@ -62,6 +63,12 @@ def test_help_loses_nothing_to_markup(command: str) -> None:
         (["worker", "compute"], {"NIGHTJAR_WORKER_THREADS": "many"}, "NIGHTJAR_WORKER_THREADS"),
         (["worker", "plan"], {}, "NIGHTJAR_MODEL"),
         (["worker", "plan"], {"NIGHTJAR_MODEL": "/no/such/model"}, "/no/such/model"),
+        (["worker", "plan"], {"NIGHTJAR_MODELS": f"demo={DEMO},b=/no/dir"}, "the model 'b'"),
+        (
+            ["vectors", "v", "f"],
+            {"NIGHTJAR_MODELS": f"a={DEMO},b={DEMO}/"},
+            "one of 'a', 'b'",
+        ),
         (["worker", "compute", "--engine=real"], {}, "NIGHTJAR_ENGINE"),
         (["api"], {"NIGHTJAR_DTYPE": "int4"}, "NIGHTJAR_DTYPE"),
         (["flower", "--address=0.0.0.0"], {}, "NIGHTJAR_FLOWER_AUTH"),
@@ -151,7 +158,7 @@ def test_commands_that_are_fine_reach_the_program(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(processes, "become", started.append)
     monkeypatch.setenv("NIGHTJAR_FLOWER_AUTH", "owl:hoot")
     monkeypatch.setenv("NIGHTJAR_ENGINE", "fake")
-    monkeypatch.setenv("NIGHTJAR_MODEL", str(DEMO_MODEL))
+    monkeypatch.setenv("NIGHTJAR_MODEL", str(DEMO))
     for arguments in (["flower", "--address=0.0.0.0"], ["worker", "compute", "--devices=0"]):
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
@@ -159,10 +166,10 @@ def test_commands_that_are_fine_reach_the_program(monkeypatch: pytest.MonkeyPatc
 
 
 def test_registered_vectors_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    width = json.loads((DEMO_MODEL / "config.json").read_text())["n_embd"]
+    width = json.loads((DEMO / "config.json").read_text())["n_embd"]
     save_file({"vectors": np.ones((3, width), np.float32)}, tmp_path / "v.safetensors")
     monkeypatch.setenv("NIGHTJAR_DATABASE_URL", f"sqlite:///{tmp_path}/night.db")
-    monkeypatch.setenv("NIGHTJAR_MODEL", str(DEMO_MODEL))
+    monkeypatch.setenv("NIGHTJAR_MODEL", str(DEMO))
     assert nightjar("migrate").returncode == 0
     done = nightjar("vectors", "tuned", str(tmp_path / "v.safetensors"))
     assert done.stdout == "tuned, version 1: 3 vectors\n"

@@ -177,7 +177,7 @@ def test_a_model_that_is_not_served(client: TestClient, store: Store, planner: P
     response = client.post("/v1/jobs?model=large", content=row("a"), headers=HEADERS)
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (
-        400,
+        404,
         "model_not_found",
         "model",
     )

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.records import JobToPlan
 from nightjar.jobs.states import JobState, MicroBatchState, RequestKind, RequestState
 from nightjar.jobs.store import Store
@@ -31,6 +30,7 @@ from nightjar.jobs.store.tables import job, micro_batch, request
 from nightjar.jobs.store.waiting import WaitsFor
 from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.planning.fair_turns import FairTurns
+from nightjar.pipeline.planning.models import PlanningModels
 from nightjar.pipeline.planning.planner import Planner
 from nightjar.pipeline.settings import Settings
 from tests.outcomes import claim
@@ -44,8 +44,8 @@ def waiting_rows(store: Store, job_id: str) -> int:
 
 
 def open_planner(store: Store, model: Path, **given_: object) -> Planner:
-    read = Settings.read(accept_any_model=True, plan_chunk_requests=10, **given_)
-    return Planner(read, store, ModelDirectory.open(model))
+    read = Settings.read(model=model, accept_any_model=True, plan_chunk_requests=10, **given_)
+    return Planner(read, store, PlanningModels.open(read, store))
 
 
 def test_a_flood_keeps_no_other_tenants_job_from_being_planned(

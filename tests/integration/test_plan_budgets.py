@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.errors import StoreError, StoreUnavailableError
 from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import EncodedRequest, NewJob, NewMicroBatch, NewRequest
 from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.encode import Encoder
+from nightjar.pipeline.planning.models import PlanningModels
 from nightjar.pipeline.planning.planner import Planner
 from nightjar.pipeline.settings import Settings
 from tests.jobs import submit
@@ -29,8 +29,8 @@ class Clock:
 
 
 def planner(store: Store, model: Path, clock: Clock, **settings: object) -> Planner:
-    given = Settings.read(plan_attempts=ATTEMPTS, accept_any_model=True, **settings)
-    return Planner(given, store, ModelDirectory.open(model), clock)
+    given = Settings.read(model=model, plan_attempts=ATTEMPTS, accept_any_model=True, **settings)
+    return Planner(given, store, PlanningModels.open(given, store), clock)
 
 
 def submit_urgent(store: Store) -> str:

@@ -5,19 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.records import EncodedRequest, QueuedRequest, RequestError
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.encode import Encoder
+from nightjar.pipeline.planning.model_change import ModelChange
+from nightjar.pipeline.planning.models import PlanningModels
 from nightjar.pipeline.planning.planner import Planner
 from nightjar.pipeline.settings import Settings
-from tests.jobs import submit
+from tests.jobs import Body, submit
+from tests.models import Gpt2Shape, save_gpt2
 
 Encoded = tuple[list[EncodedRequest], list[tuple[int, RequestError]]]
 
 
 def planner(store: Store, model: Path, **settings: object) -> Planner:
-    return Planner(Settings.read(**settings), store, ModelDirectory.open(model))
+    given = Settings.read(model=model, **settings)
+    return Planner(given, store, PlanningModels.open(given, store))
 
 
 def plan_all(one: Planner) -> list[int]:
@@ -85,3 +88,76 @@ def test_a_request_that_breaks_the_encoder_fails_alone(
     assert failure.custom_id == "row-1"
     assert failure.error is not None
     assert (failure.error.code, failure.status_code) == ("internal_error", 500)
+
+
+def test_models_take_turns_and_each_row_is_planned_for_its_own(
+    store: Store, tiny_model: Path, tmp_path: Path
+) -> None:
+    other = save_gpt2(tmp_path / "other", Gpt2Shape(vocab_size=300), seed=1)
+    given = Settings.read(models=f"a={tiny_model},b={other}", plan_chunk_requests=10)
+    models = PlanningModels.open(given, store)
+    of_a, of_b = (one.fingerprint for one in models)
+    both = Planner(given, store, models)
+    body: Body = {"prompt": "안녕하세요", "max_tokens": 4}
+    bulk = submit(store, [body] * 30, model="a")
+    submit(store, [body | {"model": "b"}, body, body | {"model": "c"}], model="a")
+    late = submit(store, [body] * 5, model="b")
+    unserved = submit(store, [body], model="c")
+    assert [both.plan_next() for _ in range(2)] == [10, 5]
+    planned = store.planning.dispatchable(1000)
+    assert {(ref.job_id, ref.fingerprint) for ref in planned} == {(bulk, of_a), (late, of_b)}
+    assert plan_all(both) == [10, 10, 3]
+    assert store.backlog.jobs_to_plan() == [unserved]
+    mixed = store.planning.dispatchable(1000)
+    assert sorted(ref.fingerprint for ref in mixed if ref.job_id not in (bulk, late)) == sorted(
+        [of_a, of_b]
+    )
+    assert store.jobs.waiting_for(unserved).waits_for  # and it is there still
+
+
+def test_tokens_are_spent_over_all_models_of_a_chunk(
+    store: Store, tiny_model: Path, tmp_path: Path
+) -> None:
+    other = save_gpt2(tmp_path / "other", Gpt2Shape(vocab_size=300), seed=1)
+    given = Settings.read(models=f"a={tiny_model},b={other}", plan_chunk_tokens=20)
+    both = Planner(given, store, PlanningModels.open(given, store))
+    submit(
+        store, [{"prompt": [5] * 20, "model": name, "max_tokens": 4} for name in "ab"], model="a"
+    )
+    assert plan_all(both) == [1, 1]
+
+
+def test_any_name_means_the_only_model_where_that_is_accepted(
+    store: Store, tiny_model: Path
+) -> None:
+    body: Body = {"prompt": "a", "max_tokens": 4}
+    named = submit(store, [body | {"model": "b"}], model="b")
+    assert plan_all(planner(store, tiny_model)) == []
+    assert plan_all(planner(store, tiny_model, accept_any_model=True)) == [1]
+    assert members(store, named) == ["row-0"]
+
+
+def test_other_files_under_a_name_are_planned_anew_and_other_models_are_left(
+    store: Store, tiny_model: Path, tmp_path: Path
+) -> None:
+    shape = Gpt2Shape(vocab_size=300)
+    first, second = (save_gpt2(tmp_path / f"b{seed}", shape, seed=seed) for seed in (1, 2))
+
+    def opened(of_b: Path) -> PlanningModels:
+        given = Settings.read(models=f"a={tiny_model},b={of_b}")
+        return PlanningModels.open(given, store)
+
+    before, after = opened(first), opened(second)
+    body: Body = {"prompt": "a", "max_tokens": 4}
+    jobs = {name: submit(store, [body] * 3, model=name) for name in ("a", "b")}
+    plan_all(Planner(Settings.read(), store, before))
+    emptied: list[str] = []
+    served = after.fingerprints
+    kept = ModelChange(store.replanning, served, "finish", emptied.append)
+    assert (kept.take_apart(), emptied) == (0, [])
+    change = ModelChange(store.replanning, served, "replan", emptied.append)
+    assert (change.take_apart(), change.take_apart()) == (3, 0)
+    assert emptied == [before.fingerprints[1]]
+    assert plan_all(Planner(Settings.read(), store, after)) == [3]
+    found = {(ref.job_id, ref.fingerprint) for ref in store.planning.dispatchable(9)}
+    assert found == {(jobs["a"], served[0]), (jobs["b"], served[1])}

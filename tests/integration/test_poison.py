@@ -21,6 +21,7 @@ import pytest
 from nightjar.checkpoints import ModelDirectory
 from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.worker.launcher import Launcher
+from nightjar.gpu_worker.worker.served import ServedModel
 from nightjar.gpu_worker.worker.worker import GpuWorker, Outcome
 from nightjar.jobs.records import MicroBatchRef, ResultRecord
 from nightjar.jobs.states import JobState, MicroBatchState
@@ -73,7 +74,10 @@ def a_place(store: Store, model: Path, *, stalled_after_s: float = 60.0) -> Iter
     try:
         launcher.wait_ready()
         yield Place(
-            store, launcher, GpuWorker(store, launcher, model="tiny", crashes_allowed=2), model
+            store,
+            launcher,
+            GpuWorker(store, [ServedModel("tiny", "", launcher)], crashes_allowed=2),
+            model,
         )
     finally:
         launcher.close()
@@ -174,6 +178,7 @@ from pathlib import Path
 from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.worker.heartbeat import Heartbeat
 from nightjar.gpu_worker.worker.launcher import Launcher
+from nightjar.gpu_worker.worker.served import ServedModel
 from nightjar.gpu_worker.worker.worker import GpuWorker
 from nightjar.jobs.store import Store
 
@@ -192,7 +197,7 @@ launcher = Memory(ComputeConfig(Path(sys.argv[2]), engine="fake"), on_failure=pr
 from nightjar.checkpoints import ModelDirectory
 tokens = ModelDirectory.open(Path(sys.argv[2])).tokenizer().token_bytes
 launcher.wait_ready()
-worker = GpuWorker(store, launcher, model="tiny", crashes_allowed=2)
+worker = GpuWorker(store, [ServedModel("tiny", "", launcher)], crashes_allowed=2)
 Heartbeat(worker, every_s=0.1)
 while True:
     for ref in store.planning.dispatchable(100):

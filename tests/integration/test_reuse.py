@@ -29,9 +29,9 @@ def model(tiny_model: Path) -> ModelDirectory:
     return ModelDirectory.open(tiny_model)
 
 
-def cache(store: Store, model: ModelDirectory, **given: object) -> ResultCache:
+def cache(store: Store, model: ModelDirectory, name: str = "tiny", **given: object) -> ResultCache:
     settings = Settings.read(**({"reuse_results": True, "dtype": "fp32"} | given))
-    return ResultCache(settings, store, model)
+    return ResultCache(settings, store, model, name)
 
 
 def keep(into: ResultCache, ids: Iterable[int]) -> None:
@@ -57,7 +57,7 @@ def test_an_answer_is_found_by_who_serves_the_same(store: Store, model: ModelDir
     assert found(cache(store, model), [1, 2]) == [1]
     assert found(cache(store, model, dtype="auto"), [1]) == [1]
     assert found(cache(store, model, dtype="bf16"), [1]) == []
-    assert found(cache(store, model, model_name="another"), [1]) == []
+    assert found(cache(store, model, "another"), [1]) == []
     assert found(cache(store, model, engine="fake"), [1]) == []
 
 

@@ -13,12 +13,12 @@ from nightjar.jobs.records import (
 from nightjar.jobs.states import JobState, MicroBatchState, RequestKind
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.ready import _NEXT_MODEL, _OF_NO_MODEL
-from nightjar.jobs.store.replanning import _OTHERS_READY
+from nightjar.jobs.store.replanning import _READY_BEFORE, _READY_BEHIND, _READY_BETWEEN
 from nightjar.jobs.workers import Crash
 from tests.jobs import before_the_next_write, submit
 from tests.outcomes import answers, claim, compute
 
-ALPHA, BETA = "a" * 64, "b" * 64
+ALPHA, BETA, GAMMA = "a" * 64, "b" * 64, "c" * 64
 MANY = 100
 
 
@@ -68,9 +68,9 @@ def test_what_nobody_computes_is_planned_anew_for_the_model_that_is_served(store
     job_id, refs = planned_for(store, ALPHA, 8, each=2)
     leased = claim(store, refs[0])
     store.planning.mark_dispatched(refs[1:2])
-    taken = store.replanning.take_apart_others(BETA, MANY)
+    taken = store.replanning.take_apart_others([BETA], MANY)
     assert {ref.id for ref in taken} == {ref.id for ref in refs[1:]}
-    assert store.replanning.take_apart_others(BETA, MANY) == []
+    assert store.replanning.take_apart_others([BETA], MANY) == []
     assert store.jobs.get_in_detail(job_id)[1][MicroBatchState.REPLANNED] == 3
     for ref in refs[1:]:  # its message may still come
         assert store.leases.claim(ref.id, ref.epoch, "late", ALPHA) is None
@@ -89,7 +89,7 @@ def test_what_is_claimed_while_it_is_taken_apart_stays_with_its_worker(
 ) -> None:
     job_id, refs = planned_for(store, ALPHA, 2)
     before_the_next_write(store, monkeypatch, lambda: claim(store, refs[0]))
-    assert [ref.id for ref in store.replanning.take_apart_others(BETA, MANY)] == [refs[1].id]
+    assert [ref.id for ref in store.replanning.take_apart_others([BETA], MANY)] == [refs[1].id]
     assert store.leases.held_by("worker") == refs[:1]
     assert len(store.backlog.queued_requests(job_id, MANY)) == 1
 
@@ -97,15 +97,32 @@ def test_what_is_claimed_while_it_is_taken_apart_stays_with_its_worker(
 def test_work_of_the_served_model_is_left_as_it_is(store: Store) -> None:
     _, refs = planned_for(store, BETA, 2)
     store.planning.mark_dispatched(refs[:1])
-    assert store.replanning.take_apart_others(BETA, MANY) == []
+    assert store.replanning.take_apart_others([BETA], MANY) == []
     assert store.planning.dispatched() == refs[:1]
+
+
+def test_several_served_models_keep_their_work_and_the_others_lose_theirs(store: Store) -> None:
+    """Before the first served one, between two, and behind the last; ready and dispatched."""
+    kept = [planned_for(store, each)[1][0] for each in (BETA, "d" * 64)]
+    others = [planned_for(store, each)[1][0] for each in (ALPHA, GAMMA, "e" * 64, "")]
+    store.planning.mark_dispatched([kept[0], others[1]])
+    taken = store.replanning.take_apart_others(["d" * 64, BETA], MANY)
+    assert sorted(ref.id for ref in taken) == sorted(ref.id for ref in others)
+    assert [ref.id for ref in store.planning.dispatchable(MANY)] == [kept[1].id]
+    assert [ref.id for ref in store.planning.dispatched()] == [kept[0].id]
+
+
+def test_a_worker_of_several_models_claims_the_work_of_each_and_no_other(store: Store) -> None:
+    refs = [planned_for(store, each)[1][0] for each in (ALPHA, BETA, GAMMA)]
+    found = [store.leases.claim(ref.id, ref.epoch, "worker", ALPHA, BETA) for ref in refs]
+    assert [None if one is None else one.fingerprint for one in found] == [ALPHA, BETA, None]
 
 
 def test_planning_anew_goes_in_bounded_steps(store: Store) -> None:
     _, refs = planned_for(store, ALPHA, 5)
     store.planning.mark_dispatched(refs[:2])
     sizes = []
-    while taken := store.replanning.take_apart_others(BETA, 2):
+    while taken := store.replanning.take_apart_others([BETA], 2):
         sizes.append(len(taken))
     assert sizes == [2, 2, 1]
 
@@ -114,8 +131,8 @@ def test_planning_anew_goes_in_bounded_steps(store: Store) -> None:
 def test_looking_for_other_models_reads_no_backlog(store: Store) -> None:
     """A step in the index for each model: 50,000 ready micro-batches took 170 ms a tick."""
     engine = store.database.engine
-    for look in (_NEXT_MODEL, _OF_NO_MODEL, *_OTHERS_READY):
-        asked = look.limit(9).params(after="", served=ALPHA)
+    for look in (_NEXT_MODEL, _OF_NO_MODEL, _READY_BEFORE, _READY_BEHIND, _READY_BETWEEN):
+        asked = look.limit(9).params(after="", above=ALPHA, below=BETA)
         literal = asked.compile(engine, compile_kwargs={"literal_binds": True})
         with engine.begin() as connection:
             steps = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {literal}").all()
@@ -131,7 +148,7 @@ def test_what_names_no_model_is_planned_anew_and_others_may_stay(store: Store) -
         leave_out = sa.text("UPDATE micro_batch SET fingerprint = '' WHERE id = :id")
     store.database.write(lambda connection: connection.execute(leave_out, {"id": ref.id}))
     assert store.leases.claim(ref.id, ref.epoch, "worker", BETA) is None
-    taken = store.replanning.take_apart_others(BETA, MANY, unnamed_alone=True)
+    taken = store.replanning.take_apart_others([BETA], MANY, unnamed_alone=True)
     assert [item.id for item in taken] == [ref.id]
     assert store.backlog.jobs_to_plan() == [job_id]
     assert store.planning.dispatchable(MANY) == [alpha]
@@ -155,7 +172,7 @@ def test_followers_wait_while_their_leader_is_planned_anew(store: Store) -> None
     body = {"prompt": "a", "max_tokens": 4, "temperature": 0}
     job_id = submit(store, [body, body, body], merge_equal=True)
     plan(store, job_id, ALPHA)
-    assert len(store.replanning.take_apart_others(BETA, MANY)) == 1
+    assert len(store.replanning.take_apart_others([BETA], MANY)) == 1
     (ref,) = plan(store, job_id, BETA)
     assert ref.size == 1
     assert compute(store, ref)
@@ -165,7 +182,7 @@ def test_followers_wait_while_their_leader_is_planned_anew(store: Store) -> None
 def test_a_stopped_job_ends_though_its_work_was_taken_apart(store: Store) -> None:
     job_id, _ = planned_for(store, ALPHA, 2)
     store.stopping.pause(job_id)
-    assert len(store.replanning.take_apart_others(BETA, MANY)) == 2
+    assert len(store.replanning.take_apart_others([BETA], MANY)) == 2
     assert store.stopping.cancel(job_id).state is JobState.CANCELLED
 
 
@@ -177,5 +194,5 @@ def test_a_request_that_ended_is_not_queued_again(store: Store) -> None:
     error = RequestError("internal_error", "it failed")
     results = [NewResult(first.id, 200, {}), NewResult(second.id, 500, None, error)]
     assert store.leases.finish(claimed.id, claimed.epoch, "worker", results)
-    assert store.replanning.take_apart_others(BETA, MANY) == []
+    assert store.replanning.take_apart_others([BETA], MANY) == []
     assert store.jobs.get(job_id).ended == 2

@@ -1,98 +1,30 @@
 """Two real models with different tokenizers on one broker: the wrong one never answers."""
 
-import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import redis
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.engine import Engine, EngineConfig
 from nightjar.gpu_worker.models import load_model
 from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store import Store
-from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
-from nightjar.pipeline.embedded.processes import Service
-from nightjar.pipeline.queue.commands import WorkerRole, beat_command, worker_command
-from nightjar.pipeline.queue.queues import compute_queues, short_model
-from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.queue.queues import short_model
 from tests.engines import drain, generate
 from tests.jobs import submit
+from tests.model_deployment import FAKE, GRACE_S, Deployment, running
 from tests.models import Gpt2Shape, save_gpt2
 from tests.processes import wait_until
 
-GRACE_S = 10
 PROMPTS = ["오늘 저녁에 뭐 먹을까?", "The quick brown fox", "리뷰: 정말 재미있다"]
 TOKENS = 6
-FAKE = {"NIGHTJAR_ENGINE": "fake"}  # where it does not matter what is answered
-
-
-class Deployment:
-    """A broker and its clock; planners and GPU workers of any model are started one by one."""
-
-    def __init__(self, folder: Path, database_url: str) -> None:
-        self.folder = folder
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("NIGHTJAR_")}
-        self.environment = inherited | {
-            "NIGHTJAR_DATABASE_URL": database_url,
-            "NIGHTJAR_BROKER_URL": broker_url(folder),
-            "NIGHTJAR_DTYPE": "fp32",
-            "NIGHTJAR_COMPUTE_THREADS": "1",
-            "NIGHTJAR_ACCEPT_ANY_MODEL": "true",
-            "NIGHTJAR_SWEEP_EVERY_S": "0.3",
-            "NIGHTJAR_REDISPATCH_AFTER_S": "1",
-            "PYTHONPATH": os.environ.get("PYTHONPATH", str(Path.cwd())),
-        }
-        self.services: list[Service] = []
-        self.redis = redis.Redis(unix_socket_path=str(folder / "broker.sock"))
-        wait_for_broker(folder, self._start("broker", broker_command(folder)))
-        self._start("beat", beat_command())
-
-    def planner(self, model: Path, **given: str) -> Service:
-        """Start a planner that serves this model."""
-        command = worker_command(WorkerRole.PLAN, Settings.read())
-        given |= {"NIGHTJAR_MODEL": str(model)}
-        return self._start(
-            f"planner-{model.name}", [*command, f"--hostname=p{model.name}@%h"], given
-        )
-
-    def worker(self, model: Path, **given: str) -> Service:
-        """Start a GPU worker of this model, and wait until it takes messages."""
-        command = worker_command(WorkerRole.COMPUTE, Settings.read())
-        command = [*command, f"--hostname=w{model.name}@%h"]
-        given |= {"NIGHTJAR_MODEL": str(model)}
-        worker = self._start(f"worker-{model.name}", command, given)
-        wait_until("the worker", lambda: " ready." in worker.log.read_text())
-        return worker
-
-    def messages(self, model: Path) -> int:
-        """How many messages wait in the queues of a model."""
-        names = compute_queues(ModelDirectory.open(model).fingerprint)
-        return sum(self.redis.llen(key) for name in names for key in (name, f"{name}\x06\x169"))  # type: ignore[misc]  # the client may be asynchronous, this one is not
-
-    def stop(self) -> None:
-        self.redis.close()
-        for service in reversed(self.services):
-            service.stop(GRACE_S)
-
-    def _start(self, name: str, command: list[str], given: dict[str, str] | None = None) -> Service:
-        log = self.folder / f"{name}-{len(self.services)}.log"
-        service = Service(name, command, log, self.environment | (given or {}), self.folder)
-        self.services.append(service)
-        service.start()
-        return service
 
 
 @pytest.fixture
 def deployment(store: Store, database_url: str) -> Iterator[Deployment]:
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nightjar-"))
-        running = Deployment(Path(folder), database_url)
-        stack.callback(running.stop)
-        yield running
+    with running(database_url) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

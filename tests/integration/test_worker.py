@@ -14,6 +14,7 @@ from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.worker import answers
 from nightjar.gpu_worker.worker.heartbeat import Heartbeat
 from nightjar.gpu_worker.worker.launcher import Launcher
+from nightjar.gpu_worker.worker.served import ServedModel
 from nightjar.gpu_worker.worker.worker import LEASE_LOST, GpuWorker
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import ClaimedRequest, EncodedRequest, MicroBatchRef, NewMicroBatch
@@ -34,7 +35,7 @@ def launcher(tiny_model: Path) -> Iterator[Launcher]:
 
 @pytest.fixture
 def worker(store: Store, launcher: Launcher) -> GpuWorker:
-    return GpuWorker(store, launcher, model="tiny", crashes_allowed=2)
+    return GpuWorker(store, [ServedModel("tiny", "", launcher)], crashes_allowed=2)
 
 
 @pytest.fixture
@@ -197,7 +198,7 @@ def test_a_worker_that_leaves_gives_back_its_leases_and_writes_its_last_seconds(
 ) -> None:
     config = ComputeConfig(tiny_model, dtype="fp32", threads=1)
     launcher = Launcher(config, on_failure=print)
-    worker = GpuWorker(store, launcher, model="tiny", crashes_allowed=2)
+    worker = GpuWorker(store, [ServedModel("tiny", "", launcher)], crashes_allowed=2)
     try:
         launcher.wait_ready()
         worker.beat()
@@ -295,7 +296,9 @@ def test_results_that_do_not_land_while_heartbeats_do_lose_their_lease(
     thread: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    worker = GpuWorker(store, launcher, model="tiny", crashes_allowed=2, hung_after_beats=3)
+    worker = GpuWorker(
+        store, [ServedModel("tiny", "", launcher)], crashes_allowed=2, hung_after_beats=3
+    )
     _, (ref,) = planned(store, 1)
     finish, asked, let_go = store.leases.finish, threading.Event(), threading.Event()
 
@@ -325,7 +328,9 @@ def test_a_worker_that_cannot_give_back_what_hangs_is_silent(
     thread: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    worker = GpuWorker(store, launcher, model="tiny", crashes_allowed=2, hung_after_beats=1)
+    worker = GpuWorker(
+        store, [ServedModel("tiny", "", launcher)], crashes_allowed=2, hung_after_beats=1
+    )
     _, (ref,) = planned(store, 1)
     finish, asked, let_go = store.leases.finish, threading.Event(), threading.Event()
 

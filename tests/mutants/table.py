@@ -76,7 +76,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/all_tables.py": ["tests/migration/test_migrations.py"],
     "jobs/store/columns.py": ["tests/migration/test_migrations.py", *_store("reading")],
     "jobs/store/backlog.py": [
-        *_store("planning"),
+        *_store("planning", "known_models"),
         *_integration("plan_budgets", "dispatcher", "fair_planning"),
     ],
     "jobs/store/batch_rows.py": _integration("ingest", "finalize", "api_batches"),
@@ -108,6 +108,8 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/leading.py": _integration("leadership"),
     "jobs/store/leases.py": _PROTOCOL,
     "jobs/store/live.py": [*_store("live"), *_integration("api_calls")],
+    "jobs/store/model_tables.py": ["tests/migration/test_migrations.py", *_store("known_models")],
+    "jobs/store/models.py": [*_store("known_models"), *_integration("api_models")],
     "jobs/store/orphans.py": [*_store("following", "stopping", "bulk"), *_integration("sweeper")],
     "jobs/store/outcomes.py": [
         *_PROTOCOL,
@@ -144,8 +146,11 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/tables.py": ["tests/migration/test_migrations.py", *_store("submission")],
     "jobs/store/turns.py": _store("segmented", "stopping", "bounds"),
     "jobs/store/vectors.py": _integration("vectors"),
-    "jobs/store/waiting.py": [*_store("waiting"), *_integration("fair_planning")],
     "jobs/store/write_lock.py": _unit("store_write_lock"),
+    "jobs/store/waiting.py": [
+        *_store("waiting", "known_models"),
+        *_integration("fair_planning"),
+    ],
     "pipeline/front/api_server.py": _integration(
         "api_server", "api_upload_process", "api_access", "api_real_keys"
     ),
@@ -162,6 +167,7 @@ TESTS: dict[str, list[str]] = {
         *_integration("vectors", "fair_shares"),
     ],
     "pipeline/front/cli/jobs.py": _acceptance("cli", "compose"),
+    "pipeline/front/cli/models.py": _acceptance("cli"),
     "pipeline/front/cli/processes.py": [*_acceptance("cli", "cli_keys"), *_unit("settings")],
     "pipeline/front/cli/openapi.py": _integration("openapi"),
     "pipeline/front/cli/run.py": [*_acceptance("cli"), *_RUN],
@@ -190,12 +196,18 @@ TESTS: dict[str, list[str]] = {
     "pipeline/queue/message_shape.py": _unit("pipeline_message_shape"),
     "pipeline/planning/fair_turns.py": _integration("fair_planning"),
     "pipeline/planning/model_change.py": [*_store("models"), *_integration("two_models")],
+    "pipeline/planning/models.py": [
+        *_unit("pipeline_models"),
+        *_store("known_models"),
+        *_integration("planner"),
+    ],
     "pipeline/planning/pack.py": [*_unit("pipeline_pack"), *_integration("planner")],
     "pipeline/queue/passes.py": _unit("pipeline_passes"),
     "pipeline/planning/placeholders.py": _unit("pipeline_encode"),
     "pipeline/planning/planner.py": _integration(
-        "planner", "plan_budgets", "two_planners", "fair_planning"
+        "planner", "plan_budgets", "two_planners", "several_models", "fair_planning"
     ),
+    "pipeline/planning/turns.py": _integration("planner", "fair_planning", "several_models"),
     "pipeline/front/progress.py": _unit("pipeline_progress"),
     "pipeline/queue/queues.py": [*_unit("pipeline_pack"), *_integration("dispatcher", "planner")],
     "pipeline/queue/quiet_logs.py": _unit("pipeline_quiet_logs"),
@@ -205,6 +217,7 @@ TESTS: dict[str, list[str]] = {
         *_acceptance("run_reuse"),
     ],
     "pipeline/api_settings.py": [*_unit("settings"), *_integration("api_server")],
+    "pipeline/model_settings.py": [*_unit("settings"), *_store("known_models")],
     "pipeline/settings.py": _unit("settings", "gpu_device", "pipeline_transport"),
     "pipeline/queue/signing.py": [*_unit("pipeline_message_shape"), *_integration("taking")],
     "pipeline/front/signs.py": _integration("signs"),
@@ -233,7 +246,7 @@ TESTS: dict[str, list[str]] = {
     "gpu_worker/worker/exclusive.py": _unit("exclusive"),
     "gpu_worker/worker/known_scores.py": [*_unit("worker_known_scores"), *_integration("worker")],
     "gpu_worker/worker/launcher.py": _integration("launcher", "poison"),
-    "gpu_worker/worker/tasks.py": [*_integration("two_models"), *_RUN],
+    "gpu_worker/worker/tasks.py": [*_integration("two_models", "several_models"), *_RUN],
     "gpu_worker/worker/ticker.py": _unit("ticker"),
     "gpu_worker/worker/worker.py": _integration("worker", "poison"),
 }

@@ -15,10 +15,11 @@ from nightjar.checkpoints import ShardError
 from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.shards import startup
 from nightjar.gpu_worker.shards.exits import EXIT_FAILED, EXIT_GROUP_LOST
+from nightjar.gpu_worker.worker import configuration
 from nightjar.gpu_worker.worker.compute_group import ComputeGroup
 from nightjar.gpu_worker.worker.configuration import compute_config
 from nightjar.gpu_worker.worker.rank_environment import environment
-from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.settings import Settings, SettingsError
 from tests.processes import wait_until
 
 PATIENCE_S = 60
@@ -227,7 +228,7 @@ def test_threads_are_divided_among_the_ranks(monkeypatch: pytest.MonkeyPatch) ->
     assert ComputeConfig(Path(), threads=2, shards=4).threads_per_rank == 1
     assert ComputeConfig(Path(), threads=3).threads_per_rank == 3
     assert ComputeConfig(Path()).threads_per_rank is None
-    monkeypatch.setattr(nightjar.compute_config, "_cores", lambda: 6)
+    monkeypatch.setattr(nightjar.compute_config, "usable_cores", lambda: 6)
     assert ComputeConfig(Path(), shards=2).threads_per_rank == 3
 
 
@@ -323,6 +324,25 @@ def test_a_worker_starts_what_its_settings_say() -> None:
         cuda_fused_heads=False,
     )
     assert compute_config(Settings.read(device="cuda:1"), Path("m")).device == "cuda:1"
+
+
+def test_models_of_one_worker_divide_its_memory_and_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {"kv_cache_bytes": 100, "host_cache_bytes": 10, "compute_threads": 7}
+    config = compute_config(Settings.read(**given), Path("m"), models=3)
+    assert (config.kv_cache_bytes, config.host_cache_bytes, config.threads) == (33, 3, 2)
+    monkeypatch.setattr(configuration, "usable_cores", lambda: 6)
+    config = compute_config(Settings.read(), Path("m"), models=2)
+    assert (config.kv_cache_bytes, config.host_cache_bytes, config.threads) == (1 << 29, 0, 3)
+    assert compute_config(Settings.read(), Path("m"), models=9).threads == 1
+    for gpu in ({"device": "cuda"}, {"devices": "0"}):
+        with pytest.raises(SettingsError, match="NIGHTJAR_KV_CACHE_BYTES is not set: several"):
+            compute_config(Settings.read(**gpu), Path("m"), models=2)
+        of_gpu = Settings.read(**gpu, kv_cache_bytes=100)
+        assert compute_config(of_gpu, Path("m"), models=2).kv_cache_bytes == 50
+        assert compute_config(Settings.read(**gpu), Path("m")).kv_cache_bytes is None
+        assert compute_config(Settings.read(**gpu, engine="fake"), Path("m"), models=2)
 
 
 def test_a_made_up_engine_has_no_shards() -> None:

@@ -21,6 +21,8 @@ RECORDS = {
             "batch_records",
             "states",
             "workers",
+            "models",
+            "model_choice",
             "errors",
             "equality",
             "lifecycle",
@@ -30,7 +32,10 @@ RECORDS = {
 }
 MODELS = {"checkpoints", "kernels", "gpu_worker.models"}
 ENGINE = MODELS | {"gpu_worker.engine"}
-QUEUE = RECORDS | {"jobs.store", "jobs.webhooks", "pipeline.settings", "pipeline.queue"}
+QUEUE = RECORDS | {
+    *("jobs.store", "jobs.webhooks"),
+    *("pipeline.model_settings", "pipeline.settings", "pipeline.queue"),
+}
 FILES = RECORDS | {"jobs.lines", "jobs.store", "pipeline.files"}
 EMBEDDED = QUEUE | FILES | {"checkpoints", "pipeline.embedded"}
 RULES: list[tuple[str, set[str]]] = [
@@ -63,7 +68,10 @@ RULES: list[tuple[str, set[str]]] = [
     ("pipeline/files/", FILES),
     ("pipeline/embedded/", EMBEDDED),
     ("pipeline/front/", EMBEDDED | {"jobs.api", "pipeline.planning", "pipeline.front"}),
-    ("pipeline/", {"pipeline.api_settings", "pipeline.variables"}),
+    (
+        "pipeline/",
+        {"pipeline.api_settings", "pipeline.model_settings", "pipeline.variables"},
+    ),
     ("nightjar/__main__.py", {"pipeline.front"}),
     ("nightjar/__init__.py", set()),
     ("nightjar/children.py", set()),

@@ -40,6 +40,11 @@ def test_a_gpu_worker_finds_its_queues_by_itself() -> None:
     assert not [option for option in command if option.startswith("--queues")]
 
 
+def test_a_gpu_worker_of_several_models_has_threads_for_each() -> None:
+    settings = Settings.read(worker_threads=7, models="a=/a,b=/b")
+    assert "--concurrency=14" in worker_command(WorkerRole.COMPUTE, settings)
+
+
 @pytest.mark.parametrize("role", WorkerRole)
 def test_workers_send_events_and_do_not_ask_each_other(role: WorkerRole) -> None:
     options = {"--pool=threads", "--task-events", "--without-gossip", "--without-mingle"}

@@ -35,7 +35,7 @@ def model(tiny_model: Path) -> ModelDirectory:
 @pytest.fixture(scope="module")
 def encoder(model: ModelDirectory) -> Encoder:
     template = ChatTemplate(CHAT, {"eos_token": "<|endoftext|>"})
-    return Encoder(model.config, model.tokenizer(), VECTORS.get, "tiny", template)
+    return Encoder(model.config, model.tokenizer(), VECTORS.get, template)
 
 
 def request(number: int = 0, **body: Any) -> QueuedRequest:
@@ -130,7 +130,6 @@ def test_the_prompt_token_as_an_id_is_a_placeholder_too(
         ({"prompt": [7] * 120, "max_tokens": 9}, "body.max_tokens", "at most 8"),
         ({"prompt": [7] * 128, "max_tokens": 1}, "body.prompt", "128 tokens"),
         ({"query": "a", "documents": ["b", "c" * 200]}, "body.documents[1]", "128"),
-        ({"prompt": "a", "model": "other"}, "body.model", "'tiny'"),
         ({"prompt": PROMPT_TOKEN, "prompt_vector": "x"}, "body.prompt_vector", "registered"),
         ({"prompt": PROMPT_TOKEN, "prompt_vector": "wide"}, "body.prompt_vector", "33 wide"),
         ({"prompt": PROMPT_TOKEN * 2, "prompt_vector": "three"}, "body.prompt_vector", "2 times"),
@@ -180,7 +179,7 @@ def test_a_chat_that_cannot_be_rendered_leaves_its_neighbours(encoder: Encoder) 
 def test_a_chat_needs_a_template_and_room(encoder: Encoder, model: ModelDirectory) -> None:
     messages = [{"role": "user", "content": "안녕 " * 100}]
     assert refusal(encoder, messages=messages).param == "body.messages"
-    bare = Encoder(model.config, model.tokenizer(), VECTORS.get, served_name=None)
+    bare = Encoder(model.config, model.tokenizer(), VECTORS.get)
     assert "no chat template" in refusal(bare, messages=messages).message
 
 
@@ -192,7 +191,7 @@ def test_what_a_model_expects_before_a_text_is_put_there(
     tokenizer = Tokenizer.read(tmp_path / "tokenizer.json", VOCAB_SIZE)
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": BEGIN})
     config = replace(model.config, vocab_size=VOCAB_SIZE)
-    encoder = Encoder(config, tokenizer, VECTORS.get, None, template)
+    encoder = Encoder(config, tokenizer, VECTORS.get, template)
     begin, text = library.token_to_id(BEGIN), tokenizer.encode("안녕")
     assert encoded(encoder, prompt="안녕").segments == [[begin, *text]]
     assert encoded(encoder, prompt=f"{BEGIN}안녕").segments == [[begin, *text]]
@@ -252,7 +251,7 @@ class Untouched:
 def test_what_is_too_long_by_its_bytes_is_refused_before_it_is_tokenized(
     model: ModelDirectory, body: dict[str, Any], param: str
 ) -> None:
-    encoder = Encoder(model.config, Untouched(), VECTORS.get, "tiny")  # type: ignore[arg-type]
+    encoder = Encoder(model.config, Untouched(), VECTORS.get)  # type: ignore[arg-type]
     error = refusal(encoder, **body)
     assert (error.code, error.param) == ("context_length_exceeded", param)
     assert "at least 129 tokens" in error.message

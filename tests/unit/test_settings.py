@@ -51,6 +51,48 @@ def test_what_does_not_fit_is_named(given, fault):
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "paths"),
+    [
+        ({}, {}),
+        ({"model": "/models/tiny/"}, {"tiny": "/models/tiny"}),
+        ({"model": "/models/tiny", "model_name": "org/demo"}, {"org/demo": "/models/tiny"}),
+        ({"models": "a=/m/a"}, {"a": "/m/a"}),
+        ({"models": " a = /m/a, org/b=/m=b "}, {"a": "/m/a", "org/b": "/m=b"}),
+        ({"models": "a=/m/a", "accept_any_model": True}, {"a": "/m/a"}),
+    ],
+)
+def test_the_directory_of_each_model(given, paths):
+    found = Settings.read(**given).model_paths
+    assert found == {name: Path(path) for name, path in paths.items()}
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"models": "/m/a"}, "NIGHTJAR_MODELS: '/m/a' is not NAME=DIRECTORY; write NAME=DIRECTORY"),
+        ({"models": "a=/m/a,"}, "'' is not NAME=DIRECTORY"),
+        ({"models": "=/m/a"}, "'=/m/a' is not NAME=DIRECTORY"),
+        ({"models": "a= "}, "'a=' is not NAME=DIRECTORY"),
+        ({"models": "a=/m/a,a=/m/b"}, "'a' comes twice"),
+        ({"models": "a=/m/a,b=/m/a"}, "'/m/a' comes twice"),
+        ({"models": "a\x07=/m/a"}, "cannot be a name"),
+        ({"models": f"{'a' * 256}=/m/a"}, "more than 255 characters"),
+        ({"models": "a=/m/a", "model": "/m/a"}, "NIGHTJAR_MODELS: set beside NIGHTJAR_MODEL: set"),
+        ({"models": "a=/m/a", "model_name": "a"}, "set beside NIGHTJAR_MODEL_NAME: set one"),
+        ({"models": "a=/a,b=/b", "accept_any_model": True}, "beside NIGHTJAR_ACCEPT_ANY_MODEL"),
+        ({"models": ",".join(f"m{n}=/m/{n}" for n in range(33))}, "names 33 models; at most 32"),
+    ],
+)
+def test_models_that_cannot_be_named(given, fault):
+    with pytest.raises(SettingsError, match=re.escape(fault)):
+        Settings.read(**given)
+
+
+def test_so_many_models_are_served():
+    assert len(Settings.read(models=",".join(f"m{n}=/m/{n}" for n in range(32))).model_paths) == 32
+
+
 @pytest.mark.parametrize("url", ["redis://h/0", "rediss://:p@h:1/0", "redis+socket:///a/b.sock"])
 def test_brokers_that_celery_reaches(url):
     assert Settings.read(broker_url=url).broker_url.get_secret_value() == url

@@ -11,6 +11,7 @@ from nightjar.pipeline.front.cli.accounts import keys, tenants
 from nightjar.pipeline.front.cli.console import EXIT_RUN, say
 from nightjar.pipeline.front.cli.database import migrate, shares, vectors
 from nightjar.pipeline.front.cli.jobs import cancel, pause, results, resume, retry, status, submit
+from nightjar.pipeline.front.cli.models import models
 from nightjar.pipeline.front.cli.openapi import openapi
 from nightjar.pipeline.front.cli.processes import api, beat, flower, health, worker
 from nightjar.pipeline.front.cli.run import run
@@ -25,7 +26,7 @@ app = typer.Typer(
 )
 for command in (
     *(run, worker, beat, flower, api, health),
-    *(submit, status, results, cancel, pause, resume, retry),
+    *(submit, status, results, cancel, pause, resume, retry, models),
     *(vectors, migrate, shares, openapi),
 ):
     app.command()(command)

@@ -67,17 +67,23 @@ def check_driver(settings: Settings) -> None:
         fail(NO_POSTGRES_DRIVER, EXIT_RUN)
 
 
-def check_model(settings: Settings) -> Path:
-    """Return the served model's directory; end the command where it cannot be used."""
+def check_models(settings: Settings) -> dict[str, Path]:
+    """Return the directory of each model; end the command where one cannot be used."""
     from nightjar.checkpoints import CheckpointError, ModelDirectory, check_shards
 
-    if settings.model is None:
-        fail("set NIGHTJAR_MODEL to the directory of the served model", EXIT_USAGE)
-    try:
-        check_shards(ModelDirectory.open(settings.model).config, settings.shard_count)
-    except CheckpointError as error:
-        fail(f"NIGHTJAR_MODEL {settings.model}: {error}", EXIT_USAGE)
-    return settings.model
+    paths = settings.model_paths
+    if not paths:
+        fail(
+            "set NIGHTJAR_MODEL to the directory of the served model, or NIGHTJAR_MODELS to "
+            "NAME=DIRECTORY of several",
+            EXIT_USAGE,
+        )
+    for name, path in paths.items():
+        try:
+            check_shards(ModelDirectory.open(path).config, settings.shard_count)
+        except CheckpointError as error:
+            fail(f"the model {name!r}, {path}: {error}", EXIT_USAGE)
+    return paths
 
 
 def become(command: list[str]) -> NoReturn:

@@ -6,12 +6,15 @@ from typing import Annotated
 
 import typer
 
-from nightjar.pipeline.front.cli.console import EXIT_USAGE, check_model, fail, read_settings
+from nightjar.pipeline.front.cli.console import EXIT_USAGE, check_models, fail, read_settings
 
 
 def vectors(
     name: Annotated[str, typer.Argument(help="What requests write in prompt_vector.")],
     file: Annotated[Path, typer.Argument(help="A safetensors file, one tensor (rows, width).")],
+    model: Annotated[
+        str | None, typer.Option(help="Whose width they have; needed where several are served.")
+    ] = None,
 ) -> None:
     """Register prompt vectors (P-tuning) in the database under a name."""
     from nightjar.checkpoints import ModelDirectory
@@ -19,10 +22,14 @@ def vectors(
     from nightjar.pipeline.files.vectors import VectorsError, register_vectors
 
     settings = read_settings()
-    model = check_model(settings)
+    paths = check_models(settings)
+    if model is None and len(paths) == 1:
+        model = next(iter(paths))
+    if model not in paths:
+        fail(f"--model: name one of {', '.join(map(repr, paths))}", EXIT_USAGE)
     store = Store(settings.database_url.get_secret_value())
     try:
-        width = ModelDirectory.open(model).config.hidden_size
+        width = ModelDirectory.open(paths[model]).config.hidden_size
         registered = register_vectors(store.vectors, name, file, width)
     except VectorsError as error:
         fail(str(error), EXIT_USAGE)

@@ -46,6 +46,12 @@ def submit(
     priority: Annotated[
         int, typer.Option(min=0, max=9, help="Each step is worth an hour of waiting.")
     ] = 0,
+    model: Annotated[
+        str | None, typer.Option(help="The job's model (default: the one that its lines name).")
+    ] = None,
+    wait_for_model: Annotated[
+        bool, typer.Option(help="Store the job though its model is unknown; it waits for it.")
+    ] = False,
 ) -> None:
     """Send a file to a running deployment, and print the job.
 
@@ -61,8 +67,10 @@ def submit(
         fail(f"the input {source} {error}", EXIT_USAGE)
     except OSError as error:
         fail(f"the input {source}: {error.strerror}", EXIT_USAGE)
-    with _connect(api_url) as client:
-        job = client.submit(source, key, completion_window, priority)
+    with connect(api_url) as client:
+        job = client.submit(
+            source, key, completion_window, priority, model=model, wait_for_model=wait_for_model
+        )
         typer.echo(json.dumps(job, indent=2))
         failed, total = job["counts"]["failed"], job["counts"]["total"]
         first = client.first_failure(job["id"]) if failed else None
@@ -76,7 +84,7 @@ def submit(
 
 def status(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
     """Show a job's state and counts; what it waits for goes to standard error."""
-    with _connect(api_url) as client:
+    with connect(api_url) as client:
         job = client.job(job_id)
     typer.echo(json.dumps(job, indent=2))
     if job.get("waiting"):
@@ -89,7 +97,7 @@ def results(
     outcome: Annotated[Outcome, typer.Option(help="Which rows.")] = Outcome.ALL,
 ) -> None:
     """Print the results of a job so far, as OpenAI batch output lines."""
-    with _connect(api_url) as client:
+    with connect(api_url) as client:
         for line in client.results(job_id, outcome.value):
             typer.echo(json.dumps(line, ensure_ascii=False))
 
@@ -116,12 +124,12 @@ def retry(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
 
 def _steer(api_url: str, ask: "Callable[[Client], dict[str, Any]]") -> None:
     """Ask for a change of a job, and print the job that the API answers with."""
-    with _connect(api_url) as client:
+    with connect(api_url) as client:
         typer.echo(json.dumps(ask(client), indent=2))
 
 
 @contextmanager
-def _connect(api_url: str) -> "Iterator[Client]":
+def connect(api_url: str) -> "Iterator[Client]":
     """Give a client; an error of the API ends the command."""
     from nightjar.pipeline.front.client import Client, ClientError
 

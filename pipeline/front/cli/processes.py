@@ -14,7 +14,7 @@ from nightjar.pipeline.front.cli.console import (
     Shards,
     become,
     check_driver,
-    check_model,
+    check_models,
     fail,
     read_settings,
     require_one_device_option,
@@ -44,7 +44,7 @@ def worker(
     os.environ.update({f"NIGHTJAR_{k}": str(v) for k, v in given.items() if v is not None})
     settings = read_settings()
     check_driver(settings)
-    check_model(settings)
+    check_models(settings)
     become(worker_command(role, settings))
 
 
@@ -82,7 +82,6 @@ def api(
     from nightjar.pipeline.front.api_server import is_loopback, serve
 
     settings = read_settings()
-    check_model(settings)
     if not is_loopback(host):
         _require_key(settings, host)
     serve(settings, host, port)
