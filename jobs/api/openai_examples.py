@@ -7,6 +7,8 @@ from nightjar.jobs.api.openai_schemas import (
     DeletedFile,
     FileList,
     FilePayload,
+    ModelList,
+    ModelPayload,
     Ranking,
 )
 
@@ -123,3 +125,15 @@ RANKING: Ranking = {
         "tokens": {"input_tokens": 9},
     },
 }
+
+MODEL: ModelPayload = {
+    "id": "tiny",
+    "object": "model",
+    "created": 1795474162,
+    "owned_by": "nightjar",
+    "context_length": 512,
+    "fingerprint": "3f2a9c0d1b7e",
+    "served": True,
+    "workers": 1,
+}
+MODEL_LIST: ModelList = {"object": "list", "data": [MODEL]}

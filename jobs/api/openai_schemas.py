@@ -170,3 +170,23 @@ class Ranking(CallAnswer):
     results: list[RankedDocument]
     meta: JsonObject
     reused_documents: NotRequired[int]
+
+
+class ModelPayload(TypedDict):
+    """A model that jobs may name; `workers` GPU workers serve it now."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    context_length: int
+    fingerprint: str
+    served: bool
+    workers: int
+
+
+class ModelList(TypedDict):
+    """All models, those that are served now first."""
+
+    object: Literal["list"]
+    data: list[ModelPayload]

@@ -32,6 +32,7 @@ _TAGS = [
     {"name": "files", "description": "Files of batches, as OpenAI's."},
     {"name": "batches", "description": "Jobs of files, as OpenAI's batches."},
     {"name": "calls", "description": "Single calls, as OpenAI's and Cohere's."},
+    {"name": "models", "description": "Which models there are, and which are served."},
     {"name": "webhooks", "description": "Where events are sent when a job is over."},
     {"name": "deployment", "description": "Whether the deployment works."},
 ]

@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 from nightjar.jobs.api import create_app
 from nightjar.jobs.api.calls import CallPath, CallSettings
 from nightjar.jobs.api.request_bodies import BODIES
+from nightjar.jobs.models import PlannedModel
 from nightjar.jobs.records import NewResult
 from nightjar.jobs.store import Store
 from nightjar.jobs.webhooks.addresses import AddressGuard
@@ -209,6 +210,7 @@ def tour(client: TestClient, store: Store) -> Iterator[Call]:
     yield call("GET", "/health")
     yield from tour_of_files(call)
     yield from tour_of_calls(call)
+    yield from tour_of_models(call, store)
 
 
 def tour_of_files(call: Callable[..., Call]) -> Iterator[Call]:
@@ -247,6 +249,13 @@ def tour_of_calls(call: Callable[..., Call]) -> Iterator[Call]:
         yield call("POST", path, json=ranking)
         yield call("POST", path, json={"query": 1})
     yield call("POST", "/v1/completions", json={"prompt": "a", "model": "other"})
+
+
+def tour_of_models(call: Callable[..., Call], store: Store) -> Iterator[Call]:
+    store.models.plan_for([PlannedModel("tiny", "f" * 64, 512)])
+    yield call("GET", "/v1/models")
+    yield call("GET", "/v1/models/tiny", "/v1/models/{model}")
+    yield call("GET", "/v1/models/nope", "/v1/models/{model}")
 
 
 def test_real_answers_fit_the_types_that_a_client_makes(
