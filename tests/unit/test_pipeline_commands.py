@@ -33,14 +33,14 @@ def test_a_planner_takes_the_planners_queue_alone() -> None:
 def test_a_gpu_worker_finds_its_queues_by_itself() -> None:
     command = worker_command(WorkerRole.COMPUTE, Settings.read(worker_threads=7))
     assert "nightjar.gpu_worker.worker.tasks" in command
-    assert "--concurrency=7" in command
+    assert f"--concurrency={7 + 16}" in command
     assert f"--hostname=gpu-{os.getpid()}@%h" in command
     assert not [option for option in command if option.startswith("--queues")]
 
 
 def test_a_gpu_worker_of_several_models_has_threads_for_each() -> None:
     settings = Settings.read(worker_threads=7, models="a=/a,b=/b")
-    assert "--concurrency=14" in worker_command(WorkerRole.COMPUTE, settings)
+    assert f"--concurrency={2 * 7 + 16}" in worker_command(WorkerRole.COMPUTE, settings)
 
 
 @pytest.mark.parametrize("role", WorkerRole)
