@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.records import JobToPlan
 from nightjar.jobs.states import JobState, MicroBatchState, RequestKind, RequestState
 from nightjar.jobs.store import Store
@@ -78,7 +79,7 @@ def test_a_tenant_that_is_planned_far_ahead_yields(store: Store, tiny_model: Pat
     ahead, behind = submit_for(store, "ahead", 40), submit_for(store, "behind", 40)
     # Each request is a micro-batch, and four windows of one are enough.
     planner = open_planner(store, tiny_model, micro_batch_requests=1, dispatch_window=1)
-    plan_for(store, "ahead", 5, fingerprint=planner.fingerprint)
+    plan_for(store, "ahead", 5, fingerprint=ModelDirectory.open(tiny_model).fingerprint)
     assert planner.plan_next() == 10
     assert (waiting_rows(store, ahead), waiting_rows(store, behind)) == (40, 30)
     for _ in range(3):  # now both have enough, and take turns
@@ -246,5 +247,5 @@ def test_one_tenant_costs_one_statement_more_than_none(store: Store) -> None:
     with counted(store) as statements:
         assert len(store.planning.dispatchable(WINDOW)) == 3
     assert not any("share" in one or "virtual_clock" in one for one in statements)
-    # Begin, what is in flight, the tenants, two for the models, suspects, jobs, micro-batches.
-    assert len([one for one in statements if one.startswith("SELECT")]) == 7
+    # In flight, the tenants, two for the models, calls, suspects, jobs, micro-batches.
+    assert len([one for one in statements if one.startswith("SELECT")]) == 8

@@ -291,3 +291,25 @@ def test_what_is_over_cannot_be_cancelled(store: Store) -> None:
     read_all(ingest(store))
     with pytest.raises(LifecycleError, match="is failed: nothing of it can be cancelled"):
         store.batches.cancel(failed.id, failed.tenant)
+
+
+@pytest.mark.parametrize(
+    ("named", "model", "code"),
+    [
+        (["other", "second", None], "second", None),
+        ([None, None], None, "missing_model"),
+        (["other"], None, "model_not_found"),
+    ],
+)
+def test_the_lines_of_a_batch_name_its_model_where_there_are_several(
+    store: Store, named: list[str | None], model: str | None, code: str | None
+) -> None:
+    lines = [
+        completion_line(f"row-{n}", prompt="hello", max_tokens=4, **({"model": one} if one else {}))
+        for n, one in enumerate(named)
+    ]
+    batch = make(store, lines_of(lines))
+    read_all(ingest(store, models="first second"))
+    found = store.batches.get(batch.id, "default")
+    assert [error["code"] for error in found.errors] == ([code] if code else [])
+    assert (None if found.job is None else found.job.model) == model
