@@ -19,7 +19,6 @@ from tests.bare_machine import GPU_FOLDERS, asks_for_gpu_alone
 from tests.models import save_gpt2
 
 HAS_DATABASES = find_spec("sqlalchemy") is not None
-HAS_TIMEOUTS = find_spec("pytest_timeout") is not None
 
 SYSTEM_FOLDERS = ("acceptance", "faults", "integration")
 """Their tests wait for processes most of the time."""
@@ -32,18 +31,23 @@ gc.disable()
 pytest_plugins = ["tests.databases"] if HAS_DATABASES else []
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Define pytest-timeout's option where it is not installed: pyproject.toml sets it."""
-    if not HAS_TIMEOUTS:
+def has_timeouts(plugins: pytest.PytestPluginManager) -> bool:
+    """Whether pytest-timeout is loaded, by itself or by its module's name."""
+    return plugins.hasplugin("timeout") or plugins.hasplugin("pytest_timeout")
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Define pytest-timeout's option where it is not loaded: pyproject.toml sets it."""
+    if not has_timeouts(pluginmanager):
         parser.addini("timeout", "seconds that a test may take (needs pytest-timeout)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Define pytest-timeout's marker where it is not installed.
+    """Define pytest-timeout's marker where it is not loaded.
 
     A bare GPU machine has its own versions of the packages. Their warnings do not fail a test.
     """
-    if not HAS_TIMEOUTS:
+    if not has_timeouts(config.pluginmanager):
         config.addinivalue_line("markers", "timeout(seconds): needs pytest-timeout")
     if asks_for_gpu_alone(config.option.markexpr):
         config.addinivalue_line("filterwarnings", "default")
