@@ -41,8 +41,8 @@ def test_a_gpu_worker_finds_its_queues_by_itself() -> None:
 
 
 def test_a_gpu_worker_of_several_models_has_threads_for_each() -> None:
-    settings = Settings.read(worker_threads=7, models="a=/a,b=/b")
-    assert "--concurrency=14" in worker_command(WorkerRole.COMPUTE, settings)
+    settings = Settings.read(worker_threads=7, worker_live_threads=3, models="a=/a,b=/b")
+    assert "--concurrency=17" in worker_command(WorkerRole.COMPUTE, settings)
 
 
 @pytest.mark.parametrize("role", WorkerRole)
