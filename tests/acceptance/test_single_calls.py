@@ -18,8 +18,9 @@ from nightjar.jobs.store.tables import job as table
 from tests.databases import fresh_postgres_database
 from tests.models import save_gpt2
 from tests.processes import completion_line, rerank_line, wait_until
-from tests.services import Deployment, running_deployment
+from tests.services import VARIABLES, Deployment, running_deployment
 
+KEY = {"Authorization": f"Bearer {VARIABLES['API_KEY']}"}
 MODEL = "demo"  # as docker-compose.yml names it
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
@@ -55,7 +56,9 @@ def answers(deployment: Deployment) -> bool:
     """Whether a call is answered; the worker loads its model first."""
     try:
         url = f"{deployment.api_url}/v1/completions"
-        return httpx.post(url, json={"prompt": "a", "max_tokens": 1}, timeout=10).is_success
+        return httpx.post(
+            url, json={"prompt": "a", "max_tokens": 1}, timeout=10, headers=KEY
+        ).is_success
     except httpx.TimeoutException:
         return False
 
@@ -63,24 +66,26 @@ def answers(deployment: Deployment) -> bool:
 @pytest.fixture
 def client(deployment: Deployment) -> Iterator[openai.OpenAI]:
     url = f"{deployment.api_url}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", timeout=100, max_retries=0) as client:
+    with openai.OpenAI(
+        base_url=url, api_key=VARIABLES["API_KEY"], timeout=100, max_retries=0
+    ) as client:
         yield client
 
 
 @pytest.fixture
 def ranker(deployment: Deployment) -> Iterator[cohere.ClientV2]:
     with httpx.Client(timeout=100) as http:
-        yield cohere.ClientV2("none", base_url=deployment.api_url, httpx_client=http)
+        yield cohere.ClientV2(VARIABLES["API_KEY"], base_url=deployment.api_url, httpx_client=http)
 
 
 def submit(deployment: Deployment, lines: list[dict[str, Any]]) -> str:
     content = "\n".join(map(json.dumps, lines))
-    answer = httpx.post(f"{deployment.api_url}/v1/jobs", content=content, timeout=60)
+    answer = httpx.post(f"{deployment.api_url}/v1/jobs", content=content, timeout=60, headers=KEY)
     return str(answer.raise_for_status().json()["id"])
 
 
 def job(deployment: Deployment, job_id: str) -> dict[str, Any]:
-    answer = httpx.get(f"{deployment.api_url}/v1/jobs/{job_id}", timeout=60)
+    answer = httpx.get(f"{deployment.api_url}/v1/jobs/{job_id}", timeout=60, headers=KEY)
     found: dict[str, Any] = answer.raise_for_status().json()
     return found
 
@@ -88,7 +93,9 @@ def job(deployment: Deployment, job_id: str) -> dict[str, Any]:
 def outcomes(deployment: Deployment, job_id: str) -> list[dict[str, Any]]:
     """The bodies of a job's answers, once it is over."""
     wait_until("the job", lambda: job(deployment, job_id)["finished_at"] is not None)
-    page = httpx.get(f"{deployment.api_url}/v1/jobs/{job_id}/results", timeout=60).json()
+    page = httpx.get(
+        f"{deployment.api_url}/v1/jobs/{job_id}/results", timeout=60, headers=KEY
+    ).json()
     return [line["response"]["body"] for line in page["data"]]
 
 
@@ -171,7 +178,7 @@ def test_a_nightly_job_and_a_live_call_give_the_same_bits(deployment: Deployment
         *(completion_line(f"other-{n}", prompt=f"{n}", max_tokens=20) for n in range(6)),
     ]
     ranking, greedy, *_ = outcomes(deployment, submit(deployment, lines))
-    with httpx.Client(base_url=deployment.api_url, timeout=100) as http:
+    with httpx.Client(base_url=deployment.api_url, timeout=100, headers=KEY) as http:
         live = http.post("/v2/rerank", json=RANKING).json()
         assert live["results"] == ranking["results"]
         assert live["usage"] == ranking["usage"]
@@ -194,7 +201,9 @@ def test_a_call_overtakes_a_job_that_holds_every_thread(
     after = job(deployment, job_id)
     assert after["finished_at"] is None
     assert after["micro_batches"]["done"] - before <= 2
-    httpx.post(f"{deployment.api_url}/v1/jobs/{job_id}/cancel", timeout=60).raise_for_status()
+    httpx.post(
+        f"{deployment.api_url}/v1/jobs/{job_id}/cancel", timeout=60, headers=KEY
+    ).raise_for_status()
     wait_until("its end", lambda: job(deployment, job_id)["finished_at"] is not None)
 
 

@@ -55,10 +55,12 @@ def client(app: FastAPI) -> Iterator[TestClient]:
 
 
 @pytest.fixture(scope="module")
-def document() -> Document:
-    """As it is served; a database is not asked for it."""
-    app = create_app(Store("sqlite:///unused.db"), lambda job_id: None)
+def document(tmp_path_factory: pytest.TempPathFactory) -> Document:
+    """As it is served; a database without tables is enough for it."""
+    store = Store(f"sqlite:///{tmp_path_factory.mktemp('document')}/empty.db")
+    app = create_app(store, lambda job_id: None)
     found: Document = TestClient(app).get("/openapi.json").json()
+    store.close()
     return found
 
 
