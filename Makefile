@@ -9,7 +9,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-faults test-mutants test-gpu cpu-kernels lint format bench-peers bench-scaling \
+.PHONY: help demo test test-all test-faults test-mutants test-litellm test-gpu cpu-kernels lint format bench-peers bench-scaling \
 	bench-control-plane bench-gpu report clean
 
 help: ## Show the targets
@@ -75,6 +75,13 @@ bench-scaling: $(VENV)/installed-dev ## How the engine's cost grows, with plots
 
 bench-control-plane: $(VENV)/installed-dev ## Requests/s without a model, beside plain Celery
 	$(BIN)/python -m benchmarks.control_plane
+
+# LiteLLM pins an older client than the tests use, and is large: it gets an environment of its own.
+test-litellm: $(VENV)/installed-dev ## Files, batches, calls and rerank through a LiteLLM proxy
+	$(PYTHON) -m venv .venv-litellm
+	.venv-litellm/bin/pip install --quiet --disable-pip-version-check 'litellm[proxy]==1.106.2'
+	NIGHTJAR_TEST_LITELLM=$(CURDIR)/.venv-litellm/bin/litellm \
+		$(BIN)/python -m pytest -q -m slow tests/acceptance/test_litellm.py
 
 test-gpu: ## Kernels, then engine, on a GPU; PYTHON= an environment with torch, CuPy, transformers, pytest
 	@failed=0; for stage in 1 2; do $(PYTHON) tools/first_gpu_hour $$stage || failed=1; done; exit $$failed
