@@ -259,7 +259,8 @@ def test_health(client: TestClient) -> None:
     response = client.get("/health")
     assert response.status_code == 200
     parts = {"database": "ok", "uploads": "ok"}
-    assert response.json() == {"status": "ok", "version": nightjar.__version__, "parts": parts}
+    expected = {"status": "ok", "version": nightjar.__version__, "parts": parts, "models": {}}
+    assert response.json() == expected
 
 
 def test_a_database_without_tables(database_url: str) -> None:

@@ -14,6 +14,7 @@ from nightjar.jobs.api import create_app
 from nightjar.jobs.api.batch_bodies import MAX_BODY_BYTES
 from nightjar.jobs.batch_records import NewBatch
 from nightjar.jobs.file_records import FilePurpose, NewFile
+from nightjar.jobs.records import DEFAULT_TENANT
 from nightjar.jobs.states import Scope
 from nightjar.jobs.store import Store
 from tests.batches import (
@@ -338,9 +339,10 @@ def test_without_the_broker_a_batch_is_made_all_the_same(store: Store, file_id: 
 
 
 def test_a_key_to_read_makes_and_cancels_nothing(store: Store, file_id: str) -> None:
-    key, _ = store.accounts.create_key(NewKey("default", Scope.READ))
-    app = create_app(store, lambda _: None)
-    client = TestClient(app, headers={"Authorization": f"Bearer {key}"})
+    key, _ = store.accounts.create_key(NewKey(DEFAULT_TENANT, Scope.READ))
+    client = TestClient(
+        create_app(store, lambda _: None), headers={"Authorization": f"Bearer {key}"}
+    )
     made = store.batches.create(NewBatch("/v1/completions", file_id))
     assert refusal(create(client, file_id)) == (403, "scope_too_small", None)
     assert refusal(client.post(f"/v1/batches/{made.id}/cancel")) == (403, "scope_too_small", None)

@@ -16,7 +16,7 @@ from nightjar.jobs.store import Store
 from nightjar.pipeline.front.upload_process import UploadProcess
 from tests.processes import wait_until
 
-OK = {"status": "ok", "version": nightjar.__version__}
+OK = {"status": "ok", "version": nightjar.__version__, "models": {}}
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The OpenAPI document: whole, with examples that fit, and true of real answers."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -73,7 +74,7 @@ def operations(document: Document) -> Iterator[tuple[str, str, Document]]:
 def test_every_route_is_described(app: FastAPI, document: Document) -> None:
     hidden = {"/docs", "/openapi.json"}
     served = {
-        (route.path, method.lower())
+        (re.sub(r"{(\w+):\w+}", r"{\1}", route.path), method.lower())  # without converters
         for route in iter_route_contexts(app.routes)
         for method in route.methods or ()
         if route.path not in hidden
