@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from datetime import timedelta
+from functools import partial
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -12,6 +13,11 @@ from nightjar.jobs.errors import LifecycleError
 from nightjar.jobs.file_records import FileOutcome
 from nightjar.jobs.records import JsonObject
 from nightjar.jobs.states import BatchStage
+from nightjar.jobs.store.announcing import (
+    BATCH_IS_AWAITED,
+    announce_batch,
+    announce_unread_batch,
+)
 from nightjar.jobs.store.batch_rows import WITH_JOB, batch_record
 from nightjar.jobs.store.batch_tables import batch
 from nightjar.jobs.store.common import now
@@ -21,6 +27,7 @@ from nightjar.jobs.store.json_text import dump_json
 from nightjar.jobs.store.tables import job
 
 _MOST_TENANTS = 100  # whose batches one look finds
+_CANCELLED_AT_ONCE = 100  # batches that one transaction ends
 _COUNTS = ("counted_to", "output_lines", "output_bytes", "error_lines", "error_bytes")
 
 
@@ -106,7 +113,7 @@ class BatchWork:
                 errors=dump_json({"data": list(errors)}),
             )
         )
-        return self._database.write(lambda connection: bool(connection.execute(failed).rowcount))
+        return bool(self._database.write(partial(_end_unread, ending=failed)))
 
     def end_cancelled(self) -> int:
         """End batches that were cancelled before their rows landed; returns how many."""
@@ -114,11 +121,19 @@ class BatchWork:
             lifecycle.BATCH_TRANSITIONS, BatchStage.VALIDATING, BatchStage.CANCELLED
         )
         unread = (batch.c.stage == BatchStage.VALIDATING, batch.c.cancelling_at.is_not(None))
-        with self._database.reading() as connection:  # most calls find none, and need no lock
-            if connection.scalar(sa.select(batch.c.job_id).where(*unread).limit(1)) is None:
-                return 0
-        ended = sa.update(batch).where(*unread).values(stage=BatchStage.CANCELLED, ended_at=now())
-        return self._database.write(lambda connection: connection.execute(ended).rowcount)
+        some = sa.select(batch.c.job_id).where(*unread).limit(_CANCELLED_AT_ONCE)
+        number = 0
+        while True:
+            with self._database.reading() as connection:  # most calls find none, and need no lock
+                found = list(connection.scalars(some))
+            if not found:
+                return number
+            ended = (
+                sa.update(batch)
+                .where(batch.c.job_id.in_(found), *unread)
+                .values(stage=BatchStage.CANCELLED, ended_at=now())
+            )
+            number += self._database.write(partial(_end_unread, ending=ended, cancelled=True))
 
     def to_finalize(self, limit: int, skipped: Collection[str] = ()) -> list[Finalization]:
         """Batches without result files whose job is over; those that ended first come first."""
@@ -159,7 +174,7 @@ class BatchWork:
             sa.update(batch)
             .where(batch.c.job_id == counted.job_id, batch.c.stage == BatchStage.LANDED)
             .values(stage=BatchStage.FINAL, ended_at=moment)
-            .returning(batch.c.tenant, batch.c.output_expires_after_s)
+            .returning(batch.c.tenant, batch.c.output_expires_after_s, BATCH_IS_AWAITED)
         )
         row = connection.execute(ended).one_or_none()
         if row is None:
@@ -188,7 +203,19 @@ class BatchWork:
         if made:
             of_job = batch.c.job_id == counted.job_id
             connection.execute(sa.update(batch).where(of_job).values(made))
+        if row.is_awaited:
+            announce_batch(connection, counted.job_id)
         return True
+
+
+def _end_unread(connection: Connection, ending: sa.Update, *, cancelled: bool = False) -> int:
+    """End batches whose rows never landed, and announce them; returns how many."""
+    told = ending.returning(batch.c.job_id, batch.c.tenant, BATCH_IS_AWAITED)
+    ended = connection.execute(told).all()
+    for row in ended:
+        if row.is_awaited:
+            announce_unread_batch(connection, row.tenant, row.job_id, cancelled=cancelled)
+    return len(ended)
 
 
 def _waits_to_be_read() -> tuple[sa.ColumnElement[bool], ...]:
