@@ -5,6 +5,7 @@ pytest are installed.
 """
 
 import gc
+import os
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,10 @@ from tests.bare_machine import GPU_FOLDERS, asks_for_gpu_alone
 from tests.models import save_gpt2
 
 HAS_DATABASES = find_spec("sqlalchemy") is not None
-HAS_TIMEOUTS = find_spec("pytest_timeout") is not None
+# Where plugins are not loaded by themselves, it is as if it were not installed.
+HAS_TIMEOUTS = (
+    find_spec("pytest_timeout") is not None and "PYTEST_DISABLE_PLUGIN_AUTOLOAD" not in os.environ
+)
 
 SYSTEM_FOLDERS = ("acceptance", "faults", "integration")
 """Their tests wait for processes most of the time."""
