@@ -156,6 +156,8 @@ def test_commands_that_are_fine_reach_the_program(monkeypatch: pytest.MonkeyPatc
     """Flower may be opened to others with a password, and `--devices` may stand alone."""
     started: list[list[str]] = []
     monkeypatch.setattr(processes, "become", started.append)
+    for name in ("NIGHTJAR_DEVICES", "FLOWER_BASIC_AUTH"):  # the commands set them
+        monkeypatch.setenv(name, "")
     monkeypatch.setenv("NIGHTJAR_FLOWER_AUTH", "owl:hoot")
     monkeypatch.setenv("NIGHTJAR_ENGINE", "fake")
     monkeypatch.setenv("NIGHTJAR_MODEL", str(DEMO))

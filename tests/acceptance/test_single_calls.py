@@ -105,12 +105,13 @@ def test_openais_client_gets_completions_and_chats(client: openai.OpenAI) -> Non
     assert text.choices[0].finish_reason in ("stop", "length")
     assert text.usage is not None
     assert text.usage.total_tokens == text.usage.prompt_tokens + text.usage.completion_tokens
-    chat = client.chat.completions.create(
+    answer = client.chat.completions.with_raw_response.create(
         model=MODEL, messages=MESSAGES, max_completion_tokens=8, n=2, temperature=1
     )
+    chat = answer.parse()
     assert [choice.message.role for choice in chat.choices] == ["assistant"] * 2
     assert chat.id.startswith("chatcmpl-")
-    assert chat._request_id is not None
+    assert answer.request_id is not None
 
 
 def test_openais_client_reads_streams(client: openai.OpenAI) -> None:

@@ -104,6 +104,7 @@ def test_another_planner_goes_on_where_the_first_has_counted(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finalize, "_PAGE_ROWS", 2)
+    monkeypatch.setattr(finalize, "_TURN_S", 1.5)
     batch = landed(store, completions(9))
     compute_all(store, batch, refused=3)
     clock = iter(range(100))
@@ -111,7 +112,7 @@ def test_another_planner_goes_on_where_the_first_has_counted(
     while now(store, batch).status is BatchStatus.FINALIZING:
         seen += store.batch_work.to_finalize(9)
         # Each counts one page: its clock goes a second with every look.
-        Finalizer(store, clock=lambda: next(clock) * finalize._TURN_S / 1.5).step()
+        Finalizer(store, clock=lambda: next(clock)).step()
     counted = [one.counted_to for one in seen]
     assert counted == sorted(set(counted))
     assert len(counted) > 3

@@ -162,16 +162,17 @@ def test_a_cancel_before_the_rows_landed(store: Store) -> None:
     assert ended.stage is BatchStage.CANCELLED
 
 
-def test_a_cancel_in_the_moment_of_landing_wins_or_finds_the_job(store: Store) -> None:
+def test_a_cancel_in_the_moment_of_landing_wins_or_finds_the_job(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batch = make(store, lines_of(completions(3)))
     reader = ingest(store)
-    drop = reader._drop_stopped
-    reader._drop_stopped = lambda: None  # type: ignore[method-assign]  # it has looked before
+    monkeypatch.setattr(reader, "_drop_stopped", lambda: None)  # it has looked before
     reader.step()
     store.batches.cancel(batch.id, batch.tenant)
     reader.step()
     read_all(reader)
-    reader._drop_stopped = drop  # type: ignore[method-assign]
+    monkeypatch.undo()
     read_all(reader)
     assert next(statuses(store, [batch])) == "cancelled"
     assert store.jobs.newest() == []

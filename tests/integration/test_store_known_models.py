@@ -14,9 +14,9 @@ from nightjar.jobs.store.waiting import SILENT_AFTER_S, SWEEPER, Waiting, WaitsF
 from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.planning.models import WRITE_EVERY_S, KnownModels, PlanningModels
 from nightjar.pipeline.settings import Settings
-from tests.integration.test_store_models import ALPHA, BETA, GAMMA, plan
 from tests.jobs import Body, submit
 from tests.outcomes import claim
+from tests.planned_models import ALPHA, BETA, GAMMA, plan
 
 BODY: Body = {"prompt": "a"}
 MODELS = [PlannedModel("alpha", ALPHA, 128), PlannedModel("org/beta", BETA, 64)]

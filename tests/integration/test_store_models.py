@@ -4,21 +4,19 @@ import pytest
 import sqlalchemy as sa
 
 from nightjar.jobs.records import (
-    EncodedRequest,
     MicroBatchRef,
-    NewMicroBatch,
     NewResult,
     RequestError,
 )
-from nightjar.jobs.states import JobState, MicroBatchState, RequestKind
+from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.ready import _NEXT_MODEL, _OF_NO_MODEL
 from nightjar.jobs.store.replanning import _READY_BEFORE, _READY_BEHIND, _READY_BETWEEN
 from nightjar.jobs.workers import Crash
 from tests.jobs import before_the_next_write, submit
 from tests.outcomes import answers, claim, compute
+from tests.planned_models import ALPHA, BETA, GAMMA, plan
 
-ALPHA, BETA, GAMMA = "a" * 64, "b" * 64, "c" * 64
 MANY = 100
 
 
@@ -28,18 +26,6 @@ def planned_for(
     """A job that was planned for a model."""
     job_id = submit(store, [{"prompt": "a", "max_tokens": 4, "temperature": 0}] * requests)
     return job_id, plan(store, job_id, fingerprint, each=each)
-
-
-def plan(store: Store, job_id: str, fingerprint: str, *, each: int = 1) -> list[MicroBatchRef]:
-    """Plan what is queued of a job for a model."""
-    ids = [request.id for request in store.backlog.queued_requests(job_id, MANY)]
-    groups = [ids[start : start + each] for start in range(0, len(ids), each)]
-    return store.planning.save_plan(
-        job_id,
-        [EncodedRequest(id_, [[1, 2, 3]]) for id_ in ids],
-        [NewMicroBatch(RequestKind.GENERATE, 32, group, 3) for group in groups],
-        fingerprint=fingerprint,
-    )
 
 
 def test_only_a_worker_of_its_model_claims_a_micro_batch(store: Store) -> None:
