@@ -26,7 +26,7 @@ from nightjar.jobs.api.errors import (
     answer_http_error,
 )
 from nightjar.jobs.api.file_uploads import FileUploads
-from nightjar.jobs.api.files import files_router
+from nightjar.jobs.api.files import files_router, uploading_router
 from nightjar.jobs.api.forwarding import UploadForwarder, UploadTaker
 from nightjar.jobs.api.guard import BrowserGuard
 from nightjar.jobs.api.health import Deployment, health_router
@@ -106,7 +106,8 @@ def create_app(  # noqa: PLR0913 - the parts of one application
         steering_router(store, uploads),
         following_router(store),
         results_router(store),
-        files_router(store, file_uploads, forwarder),
+        uploading_router(file_uploads, forwarder),
+        files_router(store),
         batches_router(store, uploads.try_to_wake, names, limits),
         calls_router(single),
         models_router(store.models, names),

@@ -57,10 +57,8 @@ class FileContent(StreamingResponse):
     media_type = "application/octet-stream"
 
 
-def files_router(
-    store: Store, uploads: FileUploads, forwarder: UploadForwarder | None
-) -> APIRouter:
-    """`/v1/files`."""
+def uploading_router(uploads: FileUploads, forwarder: UploadForwarder | None) -> APIRouter:
+    """`POST /v1/files`; `forwarder` hands uploads on to another process."""
     router = APIRouter(prefix="/v1/files", tags=["files"])
 
     @router.post(
@@ -74,6 +72,13 @@ def files_router(
         if forwarder is not None:
             return await forwarder.forward(request)
         return JSONResponse(file_payload(await uploads.receive(request, caller.tenant)))
+
+    return router
+
+
+def files_router(store: Store) -> APIRouter:
+    """Lists, shows, reads and deletes files."""
+    router = APIRouter(prefix="/v1/files", tags=["files"])
 
     @router.get("", response_model=FileList, responses=documented(examples.FILE_LIST, 400))
     def list_files(
