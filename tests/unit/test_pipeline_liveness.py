@@ -136,3 +136,16 @@ def test_without_proc_nothing_is_certain(
         assert owner_name().endswith("::")
     finally:
         process_table.cache_clear()
+
+
+def test_a_living_process_of_another_user_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(pid: int, number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "kill", forbidden)
+    assert not is_gone(owner_name())
+
+
+def test_the_name_holds_when_the_process_began(other: tuple[subprocess.Popen[str], str]) -> None:
+    own, later = (int(name.rpartition(":")[2]) for name in (owner_name(), other[1]))
+    assert 0 < own < later

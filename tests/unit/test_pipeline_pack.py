@@ -113,3 +113,12 @@ def test_rankings_of_one_query_travel_together() -> None:
 def test_buckets_are_powers_of_two_that_hold_the_length() -> None:
     assert (BUCKETS[0], BUCKETS[-1]) == (SMALLEST_BUCKET, LARGEST_BUCKET) == (32, 1 << 20)
     assert [bucket_for(n) for n in (0, 1, 32, 33, 64, 65, 1000)] == [32, 32, 32, 64, 64, 128, 1024]
+
+
+def test_a_short_query_does_not_pull_rankings_into_the_longest_ones_bucket() -> None:
+    lengths = {0: SMALLEST_BUCKET // 2, 1: 4 * SMALLEST_BUCKET}
+    query = [1, 2, 3]
+    pile = [packable(id_, [query, [7] * length], RANK, 1) for id_, length in lengths.items()]
+    batches = pack(pile, most_requests=8, most_tokens=1 << 20)
+    buckets = {id_: batch.bucket for batch in batches for id_ in batch.request_ids}
+    assert buckets == {id_: bucket_for(3 + length) for id_, length in lengths.items()}

@@ -89,3 +89,26 @@ def test_a_step_that_raises_is_tried_again(
         wait_until("the step after the errors", lambda: len(steps) == 3, 5)
     assert [(record.levelno, record.action) for record in caplog.records] == [(level, action)] * 2
     assert ("Traceback" in caplog.text) is (level == logging.ERROR)
+
+
+def test_a_stop_waits_for_the_step_that_runs() -> None:
+    began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def step() -> float:
+        began.set()
+        may_end.wait(5)
+        ended.set()
+        return LONG_S
+
+    one = Pass("p", step, LONG_S)
+    one.start()
+    assert began.wait(5)
+    threading.Timer(0.1, may_end.set).start()
+    one.stop(5)
+    assert ended.is_set()
+
+
+def test_a_pass_that_was_never_started_can_be_stopped() -> None:
+    steps: list[float] = []
+    Pass("p", lambda: steps.append(0.0) or LONG_S, LONG_S).stop(5)
+    assert steps == []

@@ -1,8 +1,12 @@
 """A worker that takes nothing while work waits for it is found to be stuck, and no other is."""
 
+import itertools
+import time
+
 import pytest
 
 from nightjar.pipeline.queue.taking import Activity, TakingWatch
+from tests.processes import wait_until
 
 STUCK_AFTER_S = 60.0
 THREADS = 2
@@ -82,3 +86,21 @@ def test_each_lane_counts_its_own_tasks() -> None:
     assert jobs.idle_s(2) == 0.0
     now = 20.0
     assert (jobs.idle_s(2), calls.idle_s(2)) == (0.0, 10.0)
+
+
+def test_it_looks_six_times_in_the_time_after_which_a_worker_is_stuck() -> None:
+    """More often, a message that has just come to an idle worker would count as waiting long."""
+    looks: list[float] = []
+
+    def waiting() -> int:
+        looks.append(time.monotonic())
+        return 0
+
+    moments = itertools.count(0.0, STUCK_AFTER_S)  # idle for long at every look
+    activity = Activity(lambda: next(moments))
+    watch = TakingWatch(activity, waiting, THREADS, 1.8, lambda: None)
+    began = time.monotonic()
+    watch.start()
+    wait_until("two looks", lambda: len(looks) >= 2, 20)
+    watch.stop()
+    assert looks[1] - began > 0.55

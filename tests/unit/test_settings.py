@@ -132,3 +132,8 @@ def test_no_part_of_nightjar_reads_a_variable_that_it_would_refuse():
     read |= set(re.findall("NIGHTJAR_[A-Z0-9_]*[A-Z0-9]", shell))
     assert read >= {"NIGHTJAR_CPU_KERNELS", "NIGHTJAR_FLOWER_AUTH", "NIGHTJAR_MODEL_DIR"}
     assert unknown_variables(read, Settings.model_fields) == []
+
+
+def test_the_least_values_are_taken():
+    taken = Settings(request_crashes=1, upload_deadline_s=0.5, worker_niceness=0)
+    assert (taken.request_crashes, taken.upload_deadline_s, taken.worker_niceness) == (1, 0.5, 0)
