@@ -78,7 +78,7 @@ class BodyReader:
         if encoding not in ("", "identity"):
             raise RefusedRequestError(
                 415,
-                "unsupported_content_encoding",
+                "unsupported_encoding",
                 "compressed bodies are not taken; send the JSON itself",
                 "Content-Encoding",
             )
@@ -94,7 +94,7 @@ class BodyReader:
         if length.isdecimal() and int(length) > self._limits.max_bytes:
             raise RefusedRequestError(
                 413,
-                "request_too_large",
+                "body_too_large",
                 f"the request is longer than {self._limits.max_bytes} bytes",
             )
 

@@ -193,7 +193,7 @@ def test_a_body_that_is_too_large(client: TestClient) -> None:
 
 def test_a_compressed_body_and_one_of_another_kind(client: TestClient) -> None:
     compressed = client.post(TEXT, content=b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
-    assert error(compressed, 415)["code"] == "unsupported_content_encoding"
+    assert error(compressed, 415)["code"] == "unsupported_encoding"
     form = client.post(TEXT, files={"prompt": b"a"})
     assert error(form, 415)["code"] == "unsupported_content_type"
 
