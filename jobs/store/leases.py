@@ -1,7 +1,7 @@
 """Leases: a worker claims a micro-batch, computes it and finishes it, once.
 
-A lease is fenced by owner, epoch and state. Whoever takes a lease back raises the epoch, or ends the
-micro-batch. Results that come later are thrown away.
+A lease is fenced by owner, epoch and state. Whoever takes a lease back raises the epoch, or ends
+the micro-batch. Results that come later are thrown away.
 """
 
 from collections.abc import Sequence

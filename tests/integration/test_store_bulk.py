@@ -154,9 +154,9 @@ def test_claims_need_not_last_but_results_must(
     kinds: list[bool] = []
     write = Database.write
 
-    def noting(self: Database, work: Any, *, durable: bool = True) -> Any:
+    def noting(self: Database, work: Any, *, durable: bool = True, **options: Any) -> Any:
         kinds.append(durable)
-        return write(self, work, durable=durable)
+        return write(self, work, durable=durable, **options)
 
     _, (ref,) = planned(store, 1)
     monkeypatch.setattr(Database, "write", noting)
