@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -254,6 +255,13 @@ def test_calls_beyond_the_limit_are_told_when_to_come_again(store: Store, worker
         assert client.post(TEXT, json={"prompt": "a"}).status_code == 200
 
 
+def answer_late(worker: Worker, sent: int) -> None:
+    """Let the worker go on a while after it was sent the next call."""
+    wait_until("the call to be sent", lambda: len(worker.sent) > sent)
+    time.sleep(1.0)
+    worker.answers.set()
+
+
 def test_a_stream_that_takes_long_says_that_it_lives(
     client: TestClient, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,8 +272,10 @@ def test_a_stream_that_takes_long_says_that_it_lives(
     ):
         worker.answers.clear()
         worker.make = make
-        threading.Timer(0.5, worker.answers.set).start()
+        releasing = threading.Thread(target=answer_late, args=(worker, len(worker.sent)))
+        releasing.start()
         answer = client.post(TEXT, json={"prompt": "a", "stream": True})
+        releasing.join()
         parts = answer.text.strip().split("\n\n")
         assert answer.status_code == 200
         assert parts[0] == ": waiting"
