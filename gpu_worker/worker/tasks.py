@@ -30,7 +30,7 @@ from nightjar.pipeline.queue.celery_app import (
 from nightjar.pipeline.queue.commands import CANNOT_START, EXIT_CANNOT_START
 from nightjar.pipeline.queue.waking import send_wake
 from nightjar.pipeline.settings import Settings, SettingsError
-from nightjar.process import spare_what_stays, step_back, switch_threads_often
+from nightjar.process import spare_what_stays, step_back
 
 # Longer than the database's own limit on a statement: a second connection is tried first.
 _FINISH_HANGS_AFTER_S = 120.0
@@ -88,7 +88,6 @@ def _leave(_: str) -> None:
 def _open(**_: object) -> None:
     """Load the models before the first message is taken; an error ends the worker here."""
     step_back(settings.worker_niceness)  # before the compute processes start: they inherit this
-    switch_threads_often()  # a single call waits for no thread that lands a micro-batch
     try:
         _parts.append(_Parts.open())
     except (CheckpointError, LauncherError, SettingsError) as error:

@@ -22,6 +22,7 @@ from nightjar.jobs.records import ClaimedMicroBatch, NewResult, RequestError
 from nightjar.jobs.store import Store
 from nightjar.jobs.workers import ComputeSeconds, Crash
 from nightjar.pipeline.queue.liveness import owner_name
+from nightjar.process import QuickSwitching
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class GpuWorker:
         self._landing: Counter[tuple[int, int]] = Counter()  # beats while results waited to land
         self._hung_after_beats = hung_after_beats
         self._drained = threading.Event()
+        self._switching = QuickSwitching()
 
     def run(
         self, micro_batch: int, epoch: int, *, alone: bool = False, live: bool = False
@@ -93,6 +95,8 @@ class GpuWorker:
                 it dies in that time, it has not held this micro-batch.
             live: It is a single call.
         """
+        if live:  # its client waits: no thread that lands a micro-batch is to delay it
+            self._switching.hurry()
         turn = self._turn.alone() if alone else self._turn.shared()
         try:
             with turn, self._holding(micro_batch):
@@ -138,6 +142,7 @@ class GpuWorker:
             StoreError: The database is away, or a hanging lease cannot be given back. Then no sign
                 of life is written, so that the sweeper takes this worker's leases.
         """
+        self._switching.relax()
         with self._lock:
             hung = [key for key, n in self._landing.items() if n >= self._hung_after_beats]
         for micro_batch, epoch in hung:

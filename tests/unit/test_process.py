@@ -6,6 +6,8 @@ import sys
 PROGRAM = """
 import gc
 from nightjar.process import YOUNG_OBJECTS, spare_what_stays
+
+from nightjar.process import QuickSwitching
 kept = [[] for _ in range(10_000)]
 spare_what_stays()
 assert gc.get_freeze_count() > 10_000
@@ -141,3 +143,20 @@ def test_a_session_that_others_share_stays_as_it_is() -> None:
 
 def test_threads_hand_pythons_lock_on_often() -> None:
     assert ran(SWITCHING) == "True\n"
+
+
+def test_threads_switch_often_only_while_somebody_waits() -> None:
+    usual, now = sys.getswitchinterval(), [0.0]
+    switching = QuickSwitching(10, lambda: now[0])
+    try:
+        switching.relax()
+        assert sys.getswitchinterval() == usual
+        switching.hurry()
+        for moment, is_quick in ((9.0, True), (10.5, False), (11.0, False)):
+            now[0] = moment
+            switching.relax()
+            assert (sys.getswitchinterval() < usual) == is_quick
+        switching.hurry()
+        assert sys.getswitchinterval() < usual
+    finally:
+        sys.setswitchinterval(usual)
