@@ -3,11 +3,11 @@
 import subprocess
 import sys
 
+from nightjar.process import QuickSwitching
+
 PROGRAM = """
 import gc
 from nightjar.process import YOUNG_OBJECTS, spare_what_stays
-
-from nightjar.process import QuickSwitching
 kept = [[] for _ in range(10_000)]
 spare_what_stays()
 assert gc.get_freeze_count() > 10_000
