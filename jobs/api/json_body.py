@@ -8,16 +8,11 @@ from nightjar.jobs.api.body import RefusedRequestError, UploadLimits, read_body
 from nightjar.jobs.records import JsonObject
 
 
-async def read_json_object(request: Request, limits: UploadLimits, max_bytes: int) -> JsonObject:
-    """The object in the body of a request.
-
-    Args:
-        request: Its body has not been read.
-        limits: How slowly it may come.
-        max_bytes: How long it may be.
+async def read_small_body(request: Request, limits: UploadLimits, max_bytes: int) -> bytes:
+    """The body of a request, in memory whole.
 
     Raises:
-        RefusedRequestError: It is too long, too slow, compressed, not UTF-8, or no JSON object.
+        RefusedRequestError: It is too long, too slow, broken off or compressed.
     """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
@@ -29,6 +24,21 @@ async def read_json_object(request: Request, limits: UploadLimits, max_bytes: in
         if len(raw) > max_bytes:
             message = f"the body is longer than {max_bytes} bytes; send less"
             raise RefusedRequestError(413, "body_too_large", message)
+    return bytes(raw)
+
+
+async def read_json_object(request: Request, limits: UploadLimits, max_bytes: int) -> JsonObject:
+    """The object in the body of a request.
+
+    Args:
+        request: Its body has not been read.
+        limits: How slowly it may come.
+        max_bytes: How long it may be.
+
+    Raises:
+        RefusedRequestError: It is too long, too slow, compressed, not UTF-8, or no JSON object.
+    """
+    raw = await read_small_body(request, limits, max_bytes)
     try:
         data = json.loads(raw.decode())
     except UnicodeDecodeError as error:
