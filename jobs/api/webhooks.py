@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 
 from nightjar.jobs.api import examples
 from nightjar.jobs.api.body import RefusedRequestError
-from nightjar.jobs.api.caller import Caller, needs
+from nightjar.jobs.api.caller import Caller, Reader, needs
 from nightjar.jobs.api.documenting import documented
 from nightjar.jobs.api.payloads import seconds, seconds_or_none
 from nightjar.jobs.api.request_bodies import (
@@ -38,7 +38,6 @@ MAX_PAGE = 100
 # Names that are resolved at once: a slow server of names must not hold all threads of the API.
 _RESOLVED_AT_ONCE = 4
 
-Reader = Annotated[Caller, Depends(needs(Scope.READ))]
 Admin = Annotated[Caller, Depends(needs(Scope.ADMIN))]
 WebhookId = Annotated[str, Path(description="The id of a webhook.", examples=["wh_019a8f0e6c1b2d"])]
 DeliveryId = Annotated[

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 
+from nightjar.jobs.errors import QuotaError
 from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import (
     EncodedRequest,
@@ -221,3 +222,21 @@ def test_micro_batches_of_calls_are_no_one_elses(store: Store) -> None:
     assert (again.id, again.epoch, again.live) == (ref.id, claimed.epoch + 1, True)
     details = store.jobs.get_in_detail(ref.job_id)[1]
     assert details[MicroBatchState.READY] == 1
+
+
+def test_a_call_counts_for_the_daily_quota_and_stays_while_it_counts(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("KEPT_S", "KEPT_TIMES"):  # no sum is kept
+        monkeypatch.setattr(f"nightjar.jobs.store.quotas.{name}", 0)
+    store.accounts.change_tenant("default", tokens_a_day=1)
+    job_id, ref = call(store)
+    call(store)  # holds the newest rows, which are never deleted
+    assert ref is not None
+    assert compute(store, ref)
+    with pytest.raises(QuotaError, match="tokens of today"):
+        call(store)
+    age(store, [job_id], 2)
+    assert store.live.purge(3_600) == 0
+    store.accounts.change_tenant("default", tokens_a_day=None)
+    assert store.live.purge(3_600) == 1
