@@ -314,3 +314,12 @@ def test_the_lines_of_a_batch_name_its_model_where_there_are_several(
     found = store.batches.get(batch.id, "default")
     assert [error["code"] for error in found.errors] == ([code] if code else [])
     assert (None if found.job is None else found.job.model) == model
+
+
+def test_a_batch_beyond_its_tenants_quota_fails_with_the_reason(store: Store) -> None:
+    store.accounts.change_tenant("default", rows_waiting=2)
+    batch = make(store, MIXED)
+    read_all(ingest(store))
+    (error,) = errors(store, batch)
+    assert error["code"] == "rows_waiting_exceeded"
+    assert "never fits" in error["message"]
