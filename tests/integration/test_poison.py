@@ -282,7 +282,7 @@ def test_a_process_that_ends_while_it_loads_blames_no_request(
         wait_until("the next process", lambda: place.launcher.pid != pid)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(place.worker.run, ref.id, 0)
-        wait_until("the claim", place.store.heartbeats.of_lease_holders)
+        wait_until("requests in flight", lambda: place.launcher.in_flight)
         psutil.Process(place.launcher.pid).kill()
         assert running.result().outcome == "given back: not computed here"
     (again,) = place.store.planning.dispatchable(1)

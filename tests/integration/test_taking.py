@@ -11,7 +11,7 @@ from celery.events import EventReceiver
 from pydantic import SecretStr
 
 from nightjar.pipeline.embedded.broker import broker_url
-from nightjar.pipeline.queue.celery_app import COMPUTE_TASK, TICK_TASK, create_celery_app
+from nightjar.pipeline.queue.celery_app import TICK_TASK, create_celery_app
 from nightjar.pipeline.queue.commands import PLANNER_APP, WorkerRole, worker_command
 from nightjar.pipeline.queue.queues import PLAN_QUEUE
 from nightjar.pipeline.queue.taking import EXIT_STUCK
@@ -85,17 +85,3 @@ def test_ticks_and_sweeps_stay_out_of_flower(system: System, app: Celery) -> Non
             receiver.should_stop = True
             thread.join()
     assert [kind for kind in seen if kind.startswith("task-")] == []
-
-
-def test_micro_batches_are_shown_in_flower(app: Celery) -> None:
-    @app.task(name=COMPUTE_TASK)
-    def compute() -> None:
-        """Stands for the real one: its settings come from the application."""
-
-    @app.task(name="nightjar.anything_else")
-    def other() -> None:
-        """Whatever else the planner does."""
-
-    app.finalize()
-    assert app.tasks[COMPUTE_TASK].send_events is True
-    assert app.tasks["nightjar.anything_else"].send_events is False
