@@ -44,7 +44,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
     logs.configure()
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses, with jobs' metadata
     switch_threads_often()  # a status poll waits for no thread that writes a page of results
-    _end_in_order()
+    ending = _Ending()
     # The store is closed last: closing the last connection merges SQLite's log.
     with _store(settings) as store, UploadProcess() as uploads:
         celery = _celery(settings)
@@ -58,27 +58,48 @@ def serve(settings: Settings, host: str, port: int) -> None:
             config = uvicorn.Config(app, host, port, log_level="info", access_log=False)
             server = uvicorn.Server(config)
             app.state.calls.watcher.is_ending = lambda: server.should_exit
-            server.run()
+            ending.run(server)
 
 
 def serve_uploads(settings: Settings, socket: Path) -> None:
     """Take uploads through a unix socket until the process is told to end."""
+    ending = _Ending()
     logs.configure()
     # It warns of each form that is none; the sender is told.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     step_back(settings.worker_niceness)
-    _end_in_order()
     with _store(settings) as store:
         access = replace(_access(settings), counts=False)  # the API has counted the request
         app = application(settings, store, _celery(settings), access)
         spare_what_stays()
-        uvicorn.run(app, uds=str(socket), log_level="warning", access_log=False)
+        config = uvicorn.Config(app, uds=str(socket), log_level="warning", access_log=False)
+        ending.run(uvicorn.Server(config))
 
 
-def _end_in_order() -> None:
-    """Let SIGTERM end the process through its `with` blocks, which close the database."""
-    # Uvicorn ends in order and then raises the signal again, for the handler before its own.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+class _Ending:
+    """Lets SIGTERM end the process through its `with` blocks, which close the database.
+
+    The signal only sets a flag, also before the server runs. An exception would come up wherever
+    the process is at that moment. Pydantic and garbage collections drop exceptions at some places,
+    and then the process would never end.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._server: uvicorn.Server | None = None
+        # Uvicorn ends in order and then raises the signal again, for the handler before its own.
+        signal.signal(signal.SIGTERM, self._ask)
+
+    def run(self, server: uvicorn.Server) -> None:
+        """Run the server until the process is told to end; not at all if it has been."""
+        self._server = server
+        if not self._asked:
+            server.run()
+
+    def _ask(self, *_: object) -> None:
+        self._asked = True
+        if self._server is not None:
+            self._server.should_exit = True
 
 
 def _store(settings: Settings) -> closing[Store]:

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 # Never given up: the cause may pass, and the API answers polls meanwhile.
 RESTARTS = RestartPolicy(pause_s=1.0, stable_after_s=START_S)
+_GRACE_S = 10.0  # to end in, without an upload: the API's server waits for those
 _TOLD_FAILURES = 2  # after so many in a row, `trouble` reports them
 
 
@@ -48,6 +49,14 @@ class UploadProcess:
         process = self._supervisor.close()
         if process is not None:
             process.terminate()
+            self._thread.join(_GRACE_S)
+            if self._thread.is_alive():
+                logger.error(
+                    "the process that takes uploads has not ended %.0f s after SIGTERM; killed",
+                    _GRACE_S,
+                    extra={"action": "uploads_killed"},
+                )
+                process.kill()
         self._thread.join()
         shutil.rmtree(self._directory, ignore_errors=True)
 

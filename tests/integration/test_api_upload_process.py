@@ -1,6 +1,9 @@
 """The process that takes uploads when it does not start: /health says so, polls go on."""
 
+import os
 import socket
+import stat
+import subprocess
 import sys
 import threading
 import time
@@ -139,3 +142,60 @@ def test_a_lost_upload_is_answered_when_its_process_is_gone(sqlite_store: Store)
         assert gone.is_set()
         thread.join()
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upload_lost")
+
+
+# SIGTERM comes during the garbage collection at the end of the start, which drops exceptions.
+TOLD_WHILE_IT_STARTS = """
+import gc, os, signal, sys
+from pathlib import Path
+from nightjar.pipeline.front import api_server
+from nightjar.pipeline.settings import Settings
+
+def tell(*_):
+    gc.callbacks.clear()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+start = api_server.application
+def started(*arguments):
+    made = start(*arguments)
+    gc.disable()
+    gc.callbacks.append(tell)
+    return made
+
+api_server.application = started
+{start}
+"""
+
+
+@pytest.mark.usefixtures("environment", "sqlite_store")
+@pytest.mark.parametrize(
+    "start",
+    [
+        "api_server.serve_uploads(Settings.read(), Path(sys.argv[1]))",
+        "api_server.serve(Settings.read(), '127.0.0.1', 0)",
+    ],
+    ids=["uploads", "api"],
+)
+def test_a_process_told_to_end_while_it_starts_ends(start: str, tmp_path: Path) -> None:
+    code = TOLD_WHILE_IT_STARTS.format(start=start)
+    command = [sys.executable, "-c", code, str(tmp_path / "socket")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_process_deaf_to_the_signal_is_killed_when_the_api_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    deaf, told = tmp_path / "deaf", tmp_path / "told"
+    deaf.write_text(
+        f"#!/bin/sh\ntrap '' TERM\necho $$ > {told}.new\nmv {told}.new {told}\n"
+        "while :; do sleep 0.05; done\n"
+    )
+    deaf.chmod(deaf.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(sys, "executable", str(deaf))
+    monkeypatch.setattr("nightjar.pipeline.front.upload_process._GRACE_S", 0.2)
+    with UploadProcess():
+        wait_until("the process", told.exists)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.read_text()), 0)
