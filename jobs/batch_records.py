@@ -28,6 +28,9 @@ class NewBatch:
     model: str | None = None  # None: what its lines name, or the only one
     priority: int = 0
     output_expires_after_s: int | None = None  # of the result files, from their creation
+    waits_for_model: bool = False  # an unknown model is no error
+    idempotency_key: str | None = None
+    digest: str | None = None  # with a key: SHA-256 of the other fields, but for the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Batch:
     ended_at: datetime | None  # the last status
     output_file_id: str | None
     error_file_id: str | None
+    waits_for_model: bool
     job: Job | None = None  # once its rows have landed
 
     @property

@@ -39,14 +39,17 @@ class TooManyRejectedError(JobError):
 
 
 class ReusedKeyError(JobError):
-    """An idempotency key came again, with other rows or parameters."""
+    """An idempotency key came again, with other rows or parameters.
 
-    def __init__(self, job_id: str) -> None:
+    `made` is the id of the job or batch that the key made.
+    """
+
+    def __init__(self, made: str, what: str = "job") -> None:
         super().__init__(
-            f"this Idempotency-Key made job {job_id!r} of other rows or parameters; give each job "
-            "a key of its own"
+            f"this Idempotency-Key made {what} {made!r} of other rows or parameters; give each "
+            f"{what} a key of its own"
         )
-        self.job_id = job_id
+        self.made = made
 
 
 class ModelNameError(JobError):

@@ -102,8 +102,8 @@ class Choices:
         )
         if self._may_wait:
             message += (
-                ", or submit the job with wait_for_model=true: it then waits until that model is "
-                "served"
+                ", or send wait_for_model=true with the job or batch: it then waits until that "
+                "model is served"
             )
         return ModelNameError("model_not_found", message, param)
 

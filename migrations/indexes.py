@@ -28,11 +28,16 @@ def add_column(table: str, column: sa.Column[Any]) -> None:
 
 
 def create_index(
-    name: str, table: str, columns: Sequence[str], where: sa.TextClause | None = None
+    name: str,
+    table: str,
+    columns: Sequence[str],
+    where: sa.TextClause | None = None,
+    *,
+    unique: bool = False,
 ) -> None:
     """Build an index, with the condition `where` if there is one."""
     if not is_postgres():
-        op.create_index(name, table, list(columns), sqlite_where=where)
+        op.create_index(name, table, list(columns), unique=unique, sqlite_where=where)
         return
     with op.get_context().autocommit_block():
         before = _wait_for_others()
@@ -42,6 +47,7 @@ def create_index(
             name,
             table,
             list(columns),
+            unique=unique,
             postgresql_where=where,
             postgresql_concurrently=True,
             if_not_exists=True,

@@ -1,7 +1,8 @@
-"""`nightjar api` as a process of its own, without a broker."""
+"""`nightjar api` as a process of its own, without a broker; its application in a thread."""
 
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import httpx
 import psutil
+import uvicorn
+from fastapi import FastAPI
 
 from nightjar.pipeline.embedded.processes import Service
 from tests.processes import NIGHTJAR, find_children, wait_until
@@ -74,3 +77,18 @@ def _answers(url: str) -> bool:
         return httpx.get(f"{url}/health", timeout=5).status_code == 200
     except httpx.TransportError:
         return False
+
+
+@contextmanager
+def listening(app: FastAPI) -> Iterator[str]:
+    """Serve the application on a port; gives its URL."""
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_until("the server", lambda: server.started)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -1,5 +1,7 @@
 """What `POST /v1/batches` is sent, and what the API says of a batch."""
 
+import hashlib
+import json
 from datetime import datetime
 from typing import Annotated, Any, Literal, cast
 
@@ -53,6 +55,7 @@ class CreateBatch(BaseModel):
     strict: bool = False
     model: str | None = None
     priority: Annotated[int, Field(ge=0, le=MAX_PRIORITY)] = 0
+    wait_for_model: bool = False
 
 
 def body_schema() -> JsonObject:
@@ -78,7 +81,9 @@ def body_schema() -> JsonObject:
     return schema
 
 
-def new_batch(data: JsonObject, tenant: str, names: ModelNames) -> NewBatch:
+def new_batch(
+    data: JsonObject, tenant: str, names: ModelNames, idempotency_key: str | None = None
+) -> NewBatch:
     """The batch that a body asks for; raises RefusedRequestError or ModelNameError."""
     try:
         # null stands for "the default" in OpenAI's API.
@@ -88,7 +93,7 @@ def new_batch(data: JsonObject, tenant: str, names: ModelNames) -> NewBatch:
     if body.endpoint not in URLS:
         message = f"endpoint: is not served; give one of {', '.join(URLS)}"
         raise RefusedRequestError(400, "invalid_value", message, "endpoint")
-    model = None if body.model is None else _named_model(body.model, names)
+    model = None if body.model is None else _named_model(body, names)
     window_s = parse_window(body.completion_window)
     expiry = body.output_expires_after
     return NewBatch(
@@ -102,7 +107,16 @@ def new_batch(data: JsonObject, tenant: str, names: ModelNames) -> NewBatch:
         model=model,
         priority=body.priority,
         output_expires_after_s=None if expiry is None else expiry.seconds,
+        waits_for_model=body.wait_for_model,
+        idempotency_key=idempotency_key,
+        digest=None if idempotency_key is None else _digest(body),
     )
+
+
+def _digest(body: CreateBatch) -> str:
+    """SHA-256 of the fields, but for the file: an upload of the same bytes has another id."""
+    fields = body.model_dump(exclude={"input_file_id"})
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def batch_payload(batch: Batch, default_model: str | None) -> BatchPayload:
@@ -172,12 +186,12 @@ def _seconds(moment: datetime | None) -> int | None:
     return None if moment is None else int(moment.timestamp())
 
 
-def _named_model(model: str, names: ModelNames) -> str | None:
+def _named_model(body: CreateBatch, names: ModelNames) -> str | None:
     """The model that a batch is for; None where its lines or the deployment decide."""
-    if not is_text(model, MOST_CHARACTERS):
+    if not is_text(body.model, MOST_CHARACTERS):
         message = f"model: give a name of at most {MOST_CHARACTERS} characters"
         raise RefusedRequestError(400, "invalid_value", message, "model")
-    chosen = names.read().choose(model)
+    chosen = names.read(may_wait=True).choose(body.model, waits=body.wait_for_model)
     return chosen.name if chosen.is_named else None
 
 

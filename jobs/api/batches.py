@@ -16,7 +16,9 @@ from nightjar.jobs.api.files import checked_file_id, list_payload
 from nightjar.jobs.api.json_body import read_json_object
 from nightjar.jobs.api.model_names import ModelNames
 from nightjar.jobs.api.openai_schemas import BatchList, BatchPayload
+from nightjar.jobs.api.parameters import parse_idempotency_key
 from nightjar.jobs.api.results import is_id
+from nightjar.jobs.api.upload_document import IDEMPOTENCY_KEY
 from nightjar.jobs.batch_records import Batch, NewBatch
 from nightjar.jobs.errors import UnknownBatchError, UnknownFileError
 from nightjar.jobs.file_records import FilePurpose
@@ -29,6 +31,7 @@ BatchId = Annotated[str, Path(description="The id of a batch.", examples=["batch
 
 # FastAPI cannot derive it: it does not read the body, whose length is bounded.
 _BODY: dict[str, Any] = {
+    "parameters": [IDEMPOTENCY_KEY],
     "requestBody": {
         "required": True,
         "content": {
@@ -37,7 +40,7 @@ _BODY: dict[str, Any] = {
                 "schema": body_schema(),
             }
         },
-    }
+    },
 }
 
 
@@ -54,13 +57,17 @@ def batches_router(
     @router.post(
         "",
         response_model=BatchPayload,
-        responses=documented(examples.BATCH, 400, 404, 408, 413, 415),
+        responses=documented(examples.BATCH, 400, 404, 408, 409, 413, 415),
         openapi_extra=_BODY,
     )
     async def create_batch(request: Request, caller: Submitter) -> JSONResponse:
-        """Compute the lines of a file; answers before the file is read."""
+        """Compute the lines of a file; answers before the file is read.
+
+        With an `Idempotency-Key` that made a batch before, the answer is that batch.
+        """
+        key = parse_idempotency_key(request.headers.get("idempotency-key"))
         data = await read_json_object(request, limits, MAX_BODY_BYTES)
-        new = await run_in_threadpool(new_batch, data, caller.tenant, names)
+        new = await run_in_threadpool(new_batch, data, caller.tenant, names, key)
         batch = await run_in_threadpool(_create, store, new)
         # Without the broker the planner looks by itself: the answer is the same.
         await run_in_threadpool(try_to_wake, batch.job_id)
@@ -105,6 +112,8 @@ def batches_router(
 
 def _create(store: Store, new: NewBatch) -> Batch:
     try:
+        if (made := store.batches.made_by(new)) is not None:
+            return made
         file = store.files.get(checked_file_id(new.input_file_id), new.tenant)
         if file.purpose is not FilePurpose.BATCH:
             message = (

@@ -63,6 +63,14 @@ def parse_priority(text: str | None) -> int:
     return int(text)
 
 
+def parse_idempotency_key(text: str | None) -> str | None:
+    """The value of the header `Idempotency-Key`, if it came; raises RefusedRequestError."""
+    if text is not None and not is_text(text, 255):
+        message = "must have 1 to 255 characters"
+        raise RefusedRequestError(400, "invalid_idempotency_key", message, "Idempotency-Key")
+    return text
+
+
 def parse_flag(name: str, text: str | None) -> bool:
     """The value of `?NAME=true`, false unless given; raises RefusedRequestError."""
     if text not in (None, "true", "false"):

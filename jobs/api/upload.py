@@ -14,6 +14,7 @@ from nightjar.jobs.api.caller import caller_of
 from nightjar.jobs.api.model_names import ModelNames
 from nightjar.jobs.api.parameters import (
     parse_flag,
+    parse_idempotency_key,
     parse_metadata,
     parse_priority,
     parse_window,
@@ -24,7 +25,7 @@ from nightjar.jobs.api.schemas import JobPayload, SubmittedJob
 from nightjar.jobs.lines.batch_lines import BatchReader
 from nightjar.jobs.lines.file_kinds import HEAD_BYTES, other_format
 from nightjar.jobs.model_choice import RowsModel
-from nightjar.jobs.records import JobLimits, NewJob, NewRequest, RejectedRow, is_text
+from nightjar.jobs.records import JobLimits, NewJob, NewRequest, RejectedRow
 from nightjar.jobs.store.jobs import Jobs
 from nightjar.jobs.store.submission import Submission
 
@@ -115,10 +116,7 @@ class Uploads:
 
     def _new_job(self, request: Request) -> NewJob:
         query = request.query_params
-        key = request.headers.get("idempotency-key")
-        if key is not None and not is_text(key, 255):
-            message = "must have 1 to 255 characters"
-            raise RefusedRequestError(400, "invalid_idempotency_key", message, "Idempotency-Key")
+        key = parse_idempotency_key(request.headers.get("idempotency-key"))
         window_s = parse_window(query.get("completion_window"))
         priority = parse_priority(query.get("priority"))
         limits = JobLimits(self._limits.max_rows, self._limits.max_rejected)

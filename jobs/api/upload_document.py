@@ -30,6 +30,13 @@ def _parameter(where: str, name: str, description: str, **schema: Any) -> dict[s
     }
 
 
+IDEMPOTENCY_KEY = _parameter(
+    "header",
+    "Idempotency-Key",
+    "The same content that is sent again with the same key makes nothing new.",
+    minLength=1,
+    maxLength=255,
+)
 UPLOAD: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -64,11 +71,11 @@ UPLOAD: dict[str, Any] = {
             maximum=MAX_PRIORITY,
         ),
         _parameter(
-            "header",
-            "Idempotency-Key",
-            "An upload that is sent again with the same key makes no second job.",
-            minLength=1,
-            maxLength=255,
+            "query",
+            "wait_for_model",
+            "With `true`, a job for an unknown model is stored and waits for it.",
+            enum=["true", "false"],
         ),
+        IDEMPOTENCY_KEY,
     ],
 }

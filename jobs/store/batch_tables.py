@@ -36,6 +36,13 @@ batch = sa.Table(
     sa.Column("output_bytes", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("error_lines", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("error_bytes", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("waits_for_model", sa.Boolean, nullable=False, server_default=sa.false()),
+    # As `jobs/store/idempotency.py` writes it, so that tenants do not share keys.
+    sa.Column("idempotency_key", sa.String(255)),
+    # With a key: SHA-256 of the fields beside the file, and of the file.
+    sa.Column("submission_digest", sa.String(64)),
+    sa.Column("input_digest", sa.String(64)),
+    sa.Index(None, "idempotency_key", unique=True),
     # For listings: the batches of one tenant, newest first.
     sa.Index(None, "tenant", "job_id"),
     # For planners: those that are to be read, or finalized.

@@ -57,7 +57,8 @@ class Reading:
         )
         self._model: RowsModel | None = None
         if batch.model is None:
-            self._model = RowsModel(Choices(store.models.known(), models), waits=False)
+            choices = Choices(store.models.known(), models, may_wait=True)
+            self._model = RowsModel(choices, waits=batch.waits_for_model)
         self._reader = BatchReader(only_url=batch.endpoint if batch.strict else None)
         self._parts = store.files.parts(batch.input_file_id)
         self._head = b""

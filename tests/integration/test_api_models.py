@@ -1,14 +1,11 @@
 """Models over HTTP: the openai client lists them; a job is refused if nobody knows its model."""
 
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import openai
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
@@ -21,8 +18,7 @@ from nightjar.jobs.store.waiting import SWEEPER
 from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.front.cli import app
 from nightjar.pipeline.front.client import Client, ClientError
-from tests.processes import wait_until
-from tests.services import free_port
+from tests.api_process import listening
 
 ALPHA, BETA = "a" * 64, "b" * 64
 HEADERS = {"content-type": "application/jsonl"}
@@ -46,21 +42,6 @@ def application(store: Store, *names: str, accepts_any: bool = False) -> FastAPI
 def client(store: Store) -> Iterator[TestClient]:
     with TestClient(application(store)) as opened:
         yield opened
-
-
-@contextmanager
-def listening(app: FastAPI) -> Iterator[str]:
-    """Serve the application on a port; gives its URL."""
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until("the server", lambda: server.started)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def rows(*models: str | None) -> bytes:

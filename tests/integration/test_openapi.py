@@ -156,7 +156,12 @@ def test_bodies_that_routes_read_themselves_are_described(document: Document) ->
     upload = document["paths"]["/v1/jobs"]["post"]
     assert set(upload["requestBody"]["content"]) >= {"application/jsonl"}
     named = {parameter["name"] for parameter in upload["parameters"]}
-    assert {"model", "metadata", "completion_window", "priority", "Idempotency-Key"} == named
+    assert named == {
+        *("model", "metadata", "completion_window", "priority", "wait_for_model"),
+        "Idempotency-Key",
+    }
+    batch = document["paths"]["/v1/batches"]["post"]
+    assert [parameter["name"] for parameter in batch["parameters"]] == ["Idempotency-Key"]
 
 
 Call = tuple[str, str, httpx.Response]

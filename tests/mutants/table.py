@@ -82,7 +82,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/batch_rows.py": _integration("ingest", "finalize", "api_batches"),
     "jobs/store/batch_tables.py": ["tests/migration/test_migrations.py", *_integration("ingest")],
     "jobs/store/batch_work.py": _integration("ingest", "finalize", "announced_batches"),
-    "jobs/store/batches.py": _integration("ingest", "api_batches"),
+    "jobs/store/batches.py": _integration("ingest", "api_batches", "batch_keys"),
     "jobs/store/bodies.py": _unit("store_bodies"),
     "jobs/store/bulk.py": _store("bulk", "submission", "stopping"),
     "jobs/store/common.py": [
