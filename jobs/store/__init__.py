@@ -93,7 +93,7 @@ class Store:
         self.shares = Shares(database)
         self.models = Models(database)
         self.stopping = Stopping(database, outcomes)
-        self.retries = Retries(database, outcomes)
+        self.retries = Retries(database, outcomes, self.quotas)
         self.orphans = Orphans(database, outcomes)
         self.uploads = UnfinishedUploads(database)
         self.results = Results(database)

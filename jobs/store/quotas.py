@@ -1,7 +1,7 @@
 """Quotas of tenants: tokens a day, rows that wait, bytes of files.
 
-They are checked where a job lands (`jobs/store/submission.py`), so that no way into the store goes
-around them. Tokens are counted by the jobs themselves as results land: each job has the tokens of
+They are checked where a job lands (`jobs/store/submission.py`) and where it is retried
+(`jobs/store/retrying.py`), so that no way into the store goes around them. Tokens are counted by the jobs themselves as results land: each job has the tokens of
 its newest day (`_COUNT` in `jobs/store/outcomes.py`). So nothing is added to the landing of results
 but two columns of a row that it writes anyway.
 """
@@ -28,6 +28,9 @@ ROWS_RETRY_S = 60.0  # rows end all the time: it is worth a try after so long
 KEPT_S = 2.0
 KEPT_TIMES = 50
 _MOST_KEPT = 1_000  # tenants
+# For messages: what adds rows, what to do if it is too large, and what to do later.
+_JOB = "a job", "split it", "send the job"
+_RETRY = "a retry", "submit the failed rows in smaller jobs", "retry it"
 
 _LIMITS = sa.select(tenant.c.tokens_a_day, tenant.c.rows_waiting, tenant.c.bytes_stored).where(
     tenant.c.name == sa.bindparam("tenant")
@@ -70,6 +73,22 @@ class Quotas:
         if limits.rows_waiting is not None:
             _check_rows(connection, name, limits, rows)
 
+    def check_retry(self, connection: Connection, name: str, failures: Callable[[], int]) -> None:
+        """Raise QuotaError unless the tenant may have its failed rows computed again now.
+
+        `failures` counts them; asked only of a tenant that has a limit. No rows need no quota.
+        """
+        limits = connection.execute(_LIMITS, {"tenant": name}).one_or_none()
+        if limits is None or (limits.tokens_a_day is None and limits.rows_waiting is None):
+            return
+        rows = failures()
+        if not rows:
+            return
+        if limits.tokens_a_day is not None:
+            self._check_tokens(connection, name, limits.tokens_a_day)
+        if limits.rows_waiting is not None:
+            _check_rows(connection, name, limits, rows, _RETRY)
+
     def may_store(self, name: str, more: int, stored: Callable[[str], int]) -> bool:
         """Whether the tenant may store so many bytes more.
 
@@ -104,17 +123,20 @@ class Quotas:
         return used
 
 
-def _check_rows(connection: Connection, name: str, limits: AnyRow, rows: int) -> None:
+def _check_rows(
+    connection: Connection, name: str, limits: AnyRow, rows: int, words: tuple[str, str, str] = _JOB
+) -> None:
+    what, remedy, again = words
     most, waiting = limits.rows_waiting, _waiting(connection, name)
     if rows > most:
         raise QuotaError(
             TOO_MANY_WAIT,
-            f"a job of {rows} rows never fits: this tenant may have {most} rows waiting; split it",
+            f"{what} of {rows} rows never fits: this tenant may have {most} rows waiting; {remedy}",
         )
     if waiting + rows > most:
         raise QuotaError(
             TOO_MANY_WAIT,
-            f"{waiting} rows of this tenant wait already, and it may have {most}; send the job "
+            f"{waiting} rows of this tenant wait already, and it may have {most}; {again} "
             "again when some have ended",
             ROWS_RETRY_S,
         )

@@ -15,12 +15,20 @@ from nightjar.jobs.store.common import FAULT_STATUS, AnyRow, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.job_rows import find_job
 from nightjar.jobs.store.outcomes import Outcomes
+from nightjar.jobs.store.quotas import Quotas
 from nightjar.jobs.store.suspects import CRASHED_CODE, isolate
 from nightjar.jobs.store.tables import job, micro_batch, request, result
 
 REQUESTS_PER_STEP = 1_000
 
 _origin = micro_batch.c
+_RETRIABLE = (
+    result.c.job_id == sa.bindparam("job"),
+    result.c.row_index > sa.bindparam("after"),
+    result.c.error_code.is_not(None),
+    result.c.status_code >= FAULT_STATUS,
+    request.c.state == RequestState.FAILED,
+)
 _FAILURES = (
     sa.select(
         request.c.id,
@@ -38,15 +46,15 @@ _FAILURES = (
     .select_from(result)
     .join(request, request.c.id == result.c.request_id)
     .outerjoin(micro_batch, _origin.id == request.c.micro_batch_id)
-    .where(
-        result.c.job_id == sa.bindparam("job"),
-        result.c.row_index > sa.bindparam("after"),
-        result.c.error_code.is_not(None),
-        result.c.status_code >= FAULT_STATUS,
-        request.c.state == RequestState.FAILED,
-    )
+    .where(*_RETRIABLE)
     .order_by(result.c.row_index)
     .with_for_update(of=request)
+)
+_COUNT = (
+    sa.select(sa.func.count())
+    .select_from(result)
+    .join(request, request.c.id == result.c.request_id)
+    .where(*_RETRIABLE)
 )
 # These jobs go on; one that runs, waits or is paused keeps its state.
 _OVER = [JobState.COMPLETED_WITH_FAILURES, JobState.FAILED]
@@ -55,9 +63,10 @@ _OVER = [JobState.COMPLETED_WITH_FAILURES, JobState.FAILED]
 class Retries:
     """Takes failures back."""
 
-    def __init__(self, database: Database, outcomes: Outcomes) -> None:
+    def __init__(self, database: Database, outcomes: Outcomes, quotas: Quotas) -> None:
         self._database = database
         self._outcomes = outcomes
+        self._quotas = quotas
 
     def retry(self, job_id: str) -> int:
         """Queue the job's failed requests again; returns how many there are.
@@ -65,15 +74,24 @@ class Retries:
         Failures that are the request's own fault (a status below 500) stay. Requests that had
         crashed are computed alone from the start, and their crashes are counted from 0; the others
         are planned again. If the job was over or its deadline has passed, its completion window
-        begins again: else the next sweep would end it. Raises UnknownJobError, and LifecycleError
-        for a job that was cancelled or has expired, and for a batch that is over: who has seen its
-        result files may rely on them.
+        begins again: else the next sweep would end it.
+
+        Raises:
+            UnknownJobError: There is no such job.
+            LifecycleError: The job was cancelled or has expired; or it is a batch that is over: who
+                has seen its result files may rely on them.
+            QuotaError: The tenant may not add so many rows now; nothing is retried.
         """
-        with self._database.reading() as connection:
-            state = find_job(connection, job_id).state
-        if state not in lifecycle.RETRIABLE:
-            raise LifecycleError(f"job {job_id} is {state.value}: nothing of it can be retried")
         retried, after = 0, -1
+        with self._database.reading() as connection:
+            found = find_job(connection, job_id)
+            if found.state not in lifecycle.RETRIABLE:
+                state = found.state.value
+                raise LifecycleError(f"job {job_id} is {state}: nothing of it can be retried")
+            counted = {"job": job_id, "after": after}
+            self._quotas.check_retry(
+                connection, found.tenant, lambda: connection.scalar(_COUNT, counted) or 0
+            )
         while rows := self._database.write(partial(self.take_back, job_id=job_id, after=after)):
             retried += len(rows)
             after = rows[-1].row_index

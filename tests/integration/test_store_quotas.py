@@ -8,12 +8,18 @@ import sqlalchemy as sa
 
 from nightjar.jobs.accounts import Tenant, TenantLimits
 from nightjar.jobs.errors import QuotaError
-from nightjar.jobs.records import EncodedRequest, MicroBatchRef, NewJob, NewMicroBatch
+from nightjar.jobs.records import (
+    EncodedRequest,
+    MicroBatchRef,
+    NewJob,
+    NewMicroBatch,
+    NewResult,
+)
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store, quotas, submission
 from nightjar.jobs.store.tables import job
 from tests.jobs import submit_for as submit
-from tests.outcomes import compute
+from tests.outcomes import claim, compute
 
 
 def planned(store: Store, job_id: str, rows: int) -> list[MicroBatchRef]:
@@ -154,3 +160,47 @@ def test_bytes_of_files_are_bounded(store: Store) -> None:
     assert not store.quotas.may_store("owls", 7, stored)
     assert store.quotas.may_store("default", 10**15, stored)
     assert asked == ["owls", "owls"]  # without a limit nothing is summed
+
+
+def failed(store: Store, name: str, rows: int) -> str:
+    """A job of the tenant whose rows failed through no fault of theirs."""
+    job_id = submit(store, name, rows)
+    for ref in planned(store, job_id, rows):
+        claimed = claim(store, ref)
+        fault = NewResult.failure(claimed.requests[0].id, "internal_error", "oh", status=500)
+        assert store.leases.finish(ref.id, ref.epoch, "worker", [fault])
+    return job_id
+
+
+def test_a_retry_is_bounded_by_the_rows_that_wait(store: Store) -> None:
+    store.accounts.create_tenant(Tenant("owls", limits=TenantLimits(rows_waiting=3)))
+    job_id = failed(store, "owls", 3)
+    other = submit(store, "owls", 1)
+    with pytest.raises(QuotaError, match=r"1 rows of this tenant wait already.*retry it") as caught:
+        store.retries.retry(job_id)
+    assert (caught.value.code, caught.value.retry_after_s) == ("rows_waiting_exceeded", 60)
+    assert store.jobs.get(job_id).failed == 3
+    store.accounts.change_tenant("owls", rows_waiting=2)
+    with pytest.raises(QuotaError, match="a retry of 3 rows never fits") as caught:
+        store.retries.retry(job_id)
+    assert caught.value.retry_after_s is None
+    store.accounts.change_tenant("owls", rows_waiting=3)
+    compute(store, planned(store, other, 1)[0])
+    assert store.retries.retry(job_id) == 3
+    assert store.quotas.rows_waiting("owls") == 3
+    assert store.retries.retry(job_id) == 0  # nothing is left, so nothing is asked
+
+
+def test_a_retry_is_bounded_by_the_tokens_of_the_day(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotas, "KEPT_S", 0.0)
+    monkeypatch.setattr(quotas, "KEPT_TIMES", 0)
+    store.accounts.create_tenant(Tenant("owls", limits=TenantLimits(tokens_a_day=5)))
+    job_id = failed(store, "owls", 1)
+    done = submit(store, "owls", 1)
+    compute(store, planned(store, done, 1)[0])
+    with pytest.raises(QuotaError, match="5 of 5 tokens of today"):
+        store.retries.retry(job_id)
+    store.accounts.change_tenant("owls", tokens_a_day=None)
+    assert store.retries.retry(job_id) == 1
