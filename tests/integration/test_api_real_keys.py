@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from nightjar.jobs.accounts import NewKey, Tenant, generate_key
+from nightjar.jobs.accounts import NewKey, Tenant, TenantLimits, generate_key
 from nightjar.jobs.api.key_ring import KEPT_S
 from nightjar.jobs.states import Scope
 from nightjar.jobs.store import Store
@@ -77,6 +77,19 @@ def test_an_upload_is_its_senders_through_both_processes(
     headers = {"Authorization": f"Bearer {make(store, 'bats')}", **JSONL}
     full = httpx.post(f"{api.url}/v1/jobs", content=ROW, headers=headers)
     assert (full.status_code, full.headers["x-should-retry"]) == (429, "false")
+
+
+def test_files_are_bounded_by_the_bytes_that_a_tenant_may_store(api: Api, store: Store) -> None:
+    store.accounts.create_tenant(Tenant("moths", limits=TenantLimits(bytes_stored=len(ROW) + 9)))
+    url, key = f"{api.url}/v1", make(store, "moths")
+    file = ("in.jsonl", ROW.encode())
+    with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
+        first = client.files.create(file=file, purpose="batch")
+        with pytest.raises(openai.PermissionDeniedError) as caught:
+            client.files.create(file=file, purpose="batch")
+        assert caught.value.code == "storage_quota_exceeded"
+        client.files.delete(first.id)
+        assert client.files.create(file=file, purpose="batch").bytes == len(ROW)
 
 
 def test_a_revoked_key_stops_while_the_api_runs(api: Api, store: Store) -> None:
