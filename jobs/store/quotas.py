@@ -1,9 +1,10 @@
 """Quotas of tenants: tokens a day, rows that wait, bytes of files.
 
 They are checked where a job lands (`jobs/store/submission.py`) and where it is retried
-(`jobs/store/retrying.py`), so that no way into the store goes around them. Tokens are counted by the jobs themselves as results land: each job has the tokens of
-its newest day (`_COUNT` in `jobs/store/outcomes.py`). So nothing is added to the landing of results
-but two columns of a row that it writes anyway.
+(`jobs/store/retrying.py`), so that no way into the store goes around them. Tokens are counted by
+the jobs themselves as results land: each job has the tokens of its newest day (`_COUNT` in
+`jobs/store/outcomes.py`). So nothing is added to the landing of results but two columns of a row
+that it writes anyway.
 """
 
 import time
