@@ -1,6 +1,5 @@
 """JSON objects as text, the way the database stores them."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 
@@ -15,7 +14,7 @@ def dump_json(value: JsonObject | Mapping[str, str]) -> str:
     if not _is_finite(value.values()):  # msgspec would write null
         raise StoreError("a body cannot be written as JSON: it holds a number that is not finite")
     try:
-        return _encode(value)
+        return msgspec.json.encode(value).decode()
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"a body cannot be written as JSON: {error}") from error
 
@@ -24,13 +23,6 @@ def load_json(text: str) -> JsonObject:
     """Read what `dump_json` wrote."""
     value: JsonObject = msgspec.json.decode(text)
     return value
-
-
-def _encode(value: JsonObject | Mapping[str, str]) -> str:
-    try:
-        return msgspec.json.encode(value).decode()
-    except OverflowError:  # msgspec takes integers of 64 bits only
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _is_finite(values: Iterable[object]) -> bool:

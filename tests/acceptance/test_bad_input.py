@@ -107,6 +107,11 @@ def test_prompt_vectors_by_name_and_of_the_wrong_width(tiny_model: Path, tmp_pat
         ("thrice", "body.prompt_vector"),
         ("none", "body.prompt_vector"),
     ]
+    save_file({"v": np.zeros((2, width), np.float32)}, good)
+    other = nightjar(*arguments, "--prompt-vector", f"tuned={good}")
+    assert other.returncode == 2
+    assert "another run: the prompt vectors have changed since" in other.stderr
+    assert read_lines(out) == answers
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from rich.text import Text
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
+from nightjar import __version__ as nightjar_version
 from nightjar.pipeline.front.cli import app, console, processes
 from tests.processes import nightjar, start_nightjar, wait_until
 from tests.services import free_port
@@ -47,6 +48,22 @@ def test_help_names_every_command() -> None:
     done = nightjar("--help")
     assert done.returncode == 0
     assert all(f" {command} " in done.stdout for command in COMMANDS)
+
+
+def test_the_version_is_told_and_nothing_else() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.output) == (0, f"nightjar {nightjar_version}\n")
+
+
+def test_exit_statuses_are_those_that_the_help_names() -> None:
+    told = typer.main.get_command(app).commands["run"].help
+    for status, meaning in (
+        (console.EXIT_RUN, "the run could not continue"),
+        (console.EXIT_USAGE, "unusable arguments"),
+        (console.EXIT_ROWS_FAILED, "some rows failed"),
+        (console.EXIT_NO_ROW_SUCCEEDED, "no row succeeded"),
+    ):
+        assert f"{status} {meaning}" in " ".join(told.split())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

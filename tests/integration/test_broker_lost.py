@@ -12,6 +12,7 @@ from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_f
 from nightjar.pipeline.embedded.processes import Service
 from nightjar.pipeline.queue.celery_app import TICK_TASK, create_celery_app
 from nightjar.pipeline.queue.queues import PLAN_QUEUE
+from nightjar.pipeline.queue.transport import drops
 from nightjar.pipeline.queue.waking import messages_waiting
 from nightjar.pipeline.settings import Settings
 
@@ -35,6 +36,30 @@ def test_without_a_key_messages_are_sent_unsigned(broker: tuple[Service, str]) -
         assert app.control.broadcast("ping", reply=True, timeout=0.1) == []  # nobody is there
         app.send_task(TICK_TASK)
         assert messages_waiting(app, PLAN_QUEUE) == 1
+
+
+def test_a_note_that_cannot_be_read_is_removed_and_the_others_are_given_back(
+    broker: tuple[Service, str],
+) -> None:
+    """kombu would meet it again in every round, and give nothing back that comes after it."""
+    _, url = broker
+    before = drops.count
+    with (
+        create_celery_app(Settings(broker_url=SecretStr(url))) as app,
+        app.connection_for_read() as connection,
+    ):
+        channel = connection.default_channel
+        with connection.Producer() as producer:
+            producer.publish({}, routing_key="held", declare=[Queue("held")])
+        assert Queue("held")(channel).get() is not None
+        channel.client.hset(channel.unacked_key, "garbage", b"{no note")
+        channel.client.zadd(channel.unacked_index_key, {"garbage": 0})
+        for tag in channel.client.hkeys(channel.unacked_key):
+            channel.qos.restore_by_tag(tag.decode())
+        assert channel.client.hlen(channel.unacked_key) == 0
+        assert channel.client.zcard(channel.unacked_index_key) == 0
+        assert channel.client.llen("held") == 1
+    assert drops.count == before + 1
 
 
 def test_closing_what_is_left_raises_nothing(broker: tuple[Service, str]) -> None:

@@ -62,6 +62,18 @@ def test_a_chunk_ends_where_its_bytes_or_tokens_do(store: Store, tiny_model: Pat
     assert by_tokens.plan_next() == 0
 
 
+def test_a_chunk_takes_whole_groups_until_its_tokens_are_spent(
+    store: Store, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightjar.pipeline.planning.planner._ENCODE_BYTES", 1)  # groups of one
+    job_id = submit(store, [{"prompt": list(range(40, 50)), "max_tokens": 4}] * 9)
+    one = planner(store, tiny_model, Clock(), plan_chunk_tokens=30)
+    assert one.plan_next() == 3
+    one = planner(store, tiny_model, Clock(), plan_chunk_tokens=31)
+    assert one.plan_next() == 4
+    assert store.jobs.get(job_id).failed == 0
+
+
 def test_a_request_past_the_budget_comes_alone(store: Store) -> None:
     job_id = submit(store, [{"prompt": "é" * size} for size in (10, 5_000, 10)])
     assert [item.index for item in store.backlog.queued_requests(job_id, 9, 1_000)] == [0]

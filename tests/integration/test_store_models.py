@@ -3,6 +3,8 @@
 import pytest
 import sqlalchemy as sa
 
+from nightjar.jobs import lifecycle
+from nightjar.jobs.errors import LifecycleError
 from nightjar.jobs.records import (
     MicroBatchRef,
     NewResult,
@@ -102,6 +104,18 @@ def test_a_worker_of_several_models_claims_the_work_of_each_and_no_other(store: 
     refs = [planned_for(store, each)[1][0] for each in (ALPHA, BETA, GAMMA)]
     found = [store.leases.claim(ref.id, ref.epoch, "worker", ALPHA, BETA) for ref in refs]
     assert [None if one is None else one.fingerprint for one in found] == [ALPHA, BETA, None]
+
+
+@pytest.mark.parametrize("forbidden", ["MICRO_BATCH_TRANSITIONS", "REQUEST_TRANSITIONS"])
+def test_what_the_table_of_states_forbids_is_not_done(
+    store: Store, monkeypatch: pytest.MonkeyPatch, forbidden: str
+) -> None:
+    _, refs = planned_for(store, ALPHA)
+    ends = {state: frozenset[object]() for state in getattr(lifecycle, forbidden)}
+    monkeypatch.setattr(lifecycle, forbidden, ends)
+    with pytest.raises(LifecycleError, match="may not be followed by"):
+        store.replanning.take_apart_others([BETA], MANY)
+    assert store.planning.dispatchable(MANY) == refs
 
 
 def test_planning_anew_goes_in_bounded_steps(store: Store) -> None:

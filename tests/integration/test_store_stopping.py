@@ -101,6 +101,17 @@ def cancel_without_its_second_half(store: Store, job_id: str) -> None:
     assert store.stopping.request_cancel(job_id).state is JobState.CANCELLING
 
 
+def test_a_plan_that_comes_while_a_job_is_cancelled_is_not_stored(store: Store) -> None:
+    """Its requests are still queued: a cancel of millions ends them in steps."""
+    job_id = submit(store, [{"prompt": "a"}])
+    (request,) = store.backlog.queued_requests(job_id, 1)
+    cancel_without_its_second_half(store, job_id)
+    plan = [NewMicroBatch(RequestKind.GENERATE, 32, [request.id], 3)]
+    assert store.planning.save_plan(job_id, [EncodedRequest(request.id, [[1]])], plan, []) == []
+    assert store.stopping.finish() == 1
+    assert store.jobs.get(job_id).state is JobState.CANCELLED
+
+
 def test_a_claim_of_a_cancelled_job_ends_its_requests(store: Store) -> None:
     job_id, (ref,) = planned(store, 2, each=2)
     cancel_without_its_second_half(store, job_id)

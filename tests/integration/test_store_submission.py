@@ -9,6 +9,7 @@ from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import NewJob, NewRequest, RejectedRow, RequestError
 from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.staging import staged
 from nightjar.jobs.workers import ComputeSeconds
 from tests.outcomes import codes
 
@@ -195,3 +196,20 @@ def test_errors_do_not_carry_prompts(store: Store) -> None:
         submit()
     assert "안녕" not in str(caught.value)
     assert store.jobs.newest() == []
+
+
+def test_an_upload_that_fails_tells_its_own_error(store: Store) -> None:
+    """Though the table of its rows cannot be dropped: its connection leaves the pool."""
+
+    def upload() -> None:
+        with store.jobs.submit(NewJob("tiny")) as submission:
+            submission.add([good(0)])
+            staged.drop(submission._connection)
+            submission._connection.commit()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        upload()
+    with store.jobs.submit(NewJob("tiny")) as again:
+        again.add([good(0)])
+    assert [job.id for job in store.jobs.newest()] == [again.job_id]

@@ -199,8 +199,11 @@ def test_webhooks_are_bounded_and_paged(store: Store) -> None:
     assert [one.id for one in page] == made[9:4:-1]
 
 
-def test_deleting_takes_the_deliveries_along(store: Store) -> None:
-    webhook = add(store)
+def test_deleting_takes_the_deliveries_along_and_no_other_webhook(store: Store) -> None:
+    webhook, mine, strangers = add(store), add(store), add(store, tenant="stranger")
+    store.webhooks.delete("default", mine.id)
+    assert [one.id for one in store.webhooks.newest("default", 10)] == [webhook.id]
+    assert [one.id for one in store.webhooks.newest("stranger", 10)] == [strangers.id]
     for _ in range(3):
         finished(store)
     (claimed,) = take(store)

@@ -134,7 +134,10 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/segments.py": [*_unit("jobs_segments"), *_store("planning")],
     "jobs/store/share_tables.py": ["tests/migration/test_migrations.py"],
     "jobs/store/shares.py": _FAIR,
-    "jobs/store/staged_rows.py": [*_store("submission", "segmented"), *_integration("api")],
+    "jobs/store/staged_rows.py": [
+        *_store("submission", "segmented", "paging"),
+        *_integration("api"),
+    ],
     "jobs/store/staging.py": _store("submission", "segmented"),
     "jobs/store/stop_reasons.py": [*_store("stopping", "leases"), *_integration("sweeper")],
     "jobs/store/stopping.py": [*_store("stopping", "bounds"), *_integration("sweeper")],

@@ -62,6 +62,26 @@ def test_calls_are_those_of_the_api(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("finished_at", "order"), [(None, "landed"), ("2026-11-21T00:00:00Z", "row")]
+)
+def test_results_are_read_page_by_page_to_the_last(finished_at: str | None, order: str) -> None:
+    asked: list[dict[str, str]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if not request.url.path.endswith("/results"):
+            return httpx.Response(200, json={"finished_at": finished_at})
+        asked.append(dict(request.url.params))
+        after = int(request.url.params["after"])
+        page = {"data": [{"custom_id": str(after)}], "next_after": after + 7, "has_more": after < 9}
+        return httpx.Response(200, json=page)
+
+    with Client("http://night.example", httpx.MockTransport(answer)) as made:
+        lines = list(made.results("job_1", outcome="failed"))
+    assert [line["custom_id"] for line in lines] == ["-1", "6", "13"]
+    assert {(query["order"], query["outcome"]) for query in asked} == {(order, "failed")}
+
+
 def test_a_job_id_stays_one_part_of_the_path() -> None:
     seen = []
 

@@ -129,3 +129,5 @@ def test_what_equals_a_default_but_is_not_the_same_is_stored() -> None:
 def test_text_is_stored_as_it_is_read() -> None:
     """Escaped, a Korean text would take twice the bytes."""
     assert dump_json({"a": "밤"}) == '{"a":"밤"}'
+    beside_a_large_integer = dump_json({"a": "밤", "n": 2**70})
+    assert beside_a_large_integer == f'{{"a":"밤","n":{2**70}}}'
