@@ -70,10 +70,9 @@ def living(store: Store, *, worker: bool, planner: bool) -> Iterator[None]:
 
 def test_each_part_that_is_not_there_is_named(store: Store, broker: tuple[Service, Celery]) -> None:
     service, celery = broker
-    with (
-        Signs(store, celery, dead_after_s=0.5, read_every_s=0.1) as signs,
-        TestClient(create_app(store, lambda _: None, deployment=signs)) as client,
-    ):
+    signs = Signs(store, celery, dead_after_s=0.5, read_every_s=0.1)
+    assert signs.parts()["gpu_workers"] == "unknown"  # it has only begun to look
+    with signs, TestClient(create_app(store, lambda _: None, deployment=signs)) as client:
 
         def parts() -> dict[str, str]:
             answer = client.get("/health")
@@ -82,7 +81,6 @@ def test_each_part_that_is_not_there_is_named(store: Store, broker: tuple[Servic
             assert found.pop("database") == found.pop("uploads") == OK
             return found
 
-        assert parts()["gpu_workers"] == "unknown"  # it has only begun to look
         with living(store, worker=True, planner=True):
             wait_until("all of them", lambda: set(parts().values()) == {OK})
         with living(store, worker=False, planner=True):
