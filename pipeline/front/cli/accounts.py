@@ -1,8 +1,5 @@
 """Commands for tenants and their keys; they work on the database itself."""
 
-import json
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,11 +7,11 @@ import typer
 
 from nightjar.jobs.records import DEFAULT_TENANT
 from nightjar.jobs.states import Scope
-from nightjar.pipeline.front.cli.console import EXIT_USAGE, check_driver, fail, read_settings, say
+from nightjar.pipeline.front.cli.console import EXIT_USAGE, fail, read_settings, say
+from nightjar.pipeline.front.cli.stored import AsJson, opened_store, print_json, print_table, shown
 
 if TYPE_CHECKING:
     from nightjar.jobs.accounts import ApiKey, Tenant
-    from nightjar.jobs.store.accounts import Accounts
 
 keys = typer.Typer(
     name="keys", help="Make, list, rotate and revoke keys of the API.", no_args_is_help=True
@@ -23,7 +20,6 @@ tenants = typer.Typer(
     name="tenants", help="Make and list tenants, and set their limits.", no_args_is_help=True
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Prefix = Annotated[str, typer.Argument(help="The beginning of the key, such as nj_k3x09ab7.")]
 Expires = Annotated[
     str | None, typer.Option("--expires", metavar="90d", help="How long it is valid.")
@@ -65,8 +61,8 @@ def create_key(
     from nightjar.jobs.accounts import NewKey
 
     expires_at = _moment(expires)
-    with _accounts() as accounts:
-        key, made = accounts.create_key(NewKey(tenant, scope, label, expires_at))
+    with opened_store(read_settings()) as store:
+        key, made = store.accounts.create_key(NewKey(tenant, scope, label, expires_at))
     _show_new(key, made, as_json)
 
 
@@ -76,13 +72,13 @@ def list_keys(
     as_json: AsJson = False,
 ) -> None:
     """List keys by their prefixes, with what became of them."""
-    with _accounts() as accounts:
-        found = accounts.keys(tenant)
+    with opened_store(read_settings()) as store:
+        found = store.accounts.keys(tenant)
     rows = [_key_payload(key) for key in found]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
         return
-    _table(rows, ("prefix", "tenant", "scope", "state", "created_at", "expires_at", "label"))
+    print_table(rows, ("prefix", "tenant", "scope", "state", "created_at", "expires_at", "label"))
 
 
 @keys.command("rotate")
@@ -98,9 +94,9 @@ def rotate_key(
     from nightjar.jobs.accounts import prefix_of
 
     expires_at, kept_for = _moment(expires), _span(grace, least=0)
-    with _accounts() as accounts:
+    with opened_store(read_settings()) as store:
         old = prefix_of(prefix)
-        key, made = accounts.rotate_key(old, grace=kept_for, expires_at=expires_at)
+        key, made = store.accounts.rotate_key(old, grace=kept_for, expires_at=expires_at)
     say(f"{old} stays valid for {grace} at most")
     _show_new(key, made, as_json)
 
@@ -110,10 +106,10 @@ def revoke_key(prefix: Prefix, as_json: AsJson = False) -> None:
     """End a key now; a running API notices it within 5 seconds."""
     from nightjar.jobs.accounts import prefix_of
 
-    with _accounts() as accounts:
-        revoked = accounts.revoke_key(prefix_of(prefix))
+    with opened_store(read_settings()) as store:
+        revoked = store.accounts.revoke_key(prefix_of(prefix))
     if as_json:
-        typer.echo(json.dumps(_key_payload(revoked), indent=2, ensure_ascii=False))
+        print_json(_key_payload(revoked))
     else:
         typer.echo(f"{revoked.prefix} is revoked")
 
@@ -138,19 +134,19 @@ def create_tenant(
         bytes_stored=bytes_stored,
     )
     new = Tenant(name, 1.0 if weight is None else weight, TenantLimits(**limits))
-    with _accounts() as accounts:
-        _show_tenant(accounts.create_tenant(new), as_json)
+    with opened_store(read_settings()) as store:
+        _show_tenant(store.accounts.create_tenant(new), as_json)
 
 
 @tenants.command("list")
 def list_tenants(as_json: AsJson = False) -> None:
     """List tenants and their limits; `-` is no limit."""
-    with _accounts() as accounts:
-        rows = [_tenant_payload(tenant) for tenant in accounts.tenants()]
+    with opened_store(read_settings()) as store:
+        rows = [_tenant_payload(tenant) for tenant in store.accounts.tenants()]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(rows)
         return
-    _table(rows, tuple(rows[0]))
+    print_table(rows, tuple(rows[0]))
 
 
 @tenants.command("set")
@@ -172,23 +168,8 @@ def set_tenant(
     )
     if weight is None and not limits:
         fail("name what to change, such as --tokens-a-day 1000000 or --weight 3", EXIT_USAGE)
-    with _accounts() as accounts:
-        _show_tenant(accounts.change_tenant(name, weight=weight, **limits), as_json)
-
-
-@contextmanager
-def _accounts() -> "Iterator[Accounts]":
-    """Open the database; what cannot be done ends the command with its reason."""
-    from nightjar.jobs.errors import AccountError
-    from nightjar.jobs.store import Store
-
-    settings = read_settings()
-    check_driver(settings)
-    with closing(Store(settings.database_url.get_secret_value())) as store:
-        try:
-            yield store.accounts
-        except AccountError as error:
-            fail(str(error), EXIT_USAGE)
+    with opened_store(read_settings()) as store:
+        _show_tenant(store.accounts.change_tenant(name, weight=weight, **limits), as_json)
 
 
 def _limits(**given: str | None) -> dict[str, int | None]:
@@ -221,8 +202,7 @@ def _show_new(key: str, made: "ApiKey", as_json: bool) -> None:
     """Print the key alone, so that KEY=$(nightjar keys create) works; the rest is for people."""
     say(f"{made.prefix}: a key of {made.tenant} with the scope {made.scope}; it is shown only now")
     if as_json:
-        payload = {"key": key} | _key_payload(made)
-        typer.echo(json.dumps(payload, indent=2, ensure_ascii=False))
+        print_json({"key": key} | _key_payload(made))
     else:
         typer.echo(key)
 
@@ -230,9 +210,9 @@ def _show_new(key: str, made: "ApiKey", as_json: bool) -> None:
 def _show_tenant(tenant: "Tenant", as_json: bool) -> None:
     payload = _tenant_payload(tenant)
     if as_json:
-        typer.echo(json.dumps(payload, indent=2))
+        print_json(payload)
     else:
-        _table([payload], tuple(payload))
+        print_table([payload], tuple(payload))
 
 
 def _key_payload(key: "ApiKey") -> dict[str, Any]:
@@ -242,9 +222,9 @@ def _key_payload(key: "ApiKey") -> dict[str, Any]:
         "scope": key.scope.value,
         "label": key.label,
         "state": key.state(datetime.now(UTC)).value,
-        "created_at": _shown(key.created_at),
-        "expires_at": _shown(key.expires_at),
-        "revoked_at": _shown(key.revoked_at),
+        "created_at": shown(key.created_at),
+        "expires_at": shown(key.expires_at),
+        "revoked_at": shown(key.revoked_at),
     }
 
 
@@ -253,20 +233,3 @@ def _tenant_payload(tenant: "Tenant") -> dict[str, Any]:
 
     limits = {name: getattr(tenant.limits, name) for name in LIMIT_NAMES}
     return {"name": tenant.name, "weight": tenant.weight, **limits}
-
-
-def _shown(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat(timespec="seconds")
-
-
-def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
-    """Print rows in columns, with their names above; `-` stands for nothing."""
-    texts = [columns, *[tuple(_cell(row[name]) for name in columns) for row in rows]]
-    widths = [max(len(line[n]) for line in texts) for n in range(len(columns))]
-    for line in texts:
-        cells = (text.ljust(width) for text, width in zip(line, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())
-
-
-def _cell(value: object) -> str:
-    return "-" if value is None or value == "" else str(value)
