@@ -9,6 +9,7 @@ from nightjar.jobs.records import DEFAULT_TENANT
 from nightjar.jobs.states import Scope
 from nightjar.pipeline.front.cli.console import EXIT_USAGE, fail, read_settings, say
 from nightjar.pipeline.front.cli.stored import AsJson, opened_store, print_json, print_table, shown
+from nightjar.pipeline.front.cli.tenant_options import TenantOptions, takes_tenant_options
 
 if TYPE_CHECKING:
     from nightjar.jobs.accounts import ApiKey, Tenant
@@ -25,26 +26,8 @@ Expires = Annotated[
     str | None, typer.Option("--expires", metavar="90d", help="How long it is valid.")
 ]
 Name = Annotated[str, typer.Argument(help="Lower-case letters, digits, '-', '_' and '.'.")]
-Weight = Annotated[
-    float | None,
-    typer.Option(help="Its share of the computed tokens beside other tenants (1 unless given)."),
-]
-Requests = Annotated[
-    str | None,
-    typer.Option("--requests-a-minute", metavar="N", help="Most requests a minute, or none."),
-]
-Tokens = Annotated[
-    str | None, typer.Option("--tokens-a-day", metavar="N", help="Most tokens a day, or none.")
-]
-Rows = Annotated[
-    str | None, typer.Option("--rows-waiting", metavar="N", help="Most rows that wait, or none.")
-]
-Bytes = Annotated[
-    str | None, typer.Option("--bytes-stored", metavar="N", help="Most bytes of files, or none.")
-]
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
-_ANY = "none"
 
 
 @keys.command("create")
@@ -115,25 +98,13 @@ def revoke_key(prefix: Prefix, as_json: AsJson = False) -> None:
 
 
 @tenants.command("create")
-def create_tenant(
-    name: Name,
-    weight: Weight = None,
-    requests_a_minute: Requests = None,
-    tokens_a_day: Tokens = None,
-    rows_waiting: Rows = None,
-    bytes_stored: Bytes = None,
-    as_json: AsJson = False,
-) -> None:
+@takes_tenant_options
+def create_tenant(name: Name, options: TenantOptions, as_json: AsJson = False) -> None:
     """Make a tenant: its jobs and files are seen by its own keys alone."""
     from nightjar.jobs.accounts import Tenant, TenantLimits
 
-    limits = _limits(
-        requests_a_minute=requests_a_minute,
-        tokens_a_day=tokens_a_day,
-        rows_waiting=rows_waiting,
-        bytes_stored=bytes_stored,
-    )
-    new = Tenant(name, 1.0 if weight is None else weight, TenantLimits(**limits))
+    weight = 1.0 if options.weight is None else options.weight
+    new = Tenant(name, weight, TenantLimits(**options.limits()))
     with opened_store(read_settings()) as store:
         _show_tenant(store.accounts.create_tenant(new), as_json)
 
@@ -150,39 +121,15 @@ def list_tenants(as_json: AsJson = False) -> None:
 
 
 @tenants.command("set")
-def set_tenant(
-    name: Name,
-    weight: Weight = None,
-    requests_a_minute: Requests = None,
-    tokens_a_day: Tokens = None,
-    rows_waiting: Rows = None,
-    bytes_stored: Bytes = None,
-    as_json: AsJson = False,
-) -> None:
+@takes_tenant_options
+def set_tenant(name: Name, options: TenantOptions, as_json: AsJson = False) -> None:
     """Change a tenant's weight or limits; what is not named stays. `none` lifts a limit."""
-    limits = _limits(
-        requests_a_minute=requests_a_minute,
-        tokens_a_day=tokens_a_day,
-        rows_waiting=rows_waiting,
-        bytes_stored=bytes_stored,
-    )
-    if weight is None and not limits:
+    limits = options.limits()
+    if options.weight is None and not limits:
         fail("name what to change, such as --tokens-a-day 1000000 or --weight 3", EXIT_USAGE)
     with opened_store(read_settings()) as store:
-        _show_tenant(store.accounts.change_tenant(name, weight=weight, **limits), as_json)
-
-
-def _limits(**given: str | None) -> dict[str, int | None]:
-    """The limits that were given; None for `none`."""
-    limits: dict[str, int | None] = {}
-    for name, text in given.items():
-        if text is None:
-            continue
-        if text != _ANY and not (text.isascii() and text.isdecimal() and len(text) < 20):
-            option = name.replace("_", "-")
-            fail(f"--{option} {text!r}: write a whole number, or none for no limit", EXIT_USAGE)
-        limits[name] = None if text == _ANY else int(text)
-    return limits
+        changed = store.accounts.change_tenant(name, weight=options.weight, **limits)
+        _show_tenant(changed, as_json)
 
 
 def _span(text: str, *, least: int = 1) -> timedelta:
