@@ -180,6 +180,7 @@ class Attempt:
 
     status: int | None  # None without an answer
     reason: str | None = None  # why it failed; None if the receiver took it
+    retry_after_s: float | None = None  # the receiver asked to be left alone for so long
 
     @property
     def delivered(self) -> bool:

@@ -37,6 +37,7 @@ class Leader:
     owner: str | None  # None: it has resigned
     epoch: int  # raised whenever the lead changes hands
     counter: int
+    protocol: int = 0  # what it can do; 0 for a leader of a version that did not say
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
 import nightjar
-from nightjar.jobs.api.authentication import Authentication
+from nightjar.jobs.api.authentication import Authentication, reading_check
 from nightjar.jobs.api.batches import batches_router
 from nightjar.jobs.api.body import UploadLimits
 from nightjar.jobs.api.call_routes import calls_router
@@ -90,7 +90,8 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     )
     access = access or Access()
     rates = RateLimits() if access.counts else None
-    app.add_middleware(Authentication, keys=KeyRing(store.accounts, access), rates=rates)
+    keys = KeyRing(store.accounts, access)
+    app.add_middleware(Authentication, keys=keys, rates=rates)
     app.add_middleware(BrowserGuard, hosts=trusted_hosts)  # the last one added comes first
     limits = limits or UploadLimits()
     if isinstance(served_model, str):
@@ -116,7 +117,7 @@ def create_app(  # noqa: PLR0913 - the parts of one application
         deliveries_router(store),
     ):
         app.include_router(router, responses=EVERYWHERE)
-    app.include_router(health_router(store, taker, deployment))
+    app.include_router(health_router(store, taker, deployment, reading_check(keys)))
     describe_events(app)
     _show_documents(app)
     for kind, answer in _ERRORS.items():

@@ -5,6 +5,7 @@ Open to strangers are the paths of OPEN_PATHS alone. All others need a key, wher
 `OpenAI-Organization` or `X-Tenant` are not read.
 """
 
+from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qsl
 
 from fastapi import Request
@@ -72,6 +73,22 @@ class Authentication:
         if self._rates is None or found.requests_a_minute is None:
             return None
         return self._rates.take(found.caller.tenant, found.requests_a_minute)
+
+
+def reading_check(keys: KeyRing) -> Callable[[Request, bool], Awaitable[bool]]:
+    """A check for routes that are open: may the sender of the request read?
+
+    The flag says whether the store answers (`KeyRing.may_read`).
+    """
+
+    async def may_read(request: Request, has_store: bool) -> bool:
+        try:
+            key = _bearer(request.scope)
+        except RefusedRequestError:
+            return False
+        return await keys.may_read(key, has_store=has_store)
+
+    return may_read
 
 
 def _refusal(error: JobError, scope: Scope) -> JSONResponse:

@@ -18,8 +18,9 @@ from nightjar.jobs.accounts import KeyState, KnownKey, digest_of, is_key, prefix
 from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.api.caller import Caller
 from nightjar.jobs.api.rate_limits import TokenBucket
-from nightjar.jobs.errors import AccountError
+from nightjar.jobs.errors import AccountError, StoreError
 from nightjar.jobs.records import DEFAULT_TENANT
+from nightjar.jobs.states import Scope
 from nightjar.jobs.store.accounts import Accounts
 
 KEPT_S = 5.0
@@ -97,13 +98,34 @@ class KeyRing:
         if len(key) > _LONGEST_KEY:
             raise _invalid()
         digest = digest_of(key)
-        if self._own_digest is not None and hmac.compare_digest(digest, self._own_digest):
+        if self._is_own(digest):
             return await self._default_admin()
         found = await self._look_up(key, digest)
         if found is None:
             raise _invalid()
         caller = Caller(found.key.tenant, found.key.scope)
         return Found(caller, found.requests_a_minute)
+
+    async def may_read(self, key: str | None, *, has_store: bool) -> bool:
+        """Whether the key may read, or none is needed; for what is answered to strangers as well.
+
+        Without the store (`has_store` is false) only the operator's own secret is known to be one,
+        and a key is needed if it was before.
+        """
+        if key is not None and len(key) <= _LONGEST_KEY and self._is_own(digest_of(key)):
+            return True
+        if not has_store:
+            return not self._needed
+        try:
+            return (await self.find(key)).caller.may(Scope.READ)
+        except RefusedRequestError:
+            return False
+        except StoreError:
+            return not self._needed
+
+    def _is_own(self, digest: str) -> bool:
+        own = self._own_digest
+        return own is not None and hmac.compare_digest(digest, own)
 
     async def _is_needed(self) -> bool:
         """Whether a key is needed; that it is needed once stays so."""

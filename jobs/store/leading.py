@@ -13,7 +13,8 @@ from nightjar.jobs.store.tables import leader
 from nightjar.jobs.workers import Leader
 
 _row = leader.c
-_FIELDS = [_row[name] for name in Leader.__slots__]
+_said = sa.case((_row.protocol_epoch == _row.epoch, sa.func.coalesce(_row.protocol, 0)), else_=0)
+_FIELDS = [_row.name, _row.owner, _row.epoch, _row.counter, _said.label("said")]
 
 
 class Leaders:
@@ -28,15 +29,20 @@ class Leaders:
             found = connection.execute(sa.select(*_FIELDS).where(_row.name == name)).one_or_none()
         return None if found is None else Leader(*found)
 
-    def take(self, name: str, owner: str, seen: Leader | None) -> Leader | None:
-        """Take the lead from the leader that was `seen`; None if that one has changed since."""
+    def take(self, name: str, owner: str, seen: Leader | None, protocol: int = 0) -> Leader | None:
+        """Take the lead from the leader that was `seen`; None if that one has changed since.
+
+        `protocol` says what the new leader can do.
+        """
+        epoch = 1 if seen is None else seen.epoch + 1
+        values = {"owner": owner, "epoch": epoch, "counter": 0}
+        values |= {"protocol": protocol, "protocol_epoch": epoch}
         if seen is None:
-            fresh = self._database.insert(leader).values(name=name, owner=owner, epoch=1, counter=0)
+            fresh = self._database.insert(leader).values(name=name, **values)
             taken = fresh.on_conflict_do_nothing(index_elements=[_row.name]).returning(*_FIELDS)
             return self._taken(taken)
         unchanged = (_row.name == name, _row.epoch == seen.epoch, _row.counter == seen.counter)
         moved = sa.update(leader).where(*unchanged, _row.owner.is_not_distinct_from(seen.owner))
-        values = {"owner": owner, "epoch": seen.epoch + 1, "counter": 0}
         return self._taken(moved.values(values).returning(*_FIELDS))
 
     def renew(self, held: Leader) -> bool:

@@ -193,14 +193,11 @@ class UnfinishedUploads:
 
     def all(self) -> list[Leader]:
         """The uploads that are landing in segments; `name` is the job's id."""
-        fields = [leader.c[name] for name in Leader.__slots__]
+        fields = (leader.c.name, leader.c.owner, leader.c.epoch, leader.c.counter)
         statement = sa.select(*fields).where(leader.c.name.startswith(_PREFIX))
         with self._database.reading() as connection:
-            found = [Leader(*row) for row in connection.execute(statement)]
-        return [
-            Leader(one.name.removeprefix(_PREFIX), one.owner, one.epoch, one.counter)
-            for one in found
-        ]
+            found = connection.execute(statement).all()
+        return [Leader(row.name.removeprefix(_PREFIX), *row[1:]) for row in found]
 
     def drop(self, job_id: str) -> int:
         """Delete the rows that a dead submitter has left; returns how many."""

@@ -288,6 +288,10 @@ leader = sa.Table(
     sa.Column("owner", sa.String(255)),  # null: it has resigned
     sa.Column("epoch", sa.Integer, nullable=False),
     sa.Column("counter", sa.BigInteger, nullable=False),
+    # What the leader can do. Leaders of earlier versions do not write it, so it counts only if
+    # it was written in the epoch that is.
+    sa.Column("protocol", sa.Integer),
+    sa.Column("protocol_epoch", sa.Integer),
 )
 
 prompt_vector = sa.Table(

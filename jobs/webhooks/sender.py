@@ -4,6 +4,8 @@ import os
 import ssl
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import cached_property
 
 import certifi
@@ -18,6 +20,7 @@ from nightjar.jobs.webhooks.signature import signed_headers
 from nightjar.jobs.webhooks.targets import Target
 
 GONE = 410
+_LONGEST_RETRY_AFTER = 64  # characters; a date has 29
 _ANSWER_BYTES = 512  # read of an answer's body, so that a short one ends in order
 _USER_AGENT = f"Nightjar/{nightjar.__version__}"
 
@@ -73,7 +76,7 @@ class WebhookSender:
         }
         backend = CheckedBackend(addresses, time.monotonic() + self._timeout_s)
         try:
-            return _judged(self._post(backend, target, headers, body))
+            return self._post(backend, target, headers, body)
         except httpcore.TimeoutException:
             return Attempt(None, f"no answer within {self._timeout_s:g} s")
         except httpcore.ConnectError as error:
@@ -83,8 +86,8 @@ class WebhookSender:
 
     def _post(
         self, backend: CheckedBackend, target: Target, headers: dict[str, str], body: bytes
-    ) -> int:
-        """The status of the answer."""
+    ) -> Attempt:
+        """What the answer says."""
         url = httpcore.URL(
             scheme=target.scheme.encode(),
             host=target.host.encode(),
@@ -98,9 +101,9 @@ class WebhookSender:
         )
         sent = [(name.encode(), value.encode()) for name, value in headers.items()]
         with connection, connection.stream("POST", url, headers=sent, content=body) as answer:
-            status: int = answer.status
+            attempt = _judged(answer.status, _header(answer, b"retry-after"))
             _read_a_little(answer)
-        return status
+        return attempt
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
@@ -118,12 +121,36 @@ def _read_a_little(answer: httpcore.Response) -> None:
         return  # the status is known, and nothing else counts
 
 
-def _judged(status: int) -> Attempt:
+def _header(answer: httpcore.Response, wanted: bytes) -> str | None:
+    found = (value for name, value in answer.headers if name.lower() == wanted)
+    value = next(found, None)
+    return None if value is None else value.decode("latin-1")
+
+
+def _judged(status: int, retry_after: str | None) -> Attempt:
     if 200 <= status < 300:
         return Attempt(status)
     if 300 <= status < 400:
         return Attempt(status, f"answered {status}: a redirect is not followed")
-    return Attempt(status, f"answered {status}")
+    asked_s = None if retry_after is None else parse_retry_after(retry_after, datetime.now(UTC))
+    return Attempt(status, f"answered {status}", asked_s)
+
+
+def parse_retry_after(text: str, moment: datetime) -> float | None:
+    """Seconds from `moment` that a header Retry-After asks for: a number, or a date of HTTP.
+
+    Returns None for anything else, and for what has passed.
+    """
+    text = text.strip()[:_LONGEST_RETRY_AFTER]
+    if text.isascii() and text.isdecimal():
+        seconds = float(text)
+    else:
+        try:
+            until = parsedate_to_datetime(text)
+        except ValueError:
+            return None
+        seconds = (until.replace(tzinfo=until.tzinfo or UTC) - moment).total_seconds()
+    return seconds if seconds > 0 else None
 
 
 def _why_unconnected(error: httpcore.ConnectError) -> str:

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from nightjar.jobs.api.health import OK, UNKNOWN
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.store import Store
-from nightjar.pipeline.queue.leadership import PLANNER
+from nightjar.pipeline.queue.leadership import PLANNER, PROTOCOL
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,10 @@ READ_EVERY_S = 2.0
 BROKER_TIMEOUT_S = 5.0
 NO_BROKER = "the broker does not answer; jobs are taken, and start when it is back"
 NO_PLANNER = "no planner takes what waits for it; start `nightjar worker plan`"
+OLD_PLANNER = (
+    "the planner that leads is of an earlier version, and reads no batches; start `nightjar worker "
+    "plan` of this version"
+)
 NO_BEAT = "no ticks wake the planner; start `nightjar beat`"
 NO_GPU_WORKER = "no GPU worker gives a sign of life; start `nightjar worker compute`"
 
@@ -54,6 +58,7 @@ class Signs:
         self._read_every_s = read_every_s
         self._counters: dict[str, int] = {}
         self._moved_at: dict[str, float] = {}
+        self._leader_is_old = False
         self._began_at = time.monotonic()
         self._broker = UNKNOWN
         self._broker_seen_at = self._began_at
@@ -91,7 +96,7 @@ class Signs:
         show which of the two does not work.
         """
         if self._moves(PLANNER, now):
-            return OK, OK
+            return OLD_PLANNER if self._leader_is_old else OK, OK
         if broker != OK or now - self._began_at < self._dead_after_s:
             return UNKNOWN, UNKNOWN
         if not self._backlog:
@@ -118,6 +123,7 @@ class Signs:
         counters = {beat.owner: beat.counter for beat in self._store.heartbeats.recent()}
         if (leader := self._store.leaders.get(PLANNER)) is not None and leader.owner is not None:
             counters[PLANNER] = leader.epoch << 40 | leader.counter
+            self._leader_is_old = leader.protocol < PROTOCOL
         now = time.monotonic()
         for name, counter in counters.items():
             if self._counters.get(name, counter) != counter:

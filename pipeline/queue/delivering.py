@@ -36,10 +36,20 @@ PRUNE_EVERY_S = 60.0
 Send = Callable[[ClaimedDelivery], Attempt]
 
 
-def pause_s(failures: int, draw: Callable[[], float] = random.random) -> float:
-    """Seconds until the next attempt after so many failures; drawn apart, so that none crowd."""
+def pause_s(
+    failures: int, asked_s: float | None = None, *, draw: Callable[[], float] = random.random
+) -> float:
+    """Seconds until the next attempt after so many failures; drawn apart, so that none crowd.
+
+    asked_s: For so long the receiver asks to be left alone. It is believed for LONGEST_PAUSE_S at
+        most: a receiver cannot keep its events waiting for ever.
+    """
     grown = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * float(GROWTH) ** min(failures - 1, MOST_ATTEMPTS))
-    return grown * (1 - JITTER + 2 * JITTER * draw())
+    drawn = draw()
+    own = grown * (1 - JITTER + 2 * JITTER * drawn)
+    if asked_s is None:
+        return own
+    return max(own, min(asked_s, LONGEST_PAUSE_S) * (1 + JITTER * drawn))
 
 
 class Delivering:
@@ -122,9 +132,8 @@ class Delivering:
     def _record(self, claimed: ClaimedDelivery, attempt: Attempt) -> None:
         failures = claimed.failures + (not attempt.delivered)
         is_over = attempt.status == GONE or failures >= MOST_ATTEMPTS
-        retry_at = (
-            None if is_over else datetime.now(UTC) + timedelta(seconds=pause_s(failures or 1))
-        )
+        pause = timedelta(seconds=pause_s(failures or 1, attempt.retry_after_s))
+        retry_at = None if is_over else datetime.now(UTC) + pause
         self._deliveries.record(claimed, attempt, retry_at)
         if attempt.status == GONE:
             self._deliveries.disable(claimed.webhook_id, "the receiver answered 410")

@@ -3,6 +3,9 @@
 Two planners that plan and dispatch at once do no harm, because SQL decides what counts. But they
 encode the same requests and publish the same micro-batches twice. Only the leader sweeps, because a
 sweep takes leases away.
+
+During an upgrade a planner of the version before may lead. It would leave work undone that it does
+not know, such as the files of batches. So a newer planner takes the lead from it.
 """
 
 import logging
@@ -18,6 +21,11 @@ from nightjar.pipeline.queue.watched_time import WatchedTime
 logger = logging.getLogger(__name__)
 
 PLANNER = "planner"
+PROTOCOL = 1
+"""What planners of this version can do: 1 is to read the files of batches and send webhooks.
+
+Raise it when older planners would leave work undone.
+"""
 
 
 class Leadership:
@@ -31,6 +39,7 @@ class Leadership:
             the time that this process has watched.
         longest_gap_s: See `WatchedTime`.
         clock: Monotonic seconds.
+        protocol: What this process can do. It replaces a leader that can do less at once.
     """
 
     def __init__(
@@ -41,8 +50,10 @@ class Leadership:
         dead_after_s: float,
         longest_gap_s: float,
         clock: Callable[[], float] = time.monotonic,
+        protocol: int = PROTOCOL,
     ) -> None:
         self._leaders = leaders
+        self._protocol = protocol
         self._owner = owner
         self._dead_after_s = dead_after_s
         self._longest_gap_s = longest_gap_s
@@ -98,13 +109,14 @@ class Leadership:
             self._moved = self._seen is not None
             self._seen, self._still_since_s = seen, self._watched.seconds
         silent_s = self._watched.seconds - self._still_since_s
-        if silent_s < self._dead_after_s and not is_gone(seen.owner):
+        is_replaced = is_gone(seen.owner) or seen.protocol < self._protocol
+        if silent_s < self._dead_after_s and not is_replaced:
             return False
         self._moved = False
         return self._take(seen)
 
     def _take(self, seen: Leader | None) -> bool:
-        self._held = self._leaders.take(PLANNER, self._owner, seen)
+        self._held = self._leaders.take(PLANNER, self._owner, seen, self._protocol)
         if self._held is None:
             return False
         self._seen, self._moved = None, False

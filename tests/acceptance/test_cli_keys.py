@@ -80,6 +80,18 @@ def test_tenants_are_made_changed_and_listed() -> None:
     )
 
 
+def test_create_and_set_take_the_same_options() -> None:
+    limits = ("--requests-a-minute", "--tokens-a-day", "--rows-waiting", "--bytes-stored")
+    given = [word for number, option in enumerate(limits) for word in (option, str(number))]
+    made = told("tenants", "create", "owls", "--weight", "2", *given)
+    assert [*made.values()] == ["owls", 2.0, 0, 1, 2, 3]
+    lifted = told("tenants", "set", "owls", *[one for name in limits for one in (name, "none")])
+    assert [*lifted.values()] == ["owls", 2.0, None, None, None, None]
+    for command in ("create", "set"):
+        shown = call("tenants", command, "--help").stdout
+        assert all(option in shown for option in ("--weight", "--json", *limits))
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

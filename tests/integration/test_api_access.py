@@ -16,8 +16,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from nightjar.jobs.accounts import NewKey, Tenant
+from nightjar.jobs.api import create_app
 from nightjar.jobs.api.key_ring import Access
 from nightjar.jobs.batch_records import NewBatch, job_id_of
+from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.events import NewWebhook
 from nightjar.jobs.file_records import NewFile
 from nightjar.jobs.models import PlannedModel
@@ -363,6 +365,19 @@ def test_a_header_that_names_a_tenant_changes_nothing(
     assert store.jobs.get(sent.json()["id"]).tenant == "owls"
 
 
+@dataclass(frozen=True)
+class Told:
+    """What the API knows of the other processes."""
+
+    reasons: dict[str, str]
+
+    def parts(self) -> dict[str, str]:
+        return self.reasons
+
+
+OWN = "the-operators-own-secret-of-40-letters!!"
+
+
 def test_what_is_open_says_nothing_of_jobs(client: TestClient, store: Store) -> None:
     tenant = "tenant-7f3a"  # no word that an example of the document may hold
     store.accounts.create_tenant(Tenant(tenant))
@@ -373,4 +388,47 @@ def test_what_is_open_says_nothing_of_jobs(client: TestClient, store: Store) -> 
         assert answer.status_code == 200, path
         for word in (job_id, tenant, "row of", "a secret"):
             assert word not in answer.text
-    assert set(client.get("/health").json()) == {"status", "version", "parts", "models"}
+    assert set(client.get("/health").json()) == {"status", "version", "parts"}
+
+
+def test_health_shows_names_and_reasons_to_keys_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.models.plan_for([PlannedModel("secret-model", "a" * 64, 64)])
+    reasons = {"broker": "ok", "planner": "unknown", "gpu_workers": "start `nightjar worker`"}
+    app = create_app(
+        store,
+        lambda _: None,
+        deployment=Told(reasons),
+        access=Access(OWN, required=True),
+    )
+    states = {"database": "ok", "uploads": "ok", **reasons, "gpu_workers": "unavailable"}
+    key = key_of(store, "default", Scope.READ)["Authorization"].removeprefix("Bearer ")
+    told: dict[str | None, bool] = {
+        None: False,
+        "": False,
+        "nj_abcd1234_" + "x" * 43: False,
+        key: True,
+        OWN: True,
+    }
+    with TestClient(app) as client:
+        for sent, is_told in told.items():
+            headers = {} if sent is None else {"Authorization": f"Bearer {sent}"}
+            health = client.get("/health", headers=headers)
+            body = health.json()
+            assert health.status_code == 200
+            assert ("secret-model" in health.text) == is_told
+            assert body["parts"] == states | (reasons if is_told else {})
+        twice = [("Authorization", f"Bearer {one}") for one in (key, OWN)]
+        assert "models" not in client.get("/health", headers=twice).json()
+
+        def away() -> None:
+            raise StoreUnavailableError("at db.example.org")
+
+        monkeypatch.setattr(store, "ping", away)
+        for sent, is_told in ((None, False), (key, False), (OWN, True)):
+            headers = {} if sent is None else {"Authorization": f"Bearer {sent}"}
+            health = client.get("/health", headers=headers)
+            assert health.status_code == 503
+            assert ("the API's log says why" in health.text) == is_told
+            assert health.json()["parts"]["database"] == "unavailable" or is_told

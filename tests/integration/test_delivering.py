@@ -167,11 +167,11 @@ def test_a_sender_that_breaks_is_a_failed_attempt(store: Store) -> None:
 
 
 def test_pauses_grow_with_jitter_to_a_day_in_all() -> None:
-    middle = [pause_s(failures, lambda: 0.5) for failures in range(1, MOST_ATTEMPTS)]
+    middle = [pause_s(failures, draw=lambda: 0.5) for failures in range(1, MOST_ATTEMPTS)]
     assert middle[:4] == [5.0, 20.0, 80.0, 320.0]
     assert max(middle) == LONGEST_PAUSE_S
     assert 20 * 3_600 < sum(middle) < 28 * 3_600
-    assert (pause_s(1, lambda: 0.0), pause_s(1, lambda: 1.0)) == pytest.approx((4, 6))
+    assert (pause_s(1, draw=lambda: 0.0), pause_s(1, draw=lambda: 1.0)) == pytest.approx((4, 6))
     assert pause_s(10_000) < 2 * LONGEST_PAUSE_S
 
 
@@ -215,3 +215,24 @@ def test_a_process_that_is_killed_while_it_sends_loses_no_event(
         first, second = receiver.received
         assert first.headers["webhook-id"] == second.headers["webhook-id"]
         assert first.body == second.body
+
+
+def test_a_receiver_that_asks_for_time_gets_it_within_bounds(store: Store) -> None:
+    answer = answer_status(429, **{"Retry-After": "600"})
+    with receiving(answer) as receiver, delivering(store, send) as pass_:
+        webhook = add(store, receiver.url)
+        finish_job(store)
+        began_at = now()
+        pass_.step()
+
+        def failed() -> bool:
+            (one,) = store.deliveries.newest(webhook.id, 1)
+            return one.last_status == 429
+
+        wait_until("the attempt", failed, 10)
+        (one,) = store.deliveries.newest(webhook.id, 1)
+        assert one.next_at is not None
+        assert 600 <= (one.next_at - began_at).total_seconds() < 600 * 1.2 + 10
+    assert pause_s(1, 1e12, draw=lambda: 0.0) == LONGEST_PAUSE_S
+    assert pause_s(1, 100, draw=lambda: 0.5) == pytest.approx(110)
+    assert pause_s(9, 1, draw=lambda: 0.5) == LONGEST_PAUSE_S  # not before the usual pause

@@ -3,10 +3,12 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import sqlalchemy as sa
 
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.tables import leader
 from nightjar.jobs.workers import ComputeSeconds, Crash, Leader
-from nightjar.pipeline.queue.leadership import PLANNER, Leadership
+from nightjar.pipeline.queue.leadership import PLANNER, PROTOCOL, Leadership
 from nightjar.pipeline.queue.sweeper import Sweeper, SweepReport
 from tests.jobs import planned
 from tests.outcomes import answers, claim
@@ -49,7 +51,7 @@ def test_the_first_leads_and_the_second_stands_by(store: Store, clock: Clock) ->
     assert ann.check()
     assert not bob.check()
     assert (ann.other_lives, bob.other_lives) == (False, True)
-    assert store.leaders.get(PLANNER) == Leader(PLANNER, "ann", 1, 1)
+    assert store.leaders.get(PLANNER) == Leader(PLANNER, "ann", 1, 1, PROTOCOL)
 
 
 def test_a_leader_that_lives_is_never_replaced(store: Store, clock: Clock) -> None:
@@ -60,13 +62,39 @@ def test_a_leader_that_lives_is_never_replaced(store: Store, clock: Clock) -> No
         assert ann.check()
 
 
+def take_like_the_version_before(store: Store, owner: str) -> None:
+    """Its statement: it knows no protocol, and leaves what a newer planner wrote."""
+    taken = sa.update(leader).where(leader.c.name == PLANNER)
+    values = {"owner": owner, "epoch": leader.c.epoch + 1, "counter": 0}
+    store.database.write(lambda connection: connection.execute(taken.values(values)))
+
+
+def test_a_newer_planner_takes_the_lead_from_an_older_one(store: Store, clock: Clock) -> None:
+    ann = planner(store, "ann", clock)
+    assert ann.check()
+    take_like_the_version_before(store, "old")
+    old = store.leaders.get(PLANNER)
+    assert old == Leader(PLANNER, "old", 2, 0, 0)
+    assert store.leaders.renew(old)
+    assert ann.check()  # it lost the lead, and takes it back although the other one lives
+    assert store.leaders.get(PLANNER) == Leader(PLANNER, "ann", 3, 0, PROTOCOL)
+    assert not store.leaders.renew(old)
+    newer, equal = (
+        Leadership(
+            store.leaders, name, dead_after_s=10, longest_gap_s=4, clock=clock, protocol=number
+        )
+        for name, number in (("newer", PROTOCOL + 1), ("equal", PROTOCOL))
+    )
+    assert [equal.check(), newer.check(), ann.check(), newer.check()] == [False, True, False, True]
+
+
 def test_a_silent_leader_is_replaced_and_learns_of_it(store: Store, clock: Clock) -> None:
     ann, bob = (planner(store, name, clock) for name in ("ann", "bob"))
     assert ann.check()
     assert not bob.check()
     assert not watch(bob, clock, 9.9)
     assert watch(bob, clock, 0.1)
-    assert store.leaders.get(PLANNER) == Leader(PLANNER, "bob", 2, 0)
+    assert store.leaders.get(PLANNER) == Leader(PLANNER, "bob", 2, 0, PROTOCOL)
     assert not ann.check()
     assert bob.check()
     assert not ann.check()
@@ -101,7 +129,7 @@ def test_who_resigns_is_replaced_at_once(store: Store, clock: Clock) -> None:
     assert bob.check()
     ann.resign()
     assert bob.check()
-    assert store.leaders.get(PLANNER) == Leader(PLANNER, "bob", 2, 1)
+    assert store.leaders.get(PLANNER) == Leader(PLANNER, "bob", 2, 1, PROTOCOL)
 
 
 def test_who_comes_too_late_for_a_dead_leader_knows_of_none_that_lives(
@@ -118,14 +146,14 @@ def test_who_comes_too_late_for_a_dead_leader_knows_of_none_that_lives(
 
     def overtaken(name: str) -> Leader | None:
         seen = read(name)
-        assert store.leaders.take(name, "carol", seen) is not None
+        assert store.leaders.take(name, "carol", seen, PROTOCOL) is not None
         return seen
 
     with monkeypatch.context() as patched:
         patched.setattr(store.leaders, "get", overtaken)
         assert not watch(bob, clock, 0.1)
     assert not bob.other_lives
-    assert store.leaders.get(PLANNER) == Leader(PLANNER, "carol", 2, 0)
+    assert store.leaders.get(PLANNER) == Leader(PLANNER, "carol", 2, 0, PROTOCOL)
     assert not bob.check()
     assert bob.other_lives
 

@@ -5,13 +5,15 @@ Two real models with different tokenizers, one planner, and real processes.
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from fastapi.testclient import TestClient
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.engine import Engine, EngineConfig
@@ -19,11 +21,13 @@ from nightjar.gpu_worker.models import load_model
 from nightjar.gpu_worker.worker.launcher import LauncherError
 from nightjar.gpu_worker.worker.served import open_directories, start_models
 from nightjar.gpu_worker.worker.worker import GpuWorker
+from nightjar.jobs.api.key_ring import Access
 from nightjar.jobs.records import ResultRecord
 from nightjar.jobs.states import JobState
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.tables import micro_batch
 from nightjar.jobs.store.waiting import WaitsFor
+from nightjar.pipeline.front.api_server import _call_path, _celery, application
 from nightjar.pipeline.planning.models import KnownModels, PlanningModels
 from nightjar.pipeline.planning.planner import Planner
 from nightjar.pipeline.settings import Settings, SettingsError
@@ -98,7 +102,11 @@ def bodies(*models: str | None) -> list[Body]:
 
 def answers(results: list[ResultRecord]) -> Answers:
     """What came of one round of the bodies."""
-    *completions, ranking = [result.body or {} for result in results]
+    return answers_of([result.body or {} for result in results])
+
+
+def answers_of(made: Sequence[Mapping[str, Any]]) -> Answers:
+    *completions, ranking = made
     losses = {one["index"]: one["mean_nll"] for one in ranking["results"]}
     return Answers(
         [body["choices"][0]["text"] for body in completions], [losses[n] for n in sorted(losses)]
@@ -160,6 +168,34 @@ def test_each_job_gets_the_answers_of_its_own_model(
     assert [answers(store.results.read(job_id)) for job_id in again] == list(own.values())
     assert [named(store.results.read(job_id)) for job_id in again] == [{"alpha"}, {"beta"}]
     assert [one.workers for one in store.models.known()] == [1, 1]
+
+
+def test_one_worker_of_two_models_answers_single_calls_of_both(
+    store: Store, deployment: Deployment, alpha: Path, beta: Path
+) -> None:
+    """There is no planner: only the lane of single calls brings work to the worker."""
+    deployment.worker(alpha, beta)
+    settings = Settings.read(
+        models=f"alpha={alpha},beta={beta}",
+        broker_url=deployment.environment["NIGHTJAR_BROKER_URL"],
+        live_timeout_s=60,
+    )
+    celery = _celery(settings)
+    path = _call_path(settings, store, celery)
+    app = application(settings, store, celery, Access(), call_path=path)
+    calls = [body for both in zip(bodies("alpha"), bodies("beta"), strict=True) for body in both]
+
+    def call(body: Body) -> Body:
+        url = "/v1/rerank" if "query" in body else "/v1/completions"
+        answer = client.post(url, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    with TestClient(app) as client, ThreadPoolExecutor(len(calls)) as pool:
+        made = list(pool.map(call, calls))
+    for name, directory, own in (("alpha", alpha, made[0::2]), ("beta", beta, made[1::2])):
+        assert answers_of(own) == own_answers(directory)
+        assert {body["model"] for body in own} == {name}
 
 
 def test_a_killed_worker_of_one_model_takes_nothing_from_the_other(

@@ -16,9 +16,16 @@ from nightjar.jobs.store import Store
 from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
-from nightjar.pipeline.front.signs import NO_BEAT, NO_BROKER, NO_GPU_WORKER, NO_PLANNER, Signs
+from nightjar.pipeline.front.signs import (
+    NO_BEAT,
+    NO_BROKER,
+    NO_GPU_WORKER,
+    NO_PLANNER,
+    OLD_PLANNER,
+    Signs,
+)
 from nightjar.pipeline.queue.celery_app import TICK_TASK, create_celery_app
-from nightjar.pipeline.queue.leadership import PLANNER
+from nightjar.pipeline.queue.leadership import PLANNER, PROTOCOL
 from nightjar.pipeline.settings import Settings
 from tests.processes import wait_until
 
@@ -47,12 +54,15 @@ def broker() -> Iterator[tuple[Service, Celery]]:
 
 
 @contextmanager
-def living(store: Store, *, worker: bool, planner: bool) -> Iterator[None]:
+def living(
+    store: Store, *, worker: bool, planner: bool, protocol: int = PROTOCOL
+) -> Iterator[None]:
     """A GPU worker that beats, a planner that leads."""
     stop = threading.Event()
 
     def live() -> None:
-        lead = store.leaders.take(PLANNER, "p", store.leaders.get(PLANNER)) if planner else None
+        seen = store.leaders.get(PLANNER)
+        lead = store.leaders.take(PLANNER, "p", seen, protocol) if planner else None
         while not stop.wait(0.05):
             if worker:
                 store.heartbeats.beat("w", ComputeSeconds())
@@ -70,10 +80,9 @@ def living(store: Store, *, worker: bool, planner: bool) -> Iterator[None]:
 
 def test_each_part_that_is_not_there_is_named(store: Store, broker: tuple[Service, Celery]) -> None:
     service, celery = broker
-    with (
-        Signs(store, celery, dead_after_s=0.5, read_every_s=0.1) as signs,
-        TestClient(create_app(store, lambda _: None, deployment=signs)) as client,
-    ):
+    signs = Signs(store, celery, dead_after_s=0.5, read_every_s=0.1)
+    assert signs.parts()["gpu_workers"] == "unknown"  # it has only begun to look
+    with signs, TestClient(create_app(store, lambda _: None, deployment=signs)) as client:
 
         def parts() -> dict[str, str]:
             answer = client.get("/health")
@@ -82,12 +91,14 @@ def test_each_part_that_is_not_there_is_named(store: Store, broker: tuple[Servic
             assert found.pop("database") == found.pop("uploads") == OK
             return found
 
-        assert parts()["gpu_workers"] == "unknown"  # it has only begun to look
         with living(store, worker=True, planner=True):
             wait_until("all of them", lambda: set(parts().values()) == {OK})
         with living(store, worker=False, planner=True):
             wait_until("the worker's end", lambda: parts()["gpu_workers"] == NO_GPU_WORKER)
             assert parts()["planner"] == parts()["beat"] == OK
+        with living(store, worker=False, planner=True, protocol=PROTOCOL - 1):
+            wait_until("the older planner", lambda: parts()["planner"] == OLD_PLANNER)
+            assert parts()["beat"] == OK
         wait_until("silence", lambda: parts()["beat"] == NO_BEAT)
         for _ in range(2):
             celery.send_task(TICK_TASK)  # the clock goes on, and nobody takes what it sends

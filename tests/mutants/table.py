@@ -173,6 +173,9 @@ TESTS: dict[str, list[str]] = {
     "pipeline/front/cli/models.py": _acceptance("cli"),
     "pipeline/front/cli/processes.py": [*_acceptance("cli", "cli_keys"), *_unit("settings")],
     "pipeline/front/cli/openapi.py": _integration("openapi"),
+    "pipeline/front/cli/stored.py": _acceptance("cli_keys", "cli_webhooks"),
+    "pipeline/front/cli/tenant_options.py": _acceptance("cli_keys"),
+    "pipeline/front/cli/webhooks.py": _acceptance("cli_webhooks"),
     "pipeline/front/cli/run.py": [*_acceptance("cli"), *_RUN],
     "pipeline/front/client.py": [*_unit("client"), *_integration("api_upload_process")],
     "pipeline/planning/calls.py": [

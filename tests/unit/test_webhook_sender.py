@@ -12,7 +12,7 @@ from standardwebhooks import WebhookVerificationError
 
 from nightjar.jobs.events import ClaimedDelivery, EventType, event_body
 from nightjar.jobs.webhooks.addresses import AddressGuard, resolve
-from nightjar.jobs.webhooks.sender import WebhookSender
+from nightjar.jobs.webhooks.sender import WebhookSender, parse_retry_after
 from nightjar.jobs.webhooks.signature import new_secret, signed_headers
 from tests.receivers import (
     CERTIFICATE,
@@ -75,6 +75,36 @@ def test_another_status_is_a_failure(status: int) -> None:
     with receiving(answer_status(status)) as receiver:
         attempt = local_sender().send(claimed(receiver.url))
     assert (attempt.status, attempt.reason) == (status, f"answered {status}")
+
+
+NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("120", 120),
+        (" 7 ", 7),
+        ("Mon, 23 Nov 2026 12:01:00 GMT", 60),
+        ("Mon, 23 Nov 2026 13:01:00 +0100", 60),
+        ("Mon, 23 Nov 2026 12:01:00 -0000", 60),
+        ("9" * 500, float("9" * 64)),
+        *((text, None) for text in ("0", "", "-1", "1.5", "soon", "²", "1e3", "١٢")),
+        ("Mon, 23 Nov 2026 11:00:00 GMT", None),
+        ("Mon, 99 Nov 2026 11:00:00 GMT", None),
+    ],
+)
+def test_a_receiver_says_when_it_may_be_asked_again(text: str, seconds: float | None) -> None:
+    assert parse_retry_after(text, NOON) == seconds
+
+
+@pytest.mark.parametrize("status", [400, 429, 503])
+def test_the_wait_that_is_asked_for_is_in_the_attempt(status: int) -> None:
+    answer = answer_status(status, **{"Retry-After": "90"})
+    with receiving(answer) as receiver:
+        assert local_sender().send(claimed(receiver.url)).retry_after_s == 90
+    with receiving(answer_status(200, **{"Retry-After": "90"})) as receiver:
+        assert local_sender().send(claimed(receiver.url)).retry_after_s is None
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

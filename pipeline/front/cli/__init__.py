@@ -15,6 +15,7 @@ from nightjar.pipeline.front.cli.models import models
 from nightjar.pipeline.front.cli.openapi import openapi
 from nightjar.pipeline.front.cli.processes import api, beat, flower, health, worker
 from nightjar.pipeline.front.cli.run import run
+from nightjar.pipeline.front.cli.webhooks import webhooks
 from nightjar.pipeline.queue.commands import forget_celery_variables
 
 app = typer.Typer(
@@ -30,8 +31,8 @@ for command in (
     *(vectors, migrate, shares, openapi),
 ):
     app.command()(command)
-app.add_typer(keys)
-app.add_typer(tenants)
+for group in (keys, tenants, webhooks):
+    app.add_typer(group)
 
 
 def _version(wanted: bool) -> None:

@@ -1,8 +1,5 @@
 """Commands for tenants and their keys; they work on the database itself."""
 
-import json
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,11 +7,12 @@ import typer
 
 from nightjar.jobs.records import DEFAULT_TENANT
 from nightjar.jobs.states import Scope
-from nightjar.pipeline.front.cli.console import EXIT_USAGE, check_driver, fail, read_settings, say
+from nightjar.pipeline.front.cli.console import EXIT_USAGE, fail, read_settings, say
+from nightjar.pipeline.front.cli.stored import AsJson, opened_store, print_json, print_table, shown
+from nightjar.pipeline.front.cli.tenant_options import TenantOptions, takes_tenant_options
 
 if TYPE_CHECKING:
     from nightjar.jobs.accounts import ApiKey, Tenant
-    from nightjar.jobs.store.accounts import Accounts
 
 keys = typer.Typer(
     name="keys", help="Make, list, rotate and revoke keys of the API.", no_args_is_help=True
@@ -23,32 +21,13 @@ tenants = typer.Typer(
     name="tenants", help="Make and list tenants, and set their limits.", no_args_is_help=True
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Prefix = Annotated[str, typer.Argument(help="The beginning of the key, such as nj_k3x09ab7.")]
 Expires = Annotated[
     str | None, typer.Option("--expires", metavar="90d", help="How long it is valid.")
 ]
 Name = Annotated[str, typer.Argument(help="Lower-case letters, digits, '-', '_' and '.'.")]
-Weight = Annotated[
-    float | None,
-    typer.Option(help="Its share of the computed tokens beside other tenants (1 unless given)."),
-]
-Requests = Annotated[
-    str | None,
-    typer.Option("--requests-a-minute", metavar="N", help="Most requests a minute, or none."),
-]
-Tokens = Annotated[
-    str | None, typer.Option("--tokens-a-day", metavar="N", help="Most tokens a day, or none.")
-]
-Rows = Annotated[
-    str | None, typer.Option("--rows-waiting", metavar="N", help="Most rows that wait, or none.")
-]
-Bytes = Annotated[
-    str | None, typer.Option("--bytes-stored", metavar="N", help="Most bytes of files, or none.")
-]
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
-_ANY = "none"
 
 
 @keys.command("create")
@@ -65,8 +44,8 @@ def create_key(
     from nightjar.jobs.accounts import NewKey
 
     expires_at = _moment(expires)
-    with _accounts() as accounts:
-        key, made = accounts.create_key(NewKey(tenant, scope, label, expires_at))
+    with opened_store(read_settings()) as store:
+        key, made = store.accounts.create_key(NewKey(tenant, scope, label, expires_at))
     _show_new(key, made, as_json)
 
 
@@ -76,13 +55,13 @@ def list_keys(
     as_json: AsJson = False,
 ) -> None:
     """List keys by their prefixes, with what became of them."""
-    with _accounts() as accounts:
-        found = accounts.keys(tenant)
+    with opened_store(read_settings()) as store:
+        found = store.accounts.keys(tenant)
     rows = [_key_payload(key) for key in found]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
         return
-    _table(rows, ("prefix", "tenant", "scope", "state", "created_at", "expires_at", "label"))
+    print_table(rows, ("prefix", "tenant", "scope", "state", "created_at", "expires_at", "label"))
 
 
 @keys.command("rotate")
@@ -98,9 +77,9 @@ def rotate_key(
     from nightjar.jobs.accounts import prefix_of
 
     expires_at, kept_for = _moment(expires), _span(grace, least=0)
-    with _accounts() as accounts:
+    with opened_store(read_settings()) as store:
         old = prefix_of(prefix)
-        key, made = accounts.rotate_key(old, grace=kept_for, expires_at=expires_at)
+        key, made = store.accounts.rotate_key(old, grace=kept_for, expires_at=expires_at)
     say(f"{old} stays valid for {grace} at most")
     _show_new(key, made, as_json)
 
@@ -110,98 +89,47 @@ def revoke_key(prefix: Prefix, as_json: AsJson = False) -> None:
     """End a key now; a running API notices it within 5 seconds."""
     from nightjar.jobs.accounts import prefix_of
 
-    with _accounts() as accounts:
-        revoked = accounts.revoke_key(prefix_of(prefix))
+    with opened_store(read_settings()) as store:
+        revoked = store.accounts.revoke_key(prefix_of(prefix))
     if as_json:
-        typer.echo(json.dumps(_key_payload(revoked), indent=2, ensure_ascii=False))
+        print_json(_key_payload(revoked))
     else:
         typer.echo(f"{revoked.prefix} is revoked")
 
 
 @tenants.command("create")
-def create_tenant(
-    name: Name,
-    weight: Weight = None,
-    requests_a_minute: Requests = None,
-    tokens_a_day: Tokens = None,
-    rows_waiting: Rows = None,
-    bytes_stored: Bytes = None,
-    as_json: AsJson = False,
-) -> None:
+@takes_tenant_options
+def create_tenant(name: Name, options: TenantOptions, as_json: AsJson = False) -> None:
     """Make a tenant: its jobs and files are seen by its own keys alone."""
     from nightjar.jobs.accounts import Tenant, TenantLimits
 
-    limits = _limits(
-        requests_a_minute=requests_a_minute,
-        tokens_a_day=tokens_a_day,
-        rows_waiting=rows_waiting,
-        bytes_stored=bytes_stored,
-    )
-    new = Tenant(name, 1.0 if weight is None else weight, TenantLimits(**limits))
-    with _accounts() as accounts:
-        _show_tenant(accounts.create_tenant(new), as_json)
+    weight = 1.0 if options.weight is None else options.weight
+    new = Tenant(name, weight, TenantLimits(**options.limits()))
+    with opened_store(read_settings()) as store:
+        _show_tenant(store.accounts.create_tenant(new), as_json)
 
 
 @tenants.command("list")
 def list_tenants(as_json: AsJson = False) -> None:
     """List tenants and their limits; `-` is no limit."""
-    with _accounts() as accounts:
-        rows = [_tenant_payload(tenant) for tenant in accounts.tenants()]
+    with opened_store(read_settings()) as store:
+        rows = [_tenant_payload(tenant) for tenant in store.accounts.tenants()]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(rows)
         return
-    _table(rows, tuple(rows[0]))
+    print_table(rows, tuple(rows[0]))
 
 
 @tenants.command("set")
-def set_tenant(
-    name: Name,
-    weight: Weight = None,
-    requests_a_minute: Requests = None,
-    tokens_a_day: Tokens = None,
-    rows_waiting: Rows = None,
-    bytes_stored: Bytes = None,
-    as_json: AsJson = False,
-) -> None:
+@takes_tenant_options
+def set_tenant(name: Name, options: TenantOptions, as_json: AsJson = False) -> None:
     """Change a tenant's weight or limits; what is not named stays. `none` lifts a limit."""
-    limits = _limits(
-        requests_a_minute=requests_a_minute,
-        tokens_a_day=tokens_a_day,
-        rows_waiting=rows_waiting,
-        bytes_stored=bytes_stored,
-    )
-    if weight is None and not limits:
+    limits = options.limits()
+    if options.weight is None and not limits:
         fail("name what to change, such as --tokens-a-day 1000000 or --weight 3", EXIT_USAGE)
-    with _accounts() as accounts:
-        _show_tenant(accounts.change_tenant(name, weight=weight, **limits), as_json)
-
-
-@contextmanager
-def _accounts() -> "Iterator[Accounts]":
-    """Open the database; what cannot be done ends the command with its reason."""
-    from nightjar.jobs.errors import AccountError
-    from nightjar.jobs.store import Store
-
-    settings = read_settings()
-    check_driver(settings)
-    with closing(Store(settings.database_url.get_secret_value())) as store:
-        try:
-            yield store.accounts
-        except AccountError as error:
-            fail(str(error), EXIT_USAGE)
-
-
-def _limits(**given: str | None) -> dict[str, int | None]:
-    """The limits that were given; None for `none`."""
-    limits: dict[str, int | None] = {}
-    for name, text in given.items():
-        if text is None:
-            continue
-        if text != _ANY and not (text.isascii() and text.isdecimal() and len(text) < 20):
-            option = name.replace("_", "-")
-            fail(f"--{option} {text!r}: write a whole number, or none for no limit", EXIT_USAGE)
-        limits[name] = None if text == _ANY else int(text)
-    return limits
+    with opened_store(read_settings()) as store:
+        changed = store.accounts.change_tenant(name, weight=options.weight, **limits)
+        _show_tenant(changed, as_json)
 
 
 def _span(text: str, *, least: int = 1) -> timedelta:
@@ -221,8 +149,7 @@ def _show_new(key: str, made: "ApiKey", as_json: bool) -> None:
     """Print the key alone, so that KEY=$(nightjar keys create) works; the rest is for people."""
     say(f"{made.prefix}: a key of {made.tenant} with the scope {made.scope}; it is shown only now")
     if as_json:
-        payload = {"key": key} | _key_payload(made)
-        typer.echo(json.dumps(payload, indent=2, ensure_ascii=False))
+        print_json({"key": key} | _key_payload(made))
     else:
         typer.echo(key)
 
@@ -230,9 +157,9 @@ def _show_new(key: str, made: "ApiKey", as_json: bool) -> None:
 def _show_tenant(tenant: "Tenant", as_json: bool) -> None:
     payload = _tenant_payload(tenant)
     if as_json:
-        typer.echo(json.dumps(payload, indent=2))
+        print_json(payload)
     else:
-        _table([payload], tuple(payload))
+        print_table([payload], tuple(payload))
 
 
 def _key_payload(key: "ApiKey") -> dict[str, Any]:
@@ -242,9 +169,9 @@ def _key_payload(key: "ApiKey") -> dict[str, Any]:
         "scope": key.scope.value,
         "label": key.label,
         "state": key.state(datetime.now(UTC)).value,
-        "created_at": _shown(key.created_at),
-        "expires_at": _shown(key.expires_at),
-        "revoked_at": _shown(key.revoked_at),
+        "created_at": shown(key.created_at),
+        "expires_at": shown(key.expires_at),
+        "revoked_at": shown(key.revoked_at),
     }
 
 
@@ -253,20 +180,3 @@ def _tenant_payload(tenant: "Tenant") -> dict[str, Any]:
 
     limits = {name: getattr(tenant.limits, name) for name in LIMIT_NAMES}
     return {"name": tenant.name, "weight": tenant.weight, **limits}
-
-
-def _shown(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat(timespec="seconds")
-
-
-def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
-    """Print rows in columns, with their names above; `-` stands for nothing."""
-    texts = [columns, *[tuple(_cell(row[name]) for name in columns) for row in rows]]
-    widths = [max(len(line[n]) for line in texts) for n in range(len(columns))]
-    for line in texts:
-        cells = (text.ljust(width) for text, width in zip(line, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())
-
-
-def _cell(value: object) -> str:
-    return "-" if value is None or value == "" else str(value)
