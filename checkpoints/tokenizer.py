@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import tokenizers
 
 from nightjar.checkpoints.errors import CheckpointError
 from nightjar.checkpoints.json_file import read_json_object
+from nightjar.checkpoints.long_texts import PIECE_CHARACTERS, LongTexts, in_groups
 from nightjar.checkpoints.token_sizes import most_bytes_of_a_token
 from nightjar.checkpoints.word_cache import WordCache, cuts_at_blanks
 
@@ -69,6 +70,8 @@ class Tokenizer:
         self.most_bytes = most_bytes
         self.prefix_ids = _prefix_ids(backend)
         self._words = WordCache(self.encode, self._encode_whole) if by_words else None
+        written_out = [token.content for token in backend.get_added_tokens_decoder().values()]
+        self._long_texts = LongTexts(written_out) if by_words else None
 
     @staticmethod
     def read(path: Path, vocab_size: int) -> Tokenizer:
@@ -107,13 +110,37 @@ class Tokenizer:
         """Return the token ids of a text; no special tokens are added."""
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of several texts."""
+    def encode_batch(self, texts: Sequence[str], most_tokens: int | None = None) -> list[list[int]]:
+        """Return the token ids of several texts.
+
+        A long text of more than `most_tokens` may give its first ids only; they are more than that.
+        """
+        if self._long_texts is None or max(map(len, texts), default=0) <= PIECE_CHARACTERS:
+            return self._encode_short(texts)
+        return [
+            self._encode_long(self._long_texts.pieces(text), most_tokens)
+            if len(text) > PIECE_CHARACTERS
+            else self._encode_short([text])[0]
+            for text in texts
+        ]
+
+    def _encode_long(self, pieces: Iterable[str], most_tokens: int | None) -> list[int]:
+        ids: list[int] = []
+        for piece in pieces:
+            ids += self._encode_short([piece])[0]
+            if most_tokens is not None and len(ids) > most_tokens:
+                break
+        return ids
+
+    def _encode_short(self, texts: Sequence[str]) -> list[list[int]]:
         return self._words.encode_batch(texts) if self._words else self._encode_whole(texts)
 
     def _encode_whole(self, texts: Sequence[str]) -> list[list[int]]:
-        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+        ids: list[list[int]] = []
+        for group in in_groups(texts):
+            found = self._backend.encode_batch_fast(group, add_special_tokens=False)
+            ids += [encoding.ids for encoding in found]
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of these ids; bytes that are not UTF-8 become U+FFFD."""

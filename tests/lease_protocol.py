@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from nightjar.jobs.records import ClaimedMicroBatch, MicroBatchRef, NewResult, R
 from nightjar.jobs.states import JobState
 from nightjar.jobs.store import Store
 from nightjar.jobs.workers import Crash
+from tests.databases import Statement, fresh_postgres_database, make_tables
 from tests.jobs import planned
 from tests.outcomes import answers
 
@@ -44,16 +46,21 @@ class LeaseProtocol(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
-        path = Path(self.folder.name) / "jobs.db"
-        shutil.copy(Path(migrated().name) / "jobs.db", path)
-        self.store = Store(f"sqlite:///{path}", synchronous="normal")
+        self.place = ExitStack()
+        self.store = self.open_store()
         self.messages: list[MicroBatchRef] = []
         self.claims: list[tuple[str, ClaimedMicroBatch]] = []
         self.leases: dict[int, tuple[str, ClaimedMicroBatch]] = {}  # by micro-batch
         self.ended: set[int] = set()  # micro-batches
         self.outcomes = 0
         self.cancelled = False
+
+    def open_store(self) -> Store:
+        """A store with tables and no jobs; `place` takes its database away."""
+        folder = self.place.enter_context(tempfile.TemporaryDirectory())
+        path = Path(folder) / "jobs.db"
+        shutil.copy(Path(migrated().name) / "jobs.db", path)
+        return Store(f"sqlite:///{path}", synchronous="normal")
 
     @initialize()
     def submit(self) -> None:
@@ -64,7 +71,7 @@ class LeaseProtocol(RuleBasedStateMachine):
             self._finish_everything()
         finally:
             self.store.close()
-            self.folder.cleanup()
+            self.place.close()
 
     @rule(data=st.data(), owner=OWNERS)
     def deliver(self, data: st.DataObject, owner: str) -> None:
@@ -233,3 +240,15 @@ class LeaseProtocol(RuleBasedStateMachine):
         job = self.store.jobs.get(self.job_id)
         assert job.ended == job.total == BATCHES * EACH
         assert (job.state is JobState.CANCELLED) == self.cancelled
+
+
+class PostgresLeaseProtocol(LeaseProtocol):
+    """The same on PostgreSQL; whoever runs it says where the server is, and what makes tables."""
+
+    server = ""
+    migration: Sequence[Statement] = ()
+
+    def open_store(self) -> Store:
+        url = self.place.enter_context(fresh_postgres_database(self.server))
+        make_tables(url, list(self.migration))
+        return Store(url)

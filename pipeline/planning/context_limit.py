@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from nightjar.checkpoints import PROMPT_TOKEN
+from nightjar.checkpoints.long_texts import PIECE_CHARACTERS
 from nightjar.jobs.records import QueuedRequest, RequestError
 from nightjar.jobs.states import RequestKind
 
@@ -66,10 +67,11 @@ class ContextLimit:
         for index, length in enumerate(documents, start=1):
             if query + length > self._length:
                 field = field_of(request, index)
+                about = "at least " if _is_long(request) else ""
                 raise EncodeError(
                     "context_length_exceeded",
-                    f"the query has {query} tokens and {field} {length}: together "
-                    f"{query + length}, past the model's context of "
+                    f"the query has {about}{query} tokens and {field} {about}{length}: together "
+                    f"{about}{query + length}, past the model's context of "
                     f"{self._length}; shorten one of them",
                     field,
                 )
@@ -77,10 +79,11 @@ class ContextLimit:
     def _check_generation(self, request: QueuedRequest, prompt: int, max_tokens: int) -> None:
         context = self._length
         if prompt >= context:
+            about = "at least " if _is_long(request) else ""
             raise EncodeError(
                 "context_length_exceeded",
-                f"the prompt has {prompt} tokens; the model's context of {context} leaves no "
-                "room for an answer; shorten the prompt",
+                f"the prompt has {about}{prompt} tokens; the model's context of {context} leaves "
+                "no room for an answer; shorten the prompt",
                 field_of(request, 0),
             )
         if prompt + max_tokens > context:
@@ -96,6 +99,11 @@ class ContextLimit:
 def _fewest_tokens(text: str, most_bytes: int) -> int:
     """Return the least number of tokens that the text can have."""
     return -(-len(text.encode()) // most_bytes)
+
+
+def _is_long(request: QueuedRequest) -> bool:
+    """Whether counting its tokens may have stopped before the end of its text."""
+    return request.size > PIECE_CHARACTERS
 
 
 def is_chat(request: QueuedRequest) -> bool:

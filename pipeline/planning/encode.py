@@ -67,7 +67,8 @@ class Encoder:
             except EncodeError as error:
                 rejected.append((request.id, error.error))
         pieces = [text.split(PROMPT_TOKEN) for _, group in texts for text in group]
-        ids = iter(self._tokenizer.encode_batch([piece for group in pieces for piece in group]))
+        flat = [piece for group in pieces for piece in group]
+        ids = iter(self._tokenizer.encode_batch(flat, self._config.context_length))
         pieces_of = iter(pieces)
         encoded: list[EncodedRequest] = []
         for request, group in texts:

@@ -3,22 +3,47 @@
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.lease_protocol import LeaseProtocol
+from tests.databases import Statement
+from tests.lease_protocol import LeaseProtocol, PostgresLeaseProtocol
+
+
+def many(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 
 
 class LongLeaseProtocol(LeaseProtocol):
     """The same machine, under a name of its own."""
 
 
-LongLeaseProtocol.TestCase.settings = settings(
-    max_examples=1_000,
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+class LongPostgresLeaseProtocol(PostgresLeaseProtocol):
+    """The same machine, under a name of its own."""
+
+
+LongLeaseProtocol.TestCase.settings = many(1_000)
+LongPostgresLeaseProtocol.TestCase.settings = many(200)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 class TestLongLeaseProtocol(LongLeaseProtocol.TestCase):  # type: ignore[misc,name-defined]
     """A thousand orders of events."""
+
+
+@pytest.fixture(scope="class")
+def on_postgres(postgres_server: str, postgres_migration: list[Statement]) -> None:
+    LongPostgresLeaseProtocol.server = postgres_server
+    LongPostgresLeaseProtocol.migration = postgres_migration
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+@pytest.mark.usefixtures("on_postgres")
+class TestLongPostgresLeaseProtocol(
+    LongPostgresLeaseProtocol.TestCase  # type: ignore[misc,name-defined]
+):
+    """Two hundred orders of events on PostgreSQL."""

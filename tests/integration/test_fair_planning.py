@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.jobs.records import JobToPlan
+from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.records import JobToPlan, NewJob
 from nightjar.jobs.states import JobState, MicroBatchState, RequestKind, RequestState
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.backlog import _FIRST_OF_TENANTS
@@ -27,6 +28,7 @@ from nightjar.jobs.store.shares import (
     _TO_CHARGE,
     _WITH_READY,
 )
+from nightjar.jobs.store.submission import new_job_id
 from nightjar.jobs.store.tables import job, micro_batch, request
 from nightjar.jobs.store.waiting import WaitsFor
 from nightjar.jobs.workers import ComputeSeconds
@@ -95,6 +97,18 @@ def test_a_job_that_cannot_be_planned_gives_its_turn_to_others_of_its_tenant(sto
     assert store.backlog.first_of_tenants({first, second, other}) == []
     set_weight(store, "b", 2.5)
     assert [item.weight for item in store.backlog.first_of_tenants()] == [1.0, 2.5]
+
+
+def test_a_single_call_is_planned_before_the_jobs_of_other_tenants(store: Store) -> None:
+    """Though it is younger than they are, and its tenant has had more."""
+    older = [submit_for(store, name, 1, priority=9) for name in ("a", "b")]
+    body = validate_body(RequestKind.GENERATE, {"prompt": "now", "max_tokens": 4})
+    call = new_job_id()
+    new = NewJob("tiny", tenant="c", completion_window_s=60)
+    assert store.live.submit(new, call, RequestKind.GENERATE, body, None) is None
+    found = store.backlog.first_of_tenants()
+    assert [item.id for item in found] == [call, *older]
+    assert [item.overtakes for item in found] == [True, False, False]
 
 
 ROUNDS = st.lists(

@@ -55,6 +55,26 @@ def test_shared_answers_are_counted_as_they_are_written(store: Store) -> None:
     assert told == [output_line(record) for record in store.results.iterate(batch.job_id)]
 
 
+def test_large_shared_answers_are_read_one_by_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    equal: list[Line] = [completion_line(f"row-{n}", prompt="the same") for n in range(4)]
+    batch = landed(store, equal)
+    compute_all(store, batch)
+    read = store.results.raw
+    asked: list[int] = []
+
+    def noted(ids: list[int]) -> object:
+        asked.append(len(ids))
+        return read(ids)
+
+    monkeypatch.setattr(store.results, "raw", noted)
+    monkeypatch.setattr(finalize, "PAGE_BYTES", 1)  # each is larger
+    finalize_all(store)
+    assert asked == [1, 1, 1]
+    assert content(store, batch, now(store, batch).output_file_id).count(b"\n") == 4
+
+
 def test_a_batch_of_failures_is_completed_without_an_output_file(store: Store) -> None:
     batch = landed(store, completions(3))
     compute_all(store, batch, refused=3)

@@ -1,5 +1,6 @@
 """How the planner worker ends: its passes first, then its lead."""
 
+import json
 import os
 import subprocess
 import sys
@@ -45,3 +46,71 @@ def test_no_pass_goes_on_after_the_lead_is_resigned(sqlite_url: str, tiny_model:
         process.kill()
         process.wait()
         store.close()
+
+
+# Each pass makes one step, as a planner that stands by and then as the leader.
+STEPS = """
+import json, sys, time
+from nightjar.jobs.store import Store
+from nightjar.pipeline.planning import tasks
+from nightjar.pipeline.planning.ingest import IngestReport
+from nightjar.pipeline.queue.leadership import PLANNER
+
+done = []
+
+class Spy:
+    def plan_next(self):
+        done.append("plan")
+        return 0
+    def pause_s(self):
+        return None
+
+def spy(name, gives):
+    class One(Spy):
+        def step(self):
+            done.append(name)
+            return gives
+        def drop(self):
+            done.append("drop")
+    return One
+
+tasks._planner = Spy
+tasks._ingest = spy("ingest", IngestReport(False, 1.0))
+tasks._finalizer = spy("finalize", False)
+tasks._delivering = spy("deliver", 1.0)
+tasks.dispatch = lambda *_: done.append("dispatch") or 0
+
+def steps():
+    done.clear()
+    for step in ("plan", "dispatch", "ingest", "finalize", "deliver"):
+        getattr(tasks, f"_{step}_step")()
+    return list(done)
+
+leaders = Store(tasks.settings.database_url.get_secret_value()).leaders
+other = leaders.take(PLANNER, "other", None)
+tasks._leadership().check()
+leaders.renew(other)
+tasks._leadership().check()
+stands_by = steps()
+leaders.resign(other)
+assert tasks._leadership().check()
+print(json.dumps([stands_by, steps()]))
+"""
+
+
+def test_who_stands_by_takes_no_step_of_the_leaders(sqlite_url: str, tiny_model: Path) -> None:
+    store = Store(sqlite_url)
+    store.migrate()
+    store.close()
+    settings = {"NIGHTJAR_DATABASE_URL": sqlite_url, "NIGHTJAR_MODEL": str(tiny_model)}
+    done = subprocess.run(
+        [sys.executable, "-c", STEPS],
+        env=os.environ | settings,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    steps = ["plan", "dispatch", "ingest", "finalize", "deliver"]
+    assert json.loads(done.stdout) == [["drop"], steps]

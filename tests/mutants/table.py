@@ -170,7 +170,7 @@ TESTS: dict[str, list[str]] = {
         *_integration("vectors", "fair_shares"),
     ],
     "pipeline/front/cli/jobs.py": _acceptance("cli", "compose"),
-    "pipeline/front/cli/models.py": _acceptance("cli"),
+    "pipeline/front/cli/models.py": _integration("api_models"),
     "pipeline/front/cli/processes.py": [*_acceptance("cli", "cli_keys"), *_unit("settings")],
     "pipeline/front/cli/openapi.py": _integration("openapi"),
     "pipeline/front/cli/stored.py": _acceptance("cli_keys", "cli_webhooks"),

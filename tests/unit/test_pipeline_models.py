@@ -56,7 +56,9 @@ def test_each_request_goes_to_the_model_that_it_or_its_job_names(two: PlanningMo
     assert sort(two, "org/beta", *given) == {"alpha": [0], "org/beta": [1, 2, 4], "refused": [3]}
     _, [(_, error)] = two.sort("alpha", requests("gamma"))
     assert (error.code, error.param) == ("model_not_found", "body.model")
-    assert "'alpha', 'org/beta', not 'gamma'" in error.message
+    assert error.message == (
+        "the models served here are 'alpha', 'org/beta', not 'gamma'; name one of them"
+    )
 
 
 def test_the_only_model_computes_what_names_none(store: Store, tiny_model: Path) -> None:
