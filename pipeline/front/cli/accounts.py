@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +11,7 @@ import typer
 from nightjar.jobs.records import DEFAULT_TENANT
 from nightjar.jobs.states import Scope
 from nightjar.pipeline.front.cli.console import EXIT_USAGE, check_driver, fail, read_settings, say
+from nightjar.pipeline.front.cli.spans import parse_span
 
 if TYPE_CHECKING:
     from nightjar.jobs.accounts import ApiKey, Tenant
@@ -46,8 +47,15 @@ Rows = Annotated[
 Bytes = Annotated[
     str | None, typer.Option("--bytes-stored", metavar="N", help="Most bytes of files, or none.")
 ]
+KeepResults = Annotated[
+    str | None,
+    typer.Option(
+        "--keep-results",
+        metavar="30d",
+        help="How long after a job's end its results are kept; none: as the deployment says.",
+    ),
+]
 
-_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 _ANY = "none"
 
 
@@ -97,7 +105,7 @@ def rotate_key(
     """Make a new key in the place of one, which ends after the grace time."""
     from nightjar.jobs.accounts import prefix_of
 
-    expires_at, kept_for = _moment(expires), _span(grace, least=0)
+    expires_at, kept_for = _moment(expires), parse_span(grace)
     with _accounts() as accounts:
         old = prefix_of(prefix)
         key, made = accounts.rotate_key(old, grace=kept_for, expires_at=expires_at)
@@ -119,13 +127,14 @@ def revoke_key(prefix: Prefix, as_json: AsJson = False) -> None:
 
 
 @tenants.command("create")
-def create_tenant(
+def create_tenant(  # noqa: PLR0913, PLR0917 - its options
     name: Name,
     weight: Weight = None,
     requests_a_minute: Requests = None,
     tokens_a_day: Tokens = None,
     rows_waiting: Rows = None,
     bytes_stored: Bytes = None,
+    keep_results: KeepResults = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a tenant: its jobs and files are seen by its own keys alone."""
@@ -137,6 +146,7 @@ def create_tenant(
         rows_waiting=rows_waiting,
         bytes_stored=bytes_stored,
     )
+    limits |= _keep_s(keep_results)
     new = Tenant(name, 1.0 if weight is None else weight, TenantLimits(**limits))
     with _accounts() as accounts:
         _show_tenant(accounts.create_tenant(new), as_json)
@@ -154,13 +164,14 @@ def list_tenants(as_json: AsJson = False) -> None:
 
 
 @tenants.command("set")
-def set_tenant(
+def set_tenant(  # noqa: PLR0913, PLR0917 - its options
     name: Name,
     weight: Weight = None,
     requests_a_minute: Requests = None,
     tokens_a_day: Tokens = None,
     rows_waiting: Rows = None,
     bytes_stored: Bytes = None,
+    keep_results: KeepResults = None,
     as_json: AsJson = False,
 ) -> None:
     """Change a tenant's weight or limits; what is not named stays. `none` lifts a limit."""
@@ -170,6 +181,7 @@ def set_tenant(
         rows_waiting=rows_waiting,
         bytes_stored=bytes_stored,
     )
+    limits |= _keep_s(keep_results)
     if weight is None and not limits:
         fail("name what to change, such as --tokens-a-day 1000000 or --weight 3", EXIT_USAGE)
     with _accounts() as accounts:
@@ -204,17 +216,20 @@ def _limits(**given: str | None) -> dict[str, int | None]:
     return limits
 
 
-def _span(text: str, *, least: int = 1) -> timedelta:
-    number, unit = text[:-1], _UNITS.get(text[-1:])
-    if unit is None or not (number.isascii() and number.isdecimal()) or len(number) > 5:
-        fail(f"{text!r} is no span of time: write a number and m, h or d, as in 90d", EXIT_USAGE)
-    if int(number) < least:
-        fail(f"{text!r}: the key would have expired already", EXIT_USAGE)
-    return timedelta(**{unit: int(number)})
+def _keep_s(text: str | None) -> dict[str, int | None]:
+    """The retention that was given, by its name; None for `none`."""
+    if text is None:
+        return {}
+    return {"keep_results_s": None if text == _ANY else int(parse_span(text).total_seconds())}
 
 
 def _moment(span: str | None) -> datetime | None:
-    return None if span is None else datetime.now(UTC) + _span(span)
+    if span is None:
+        return None
+    lasts = parse_span(span)
+    if not lasts:
+        fail(f"{span!r}: the key would have expired already", EXIT_USAGE)
+    return datetime.now(UTC) + lasts
 
 
 def _show_new(key: str, made: "ApiKey", as_json: bool) -> None:
