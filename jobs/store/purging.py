@@ -51,14 +51,15 @@ class Purging:
         self._after: dict[str, int] = {}
 
     def marked(self, scope: PurgeScope) -> list[str]:
-        """The jobs of the scope that are marked and still hold rows, in the order of their ids."""
+        """The jobs of the scope that are marked and hold rows that can go, in the order of ids."""
         statement = _MARKED
         if scope.job_id is not None:
             statement = statement.where(job.c.id == scope.job_id)
         if scope.tenant is not None:
             statement = statement.where(job.c.tenant == scope.tenant)
         with self._database.reading() as connection:
-            return list(connection.scalars(statement))
+            found = list(connection.scalars(statement))
+        return [job_id for job_id in found if self._has_more(job_id)]
 
     def free(self, job_id: str, deadline: float = float("inf")) -> int:
         """Delete rows of a marked job; returns how many requests went.

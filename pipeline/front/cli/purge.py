@@ -1,4 +1,4 @@
-"""`nightjar purge`: deletes what jobs that are over have asked and been answered, on the database."""
+"""`nightjar purge`: deletes requests and results of jobs that are over, on the database itself."""
 
 import json
 import sys
