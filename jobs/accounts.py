@@ -9,6 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from nightjar.jobs.errors import AccountError
+from nightjar.jobs.purge_records import LEAST_KEPT_S, MOST_KEPT_S
 from nightjar.jobs.states import Scope
 
 PREFIX_LENGTH = len("nj_") + 8
@@ -32,6 +33,7 @@ class TenantLimits:
     tokens_a_day: int | None = None
     rows_waiting: int | None = None
     bytes_stored: int | None = None
+    keep_results_s: int | None = None  # None: as long as the deployment says
 
 
 LIMIT_NAMES = tuple(one.name for one in fields(TenantLimits))
@@ -148,6 +150,12 @@ def checked_tenant(tenant: Tenant) -> Tenant:
         limit = getattr(tenant.limits, name)
         if limit is not None and not 0 <= limit <= MOST:
             raise AccountError(f"{name} {limit}: must be a whole number from 0 to {MOST}, or none")
+    keep_s = tenant.limits.keep_results_s
+    if keep_s is not None and not LEAST_KEPT_S <= keep_s <= MOST_KEPT_S:
+        raise AccountError(
+            f"keep_results_s {keep_s}: must be from {LEAST_KEPT_S} (1 hour) to {MOST_KEPT_S} "
+            "(36500 days), or none"
+        )
     return tenant
 
 

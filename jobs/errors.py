@@ -1,6 +1,7 @@
 """The exceptions of this room, all below `JobError`."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from nightjar.jobs.records import RejectedRow
 
@@ -75,6 +76,18 @@ class UnknownJobError(JobError):
     def __init__(self, job_id: str) -> None:
         super().__init__(f"there is no job {job_id!r}")
         self.job_id = job_id
+
+
+class PurgedJobError(JobError):
+    """The requests and results of a job were deleted when their time was over."""
+
+    def __init__(self, job_id: str, purged_at: datetime) -> None:
+        super().__init__(
+            f"the requests and results of job {job_id!r} were purged at "
+            f"{purged_at.isoformat(timespec='seconds')}; its counts and usage are still shown"
+        )
+        self.job_id = job_id
+        self.purged_at = purged_at
 
 
 class UnknownFileError(JobError):

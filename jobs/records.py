@@ -59,6 +59,9 @@ class NewJob:
     names_model: bool = False  # no other model may compute it
     id: str | None = None  # given beforehand: of the batch that the job is
     created_at: datetime | None = None  # when the batch was made
+    # Its rows are purged so long after its end, or sooner where its tenant or the deployment keeps
+    # less; None: as those say. Of whoever submits: a client, a batch, a schedule to come.
+    keep_results_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class Job:
     reused: int  # of `completed`: not computed for their own sake, see Reuse
     reused_tokens: int  # the prompt and completion tokens of those
     tenant: str
+    keep_results_s: int | None = None  # as its submitter asked
+    purged_at: datetime | None = None  # since then its requests and results are gone
 
     @property
     def ended(self) -> int:

@@ -182,6 +182,14 @@ class Settings(ApiSettings, ModelSettings):
     )
     result_cache_days: float = Field(30.0, gt=0, description="answers older than this are dropped")
 
+    keep_results_days: float | None = Field(
+        None,
+        ge=1 / 24,
+        le=36_500,
+        description="the requests and results of a job are deleted so long after its end; by "
+        "default they are kept for ever",
+    )
+
     bad_lines_in_a_row: int = Field(
         1000, ge=1, description="`nightjar run` reads no further after so many unusable lines"
     )
@@ -230,6 +238,12 @@ class Settings(ApiSettings, ModelSettings):
     def all_worker_threads(self) -> int:
         """Threads of a GPU worker's pool: for jobs some for each model, and those for calls."""
         return self.worker_threads * max(1, len(self.model_paths)) + self.worker_live_threads
+
+    @property
+    def keep_results_s(self) -> float | None:
+        """The retention in seconds; None for ever."""
+        days = self.keep_results_days
+        return None if days is None else days * 86_400.0
 
     @property
     def device_list(self) -> tuple[str, ...]:

@@ -126,6 +126,7 @@ def batch_payload(batch: Batch, default_model: str | None) -> BatchPayload:
     """
     job, status = batch.job, batch.status
     is_cancelled = batch.cancelling_at is not None
+    is_purged = job is not None and job.purged_at is not None
     finalizing_at = None if job is None or is_cancelled else job.finished_at
     ended_at = {status: batch.ended_at}
     errors: BatchErrors = {
@@ -141,8 +142,8 @@ def batch_payload(batch: Batch, default_model: str | None) -> BatchPayload:
         "input_file_id": batch.input_file_id,
         "completion_window": batch.completion_window,
         "status": status.value,
-        "output_file_id": batch.output_file_id,
-        "error_file_id": batch.error_file_id,
+        "output_file_id": None if is_purged else batch.output_file_id,
+        "error_file_id": None if is_purged else batch.error_file_id,
         "created_at": int(batch.created_at.timestamp()),
         "in_progress_at": _seconds(batch.in_progress_at),
         "expires_at": int(batch.created_at.timestamp() + batch.completion_window_s),
@@ -158,6 +159,7 @@ def batch_payload(batch: Batch, default_model: str | None) -> BatchPayload:
         "strict": batch.strict,
         "priority": batch.priority,
         "job_id": batch.job_id,
+        "purged_at": None if job is None else _seconds(job.purged_at),
     }
 
 

@@ -44,6 +44,12 @@ _ERRORS: dict[int, tuple[str, str, str]] = {
         "wrong_state",
         "job job_019a8f0e6c1b2d is cancelled: nothing of it can be retried",
     ),
+    410: (
+        "The requests and results of the job were purged; its counts are still shown.",
+        "results_purged",
+        "the requests and results of job 'job_019a8f0e6c1b2d' were purged at "
+        "2026-11-23T02:00:00+00:00; its counts and usage are still shown",
+    ),
     413: (
         "The body is too large.",
         "upload_too_large",

@@ -17,6 +17,7 @@ from nightjar.jobs.errors import (
     LifecycleError,
     LostUploadError,
     ModelNameError,
+    PurgedJobError,
     QuotaError,
     ReusedKeyError,
     StoreError,
@@ -105,6 +106,7 @@ def answer_fault(request: Request, error: Exception) -> JSONResponse:
 # The first that fits counts.
 _STATUS_CODES: list[tuple[type[JobError], tuple[int, str]]] = [
     (UnknownJobError, (404, "unknown_job")),
+    (PurgedJobError, (410, "results_purged")),
     (UnknownBatchError, (404, "unknown_batch")),
     (UnknownFileError, (404, "unknown_file")),
     (FileInUseError, (409, "file_in_use")),

@@ -42,6 +42,8 @@ JOB: JobPayload = {
     "started_at": 1795474162.5,
     "finished_at": None,
     "expires_at": None,
+    "keep_results_s": None,
+    "purged_at": None,
     "cancel_requested": False,
     "metadata": {"team": "search"},
 }

@@ -68,6 +68,7 @@ BATCH: BatchPayload = {
     "strict": False,
     "priority": 0,
     "job_id": "job_019a8f0e6c1b2d",
+    "purged_at": None,
 }
 BATCH_LIST: BatchList = {
     "object": "list",

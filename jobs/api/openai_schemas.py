@@ -86,7 +86,10 @@ class BatchUsage(TypedDict):
 
 
 class BatchPayload(TypedDict):
-    """A batch; moments are whole seconds since 1970."""
+    """A batch; moments are whole seconds since 1970.
+
+    Since `purged_at` its rows and result files are gone.
+    """
 
     id: str
     object: Literal["batch"]
@@ -113,6 +116,7 @@ class BatchPayload(TypedDict):
     strict: bool
     priority: int
     job_id: str
+    purged_at: int | None
 
 
 class BatchList(TypedDict):

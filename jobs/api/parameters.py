@@ -3,6 +3,7 @@
 import json
 
 from nightjar.jobs.api.body import RefusedRequestError
+from nightjar.jobs.purge_records import LEAST_KEPT_S
 from nightjar.jobs.records import is_text
 
 MAX_METADATA_PAIRS = 16
@@ -40,17 +41,28 @@ def check_metadata(pairs: object) -> dict[str, str]:
 
 def parse_window(text: str | None) -> float | None:
     """The seconds of `?completion_window=24h`; raises RefusedRequestError."""
+    least = "more than nothing"
+    seconds = _parse_span("completion_window", text, 1, least)
+    return None if seconds is None else float(seconds)
+
+
+def parse_keep_results(text: str | None) -> int | None:
+    """The seconds of `?keep_results=7d`; raises RefusedRequestError."""
+    return _parse_span("keep_results", text, LEAST_KEPT_S, "at least 1 hour")
+
+
+def _parse_span(name: str, text: str | None, least_s: int, least: str) -> int | None:
     if text is None:
         return None
     number, unit = text[:-1], _UNITS_S.get(text[-1:])
     if unit is None or not (number.isascii() and number.isdecimal()) or len(number) > 9:
         message = 'is no span of time: write a whole number of "s", "m", "h" or "d", such as 24h'
-        raise RefusedRequestError(400, "invalid_completion_window", message, "completion_window")
+        raise RefusedRequestError(400, f"invalid_{name}", message, name)
     seconds = int(number) * unit
-    if not 0 < seconds <= MAX_WINDOW_S:
-        message = f"must be more than nothing and at most {MAX_WINDOW_S // _UNITS_S['d']} days"
-        raise RefusedRequestError(400, "invalid_completion_window", message, "completion_window")
-    return float(seconds)
+    if not least_s <= seconds <= MAX_WINDOW_S:
+        message = f"must be {least} and at most {MAX_WINDOW_S // _UNITS_S['d']} days"
+        raise RefusedRequestError(400, f"invalid_{name}", message, name)
+    return seconds
 
 
 def parse_priority(text: str | None) -> int:

@@ -34,6 +34,8 @@ def job_payload(job: Job) -> JobPayload:
         "started_at": seconds_or_none(job.started_at),
         "finished_at": seconds_or_none(job.finished_at),
         "expires_at": seconds_or_none(job.expires_at),
+        "keep_results_s": job.keep_results_s,
+        "purged_at": seconds_or_none(job.purged_at),
         "cancel_requested": job.cancel_requested and not job.expired,
         "metadata": dict(job.metadata),
     }

@@ -11,7 +11,7 @@ from nightjar.jobs.api.caller import Reader
 from nightjar.jobs.api.documenting import JobId, JsonLines, documented, lines_documented
 from nightjar.jobs.api.payloads import results_payload
 from nightjar.jobs.api.schemas import ResultsPage
-from nightjar.jobs.errors import UnknownJobError
+from nightjar.jobs.errors import PurgedJobError, UnknownJobError
 from nightjar.jobs.lines.batch_lines import json_pieces
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.result_rows import Outcome
@@ -31,7 +31,7 @@ def results_router(store: Store) -> APIRouter:
     @router.get(
         "/results",
         response_model=ResultsPage,
-        responses=documented(examples.RESULTS_PAGE, 400, 404),
+        responses=documented(examples.RESULTS_PAGE, 400, 404, 410),
     )
     def page_results(
         job_id: JobId,
@@ -55,14 +55,14 @@ def results_router(store: Store) -> APIRouter:
         return JSONResponse(results_payload(page))
 
     @router.get(
-        "/output", response_class=JsonLines, responses=lines_documented(examples.OUTPUT, 404)
+        "/output", response_class=JsonLines, responses=lines_documented(examples.OUTPUT, 404, 410)
     )
     def download_output(job_id: JobId, _: Reader) -> StreamingResponse:
         """Every success so far as JSON lines; see `Nightjar-Job-Complete`."""
         return _download(store, job_id, "succeeded")
 
     @router.get(
-        "/errors", response_class=JsonLines, responses=lines_documented(examples.ERRORS, 404)
+        "/errors", response_class=JsonLines, responses=lines_documented(examples.ERRORS, 404, 410)
     )
     def download_errors(job_id: JobId, _: Reader) -> StreamingResponse:
         """Every failure so far as JSON lines; see `Nightjar-Job-Complete`."""
@@ -91,7 +91,10 @@ def is_id(text: str) -> bool:
 
 
 def _download(store: Store, job_id: str, outcome: Outcome) -> StreamingResponse:
-    found = store.jobs.get(checked_id(job_id))  # before the answer begins: an unknown job is a 404
+    # Before the answer begins: an unknown job is a 404, and a purged one a 410.
+    found = store.jobs.get(checked_id(job_id))
+    if found.purged_at is not None:
+        raise PurgedJobError(job_id, found.purged_at)
     headers = {
         "Nightjar-Job-State": found.state.value,
         "Nightjar-Job-Complete": "true" if found.is_over else "false",

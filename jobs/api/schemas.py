@@ -48,7 +48,11 @@ class JobUsage(TypedDict):
 
 
 class JobPayload(TypedDict):
-    """A job; moments are seconds since 1970."""
+    """A job; moments are seconds since 1970.
+
+    `keep_results_s` is what its submitter asked for. Since `purged_at` its requests and results are
+    gone.
+    """
 
     id: str
     object: Literal["job"]
@@ -62,6 +66,8 @@ class JobPayload(TypedDict):
     started_at: float | None
     finished_at: float | None
     expires_at: float | None
+    keep_results_s: int | None
+    purged_at: float | None
     cancel_requested: bool
     metadata: dict[str, str]
 

@@ -15,6 +15,7 @@ from nightjar.jobs.api.model_names import ModelNames
 from nightjar.jobs.api.parameters import (
     parse_flag,
     parse_idempotency_key,
+    parse_keep_results,
     parse_metadata,
     parse_priority,
     parse_window,
@@ -124,7 +125,16 @@ class Uploads:
         # The model that the job is for is found later, in the parameters or in the rows.
         default = self._names.configured.default or ""
         tenant = caller_of(request).tenant
-        return NewJob(default, key, metadata, window_s, priority, limits=limits, tenant=tenant)
+        return NewJob(
+            default,
+            key,
+            metadata,
+            window_s,
+            priority,
+            limits=limits,
+            tenant=tenant,
+            keep_results_s=parse_keep_results(query.get("keep_results")),
+        )
 
     def try_to_wake(self, job_id: str) -> str | None:
         """Tell the planner of a job.
@@ -188,4 +198,6 @@ def _digest_of(new_job: NewJob) -> "hashlib._Hash":
         new_job.completion_window_s,
         new_job.priority,
     ]
+    if new_job.keep_results_s is not None:  # digests of the version before stay as they are
+        parameters.append(new_job.keep_results_s)
     return hashlib.sha256(json.dumps(parameters).encode() + b"\n")

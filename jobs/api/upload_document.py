@@ -64,6 +64,13 @@ UPLOAD: dict[str, Any] = {
         ),
         _parameter(
             "query",
+            "keep_results",
+            "Its requests and results are purged so long after its end, such as `7d`; sooner where "
+            "the deployment keeps less.",
+            pattern="^[0-9]{1,9}[smhd]$",
+        ),
+        _parameter(
+            "query",
             "priority",
             "Jobs of a higher priority go first.",
             type="integer",

@@ -24,10 +24,12 @@ from nightjar.jobs.store.models import Models
 from nightjar.jobs.store.orphans import Orphans
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.planning import Planning
+from nightjar.jobs.store.purging import Purging
 from nightjar.jobs.store.quotas import Quotas
 from nightjar.jobs.store.replanning import Replanning
 from nightjar.jobs.store.result_cache import AnswerCache
 from nightjar.jobs.store.results import Results
+from nightjar.jobs.store.retention import Retention
 from nightjar.jobs.store.retrying import Retries
 from nightjar.jobs.store.segmented import UnfinishedUploads
 from nightjar.jobs.store.shares import Shares
@@ -65,6 +67,8 @@ class Store:
         cache: Answers and scores that later jobs may reuse.
         batches: Makes batches, reads and cancels them.
         batch_work: Takes batches from stage to stage.
+        purging: Deletes the rows of jobs that are marked as purged.
+        retention: Which jobs are purged, and when.
         files: Uploaded files, and files that show results.
         file_sweeping: Frees files that were deleted, have expired or were abandoned.
         webhooks: Where tenants want events to be sent.
@@ -103,6 +107,8 @@ class Store:
         self.file_sweeping = FileSweeping(database, self.files)
         self.batches = Batches(database, self.files)
         self.batch_work = BatchWork(database, self.files)
+        self.purging = Purging(database)
+        self.retention = Retention(database, self.purging)
         self.webhooks = Webhooks(database)
         self.deliveries = Deliveries(database)
 

@@ -16,6 +16,8 @@ tenant = sa.Table(
     sa.Column("tokens_a_day", sa.BigInteger),
     sa.Column("rows_waiting", sa.BigInteger),
     sa.Column("bytes_stored", sa.BigInteger),
+    # So long after their end the rows of its jobs are kept; null: as the deployment says.
+    sa.Column("keep_results_s", sa.BigInteger),
     sa.Column("created_at", UtcDateTime, nullable=False),
 )
 

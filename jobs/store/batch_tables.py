@@ -47,4 +47,6 @@ batch = sa.Table(
     sa.Index(None, "tenant", "job_id"),
     # For planners: those that are to be read, or finalized.
     sa.Index(None, "stage", "job_id"),
+    # For purging: the batches that read a file.
+    sa.Index(None, "input_file_id"),
 )

@@ -35,6 +35,13 @@ def today() -> int:
     return int(time.time() // 86_400)
 
 
+def octets(column: sa.Column[Any], *, is_sqlite: bool) -> sa.ColumnElement[int]:
+    """How many bytes a text takes as UTF-8."""
+    if is_sqlite:  # older versions lack octet_length
+        return sa.func.length(sa.cast(column, sa.LargeBinary), type_=sa.BigInteger)
+    return sa.func.octet_length(column, type_=sa.BigInteger)  # reads no text
+
+
 def has_rows(order: sa.Column[int], *where: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
     """Whether any row meets the conditions; the lookup uses the index that has `order` in it.
 

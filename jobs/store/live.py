@@ -29,6 +29,7 @@ from nightjar.jobs.store.bodies import dump_body
 from nightjar.jobs.store.common import AnyRow, today
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.json_text import load_json
+from nightjar.jobs.store.newest_rows import newest_rows
 from nightjar.jobs.store.quotas import Quotas
 from nightjar.jobs.store.segments import pack_segments
 from nightjar.jobs.store.submission import id_before, job_values
@@ -63,12 +64,6 @@ _OLD = (
     .order_by(job.c.id)
     .limit(PURGED_PER_STEP)
 )
-# SQLite gives the id of the newest row again once that row is deleted. A late message must not find
-# another micro-batch under its id.
-_NEWEST = [
-    sa.select(table.c.job_id).order_by(table.c.id.desc()).limit(1)
-    for table in (request, micro_batch)
-]
 
 
 class LiveCalls:
@@ -154,7 +149,7 @@ class LiveCalls:
             old = list(connection.scalars(_OLD, {"before": before, "today": today()}))
             if not old:
                 return []
-            newest = {connection.scalar(statement) for statement in _NEWEST}
+            newest = newest_rows(connection).job_ids
         return [job_id for job_id in old if job_id not in newest]
 
 

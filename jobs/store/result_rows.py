@@ -10,6 +10,7 @@ from sqlalchemy.engine import Connection, Row
 
 from nightjar.jobs.batch_records import RawResult, ResultShape
 from nightjar.jobs.records import RequestError, ResultRecord
+from nightjar.jobs.store.common import octets
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.json_text import dump_json, load_json
 from nightjar.jobs.store.tables import request, result
@@ -70,7 +71,7 @@ def shapes_after(
     row = result.c
     columns: list[sa.ColumnElement[Any]] = [
         *(column for column in _RECORD_COLUMNS if column is not row.body),
-        _octets(database).label("octets"),
+        octets(result.c.body, is_sqlite=database.is_sqlite).label("octets"),
     ]
     statement = (
         sa.select(*columns)
@@ -107,17 +108,9 @@ def sizes_of(
 
 def _size(database: Database) -> sa.ColumnElement[int]:
     """About how many bytes a line of output takes."""
-    octets = _octets(database)
+    size = octets(result.c.body, is_sqlite=database.is_sqlite)
     message = sa.func.coalesce(sa.func.length(result.c.error_message), 0)
-    return sa.func.coalesce(octets, 0) + message + _ROW_BYTES
-
-
-def _octets(database: Database) -> sa.ColumnElement[int]:
-    """How many bytes the body takes as UTF-8."""
-    body = result.c.body
-    if database.is_sqlite:  # older versions lack octet_length
-        return sa.func.length(sa.cast(body, sa.LargeBinary), type_=sa.BigInteger)
-    return sa.func.octet_length(body, type_=sa.BigInteger)  # reads no body
+    return sa.func.coalesce(size, 0) + message + _ROW_BYTES
 
 
 def _with_outcome(outcome: Outcome) -> Iterable[sa.ColumnElement[bool]]:

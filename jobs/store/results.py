@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.batch_records import RawResult, ResultShape
-from nightjar.jobs.errors import UnknownJobError
+from nightjar.jobs.errors import PurgedJobError, UnknownJobError
 from nightjar.jobs.records import ResultPage, ResultRecord
 from nightjar.jobs.store.common import AnyRow
 from nightjar.jobs.store.database import Database
@@ -34,6 +34,7 @@ PAGE_BYTES = 4 * 1024 * 1024
 # A page of successes or failures alone searches so many rows.
 SCANNED_ROWS = 10_000
 ROWS_IN_MEMORY = 200
+_PURGED_AT = sa.select(job.c.purged_at).where(job.c.id == sa.bindparam("job"))
 
 
 class Results:
@@ -55,7 +56,7 @@ class Results:
         """A page of landed outcomes behind `after`, a row index or a position in the landing order.
 
         A page holds at least one outcome, if there is one, however large it is. Raises
-        UnknownJobError.
+        UnknownJobError and PurgedJobError.
         """
         if order == "landed":
             self._number(job_id)
@@ -74,9 +75,11 @@ class Results:
         """Up to `limit` landed outcomes whose row index lies above `after_index`, in row order.
 
         Fewer, but at least one, where more would exceed `max_bytes`. "failed" includes cancelled
-        rows. While the job runs, a row below `after_index` can still land: then use `page`.
+        rows. While the job runs, a row below `after_index` can still land: then use `page`. Raises
+        PurgedJobError.
         """
         with self._database.snapshot() as connection:
+            _check_there(connection, job_id)
             sizes = sizes_after(connection, self._database, job_id, after_index, limit, outcome)
             taken = fitting(sizes, limit, max_bytes)
             return fetch(connection, self._database, [row.request_id for row in taken])
@@ -84,7 +87,10 @@ class Results:
     def iterate(
         self, job_id: str, *, outcome: Outcome = "all", page_size: int = ROWS_IN_MEMORY
     ) -> Iterator[ResultRecord]:
-        """Every landed outcome in row order, a page in memory at a time."""
+        """Every landed outcome in row order, a page in memory at a time.
+
+        Raises PurgedJobError, also in the middle: nobody takes a part for the whole.
+        """
         after_index = -1
         while page := self.read(job_id, after_index=after_index, limit=page_size, outcome=outcome):
             yield from page
@@ -95,6 +101,7 @@ class Results:
         after = -1
         while True:
             with self._database.snapshot() as connection:
+                _check_there(connection, job_id)
                 sizes = sizes_after(
                     connection, self._database, job_id, after, ROWS_IN_MEMORY, outcome
                 )
@@ -191,8 +198,17 @@ def _complete_to(connection: Connection, job_id: str, after: int, most: int) -> 
 
 
 def _standing(connection: Connection, job_id: str) -> AnyRow:
-    columns = (job.c.total, job.c.landed, job.c.finished_at)
+    columns = (job.c.total, job.c.landed, job.c.finished_at, job.c.purged_at)
     found = connection.execute(sa.select(*columns).where(job.c.id == job_id)).one_or_none()
     if found is None:
         raise UnknownJobError(job_id)
+    if found.purged_at is not None:
+        raise PurgedJobError(job_id, found.purged_at)
     return found
+
+
+def _check_there(connection: Connection, job_id: str) -> None:
+    """Raise PurgedJobError for a job whose rows are gone, or are about to go."""
+    purged_at = connection.scalar(_PURGED_AT, {"job": job_id})
+    if purged_at is not None:
+        raise PurgedJobError(job_id, purged_at)

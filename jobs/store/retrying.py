@@ -78,13 +78,15 @@ class Retries:
 
         Raises:
             UnknownJobError: There is no such job.
-            LifecycleError: The job was cancelled or has expired; or it is a batch that is over: who
-                has seen its result files may rely on them.
+            LifecycleError: The job was cancelled, has expired or was purged. Or it is a batch that
+                is over: who has seen its result files may rely on them.
             QuotaError: The tenant may not add so many rows now; nothing is retried.
         """
         retried, after = 0, -1
         with self._database.reading() as connection:
             found = find_job(connection, job_id)
+            if found.purged_at is not None:
+                raise _purged(job_id)
             if found.state not in lifecycle.RETRIABLE:
                 state = found.state.value
                 raise LifecycleError(f"job {job_id} is {state}: nothing of it can be retried")
@@ -124,10 +126,18 @@ def _reopen(connection: Connection, job_id: str, rows: Sequence[AnyRow]) -> None
     """Subtract failures from the job's counters, and let it go on if it was over."""
     emptied = sum(row.landing is not None for row in rows)
     row = connection.execute(
-        sa.select(job.c.state, job.c.created_at, job.c.expires_at, job.c.completion_window_s)
+        sa.select(
+            job.c.state,
+            job.c.created_at,
+            job.c.expires_at,
+            job.c.completion_window_s,
+            job.c.purged_at,
+        )
         .where(job.c.id == job_id)
         .with_for_update()
     ).one()
+    if row.purged_at is not None:
+        raise _purged(job_id)
     is_batch = sa.select(batch.c.job_id).where(batch.c.job_id == job_id)
     if row.state in _OVER and connection.scalar(is_batch) is not None:
         raise LifecycleError(
@@ -141,11 +151,19 @@ def _reopen(connection: Connection, job_id: str, rows: Sequence[AnyRow]) -> None
         "taken_back": job.c.taken_back + emptied,
         "state": sa.case((job.c.state.in_(_OVER), begun), else_=job.c.state),
         "finished_at": None,
+        "purge_at": None,
         **_new_deadline(row),
         "plan_failures": 0,
     }
     if connection.execute(reopened.values(values)).rowcount == 0:
         raise LifecycleError(f"job {job_id} was stopped: nothing of it can be retried")
+
+
+def _purged(job_id: str) -> LifecycleError:
+    return LifecycleError(
+        f"job {job_id} was purged: its requests are gone, and nothing of it can be retried; submit "
+        "it again"
+    )
 
 
 def _new_deadline(row: AnyRow) -> dict[str, object]:

@@ -13,6 +13,9 @@ from nightjar.jobs.store.columns import BigId, UtcDateTime, metadata, state_colu
 # Conditions of partial indexes, spelt alike in both databases.
 LIVE = sa.text("live")
 LISTED = sa.text("NOT live")
+KEPT = sa.text("NOT live AND finished_at IS NOT NULL AND purged_at IS NULL")
+KEPT_BY_ITSELF = sa.text("keep_results_s IS NOT NULL AND purged_at IS NULL")
+PURGING = sa.text("purging")
 
 job = sa.Table(
     "job",
@@ -62,6 +65,13 @@ job = sa.Table(
     # Its submitter has named the model. A job that names none is computed by whichever model a
     # deployment of one model serves.
     sa.Column("names_model", sa.Boolean, nullable=False, server_default=sa.false()),
+    # So long after its end its rows are kept, as its submitter asked; null: as the deployment says.
+    sa.Column("keep_results_s", sa.BigInteger),
+    # When that time is over. The sweeper writes it once the job is over.
+    sa.Column("purge_at", UtcDateTime),
+    # From this moment nobody sees its rows; while `purging`, some of them still have to be deleted.
+    sa.Column("purged_at", UtcDateTime),
+    sa.Column("purging", sa.Boolean, nullable=False, server_default=sa.false()),
     # For listings: the jobs of one tenant, newest first.
     sa.Index(None, "tenant", "id"),
     # The same without single calls, of which there may be far more than jobs.
@@ -72,6 +82,15 @@ job = sa.Table(
     sa.Index(None, "state", "tenant"),
     # For quotas. A job's day changes once a day, so landing seldom writes to this index.
     sa.Index(None, "tenant", "tokens_day"),
+    # For purging: jobs that are over, those with a time of their own, and those on their way out.
+    sa.Index("ix_job_kept", "tenant", "finished_at", sqlite_where=KEPT, postgresql_where=KEPT),
+    sa.Index(
+        "ix_job_kept_by_itself",
+        "purge_at",
+        sqlite_where=KEPT_BY_ITSELF,
+        postgresql_where=KEPT_BY_ITSELF,
+    ),
+    sa.Index("ix_job_purging", "id", sqlite_where=PURGING, postgresql_where=PURGING),
 )
 
 # The condition of ix_micro_batch_ready, spelt so that no other index seems to serve it: SQLite

@@ -41,7 +41,10 @@ class EmbeddedSystem:
         self._deaths_allowed = deaths
         logs.mkdir(exist_ok=True)
         self._directory = private_directory()
+        # The results of a file that was computed long ago are still to be written.
+        settings = settings.model_copy(update={"keep_results_days": None})
         environment = os.environ | _environment(settings, broker_url(self._directory))
+        environment.pop("NIGHTJAR_KEEP_RESULTS_DAYS", None)
 
         def service(name: str, command: list[str]) -> Service:
             log = logs.resolve() / f"{name}.log"

@@ -56,6 +56,7 @@ class Client:
         *,
         model: str | None = None,
         wait_for_model: bool = False,
+        keep_results: str | None = None,
     ) -> dict[str, Any]:
         """Send a file of OpenAI batch lines; return the job.
 
@@ -66,6 +67,7 @@ class Client:
             priority: 0 to 9; each step is worth an hour of waiting.
             model: The job's model; by default the one that its lines name, or the only one.
             wait_for_model: An unknown model is no error: the job waits until it is served.
+            keep_results: Such as "7d"; its requests and results are purged so long after its end.
         """
         query: dict[str, str | int] = {} if priority == 0 else {"priority": priority}
         if completion_window is not None:
@@ -74,6 +76,8 @@ class Client:
             query["model"] = model
         if wait_for_model:
             query["wait_for_model"] = "true"
+        if keep_results is not None:
+            query["keep_results"] = keep_results
         headers = {"Content-Type": "application/jsonl"}
         if idempotency_key is not None:
             headers["Idempotency-Key"] = idempotency_key

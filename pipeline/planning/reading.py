@@ -54,6 +54,7 @@ class Reading:
             tenant=batch.tenant,
             id=batch.job_id,
             created_at=batch.created_at,
+            keep_results_s=batch.output_expires_after_s,
         )
         self._model: RowsModel | None = None
         if batch.model is None:

@@ -91,6 +91,7 @@ def _sweeper() -> Sweeper:
         longest_gap_s=2 * settings.sweep_every_s,
         deaths_allowed=settings.request_worker_deaths,
         keep_calls_s=settings.live_keep_s,
+        keep_results_s=settings.keep_results_s,
         find_lost=_find_lost,
     )
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from nightjar.jobs.file_records import ABANDONED_AFTER_S
+from nightjar.jobs.purge_records import PurgeScope
 from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.store import Store
 from nightjar.jobs.workers import ComputeSeconds, Crash, WorkerHeartbeat
@@ -46,6 +47,8 @@ class Sweeper:
         longest_gap_s: See `WatchedTime`.
         deaths_allowed: A request that is computed alone fails after so many deaths of its worker.
         keep_calls_s: Single calls that were made so long ago are deleted.
+        keep_results_s: Jobs that ended so long ago are purged, unless their tenant has a time of
+            its own; None for never.
         find_lost: Returns the lost messages. It is given all messages that no worker has claimed,
             and those of them that have waited for `redispatch_after_s`, oldest first. By default
             all of the latter are lost.
@@ -61,6 +64,7 @@ class Sweeper:
         longest_gap_s: float,
         deaths_allowed: int,
         keep_calls_s: float = 3_600.0,
+        keep_results_s: float | None = None,
         find_lost: FindLost | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,6 +73,7 @@ class Sweeper:
         self._redispatch_after_s = redispatch_after_s
         self._deaths_allowed = deaths_allowed
         self._keep_calls_s = keep_calls_s
+        self._kept = PurgeScope(keep_s=keep_results_s)
         self._find_lost = find_lost or (lambda _, overdue: overdue)
         self._watched = WatchedTime(longest_gap_s, clock)
         self._lock = threading.Lock()
@@ -78,11 +83,11 @@ class Sweeper:
         self._files: dict[Hashable, float] = {}
 
     def sweep(self, patience_s: float = math.inf) -> SweepReport:
-        """Take leases back, send lost messages again, charge tenants, end jobs, then free files.
+        """Take leases back, send lost messages again, charge tenants, end jobs, free what is over.
 
         Args:
-            patience_s: Seconds to charge tenants, for jobs that are to end, and for files; the next
-                sweep does the rest.
+            patience_s: Seconds to charge tenants, for jobs that are to end, for files and for jobs
+                whose time is over; the next sweep does the rest.
 
         Raises:
             StoreUnavailableError: The database is away, or takes no writes.
@@ -96,6 +101,7 @@ class Sweeper:
             self._end_jobs(patience_s)
             self._drop_landings()
             self._sweep_files(max(0.0, patience_s - (time.monotonic() - began)))
+            self._purge_jobs(max(0.0, patience_s - (time.monotonic() - began)))
             return report
 
     def _end_jobs(self, patience_s: float) -> None:
@@ -139,6 +145,16 @@ class Sweeper:
                     extra={"action": "drop_upload", "file_id": file_id},
                 )
         self._store.file_sweeping.sweep_files(patience_s)
+
+    def _purge_jobs(self, patience_s: float) -> None:
+        report = self._store.retention.sweep(self._kept, patience_s)
+        if report.jobs or report.rows:
+            logger.info(
+                "purged %d jobs and %d rows",
+                report.jobs,
+                report.rows,
+                extra={"action": "purge_jobs"},
+            )
 
     def watch(self) -> None:
         """Note which workers and messages have moved, and do nothing else.

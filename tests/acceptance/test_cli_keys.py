@@ -67,7 +67,10 @@ def test_a_key_is_rotated_and_revoked() -> None:
 def test_tenants_are_made_changed_and_listed() -> None:
     made = told("tenants", "create", "owls", "--tokens-a-day", "1000", "--weight", "3")
     limits = {"requests_a_minute": None, "rows_waiting": None, "bytes_stored": None}
+    limits |= {"keep_results_s": None}
     assert made == {"name": "owls", "weight": 3.0, "tokens_a_day": 1000} | limits
+    assert told("tenants", "set", "owls", "--keep-results", "30d")["keep_results_s"] == 2_592_000
+    assert told("tenants", "set", "owls", "--keep-results", "none")["keep_results_s"] is None
     changed = told("tenants", "set", "owls", "--tokens-a-day", "none", "--rows-waiting", "0")
     assert (changed["weight"], changed["tokens_a_day"], changed["rows_waiting"]) == (3.0, None, 0)
     assert told("tenants", "set", "default", "--requests-a-minute", "60")["name"] == "default"
@@ -75,8 +78,8 @@ def test_tenants_are_made_changed_and_listed() -> None:
     header, first, second = call("tenants", "list").stdout.splitlines()
     assert header.split()[:3] == ["name", "weight", "requests_a_minute"]
     assert (first.split(), second.split()) == (
-        ["default", "1.0", "60", "-", "-", "-"],
-        ["owls", "3.0", "-", "-", "0", "-"],
+        ["default", "1.0", "60", "-", "-", "-", "-"],
+        ["owls", "3.0", "-", "-", "0", "-", "-"],
     )
 
 
@@ -112,6 +115,8 @@ def test_create_and_set_take_the_same_options() -> None:
         ("tenants create owls --tokens-a-day -1", "--tokens-a-day '-1': write a whole number"),
         ("tenants set owls --rows-waiting 5", "no tenant 'owls'"),
         ("tenants set default", "name what to change, such as --tokens-a-day"),
+        ("tenants set default --keep-results 7", "'7' is no span of time"),
+        ("tenants set default --keep-results 5m", "keep_results_s 300: must be from 3600 (1 hour)"),
         ("tenants set default --bytes-stored 1GB", "--bytes-stored '1GB': write a whole number"),
         ("tenants set default --bytes-stored 9999999999999999999", "must be a whole number from 0"),
     ],

@@ -33,7 +33,7 @@ FIELDS = {
     *("status", "output_file_id", "error_file_id", "created_at", "in_progress_at", "expires_at"),
     *("finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at"),
     *("cancelled_at", "request_counts", "usage", "metadata"),
-    *("strict", "priority", "job_id"),  # Nightjar's own
+    *("strict", "priority", "job_id", "purged_at"),  # Nightjar's own
 }
 
 

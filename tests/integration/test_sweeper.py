@@ -14,6 +14,7 @@ from nightjar.jobs.store import Store
 from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.queue.liveness import owner_name
 from nightjar.pipeline.queue.sweeper import Sweeper, SweepReport
+from tests.bulk_jobs import finished_job
 from tests.jobs import planned
 from tests.outcomes import compute
 
@@ -241,3 +242,27 @@ def test_messages_that_the_broker_still_holds_are_not_sent_again(
     assert watch(with_broker, clock, 2).requeued == 1
     assert asked == [3]
     assert [ref.id for ref in store.planning.dispatched()] == [ref.id for ref in refs[1:]]
+
+
+def test_jobs_whose_time_is_over_are_purged_after_everything_else(store: Store) -> None:
+    """And in the time that is left of a sweep: the next one goes on."""
+    large, small = (finished_job(store, rows, days=9) for rows in (2_500, 100))
+    young = finished_job(store, 100, days=6)
+    planned(store, 1)
+
+    def sweeper(days: float | None) -> Sweeper:
+        keep_s = None if days is None else days * 86_400
+        limits = {"dead_after_s": 10, "redispatch_after_s": 60, "longest_gap_s": 4}
+        return Sweeper(store, deaths_allowed=3, keep_results_s=keep_s, **limits)
+
+    sweeper(None).sweep()
+    assert store.jobs.get(large).purged_at is None
+    weekly = sweeper(7)
+    weekly.sweep(0.0)
+    assert store.jobs.get(large).purged_at is not None
+    assert store.jobs.get(small).purged_at is None  # one after another
+    assert len(store.results.shapes(large, -1, 5_000)) == 1_500
+    weekly.sweep()
+    assert store.jobs.get(small).purged_at is not None
+    assert [len(store.results.shapes(one, -1, 5_000)) for one in (large, small)] == [0, 0]
+    assert store.jobs.get(young).purged_at is None

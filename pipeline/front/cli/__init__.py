@@ -14,6 +14,7 @@ from nightjar.pipeline.front.cli.jobs import cancel, pause, results, resume, ret
 from nightjar.pipeline.front.cli.models import models
 from nightjar.pipeline.front.cli.openapi import openapi
 from nightjar.pipeline.front.cli.processes import api, beat, flower, health, worker
+from nightjar.pipeline.front.cli.purge import purge
 from nightjar.pipeline.front.cli.run import run
 from nightjar.pipeline.front.cli.webhooks import webhooks
 from nightjar.pipeline.queue.commands import forget_celery_variables
@@ -28,7 +29,7 @@ app = typer.Typer(
 for command in (
     *(run, worker, beat, flower, api, health),
     *(submit, status, results, cancel, pause, resume, retry, models),
-    *(vectors, migrate, shares, openapi),
+    *(vectors, migrate, shares, purge, openapi),
 ):
     app.command()(command)
 for group in (keys, tenants, webhooks):

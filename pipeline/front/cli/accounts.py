@@ -1,6 +1,6 @@
 """Commands for tenants and their keys; they work on the database itself."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -8,6 +8,7 @@ import typer
 from nightjar.jobs.records import DEFAULT_TENANT
 from nightjar.jobs.states import Scope
 from nightjar.pipeline.front.cli.console import EXIT_USAGE, fail, read_settings, say
+from nightjar.pipeline.front.cli.spans import parse_span
 from nightjar.pipeline.front.cli.stored import AsJson, opened_store, print_json, print_table, shown
 from nightjar.pipeline.front.cli.tenant_options import TenantOptions, takes_tenant_options
 
@@ -26,8 +27,6 @@ Expires = Annotated[
     str | None, typer.Option("--expires", metavar="90d", help="How long it is valid.")
 ]
 Name = Annotated[str, typer.Argument(help="Lower-case letters, digits, '-', '_' and '.'.")]
-
-_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
 @keys.command("create")
@@ -76,7 +75,7 @@ def rotate_key(
     """Make a new key in the place of one, which ends after the grace time."""
     from nightjar.jobs.accounts import prefix_of
 
-    expires_at, kept_for = _moment(expires), _span(grace, least=0)
+    expires_at, kept_for = _moment(expires), parse_span(grace)
     with opened_store(read_settings()) as store:
         old = prefix_of(prefix)
         key, made = store.accounts.rotate_key(old, grace=kept_for, expires_at=expires_at)
@@ -132,17 +131,13 @@ def set_tenant(name: Name, options: TenantOptions, as_json: AsJson = False) -> N
         _show_tenant(changed, as_json)
 
 
-def _span(text: str, *, least: int = 1) -> timedelta:
-    number, unit = text[:-1], _UNITS.get(text[-1:])
-    if unit is None or not (number.isascii() and number.isdecimal()) or len(number) > 5:
-        fail(f"{text!r} is no span of time: write a number and m, h or d, as in 90d", EXIT_USAGE)
-    if int(number) < least:
-        fail(f"{text!r}: the key would have expired already", EXIT_USAGE)
-    return timedelta(**{unit: int(number)})
-
-
 def _moment(span: str | None) -> datetime | None:
-    return None if span is None else datetime.now(UTC) + _span(span)
+    if span is None:
+        return None
+    lasts = parse_span(span)
+    if not lasts:
+        fail(f"{span!r}: the key would have expired already", EXIT_USAGE)
+    return datetime.now(UTC) + lasts
 
 
 def _show_new(key: str, made: "ApiKey", as_json: bool) -> None:

@@ -34,7 +34,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
 
 
-def submit(
+def submit(  # noqa: PLR0913, PLR0917 - its options
     source: Source,
     api_url: ApiUrl = DEFAULT_API,
     key: Annotated[
@@ -52,6 +52,10 @@ def submit(
     wait_for_model: Annotated[
         bool, typer.Option(help="Store the job though its model is unknown; it waits for it.")
     ] = False,
+    keep_results: Annotated[
+        str | None,
+        typer.Option(metavar="7d", help="Purge its requests and results so long after its end."),
+    ] = None,
 ) -> None:
     """Send a file to a running deployment, and print the job.
 
@@ -69,7 +73,13 @@ def submit(
         fail(f"the input {source}: {error.strerror}", EXIT_USAGE)
     with connect(api_url) as client:
         job = client.submit(
-            source, key, completion_window, priority, model=model, wait_for_model=wait_for_model
+            source,
+            key,
+            completion_window,
+            priority,
+            model=model,
+            wait_for_model=wait_for_model,
+            keep_results=keep_results,
         )
         typer.echo(json.dumps(job, indent=2))
         failed, total = job["counts"]["failed"], job["counts"]["total"]

@@ -8,8 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from nightjar.pipeline.front.cli.console import EXIT_USAGE, fail
+from nightjar.pipeline.front.cli.spans import parse_span
 
 _NO_LIMIT = "none"
+_COUNTS = ("requests_a_minute", "tokens_a_day", "rows_waiting", "bytes_stored")
 
 
 def _most(what: str) -> typer.models.OptionInfo:
@@ -29,11 +31,18 @@ class TenantOptions:
     tokens_a_day: Annotated[str | None, _most("tokens a day")] = None
     rows_waiting: Annotated[str | None, _most("rows that wait")] = None
     bytes_stored: Annotated[str | None, _most("bytes of files")] = None
+    keep_results: Annotated[
+        str | None,
+        typer.Option(
+            metavar="30d",
+            help="How long after a job's end its results are kept; none: as the deployment says.",
+        ),
+    ] = None
 
     def limits(self) -> dict[str, int | None]:
         """The limits that were given; None for `none`. Ends the command where one is no number."""
         limits: dict[str, int | None] = {}
-        for name in (one.name for one in fields(self) if one.name != "weight"):
+        for name in _COUNTS:
             text = getattr(self, name)
             if text is None:
                 continue
@@ -41,6 +50,9 @@ class TenantOptions:
                 option = name.replace("_", "-")
                 fail(f"--{option} {text!r}: write a whole number, or none for no limit", EXIT_USAGE)
             limits[name] = None if text == _NO_LIMIT else int(text)
+        if (kept := self.keep_results) is not None:
+            span = None if kept == _NO_LIMIT else parse_span(kept)
+            limits["keep_results_s"] = None if span is None else int(span.total_seconds())
         return limits
 
 

@@ -1,0 +1,203 @@
+"""Deletes the rows of jobs that are marked as purged, in steps that are bounded in rows and bytes.
+
+The job's own row stays, with its counts, usage and times. Everything else of it goes: requests with
+their token ids, results, micro-batches, the order of landing. Nothing here decides whether a job
+may go: `jobs/store/retention.py` marks it. So a process may die between any two steps, and the next
+one goes on.
+"""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from nightjar.jobs.purge_records import PurgeScope
+from nightjar.jobs.store.common import octets
+from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.newest_rows import NewestRows, newest_rows
+from nightjar.jobs.store.tables import PURGING, job, landing, micro_batch, request, result
+from nightjar.jobs.store.turns import Turns
+
+ROWS_PER_STEP = 1_000
+BYTES_PER_STEP = 4 << 20
+LANDINGS_PER_STEP = 200  # each may hold the ids of thousands of requests
+JOBS_PER_SWEEP = 100
+_NONE = NewestRows(0, 0, frozenset())
+_MARKED = sa.select(job.c.id).where(PURGING).order_by(job.c.id).limit(JOBS_PER_SWEEP)
+_EMPTIED = {
+    "body": None,
+    "segments": None,
+    "custom_id": None,
+    "prompt_vector": None,
+    "kind": None,
+    "micro_batch_id": None,
+    "leader_id": None,
+}
+_of_job = sa.bindparam("of_job", type_=sa.String)
+_newest = sa.bindparam("newest", type_=sa.BigInteger)
+
+
+class Purging:
+    """Frees what marked jobs hold; safe to run in several processes at once."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        # PostgreSQL never gives a number of a sequence again.
+        self._keeps_newest = database.is_sqlite
+        self._some = _some_requests(database)
+        # How far the rows of a job are deleted. PostgreSQL would read the dead ones again.
+        self._after: dict[str, int] = {}
+
+    def marked(self, scope: PurgeScope) -> list[str]:
+        """The jobs of the scope that are marked and hold rows that can go, in the order of ids."""
+        statement = _MARKED
+        if scope.job_id is not None:
+            statement = statement.where(job.c.id == scope.job_id)
+        if scope.tenant is not None:
+            statement = statement.where(job.c.tenant == scope.tenant)
+        with self._database.reading() as connection:
+            found = list(connection.scalars(statement))
+        return [job_id for job_id in found if self._has_more(job_id)]
+
+    def free(self, job_id: str, deadline: float = float("inf")) -> int:
+        """Delete rows of a marked job; returns how many requests went.
+
+        At least one step is made; none begins after `deadline`, in monotonic seconds.
+        """
+        turns, freed = Turns(self._database), 0
+        while self._has_more(job_id):
+            step = self._database.write(partial(self._step, job_id=job_id), durable=False)
+            if step is None:
+                break
+            freed += step
+            if time.monotonic() >= deadline:
+                return freed
+            turns.give()
+        self._after.pop(job_id, None)
+        return freed
+
+    def _step(self, connection: Connection, job_id: str) -> int | None:
+        """Delete some rows; returns how many requests, or None where nothing more can be done.
+
+        Requests go before the micro-batches that they refer to.
+        """
+        newest = self._newest(connection)
+        key = {"of_job": job_id, "newest": newest.request_id, "after": self._after.get(job_id, -1)}
+        found = connection.execute(self._some, key).all()
+        if found:
+            count = _fitting([row.size for row in found])
+            ids = [row.id for row in found[:count]]
+            connection.execute(sa.delete(result).where(result.c.request_id.in_(ids)))
+            connection.execute(sa.delete(request).where(request.c.id.in_(ids)))
+            self._after[job_id] = found[count - 1].row_index
+            return count
+        if key["after"] != -1:  # a row that another process had locked may be left
+            self._after[job_id] = -1
+            return 0
+        _empty_newest(connection, key)
+        if _holds(connection, request, job_id, newest.request_id):
+            return None  # another process deletes them
+        if _delete_micro_batches(connection, job_id, newest) or _delete_landings(
+            connection, job_id
+        ):
+            return 0
+        if not _holds(connection, request, job_id) and not _holds(connection, micro_batch, job_id):
+            connection.execute(sa.update(job).where(job.c.id == job_id).values(purging=False))
+        return None
+
+    def _newest(self, connection: Connection) -> NewestRows:
+        return newest_rows(connection) if self._keeps_newest else _NONE
+
+    def _has_more(self, job_id: str) -> bool:
+        """Whether a step would change anything: rows that are newest wait for newer ones."""
+        with self._database.reading() as connection:
+            if not connection.scalar(sa.select(job.c.purging).where(job.c.id == job_id)):
+                return False
+            newest = self._newest(connection)
+            if job_id not in newest.job_ids:
+                return True
+            full = sa.select(request.c.id).where(
+                request.c.id == newest.request_id,
+                request.c.job_id == job_id,
+                sa.or_(request.c.kind.is_not(None), request.c.micro_batch_id.is_not(None)),
+            )
+            return (
+                connection.scalar(full) is not None
+                or _holds(connection, request, job_id, newest.request_id)
+                or _holds(connection, micro_batch, job_id, newest.micro_batch_id)
+                or _holds(connection, landing, job_id)
+            )
+
+
+def _some_requests(database: Database) -> sa.Select[int, int, int]:
+    """The next requests, with about the bytes of each; those that somebody has locked are left."""
+    answer = (
+        sa.select(octets(result.c.body, is_sqlite=database.is_sqlite))
+        .where(result.c.request_id == request.c.id)
+        .scalar_subquery()
+    )
+    sizes = (octets(request.c.body, is_sqlite=database.is_sqlite), answer)
+    size: sa.ColumnElement[int] = sa.func.coalesce(sa.func.length(request.c.segments), 0)
+    for one in sizes:
+        size = size + sa.func.coalesce(one, 0)
+    return (
+        sa.select(request.c.id, request.c.row_index, size.label("size"))
+        .where(
+            request.c.job_id == _of_job,
+            request.c.row_index > sa.bindparam("after", type_=sa.BigInteger),
+            request.c.id != _newest,
+        )
+        .order_by(request.c.row_index)
+        .limit(ROWS_PER_STEP)
+        .with_for_update(of=request, skip_locked=True)
+    )
+
+
+def _fitting(sizes: Sequence[int]) -> int:
+    """How many of the first rows one transaction deletes; at least one, however large it is."""
+    total = 0
+    for count, size in enumerate(sizes):
+        total += size
+        if count and total > BYTES_PER_STEP:
+            return count
+    return len(sizes)
+
+
+def _empty_newest(connection: Connection, key: dict[str, object]) -> None:
+    """Take the content out of the newest request, which stays for its id."""
+    if not key["newest"]:
+        return
+    own = (request.c.id == _newest, request.c.job_id == _of_job)
+    answer = sa.delete(result).where(
+        result.c.request_id.in_(sa.select(request.c.id).where(*own)),
+    )
+    connection.execute(answer, key)
+    connection.execute(sa.update(request).where(*own).values(_EMPTIED), key)
+
+
+def _delete_micro_batches(connection: Connection, job_id: str, newest: NewestRows) -> int:
+    of_job = (micro_batch.c.job_id == job_id, micro_batch.c.id != newest.micro_batch_id)
+    some = sa.select(micro_batch.c.id).where(*of_job).order_by(micro_batch.c.id)
+    ids = connection.scalars(some.limit(ROWS_PER_STEP)).all()
+    if ids:
+        connection.execute(sa.delete(micro_batch).where(micro_batch.c.id.in_(ids)))
+    return len(ids)
+
+
+def _delete_landings(connection: Connection, job_id: str) -> int:
+    first = landing.c.first
+    some = sa.select(first).where(landing.c.job_id == job_id).order_by(first)
+    firsts = connection.scalars(some.limit(LANDINGS_PER_STEP)).all()
+    if firsts:
+        connection.execute(sa.delete(landing).where(landing.c.job_id == job_id, first.in_(firsts)))
+    return len(firsts)
+
+
+def _holds(connection: Connection, table: sa.Table, job_id: str, but_for: int = 0) -> bool:
+    """Whether the table has a row of the job, beside the one with this id."""
+    statement = sa.select(table.c.job_id).where(table.c.job_id == job_id).limit(1)
+    if but_for:
+        statement = statement.where(table.c.id != but_for)
+    return connection.scalar(statement) is not None
