@@ -20,7 +20,8 @@ from nightjar.jobs.store import Store
 from nightjar.jobs.store.waiting import SWEEPER
 from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.front.cli import app
-from nightjar.pipeline.front.client import Client, ClientError
+from nightjar.pipeline.client.blocking import Client
+from nightjar.pipeline.client.errors import ClientError
 from tests.processes import wait_until
 from tests.services import free_port
 
@@ -207,10 +208,10 @@ def test_the_client_submits_for_a_model(store: Store, tmp_path: Any) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(rows(None))
     with listening(application(store)) as url, Client(url) as client:
-        assert client.submit(source, model="beta")["model"] == "beta"
+        assert client.submit(source, model="beta").status().model == "beta"
         with pytest.raises(ClientError, match=r"404: there is no model 'gamma'"):
             client.submit(source, model="gamma")
-        assert client.submit(source, model="gamma", wait_for_model=True)["model"] == "gamma"
+        assert client.submit(source, model="gamma", wait_for_model=True).status().model == "gamma"
         command = ["submit", str(source), "--api", url, "--model=delta", "--wait-for-model"]
         assert json.loads(CliRunner().invoke(app, command).stdout)["model"] == "delta"
 
