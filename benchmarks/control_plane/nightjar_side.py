@@ -25,10 +25,10 @@ import redis
 import nightjar
 from benchmarks.control_plane.watch import Watch, percentile
 from nightjar.jobs.store import Store
-from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
-from nightjar.pipeline.embedded.processes import Service
 from nightjar.pipeline.client.blocking import Client
 from nightjar.pipeline.client.errors import ClientError
+from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
+from nightjar.pipeline.embedded.processes import Service
 from nightjar.pipeline.queue.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.settings import Settings
 

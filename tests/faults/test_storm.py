@@ -12,7 +12,8 @@ import pytest
 
 from nightjar.jobs.records import Job
 from nightjar.jobs.states import JobState, MicroBatchState
-from nightjar.pipeline.client.blocking import Client, Job
+from nightjar.pipeline.client import blocking
+from nightjar.pipeline.client.blocking import Client
 from tests.faults.api import answers_http, give_api
 from tests.faults.conftest import Note
 from tests.faults.oracle import Answers, Verdict, answers, recomputed
@@ -67,7 +68,11 @@ class Storm:
             known = sorted({job_id for ids in self.made.values() for job_id in ids})
         if not known:
             return
-        acts: list[Callable[[Job], object]] = [Job.pause, Job.resume, Job.resume]
+        acts: list[Callable[[blocking.Job], object]] = [
+            blocking.Job.pause,
+            blocking.Job.resume,
+            blocking.Job.resume,
+        ]
         if rng.random() < 0.2:
             job_id = rng.choice(known[: len(known) // 2 + 1])  # the others should end by computing
             with self._lock:

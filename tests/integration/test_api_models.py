@@ -19,9 +19,9 @@ from nightjar.jobs.models import PlannedModel
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.waiting import SWEEPER
 from nightjar.jobs.workers import ComputeSeconds
-from nightjar.pipeline.front.cli import app
 from nightjar.pipeline.client.blocking import Client
 from nightjar.pipeline.client.errors import ClientError
+from nightjar.pipeline.front.cli import app
 from tests.processes import wait_until
 from tests.services import free_port
 

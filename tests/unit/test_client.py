@@ -127,7 +127,7 @@ def test_calls_are_those_of_the_api(tmp_path: Path) -> None:
 
 
 def test_an_option_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="no option 'modle'; it has .*model"):
+    with pytest.raises(TypeError, match=r"no option 'modle'; it has .*model"):
         check_options({"modle": "tiny"})  # type: ignore[typeddict-unknown-key]
     source = tmp_path / "in.jsonl"
     source.write_text("{}")
