@@ -79,7 +79,7 @@ def measure_long_rows(running: Deployment, folder: Path, rows: int) -> dict[str,
     return {
         "rows": rows,
         "row_bytes": _LONG_ROW_BYTES,
-        "refused": job["counts"]["failed"],
+        "refused": status.counts.failed,
         "planner_peak_mib": round(peak / 2**20, 1),
     }
 

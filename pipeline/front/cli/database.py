@@ -64,14 +64,31 @@ def migrate() -> None:
     store.close()
 
 
-def shares() -> None:
-    """Show the tokens that each model has computed for each tenant; charged once a second."""
+def shares(as_json: AsJson = False) -> None:
+    """Show the tokens that each model has computed for each tenant; charged once a second.
+
+    With --json, each model and tenant is a line.
+
+    Example: nightjar shares --json
+    """
     from nightjar.jobs.store import Store
     from nightjar.pipeline.queue.queues import short_model
 
     store = Store(read_settings().database_url.get_secret_value())
     found = store.shares.all()
     store.close()
+    if as_json:
+        for one in found:
+            print_json(
+                {
+                    "model": one.fingerprint,
+                    "tenant": one.tenant,
+                    "weight": one.weight,
+                    "computed_tokens": one.computed_tokens,
+                },
+                as_json=True,
+            )
+        return
     totals = Counter[str]()
     for one in found:
         totals[one.fingerprint] += one.computed_tokens
