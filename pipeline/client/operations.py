@@ -90,7 +90,7 @@ def first_failure(asking: Asking, job_id: str) -> Steps[Result | None]:
     """Ask for the failure that landed first."""
     query: dict[str, str | int] = {"limit": 1, "outcome": "failed", "order": "landed"}
     answer = yield from asking.ask(Call("GET", f"{_path(job_id)}/results", query))
-    found = read_results(answer)
+    found = read_results(answer).results
     return found[0] if found else None
 
 
@@ -131,13 +131,12 @@ class ResultPages:
         while not self._has_ended:
             if self._is_caught_up and self._every_s is not None:
                 yield Pause(self._every_s)
-            page = yield from self._ask()
-            found = read_results(page)
-            self._after = int(page["next_after"])
-            self._is_caught_up = not page["has_more"]
-            self._has_ended = page["complete"] if self._every_s is not None else self._is_caught_up
-            if found:
-                return found
+            page = read_results((yield from self._ask()))
+            self._after = page.next_after
+            self._is_caught_up = not page.has_more
+            self._has_ended = page.complete if self._every_s is not None else self._is_caught_up
+            if page.results:
+                return page.results
         return None
 
     def _ask(self) -> Steps[JsonObject]:

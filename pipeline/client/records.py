@@ -136,6 +136,19 @@ class Result:
     raw: JsonObject = field(default_factory=dict, repr=False, compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class ResultPage:
+    """Some results, and where the next ones begin.
+
+    has_more: More has landed.  complete: The job is over, and these are the last ones.
+    """
+
+    results: list[Result]
+    next_after: int
+    has_more: bool
+    complete: bool
+
+
 def read_status(answer: JsonObject) -> JobStatus:
     """Return the record of a job; raises UnreachableError if it is none."""
     return _converted(answer, JobStatus)
@@ -151,10 +164,11 @@ def read_jobs(answer: JsonObject) -> list[JobStatus]:
     return [_converted(one, JobStatus) for one in _list(answer)]
 
 
-def read_results(answer: JsonObject) -> list[Result]:
-    """Return the records of a page of results."""
+def read_results(answer: JsonObject) -> ResultPage:
+    """Return a page of results."""
     try:
-        return [read_result(line) for line in _list(answer)]
+        found = [read_result(line) for line in _list(answer)]
+        return ResultPage(found, int(answer["next_after"]), answer["has_more"], answer["complete"])
     except (KeyError, IndexError, TypeError, AttributeError, msgspec.ValidationError) as error:
         raise _strange() from error
 

@@ -25,7 +25,7 @@ from nightjar.pipeline.client.template import Template
 
 @runtime_checkable
 class Frame(Protocol):
-    """A table that Arrow can read: of pandas, polars, pyarrow, DuckDB and others."""
+    """A table that Arrow can read: a frame of pandas, polars or pyarrow, and others."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return a PyCapsule with an ArrowArrayStream."""

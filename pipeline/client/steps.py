@@ -5,6 +5,7 @@ answer of each call. `Client` takes the steps with a blocking transport and
 `AsyncClient` with an asynchronous one, so that all but input and output is written once.
 """
 
+import logging
 import random
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
@@ -16,12 +17,15 @@ from nightjar.jobs.records import JsonObject
 from nightjar.pipeline.client.errors import RefusedError, UnreachableError
 from nightjar.pipeline.client.uploads import Upload
 
+logger = logging.getLogger(__name__)
+
 Value = TypeVar("Value")
 
 _FIRST_BACK_OFF_S = 0.5
 _LONGEST_BACK_OFF_S = 8.0
 LONGEST_WAIT_S = 60.0
 """The API may ask to wait for so long in all before a call is sent again."""
+_LONG_S = 5.0  # somebody may wonder why nothing happens
 _PASSING = (httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.GATEWAY_TIMEOUT)
 
 
@@ -84,6 +88,11 @@ class Asking:
                 if told_s is not None and waited_s + told_s <= LONGEST_WAIT_S:
                     waited_s += told_s
                     wait_s = told_s
+                    if told_s >= _LONG_S:
+                        logger.warning(
+                            "the API asks to wait %.0f s before %s %s is sent again",
+                            *(told_s, call.method, call.path),
+                        )
                 elif response.status_code in _PASSING and tried < self.retries:
                     wait_s = _back_off_s(tried)
                     tried += 1

@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,12 +34,15 @@ class Upload:
 @contextmanager
 def file_upload(path: Path) -> Iterator[Upload]:
     """Give the upload of a file; raises RequestError if it cannot be read."""
-    try:
-        stream = path.open("rb")
-    except OSError as error:
-        raise RequestError(f"{path}: {error.strerror}") from error
-    with stream:
-        yield Upload(stream)
+    with ExitStack() as stack:
+        try:
+            upload = Upload(stack.enter_context(path.open("rb")))
+        except OSError as error:
+            # A pipe can be opened, and not read a second time.
+            raise RequestError(
+                f"{path}: {error.strerror or error}; give the path of a file"
+            ) from error
+        yield upload
 
 
 class Spool:

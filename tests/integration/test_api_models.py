@@ -101,7 +101,7 @@ def test_the_openai_client_lists_and_retrieves_models(store: Store) -> None:
         assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
         assert "served: 'org/alpha'; known, but not served now: 'beta'" in str(caught.value)
         with Client(url) as ours:
-            assert [model["workers"] for model in ours.models()] == [1, 0]
+            assert [model.workers for model in ours.models()] == [1, 0]
         health = client.get("http://" + url.removeprefix("http://") + "/health", cast_to=object)
         assert health["models"]["org/alpha"] == "ok"  # type: ignore[index]
         assert "no GPU worker serves it" in health["models"]["beta"]  # type: ignore[index]
@@ -224,7 +224,8 @@ def test_the_command_lists_models_for_people_and_for_programs(store: Store) -> N
             "org/alpha\tserved by 1 GPU worker\tcontext 128",
             "beta\tnot served now\tcontext 64",
         ]
-        listed = json.loads(CliRunner().invoke(app, ["models", "--api", url, "--json"]).stdout)
+        lines = CliRunner().invoke(app, ["models", "--api", url, "--json"]).stdout.splitlines()
+        listed = [json.loads(line) for line in lines]
         assert [(one["id"], one["served"]) for one in listed] == [
             ("org/alpha", True),
             ("beta", False),

@@ -1,5 +1,6 @@
 """What the client sends, and what it says when what answers is not the API."""
 
+import os
 import subprocess
 import sys
 import time
@@ -136,6 +137,11 @@ def test_an_option_that_does_not_exist_is_refused(tmp_path: Path) -> None:
             made.submit(source, template="{a}")
         with pytest.raises(ClientError, match="missing: No such file"):
             made.submit(tmp_path / "missing")
+        os.mkfifo(tmp_path / "pipe")
+        held = os.open(tmp_path / "pipe", os.O_RDWR)
+        with pytest.raises(ClientError, match=r"pipe: .*not seekable.*; give the path"):
+            made.submit(tmp_path / "pipe")
+        os.close(held)
 
 
 def test_a_job_id_stays_one_part_of_the_path() -> None:
@@ -198,6 +204,19 @@ def test_a_refusal_that_will_last_is_told_at_once(headers: dict[str, str]) -> No
         pytest.raises(RefusedError, match="429: used up"),
     ):
         made.job("job_1").status()
+
+
+def test_a_long_wait_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    limited = httpx.Response(429, headers={"retry-after": "60"}, json={"error": "full"})
+    answers = [limited, httpx.Response(200, json=JOB)]
+    with Client(URL, transport=httpx.MockTransport(lambda _: answers.pop(0))) as made:
+        made.job("job_1").status()
+    assert slept == [60]
+    assert "asks to wait 60 s before GET /v1/jobs/job_1 is sent again" in caplog.text
 
 
 def test_a_file_that_was_read_is_sent_again_from_its_beginning(tmp_path: Path) -> None:

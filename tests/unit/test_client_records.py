@@ -65,4 +65,13 @@ def test_errors_of_both_places() -> None:
 @pytest.mark.parametrize("bad", [{}, {"custom_id": 1}, line({"choices": [{}]}), line(None)])
 def test_a_line_of_another_kind_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(UnreachableError, match="not one of Nightjar's API"):
-        read_results({"data": [bad]})
+        read_results({"data": [bad], "next_after": 1, "has_more": False, "complete": True})
+
+
+def test_a_page_says_how_to_go_on() -> None:
+    page = {"data": [line({"choices": []})], "next_after": 7, "has_more": True, "complete": False}
+    found = read_results(page)
+    assert [one.custom_id for one in found.results] == ["a"]
+    assert (found.next_after, found.has_more, found.complete) == (7, True, False)
+    with pytest.raises(UnreachableError, match="not one of Nightjar's API"):
+        read_results({"data": []})
