@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import signal
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from nightjar import (
 from nightjar.pipeline.front.cli import app
 from tests.faults.api import answers_http, give_api
 from tests.faults.system import HASTE, running_system
-from tests.processes import wait_until
+from tests.processes import start_nightjar, wait_until
 from tests.services import free_port
 
 QUICK = HASTE | {"NIGHTJAR_MICRO_BATCH_REQUESTS": "8", "NIGHTJAR_FAKE_STEP_S": "0.01"}
@@ -119,6 +120,24 @@ def test_a_job_is_steered_and_waited_for(api_url: str) -> None:
     assert ended.state == "cancelled"
     assert set(codes) == {"batch_cancelled"}
     assert len(codes) == ended.counts.cancelled > 0
+
+
+def test_ctrl_c_ends_the_watching_and_not_the_job(api_url: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with Client(api_url) as client:
+        job = client.submit(
+            Generate(prompt=f"{n}", max_tokens=60, ignore_eos=True) for n in range(400)
+        )
+        job.pause()
+        command = ["status", job.id, "--watch", "--json", "--api", api_url]
+        watching = start_nightjar(*command, log=log)
+        wait_until("a line", lambda: job.id in log.read_text())
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(30) == 130
+        assert "the job goes on" in log.read_text()
+        assert "Traceback" not in log.read_text()
+        assert job.status().state == "paused"
+        job.cancel()
 
 
 def test_the_same_in_asyncio(api_url: str) -> None:

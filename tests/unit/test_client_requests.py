@@ -1,6 +1,7 @@
 """Typed requests and dictionaries: which lines become of them, and what is refused."""
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from datetime import date
 from typing import Any
@@ -13,6 +14,7 @@ from nightjar import Chat, Generate, Rank, RequestError
 from nightjar.jobs.lines.schemas import CHAT_URL, parse_batch_line, validate_body
 from nightjar.jobs.records import NewRequest
 from nightjar.jobs.states import RequestKind
+from nightjar.pipeline.client.connecting import opened
 from nightjar.pipeline.client.options import SubmitOptions
 from nightjar.pipeline.client.sources import Lines, one_or_many
 from nightjar.pipeline.client.uploads import Spool
@@ -167,6 +169,18 @@ def test_one_request_is_a_source_and_a_text_is_none() -> None:
     for source in (b"bytes", 5):
         with pytest.raises(RequestError, match="give a path, a frame"):
             one_or_many(source)  # type: ignore[arg-type]
+
+
+def test_rows_are_written_in_bounded_memory() -> None:
+    rows = ({"prompt": f"{n} {'x' * 1_000}"} for n in range(30_000))
+    tracemalloc.start()
+    with opened(rows, {}) as upload:
+        size = upload.size
+        assert sum(map(len, upload.pieces())) == size
+        peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size > 30_000_000
+    assert peak < 10_000_000
 
 
 def test_an_iterator_is_read_once_and_no_more_than_fits() -> None:
