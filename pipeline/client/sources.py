@@ -68,9 +68,10 @@ class Lines:
         """Yield the line of each row; raises RequestError with the number of a bad one."""
         for row in rows:
             try:
-                yield self._encoded(row)
+                line = self._encoded(row)
             except RequestError as error:
                 raise RequestError(f"row {self._index}: {error}") from error
+            yield line
             self._index += 1
 
     def check_columns(self, columns: Collection[str]) -> None:
@@ -79,7 +80,7 @@ class Lines:
         if self._id_column is not None:
             wanted.add(self._id_column)
         for name in sorted(wanted - set(columns)):
-            raise RequestError(f"there is no column {name!r}{_like(name, columns)}")
+            raise _no_column(name, columns)
         if self._template is not None:
             return
         known = _FIELDS[_url_of({**self._fields, **dict.fromkeys(columns)})]
@@ -119,8 +120,12 @@ class Lines:
         given = dict(row)
         custom_id = given.pop("custom_id", None)
         if self._id_column is not None and self._id_column != "custom_id":
-            custom_id = given.pop(self._id_column, None)
+            if self._id_column not in given:
+                raise _no_column(self._id_column, given)
+            custom_id = given.pop(self._id_column)
         if self._template is not None:
+            for name in self._template.columns - row.keys():
+                raise _no_column(name, row)
             # A row without a value has no prompt: the API rejects it alone, and says so.
             body = {**self._fields, "prompt": self._template.fill(row)}
             url = COMPLETIONS_URL
@@ -171,6 +176,10 @@ def _check_value(name: str, value: object) -> None:
         raise RequestError(f"{name} is of type {kind}; give a text, a number or a list")
     if isinstance(value, float) and not math.isfinite(value):
         raise RequestError(f"{name} is {value}, which JSON lacks; leave it out or give a number")
+
+
+def _no_column(name: str, columns: Collection[str]) -> RequestError:
+    return RequestError(f"there is no column {name!r}{_like(name, columns)}")
 
 
 def _like(name: str, names: Collection[str]) -> str:

@@ -34,12 +34,12 @@ class Template:
             raise RequestError("template: names no column; write {column} where its value belongs")
 
     def fill(self, row: Mapping[str, object]) -> str | None:
-        """Return the text of a row; None where a value is missing or null."""
+        """Return the text of a row; None where a value is null."""
         pieces = []
         for literal, name in self._parts:
             pieces.append(literal)
             if name is not None:
-                value = row.get(name)
+                value = row[name]
                 if value is None:
                     return None
                 pieces.append(str(value))

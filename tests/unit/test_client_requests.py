@@ -144,11 +144,17 @@ def test_a_row_that_cannot_be_a_request_is_named(row: Any, said: str) -> None:
 
 
 def test_a_template_takes_columns_and_nothing_else() -> None:
-    rows = [{"id": 5, "review": "좋다", "n": 2}, {"id": None, "review": None}]
+    rows = [{"id": 5, "review": "좋다", "n": 2}, {"id": None, "review": None, "n": 1}]
     made = lines(*rows, template="{{리뷰}}: {review} {n}\n평가:", id_column="id")
     assert [line["custom_id"] for line in made] == ["5", "row-1"]
     # The API rejects a row without its prompt alone, and says so.
     assert [line["body"] for line in made] == [{"prompt": "{리뷰}: 좋다 2\n평가:"}, {}]
+    for row, said in (
+        ({"id": 1, "reviw": "a", "n": 1}, "row 0: there is no column 'review'; .*'reviw'"),
+        ({"key": 1, "review": "a", "n": 1}, "row 0: there is no column 'id'"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            lines(row, template="{review} {n}", id_column="id")
     for template, said in (
         ("{review.__class__}", "more than the name of a column"),
         ("{review[0]}", "more than the name of a column"),
