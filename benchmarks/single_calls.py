@@ -30,7 +30,7 @@ from benchmarks.control_plane.requests import write_jobs
 from benchmarks.control_plane.watch import percentile
 from benchmarks.machine import describe
 from benchmarks.writing import RESULTS, today, write_json
-from nightjar.pipeline.front.client import Client
+from nightjar.pipeline.client.blocking import Client, Job
 
 CALLS_A_SECOND = 20.0
 POLLS_A_SECOND = 200.0
@@ -106,10 +106,10 @@ def first_rows(api_url: str, folder: Path, model: Path) -> dict[str, Any]:
     with Client(api_url) as client, httpx.Client(base_url=api_url) as http:
         for _ in range(FIRST_ROWS):
             began = time.monotonic()
-            job_id = client.submit(path)["id"]
-            _wait(partial(_first, http, job_id))
+            job = client.submit(path)
+            _wait(partial(_first, http, job.id))
             latencies_s.append(time.monotonic() - began)
-            _wait(partial(_is_over, client, job_id))
+            _wait(partial(_is_over, job))
     return _summary(latencies_s) | {"rows": FIRST_ROW_JOB}
 
 
@@ -120,8 +120,8 @@ def _first(http: httpx.Client, job_id: str) -> list[object]:
     return found
 
 
-def _is_over(client: Client, job_id: str) -> bool:
-    return client.job(job_id)["finished_at"] is not None
+def _is_over(job: Job) -> bool:
+    return job.status().is_over
 
 
 def _wait(has_come: Callable[[], object]) -> None:
@@ -163,17 +163,17 @@ def _beside_bulk(
 ) -> dict[str, Any]:
     """The load while a bulk job is planned and computed; says how much of the job that was."""
     (path,) = write_jobs(folder, args.model, args.bulk_rows, args.bulk_rows)
-    job_id = client.submit(path)["id"]
+    job = client.submit(path)
     began = time.monotonic()
     figures = send(load)
-    job = client.job(job_id)
+    completed = job.status().counts.completed
     figures["bulk"] = {
         "rows": args.bulk_rows,
-        "ended_meanwhile": job["counts"]["completed"],
-        "rows_per_s": round(job["counts"]["completed"] / (time.monotonic() - began), 1),
+        "ended_meanwhile": completed,
+        "rows_per_s": round(completed / (time.monotonic() - began), 1),
     }
-    client.cancel(job_id)
-    _wait(partial(_is_over, client, job_id))
+    job.cancel()
+    _wait(partial(_is_over, job))
     return figures
 
 

@@ -15,7 +15,7 @@ from nightjar.jobs.records import EncodedRequest, NewJob, NewMicroBatch, NewRequ
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
 from nightjar.jobs.workers import ComputeSeconds
-from nightjar.pipeline.front.client import Client
+from nightjar.pipeline.client.blocking import Client
 
 BULK_JOBS = 2
 _PATIENCE_S = 900.0
@@ -33,7 +33,7 @@ def measure(
     store = Store(database_url)
     try:
         with Client(running.api_url) as client:
-            bulk = [str(client.submit(path)["id"]) for path in files]
+            bulk = [client.submit(path).id for path in files]
         victim = _leave_a_dead_workers_lease(store)
         urgent = _submit(store)
         awaited: dict[str, Callable[[], bool]] = {
@@ -69,17 +69,17 @@ def measure_long_rows(running: Deployment, folder: Path, rows: int) -> dict[str,
     peak = 0
     deadline = time.monotonic() + _PATIENCE_S
     with Client(running.api_url) as client:
-        job_id = client.submit(path)["id"]
+        job = client.submit(path)
         while True:
             peak = max(peak, resident_bytes(planner))
-            job = client.job(job_id)
-            if job["finished_at"] is not None or time.monotonic() > deadline:
+            status = job.status()
+            if status.is_over or time.monotonic() > deadline:
                 break
             time.sleep(_LOOK_EVERY_S)
     return {
         "rows": rows,
         "row_bytes": _LONG_ROW_BYTES,
-        "refused": job["counts"]["failed"],
+        "refused": status.counts.failed,
         "planner_peak_mib": round(peak / 2**20, 1),
     }
 

@@ -25,9 +25,10 @@ import redis
 import nightjar
 from benchmarks.control_plane.watch import Watch, percentile
 from nightjar.jobs.store import Store
+from nightjar.pipeline.client.blocking import Client
+from nightjar.pipeline.client.errors import ClientError
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
-from nightjar.pipeline.front.client import Client, ClientError
 from nightjar.pipeline.queue.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.settings import Settings
 
@@ -132,7 +133,7 @@ def _wait_ready(running: Deployment) -> None:
         .json()
     )
     with Client(running.api_url) as client:
-        while client.job(answer["id"])["finished_at"] is None:
+        while not client.job(answer["id"]).status().is_over:
             if time.monotonic() > deadline:
                 raise SystemExit(running.services["gpu-worker"].log_tail())
             time.sleep(0.1)
@@ -170,12 +171,12 @@ class _Poller:
 
     def _ask(self, client: Client, job_id: str) -> None:
         asked = time.monotonic()
-        job = client.job(job_id)
+        status = client.job(job_id).status()
         self.ended_at = time.monotonic()
         self.latencies_s.append(self.ended_at - asked)
-        if job["finished_at"] is not None:
+        if status.is_over:
             self._open.remove(job_id)
-            self.failed += job["counts"]["failed"]
+            self.failed += status.counts.failed
 
 
 @contextmanager
@@ -208,7 +209,7 @@ def _send_files(pipe: Connection, api_url: str, files: list[Path]) -> None:
         pipe.send(None)
         pipe.recv()
         for path in files:
-            pipe.send(client.submit(path)["id"])
+            pipe.send(client.submit(path).id)
 
 
 def measure(

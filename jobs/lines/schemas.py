@@ -21,6 +21,7 @@ __all__ = [
     "BodyError",
     "CompletionBody",
     "RerankBody",
+    "body_error",
     "parse_batch_line",
     "read_object",
     "validate_body",
@@ -128,7 +129,7 @@ def validate_body(kind: RequestKind, body: object, *, chat: bool = False) -> Jso
             return _plain(RerankBody.model_validate(body))
         return _plain(generated.model_validate(body))
     except ValidationError as error:
-        raise _body_error(error) from None
+        raise body_error(error) from None
 
 
 def read_object(raw: bytes) -> JsonObject:
@@ -251,8 +252,8 @@ def _check_envelope(data: JsonObject, only_url: str | None) -> str:
     return url
 
 
-def _body_error(error: ValidationError) -> BodyError:
-    """The first of pydantic's findings in this project's words."""
+def body_error(error: ValidationError) -> BodyError:
+    """Return the first of pydantic's findings in this project's words."""
     # Without input and url: a prompt must not find its way into a message.
     first = error.errors(include_url=False, include_input=False)[0]
     context = first.get("ctx", {})

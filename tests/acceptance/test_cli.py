@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,10 +17,12 @@ from typer.testing import CliRunner
 
 from nightjar import __version__ as nightjar_version
 from nightjar.pipeline.front.cli import app, console, processes
+from tests.golden_help import FOLDER, help_texts
 from tests.processes import nightjar, start_nightjar, wait_until
 from tests.services import free_port
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo_model"
+COMPLETE = {"_NIGHTJAR_COMPLETE": "complete_bash"}
 COMMANDS = [
     "run",
     "worker",
@@ -192,3 +195,36 @@ def test_registered_vectors_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert nightjar("migrate").returncode == 0
     done = nightjar("vectors", "tuned", str(tmp_path / "v.safetensors"))
     assert done.stdout == "tuned, version 1: 3 vectors\n"
+    again = nightjar("vectors", "tuned", str(tmp_path / "v.safetensors"), "--json")
+    (line,) = again.stdout.splitlines()
+    assert json.loads(line) == {"name": "tuned", "version": 1, "length": 3}
+
+
+def test_the_help_of_every_command_is_the_one_that_was_agreed() -> None:
+    """After a change on purpose: python -m tests.golden_help."""
+    agreed = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.txt")}
+    texts = help_texts()
+    assert sorted(agreed) == sorted(texts)
+    assert {name for name in texts if texts[name] != agreed[name]} == set()
+    assert {f"nightjar-{command}.txt" for command in COMMANDS} <= set(texts)
+
+
+def test_a_shell_completes_commands_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As bash asks, through the script that `--show-completion` prints."""
+    words = {"nightjar sta": "status", "nightjar status --wa": "--watch"}
+    for line, wanted in words.items():
+        asked = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), **COMPLETE}
+        for name, value in asked.items():
+            monkeypatch.setenv(name, value)
+        assert nightjar().stdout.split() == [wanted]
+    monkeypatch.delenv("_NIGHTJAR_COMPLETE")
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    script = nightjar("--show-completion", "bash").stdout
+    assert "_NIGHTJAR_COMPLETE=complete_bash" in script
+    checked = subprocess.run(
+        ["bash", "-c", f"{script}\ncomplete -p nightjar"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert checked.stdout.strip().endswith("nightjar")

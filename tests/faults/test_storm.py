@@ -12,7 +12,8 @@ import pytest
 
 from nightjar.jobs.records import Job
 from nightjar.jobs.states import JobState, MicroBatchState
-from nightjar.pipeline.front.client import Client
+from nightjar.pipeline.client import blocking
+from nightjar.pipeline.client.blocking import Client
 from tests.faults.api import answers_http, give_api
 from tests.faults.conftest import Note
 from tests.faults.oracle import Answers, Verdict, answers, recomputed
@@ -57,7 +58,7 @@ class Storm:
                 self._act(client, rng)
 
     def _submit(self, client: Client, key: str) -> None:
-        job_id = client.submit(self._source, idempotency_key=key)["id"]
+        job_id = client.submit(self._source, idempotency_key=key).id
         with self._lock:
             self.made[key].add(job_id)
             self.done["submit"] += 1
@@ -67,17 +68,21 @@ class Storm:
             known = sorted({job_id for ids in self.made.values() for job_id in ids})
         if not known:
             return
-        acts: list[Callable[[str], object]] = [client.pause, client.resume, client.resume]
+        acts: list[Callable[[blocking.Job], object]] = [
+            blocking.Job.pause,
+            blocking.Job.resume,
+            blocking.Job.resume,
+        ]
         if rng.random() < 0.2:
             job_id = rng.choice(known[: len(known) // 2 + 1])  # the others should end by computing
             with self._lock:
                 self.cancelled.add(job_id)
                 self.done["cancel"] += 1
-            client.cancel(job_id)
+            client.job(job_id).cancel()
             return
         with self._lock:
             self.done["pause or resume"] += 1
-        rng.choice(acts)(rng.choice(known))
+        rng.choice(acts)(client.job(rng.choice(known)))
 
 
 @pytest.mark.parametrize(("keys", "acts"), [(8, 10), pytest.param(80, 150, marks=pytest.mark.slow)])

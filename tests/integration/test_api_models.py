@@ -16,8 +16,9 @@ from nightjar.jobs.models import PlannedModel
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.waiting import SWEEPER
 from nightjar.jobs.workers import ComputeSeconds
+from nightjar.pipeline.client.blocking import Client
+from nightjar.pipeline.client.errors import ClientError
 from nightjar.pipeline.front.cli import app
-from nightjar.pipeline.front.client import Client, ClientError
 from tests.api_process import listening
 
 ALPHA, BETA = "a" * 64, "b" * 64
@@ -81,7 +82,7 @@ def test_the_openai_client_lists_and_retrieves_models(store: Store) -> None:
         assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
         assert "served: 'org/alpha'; known, but not served now: 'beta'" in str(caught.value)
         with Client(url) as ours:
-            assert [model["workers"] for model in ours.models()] == [1, 0]
+            assert [model.workers for model in ours.models()] == [1, 0]
         health = client.get("http://" + url.removeprefix("http://") + "/health", cast_to=object)
         assert health["models"]["org/alpha"] == "ok"  # type: ignore[index]
         assert "no GPU worker serves it" in health["models"]["beta"]  # type: ignore[index]
@@ -188,10 +189,10 @@ def test_the_client_submits_for_a_model(store: Store, tmp_path: Any) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(rows(None))
     with listening(application(store)) as url, Client(url) as client:
-        assert client.submit(source, model="beta")["model"] == "beta"
+        assert client.submit(source, model="beta").status().model == "beta"
         with pytest.raises(ClientError, match=r"404: there is no model 'gamma'"):
             client.submit(source, model="gamma")
-        assert client.submit(source, model="gamma", wait_for_model=True)["model"] == "gamma"
+        assert client.submit(source, model="gamma", wait_for_model=True).status().model == "gamma"
         command = ["submit", str(source), "--api", url, "--model=delta", "--wait-for-model"]
         assert json.loads(CliRunner().invoke(app, command).stdout)["model"] == "delta"
 
@@ -204,7 +205,8 @@ def test_the_command_lists_models_for_people_and_for_programs(store: Store) -> N
             "org/alpha\tserved by 1 GPU worker\tcontext 128",
             "beta\tnot served now\tcontext 64",
         ]
-        listed = json.loads(CliRunner().invoke(app, ["models", "--api", url, "--json"]).stdout)
+        lines = CliRunner().invoke(app, ["models", "--api", url, "--json"]).stdout.splitlines()
+        listed = [json.loads(line) for line in lines]
         assert [(one["id"], one["served"]) for one in listed] == [
             ("org/alpha", True),
             ("beta", False),

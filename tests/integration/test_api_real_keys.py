@@ -15,7 +15,8 @@ from nightjar.jobs.accounts import NewKey, Tenant, TenantLimits, generate_key
 from nightjar.jobs.api.key_ring import KEPT_S
 from nightjar.jobs.states import Scope
 from nightjar.jobs.store import Store
-from nightjar.pipeline.front.client import Client, ClientError
+from nightjar.pipeline.client.blocking import Client
+from nightjar.pipeline.client.errors import ClientError
 from tests.api_process import Api, running_api
 from tests.processes import wait_until
 
@@ -64,11 +65,11 @@ def test_an_upload_is_its_senders_through_both_processes(
     made = {}
     for tenant, key in (("owls", make(store, "owls")), ("default", OWN)):
         with Client(api.url, api_key=key) as client:
-            made[tenant] = client.submit(source, idempotency_key="night")["id"]
+            made[tenant] = client.submit(source, idempotency_key="night").id
             assert store.jobs.get(made[tenant]).tenant == tenant
     with Client(api.url, api_key=make(store, "bats", Scope.READ)) as client:
         with pytest.raises(ClientError, match="404: there is no job"):
-            client.job(made["owls"])
+            client.job(made["owls"]).status()
         with pytest.raises(ClientError, match="403: this call needs a key of the scope 'submit'"):
             client.submit(source)
     with Client(api.url) as client, pytest.raises(ClientError, match="401: this API needs a key"):

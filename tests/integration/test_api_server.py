@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from nightjar.jobs.api import create_app
 from nightjar.jobs.api.body import UploadLimits
 from nightjar.jobs.store import Store
-from nightjar.pipeline.front.client import Client
+from nightjar.pipeline.client.blocking import Client
 from nightjar.pipeline.settings import Settings
 from tests.api_process import Api, running_api, starting_api, upload_sockets
 from tests.jobs import planned
@@ -236,11 +236,11 @@ def test_a_client_follows_a_job_while_it_runs(api: Api, store: Store) -> None:
 
     with Client(api.url) as client, ThreadPoolExecutor(1) as pool:
         working = pool.submit(work)
-        seen = [line["custom_id"] for line in client.follow(job_id, every_s=0.05)]
+        seen = [one.custom_id for one in client.job(job_id).follow(every_s=0.05)]
         working.result()
         assert sorted(seen) == sorted(f"row-{n}" for n in range(40))
-        in_order = [line["custom_id"] for line in client.results(job_id)]
+        in_order = [one.custom_id for one in client.job(job_id).results()]
         assert in_order == [f"row-{n}" for n in range(40)]
         waiting, some = planned(store, 4)
         compute(store, some[2])
-        assert [line["custom_id"] for line in client.results(waiting)] == ["row-2"]
+        assert [one.custom_id for one in client.job(waiting).results()] == ["row-2"]

@@ -32,7 +32,7 @@ LEFT_OUT = {
     "pipeline/__init__.py",
     *(
         f"pipeline/{room}/__init__.py"
-        for room in ("embedded", "files", "front", "planning", "queue")
+        for room in ("client", "embedded", "files", "front", "planning", "queue")
     ),
 }
 
@@ -182,7 +182,20 @@ TESTS: dict[str, list[str]] = {
     "pipeline/front/cli/run.py": [*_acceptance("cli"), *_RUN],
     "pipeline/front/cli/purge.py": _integration("purge_command"),
     "pipeline/front/cli/spans.py": [*_integration("purge_command"), *_acceptance("cli_keys")],
-    "pipeline/front/client.py": [*_unit("client"), *_integration("api_upload_process")],
+    "pipeline/client/asynchronous.py": _integration("client_jobs"),
+    "pipeline/client/blocking.py": [*_unit("client"), *_integration("client_jobs")],
+    "pipeline/client/connecting.py": [*_unit("client"), *_integration("client_jobs")],
+    "pipeline/client/errors.py": _unit("client"),
+    "pipeline/client/frames.py": _unit("client_frames"),
+    "pipeline/client/operations.py": _integration("client_jobs"),
+    "pipeline/client/options.py": [*_unit("client"), *_integration("client_retries")],
+    "pipeline/client/progress.py": _integration("client_jobs"),
+    "pipeline/client/records.py": _unit("client_records"),
+    "pipeline/client/requests.py": _unit("client_requests"),
+    "pipeline/client/sources.py": _unit("client_requests", "client_frames"),
+    "pipeline/client/steps.py": [*_unit("client"), *_integration("client_retries")],
+    "pipeline/client/template.py": _unit("client_frames"),
+    "pipeline/client/uploads.py": _integration("client_retries"),
     "pipeline/planning/calls.py": [
         *_integration("api_calls_server", "call_planner"),
         *_acceptance("single_calls"),

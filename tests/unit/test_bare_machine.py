@@ -39,11 +39,27 @@ def module_file(name: str) -> Path | None:
     return path / "__init__.py" if (path / "__init__.py").is_file() else None
 
 
+def is_for_types(node: ast.AST) -> bool:
+    """Whether this is `if TYPE_CHECKING:`, without an else."""
+    if not isinstance(node, ast.If) or node.orelse:
+        return False
+    return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
 def imported(path: Path) -> set[str]:
-    """Every module that a file may import, and whatever stands in `from` imports."""
+    """Every module that a file may import, and whatever stands in `from` imports.
+
+    What is imported for types alone never runs.
+    """
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = {
+        node for block in ast.walk(tree) if is_for_types(block) for node in ast.walk(block)
+    }
+    for node in ast.walk(tree):
+        if node in for_types:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -79,6 +95,11 @@ def test_gpu_code_imports_what_a_bare_machine_has(start):
     found = needs(files(start))
     assert files(start)
     assert {name: where for name, where in found.items() if name not in PACKAGES} == {}
+
+
+def test_imports_for_types_alone_are_told_from_others():
+    tree = ast.parse("if TYPE_CHECKING:\n import a\nif DEBUG:\n import b\n")
+    assert [is_for_types(node) for node in tree.body] == [True, False]
 
 
 def test_an_import_through_another_file_is_seen(tmp_path):

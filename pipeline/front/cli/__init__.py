@@ -24,7 +24,6 @@ app = typer.Typer(
     help="Batch inference for GPT decoders: generation and ranking, from a file or a queue.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 for command in (
     *(run, worker, beat, flower, api, health),
@@ -55,7 +54,7 @@ def main() -> None:
     """Entry point of the command."""
     forget_celery_variables()
     try:
-        app()
+        app(prog_name="nightjar")  # also as `python -m nightjar`, so that help and completion agree
     except JobError as error:
         say(str(error))
         sys.exit(EXIT_RUN)

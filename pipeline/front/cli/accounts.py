@@ -7,9 +7,16 @@ import typer
 
 from nightjar.jobs.records import DEFAULT_TENANT
 from nightjar.jobs.states import Scope
-from nightjar.pipeline.front.cli.console import EXIT_USAGE, fail, read_settings, say
+from nightjar.pipeline.front.cli.console import (
+    EXIT_USAGE,
+    AsJson,
+    fail,
+    print_json,
+    read_settings,
+    say,
+)
 from nightjar.pipeline.front.cli.spans import parse_span
-from nightjar.pipeline.front.cli.stored import AsJson, opened_store, print_json, print_table, shown
+from nightjar.pipeline.front.cli.stored import opened_store, print_table, shown
 from nightjar.pipeline.front.cli.tenant_options import TenantOptions, takes_tenant_options
 
 if TYPE_CHECKING:
@@ -58,7 +65,7 @@ def list_keys(
         found = store.accounts.keys(tenant)
     rows = [_key_payload(key) for key in found]
     if as_json:
-        print_json(rows)
+        print_json(rows, as_json=True)
         return
     print_table(rows, ("prefix", "tenant", "scope", "state", "created_at", "expires_at", "label"))
 
@@ -91,7 +98,7 @@ def revoke_key(prefix: Prefix, as_json: AsJson = False) -> None:
     with opened_store(read_settings()) as store:
         revoked = store.accounts.revoke_key(prefix_of(prefix))
     if as_json:
-        print_json(_key_payload(revoked))
+        print_json(_key_payload(revoked), as_json=True)
     else:
         typer.echo(f"{revoked.prefix} is revoked")
 
@@ -114,7 +121,7 @@ def list_tenants(as_json: AsJson = False) -> None:
     with opened_store(read_settings()) as store:
         rows = [_tenant_payload(tenant) for tenant in store.accounts.tenants()]
     if as_json:
-        print_json(rows)
+        print_json(rows, as_json=True)
         return
     print_table(rows, tuple(rows[0]))
 
@@ -144,7 +151,7 @@ def _show_new(key: str, made: "ApiKey", as_json: bool) -> None:
     """Print the key alone, so that KEY=$(nightjar keys create) works; the rest is for people."""
     say(f"{made.prefix}: a key of {made.tenant} with the scope {made.scope}; it is shown only now")
     if as_json:
-        print_json({"key": key} | _key_payload(made))
+        print_json({"key": key} | _key_payload(made), as_json=True)
     else:
         typer.echo(key)
 
@@ -152,7 +159,7 @@ def _show_new(key: str, made: "ApiKey", as_json: bool) -> None:
 def _show_tenant(tenant: "Tenant", as_json: bool) -> None:
     payload = _tenant_payload(tenant)
     if as_json:
-        print_json(payload)
+        print_json(payload, as_json=True)
     else:
         print_table([payload], tuple(payload))
 

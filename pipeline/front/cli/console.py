@@ -1,5 +1,6 @@
 """Shared by all commands: options, exit statuses, messages, and the checks before a start."""
 
+import json
 import os
 import sys
 from importlib.util import find_spec
@@ -31,8 +32,18 @@ Devices = Annotated[
     typer.Option(metavar="0,1,...", help="CUDA devices, one per shard (default: --device)."),
 ]
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on one line, and nothing else.")]
+
 errors = Console(stderr=True, soft_wrap=True)
 """Standard error, for messages to the user."""
+
+
+def print_json(value: object, *, as_json: bool) -> None:
+    """Print a JSON value: for people in several lines, for programs (`as_json`) in one."""
+    if as_json:
+        typer.echo(json.dumps(value, ensure_ascii=False))
+    else:
+        typer.echo(json.dumps(value, indent=2))
 
 
 def say(message: str) -> None:

@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from nightjar.pipeline.front.cli.console import EXIT_USAGE, check_models, fail, read_settings
+from nightjar.pipeline.front.cli.console import (
+    EXIT_USAGE,
+    AsJson,
+    check_models,
+    fail,
+    print_json,
+    read_settings,
+)
 
 
 def vectors(
@@ -15,8 +22,14 @@ def vectors(
     model: Annotated[
         str | None, typer.Option(help="Whose width they have; needed where several are served.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Register prompt vectors (P-tuning) in the database under a name."""
+    """Register prompt vectors (P-tuning) in the database under a name.
+
+    Exit status: 0 they are registered, 1 the database cannot be used, 2 unusable arguments.
+
+    Example: nightjar vectors tuned prompt.safetensors --model small
+    """
     from nightjar.checkpoints import ModelDirectory
     from nightjar.jobs.store import Store
     from nightjar.pipeline.files.vectors import VectorsError, register_vectors
@@ -35,6 +48,10 @@ def vectors(
         fail(str(error), EXIT_USAGE)
     finally:
         store.close()
+    if as_json:
+        told = {name: getattr(registered, name) for name in ("name", "version", "length")}
+        print_json(told, as_json=True)
+        return
     typer.echo(f"{registered.name}, version {registered.version}: {registered.length} vectors")
 
 
@@ -47,14 +64,31 @@ def migrate() -> None:
     store.close()
 
 
-def shares() -> None:
-    """Show the tokens that each model has computed for each tenant; charged once a second."""
+def shares(as_json: AsJson = False) -> None:
+    """Show the tokens that each model has computed for each tenant; charged once a second.
+
+    With --json, each model and tenant is a line.
+
+    Example: nightjar shares --json
+    """
     from nightjar.jobs.store import Store
     from nightjar.pipeline.queue.queues import short_model
 
     store = Store(read_settings().database_url.get_secret_value())
     found = store.shares.all()
     store.close()
+    if as_json:
+        for one in found:
+            print_json(
+                {
+                    "model": one.fingerprint,
+                    "tenant": one.tenant,
+                    "weight": one.weight,
+                    "computed_tokens": one.computed_tokens,
+                },
+                as_json=True,
+            )
+        return
     totals = Counter[str]()
     for one in found:
         totals[one.fingerprint] += one.computed_tokens

@@ -1,29 +1,35 @@
 """Commands for a running deployment: submit a job, show it, pause, resume or cancel it."""
 
-import json
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nightjar.pipeline.front.cli.console import (
     EXIT_NO_ROW_SUCCEEDED,
+    EXIT_ROWS_FAILED,
     EXIT_RUN,
     EXIT_USAGE,
+    AsJson,
     Source,
     fail,
+    print_json,
     say,
 )
 
 if TYPE_CHECKING:
-    from nightjar.pipeline.front.client import Client
+    from nightjar.pipeline.client.blocking import Client, Job
+    from nightjar.pipeline.client.records import JobStatus
 
 DEFAULT_API = "http://127.0.0.1:8000"
+_RETRIES = 3  # somebody waits at the terminal
 ApiUrl = Annotated[
     str, typer.Option("--api", envvar="NIGHTJAR_API", help="Where `nightjar api` listens.")
 ]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, which `submit` prints.")]
 
 
 class Outcome(StrEnum):
@@ -34,7 +40,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
 
 
-def submit(  # noqa: PLR0913, PLR0917 - its options
+def submit(  # noqa: PLR0913, PLR0917 - one for each option
     source: Source,
     api_url: ApiUrl = DEFAULT_API,
     key: Annotated[
@@ -56,10 +62,13 @@ def submit(  # noqa: PLR0913, PLR0917 - its options
         str | None,
         typer.Option(metavar="7d", help="Purge its requests and results so long after its end."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Send a file to a running deployment, and print the job.
 
     Exit status: 0 the job was stored, 1 it was not, 2 unusable arguments, 4 every row was rejected.
+
+    Example: nightjar submit requests.jsonl --priority 3 --completion-window 24h
     """
     from nightjar.pipeline.files.formats import UnusableInputError, check_format, failure_text
 
@@ -74,77 +83,134 @@ def submit(  # noqa: PLR0913, PLR0917 - its options
     with connect(api_url) as client:
         job = client.submit(
             source,
-            key,
-            completion_window,
-            priority,
+            idempotency_key=key,
+            completion_window=completion_window,
+            priority=priority,
             model=model,
             wait_for_model=wait_for_model,
             keep_results=keep_results,
         )
-        typer.echo(json.dumps(job, indent=2))
-        failed, total = job["counts"]["failed"], job["counts"]["total"]
-        first = client.first_failure(job["id"]) if failed else None
+        status = job.submitted or job.status()
+        print_json(status.raw, as_json=as_json)
+        failed, total = status.counts.failed, status.counts.total
+        first = job.first_failure() if failed else None
     if first is not None:
-        how = "were rejected" if "rejected" in job else "have failed"
-        told = f"{failed} of {total} rows {how}; the first: {failure_text(first)}"
+        how = "were rejected" if "rejected" in status.raw else "have failed"
+        told = f"{failed} of {total} rows {how}; the first: {failure_text(first.raw)}"
         say(told)
     if failed == total:
         raise typer.Exit(EXIT_NO_ROW_SUCCEEDED)
 
 
-def status(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
-    """Show a job's state and counts; what it waits for goes to standard error."""
+def status(
+    job_id: JobId,
+    api_url: ApiUrl = DEFAULT_API,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the progress until the job is over.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a job's state and counts; what it waits for goes to standard error.
+
+    Exit status: 0, or with --watch: 0 every row succeeded, 3 some rows failed, 4 no row succeeded.
+    1 the API cannot say. With --watch --json, each change is a line.
+
+    Example: nightjar status job_0198c5 --watch
+    """
     with connect(api_url) as client:
         job = client.job(job_id)
-    typer.echo(json.dumps(job, indent=2))
-    if job.get("waiting"):
-        say(f"it waits: {job['waiting']}")
+        found = _watched(job, as_json=as_json) if watch else job.status()
+    if not (watch and as_json):
+        print_json(found.raw, as_json=as_json)
+    if found.waiting:
+        say(f"it waits: {found.waiting}")
+    if watch and found.counts.completed < found.counts.total:
+        raise typer.Exit(EXIT_ROWS_FAILED if found.counts.completed else EXIT_NO_ROW_SUCCEEDED)
+
+
+def _watched(job: "Job", *, as_json: bool) -> "JobStatus":
+    """Wait for a job's end, and show how it goes on; Ctrl-C ends the command, not the job."""
+    told: list[tuple[str, int]] = []
+
+    def tell(found: "JobStatus") -> None:
+        if [(found.state, found.ended)] != told:
+            told[:] = [(found.state, found.ended)]
+            print_json(found.raw, as_json=True)
+
+    try:
+        return job.wait(progress=tell if as_json else True)
+    except KeyboardInterrupt:
+        say("stopped watching; the job goes on")
+        raise typer.Exit(128 + signal.SIGINT) from None
 
 
 def results(
-    job_id: str,
+    job_id: JobId,
     api_url: ApiUrl = DEFAULT_API,
     outcome: Annotated[Outcome, typer.Option(help="Which rows.")] = Outcome.ALL,
+    _: Annotated[
+        bool, typer.Option("--json", help="Changes nothing: results are lines of JSON.")
+    ] = False,
 ) -> None:
-    """Print the results of a job so far, as OpenAI batch output lines."""
+    """Print the results of a job so far, as OpenAI batch output lines.
+
+    Exit status: 0 all that was asked for was printed, 1 it was not.
+
+    Example: nightjar results job_0198c5 --outcome failed
+    """
     with connect(api_url) as client:
-        for line in client.results(job_id, outcome.value):
-            typer.echo(json.dumps(line, ensure_ascii=False))
+        for one in client.job(job_id).results(outcome.value):
+            print_json(one.raw, as_json=True)
 
 
-def cancel(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
-    """Cancel a job; stored results stay."""
-    _steer(api_url, lambda client: client.cancel(job_id))
+def cancel(job_id: JobId, api_url: ApiUrl = DEFAULT_API, as_json: AsJson = False) -> None:
+    """Cancel a job; stored results stay.
+
+    Example: nightjar cancel job_0198c5
+    """
+    _steer(api_url, job_id, lambda job: job.cancel(), as_json=as_json)
 
 
-def pause(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
-    """Pause a job: no more of it starts, and running micro-batches finish."""
-    _steer(api_url, lambda client: client.pause(job_id))
+def pause(job_id: JobId, api_url: ApiUrl = DEFAULT_API, as_json: AsJson = False) -> None:
+    """Pause a job: no more of it starts, and running micro-batches finish.
+
+    Example: nightjar pause job_0198c5
+    """
+    _steer(api_url, job_id, lambda job: job.pause(), as_json=as_json)
 
 
-def resume(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
-    """Continue a paused job."""
-    _steer(api_url, lambda client: client.resume(job_id))
+def resume(job_id: JobId, api_url: ApiUrl = DEFAULT_API, as_json: AsJson = False) -> None:
+    """Continue a paused job.
+
+    Example: nightjar resume job_0198c5
+    """
+    _steer(api_url, job_id, lambda job: job.resume(), as_json=as_json)
 
 
-def retry(job_id: str, api_url: ApiUrl = DEFAULT_API) -> None:
-    """Compute requests again whose failure they did not cause, such as a crash."""
-    _steer(api_url, lambda client: client.retry(job_id))
+def retry(job_id: JobId, api_url: ApiUrl = DEFAULT_API, as_json: AsJson = False) -> None:
+    """Compute requests again whose failure they did not cause, such as a crash.
+
+    Example: nightjar retry job_0198c5
+    """
+    _steer(api_url, job_id, lambda job: job.retry(), as_json=as_json)
 
 
-def _steer(api_url: str, ask: "Callable[[Client], dict[str, Any]]") -> None:
+def _steer(
+    api_url: str, job_id: str, change: "Callable[[Job], JobStatus]", *, as_json: bool
+) -> None:
     """Ask for a change of a job, and print the job that the API answers with."""
     with connect(api_url) as client:
-        typer.echo(json.dumps(ask(client), indent=2))
+        print_json(change(client.job(job_id)).raw, as_json=as_json)
 
 
 @contextmanager
 def connect(api_url: str) -> "Iterator[Client]":
     """Give a client; an error of the API ends the command."""
-    from nightjar.pipeline.front.client import Client, ClientError
+    from nightjar.pipeline.client.blocking import Client
+    from nightjar.pipeline.client.errors import ClientError
 
     try:
-        with Client(api_url) as client:
+        with Client(api_url, retries=_RETRIES) as client:
             yield client
     except ClientError as error:
         fail(str(error), EXIT_RUN)

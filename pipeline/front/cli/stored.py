@@ -1,10 +1,9 @@
 """Shared by the commands that work on the database itself: opening it, and printing rows."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,8 +13,6 @@ from nightjar.pipeline.settings import Settings
 
 if TYPE_CHECKING:
     from nightjar.jobs.store import Store
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @contextmanager
@@ -31,11 +28,6 @@ def opened_store(settings: Settings) -> "Iterator[Store]":
             raise  # no mistake in the command: `main` gives it another status
         except JobError as error:
             fail(str(error), EXIT_USAGE)
-
-
-def print_json(payload: object) -> None:
-    """Print a record or a list of them for programs."""
-    typer.echo(json.dumps(payload, indent=2, ensure_ascii=False))
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:

@@ -6,8 +6,8 @@ import typer
 
 from nightjar.jobs.events import EventType
 from nightjar.jobs.records import DEFAULT_TENANT
-from nightjar.pipeline.front.cli.console import read_settings, say
-from nightjar.pipeline.front.cli.stored import AsJson, opened_store, print_json, print_table, shown
+from nightjar.pipeline.front.cli.console import AsJson, print_json, read_settings, say
+from nightjar.pipeline.front.cli.stored import opened_store, print_table, shown
 
 if TYPE_CHECKING:
     from nightjar.jobs.events import Delivery, Webhook
@@ -50,7 +50,7 @@ def create_webhook(
         made = store.webhooks.add(new)
     say(f"{made.id}: events of {owner.name} are sent there; the secret is shown only now")
     if as_json:
-        print_json(_webhook(made) | {"secret": new.secret})
+        print_json(_webhook(made) | {"secret": new.secret}, as_json=True)
     else:
         typer.echo(new.secret)
 
@@ -62,7 +62,7 @@ def list_webhooks(tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False) -> N
         owner = store.accounts.tenant(tenant)
         rows = [_webhook(one) for one in store.webhooks.newest(owner.name, _LISTED)]
     if as_json:
-        print_json(rows)
+        print_json(rows, as_json=True)
     else:
         print_table(rows, ("id", "url", "events", "enabled", "disabled_reason", "created_at"))
 
@@ -91,7 +91,7 @@ def delete_webhook(
     with opened_store(read_settings()) as store:
         store.webhooks.delete(tenant, webhook_id)
     if as_json:
-        print_json({"id": webhook_id, "deleted": True})
+        print_json({"id": webhook_id, "deleted": True}, as_json=True)
     else:
         typer.echo(f"{webhook_id} is deleted")
 
@@ -108,7 +108,7 @@ def list_deliveries(
         own = store.webhooks.get(tenant, webhook_id)
         rows = [_delivery(one) for one in store.deliveries.newest(own.id, limit)]
     if as_json:
-        print_json(rows)
+        print_json(rows, as_json=True)
     else:
         print_table(rows, _DELIVERY_COLUMNS)
 
@@ -125,7 +125,7 @@ def redeliver(
     with opened_store(read_settings()) as store:
         found = store.deliveries.redeliver(tenant, delivery_id)
     if as_json:
-        print_json(_delivery(found))
+        print_json(_delivery(found), as_json=True)
     else:
         typer.echo(f"{found.id} is sent again")
 
@@ -134,7 +134,7 @@ def _switch(webhook_id: str, tenant: str, as_json: bool, *, enabled: bool) -> No
     with opened_store(read_settings()) as store:
         changed = store.webhooks.set_enabled(tenant, webhook_id, enabled=enabled)
     if as_json:
-        print_json(_webhook(changed))
+        print_json(_webhook(changed), as_json=True)
     else:
         typer.echo(f"{changed.id} is switched {'on' if enabled else 'off'}")
 

@@ -1,0 +1,1 @@
+"""The Python client: what a user imports as `from nightjar import Client`."""
