@@ -86,10 +86,12 @@ def test_tenants_are_made_changed_and_listed() -> None:
 def test_create_and_set_take_the_same_options() -> None:
     limits = ("--requests-a-minute", "--tokens-a-day", "--rows-waiting", "--bytes-stored")
     given = [word for number, option in enumerate(limits) for word in (option, str(number))]
+    given += ["--keep-results", "4h"]
     made = told("tenants", "create", "owls", "--weight", "2", *given)
-    assert [*made.values()] == ["owls", 2.0, 0, 1, 2, 3]
+    assert [*made.values()] == ["owls", 2.0, 0, 1, 2, 3, 14_400]
+    limits = (*limits, "--keep-results")
     lifted = told("tenants", "set", "owls", *[one for name in limits for one in (name, "none")])
-    assert [*lifted.values()] == ["owls", 2.0, None, None, None, None]
+    assert [*lifted.values()] == ["owls", 2.0, None, None, None, None, None]
     for command in ("create", "set"):
         shown = call("tenants", command, "--help").stdout
         assert all(option in shown for option in ("--weight", "--json", *limits))
