@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from nightjar.pipeline.front.cli.console import EXIT_USAGE, check_models, fail, read_settings
+from nightjar.pipeline.front.cli.stored import opened_store
 
 
 def vectors(
@@ -48,22 +49,25 @@ def migrate() -> None:
 
 
 def shares() -> None:
-    """Show the tokens that each model has computed for each tenant; charged once a second."""
-    from nightjar.jobs.store import Store
+    """Show the tokens that each model has computed for each tenant; charged once a second.
+
+    A model that no planner plans for any more is shown by its fingerprint.
+    """
     from nightjar.pipeline.queue.queues import short_model
 
-    store = Store(read_settings().database_url.get_secret_value())
-    found = store.shares.all()
-    store.close()
+    with opened_store(read_settings()) as store:
+        found = store.shares.all()
+        names = {one.fingerprint: one.name for one in store.models.known()}
     totals = Counter[str]()
     for one in found:
         totals[one.fingerprint] += one.computed_tokens
     typer.echo(
-        f"{'model':<12}  {'tenant':<24}  {'weight':>6}  {'computed tokens':>16}  {'of all':>6}"
+        f"{'model':<24}  {'tenant':<24}  {'weight':>6}  {'computed tokens':>16}  {'of all':>6}"
     )
     for one in found:
         part = one.computed_tokens / max(1, totals[one.fingerprint])
         typer.echo(
-            f"{short_model(one.fingerprint):<12}  {one.tenant:<24}  {one.weight:>6g}  "
+            f"{names.get(one.fingerprint, short_model(one.fingerprint)):<24}  "
+            f"{one.tenant:<24}  {one.weight:>6g}  "
             f"{one.computed_tokens:>16,}  {part:>6.1%}"
         )
