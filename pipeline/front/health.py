@@ -68,4 +68,7 @@ def _worker_trouble(app: Celery, name: str) -> str | None:
             matcher="glob",
             connection=connection,
         )
-    return None if answers else f"no {name} of {host} has answered within {_ANSWER_S:.0f} s"
+    if answers:
+        return None
+    said = "GPU worker" if name == GPU_WORKER else name
+    return f"no {said} of {host} has answered within {_ANSWER_S:.0f} s"

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 from nightjar.jobs.api.health import OK, UNKNOWN
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.waiting import SWEEPER
 from nightjar.pipeline.queue.leadership import PLANNER, PROTOCOL
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,8 @@ class Signs:
         self._disconnect()
 
     def _read_counters(self) -> None:
-        counters = {beat.owner: beat.counter for beat in self._store.heartbeats.recent()}
+        beats = self._store.heartbeats.recent()
+        counters = {beat.owner: beat.counter for beat in beats if beat.owner != SWEEPER}
         if (leader := self._store.leaders.get(PLANNER)) is not None and leader.owner is not None:
             counters[PLANNER] = leader.epoch << 40 | leader.counter
             self._leader_is_old = leader.protocol < PROTOCOL

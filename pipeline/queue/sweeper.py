@@ -18,6 +18,7 @@ from nightjar.jobs.file_records import ABANDONED_AFTER_S
 from nightjar.jobs.purge_records import PurgeScope
 from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.waiting import SWEEPER
 from nightjar.jobs.workers import ComputeSeconds, Crash, WorkerHeartbeat
 from nightjar.pipeline.queue.liveness import is_gone
 from nightjar.pipeline.queue.watched_time import WatchedTime
@@ -25,7 +26,6 @@ from nightjar.pipeline.queue.watched_time import WatchedTime
 logger = logging.getLogger(__name__)
 
 FindLost = Callable[[Sequence[MicroBatchRef], Sequence[MicroBatchRef]], Sequence[MicroBatchRef]]
-OWNER = "sweeper"  # of beats; it never holds a lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Sweeper:
             StoreUnavailableError: The database is away, or takes no writes.
         """
         with self._lock:
-            self._store.heartbeats.beat(OWNER, ComputeSeconds())
+            self._store.heartbeats.beat(SWEEPER, ComputeSeconds())
             beats, messages = self._read()
             report = SweepReport(self._release_dead(beats), self._requeue_lost(messages))
             began = time.monotonic()

@@ -9,9 +9,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nightjar.jobs.accounts import is_key
+from nightjar.jobs.models import PlannedModel
 from nightjar.jobs.store import Store
 from nightjar.pipeline.front.cli import app
+from tests.outcomes import compute
 from tests.processes import nightjar
+from tests.tenants import plan_for
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +98,23 @@ def test_create_and_set_take_the_same_options() -> None:
     for command in ("create", "set"):
         shown = call("tenants", command, "--help").stdout
         assert all(option in shown for option in ("--weight", "--json", *limits))
+
+
+def test_shares_name_models_and_tenants(database: str) -> None:
+    store = Store(database)
+    for name, micro_batches, model in (("owls", 3, "a" * 64), ("bats", 1, "b" * 64)):
+        told("tenants", "create", name, "--weight", "3")
+        for ref in plan_for(store, name, micro_batches, fingerprint=model):
+            compute(store, ref)  # 5 tokens a row
+    store.shares.settle()
+    store.models.plan_for([PlannedModel("org/large", "a" * 64, 64)])
+    store.close()
+    header, *lines = call("shares").stdout.splitlines()
+    assert header.split() == ["model", "tenant", "weight", "computed", "tokens", "of", "all"]
+    assert sorted(line.split() for line in lines) == [
+        ["b" * 12, "bats", "3", "5", "100.0%"],
+        ["org/large", "owls", "3", "15", "100.0%"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_a_planner_answers_and_a_stopped_one_does_not(
             began = time.monotonic()
             assert trouble(Part.PLANNER, place.settings) is None
             assert time.monotonic() - began < 30  # the first answer ends the wait
-        assert trouble(Part.WORKER, place.settings) is not None
+        assert trouble(Part.WORKER, place.settings) == silent.replace("planner", "GPU worker")
     finally:
         planner.stop(10)
     assert trouble(Part.PLANNER, place.settings) == silent

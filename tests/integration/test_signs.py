@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from nightjar.jobs.api import create_app
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.waiting import SWEEPER
 from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
@@ -68,6 +69,7 @@ def living(
                 store.heartbeats.beat("w", ComputeSeconds())
             if lead is not None:
                 store.leaders.renew(lead)
+                store.heartbeats.beat(SWEEPER, ComputeSeconds())  # as its sweeps do
 
     thread = threading.Thread(target=live)
     thread.start()

@@ -14,6 +14,7 @@ from nightjar.pipeline.front.cli.console import (
     print_json,
     read_settings,
 )
+from nightjar.pipeline.front.cli.stored import opened_store
 
 
 def vectors(
@@ -67,21 +68,22 @@ def migrate() -> None:
 def shares(as_json: AsJson = False) -> None:
     """Show the tokens that each model has computed for each tenant; charged once a second.
 
-    With --json, each model and tenant is a line.
+    A model that no planner plans for any more is shown by its fingerprint. With --json, each model
+    and tenant is a line.
 
     Example: nightjar shares --json
     """
-    from nightjar.jobs.store import Store
     from nightjar.pipeline.queue.queues import short_model
 
-    store = Store(read_settings().database_url.get_secret_value())
-    found = store.shares.all()
-    store.close()
+    with opened_store(read_settings()) as store:
+        found = store.shares.all()
+        names = {one.fingerprint: one.name for one in store.models.known()}
     if as_json:
         for one in found:
             print_json(
                 {
-                    "model": one.fingerprint,
+                    "model": names.get(one.fingerprint),
+                    "fingerprint": one.fingerprint,
                     "tenant": one.tenant,
                     "weight": one.weight,
                     "computed_tokens": one.computed_tokens,
@@ -93,11 +95,12 @@ def shares(as_json: AsJson = False) -> None:
     for one in found:
         totals[one.fingerprint] += one.computed_tokens
     typer.echo(
-        f"{'model':<12}  {'tenant':<24}  {'weight':>6}  {'computed tokens':>16}  {'of all':>6}"
+        f"{'model':<24}  {'tenant':<24}  {'weight':>6}  {'computed tokens':>16}  {'of all':>6}"
     )
     for one in found:
         part = one.computed_tokens / max(1, totals[one.fingerprint])
         typer.echo(
-            f"{short_model(one.fingerprint):<12}  {one.tenant:<24}  {one.weight:>6g}  "
+            f"{names.get(one.fingerprint, short_model(one.fingerprint)):<24}  "
+            f"{one.tenant:<24}  {one.weight:>6g}  "
             f"{one.computed_tokens:>16,}  {part:>6.1%}"
         )
