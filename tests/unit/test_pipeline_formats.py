@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,14 @@ def test_a_broken_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None
     with pytest.raises(OSError, match="no space"):
         write_half()
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("out.jsonl", "old")]
+
+
+def test_a_file_is_as_open_as_the_users_mask_says(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        for name in ("first", "second"):
+            write_results(tmp_path / name, [])
+            assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(before)
