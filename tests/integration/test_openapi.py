@@ -156,7 +156,8 @@ def test_bodies_that_routes_read_themselves_are_described(document: Document) ->
     upload = document["paths"]["/v1/jobs"]["post"]
     assert set(upload["requestBody"]["content"]) >= {"application/jsonl"}
     named = {parameter["name"] for parameter in upload["parameters"]}
-    assert {"model", "metadata", "completion_window", "priority", "Idempotency-Key"} == named
+    names = {"model", "metadata", "completion_window", "keep_results", "priority"}
+    assert {*names, "Idempotency-Key"} == named
 
 
 Call = tuple[str, str, httpx.Response]
