@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import sqlalchemy as sa
 
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.database import open_engine
 from nightjar.jobs.store.submission import new_job_id
 
 EACH = 100
@@ -59,10 +60,12 @@ def finished_job(store: Store, rows: int, *, days: float = 0.0) -> str:
         "segments": bytes(48),
         "ids": bytes(8 * EACH),
     }
-    with store.database.engine.execution_options(nightjar_write=True).begin() as connection:
+    engine = open_engine(store.database.url, pool=sa.NullPool, limited=False)
+    with engine.execution_options(nightjar_write=True).begin() as connection:
         for statement in (_JOB, _MICRO_BATCHES):
             connection.execute(sa.text(statement), values)
         values["first"] = connection.scalar(sa.text(_FIRST), values)
         for statement in (_REQUESTS, _RESULTS, _LANDINGS):
             connection.execute(sa.text(statement), values)
+    engine.dispose()
     return job_id

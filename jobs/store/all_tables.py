@@ -3,6 +3,7 @@
 from nightjar.jobs.store import (
     account_tables,
     batch_tables,
+    cache_tables,
     file_tables,
     model_tables,
     share_tables,
@@ -14,6 +15,7 @@ from nightjar.jobs.store.columns import metadata
 __all__ = [
     "account_tables",
     "batch_tables",
+    "cache_tables",
     "file_tables",
     "metadata",
     "model_tables",

@@ -20,7 +20,7 @@ from nightjar.jobs.store.newest_rows import NewestRows, newest_rows
 from nightjar.jobs.store.tables import PURGING, job, landing, micro_batch, request, result
 from nightjar.jobs.store.turns import Turns
 
-ROWS_PER_STEP = 1_000
+ROWS_PER_STEP = 500
 BYTES_PER_STEP = 4 << 20
 LANDINGS_PER_STEP = 200  # each may hold the ids of thousands of requests
 JOBS_PER_SWEEP = 100
@@ -35,8 +35,6 @@ _EMPTIED = {
     "micro_batch_id": None,
     "leader_id": None,
 }
-_of_job = sa.bindparam("of_job", type_=sa.String)
-_newest = sa.bindparam("newest", type_=sa.BigInteger)
 
 
 class Purging:
@@ -66,7 +64,8 @@ class Purging:
 
         At least one step is made; none begins after `deadline`, in monotonic seconds.
         """
-        turns, freed = Turns(self._database), 0
+        # A purge is in no hurry: whoever waits for SQLite's lock waits for one step of it.
+        turns, freed = Turns(self._database, write_s=0.0), 0
         while self._has_more(job_id):
             step = self._database.write(partial(self._step, job_id=job_id), durable=False)
             if step is None:
@@ -81,31 +80,41 @@ class Purging:
     def _step(self, connection: Connection, job_id: str) -> int | None:
         """Delete some rows; returns how many requests, or None where nothing more can be done.
 
-        Requests go before the micro-batches that they refer to.
+        Requests go before the micro-batches that they refer to. What is left of a small job goes in
+        one step.
         """
         newest = self._newest(connection)
-        key = {"of_job": job_id, "newest": newest.request_id, "after": self._after.get(job_id, -1)}
-        found = connection.execute(self._some, key).all()
-        if found:
-            count = _fitting([row.size for row in found])
-            ids = [row.id for row in found[:count]]
-            connection.execute(sa.delete(result).where(result.c.request_id.in_(ids)))
-            connection.execute(sa.delete(request).where(request.c.id.in_(ids)))
-            self._after[job_id] = found[count - 1].row_index
+        count, has_more = self._delete_requests(connection, job_id, newest)
+        if has_more:
             return count
-        if key["after"] != -1:  # a row that another process had locked may be left
-            self._after[job_id] = -1
-            return 0
-        _empty_newest(connection, key)
+        _empty_newest(connection, job_id, newest)
         if _holds(connection, request, job_id, newest.request_id):
-            return None  # another process deletes them
-        if _delete_micro_batches(connection, job_id, newest) or _delete_landings(
-            connection, job_id
-        ):
-            return 0
+            return count or None  # another process has locked them: it deletes them, too
+        if _delete_micro_batches(connection, job_id, newest) == ROWS_PER_STEP:
+            return count
+        if _delete_landings(connection, job_id) == LANDINGS_PER_STEP:
+            return count
         if not _holds(connection, request, job_id) and not _holds(connection, micro_batch, job_id):
             connection.execute(sa.update(job).where(job.c.id == job_id).values(purging=False))
-        return None
+        return count
+
+    def _delete_requests(
+        self, connection: Connection, job_id: str, newest: NewestRows
+    ) -> tuple[int, bool]:
+        """Delete requests with their results; returns how many, and whether a step is full."""
+        after = self._after.get(job_id, -1)
+        key = {"of_job": job_id, "newest": newest.request_id, "after": after}
+        found = connection.execute(self._some, key).all()
+        if not found and after != -1:  # what another process had locked may be left
+            found = connection.execute(self._some, key | {"after": -1}).all()
+        if not found:
+            return 0, False
+        count = _fitting([row.size for row in found])
+        ids = [row.id for row in found[:count]]
+        connection.execute(sa.delete(result).where(result.c.request_id.in_(ids)))
+        connection.execute(sa.delete(request).where(request.c.id.in_(ids)))
+        self._after[job_id] = found[count - 1].row_index
+        return count, count < len(found) or count == ROWS_PER_STEP
 
     def _newest(self, connection: Connection) -> NewestRows:
         return newest_rows(connection) if self._keeps_newest else _NONE
@@ -145,9 +154,9 @@ def _some_requests(database: Database) -> sa.Select[int, int, int]:
     return (
         sa.select(request.c.id, request.c.row_index, size.label("size"))
         .where(
-            request.c.job_id == _of_job,
+            request.c.job_id == sa.bindparam("of_job", type_=sa.String),
             request.c.row_index > sa.bindparam("after", type_=sa.BigInteger),
-            request.c.id != _newest,
+            request.c.id != sa.bindparam("newest", type_=sa.BigInteger),
         )
         .order_by(request.c.row_index)
         .limit(ROWS_PER_STEP)
@@ -165,16 +174,14 @@ def _fitting(sizes: Sequence[int]) -> int:
     return len(sizes)
 
 
-def _empty_newest(connection: Connection, key: dict[str, object]) -> None:
+def _empty_newest(connection: Connection, job_id: str, newest: NewestRows) -> None:
     """Take the content out of the newest request, which stays for its id."""
-    if not key["newest"]:
+    if job_id not in newest.job_ids:
         return
-    own = (request.c.id == _newest, request.c.job_id == _of_job)
-    answer = sa.delete(result).where(
-        result.c.request_id.in_(sa.select(request.c.id).where(*own)),
-    )
-    connection.execute(answer, key)
-    connection.execute(sa.update(request).where(*own).values(_EMPTIED), key)
+    own = (request.c.id == newest.request_id, request.c.job_id == job_id)
+    if connection.execute(sa.update(request).where(*own).values(_EMPTIED)).rowcount:
+        answer = sa.delete(result).where(result.c.request_id == newest.request_id)
+        connection.execute(answer)
 
 
 def _delete_micro_batches(connection: Connection, job_id: str, newest: NewestRows) -> int:

@@ -13,10 +13,10 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs.records import CachedAnswer, CachedScore
 from nightjar.jobs.store.bulk import BulkInsert, driver_value
+from nightjar.jobs.store.cache_tables import cached_result, cached_score
 from nightjar.jobs.store.common import TOKEN_COUNTS, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.json_text import dump_json, load_json
-from nightjar.jobs.store.tables import cached_result, cached_score
 
 # A larger one would push many others out of the cache.
 MOST_BODY_CHARACTERS = 1 << 20

@@ -34,7 +34,7 @@ from nightjar.jobs.store.purging import Purging
 from nightjar.jobs.store.tables import KEPT, KEPT_BY_ITSELF, job, micro_batch
 
 NOTED_PER_SWEEP = 500
-MARKED_AT_ONCE = 100
+MARKED_AT_ONCE = 20
 _TENANTS_AT_ONCE = 500  # in one statement
 
 _COLUMNS = (job.c.id, job.c.tenant, job.c.total, job.c.finished_at)

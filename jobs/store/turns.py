@@ -15,12 +15,14 @@ class Turns:
     _WRITE_S = 0.2
     _PAUSE_S = 0.12
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, write_s: float = _WRITE_S) -> None:
+        """`write_s` is long enough; with 0 every step is followed by a pause."""
+        self._write_s = write_s
         self._is_sqlite = database.is_sqlite
         self._since = time.monotonic()
 
     def give(self) -> None:
         """Pause between two steps if this process has written for long enough."""
-        if self._is_sqlite and time.monotonic() - self._since >= self._WRITE_S:
+        if self._is_sqlite and time.monotonic() - self._since >= self._write_s:
             time.sleep(self._PAUSE_S)
             self._since = time.monotonic()

@@ -158,6 +158,7 @@ def test_bodies_that_routes_read_themselves_are_described(document: Document) ->
     named = {parameter["name"] for parameter in upload["parameters"]}
     assert named == {
         *("model", "metadata", "completion_window", "priority", "wait_for_model"),
+        "keep_results",
         "Idempotency-Key",
     }
     batch = document["paths"]["/v1/batches"]["post"]

@@ -18,7 +18,7 @@ from tests.bulk_jobs import finished_job
 from tests.jobs import planned
 from tests.processes import start_nightjar, wait_until
 
-ROWS = 20_000
+ROWS = 8_000
 
 
 @pytest.fixture

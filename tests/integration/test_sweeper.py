@@ -11,6 +11,7 @@ from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import MicroBatchRef, NewJob, NewRequest
 from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.purging import ROWS_PER_STEP
 from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.queue.liveness import owner_name
 from nightjar.pipeline.queue.sweeper import Sweeper, SweepReport
@@ -246,7 +247,7 @@ def test_messages_that_the_broker_still_holds_are_not_sent_again(
 
 def test_jobs_whose_time_is_over_are_purged_after_everything_else(store: Store) -> None:
     """And in the time that is left of a sweep: the next one goes on."""
-    large, small = (finished_job(store, rows, days=9) for rows in (2_500, 100))
+    large, small = (finished_job(store, rows, days=9) for rows in (4 * ROWS_PER_STEP, 100))
     young = finished_job(store, 100, days=6)
     planned(store, 1)
 
@@ -261,7 +262,7 @@ def test_jobs_whose_time_is_over_are_purged_after_everything_else(store: Store) 
     weekly.sweep(0.0)
     assert store.jobs.get(large).purged_at is not None
     assert store.jobs.get(small).purged_at is None  # one after another
-    assert len(store.results.shapes(large, -1, 5_000)) == 1_500
+    assert len(store.results.shapes(large, -1, 5_000)) == 3 * ROWS_PER_STEP
     weekly.sweep()
     assert store.jobs.get(small).purged_at is not None
     assert [len(store.results.shapes(one, -1, 5_000)) for one in (large, small)] == [0, 0]

@@ -115,6 +115,9 @@ def test_partial_indexes_are_made_as_described(engine: sa.Engine) -> None:
     assert "live" in str(made["ix_micro_batch_live"])
     assert "live" in str(made["ix_job_live"])
     assert "NOT live" in str(made["ix_job_listed"])
+    assert "purged_at IS NULL" in str(made["ix_job_kept"])
+    assert "keep_results_s IS NOT NULL" in str(made["ix_job_kept_by_itself"])
+    assert "purging" in str(made["ix_job_purging"])
     assert "next_at IS NOT NULL" in str(made["ix_webhook_delivery_waiting"])
 
 

@@ -74,6 +74,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/account_tables.py": ["tests/migration/test_migrations.py"],
     "jobs/store/accounts.py": [*_store("accounts"), *_integration("key_ring")],
     "jobs/store/all_tables.py": ["tests/migration/test_migrations.py"],
+    "jobs/store/cache_tables.py": ["tests/migration/test_migrations.py", *_store("result_cache")],
     "jobs/store/columns.py": ["tests/migration/test_migrations.py", *_store("reading")],
     "jobs/store/backlog.py": [
         *_store("planning", "known_models"),
