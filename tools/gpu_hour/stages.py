@@ -155,7 +155,7 @@ def causes(run: Run, page: Page, ends: float) -> None:
         run.tell(f"{name}: {one['status']}")
 
     left = ends - time.monotonic() - profile_s
-    _, results = measure(Worker(device, scale), chosen, left, wrote)
+    results = measure(Worker(device, scale), chosen, left, wrote)
     page.text += [table(results), ""]
     for name, one in results.items():
         if one["status"] != "measured":
