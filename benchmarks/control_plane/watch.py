@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
+from typing import Any
 
 import psutil
 
@@ -47,12 +47,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._thread.join()
         after = self._cpu()
@@ -118,6 +113,21 @@ def growth(values: list[float]) -> dict[str, float]:
         return {"peak_mib": round(max(values), 1)}
     second, last = max(values[quarter : 2 * quarter]), max(values[-quarter:])
     return {"peak_mib": round(max(values), 1), "last_over_second_quarter": round(last / second, 3)}
+
+
+def travelled(
+    requests: int, started: float, submitted: float, ended: float, watch: Watch
+) -> dict[str, Any]:
+    """The figures of requests that were sent and computed between two moments."""
+    spent = {name: round(s / requests * 1e6, 1) for name, s in watch.cpu_s.items()}
+    return {
+        "requests": requests,
+        "seconds": round(ended - started, 2),
+        "submit_seconds": round(submitted - started, 2),
+        "requests_per_s": round(requests / (ended - started), 1),
+        "cpu_us_per_request": spent,
+        "memory": watch.memory(),
+    }
 
 
 def percentile(values: list[float], share: float) -> float:
