@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import has_bf16, versions
-from benchmarks.peers.nightjar_engine import run_all, scores_of
+from benchmarks.peers.nightjar_peer import run_all, scores_of
 from benchmarks.real_run import CANDIDATES, STOP, VERDICTS, candidates
 from benchmarks.writing import RESULTS, today, write_json
 from examples.demo_training.data import Data, load_data

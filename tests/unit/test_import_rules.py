@@ -107,7 +107,6 @@ BACKEND_USERS = (
     "kernels/",
     "tests/",
     "benchmarks/gpu/",
-    "benchmarks/bare_forward.py",
     "tools/gpu_hour/",
 )
 
