@@ -8,7 +8,7 @@ Each point is the median of several rounds, the points of a curve taken in turn.
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -23,9 +23,9 @@ from .environments import CACHE
 from .machine import describe
 from .models import cached_model
 from .peers.nightjar_peer import NightjarEngine
-from .peers.protocol import Generation, Workload, run_workload
+from .peers.protocol import Workload, run_workload
 from .shapes import FIRST_WORD, GPT2_SMALL, SHAPES
-from .workloads import Words, ranking
+from .workloads import Words, ranking, texts
 from .writing import RESULTS, begun, parser, words, write_json
 
 
@@ -44,26 +44,22 @@ class Point:
     max_running: int | None = None
 
 
-def _texts(ids: Sequence[Sequence[int]], max_tokens: int) -> Workload:
-    return Workload("scaling", "generate", [Generation(list(row), max_tokens) for row in ids])
-
-
 def _batch(words: Words, rng: random.Random, size: int) -> Point:
     """Decoding alone: 33 tokens less the first, prompts of 64."""
     rows = [words.draw(rng, 64) for _ in range(size)]
-    return Point(32 * size, _texts(rows, 33), _texts(rows, 1), size)
+    return Point(32 * size, texts("scaling", rows, 33), texts("scaling", rows, 1), size)
 
 
 def _context(words: Words, rng: random.Random, size: int) -> Point:
     """Decoding alone with 8 sequences after prompts of growing length."""
     rows = [words.draw(rng, size) for _ in range(8)]
-    return Point(8 * 32, _texts(rows, 33), _texts(rows, 1))
+    return Point(8 * 32, texts("scaling", rows, 33), texts("scaling", rows, 1))
 
 
 def _prefill(words: Words, rng: random.Random, size: int) -> Point:
     """Prompts of growing length, about 2,048 tokens together, one token asked."""
     rows = [words.draw(rng, size) for _ in range(max(1, 2048 // size))]
-    return Point(sum(map(len, rows)), _texts(rows, 1))
+    return Point(sum(map(len, rows)), texts("scaling", rows, 1))
 
 
 def _documents(words: Words, rng: random.Random, size: int) -> Point:
@@ -76,7 +72,7 @@ def _documents(words: Words, rng: random.Random, size: int) -> Point:
 def _queue(words: Words, rng: random.Random, size: int) -> Point:
     """A growing number of waiting requests, each of 32 tokens with 8 asked."""
     rows = [words.draw(rng, 32) for _ in range(size)]
-    return Point(8 * size, _texts(rows, 8))
+    return Point(8 * size, texts("scaling", rows, 8))
 
 
 @dataclass(frozen=True)
