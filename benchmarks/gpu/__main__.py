@@ -3,7 +3,7 @@
     --device cpu --scale tiny --out DIR   tries the harness; its numbers mean nothing
     --only NAME,NAME                      some figures
 
-Writes DATE.json and DATE.md after every figure; a second run of a day gets a number.
+Writes DATE.json and DATE.md after every figure; their names have the minute of the start.
 """
 
 import argparse
@@ -35,23 +35,15 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--scale", choices=tuple(SCALES), default="full")
     parser.add_argument("--only", type=writing.words(FIGURES), default=list(FIGURES))
     parser.add_argument("--limit-s", type=float, default=LIMIT_S)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, help="a folder; without it, the results")
     found = parser.parse_args(given)
     found.trial = found.device != "cuda" or found.scale != "full"
+    if found.trial and found.out is None:
+        parser.error("a trial is not written to the results: give a folder with --out")
+    found.out = found.out or RESULTS
     if found.out.exists() and not found.out.is_dir():
         parser.error(f"--out {found.out} is no folder")
-    if found.trial and RESULTS.resolve() in (found.out.resolve(), *found.out.resolve().parents):
-        parser.error("a trial is not written to the results: give another folder with --out")
     return found
-
-
-def free_stem(folder: Path, date: str) -> Path:
-    """DATE, or DATE-2 and so on where that is taken: no result is written over."""
-    stem, count = folder / date, 1
-    while stem.with_name(f"{stem.name}.json").exists():
-        count += 1
-        stem = folder / f"{date}-{count}"
-    return stem
 
 
 def main(given: list[str] | None = None) -> int:
@@ -65,14 +57,14 @@ def main(given: list[str] | None = None) -> int:
         )
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
+    stem = options.out / datetime.now(UTC).strftime("%Y-%m-%d-%H%M")
     about = writing.begun("benchmarks.gpu", given) | {
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": writing.commit(),
         "trial": options.trial,
         "scale": options.scale,
     }
-    stem = free_stem(options.out, about["date"])
-    text = stem.with_name(f"{stem.name}.md")
+    text = stem.with_suffix(".md")
 
     def wrote(machine: dict[str, Any], results: dict[str, Any]) -> None:
         result = about | {
@@ -80,7 +72,7 @@ def main(given: list[str] | None = None) -> int:
             "machine": machine,
             "figures": results,
         }
-        writing.write_json(stem.with_name(f"{stem.name}.json"), result)
+        writing.write_json(stem.with_suffix(".json"), result)
         text.write_text(page(result), encoding="utf-8")
         name, one = list(results.items())[-1]
         print(f"{name}: {one['status']} {one.get('points') or one.get('reason', '')}", flush=True)

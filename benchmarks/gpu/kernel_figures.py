@@ -74,12 +74,9 @@ def reads(lab: Lab) -> dict[str, Timing]:
         source = random_bytes(lab)
         parts = source.chunk(4)  # torch reduces 2 GiB and more in parts of its own choice
         vector = torch.randn(READ_ROW, device=lab.device).to(lab.half)
-        single, half = torch.float32, lab.half
+        half = lab.half
         ways: dict[str, Callable[[Tensor], Tensor]] = {
-            "sum, FP32": lambda x: x.view(single).sum(),
-            "largest, FP32": lambda x: x.view(single).amax(),
-            "largest, 16 bits": lambda x: x.view(half).amax(),
-            "sums of rows, FP32": lambda x: x.view(single).view(-1, READ_ROW).sum(1),
+            "sum, FP32": lambda x: x.view(torch.float32).sum(),
             "largest of rows, 16 bits": lambda x: x.view(half).view(-1, READ_ROW).amax(1),
             "product with a vector, 16 bits": lambda x: x.view(half).view(-1, READ_ROW) @ vector,
         }
@@ -150,24 +147,3 @@ def _attention(lab: Lab, batch: int, context: int, group: int) -> tuple[Timing, 
         timing = lab.device_s(run)
     read = 2 * batch * context * heads * size * dtype.itemsize
     return Timing([seconds / layers for seconds in timing.seconds]), read
-
-
-def kv_transfer(lab: Lab) -> Points:
-    """Bytes/s of a conversation's cache blocks to pinned host memory and back."""
-    config, tokens = lab.scale.config(), lab.scale.cached_tokens
-    count = -(-tokens // BLOCK_SIZE)
-    shape = (config.n_layers, count, config.n_kv_heads, BLOCK_SIZE, config.head_size)
-    keys, values = (torch.randn(shape, device=lab.device).to(lab.half) for _ in range(2))
-    packed = torch.empty(
-        (count, config.n_layers, 2, *shape[2:]), dtype=lab.half, pin_memory=lab.device == "cuda"
-    )
-    blocks = torch.arange(count, device=lab.device)
-    points, details = {}, {}
-    with backend(lab):
-        ways = ("pack", cuda.kv_transfer.kv_pack), ("unpack", cuda.kv_transfer.kv_unpack)
-        for name, run in ways:
-            timing = lab.device_s(lambda run=run: run(keys, values, blocks, packed))  # type: ignore[misc]
-            moved = packed.numel() * packed.element_size()
-            points[f"kv_{name}_gb_s"] = moved / timing.median / 1e9
-            details[name] = timing.figures() | {"bytes": moved, "tokens": tokens}
-    return {"points": points, "details": details}

@@ -1,4 +1,4 @@
-"""Figures of a decode step's launches: when the device waits for the host, and between kernels."""
+"""The figure of a decode step's launches: how long the device waits for the host."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 
 from nightjar.gpu_worker.engine import Engine
 
-from .engine_figures import a_step, decoding, step_s, warm
+from .engine_figures import a_step, decoding, warm
 from .lab import Lab, MeasuringError, Points, generate
 
 
@@ -96,39 +96,3 @@ def launch_overhead(lab: Lab) -> Points:
         "points": {"launch_overhead": median(1 - busy / whole for whole, busy in pairs)},
         "details": details,
     }
-
-
-def kernel_gaps(lab: Lab) -> Points:
-    """The part of a decode step in which no kernel runs.
-
-    It is a step's wall time less its kernels' own time, by torch's profiler, over the wall time.
-    Most of it lies between the nodes of a graph, where no host can help.
-    """
-    batch = lab.batch(8)
-    timing = step_s(lab, batch)
-    engine, prompts = decoding(lab, batch)
-    warm(engine, lab, prompts)
-    short, long = (
-        _busy_s(lab, lambda tokens=tokens: generate(engine, prompts, tokens))  # type: ignore[misc]
-        for tokens in (lab.scale.short, lab.scale.long)
-    )
-    if not 0 < short < long:
-        raise MeasuringError(f"the profiler saw kernels for {short} and {long} s: it fails here")
-    step_busy = (long - short) / (lab.scale.long - lab.scale.short)
-    return {
-        "points": {"kernel_gaps": 1 - step_busy / timing.median},
-        "details": timing.figures() | {"busy_s": step_busy, "batch": batch},
-    }
-
-
-def _busy_s(lab: Lab, run: Callable[[], object]) -> float:
-    """Seconds that kernels ran; on the CPU, that operators did."""
-    kind = torch.profiler.ProfilerActivity
-    name = lab.device.upper()
-    with torch.profiler.profile(activities=[getattr(kind, name)]) as profile:
-        run()
-        lab.sync()
-    which = "self_device_time_total" if name == "CUDA" else "self_cpu_time_total"
-    # Calls of the runtime are events of the CPU, and may be given their kernels' time, too.
-    own = [event for event in profile.key_averages() if event.device_type.name == name]
-    return sum(float(getattr(event, which)) for event in own) / 1e6

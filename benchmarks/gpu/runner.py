@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from logging.handlers import BufferingHandler
 from multiprocessing import active_children, get_context
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -53,10 +54,12 @@ def measure(name: str) -> Result:
 
 
 def measured(lab: Any, name: str) -> Result:  # noqa: ANN401
-    """One figure's part of the result."""
+    """One figure's part of the result, with the engine's warnings: where it goes on slower, its
+    figure must say so."""
     from .targets import CAUSES, FIGURES  # noqa: PLC0415
 
-    started, said = time.perf_counter(), Said()
+    started, said = time.perf_counter(), BufferingHandler(10_000)
+    said.setLevel(logging.WARNING)
     logging.getLogger("nightjar").addHandler(said)
     try:
         lab.collect()  # what the last figure left
@@ -65,31 +68,19 @@ def measured(lab: Any, name: str) -> Result:  # noqa: ANN401
         status = _failed(error)
     finally:
         logging.getLogger("nightjar").removeHandler(said)
-    if said.gave_up and status["status"] == "measured":
+    gave_up = any(getattr(one, "action", None) == "windows_given_up" for one in said.buffer)
+    if gave_up and status["status"] == "measured":
         reason = "the engine gave its windows up: what was timed are single steps"
         status = {"status": "failed", "reason": reason}
-    heard = {"said": said.lines} if said.lines else {}
-    return status | heard | {"took_s": round(time.perf_counter() - started, 2)}
+    if lines := dict.fromkeys(map(_line, said.buffer)):
+        status["said"] = list(lines)
+    return status | {"took_s": round(time.perf_counter() - started, 2)}
 
 
-class Said(logging.Handler):
-    """Keeps the engine's warnings: where it goes on slower, its figure must say so.
-
-    gave_up: whether it went on without windows, as where a graph cannot be captured.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-        self.gave_up = False
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep each message once, with its error."""
-        self.gave_up |= getattr(record, "action", None) == "windows_given_up"
-        error = record.exc_info[1] if record.exc_info else None
-        line = record.getMessage() + (f": {error!r}" if error is not None else "")
-        if line not in self.lines:
-            self.lines.append(line)
+def _line(record: logging.LogRecord) -> str:
+    """A message with its error."""
+    error = record.exc_info[1] if record.exc_info else None
+    return record.getMessage() + (f": {error!r}" if error is not None else "")
 
 
 def _failed(error: Exception) -> Result:

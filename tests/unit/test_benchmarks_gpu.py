@@ -92,16 +92,13 @@ def test_figures_go_on_after_one_fails_hangs_or_dies():
 
 
 def test_a_trial_never_lands_in_the_results(capsys):
-    for given in (["--device", "cpu"], ["--scale", "tiny"], ["--device", "cpu", "--out", "x/.."]):
-        out = [] if "--out" in given else ["--out", str(command.RESULTS / "below")]
-        if "--out" in given:
-            given[-1] = str(command.RESULTS / "x" / "..")
+    for given in (["--device", "cpu"], ["--scale", "tiny"], ["--only", "speed"]):
         with pytest.raises(SystemExit):
-            command.arguments([*given, *out])
-    assert "a trial is not written to the results" in capsys.readouterr().err
+            command.arguments(given)
+    said = capsys.readouterr().err
+    assert said.count("a trial is not written to the results") == 2
+    assert "speed: not among machine" in said
     assert command.arguments([]).out == command.RESULTS
-    with pytest.raises(SystemExit):
-        command.arguments(["--only", "speed"])
 
 
 def test_nothing_is_written_where_there_is_no_gpu(tmp_path, monkeypatch, capsys):
@@ -109,13 +106,6 @@ def test_nothing_is_written_where_there_is_no_gpu(tmp_path, monkeypatch, capsys)
     assert command.main(["--out", str(tmp_path / "results")]) == 2
     assert "torch sees no CUDA device" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_no_result_is_written_over(tmp_path):
-    assert command.free_stem(tmp_path, "2026-11-21").name == "2026-11-21"
-    (tmp_path / "2026-11-21.json").touch()
-    (tmp_path / "2026-11-21-2.json").touch()
-    assert command.free_stem(tmp_path, "2026-11-21").name == "2026-11-21-3"
 
 
 @pytest.fixture
@@ -455,7 +445,7 @@ def test_floors_are_taken_at_the_faster_of_copying_and_reading(lab, monkeypatch,
 def test_every_way_of_reading_is_timed(lab):
     found = machine_speed(lab)
     ways = [name for name in found["details"] if name.startswith("read: ")]
-    assert len(ways) == 6
+    assert len(ways) == 3
     fastest = min(found["details"][name]["median_s"] for name in ways)
     speed = TINY.copy_bytes / fastest / 1e12
     assert found["points"]["read_tb_s"] == pytest.approx(speed, rel=1e-3)

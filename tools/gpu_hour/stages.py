@@ -132,7 +132,7 @@ def figures(run: Run, page: Page, ends: float) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(run.out.resolve())]
     command += ["--limit-s", f"{limit_s - 15:.0f}"]
     if run.dry:
-        names = "machine,decode_attention_1,decode_1,prefill,ranking,kv_transfer"
+        names = "machine,decode_attention_1,decode_1,prefill,ranking"
         command += ["--device", "cpu", "--scale", "tiny", "--only", names]
     _program(page, command, limit_s)
 
