@@ -42,7 +42,6 @@ SETTINGS = {
     "plan_chunk_requests": 512,
     "micro_batch_requests": 4,
 }
-SAMPLE_S = 1.0
 WEIGHTS = {"gold": 3.0, "silver": 1.0, "flood": 1.0}
 WORD = "night "
 # Words in a prompt and most tokens of an answer.
@@ -85,17 +84,14 @@ def in_flight(store: Store, job_id: str) -> int:
 
 
 def phase(name: str, store: Store, seconds: float) -> dict[str, Any]:
-    """Sample the computed tokens for so long, and say what came of each tenant."""
-    before, began = computed(store), time.monotonic()
-    samples = []
-    while (passed := time.monotonic() - began) < seconds:
-        time.sleep(SAMPLE_S)
-        samples.append({"at_s": round(passed + SAMPLE_S, 1), **(computed(store) - before)})
+    """Wait for so long, and say what was computed for each tenant meanwhile."""
+    before = computed(store)
+    time.sleep(seconds)
     done = computed(store) - before
     total = done.total()
     shares = {tenant: round(done[tenant] / max(1, total), 4) for tenant in WEIGHTS}
     print(f"{name}: {total / seconds:,.0f} tokens/s, shares {shares}", flush=True)
-    return {"tokens": dict(done), "shares": shares, "samples": samples}
+    return {"tokens": dict(done), "shares": shares}
 
 
 def measure(store: Store, seconds: float) -> dict[str, Any]:

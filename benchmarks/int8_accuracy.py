@@ -17,7 +17,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.machine import has_bf16, versions
+import torch
+
+from benchmarks.machine import describe, has_bf16
 from benchmarks.peers.nightjar_peer import run_all, scores_of
 from benchmarks.real_run import CANDIDATES, STOP, VERDICTS, candidates
 from benchmarks.writing import RESULTS, parser, today, write_json
@@ -157,7 +159,7 @@ def main() -> None:
     about: dict[str, Any] = {
         "date": today(),
         "command": "python -m benchmarks.int8_accuracy --data DIR",
-        "versions": versions(),
+        "machine": describe(torch.get_num_threads()),
     }
     by_precision = figures(ModelDirectory.open(args.model), load_data(args.data))
     write_json(path, about | {"demo_model": sizes | {"by_precision": by_precision}})

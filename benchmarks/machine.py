@@ -84,20 +84,6 @@ def describe_device(device: str) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """Of a run of ours alone."""
-    import torch  # noqa: PLC0415
-
-    import nightjar  # noqa: PLC0415
-
-    return {
-        "nightjar": nightjar.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cpu": f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
-    }
-
-
 def _nvidia_smi() -> dict[str, str]:
     """Driver, highest clocks and power limit; empty where the program is not there."""
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader", "--id=0"]

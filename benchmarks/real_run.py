@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 import psutil
 
 from benchmarks.control_plane.requests import batch_line
-from benchmarks.machine import versions
+from benchmarks.machine import describe
 from benchmarks.writing import RESULTS, parser, today, write_json
 from examples.demo_training.data import Data, Turn, load_data
 
@@ -203,7 +203,7 @@ def main() -> None:
     figures = {
         "date": today(),
         "command": "python -m benchmarks.real_run --data DIR",
-        "versions": versions(),
+        "machine": describe(2),
         "requests": len(bodies),
         "wall_s": round(seconds, 1),
         "requests_per_s": round(len(bodies) / seconds, 1),

@@ -6,8 +6,6 @@ fp32) makes of the very prompt, so that it occurs where it is meant to; the mode
 the same in any precision.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -32,7 +30,7 @@ class Words:
     texts: dict[int, str]
 
     @staticmethod
-    def of(token_bytes: Sequence[bytes], first: int) -> Words:
+    def of(token_bytes: Sequence[bytes], first: int) -> "Words":
         """Every token from `first` on that begins with a space."""
         texts = {i: piece.decode() for i, piece in enumerate(token_bytes) if i >= first}
         return Words({i: text for i, text in texts.items() if text.startswith(" ")})
@@ -62,7 +60,7 @@ class Sizes:
     short_answers: int = 32
     first_tokens: int = 4
 
-    def scaled(self, scale: float) -> Sizes:
+    def scaled(self, scale: float) -> "Sizes":
         """Every count times scale, two at least (turns and the catalogue's documents stay)."""
         if not 0 < scale <= 1:
             raise ValueError(f"scale {scale}: a number above 0, at most 1")

@@ -1,9 +1,6 @@
 """What processes take while something runs: memory over time, and processor time."""
 
-from __future__ import annotations
-
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +15,6 @@ EVERY_S = 1.0
 class Sample:
     """MiB in memory by process name, at one moment; broker_mib is what the broker says it holds."""
 
-    second: float
     resident_mib: dict[str, float]
     broker_mib: float
 
@@ -39,8 +35,7 @@ class Watch:
     samples: list[Sample] = field(default_factory=list)
     cpu_s: dict[str, float] = field(default_factory=dict)
 
-    def __enter__(self) -> Watch:
-        self._started = time.monotonic()
+    def __enter__(self) -> "Watch":
         self._cpu_before = self._cpu()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look)
@@ -55,12 +50,11 @@ class Watch:
 
     def memory(self) -> dict[str, dict[str, float]]:
         """For each process: its peak, and the peak of the last quarter over that of the second."""
-        names = {name for sample in self.samples for name in sample.resident_mib}
-        series = {
-            name: [s.resident_mib[name] for s in self.samples if name in s.resident_mib]
-            for name in sorted(names)
-        }
-        return {name: growth(values) for name, values in series.items()}
+        series: dict[str, list[float]] = defaultdict(list)
+        for sample in self.samples:
+            for name, resident in sample.resident_mib.items():
+                series[name].append(resident)
+        return {name: growth(values) for name, values in sorted(series.items())}
 
     def _look(self) -> None:
         while not self._stop.wait(EVERY_S):
@@ -68,8 +62,7 @@ class Watch:
                 name: sum(resident_bytes(process, self.shared) for process in family) / 2**20
                 for name, family in self.families().items()
             }
-            second = time.monotonic() - self._started
-            self.samples.append(Sample(second, resident, self.broker_bytes() / 2**20))
+            self.samples.append(Sample(resident, self.broker_bytes() / 2**20))
 
     def _cpu(self) -> dict[str, float]:
         spent = {}

@@ -6,17 +6,8 @@ import ctranslate2
 import transformers
 from ctranslate2.converters import TransformersConverter
 
-from .protocol import (
-    Generated,
-    Generation,
-    Pair,
-    Ranking,
-    System,
-    cut,
-    in_batches,
-    rank_pairs,
-    serve,
-)
+from . import protocol
+from .protocol import Generated, Generation, Pair, Ranking, System
 
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
 BATCH_TOKENS = 4096
@@ -47,7 +38,7 @@ class CTranslate2(System):
         self._pieces = [tokenizer.decode([token]) for token in range(size)]
 
     def generate(self, requests: list[Generation]) -> list[Generated]:
-        return in_batches(requests, lambda one: len(one.token_ids), BATCH, self._generate)
+        return protocol.in_batches(requests, lambda one: len(one.token_ids), BATCH, self._generate)
 
     def _generate(self, batch: list[Generation]) -> list[Generated]:
         texts = [""] * len(batch)
@@ -69,12 +60,12 @@ class CTranslate2(System):
             callback=on_token,
         )
         return [
-            Generated(cut(text, request.stop), count)
+            Generated(protocol.cut(text, request.stop), count)
             for text, request, count in zip(texts, batch, counts, strict=True)
         ]
 
     def rank(self, rankings: list[Ranking]) -> list[list[float]]:
-        return rank_pairs(rankings, self._score)
+        return protocol.rank_pairs(rankings, self._score)
 
     def _score(self, pairs: list[Pair]) -> list[float]:
         results = self._generator.score_batch(
@@ -89,4 +80,4 @@ class CTranslate2(System):
 
 
 if __name__ == "__main__":
-    serve(CTranslate2())
+    protocol.serve(CTranslate2())

@@ -15,19 +15,8 @@ import openvino_genai as genai
 import tokenizers
 import torch
 
-from .protocol import (
-    Generated,
-    Generation,
-    Pair,
-    Ranking,
-    System,
-    cut,
-    in_batches,
-    pad_left,
-    rank_pairs,
-    serve,
-    without_part,
-)
+from . import protocol
+from .protocol import Generated, Generation, Pair, Ranking, System
 
 CACHE_GIB = 2
 BATCH = 16
@@ -94,8 +83,8 @@ class OpenVino(System):
         before the token does: the text then ends in a part of the stop."""
         text = self._tokenizer.decode(row)
         if request.stop is None or request.stop in text or len(row) == request.max_tokens:
-            return Generated(cut(text, request.stop), len(row))
-        return Generated(without_part(text, request.stop), len(row) + 1)
+            return Generated(protocol.cut(text, request.stop), len(row))
+        return Generated(protocol.without_part(text, request.stop), len(row) + 1)
 
     def rank(self, rankings: list[Ranking]) -> list[list[float]]:
         if self._scorer is None:
@@ -106,15 +95,15 @@ class OpenVino(System):
             self._scorer = compiled.create_infer_request()
 
         def by_length(pairs: list[Pair]) -> list[float]:
-            return in_batches(pairs, lambda pair: sum(map(len, pair)), BATCH, self._score)
+            return protocol.in_batches(pairs, lambda pair: sum(map(len, pair)), BATCH, self._score)
 
-        return rank_pairs(rankings, by_length)
+        return protocol.rank_pairs(rankings, by_length)
 
     def _score(self, batch: list[Pair]) -> list[float]:
         """Mean NLL of each document; left padding puts every document at the end of its row."""
         scorer, rows = self._scorer, [query + document for query, document in batch]
         assert scorer is not None
-        ids, mask = (np.array(part, dtype=np.int64) for part in pad_left(rows))
+        ids, mask = (np.array(part, dtype=np.int64) for part in protocol.pad_left(rows))
         scorer.reset_state()
         inputs = {
             "input_ids": ids,
@@ -134,4 +123,4 @@ class OpenVino(System):
 
 
 if __name__ == "__main__":
-    serve(OpenVino())
+    protocol.serve(OpenVino())

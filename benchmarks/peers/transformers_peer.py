@@ -12,18 +12,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from .protocol import (
-    Generated,
-    Generation,
-    Pair,
-    Ranking,
-    System,
-    cut,
-    in_batches,
-    pad_left,
-    rank_pairs,
-    serve,
-)
+from . import protocol
+from .protocol import Generated, Generation, Pair, Ranking, System
 
 BATCH = 16
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -75,11 +65,11 @@ class Transformers(System):
         self._pieces = [str(tokenizer.decode([token])).encode() for token in range(size)]
 
     def generate(self, requests: list[Generation]) -> list[Generated]:
-        return in_batches(requests, lambda one: len(one.token_ids), BATCH, self._generate)
+        return protocol.in_batches(requests, lambda one: len(one.token_ids), BATCH, self._generate)
 
     @torch.inference_mode()
     def _generate(self, batch: list[Generation]) -> list[Generated]:
-        ids, mask = map(torch.tensor, pad_left([request.token_ids for request in batch]))
+        ids, mask = map(torch.tensor, protocol.pad_left([request.token_ids for request in batch]))
         stops = RowStops(self._pieces, batch, ids.shape[1])
         made = self._model.generate(
             ids,
@@ -96,19 +86,21 @@ class Transformers(System):
         for count, token in enumerate(row[: request.max_tokens], 1):
             text += self._pieces[token].decode()
             if request.stop is not None and request.stop in text:
-                return Generated(cut(text, request.stop), count)
+                return Generated(protocol.cut(text, request.stop), count)
         return Generated(text, min(len(row), request.max_tokens))
 
     def rank(self, rankings: list[Ranking]) -> list[list[float]]:
         def by_length(pairs: list[Pair]) -> list[float]:
-            return in_batches(pairs, lambda pair: sum(map(len, pair)), BATCH, self._score)
+            return protocol.in_batches(pairs, lambda pair: sum(map(len, pair)), BATCH, self._score)
 
-        return rank_pairs(rankings, by_length)
+        return protocol.rank_pairs(rankings, by_length)
 
     @torch.inference_mode()
     def _score(self, batch: list[Pair]) -> list[float]:
         """Mean NLL of each document; left padding puts every document at the end of its row."""
-        ids, mask = map(torch.tensor, pad_left([query + document for query, document in batch]))
+        ids, mask = map(
+            torch.tensor, protocol.pad_left([query + document for query, document in batch])
+        )
         longest = max(len(document) for _, document in batch)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         logits = self._model(
@@ -123,4 +115,4 @@ class Transformers(System):
 
 
 if __name__ == "__main__":
-    serve(Transformers())
+    protocol.serve(Transformers())
