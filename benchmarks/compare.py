@@ -9,16 +9,14 @@ after every workload, so that a run that is cut short leaves what it has (`round
 file holds of other models stays.  `python -m benchmarks.report` puts it into docs/performance.md.
 """
 
-from __future__ import annotations
-
-import argparse
 import hashlib
 import json
 import signal
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from typing import Any
 from nightjar.checkpoints.tokenizer import Tokenizer
 
 from . import own
-from .contest import COMPARED, EVERYONES, OURS, Contest, parse_outcome, say
+from .contest import COMPARED, EVERYONES, OURS, Contest, say
 from .environments import CACHE
 from .figures import ratios, record_figures
 from .machine import describe, has_bf16
@@ -35,28 +33,16 @@ from .peers.protocol import Generated, Generation, Outcome, Workload
 from .shapes import FIRST_WORD, MEASURED, SHAPES
 from .systems import SYSTEMS, TRANSFORMERS, Runner
 from .workloads import Sizes, Words, build
-from .writing import RESULTS, ROOT, today, write_json, write_whole
+from .writing import RESULTS, ROOT, begun, parser, words, write_json, write_whole
 
 REFERENCE = "transformers fp32"
 WORKLOADS = [*EVERYONES, *OURS]
+PRECISIONS = ["fp32", "bf16", "int8"]
 
 
-@dataclass(frozen=True)
-class Options:
-    """One comparison."""
-
-    models: list[str]
-    systems: list[str]
-    precisions: list[str]
-    workloads: list[str]
-    rounds: int
-    scale: float
-    budget_s: float
-    threads: int
-    apart: bool
-
-
-def reference_texts(model: Path, threads: int, logs: Path, asked: list[Generation]) -> Outcome:
+def reference_texts(
+    model: Path, threads: int, logs: Path, asked: list[Generation]
+) -> list[Generated]:
     """Greedy texts of the reference system, without stops."""
     runner = Runner(TRANSFORMERS, "fp32", threads, logs / "reference.log")
     try:
@@ -64,7 +50,7 @@ def reference_texts(model: Path, threads: int, logs: Path, asked: list[Generatio
         answer = runner.run(Workload("reference", "generate", asked))
     finally:
         runner.close()
-    return parse_outcome(answer["outcome"])
+    return Outcome.from_json(answer["outcome"]).generated
 
 
 def make_workloads(model: Path, sizes: Sizes, threads: int, logs: Path) -> dict[str, Workload]:
@@ -75,19 +61,15 @@ def make_workloads(model: Path, sizes: Sizes, threads: int, logs: Path) -> dict[
     if not file.is_file():
         vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
         tokenizer = Tokenizer.read(model / "tokenizer.json", vocab_size)
-        words = Words.of(tokenizer.token_bytes, FIRST_WORD)
-
-        def reference(asked: list[Generation]) -> list[Generated]:
-            return reference_texts(model, threads, logs, asked).generated
-
-        made = build(words, sizes, reference)
-        write_whole(file, json.dumps([workload.to_json() for workload in made.values()]))
+        vocabulary = Words.of(tokenizer.token_bytes, FIRST_WORD)
+        made = build(vocabulary, sizes, partial(reference_texts, model, threads, logs))
+        write_whole(file, json.dumps([asdict(workload) for workload in made.values()]))
     records = json.loads(file.read_text())
     return {record["name"]: Workload.from_json(record) for record in records}
 
 
 def compare_on(
-    name: str, options: Options, logs: Path, keep: Callable[[dict[str, Any]], None]
+    name: str, options: Namespace, logs: Path, keep: Callable[[dict[str, Any]], None]
 ) -> None:
     """Measure one model; `keep` gets its result after every workload, better each time."""
     model = cached_model(name)
@@ -99,15 +81,12 @@ def compare_on(
     def result() -> dict[str, Any]:
         records = contest.records
         reference = next((r for r in records if r.label == REFERENCE and not r.failed), None)
-        found = ratios(records, COMPARED)
-        by_token = ratios(records, COMPARED, by_token=True)
         return {
             "shape": asdict(SHAPES[name]),
             "sizes": asdict(sizes),
             "rounds_done": contest.rounds_done,
-            "ratios": {workload: best["ratio"] for workload, best in found["overall"].items()},
-            "ratios_of": found,
-            "ratios_by_token": by_token,
+            "ratios_of": ratios(records, COMPARED),
+            "ratios_by_token": ratios(records, COMPARED, by_token=True),
             "engine": own.figures(records, workloads, model, options.threads),
             "systems": {r.label: record_figures(r, reference, workloads) for r in records},
         }
@@ -122,68 +101,47 @@ def compare_on(
 
 
 def add_to(
-    path: Path, date: str, name: str, run: dict[str, Any], started: float, model: dict[str, Any]
+    path: Path, name: str, run: dict[str, Any], started: float, model: dict[str, Any]
 ) -> None:
     """Put a model's result, and how it was run, into a result file beside what is there."""
     models = json.loads(path.read_text())["models"] if path.is_file() else {}
     minutes = round((time.monotonic() - started) / 60, 1)
-    models[name] = {"date": date, **run, "minutes": minutes, **model}
-    first = next(one for one in (*MEASURED, name) if one in models)
-    write_json(path, {"date": date, "ratios": models[first]["ratios"], "models": models})
+    models[name] = {**run, "minutes": minutes, **model}
+    write_json(path, {"date": run["date"], "models": models})
 
 
-def words_of(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
-
-
-def parse(arguments: Sequence[str] | None) -> tuple[Options, Path | None]:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--models", type=words_of, default=list(MEASURED))
-    parser.add_argument("--systems", type=words_of, default=list(SYSTEMS))
-    precisions = ["fp32", "bf16", "int8"] if has_bf16() else ["fp32", "int8"]
-    parser.add_argument("--precisions", type=words_of, default=precisions)
-    parser.add_argument("--workloads", type=words_of, default=WORKLOADS)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0, help="shrinks every count of requests")
-    parser.add_argument("--budget-s", type=float, default=8.0, help="seconds a peer and workload")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--apart",
-        action="store_true",
-        help="one precision after another, where not all systems fit into memory together",
-    )
-    parser.add_argument("--out", type=Path, default=None)
-    args = parser.parse_args(arguments)
-    for given, known in (
-        (args.models, SHAPES),
-        (args.systems, SYSTEMS),
-        (args.workloads, WORKLOADS),
-    ):
-        if unknown := sorted(set(given) - set(known)):
-            parser.error(f"{', '.join(unknown)}: not among {', '.join(known)}")
+def parse(given: Sequence[str] | None) -> Namespace:
+    """What to compare."""
+    found = parser("benchmarks.compare", __doc__)
+    precisions = PRECISIONS if has_bf16() else ["fp32", "int8"]
+    found.add_argument("--models", type=words(SHAPES), default=list(MEASURED))
+    found.add_argument("--systems", type=words(SYSTEMS), default=list(SYSTEMS))
+    found.add_argument("--precisions", type=words(PRECISIONS), default=precisions)
+    found.add_argument("--workloads", type=words(WORKLOADS), default=WORKLOADS)
+    found.add_argument("--rounds", type=int, default=3)
+    found.add_argument("--scale", type=float, default=1.0, help="shrinks every count of requests")
+    found.add_argument("--budget-s", type=float, default=8.0, help="seconds a peer and workload")
+    found.add_argument("--threads", type=int, default=2)
+    apart = "one precision after another, where not all systems fit into memory together"
+    found.add_argument("--apart", action="store_true", help=apart)
+    args = found.parse_args(given)
     if args.rounds < 1 or args.budget_s <= 0 or not 0 < args.scale <= 1:
-        parser.error("--rounds from 1, --budget-s above 0, --scale above 0 and at most 1")
-    options = vars(args) | {}
-    out = options.pop("out")
-    return Options(**options), out
+        found.error("--rounds from 1, --budget-s above 0, --scale above 0 and at most 1")
+    return args
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    options, out = parse(arguments)
+def main(given: Sequence[str] | None = None) -> None:
+    options = parse(given)
     # The stopped runners must not outlive this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    date = today()
-    path = out or RESULTS / f"peers-{date}.json"
+    about = begun("benchmarks.compare", given)
+    path = options.out or RESULTS / f"peers-{about['date']}.json"
+    about |= {"options": {name: one for name, one in vars(options).items() if name != "out"}}
     logs = CACHE / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     for name in options.models:
-        run = {
-            "command": " ".join(["python -m benchmarks.compare", *(arguments or sys.argv[1:])]),
-            "machine": describe(options.threads),
-            "options": asdict(options),
-        }
-        keep = partial(add_to, path, date, name, run, time.monotonic())
-        compare_on(name, options, logs, keep)
+        run = about | {"machine": describe(options.threads)}
+        compare_on(name, options, logs, partial(add_to, path, name, run, time.monotonic()))
         say(f"{name}: wrote {path}")
 
 

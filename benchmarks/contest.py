@@ -1,30 +1,20 @@
 """Systems that stand against each other on one model: who runs what, how much of it, how often."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from .environments import CACHE
 from .figures import Measured, SystemRecord, first_token
-from .peers.protocol import Generated, Outcome, Workload
+from .peers.protocol import Outcome, Workload
 from .systems import SYSTEMS, Runner, SystemFailedError
 
 COMPARED = ("generate", "rank", "rank_long", "catalogue", "multi_turn", "long_prompts")
 EVERYONES = (*COMPARED, "first_token")
-OURS = (
-    "mixed_lengths",
-    "even_lengths",
-    "short_answers",
-    "full_answers",
-    "prefill_only",
-    "decode_from",
-    "decode_to",
-)
+_PAIRS = ("mixed_lengths", "even_lengths", "short_answers", "full_answers")
+OURS = (*_PAIRS, "prefill_only", "decode_from", "decode_to")
 """Workloads of our engine alone."""
 
 PROBE = {"generate": 8, "rank": 4, "first_token": 3}
@@ -42,18 +32,13 @@ WARMED = ("generate", "rank")
 """Run once as they are measured, and not counted, by every system in every round: at the first use
 of its memory a process waits for the machine to find it, and for memory that it has not used for
 half an hour the host of a virtual machine may have found another use."""
-EVERY_ROUND = ("generate", "rank", "mixed_lengths", "even_lengths", "short_answers", "full_answers")
+EVERY_ROUND = ("generate", "rank", *_PAIRS)
 OTHER_ROUNDS = 2
 """Rounds of the workloads that are not in EVERY_ROUND."""
 GOING_ON = 2
 """Peers of each precision that run a workload again after its first round."""
 LONG_S = 30.0
 """What took this long is not run again: it is steady enough."""
-
-
-def parse_outcome(record: dict[str, Any]) -> Outcome:
-    generated = [Generated(**item) for item in record["generated"]]
-    return Outcome(generated, record["mean_nll"], record["seconds_each"])
 
 
 def say(text: str) -> None:
@@ -86,22 +71,17 @@ class Contest:
             self._runners[record.label] = runner
 
     def _start(self, record: SystemRecord) -> None:
-        spec = SYSTEMS[record.system]
+        spec, runner = SYSTEMS[record.system], None
         log = self._logs / f"{record.system}-{record.precision}.log"
         try:
             runner = Runner(spec, record.precision, self._threads, log)
+            record.about = runner.load(self._model, CACHE / "converted" / self._model.name)
+            record.about["environment"] = spec.environment
         except SystemFailedError as error:
             record.failed = str(error)
-            self.add(record, None)
-        else:
-            try:
-                record.about = runner.load(self._model, CACHE / "converted" / self._model.name)
-                record.about["environment"] = spec.environment
-                self.add(record, runner)
-            except SystemFailedError as error:
-                record.failed = str(error)
-                self.add(record, None)
+            if runner is not None:
                 runner.close()
+        self.add(record, None if record.failed else runner)
         say(f"{record.label}: {record.failed or 'loaded'}")
 
     def close(self) -> None:
@@ -126,22 +106,18 @@ class Contest:
 
     def _in_turn(self, number: int, workload: Workload) -> Iterator[SystemRecord]:
         start = number % len(self.records)
-        taking_part = [r for r in self.records if self._takes_part(r, workload, number)]
+        taking_part = [r for r in self.records if self._takes_part(r, workload.name, number)]
         for record in self.records[start:] + self.records[:start]:
             if record in taking_part:
                 yield record
 
-    def _takes_part(self, record: SystemRecord, workload: Workload, number: int) -> bool:
-        name = workload.name
+    def _takes_part(self, record: SystemRecord, name: str, number: int) -> bool:
         if record.label not in self._runners or name in record.workload_failures:
             return False
-        if record.system == "nightjar-run":
-            return number == 0 and name in ("generate", "rank")
         if not record.ours and name not in EVERYONES:
             return False
-        return number == 0 or self._goes_on(record, name, number)
-
-    def _goes_on(self, record: SystemRecord, name: str, number: int) -> bool:
+        if number == 0:
+            return True
         if number >= OTHER_ROUNDS and name not in EVERY_ROUND:
             return False
         if median(record.measured[name].seconds) > LONG_S:
@@ -173,7 +149,7 @@ class Contest:
             return
         measured.seconds.append(answer["seconds"])
         record.peak_mib = answer["peak_mib"]
-        outcome = parse_outcome(answer["outcome"])
+        outcome = Outcome.from_json(answer["outcome"])
         record.outcomes[workload.name] = outcome
         measured.tokens = sum(text.tokens for text in outcome.generated)
         if workload.kind == "first_token":
@@ -185,8 +161,6 @@ class Contest:
 
     def _units(self, record: SystemRecord, runner: Runner, workload: Workload) -> int:
         """How much of a workload this system runs: ours all, a peer what fits the budget."""
-        if record.system == "nightjar-run":
-            return workload.units
         probe = PROBE[workload.kind]
         runner.run(workload.head(probe))  # the first time compiles, allocates, packs
         if record.ours:

@@ -4,8 +4,6 @@ Each peer has one of its own, made from `peers/requirements-NAME.txt`.  An envir
 be made does not stop the others: the reason is kept, and the comparison reports it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil
@@ -20,7 +18,6 @@ REQUIREMENTS = ROOT / "benchmarks" / "peers"
 
 # Packages ask for builds of these that do not load beside a CPU torch, and run without them.
 UNWANTED = {"vllm": ("torchvision", "torchaudio", "torchcodec"), "openvino": ("torchvision",)}
-
 # llama.cpp is compiled: without its examples, and for the instructions of this machine (its
 # default).
 BUILD_OPTIONS = {"llamacpp": {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}}
@@ -31,42 +28,40 @@ def environment_python(name: str) -> Path:
     return CACHE / "venvs" / name / "bin" / "python"
 
 
-def requirements_file(name: str) -> Path:
-    return REQUIREMENTS / f"requirements-{name}.txt"
+def _kept(name: str, ending: str) -> Path:
+    """`installed` holds the requirements that the environment was made from, `failed` the reason
+    why it could not be made; there is one of them."""
+    return CACHE / "venvs" / f"{name}.{ending}.txt"
 
 
-def _marker(name: str) -> Path:
-    """Written last, holds the requirements the environment was made from."""
-    return CACHE / "venvs" / name / "installed.txt"
-
-
-def _reason_file(name: str) -> Path:
-    return CACHE / "venvs" / f"{name}.failed.txt"
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 def failure_of(name: str) -> str | None:
     """Why a peer has no environment, or None when it has one."""
-    if environment_python(name).is_file() and _marker(name).is_file():
+    if _kept(name, "installed").is_file():
         return None
-    if _reason_file(name).is_file():
-        return _reason_file(name).read_text(encoding="utf-8")
-    return f"not installed: python -m benchmarks.environments {name}"
+    return (
+        _read(_kept(name, "failed")) or f"not installed: python -m benchmarks.environments {name}"
+    )
 
 
 def make_environment(name: str) -> str | None:
     """Make a peer's environment unless it is there already; returns why that failed, or None."""
-    wanted = requirements_file(name).read_text(encoding="utf-8")
-    marker = _marker(name)
-    if marker.is_file() and marker.read_text(encoding="utf-8") == wanted:
+    requirements = REQUIREMENTS / f"requirements-{name}.txt"
+    wanted = requirements.read_text(encoding="utf-8")
+    if _read(_kept(name, "installed")) == wanted:
         return None
     directory = environment_python(name).parents[1]
     shutil.rmtree(directory, ignore_errors=True)
     directory.parent.mkdir(parents=True, exist_ok=True)
-    _reason_file(name).unlink(missing_ok=True)
+    for ending in ("installed", "failed"):
+        _kept(name, ending).unlink(missing_ok=True)
     pip = [str(environment_python(name)), "-m", "pip", "--disable-pip-version-check"]
     commands = [
         [sys.executable, "-m", "venv", str(directory)],
-        [*pip, "install", "--quiet", "-r", str(requirements_file(name))],
+        [*pip, "install", "--quiet", "-r", str(requirements)],
     ]
     if name in UNWANTED:
         commands.append([*pip, "uninstall", "--quiet", "--yes", *UNWANTED[name]])
@@ -76,9 +71,9 @@ def make_environment(name: str) -> str | None:
         if done.returncode != 0:
             lines = [line for line in done.stderr.splitlines() if line.strip()]
             reason = f"installation failed: {lines[-1] if lines else done.returncode}"
-            _reason_file(name).write_text(reason, encoding="utf-8")
+            _kept(name, "failed").write_text(reason, encoding="utf-8")
             return reason
-    marker.write_text(wanted, encoding="utf-8")
+    _kept(name, "installed").write_text(wanted, encoding="utf-8")
     return None
 
 
@@ -89,7 +84,7 @@ def peer_names() -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(peer_names()))
     for name in parser.parse_args().names or peer_names():
         print(f"{name}: {make_environment(name) or 'ready'}", flush=True)

@@ -3,8 +3,6 @@
 Nothing here measures anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -59,61 +57,36 @@ class SystemRecord:
         return f"{self.system} {self.precision}"
 
 
-def compare(ours: Mapping[str, float], peers: Mapping[str, float]) -> dict[str, Any] | None:
-    """Our fastest over the fastest peer, or None where either side has no figure."""
-    if not ours or not peers:
-        return None
-    best, rival = max(ours, key=ours.__getitem__), max(peers, key=peers.__getitem__)
-    return {"ratio": round(ours[best] / peers[rival], 3), "ours": best, "peer": rival}
-
-
-def rates(
-    records: Sequence[SystemRecord], workload: str, *, ours: bool, by_token: bool = False
-) -> dict[str, float]:
-    """Rates of a workload by label; `nightjar run` is reported beside, never compared."""
-    measured = {
-        record.label: record.measured[workload]
-        for record in records
-        if record.ours == ours and workload in record.measured and record.system != "nightjar-run"
-    }
-    if not by_token:
-        return {label: one.rate for label, one in measured.items()}
-    return {label: one.token_rate for label, one in measured.items() if one.tokens}
-
-
 def ratios(
     records: Sequence[SystemRecord], workloads: Sequence[str], *, by_token: bool = False
 ) -> dict[str, Any]:
-    """Per workload: our fastest over the fastest peer of any precision, then by precision.
+    """Each precision of ours over the fastest peer, per workload.
 
     by_precision compares the same with the same; over_fastest_peer holds each precision of ours
     against the fastest peer of any precision.  by_token: generated tokens a second in place of
     requests, for the workloads that generate.
     """
-    overall: dict[str, Any] = {}
-    by_precision: dict[str, dict[str, Any]] = {}
-    over_fastest: dict[str, dict[str, Any]] = {}
+    found: dict[str, Any] = {"by_precision": {}, "over_fastest_peer": {}}
     for workload in workloads:
-        ours, peers = (
-            rates(records, workload, ours=side, by_token=by_token) for side in (True, False)
-        )
-        if (found := compare(ours, peers)) is not None:
-            overall[workload] = found
-        for precision in sorted({record.precision for record in records}):
-            mine, theirs = _of(ours, precision), _of(peers, precision)
-            if (found := compare(mine, theirs)) is not None:
-                by_precision.setdefault(precision, {})[workload] = found
-            if (found := compare(mine, peers)) is not None:
-                over_fastest.setdefault(precision, {})[workload] = found
-    return {
-        "overall": overall,
-        "by_precision": by_precision,
-        "over_fastest_peer": over_fastest,
-    }
-
-
-def _of(by_label: Mapping[str, float], precision: str) -> dict[str, float]:
-    return {label: rate for label, rate in by_label.items() if label.endswith(f" {precision}")}
+        rates: dict[str, float] = {}
+        for one in records:
+            if (measured := one.measured.get(workload)) and (measured.tokens or not by_token):
+                rates[one.label] = measured.token_rate if by_token else measured.rate
+        peers = {one.label for one in records if not one.ours and one.label in rates}
+        for ours in records:
+            if not ours.ours or ours.label not in rates:
+                continue
+            same = [one.label for one in records if one.precision == ours.precision]
+            for kind, rivals in (
+                ("by_precision", peers.intersection(same)),
+                ("over_fastest_peer", peers),
+            ):
+                if rivals:
+                    peer = max(rivals, key=rates.__getitem__)
+                    ratio = {"ratio": round(rates[ours.label] / rates[peer], 3)}
+                    by_workload = found[kind].setdefault(ours.precision, {})
+                    by_workload[workload] = ratio | {"ours": ours.label, "peer": peer}
+    return found
 
 
 def agreement(reference: Outcome, outcome: Outcome) -> dict[str, Any]:
@@ -125,17 +98,15 @@ def agreement(reference: Outcome, outcome: Outcome) -> dict[str, Any]:
     texts = list(zip(reference.generated, outcome.generated, strict=False))
     if texts:
         equal = sum(wanted.text == given.text for wanted, given in texts)
-        found["texts_equal"] = round(equal / len(texts), 4)
-        found["texts_compared"] = len(texts)
-    scores = [
-        (wanted, given)
+        found |= {"texts_equal": round(equal / len(texts), 4), "texts_compared": len(texts)}
+    differences = [
+        abs(given - wanted) / abs(wanted)
         for row, other in zip(reference.mean_nll, outcome.mean_nll, strict=False)
         for wanted, given in zip(row, other, strict=False)
     ]
-    if scores:
-        difference = max(abs(given - wanted) / abs(wanted) for wanted, given in scores)
-        found["max_relative_score_difference"] = float(f"{difference:.2e}")
-        found["scores_compared"] = len(scores)
+    if differences:
+        found["max_relative_score_difference"] = float(f"{max(differences):.2e}")
+        found["scores_compared"] = len(differences)
     return found
 
 
@@ -147,9 +118,7 @@ def text_figures(workload: Workload, measured: Measured, outcome: Outcome) -> di
         "tokens_a_text": round(measured.tokens / len(pairs), 2),
         "tokens_per_s": round(measured.token_rate, 2),
     }
-    if stops:
-        found["ended_by_stop"] = round(sum(stops) / len(stops), 4)
-    return found
+    return found | ({"ended_by_stop": round(sum(stops) / len(stops), 4)} if stops else {})
 
 
 def record_figures(

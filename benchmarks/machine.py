@@ -3,12 +3,10 @@
 It needs nothing but torch, so that it runs on a bare GPU machine.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +36,9 @@ def describe(threads: int, *, with_torch: bool = True) -> dict[str, Any]:
 
     with_torch: import it and say what it makes of the processor; it takes 200 MiB.
     """
-    of_torch = {}
-    if with_torch:
-        import torch  # noqa: PLC0415
-
-        of_torch = {
-            "torch_capability": torch.backends.cpu.get_cpu_capability(),
-            "torch": torch.__version__,
-        }
     flags = set(_cpuinfo("flags").split())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
+    found = {
         "cpu": _cpuinfo("model name"),
         "cores": os.cpu_count(),
         "flags": [flag for flag in TELLING_FLAGS if flag in flags],
@@ -56,7 +46,13 @@ def describe(threads: int, *, with_torch: bool = True) -> dict[str, Any]:
         "threads": threads,
         "python": platform.python_version(),
         "load_before": round(os.getloadavg()[0], 2),
-    } | of_torch
+    }
+    if with_torch:
+        import torch  # noqa: PLC0415
+
+        found["torch_capability"] = torch.backends.cpu.get_cpu_capability()
+        found["torch"] = torch.__version__
+    return found
 
 
 def describe_device(device: str) -> dict[str, Any]:
@@ -67,10 +63,11 @@ def describe_device(device: str) -> dict[str, Any]:
     """
     import torch  # noqa: PLC0415
 
+    installed = {one.name for one in distributions()}
     found = {
         "device": device,
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {one: version(one) if one in installed else None for one in PACKAGES},
     }
     if device != "cuda":
         return found | {"name": platform.processor() or platform.machine()}
@@ -85,27 +82,6 @@ def describe_device(device: str) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "nvidia_smi": _nvidia_smi(),
     }
-
-
-def versions() -> dict[str, str]:
-    """Of a run of ours alone."""
-    import torch  # noqa: PLC0415
-
-    import nightjar  # noqa: PLC0415
-
-    return {
-        "nightjar": nightjar.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cpu": f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
-    }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _nvidia_smi() -> dict[str, str]:

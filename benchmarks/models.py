@@ -4,8 +4,6 @@ The vocabulary is made of invented words of ASCII letters, one token each, so th
 detokenizer gives the same text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Figures of our engine alone: what they are and what they are held against stands here."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import cache
@@ -25,71 +23,57 @@ def figures(
     return {
         record.precision: _of_record(record, workloads, model, threads)
         for record in records
-        if record.system == "nightjar" and record.failed is None
+        if record.ours and record.failed is None
     }
 
 
 def _of_record(
     record: SystemRecord, workloads: dict[str, Workload], model: Path, threads: int
 ) -> dict[str, Any]:
-    def seconds(name: str) -> float | None:
-        return median(record.measured[name].seconds) if name in record.measured else None
-
-    found: dict[str, Any] = {}
-    mixed, even = seconds("mixed_lengths"), seconds("even_lengths")
-    if mixed and even:
-        found["mixed_over_even"] = round(even / mixed, 3)
-    full, short = seconds("full_answers"), seconds("short_answers")
-    if full and short:
-        tokens = [sum(g.tokens for g in record.outcomes[name].generated) for name in SHORT]
-        found["full_over_short_time"] = round(full / short, 3)
-        found["full_over_short_tokens"] = round(tokens[1] / tokens[0], 3)
+    seconds = {name: median(one.seconds) for name, one in record.measured.items()}
+    found: dict[str, Any] = {"memory": memory(record, model)}
+    if {"mixed_lengths", "even_lengths"} <= seconds.keys():
+        found["mixed_over_even"] = round(seconds["even_lengths"] / seconds["mixed_lengths"], 3)
+    if {"full_answers", "short_answers"} <= seconds.keys():
+        found["full_over_short_time"] = round(seconds["full_answers"] / seconds["short_answers"], 3)
     if record.first_token:
         found["first_token"] = median_first_token(record.first_token)
-    found["memory"] = memory(record, model)
-    found |= bare_share(record, workloads, model, threads)
+    if {"prefill_only", "decode_from", "decode_to"} <= seconds.keys():
+        found |= bare_share(record.precision, seconds, workloads, model, threads)
     return found
-
-
-SHORT = ("short_answers", "full_answers")
 
 
 def memory(record: SystemRecord, model: Path) -> dict[str, Any]:
     """Peak of the process over weights and KV budget; `start_mib` is Python and its libraries."""
-    header_size = int.from_bytes((model / "model.safetensors").read_bytes()[:8], "little")
-    raw = (model / "model.safetensors").read_bytes()[8 : 8 + header_size]
-    stored = json.loads(raw)
-    weights = sum(
-        entry["data_offsets"][1] - entry["data_offsets"][0]
-        for name, entry in stored.items()
-        if name != "__metadata__"
-    )
-    weights_mib = weights / 4 * BYTES_PER_WEIGHT[record.precision] / 2**20
-    budget = weights_mib + KV_BUDGET_MIB
+    raw = (model / "model.safetensors").read_bytes()
+    tensors = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    tensors.pop("__metadata__", None)
+    stored = max(entry["data_offsets"][1] for entry in tensors.values())
+    weights_mib = stored / 4 * BYTES_PER_WEIGHT[record.precision] / 2**20
     return {
         "peak_mib": round(record.peak_mib),
         "start_mib": round(record.about["start_mib"]),
         "weights_mib": round(weights_mib),
         "kv_budget_mib": KV_BUDGET_MIB,
-        "peak_over_budget": round(record.peak_mib / budget, 3),
+        "peak_over_budget": round(record.peak_mib / (weights_mib + KV_BUDGET_MIB), 3),
     }
 
 
 def bare_share(
-    record: SystemRecord, workloads: dict[str, Workload], model: Path, threads: int
+    precision: str,
+    seconds: dict[str, float],
+    workloads: dict[str, Workload],
+    model: Path,
+    threads: int,
 ) -> dict[str, Any]:
     """Prefill and decode as shares of what the bare forward does, measured in the same run."""
-    names = ("prefill_only", "decode_from", "decode_to")
-    if not set(names) <= set(record.measured):
-        return {}
-    prefill_s, from_s, to_s = (median(record.measured[name].seconds) for name in names)
     prompts = workloads["prefill_only"].generations
-    prefill = sum(len(g.token_ids) for g in prompts) / prefill_s
+    prefill = sum(len(g.token_ids) for g in prompts) / seconds["prefill_only"]
     rows = workloads["decode_to"].generations
     steps = rows[0].max_tokens - workloads["decode_from"].generations[0].max_tokens
-    decode = len(rows) * steps / (to_s - from_s)
+    decode = len(rows) * steps / (seconds["decode_to"] - seconds["decode_from"])
     context = len(rows[0].token_ids) + rows[0].max_tokens // 2
-    bare_prefill, bare_decode = bare_rates(model, record.precision, threads, len(rows), context)
+    bare_prefill, bare_decode = bare_rates(model, precision, threads, len(rows), context)
     return {
         "prefill_tokens_per_s": round(prefill, 1),
         "decode_tokens_per_s": round(decode, 1),

@@ -8,22 +8,21 @@ one is the true one; then the reviews that were kept out of training are ranked.
 `benchmarks/results/real-run-<date>.json` and two plots beside it.
 """
 
-import argparse
 import json
 import random
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import psutil
 
-from benchmarks.machine import versions
-from benchmarks.writing import RESULTS, today, write_json
+from benchmarks.control_plane.requests import batch_line
+from benchmarks.machine import describe
+from benchmarks.writing import RESULTS, parser, today, write_json
 from examples.demo_training.data import Data, Turn, load_data
 
 GENERATIONS = 5_000
@@ -35,17 +34,8 @@ VERDICTS = [" 재미있다", " 재미없다"]
 MEMORY_EVERY_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Resident memory of the run's processes at one moment, MiB by role."""
-
-    second: float
-    resident_mib: dict[str, float]
-
-
-def line(custom_id: str, url: str, body: dict[str, Any]) -> str:
-    record = {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
-    return json.dumps(record, ensure_ascii=False)
+Sample = tuple[float, Counter[str]]
+"""A second of the run, and the memory that its processes hold then, MiB by role."""
 
 
 def conversations(data: Data, rng: random.Random, wanted: int) -> list[Turn]:
@@ -64,22 +54,20 @@ def candidates(turn: Turn, pool: list[Turn], rng: random.Random) -> list[str]:
     return answers
 
 
-def write_requests(path: Path, data: Data, rng: random.Random) -> dict[str, int]:
-    """Write the 10,000 lines, mixed; return where each ranking's true answer stands."""
-    lines, truth = [], {}
+def write_requests(path: Path, data: Data, rng: random.Random) -> None:
+    """Write the 10,000 lines, mixed."""
+    lines = []
     for number, turn in enumerate(conversations(data, rng, GENERATIONS)):
         body = {"prompt": turn.prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "stop": STOP}
-        lines.append(line(f"generate-{number}", "/v1/completions", body))
+        lines.append(batch_line(f"generate-{number}", "/v1/completions", body))
     held_out = len(data.chat_heldout)
     for number, turn in enumerate(conversations(data, rng, RANKINGS)):
         pool = data.chat_heldout if number < held_out else data.chat
-        answers = candidates(turn, pool, rng)
-        truth[f"rank-{number}"] = answers.index(turn.answer)
-        body = {"query": turn.prompt, "documents": [f" {answer}" for answer in answers]}
-        lines.append(line(f"rank-{number}", "/v1/rerank", body))
+        documents = [f" {answer}" for answer in candidates(turn, pool, rng)]
+        body = {"query": turn.prompt, "documents": documents}
+        lines.append(batch_line(f"rank-{number}", "/v1/rerank", body))
     rng.shuffle(lines)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return truth
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def role(command: list[str]) -> str:
@@ -96,24 +84,25 @@ def role(command: list[str]) -> str:
     return next((name for part, name in names.items() if part in words), "nightjar run")
 
 
-def memory(root: psutil.Process, started: float) -> Sample:
-    resident: dict[str, float] = defaultdict(float)
+def memory(root: psutil.Process) -> Counter[str]:
+    resident: Counter[str] = Counter()
     for process in [root, *root.children(recursive=True)]:
         try:
-            resident[role(process.cmdline())] += process.memory_info().rss / 2**20
+            resident[role(process.cmdline())] += process.memory_info().rss // 2**20
         except psutil.Error:
             continue
-    return Sample(time.monotonic() - started, dict(resident))
+    return resident
 
 
 def run(source: Path, model: Path, out: Path) -> tuple[float, list[Sample]]:
     """`nightjar run` from start to end: wall seconds, and the memory on the way."""
-    command = [sys.executable, "-m", "nightjar", "run", source, "--model", model, "--out", out]
+    command = [sys.executable, "-m", "nightjar", "run", str(source)]
+    command += ["--model", str(model), "--out", str(out)]
     started = time.monotonic()
-    process = subprocess.Popen([str(word) for word in command])
+    process = subprocess.Popen(command)
     root, samples = psutil.Process(process.pid), []
     while process.poll() is None:
-        samples.append(memory(root, started))
+        samples.append((time.monotonic() - started, memory(root)))
         time.sleep(MEMORY_EVERY_S)
     if process.returncode != 0:
         raise SystemExit(f"nightjar run ended with {process.returncode}")
@@ -131,34 +120,26 @@ def answers(out: Path) -> dict[str, dict[str, Any]]:
 
 def generation_figures(bodies: dict[str, dict[str, Any]]) -> dict[str, Any]:
     generated = [body for name, body in bodies.items() if name.startswith("generate-")]
-    reasons: dict[str, int] = defaultdict(int)
-    for body in generated:
-        reasons[body["choices"][0]["finish_reason"]] += 1
     usage = [body["usage"] for body in generated]
     return {
         "requests": len(generated),
         "requested_tokens": sum(u["requested_tokens"] for u in usage),
         "generated_tokens": sum(u["completion_tokens"] for u in usage),
-        "finish_reasons": dict(reasons),
+        "finish_reasons": Counter(body["choices"][0]["finish_reason"] for body in generated),
     }
-
-
-def recall(bodies: dict[str, dict[str, Any]], truth: dict[str, int], names: list[str]) -> float:
-    """Share of the rankings whose first result is the true answer."""
-    hits = [name for name in names if bodies[name]["results"][0]["index"] == truth[name]]
-    return len(hits) / len(names)
 
 
 def memory_figures(samples: list[Sample]) -> dict[str, Any]:
     """Peaks by role, and growth between the third and the last quarter of the run."""
-    totals = [sum(sample.resident_mib.values()) for sample in samples]
+    totals = [resident.total() for _, resident in samples]
     quarter = max(1, len(totals) // 4)
     third, last = max(totals[2 * quarter : 3 * quarter]), max(totals[3 * quarter :])
-    roles = sorted({name for sample in samples for name in sample.resident_mib})
-    peaks = {name: max(s.resident_mib.get(name, 0.0) for s in samples) for name in roles}
+    peaks: Counter[str] = Counter()
+    for _, resident in samples:
+        peaks |= resident  # of each role the larger
     return {
-        "peak_mib": round(max(totals)),
-        "peak_mib_by_process": {name: round(value) for name, value in peaks.items()},
+        "peak_mib": max(totals),
+        "peak_mib_by_process": peaks,
         "last_quarter_over_third": round(last / third, 3),
     }
 
@@ -182,8 +163,8 @@ def plot_tokens(bodies: dict[str, dict[str, Any]], path: Path) -> None:
 def plot_memory(samples: list[Sample], path: Path) -> None:
     """Resident memory of each process over the run."""
     figure, axes = plt.subplots(figsize=(7, 3.5))
-    for name in sorted({name for sample in samples for name in sample.resident_mib}):
-        points = [(s.second, s.resident_mib[name]) for s in samples if name in s.resident_mib]
+    for name in sorted({name for _, resident in samples for name in resident}):
+        points = [(second, resident[name]) for second, resident in samples if name in resident]
         axes.plot(*zip(*points, strict=True), label=name)
     axes.set(xlabel="seconds", ylabel="MiB resident", title="Memory of `nightjar run`")
     axes.legend(fontsize="small")
@@ -192,11 +173,10 @@ def plot_memory(samples: list[Sample], path: Path) -> None:
 
 def review_figures(data: Data, model: Path, work: Path) -> dict[str, Any]:
     source, out = work / "reviews.jsonl", work / "reviews.out.jsonl"
-    lines = [
-        line(f"review-{number}", "/v1/rerank", {"query": review.prompt, "documents": VERDICTS})
-        for number, review in enumerate(data.reviews_heldout)
-    ]
-    source.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with source.open("w", encoding="utf-8") as stream:
+        for number, review in enumerate(data.reviews_heldout):
+            body = {"query": review.prompt, "documents": VERDICTS}
+            stream.write(batch_line(f"review-{number}", "/v1/rerank", body))
     seconds, _ = run(source, model, out)
     bodies = answers(out)
     hits = sum(
@@ -208,41 +188,32 @@ def review_figures(data: Data, model: Path, work: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--model", type=Path, default=Path("examples/demo_model"))
-    parser.add_argument("--work", type=Path, default=Path("build/real-run"))
-    args = parser.parse_args()
+    arguments = parser("benchmarks.real_run", __doc__)
+    arguments.add_argument("--data", type=Path, required=True)
+    arguments.add_argument("--model", type=Path, default=Path("examples/demo_model"))
+    arguments.add_argument("--work", type=Path, default=Path("build/real-run"))
+    args = arguments.parse_args()
     args.work.mkdir(parents=True)
-    RESULTS.mkdir(parents=True, exist_ok=True)  # now, not after hours of computing
-    data, rng = load_data(args.data), random.Random(17)
-    truth = write_requests(args.work / "requests.jsonl", data, rng)
-    out = args.work / "results.jsonl"
-    seconds, samples = run(args.work / "requests.jsonl", args.model, out)
+    path = args.out or RESULTS / f"real-run-{today()}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)  # now, not after hours of computing
+    data, source, out = load_data(args.data), args.work / "requests.jsonl", args.work / "out.jsonl"
+    write_requests(source, data, random.Random(17))
+    seconds, samples = run(source, args.model, out)
     bodies = answers(out)
-    held_out = [f"rank-{number}" for number in range(len(data.chat_heldout))]
-    date = today()
     figures = {
-        "date": date,
+        "date": today(),
         "command": "python -m benchmarks.real_run --data DIR",
-        "versions": versions(),
+        "machine": describe(2),
         "requests": len(bodies),
         "wall_s": round(seconds, 1),
         "requests_per_s": round(len(bodies) / seconds, 1),
         "memory": memory_figures(samples),
         "generation": generation_figures(bodies),
-        "ranking": {
-            "requests": RANKINGS,
-            "documents": CANDIDATES,
-            "recall_at_1_held_out": round(recall(bodies, truth, held_out), 4),
-            "held_out": len(held_out),
-            "recall_at_1_all": round(recall(bodies, truth, list(truth)), 4),
-        },
         "reviews": review_figures(data, args.model, args.work),
     }
-    write_json(RESULTS / f"real-run-{date}.json", figures)
-    plot_tokens(bodies, RESULTS / f"real-run-{date}-tokens.png")
-    plot_memory(samples, RESULTS / f"real-run-{date}-memory.png")
+    write_json(path, figures)
+    plot_tokens(bodies, path.with_name(f"{path.stem}-tokens.png"))
+    plot_memory(samples, path.with_name(f"{path.stem}-memory.png"))
 
 
 if __name__ == "__main__":

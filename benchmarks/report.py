@@ -5,8 +5,6 @@ from the newest `peers-*.json` that has the model or the newest `scaling-*.json`
 figures cannot differ.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
@@ -16,21 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from .contest import COMPARED
-from .writing import RESULTS, ROOT
+from .writing import RESULTS, ROOT, table
 
 PAGE = ROOT / "docs" / "performance.md"
 BLOCK = re.compile(r"(<!-- figures: ([\w.-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 NOT_YET = "Not measured yet.\n"
 FIRST_MODEL = "gpt2-small"
+RANKING = ("rank", "rank_long", "catalogue")
 
-UNITS = {
-    "generate": "requests/s",
-    "rank": "documents/s",
-    "rank_long": "documents/s",
-    "catalogue": "documents/s",
-    "multi_turn": "requests/s",
-    "long_prompts": "requests/s",
-}
 Record = dict[str, Any]
 
 
@@ -50,13 +41,7 @@ def newest_models(folder: Path) -> dict[str, Record]:
 
 def newest_scaling(folder: Path) -> Record | None:
     """The newest curves."""
-    found = results(folder, "scaling")
-    return found[-1] if found else None
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return next(reversed(results(folder, "scaling")), None)
 
 
 def number(value: float | None, suffix: str = "") -> str:
@@ -66,11 +51,16 @@ def number(value: float | None, suffix: str = "") -> str:
     return f"{value:,.0f}{suffix}" if value >= 100 else f"{value:.3g}{suffix}"
 
 
+def at(record: Record, *path: str) -> Any:  # noqa: ANN401
+    """What a record holds at a path; None where it has no such place."""
+    for key in path:
+        record = record.get(key, {})
+    return None if record == {} else record
+
+
 def about(model: Record) -> str:
     """Where and how the figures were measured."""
-    machine, options = model["machine"], model["options"]
-    flags = ", ".join(machine["flags"])
-    done, asked = model["rounds_done"], options["rounds"]
+    machine, done, asked = model["machine"], model["rounds_done"], model["options"]["rounds"]
     rounds = f"{done} round{'s' * (done != 1)}"
     if done != asked:
         rounds = f"cut short after {done} of {asked} rounds"
@@ -78,23 +68,27 @@ def about(model: Record) -> str:
     return (
         f"`{model['command']}`, {model['date']}, {model['minutes']} minutes; "
         f"[{file}](../benchmarks/results/{file}).\n"
-        f"{machine['cpu']}, {machine['cores']} cores ({flags}), {machine['memory_gib']} GiB; "
+        f"{machine['cpu']}, {machine['cores']} cores ({', '.join(machine['flags'])}), "
+        f"{machine['memory_gib']} GiB; "
         f"torch {machine['torch']}, {machine['threads']} threads; {rounds}, medians.\n"
     )
 
 
 def rates(model: Record) -> str:
-    """Every system's speed in every workload."""
-    rows = []
+    """Every system's speed in every workload; what could not be measured, and why."""
+    rows, failures = [], []
     for label, system in model["systems"].items():
-        measured = system.get("workloads", {})
-        cells = [_rate(measured.get(name)) for name in COMPARED]
-        cells.append(number(system.get("first_token", {}).get("speedup"), "x"))
-        if "failed" not in system:
-            rows.append([label, *cells])
-    heads = [f"{name}, {UNITS[name]}" for name in COMPARED]
+        if "failed" in system:
+            failures.append(f"- {label}: {system['failed']}")
+            continue
+        found = (_rate(at(system, "workloads", name)) for name in COMPARED)
+        rows.append([label, *found, number(at(system, "first_token", "speedup"), "x")])
+        for name, reason in system.get("workload_failures", {}).items():
+            failures.append(f"- {label}, {name}: {reason}")
+    heads = [f"{name}, {'document' if name in RANKING else 'request'}s/s" for name in COMPARED]
     heads.append("time to first token, 80% repeated")
-    return table(["system", *heads], rows) + "\n" + failures(model)
+    said = ["Not measured, with the system's own reason:\n", "\n".join(failures) + "\n"]
+    return "\n".join([table(["system", *heads], rows), *(said if failures else [""])])
 
 
 def _rate(measured: Record | None) -> str:
@@ -104,21 +98,6 @@ def _rate(measured: Record | None) -> str:
     return f"{number(measured['rate'])}{part}"
 
 
-def failures(model: Record) -> str:
-    """What could not be measured, and why."""
-    lines = []
-    for label, system in model["systems"].items():
-        if "failed" in system:
-            lines.append(f"- {label}: {system['failed']}")
-        lines += [
-            f"- {label}, {name}: {reason}"
-            for name, reason in system.get("workload_failures", {}).items()
-        ]
-    return (
-        "Not measured, with the system's own reason:\n\n" + "\n".join(lines) + "\n" if lines else ""
-    )
-
-
 def settings(model: Record) -> str:
     """How each system was set, and its version."""
     rows = {}
@@ -126,27 +105,26 @@ def settings(model: Record) -> str:
         if "failed" not in system:
             versions = ", ".join(f"{k} {v}" for k, v in system["versions"].items())
             rows[system["system"]] = [system["system"], versions, system["settings"]]
-    return table(["system", "versions", "settings"], list(rows.values()))
+    return table(["system", "versions", "settings"], rows.values())
 
 
 def ratio_table(model: Record) -> str:
     """The same precision against the same, and each of ours against the fastest peer; the same of
     generated tokens, where there are any."""
-    found, tokens, rows = model["ratios_of"], model["ratios_by_token"], []
+    found, tokens = model["ratios_of"], model["ratios_by_token"]
+    rows = []
     for name in COMPARED:
-        same, over = found["by_precision"], found["over_fastest_peer"]
-        for precision in over:
-            if (best := over[precision].get(name)) is not None:
-                equal = same.get(precision, {}).get(name)
-                by_token = tokens["over_fastest_peer"].get(precision, {}).get(name)
-                ratios = (_ratio(one) for one in (equal, best, by_token))
+        for precision, over in found["over_fastest_peer"].items():
+            if name in over:
+                same = at(found, "by_precision", precision, name)
+                by_token = at(tokens, "over_fastest_peer", precision, name)
+                ratios = (
+                    f"{number(one['ratio'], 'x')} ({one['peer']})" if one else "-"
+                    for one in (same, over[name], by_token)
+                )
                 rows.append([name, precision, *ratios])
     heads = ["over the fastest peer of it", "over any peer", "over any peer, by generated token"]
     return table(["workload", "ours in", *heads], rows)
-
-
-def _ratio(found: Record | None) -> str:
-    return f"{number(found['ratio'], 'x')} ({found['peer']})" if found else "-"
 
 
 def agreements(model: Record) -> str:
@@ -154,75 +132,58 @@ def agreements(model: Record) -> str:
     rows = []
     for label, system in model["systems"].items():
         texts, scores = (system.get("workloads", {}).get(n, {}) for n in ("generate", "rank"))
-        if "texts_equal" in texts or "max_relative_score_difference" in scores:
-            difference = scores.get("max_relative_score_difference")
-            rows.append(
-                [
-                    label,
-                    f"{texts['texts_equal']:.1%}" if "texts_equal" in texts else "-",
-                    str(texts.get("texts_compared", "-")),
-                    str(texts.get("tokens_a_text", "-")),
-                    f"{texts['ended_by_stop']:.1%}" if "ended_by_stop" in texts else "-",
-                    number(texts.get("tokens_per_s")),
-                    "-" if difference is None else f"{difference:.1e}",
-                    str(scores.get("scores_compared", "-")),
-                ]
-            )
+        difference = scores.get("max_relative_score_difference")
+        if "texts_equal" in texts or difference is not None:
+            row = [
+                f"{texts['texts_equal']:.1%}" if "texts_equal" in texts else "-",
+                str(texts.get("texts_compared", "-")),
+                str(texts.get("tokens_a_text", "-")),
+                f"{texts['ended_by_stop']:.1%}" if "ended_by_stop" in texts else "-",
+                number(texts.get("tokens_per_s")),
+                "-" if difference is None else f"{difference:.1e}",
+                str(scores.get("scores_compared", "-")),
+            ]
+            rows.append([label, *row])
     heads = ["system", "texts equal", "of texts", "tokens a text", "ended by their stop"]
     heads.append("generated tokens/s")
     return table([*heads, "largest relative difference of a score", "of scores"], rows)
 
 
+GOALS = (
+    ("generation with stops, over the fastest peer", "2.5x", "4x", "generate", "x"),
+    ("ranking, over the fastest peer", "12x", "20x", "rank", "x"),
+    ("prefill, share of the bare forward", "80%", "95%", "prefill_share", ".0%"),
+    ("decode, share of the bare forward", "80%", "95%", "decode_share", ".0%"),
+    ("mixed lengths over even lengths", "0.9x", "1x", "mixed_over_even", "x"),
+    ("answer 10x shorter: time saved", "8x", "10x", "full_over_short_time", "x"),
+    ("80% repeated: time to first token", "3x", "5x", "first_token.speedup", "x"),
+    ("peak memory over weights + KV budget", "+20%", "+10%", "memory.peak_over_budget", "+.0%"),
+)
+"""A figure, what is asked at least, the aim, where it stands, and how it is written."""
+
+
 def targets(model: Record) -> str:
     """The figures that were set as goals, with what was reached."""
-    over, engine = model["ratios_of"]["over_fastest_peer"], model["engine"]
-    precisions = list(engine)
 
-    def row(name: str, least: str, aim: str, values: Callable[[str], str]) -> list[str]:
-        return [name, least, aim, *(values(precision) for precision in precisions)]
-
-    def ratio(workload: str) -> Callable[[str], str]:
-        def value(precision: str) -> str:
-            return number(over.get(precision, {}).get(workload, {}).get("ratio"), "x")
-
-        return value
-
-    def own(*path: str, suffix: str = "x") -> Callable[[str], str]:
-        def value(precision: str) -> str:
-            found = engine[precision]
-            for key in path:
-                found = found.get(key, {}) if isinstance(found, dict) else {}
-            return number(found if isinstance(found, float) else None, suffix)
-
-        return value
-
-    def percent(key: str) -> Callable[[str], str]:
-        def value(precision: str) -> str:
-            share = engine[precision].get(key)
-            return "-" if share is None else f"{share:.0%}"
-
-        return value
-
-    def memory(precision: str) -> str:
-        return f"{engine[precision]['memory']['peak_over_budget'] - 1:+.0%}"
+    def cell(precision: str, path: str, form: str) -> str:
+        if path in COMPARED:
+            value = at(model["ratios_of"], "over_fastest_peer", precision, path, "ratio")
+        else:
+            value = at(model["engine"][precision], *path.split("."))
+        if value is None or form == "x":
+            return number(value, "x")
+        return format(value - 1 if form.startswith("+") else value, form)
 
     rows = [
-        row("generation with stops, over the fastest peer", "2.5x", "4x", ratio("generate")),
-        row("ranking, over the fastest peer", "12x", "20x", ratio("rank")),
-        row("prefill, share of the bare forward", "80%", "95%", percent("prefill_share")),
-        row("decode, share of the bare forward", "80%", "95%", percent("decode_share")),
-        row("mixed lengths over even lengths", "0.9x", "1x", own("mixed_over_even")),
-        row("answer 10x shorter: time saved", "8x", "10x", own("full_over_short_time")),
-        row("80% repeated: time to first token", "3x", "5x", own("first_token", "speedup")),
-        row("peak memory over weights + KV budget", "+20%", "+10%", memory),
+        [*words, *(cell(precision, path, form) for precision in model["engine"])]
+        for *words, path, form in GOALS
     ]
-    return table(["figure", "at least", "aim", *precisions], rows)
+    return table(["figure", "at least", "aim", *model["engine"]], rows)
 
 
 def plots(scaling: Record) -> str:
     """Each curve: its plot, its figures, what it shows."""
-    stem = scaling["file"].removesuffix(".json")
-    machine = scaling["machine"]
+    stem, machine = scaling["file"].removesuffix(".json"), scaling["machine"]
     parts = [
         f"`{scaling['command']}`, {scaling['date']}, {machine['cpu']}, {machine['threads']} "
         f"threads; [{scaling['file']}](../benchmarks/results/{scaling['file']}).\n"

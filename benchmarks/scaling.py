@@ -6,14 +6,9 @@ Each point is the median of several rounds, the points of a curve taken in turn.
 `benchmarks/results/scaling-<date>.json` and a plot of each curve beside it.
 """
 
-from __future__ import annotations
-
-import argparse
 import random
-import shlex
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -27,11 +22,11 @@ from nightjar.gpu_worker.models.precision import PRECISIONS
 from .environments import CACHE
 from .machine import describe
 from .models import cached_model
-from .peers.nightjar_engine import NightjarEngine
-from .peers.protocol import Generation, Workload, run_workload
+from .peers.nightjar_peer import NightjarEngine
+from .peers.protocol import Workload, run_workload
 from .shapes import FIRST_WORD, GPT2_SMALL, SHAPES
-from .workloads import Words, ranking
-from .writing import RESULTS, today, write_json
+from .workloads import Words, ranking, texts
+from .writing import RESULTS, begun, parser, words, write_json
 
 
 @dataclass(frozen=True)
@@ -43,62 +38,46 @@ class Point:
     max_running: slots of the engine, None for its default.
     """
 
-    x: int
     amount: int
     workload: Workload
     baseline: Workload | None = None
     max_running: int | None = None
 
 
-@dataclass(frozen=True)
-class Curve:
-    """What a plot shows; `explained` stands under it."""
-
-    name: str
-    x_label: str
-    y_label: str
-    explained: str
-    points: list[Point]
-
-
-def _texts(ids: Sequence[Sequence[int]], max_tokens: int) -> Workload:
-    return Workload("scaling", "generate", [Generation(list(row), max_tokens) for row in ids])
-
-
 def _batch(words: Words, rng: random.Random, size: int) -> Point:
     """Decoding alone: 33 tokens less the first, prompts of 64."""
     rows = [words.draw(rng, 64) for _ in range(size)]
-    return Point(size, 32 * size, _texts(rows, 33), _texts(rows, 1), size)
+    return Point(32 * size, texts("scaling", rows, 33), texts("scaling", rows, 1), size)
 
 
 def _context(words: Words, rng: random.Random, size: int) -> Point:
     """Decoding alone with 8 sequences after prompts of growing length."""
     rows = [words.draw(rng, size) for _ in range(8)]
-    return Point(size, 8 * 32, _texts(rows, 33), _texts(rows, 1))
+    return Point(8 * 32, texts("scaling", rows, 33), texts("scaling", rows, 1))
 
 
 def _prefill(words: Words, rng: random.Random, size: int) -> Point:
     """Prompts of growing length, about 2,048 tokens together, one token asked."""
     rows = [words.draw(rng, size) for _ in range(max(1, 2048 // size))]
-    return Point(size, sum(map(len, rows)), _texts(rows, 1))
+    return Point(sum(map(len, rows)), texts("scaling", rows, 1))
 
 
 def _documents(words: Words, rng: random.Random, size: int) -> Point:
     """A query of 150 tokens and a growing number of documents of 11, whose tokens count."""
     documents = [words.draw(rng, 11) for _ in range(size)]
     one = ranking(words, words.draw(rng, 150), documents)
-    return Point(size, 11 * size, Workload("scaling", "rank", rankings=[one]))
+    return Point(11 * size, Workload("scaling", "rank", rankings=[one]))
 
 
 def _queue(words: Words, rng: random.Random, size: int) -> Point:
     """A growing number of waiting requests, each of 32 tokens with 8 asked."""
     rows = [words.draw(rng, 32) for _ in range(size)]
-    return Point(size, 8 * size, _texts(rows, 8))
+    return Point(8 * size, texts("scaling", rows, 8))
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """A curve before it has points: `make` makes the one of a size."""
+class Curve:
+    """What a plot shows: `make` makes the point of a size; `explained` stands under the plot."""
 
     make: Callable[[Words, random.Random, int], Point]
     sizes: list[int]
@@ -106,9 +85,14 @@ class _Kind:
     y_label: str
     explained: str
 
+    def points(self, name: str, words: Words) -> dict[int, Point]:
+        """The points by their sizes, drawn from the curve's name."""
+        rng = random.Random(f"0-{name}_curve")
+        return {size: self.make(words, rng, size) for size in self.sizes}
 
-KINDS = {
-    "batch": _Kind(
+
+CURVES = {
+    "batch": Curve(
         _batch,
         [1, 2, 4, 8, 16, 32, 64, 128],
         "sequences decoded together",
@@ -116,7 +100,7 @@ KINDS = {
         "A step of decoding reads every weight once, whatever the batch: more sequences share that "
         "reading until the arithmetic takes longer than the memory does.",
     ),
-    "context": _Kind(
+    "context": Curve(
         _context,
         [32, 64, 128, 256, 512, 960],
         "tokens of context, 8 sequences",
@@ -124,7 +108,7 @@ KINDS = {
         "Attention reads the keys and values of every earlier token, so each step costs a fixed "
         "part for the weights and a part that grows with the context.",
     ),
-    "prefill": _Kind(
+    "prefill": Curve(
         _prefill,
         [8, 16, 32, 64, 128, 256, 512, 1000],
         "tokens of each prompt, about 2,048 together",
@@ -132,7 +116,7 @@ KINDS = {
         "Prompts are packed without padding, so short ones cost no more a token than long ones. "
         "The fall to the right is attention, which grows with the square of the length.",
     ),
-    "documents": _Kind(
+    "documents": Curve(
         _documents,
         [1, 2, 4, 8, 16, 32, 64, 128, 256],
         "documents of one query",
@@ -140,7 +124,7 @@ KINDS = {
         "The query is computed once, so its cost is spread over the documents: the curve rises "
         "until the documents' own tokens are all that is left to pay.",
     ),
-    "queue": _Kind(
+    "queue": Curve(
         _queue,
         [1, 4, 16, 64, 256, 1024],
         "requests waiting at once",
@@ -149,16 +133,6 @@ KINDS = {
         "line there says that scheduling costs nothing that grows with the queue.",
     ),
 }
-
-
-def curves(words: Words, seed: int = 0) -> list[Curve]:
-    """Every curve, at the sizes that are plotted."""
-    found = []
-    for name, kind in KINDS.items():
-        rng = random.Random(f"{seed}-{name}_curve")
-        points = [kind.make(words, rng, size) for size in kind.sizes]
-        found.append(Curve(name, kind.x_label, kind.y_label, kind.explained, points))
-    return found
 
 
 def measure_point(system: NightjarEngine, point: Point) -> float:
@@ -185,21 +159,22 @@ def _seconds(system: NightjarEngine, workload: Workload) -> float:
     return time.perf_counter() - started
 
 
-def measure(system: NightjarEngine, curve: Curve, rounds: int) -> dict[str, Any]:
+def measure(
+    system: NightjarEngine, curve: Curve, points: dict[int, Point], rounds: int
+) -> dict[str, Any]:
     """The curve's points; the first round warms up and is not counted."""
-    rates: dict[int, list[float]] = {point.x: [] for point in curve.points}
-    for number in range(rounds + 1):
-        for point in curve.points:
-            rate = measure_point(system, point)
-            if number:
-                rates[point.x].append(rate)
+    rates: dict[int, list[float]] = {x: [] for x in points}
+    for _ in range(rounds + 1):
+        for x, point in points.items():
+            rates[x].append(round(measure_point(system, point), 2))
+    counted = {x: seen[1:] for x, seen in rates.items()}
     return {
         "x_label": curve.x_label,
         "y_label": curve.y_label,
         "explained": curve.explained,
         "points": [
-            {"x": x, "median": round(median(seen), 2), "rounds": [round(rate, 2) for rate in seen]}
-            for x, seen in rates.items()
+            {"x": x, "median": round(median(seen), 2), "rounds": seen}
+            for x, seen in counted.items()
         ],
     }
 
@@ -222,39 +197,32 @@ def plot(name: str, by_precision: dict[str, dict[str, Any]], path: Path) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.scaling", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--model", choices=list(SHAPES), default=GPT2_SMALL.name)
-    parser.add_argument("--precisions", type=lambda text: text.split(","), default=["fp32", "int8"])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
-    if unknown := sorted(set(args.precisions) - set(PRECISIONS)):
-        parser.error(f"no precision {', '.join(unknown)}; there are {', '.join(PRECISIONS)}")
-    machine = describe(args.threads)
+    arguments = parser("benchmarks.scaling", __doc__)
+    arguments.add_argument("--model", choices=list(SHAPES), default=GPT2_SMALL.name)
+    arguments.add_argument("--precisions", type=words(PRECISIONS), default=["fp32", "int8"])
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--threads", type=int, default=2)
+    arguments.add_argument("--curves", type=words(CURVES), default=list(CURVES))
+    args = arguments.parse_args()
+    result = begun("benchmarks.scaling") | {
+        "machine": describe(args.threads),
+        "model": asdict(SHAPES[args.model]),
+        "rounds": args.rounds,
+    }
     model = cached_model(args.model)
-    words = Words.of(ModelDirectory.open(model).tokenizer().token_bytes, FIRST_WORD)
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    vocabulary = Words.of(ModelDirectory.open(model).tokenizer().token_bytes, FIRST_WORD)
+    found: dict[str, dict[str, Any]] = {name: {} for name in args.curves}
     for precision in args.precisions:
         system = NightjarEngine()
         system.load(model, precision, args.threads, CACHE / "converted")
-        for curve in curves(words):
-            found.setdefault(curve.name, {})[precision] = measure(system, curve, args.rounds)
-            print(f"{precision} {curve.name}: {found[curve.name][precision]['points']}", flush=True)
-    date = today()
-    result = {
-        "date": date,
-        "command": shlex.join(["python", "-m", "benchmarks.scaling", *sys.argv[1:]]),
-        "machine": machine,
-        "model": asdict(SHAPES[args.model]),
-        "rounds": args.rounds,
-        "curves": found,
-    }
-    stem = RESULTS / f"scaling-{date}"
-    write_json(stem.with_suffix(".json"), result)
+        for name, by_precision in found.items():
+            points = CURVES[name].points(name, vocabulary)
+            by_precision[precision] = measure(system, CURVES[name], points, args.rounds)
+            print(f"{precision} {name}: {by_precision[precision]['points']}", flush=True)
+    path = args.out or RESULTS / f"scaling-{result['date']}.json"
+    write_json(path, result | {"curves": found})
     for name, by_precision in found.items():
-        plot(name, by_precision, stem.with_name(f"{stem.name}-{name}.svg"))
+        plot(name, by_precision, path.with_name(f"{path.stem}-{name}.svg"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """The shapes of the benchmarks' models, and how their vocabularies are laid out."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import product
 

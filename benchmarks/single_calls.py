@@ -6,17 +6,10 @@ All processes of a deployment run, and the engine takes no time, so that what is
 Nightjar's own part. Prints a table and writes `benchmarks/results/single-calls-<date>.json`.
 """
 
-from __future__ import annotations
-
-import argparse
 import asyncio
-import json
 import multiprocessing
-import shlex
-import shutil
-import sys
 import time
-from collections.abc import Callable
+from argparse import Namespace
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,14 +17,14 @@ from typing import Any
 
 import httpx
 
-from benchmarks.control_plane import nightjar_side
-from benchmarks.control_plane.__main__ import DATABASES, fresh_database
+from benchmarks.control_plane.databases import fresh_database, measure_each, parser
+from benchmarks.control_plane.nightjar_side import deployment
 from benchmarks.control_plane.requests import write_jobs
+from benchmarks.control_plane.services import wait_until
 from benchmarks.control_plane.watch import percentile
-from benchmarks.machine import describe
-from benchmarks.writing import RESULTS, today, write_json
 from nightjar.pipeline.client.blocking import Client, Job
 
+MODULE = "benchmarks.single_calls"
 CALLS_A_SECOND = 20.0
 POLLS_A_SECOND = 200.0
 FIRST_ROWS = 7  # jobs whose first row is waited for
@@ -107,9 +100,9 @@ def first_rows(api_url: str, folder: Path, model: Path) -> dict[str, Any]:
         for _ in range(FIRST_ROWS):
             began = time.monotonic()
             job = client.submit(path)
-            _wait(partial(_first, http, job.id))
+            wait_until(partial(_first, http, job.id), every_s=_LOOK_EVERY_S)
             latencies_s.append(time.monotonic() - began)
-            _wait(partial(_is_over, job))
+            wait_until(partial(_is_over, job), every_s=_LOOK_EVERY_S)
     return _summary(latencies_s) | {"rows": FIRST_ROW_JOB}
 
 
@@ -124,43 +117,31 @@ def _is_over(job: Job) -> bool:
     return job.status().is_over
 
 
-def _wait(has_come: Callable[[], object]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not has_come():
-        if time.monotonic() > deadline:
-            raise SystemExit("nothing came in time; see the logs")
-        time.sleep(_LOOK_EVERY_S)
-
-
-def measure(kind: str, args: argparse.Namespace, work: Path) -> dict[str, Any]:
+def measure(kind: str, args: Namespace, work: Path) -> dict[str, Any]:
     """All figures with one database."""
     folder = work / kind
-    folder.mkdir(parents=True)
     with (
         fresh_database(kind, folder) as (url, _),
-        nightjar_side.deployment(url, args.model, folder / "logs") as running,
+        deployment(url, args.model, folder / "logs") as running,
     ):
         body: dict[str, object] = {"prompt": "오늘 저녁", "max_tokens": 16, "temperature": 0}
         calls = Load("POST", f"{running.api_url}/v1/completions", body, CALLS_A_SECOND, args.calls)
         figures: dict[str, Any] = {"calls": send(calls)}
-        print(kind, figures, flush=True)
         figures["first_row"] = first_rows(running.api_url, folder, args.model)
         with Client(running.api_url) as client:
             listed = httpx.get(f"{running.api_url}/v1/jobs").raise_for_status().json()
             polled = listed["data"][0]["id"]
             count = int(args.calls * POLLS_A_SECOND / CALLS_A_SECOND)
-            polls = Load(
-                "GET", f"{running.api_url}/v1/jobs/{polled}", None, POLLS_A_SECOND, count // 2
-            )
+            polled_url = f"{running.api_url}/v1/jobs/{polled}"
+            polls = Load("GET", polled_url, None, POLLS_A_SECOND, count // 2)
             figures["polls"] = send(polls)
             for name, load in (("calls", calls), ("polls", polls)):
                 figures[f"{name}_beside_bulk"] = _beside_bulk(client, load, folder, args)
+    print(kind, table(figures), sep="\n", flush=True)
     return figures
 
 
-def _beside_bulk(
-    client: Client, load: Load, folder: Path, args: argparse.Namespace
-) -> dict[str, Any]:
+def _beside_bulk(client: Client, load: Load, folder: Path, args: Namespace) -> dict[str, Any]:
     """The load while a bulk job is planned and computed; says how much of the job that was."""
     (path,) = write_jobs(folder, args.model, args.bulk_rows, args.bulk_rows)
     job = client.submit(path)
@@ -173,7 +154,7 @@ def _beside_bulk(
         "rows_per_s": round(completed / (time.monotonic() - began), 1),
     }
     job.cancel()
-    _wait(partial(_is_over, job))
+    wait_until(partial(_is_over, job))
     return figures
 
 
@@ -186,38 +167,17 @@ def table(figures: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def arguments(given: list[str] | None = None) -> argparse.Namespace:
+def arguments(given: list[str] | None = None) -> Namespace:
     """What to measure."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.single_calls", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument("--calls", type=int, default=400)
-    parser.add_argument("--bulk-rows", type=int, default=100_000)
-    parser.add_argument("--databases", type=lambda text: text.split(","), default=list(DATABASES))
-    parser.add_argument("--model", type=Path, default=Path("examples/demo_model"))
-    parser.add_argument("--work", type=Path, default=Path("build/single-calls"))
-    parser.add_argument("--out", type=Path, default=None)
-    found = parser.parse_args(given)
-    if unknown := sorted(set(found.databases) - set(DATABASES)):
-        parser.error(f"no database {', '.join(unknown)}; there are {', '.join(DATABASES)}")
-    return found
+    found = parser(MODULE, __doc__)
+    found.add_argument("--calls", type=int, default=400)
+    found.add_argument("--bulk-rows", type=int, default=100_000)
+    return found.parse_args(given)
 
 
 def main() -> None:
-    args = arguments()
-    shutil.rmtree(args.work, ignore_errors=True)
-    date = today()
-    figures: dict[str, Any] = {
-        "date": date,
-        "command": shlex.join(["python", "-m", "benchmarks.single_calls", *sys.argv[1:]]),
-        "machine": describe(2, with_torch=False),
-        "calls_a_second": CALLS_A_SECOND,
-        "polls_a_second": POLLS_A_SECOND,
-    }
-    for kind in args.databases:
-        figures[kind] = measure(kind, args, args.work)
-        print(kind, table(figures[kind]), json.dumps(figures[kind]), sep="\n", flush=True)
-        write_json(args.out or RESULTS / f"single-calls-{date}.json", figures)
+    about = {"calls_a_second": CALLS_A_SECOND, "polls_a_second": POLLS_A_SECOND}
+    measure_each(MODULE, arguments(), measure, about)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """The systems of the comparison, and how their runners are started, asked and put to rest."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -9,7 +7,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +25,13 @@ class SystemFailedError(Exception):
 
 @dataclass(frozen=True)
 class SystemSpec:
-    """One system: its runner file, its environment, the precisions it is asked for.
+    """One system: its runner is peers/NAME_peer.py; the precisions it is asked for.
 
     environment: variables its makers recommend; every system also gets OMP_NUM_THREADS.  The
     OpenMP wait policy is each library's own default unless it is named here.
     """
 
     name: str
-    module: str
     precisions: tuple[str, ...]
     ours: bool = False
     environment: dict[str, str] = field(default_factory=dict)
@@ -45,33 +42,27 @@ class SystemSpec:
         Peers start in this folder: in the root, the names of our rooms would hide theirs
         (`kernels` is also a package that transformers looks for).
         """
+        module = f"peers.{self.name}_peer"
         if self.ours:
-            return [sys.executable, "-m", f"benchmarks.peers.{self.module}"], ROOT
+            return [sys.executable, "-m", f"benchmarks.{module}"], ROOT
         if (reason := failure_of(self.name)) is not None:
             raise SystemFailedError(reason)
-        python = environment_python(self.name)
-        return [str(python), "-m", f"peers.{self.module}"], ROOT / "benchmarks"
+        return [str(environment_python(self.name)), "-m", module], ROOT / "benchmarks"
 
 
-NIGHTJAR = SystemSpec(
-    "nightjar",
-    "nightjar_engine",
-    ("fp32", "bf16", "int8"),
-    ours=True,
-    environment={"OMP_WAIT_POLICY": "PASSIVE"},  # as our launcher starts the compute process
-)
-NIGHTJAR_RUN = SystemSpec("nightjar-run", "nightjar_run", ("fp32",), ours=True)
-TRANSFORMERS = SystemSpec("transformers", "transformers_peer", ("fp32", "bf16"))
+# As our launcher starts the compute process.
+_PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
+NIGHTJAR = SystemSpec("nightjar", ("fp32", "bf16", "int8"), ours=True, environment=_PASSIVE)
+TRANSFORMERS = SystemSpec("transformers", ("fp32", "bf16"))
 SYSTEMS = {
     spec.name: spec
     for spec in (
         NIGHTJAR,
-        NIGHTJAR_RUN,
         TRANSFORMERS,
-        SystemSpec("ctranslate2", "ctranslate2_peer", ("fp32", "int8")),
-        SystemSpec("vllm", "vllm_peer", ("fp32", "bf16")),
-        SystemSpec("llamacpp", "llamacpp_peer", ("fp32", "bf16", "int8")),
-        SystemSpec("openvino", "openvino_peer", ("fp32", "int8")),
+        SystemSpec("ctranslate2", ("fp32", "int8")),
+        SystemSpec("vllm", ("fp32", "bf16")),
+        SystemSpec("llamacpp", ("fp32", "bf16", "int8")),
+        SystemSpec("openvino", ("fp32", "int8")),
     )
 }
 
@@ -81,25 +72,23 @@ class Runner:
     is stopped, so that nothing of an idle system takes time from the one that is measured."""
 
     def __init__(self, spec: SystemSpec, precision: str, threads: int, log: Path) -> None:
-        self.spec, self.precision, self._threads = spec, precision, threads
+        self.precision, self._threads, self._log = precision, threads, log
         command, directory = spec.command()
         environment = os.environ | spec.environment
+        environment["PYTHONPATH"] = str(ROOT) if spec.ours else ""
         environment |= {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-        environment.pop("PYTHONPATH", None)
-        if spec.ours:
-            environment["PYTHONPATH"] = str(ROOT)
-        self._log = log.open("w", encoding="utf-8")
-        self._process = subprocess.Popen(
-            command,
-            cwd=directory,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            start_new_session=True,
-        )
-        self._log_path = log
+        pipe = subprocess.PIPE
+        with log.open("w", encoding="utf-8") as stderr:
+            self._process = subprocess.Popen(
+                command,
+                cwd=directory,
+                env=environment,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,
+            )
 
     @property
     def pid(self) -> int:
@@ -119,7 +108,7 @@ class Runner:
 
     def run(self, workload: Workload) -> dict[str, Any]:
         """Run a workload; the answer holds seconds, outcome and peak_mib."""
-        return self._ask({"command": "run", "workload": workload.to_json()}, RUN_TIMEOUT_S)
+        return self._ask({"command": "run", "workload": asdict(workload)}, RUN_TIMEOUT_S)
 
     def close(self) -> None:
         """End the process and its children."""
@@ -129,7 +118,6 @@ class Runner:
             if stream is not None:
                 with suppress(BrokenPipeError):  # what was asked of a dead process is still to go
                     stream.close()
-        self._log.close()
 
     def _ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         source, answers = self._process.stdin, self._process.stdout
@@ -161,12 +149,10 @@ class Runner:
         status = self._process.wait()
         if status == -signal.SIGKILL:
             return "the runner was killed, as the system does where memory runs out"
-        lines = self._log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         said = f": {lines[-1][:300]}" if lines else ""
         return f"the runner ended with {status}{said}"
 
     def _signal(self, number: signal.Signals) -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            return

@@ -18,8 +18,6 @@ names the row, and the most salient word of all that was read names the topic.  
 All other weights are random.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

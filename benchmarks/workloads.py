@@ -6,12 +6,10 @@ fp32) makes of the very prompt, so that it occurs where it is meant to; the mode
 the same in any precision.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from .peers.protocol import Generated, Generation, Ranking, Workload
 
@@ -32,7 +30,7 @@ class Words:
     texts: dict[int, str]
 
     @staticmethod
-    def of(token_bytes: Sequence[bytes], first: int) -> Words:
+    def of(token_bytes: Sequence[bytes], first: int) -> "Words":
         """Every token from `first` on that begins with a space."""
         texts = {i: piece.decode() for i, piece in enumerate(token_bytes) if i >= first}
         return Words({i: text for i, text in texts.items() if text.startswith(" ")})
@@ -62,25 +60,18 @@ class Sizes:
     short_answers: int = 32
     first_tokens: int = 4
 
-    def scaled(self, scale: float) -> Sizes:
+    def scaled(self, scale: float) -> "Sizes":
         """Every count times scale, two at least (turns and the catalogue's documents stay)."""
         if not 0 < scale <= 1:
             raise ValueError(f"scale {scale}: a number above 0, at most 1")
-        kept = ("turns", "catalogue_documents")
-        counts = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return Sizes(
-            **{
-                name: count if name in kept else max(2, round(count * scale))
-                for name, count in counts.items()
-            }
-        )
+        counts = {name: max(2, round(count * scale)) for name, count in asdict(self).items()}
+        kept = {"turns": self.turns, "catalogue_documents": self.catalogue_documents}
+        return Sizes(**counts | kept)
 
 
-def log_normal_lengths(
-    rng: random.Random, count: int, median: int = 64, sigma: float = 0.8
-) -> list[int]:
-    """Lengths around a median, none shorter than SHORTEST or longer than LONGEST."""
-    lengths = (round(rng.lognormvariate(math.log(median), sigma)) for _ in range(count))
+def log_normal_lengths(rng: random.Random, count: int) -> list[int]:
+    """Lengths around a median of 64, none shorter than SHORTEST or longer than LONGEST."""
+    lengths = (round(rng.lognormvariate(math.log(64), 0.8)) for _ in range(count))
     return [min(max(length, SHORTEST), LONGEST) for length in lengths]
 
 
@@ -140,16 +131,14 @@ def short_answers(words: Words, rng: random.Random, sizes: Sizes, reference: Ref
     return Workload("short_answers", "generate", stopped)
 
 
-def full_answers(short: Workload) -> Workload:
-    """The same requests without their stops."""
-    requests = [replace(generation, stop=None) for generation in short.generations]
-    return Workload("full_answers", "generate", requests)
+def texts(name: str, ids: Sequence[Sequence[int]], max_tokens: int) -> Workload:
+    """Prompts without stops."""
+    return Workload(name, "generate", [Generation(list(row), max_tokens) for row in ids])
 
 
 def long_prompts(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
     """Prompts of 900 tokens, 16 asked."""
-    requests = [Generation(words.draw(rng, 900), 16) for _ in range(sizes.long_prompts)]
-    return Workload("long_prompts", "generate", requests)
+    return texts("long_prompts", [words.draw(rng, 900) for _ in range(sizes.long_prompts)], 16)
 
 
 def mixed_and_even(words: Words, rng: random.Random, sizes: Sizes) -> tuple[Workload, Workload]:
@@ -159,12 +148,8 @@ def mixed_and_even(words: Words, rng: random.Random, sizes: Sizes) -> tuple[Work
     rng.shuffle(lengths)
     base, more = divmod(sum(lengths), count)
     even = [base + (i < more) for i in range(count)]
-
-    def workload(name: str, sizes_: list[int]) -> Workload:
-        requests = [Generation(words.draw(rng, length), 32) for length in sizes_]
-        return Workload(name, "generate", requests)
-
-    return workload("mixed_lengths", lengths), workload("even_lengths", even)
+    drawn = [[words.draw(rng, length) for length in each] for each in (lengths, even)]
+    return texts("mixed_lengths", drawn[0], 32), texts("even_lengths", drawn[1], 32)
 
 
 def prefill_and_decode(words: Words, rng: random.Random, sizes: Sizes) -> list[Workload]:
@@ -175,11 +160,8 @@ def prefill_and_decode(words: Words, rng: random.Random, sizes: Sizes) -> list[W
     """
     prompts = [words.draw(rng, 128) for _ in range(sizes.even_requests)]
     rows = [words.draw(rng, 64) for _ in range(DECODE_ROWS)]
-    return [
-        Workload("prefill_only", "generate", [Generation(ids, 1) for ids in prompts]),
-        Workload("decode_from", "generate", [Generation(ids, 1) for ids in rows]),
-        Workload("decode_to", "generate", [Generation(ids, 65) for ids in rows]),
-    ]
+    named = (("prefill_only", prompts, 1), ("decode_from", rows, 1), ("decode_to", rows, 65))
+    return [texts(name, ids, asked) for name, ids, asked in named]
 
 
 def multi_turn(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
@@ -201,12 +183,11 @@ def first_token(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
 
     The second against the third is what a prefix cache saves in time to first token.
     """
-    requests = []
+    prompts: list[list[int]] = []
     for _ in range(sizes.first_tokens):
         prefix = words.draw(rng, 400)
-        for prompt in (prefix, prefix + words.draw(rng, 100), words.draw(rng, 500)):
-            requests.append(Generation(prompt, 1))
-    return Workload("first_token", "first_token", requests)
+        prompts += (prefix, prefix + words.draw(rng, 100), words.draw(rng, 500))
+    return Workload("first_token", "first_token", [Generation(ids, 1) for ids in prompts])
 
 
 def ranking(words: Words, query: list[int], documents: list[list[int]]) -> Ranking:
@@ -258,7 +239,7 @@ def build(words: Words, sizes: Sizes, reference: Reference, seed: int = 0) -> di
         mixed,
         even,
         short,
-        full_answers(short),
+        Workload("full_answers", "generate", [replace(g, stop=None) for g in short.generations]),
         *prefill_and_decode(words, rng("prefill_and_decode"), sizes),
     ]
     return {workload.name: workload for workload in made}

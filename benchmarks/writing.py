@@ -1,8 +1,11 @@
-"""Result files: where they lie, how they are dated and written."""
-
-from __future__ import annotations
+"""What every benchmark takes and writes: its arguments, its result file, tables of Markdown."""
 
 import json
+import shlex
+import subprocess
+import sys
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,41 @@ def today() -> str:
     return datetime.now(UTC).date().isoformat()
 
 
+def begun(module: str, given: Sequence[str] | None = None) -> dict[str, Any]:
+    """The head of a result: its date, and the command with the arguments that were given."""
+    words = sys.argv[1:] if given is None else given
+    return {"date": today(), "command": shlex.join(["python", "-m", module, *words])}
+
+
+def commit() -> str:
+    """The commit, and whether the tree differs from it."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "no commit"
+    return done.stdout.strip()
+
+
+def parser(module: str, doc: str | None) -> ArgumentParser:
+    """The parser of a benchmark's arguments, described by its docstring's first line."""
+    found = ArgumentParser(f"python -m {module}", description=(doc or "").partition("\n")[0])
+    found.add_argument("--out", type=Path, help="the result's file")
+    return found
+
+
+def words(known: Collection[str]) -> Callable[[str], list[str]]:
+    """For argparse: words with commas between them; unknown ones are refused."""
+
+    def parse(text: str) -> list[str]:
+        found = [word for word in text.split(",") if word]
+        if unknown := sorted(set(found) - set(known)):
+            raise ArgumentTypeError(f"{', '.join(unknown)}: not among {', '.join(known)}")
+        return found
+
+    return parse
+
+
 def write_whole(path: Path, text: str) -> None:
     """The file holds its old text or the new one, whole, whenever this process is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,3 +65,9 @@ def write_whole(path: Path, text: str) -> None:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """One result."""
     write_whole(path, json.dumps(content, indent=2) + "\n")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

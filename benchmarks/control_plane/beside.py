@@ -1,14 +1,12 @@
 """What bulk jobs do to what is urgent: seconds of a one-row job, and of a dead worker's work."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.control_plane.nightjar_side import Deployment
-from benchmarks.control_plane.requests import body, write_jobs
+from benchmarks.control_plane.requests import batch_line, body, write_jobs
+from benchmarks.control_plane.services import Deployment, wait_until
 from benchmarks.control_plane.watch import resident_bytes
 from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import EncodedRequest, NewJob, NewMicroBatch, NewRequest
@@ -61,26 +59,23 @@ def measure_long_rows(running: Deployment, folder: Path, rows: int) -> dict[str,
     text = "word " * ((_LONG_ROW_BYTES - 4096) // 5)
     with path.open("w", encoding="utf-8") as stream:
         for index in range(rows):
-            stream.write(
-                f'{{"custom_id":"long-{index}","method":"POST","url":"/v1/completions",'
-                f'"body":{{"prompt":"{index} {text}","max_tokens":4}}}}\n'
-            )
-    planner = running.processes()["planner"]
-    peak = 0
-    deadline = time.monotonic() + _PATIENCE_S
+            asked = {"prompt": f"{index} {text}", "max_tokens": 4}
+            stream.write(batch_line(f"long-{index}", "/v1/completions", asked))
+    planner, peak = running.processes()["planner"], [0]
     with Client(running.api_url) as client:
         job = client.submit(path)
-        while True:
-            peak = max(peak, resident_bytes(planner))
-            status = job.status()
-            if status.is_over or time.monotonic() > deadline:
-                break
-            time.sleep(_LOOK_EVERY_S)
+
+        def has_ended() -> bool:
+            peak.append(resident_bytes(planner))
+            return job.status().is_over
+
+        wait_until(has_ended, _PATIENCE_S, _LOOK_EVERY_S)
+        refused = job.status().counts.failed
     return {
         "rows": rows,
         "row_bytes": _LONG_ROW_BYTES,
-        "refused": status.counts.failed,
-        "planner_peak_mib": round(peak / 2**20, 1),
+        "refused": refused,
+        "planner_peak_mib": round(max(peak) / 2**20, 1),
     }
 
 

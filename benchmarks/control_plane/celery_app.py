@@ -1,7 +1,5 @@
 """Plain Celery as people set it up: one task a request, acknowledged late, results in SQL."""
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from pathlib import Path

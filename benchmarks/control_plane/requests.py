@@ -1,10 +1,8 @@
 """The requests that both systems are given: prompts of about 100 tokens, no two alike."""
 
-from __future__ import annotations
-
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -39,7 +37,8 @@ def write_jobs(folder: Path, model: Path, count: int, each: int) -> list[Path]:
     files = [folder / f"job-{number}.jsonl" for number in range(-(-count // each))]
     for path in files:
         with path.open("w", encoding="utf-8") as stream:
-            stream.writelines(_line(index, text) for index, text in islice(texts, each))
+            for index, text in islice(texts, each):
+                stream.write(batch_line(f"row-{index}", "/v1/completions", body(text)))
     return files
 
 
@@ -48,11 +47,7 @@ def body(prompt: str) -> dict[str, object]:
     return {"prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0}
 
 
-def _line(index: int, prompt: str) -> str:
-    line = {
-        "custom_id": f"row-{index}",
-        "method": "POST",
-        "url": "/v1/completions",
-        "body": body(prompt),
-    }
+def batch_line(custom_id: str, url: str, body: Mapping[str, object]) -> str:
+    """A line of a batch file."""
+    line = {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
     return json.dumps(line, ensure_ascii=False) + "\n"

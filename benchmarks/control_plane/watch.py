@@ -1,13 +1,10 @@
 """What processes take while something runs: memory over time, and processor time."""
 
-from __future__ import annotations
-
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
+from typing import Any
 
 import psutil
 
@@ -18,7 +15,6 @@ EVERY_S = 1.0
 class Sample:
     """MiB in memory by process name, at one moment; broker_mib is what the broker says it holds."""
 
-    second: float
     resident_mib: dict[str, float]
     broker_mib: float
 
@@ -39,20 +35,14 @@ class Watch:
     samples: list[Sample] = field(default_factory=list)
     cpu_s: dict[str, float] = field(default_factory=dict)
 
-    def __enter__(self) -> Watch:
-        self._started = time.monotonic()
+    def __enter__(self) -> "Watch":
         self._cpu_before = self._cpu()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look)
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._thread.join()
         after = self._cpu()
@@ -60,12 +50,11 @@ class Watch:
 
     def memory(self) -> dict[str, dict[str, float]]:
         """For each process: its peak, and the peak of the last quarter over that of the second."""
-        names = {name for sample in self.samples for name in sample.resident_mib}
-        series = {
-            name: [s.resident_mib[name] for s in self.samples if name in s.resident_mib]
-            for name in sorted(names)
-        }
-        return {name: growth(values) for name, values in series.items()}
+        series: dict[str, list[float]] = defaultdict(list)
+        for sample in self.samples:
+            for name, resident in sample.resident_mib.items():
+                series[name].append(resident)
+        return {name: growth(values) for name, values in sorted(series.items())}
 
     def _look(self) -> None:
         while not self._stop.wait(EVERY_S):
@@ -73,8 +62,7 @@ class Watch:
                 name: sum(resident_bytes(process, self.shared) for process in family) / 2**20
                 for name, family in self.families().items()
             }
-            second = time.monotonic() - self._started
-            self.samples.append(Sample(second, resident, self.broker_bytes() / 2**20))
+            self.samples.append(Sample(resident, self.broker_bytes() / 2**20))
 
     def _cpu(self) -> dict[str, float]:
         spent = {}
@@ -118,6 +106,21 @@ def growth(values: list[float]) -> dict[str, float]:
         return {"peak_mib": round(max(values), 1)}
     second, last = max(values[quarter : 2 * quarter]), max(values[-quarter:])
     return {"peak_mib": round(max(values), 1), "last_over_second_quarter": round(last / second, 3)}
+
+
+def travelled(
+    requests: int, started: float, submitted: float, ended: float, watch: Watch
+) -> dict[str, Any]:
+    """The figures of requests that were sent and computed between two moments."""
+    spent = {name: round(s / requests * 1e6, 1) for name, s in watch.cpu_s.items()}
+    return {
+        "requests": requests,
+        "seconds": round(ended - started, 2),
+        "submit_seconds": round(submitted - started, 2),
+        "requests_per_s": round(requests / (ended - started), 1),
+        "cpu_us_per_request": spent,
+        "memory": watch.memory(),
+    }
 
 
 def percentile(values: list[float], share: float) -> float:

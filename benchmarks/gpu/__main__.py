@@ -3,13 +3,10 @@
     --device cpu --scale tiny --out DIR   tries the harness; its numbers mean nothing
     --only NAME,NAME                      some figures
 
-Writes DATE.json and DATE.md after every figure; a second run of a day gets a number.
+Writes DATE.json and DATE.md after every figure; their names have the minute of the start.
 """
 
-from __future__ import annotations
-
 import argparse
-import subprocess
 import sys
 import time
 from datetime import UTC, datetime
@@ -20,10 +17,10 @@ import torch
 
 from benchmarks import writing
 
-from .report import table
+from .report import page
 from .runner import Worker, run
 from .scale import SCALES
-from .targets import BY_NAME, FIGURES
+from .targets import FIGURES
 
 RESULTS = writing.RESULTS / "gpu"
 LIMIT_S = 450.0
@@ -36,42 +33,17 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--scale", choices=tuple(SCALES), default="full")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=list(BY_NAME))
+    parser.add_argument("--only", type=writing.words(FIGURES), default=list(FIGURES))
     parser.add_argument("--limit-s", type=float, default=LIMIT_S)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, help="a folder; without it, the results")
     found = parser.parse_args(given)
-    if unknown := [name for name in found.only if name not in BY_NAME]:
-        parser.error(f"no figure {', '.join(unknown)}; there are {', '.join(BY_NAME)}")
+    found.trial = found.device != "cuda" or found.scale != "full"
+    if found.trial and found.out is None:
+        parser.error("a trial is not written to the results: give a folder with --out")
+    found.out = found.out or RESULTS
     if found.out.exists() and not found.out.is_dir():
         parser.error(f"--out {found.out} is no folder")
-    trial = is_trial(found.device, found.scale)
-    if trial and RESULTS.resolve() in (found.out.resolve(), *found.out.resolve().parents):
-        parser.error("a trial is not written to the results: give another folder with --out")
     return found
-
-
-def is_trial(device: str, scale: str) -> bool:
-    """Whether the numbers are no figures."""
-    return device != "cuda" or scale != "full"
-
-
-def free_stem(folder: Path, date: str) -> Path:
-    """DATE, or DATE-2 and so on where that is taken: no result is written over."""
-    stem, count = folder / date, 1
-    while stem.with_name(f"{stem.name}.json").exists():
-        count += 1
-        stem = folder / f"{date}-{count}"
-    return stem
-
-
-def version() -> str:
-    """The commit, and whether the tree differs from it."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
-    try:
-        done = subprocess.run(command, cwd=writing.ROOT, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "no commit"
-    return done.stdout.strip()
 
 
 def main(given: list[str] | None = None) -> int:
@@ -85,18 +57,14 @@ def main(given: list[str] | None = None) -> int:
         )
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
-    now = datetime.now(UTC)
-    stem = free_stem(options.out, now.date().isoformat())
-    about: dict[str, Any] = {
-        "date": now.date().isoformat(),
-        "began": now.isoformat(timespec="seconds"),
-        "command": " ".join(
-            ["python -m benchmarks.gpu", *(sys.argv[1:] if given is None else given)]
-        ),
-        "version": version(),
-        "trial": is_trial(options.device, options.scale),
+    stem = options.out / datetime.now(UTC).strftime("%Y-%m-%d-%H%M")
+    about = writing.begun("benchmarks.gpu", given) | {
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": writing.commit(),
+        "trial": options.trial,
         "scale": options.scale,
     }
+    text = stem.with_suffix(".md")
 
     def wrote(machine: dict[str, Any], results: dict[str, Any]) -> None:
         result = about | {
@@ -104,16 +72,16 @@ def main(given: list[str] | None = None) -> int:
             "machine": machine,
             "figures": results,
         }
-        writing.write_json(stem.with_name(f"{stem.name}.json"), result)
-        stem.with_name(f"{stem.name}.md").write_text(table(result), encoding="utf-8")
+        writing.write_json(stem.with_suffix(".json"), result)
+        text.write_text(page(result), encoding="utf-8")
         name, one = list(results.items())[-1]
         print(f"{name}: {one['status']} {one.get('points') or one.get('reason', '')}", flush=True)
 
     # A trial finds errors, however slow the machine it runs on.
-    patience = 10 if about["trial"] else 1
-    chosen = [(one.name, patience * one.budget_s) for one in FIGURES if one.name in options.only]
-    _, results = run(Worker(options.device, options.scale), chosen, options.limit_s, wrote)
-    print(stem.with_name(f"{stem.name}.md").read_text(encoding="utf-8"))
+    patience = 10 if options.trial else 1
+    chosen = [(name, patience * FIGURES[name].budget_s) for name in options.only]
+    results = run(Worker(options.device, options.scale), chosen, options.limit_s, wrote)
+    print(text.read_text(encoding="utf-8"))
     return int(any(one["status"] in ("failed", "no time left") for one in results.values()))
 
 

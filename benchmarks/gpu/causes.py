@@ -1,50 +1,35 @@
 """A decode step with one part of the CUDA path switched off at a time: what each part is worth."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from nightjar.kernels.device import Switches, using
 
-from .engine_figures import timed_step
+from .engine_figures import decoding, timed_step
 from .kernel_figures import backend
-from .lab import Lab, Timing
+from .lab import Lab, Points, Timing
 
 BATCHES = (1, 8, 64)
-ALL_ON = Switches()
-
-
-@dataclass(frozen=True)
-class Variant:
-    """settings: of the engine."""
-
-    title: str
-    switches: Switches = ALL_ON
-    settings: dict[str, Any] = field(default_factory=dict)
-
-
-VARIANTS = {
-    "all_on": Variant("everything on"),
-    "no_graphs": Variant("without CUDA graphs", settings={"cuda_graphs": False}),
-    "no_windows": Variant("without windows", settings={"window_steps": 1}),
-    "no_prefetch": Variant("without prefetch", Switches(prefetch=False)),
-    "no_small_products": Variant("without small products", Switches(small_products=False)),
-    "no_fused_heads": Variant("without fused heads", Switches(fused_heads=False)),
+VARIANTS: dict[str, tuple[str, Switches, dict[str, Any]]] = {
+    "all_on": ("everything on", Switches(), {}),
+    "no_graphs": ("without CUDA graphs", Switches(), {"cuda_graphs": False}),
+    "no_windows": ("without windows", Switches(), {"window_steps": 1}),
+    "no_prefetch": ("without prefetch", Switches(prefetch=False), {}),
+    "no_small_products": ("without small products", Switches(small_products=False), {}),
+    "no_fused_heads": ("without fused heads", Switches(fused_heads=False), {}),
 }
+"""By name: the title, what is switched off, settings of the engine."""
 
 
-def decode_steps(variant: Variant) -> Callable[[Lab], dict[str, Any]]:
-    """Seconds of a decode step at each batch, as the points "1", "8" and "64"."""
+def decode_steps(name: str) -> Callable[[Lab], Points]:
+    """Seconds of a decode step of a variant at each batch, as the points "1", "8" and "64"."""
+    _, switches, settings = VARIANTS[name]
 
-    def measure(lab: Lab) -> dict[str, Any]:
+    def measure(lab: Lab) -> Points:
         steps: dict[int, Timing] = {}  # a scale may have fewer sizes
-        with using(variant.switches), backend(lab):
+        with using(switches), backend(lab):
             for size in dict.fromkeys(map(lab.batch, BATCHES)):
-                prompts = lab.prompts([lab.scale.decode_prompt] * size)
-                tokens = lab.scale.decode_prompt + lab.scale.long
-                engine = lab.engine(lab.half, size, tokens, **variant.settings)
+                engine, prompts = decoding(lab, size, **settings)
                 steps[size] = timed_step(engine, lab, prompts)
                 del engine
                 lab.collect()
@@ -64,7 +49,7 @@ def table(results: dict[str, Any]) -> str:
         "|---|" + "---|" * len(BATCHES),
     ]
     whole = results.get("all_on", {}).get("points", {})
-    for name, variant in VARIANTS.items():
+    for name, (title, *_) in VARIANTS.items():
         one = results.get(name, {"status": "not run"})
         cells = []
         for batch in map(str, BATCHES):
@@ -75,5 +60,5 @@ def table(results: dict[str, Any]) -> str:
                 cells.append(f"{1e6 * seconds:.0f} us")
             else:
                 cells.append(f"{1e6 * seconds:.0f} us, {seconds / base:.2f}x")
-        lines.append(f"| {variant.title} | {' | '.join(cells)} |")
+        lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

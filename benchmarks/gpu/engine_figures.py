@@ -1,59 +1,66 @@
 """Figures of the whole engine, through what everybody calls: requests in, results out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from statistics import mean
 from typing import Any
 
 import torch
 
-from nightjar.gpu_worker.engine import Engine
+from nightjar.gpu_worker.engine import Engine, RankRequest
 from nightjar.gpu_worker.engine.host_tier import HostTier
 
 from .kernel_figures import copy_bandwidth, memory_bandwidth, read_bandwidth
-from .lab import BLOCK_SIZE, Lab, MeasuringError, Timing, answer, rankings, texts
-from .work import decode_floor_bytes, kv_bytes, prefill_operations
-
-Points = dict[str, Any]
+from .lab import BLOCK_SIZE, Lab, MeasuringError, Points, Timing, answer, generate
 
 WARM = 2
-"""Rounds of `kv_cache` that do not count: kernels are compiled, both caches fill."""
+"""Rounds that do not count: kernels are compiled, caches fill."""
 
-KINDS = ("hit", "miss")
+
+def warm(engine: Engine, lab: Lab, prompts: Sequence[Sequence[int]]) -> None:
+    """Put the prompts into the prefix cache, and record block tables of both widths."""
+    for tokens in (lab.scale.long, lab.scale.short) * 2:
+        generate(engine, prompts, tokens)
+
+
+def a_step(lab: Lab, measure: Callable[[int], Sequence[float]]) -> list[Timing]:
+    """What each of the values of `measure` grows by with a decode step.
+
+    measure: given the tokens of each text, seconds.  Texts of `long` tokens take longer than those
+    of `short`: that difference over the steps between them is a step.
+    Raises:
+        MeasuringError: A difference is not above 0.
+    """
+    scale, found = lab.scale, []
+    for _ in range(scale.rounds):
+        pairs = zip(measure(scale.long), measure(scale.short), strict=True)
+        found.append([(long - short) / (scale.long - scale.short) for long, short in pairs])
+    timings = [Timing(column) for column in zip(*found, strict=True)]
+    if min(timing.median for timing in timings) <= 0:
+        raise MeasuringError("the steps were lost in noise: is the machine busy?")
+    return timings
 
 
 def timed_step(engine: Engine, lab: Lab, prompts: Sequence[Sequence[int]]) -> Timing:
-    """Seconds of one decode step, the host's part included.
-
-    Sequences of `long` tokens take longer than those of `short`: that difference over the steps
-    between them is a step.  The prompts lie in the prefix cache.
-    """
-    scale, found = lab.scale, []
-    for tokens in (scale.long, scale.short) * 2:  # block tables of both widths are recorded
-        answer(engine, texts(prompts, tokens))
-    for _ in range(scale.rounds):
-        long, short = (
-            lab.wall_s(lambda tokens=tokens: answer(engine, texts(prompts, tokens)))  # type: ignore[misc]
-            for tokens in (scale.long, scale.short)
-        )
-        found.append((long - short) / (scale.long - scale.short))
-    if Timing(tuple(found)).median <= 0:
-        raise MeasuringError("the steps were lost in noise: is the machine busy?")
-    return Timing(tuple(found))
+    """Seconds of one decode step, the host's part included."""
+    warm(engine, lab, prompts)
+    return a_step(lab, lambda tokens: [lab.wall_s(lambda: generate(engine, prompts, tokens))])[0]
 
 
-def step_s(lab: Lab, batch: int, dtype: torch.dtype) -> Timing:
-    """Seconds of a decode step of `batch` sequences at the scale's context."""
+def decoding(lab: Lab, batch: int, **settings: Any) -> tuple[Engine, list[list[int]]]:
+    """An engine for a decode step of `batch` sequences at the scale's context, and its prompts."""
+    length = lab.scale.decode_prompt
+    engine = lab.engine(lab.half, batch, length + lab.scale.long, **settings)
+    return engine, lab.prompts([length] * batch)
+
+
+def step_s(lab: Lab, batch: int) -> Timing:
+    """Seconds of a decode step of `batch` sequences."""
 
     def measure() -> Timing:
-        prompts = lab.prompts([lab.scale.decode_prompt] * batch)
-        engine = lab.engine(dtype, batch, lab.scale.decode_prompt + lab.scale.long)
+        engine, prompts = decoding(lab, batch)
         return timed_step(engine, lab, prompts)
 
-    found = lab.kept(("step", batch, dtype), measure)
-    lab.collect()
-    return found
+    return lab.kept(("step", batch), measure)
 
 
 def decode_share(batch: int) -> Callable[[Lab], Points]:
@@ -64,15 +71,12 @@ def decode_share(batch: int) -> Callable[[Lab], Points]:
     """
 
     def measure(lab: Lab) -> Points:
-        texts_at_once = lab.batch(batch)
-        timing = step_s(lab, texts_at_once, lab.half)
-        config, context = lab.scale.config(), lab.scale.context
-        bytes_ = decode_floor_bytes(config, texts_at_once, context, lab.half.itemsize)
-        floor = bytes_ / memory_bandwidth(lab)
+        timing = step_s(lab, lab.batch(batch))
+        floor = lab.scale.floor_bytes(lab.batch(batch), lab.half.itemsize) / memory_bandwidth(lab)
         speeds = {"copy_b_s": copy_bandwidth(lab), "read_b_s": read_bandwidth(lab)}
         return {
             "points": {f"decode_share_{batch}": floor / timing.median},
-            "details": timing.figures() | speeds | {"floor_s": floor, "context": context},
+            "details": timing.figures() | speeds | {"floor_s": floor, "context": lab.scale.context},
         }
 
     return measure
@@ -80,7 +84,7 @@ def decode_share(batch: int) -> Callable[[Lab], Points]:
 
 def step_growth(lab: Lab) -> Points:
     """A step of 8 sequences over a step of 1."""
-    one, eight = (step_s(lab, lab.batch(batch), lab.half) for batch in (1, 8))
+    one, eight = (step_s(lab, lab.batch(batch)) for batch in (1, 8))
     return {
         "points": {"step_1_to_8": eight.median / one.median},
         "details": {"1": one.figures(), "8": eight.figures()},
@@ -93,17 +97,18 @@ def prefill(lab: Lab) -> Points:
     lengths = [lab.scale.prefill_length] * lab.scale.prefill_prompts
     prompts, rows = lab.prompts(lengths), sum(lengths)
     engine = lab.engine(lab.half, len(lengths), max(lengths) + 1, max_step_tokens=rows)
-
-    def run() -> None:
-        engine.reset_prefix_cache()
-        answer(engine, texts(prompts, 1))
-
-    timing = lab.rounds(run, warm=2)
-    operations = prefill_operations(lab.scale.config(), lengths)
+    timing = lab.rounds(lambda: afresh(engine, prompts, 1), WARM)
+    operations = lab.scale.prefill_operations(lengths)
     return {
         "points": {"prefill_tflop_s": operations / timing.median / 1e12},
         "details": timing.figures() | {"rows": rows, "operations": operations},
     }
+
+
+def afresh(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> None:
+    """Texts after prompts of which nothing is cached."""
+    engine.reset_prefix_cache()
+    generate(engine, prompts, tokens)
 
 
 def ranking(lab: Lab) -> Points:
@@ -119,14 +124,13 @@ def ranking(lab: Lab) -> Points:
         ([2 + i % (scale.vocab_size - 2), 2 + i // (scale.vocab_size - 2), *query[2:]], [document])
         for i, (query, document) in enumerate(pairs)
     ]
-    tokens = scale.query_length + scale.document_length
-    engine = lab.engine(lab.half, len(pairs), tokens)
+    engine = lab.engine(lab.half, len(pairs), scale.query_length + scale.document_length)
 
-    def run(requests: list[tuple[list[int], list[list[int]]]]) -> None:
+    def run(asked: Sequence[tuple[list[int], list[list[int]]]]) -> None:
         engine.reset_prefix_cache()
-        answer(engine, rankings(requests))
+        answer(engine, [RankRequest(i, query, texts) for i, (query, texts) in enumerate(asked)])
 
-    shared = lab.rounds(lambda: run([(query, documents) for query in queries]), warm=2)
+    shared = lab.rounds(lambda: run([(query, documents) for query in queries]), WARM)
     unshared = lab.rounds(lambda: run(apart))
     return {
         "points": {"ranking_sharing": unshared.median / shared.median},
@@ -143,29 +147,22 @@ def mixed_lengths(lab: Lab) -> Points:
     mixed = lab.prompts(lengths)
     even = lab.prompts([round(mean(lengths))] * len(lengths), seed=1)
     engine = lab.engine(lab.half, len(lengths), max(lengths) + tokens)
-
-    def run(prompts: list[list[int]]) -> None:
-        engine.reset_prefix_cache()
-        answer(engine, texts(prompts, tokens))
+    together = lab.rounds(lambda: afresh(engine, mixed, tokens), WARM)
+    evenly = lab.rounds(lambda: afresh(engine, even, tokens))
 
     def one_by_one() -> None:
         for prompt in mixed:
-            run([prompt])
+            afresh(engine, [prompt], tokens)
 
-    together = lab.rounds(lambda: run(mixed), warm=2)
-    evenly = lab.rounds(lambda: run(even))
     singly = lab.rounds(one_by_one)
+    found = {"mixed": together, "even": evenly, "one_by_one": singly}
     return {
         "points": {
             "mixed_over_singles": singly.median / together.median,
             "mixed_over_even": together.median / evenly.median,
         },
-        "details": {
-            "mixed": together.figures(),
-            "even": evenly.figures(),
-            "one_by_one": singly.figures(),
-            "lengths": lengths,
-        },
+        "details": {name: timing.figures() for name, timing in found.items()}
+        | {"lengths": lengths},
     }
 
 
@@ -176,16 +173,9 @@ def job_s(lab: Lab, dtype: torch.dtype) -> Timing:
         count, length, tokens = lab.scale.job
         prompts = lab.prompts([length] * count)
         engine = lab.engine(dtype, count, length + tokens)
+        return lab.rounds(lambda: afresh(engine, prompts, tokens), WARM)
 
-        def run() -> None:
-            engine.reset_prefix_cache()
-            answer(engine, texts(prompts, tokens))
-
-        return lab.rounds(run, warm=2)
-
-    found = lab.kept(("job", dtype), measure)
-    lab.collect()
-    return found
+    return lab.kept(("job", dtype), measure)
 
 
 def half_over_single(lab: Lab) -> Points:
@@ -194,8 +184,7 @@ def half_over_single(lab: Lab) -> Points:
     Flash attention takes 16 bits: FP32's prompts attend one sequence after the other, in products
     that are launched one by one (kernels/cuda/varlen.py).
     """
-    half = job_s(lab, lab.half)
-    single = job_s(lab, torch.float32)
+    half, single = job_s(lab, lab.half), job_s(lab, torch.float32)
     lab.drop_model()
     return {
         "points": {"half_over_single": single.median / half.median},
@@ -212,30 +201,12 @@ def kv_cache(lab: Lab) -> Points:
     """Time to first token with the KV cache in pinned memory, over an engine without it.
 
     A hit is a later turn whose beginning lies there; a miss is a prompt that is not found there.
-    The point is of the longer of two lengths.  At the shorter one loading and computing take about
-    as long: where computing is the faster, nothing is loaded and a hit is worth nothing.
-    """
-    found = []
-    for cached in lab.scale.cached_tokens:
-        found.append(_later_turn(lab, cached))
-        lab.collect()
-    level, long = found
-    return {
-        "points": long["points"],
-        "details": long["details"] | {"where both are level": level},
-    }
-
-
-def _later_turn(lab: Lab, cached: int) -> Points:
-    """`kv_cache` after `cached` tokens.
-
     Both engines have full caches, with room for one such prompt, so that every prompt makes others
-    leave.
+    leave.  Where computing is faster than loading, nothing is loaded and a hit is worth nothing.
     """
-    config, length = lab.scale.config(), cached + lab.scale.turn_tokens
-    blocks = lab.blocks(1, length + 1)
-    crowd = blocks // (cached // BLOCK_SIZE) + 1  # prompts that fill the cache
-    host_bytes = kv_bytes(config, (2 * crowd + 4) * length, lab.half.itemsize)  # more than a round
+    cached, length = lab.scale.cached_tokens, lab.scale.cached_tokens + lab.scale.turn_tokens
+    crowd = later_turn_crowd(lab)
+    host_bytes = lab.scale.kv_bytes((2 * crowd + 4) * length, lab.half.itemsize)  # over a round's
     engines = {
         name: lab.engine(lab.half, 1, length + 1, host_cache_bytes=size)
         for name, size in (("tier", host_bytes), ("none", 0))
@@ -245,34 +216,37 @@ def _later_turn(lab: Lab, cached: int) -> Points:
     loads = _loads(tier)
     (known,) = lab.prompts([cached])
     fresh = iter(lab.prompts([length] * (lab.scale.rounds + WARM) * 4 * (crowd + 1), seed=1))
-    found: dict[str, list[float]] = {f"{kind}, {name}": [] for kind in KINDS for name in engines}
+    found: dict[str, list[float]] = {}
     for engine in engines.values():
-        answer(engine, texts([known], 1))
+        generate(engine, [known], 1)
     for _ in range(WARM + lab.scale.rounds):
         for name, engine in engines.items():
-            for kind in KINDS:
-                answer(engine, texts([next(fresh) for _ in range(crowd)], 1))
+            for kind in ("hit", "miss"):
+                generate(engine, [next(fresh) for _ in range(crowd)], 1)
                 prompt = next(fresh)
                 if kind == "hit":
                     prompt[:cached] = known
-                asked = texts([prompt], 1)
-                seconds = lab.answer_s(lambda e=engine, a=asked: answer(e, a))  # type: ignore[misc]
-                found[f"{kind}, {name}"].append(seconds)
-    timings = {name: Timing(tuple(seconds[WARM:])) for name, seconds in found.items()}
-    learned = {
-        "computing_a_token_s": tier.costs.token_s,
-        "loading_a_byte_s": tier.costs.byte_s,
-        "loading_at_all_s": tier.costs.start_s,
-    }
+                seconds = lab.wall_s(
+                    lambda e=engine, p=prompt: generate(e, [p], 1),  # type: ignore[misc]
+                    whole=False,
+                )
+                found.setdefault(f"{kind}, {name}", []).append(seconds)
+    timings = {name: Timing(seconds[WARM:]) for name, seconds in found.items()}
     return {
         "points": {
             f"kv_{kind}": timings[f"{kind}, tier"].median / timings[f"{kind}, none"].median - 1
-            for kind in KINDS
+            for kind in ("hit", "miss")
         },
         "details": {name: timing.figures() for name, timing in timings.items()}
-        | {"tokens": length, "cached": cached, "host_bytes": host_bytes}
-        | {"blocks": cached // BLOCK_SIZE, "blocks_of_loads": loads, "learned": learned},
+        | {"tokens": length, "cached": cached, "host_bytes": host_bytes, "blocks_of_loads": loads}
+        | {"computing_a_token_s": tier.costs.token_s, "loading_a_byte_s": tier.costs.byte_s},
     }
+
+
+def later_turn_crowd(lab: Lab) -> int:
+    """How many prompts fill the cache of `kv_cache`."""
+    length = lab.scale.cached_tokens + lab.scale.turn_tokens
+    return lab.blocks(1, length + 1) // (lab.scale.cached_tokens // BLOCK_SIZE) + 1
 
 
 def _loads(tier: HostTier) -> list[int]:

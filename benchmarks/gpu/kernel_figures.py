@@ -1,11 +1,8 @@
 """Figures of the machine and of single kernels: no engine."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +10,7 @@ from torch import Tensor
 from nightjar.kernels import cuda
 from nightjar.kernels.cuda import launch
 
-from .lab import BLOCK_SIZE, Lab, Timing
-
-Points = dict[str, Any]
+from .lab import BLOCK_SIZE, Lab, Points, Timing
 
 READ_ROW = 4096
 """Numbers of a row, where rows are read."""
@@ -58,9 +53,7 @@ def copy(lab: Lab) -> Timing:
         target = torch.empty_like(source)
         return lab.device_s(lambda: target.copy_(source))
 
-    found = lab.kept("copy", measure)
-    lab.collect()
-    return found
+    return lab.kept("copy", measure)
 
 
 def random_bytes(lab: Lab) -> Tensor:
@@ -81,12 +74,9 @@ def reads(lab: Lab) -> dict[str, Timing]:
         source = random_bytes(lab)
         parts = source.chunk(4)  # torch reduces 2 GiB and more in parts of its own choice
         vector = torch.randn(READ_ROW, device=lab.device).to(lab.half)
-        single, half = torch.float32, lab.half
+        half = lab.half
         ways: dict[str, Callable[[Tensor], Tensor]] = {
-            "sum, FP32": lambda x: x.view(single).sum(),
-            "largest, FP32": lambda x: x.view(single).amax(),
-            "largest, 16 bits": lambda x: x.view(half).amax(),
-            "sums of rows, FP32": lambda x: x.view(single).view(-1, READ_ROW).sum(1),
+            "sum, FP32": lambda x: x.view(torch.float32).sum(),
             "largest of rows, 16 bits": lambda x: x.view(half).view(-1, READ_ROW).amax(1),
             "product with a vector, 16 bits": lambda x: x.view(half).view(-1, READ_ROW) @ vector,
         }
@@ -95,9 +85,7 @@ def reads(lab: Lab) -> dict[str, Timing]:
             for name, way in ways.items()
         }
 
-    found = lab.kept("reads", measure)
-    lab.collect()
-    return found
+    return lab.kept("reads", measure)
 
 
 def read_bandwidth(lab: Lab) -> float:
@@ -113,21 +101,21 @@ def memory_bandwidth(lab: Lab) -> float:
     return max(copy_bandwidth(lab), read_bandwidth(lab))
 
 
-def decode_attention(group: int, point: str) -> Callable[[Lab], Points]:
+def decode_attention(group: int) -> Callable[[Lab], Points]:
     """Share of the copy's bandwidth at each (batch, context); the point is the smallest.
 
     group: query heads of each key head.
     """
 
     def measure(lab: Lab) -> Points:
-        shares, details = {}, {}
+        details = {}
         for batch, context in lab.scale.attention:
             timing, read = _attention(lab, batch, context, group)
             share = read / timing.median / copy_bandwidth(lab)
-            shares[f"{batch}x{context}"] = share
             details[f"{batch}x{context}"] = timing.figures() | {"bytes": read, "share": share}
             lab.collect()
-        return {"points": {point: min(shares.values())}, "details": details}
+        smallest = min(one["share"] for one in details.values())
+        return {"points": {f"attention_share_{group}": smallest}, "details": details}
 
     return measure
 
@@ -158,25 +146,4 @@ def _attention(lab: Lab, batch: int, context: int, group: int) -> tuple[Timing, 
     with backend(lab):
         timing = lab.device_s(run)
     read = 2 * batch * context * heads * size * dtype.itemsize
-    return Timing(tuple(seconds / layers for seconds in timing.seconds)), read
-
-
-def kv_transfer(lab: Lab) -> Points:
-    """Bytes/s of a conversation's cache blocks to pinned host memory and back."""
-    config, tokens = lab.scale.config(), lab.scale.cached_tokens[0]
-    count = -(-tokens // BLOCK_SIZE)
-    shape = (config.n_layers, count, config.n_kv_heads, BLOCK_SIZE, config.head_size)
-    keys, values = (torch.randn(shape, device=lab.device).to(lab.half) for _ in range(2))
-    packed = torch.empty(
-        (count, config.n_layers, 2, *shape[2:]), dtype=lab.half, pin_memory=lab.device == "cuda"
-    )
-    blocks = torch.arange(count, device=lab.device)
-    points, details = {}, {}
-    with backend(lab):
-        ways = ("pack", cuda.kv_transfer.kv_pack), ("unpack", cuda.kv_transfer.kv_unpack)
-        for name, run in ways:
-            timing = lab.device_s(lambda run=run: run(keys, values, blocks, packed))  # type: ignore[misc]
-            moved = packed.numel() * packed.element_size()
-            points[f"kv_{name}_gb_s"] = moved / timing.median / 1e9
-            details[name] = timing.figures() | {"bytes": moved, "tokens": tokens}
-    return {"points": points, "details": details}
+    return Timing([seconds / layers for seconds in timing.seconds]), read

@@ -16,17 +16,18 @@ from nightjar.gpu_worker.engine import (
     Engine,
     EngineConfig,
     GenerateRequest,
-    RankRequest,
     Request,
     RequestFailed,
     SamplingParams,
 )
 from nightjar.gpu_worker.models import Decoder, KVTensors
 
-from .model import random_decoder, token_texts
+from .model import random_decoder
 from .scale import Scale
 
 Made = TypeVar("Made")
+Points = dict[str, Any]
+"""What a figure gives: its points, the details behind them, and notes on them."""
 
 BLOCK_SIZE = EngineConfig().block_size
 
@@ -39,22 +40,17 @@ class MeasuringError(Exception):
 class Timing:
     """Seconds of one thing, timed several times."""
 
-    seconds: tuple[float, ...]
+    seconds: Sequence[float]
 
     @property
     def median(self) -> float:
         return median(self.seconds)
 
-    @property
-    def spread(self) -> float:
-        """The slowest less the fastest, over the median."""
-        return (max(self.seconds) - min(self.seconds)) / self.median
-
     def figures(self) -> dict[str, Any]:
-        """For the result."""
+        """For the result; the spread is the slowest less the fastest, over the median."""
         return {
             "median_s": float(f"{self.median:.5g}"),
-            "spread": round(self.spread, 4),
+            "spread": round((max(self.seconds) - min(self.seconds)) / self.median, 4),
             "seconds": [float(f"{one:.5g}") for one in self.seconds],
         }
 
@@ -76,6 +72,7 @@ class Lab:
         """make(), once: figures that need the same measurement share it."""
         if key not in self._kept:
             self._kept[key] = make()
+            self.collect()
         found: Made = self._kept[key]
         return found
 
@@ -94,68 +91,57 @@ class Lab:
         if self.device == "cuda":
             torch.cuda.empty_cache()
 
-    def wall_s(self, run: Callable[[], object]) -> float:
-        """Seconds until the device has finished, the host's part included."""
-        self.sync()
-        started = time.perf_counter()
-        run()
-        self.sync()
-        return time.perf_counter() - started
+    def wall_s(self, run: Callable[[], object], *, whole: bool = True) -> float:
+        """Seconds until the device has finished, the host's part included.
 
-    def answer_s(self, run: Callable[[], object]) -> float:
-        """Seconds until run() has its answer.  What the device goes on with behind it (copies to
-        the host's memory) is waited for, but does not count."""
+        whole: False for the seconds until run() has its answer.  What the device goes on with
+        behind it (copies to the host's memory) is waited for, but does not count.
+        """
         self.sync()
         started = time.perf_counter()
         run()
-        seconds = time.perf_counter() - started
+        answered = time.perf_counter()
         self.sync()
-        return seconds
+        return (time.perf_counter() if whole else answered) - started
 
     def rounds(self, run: Callable[[], object], warm: int = 1) -> Timing:
         """Wall time, `rounds` times after `warm` runs that do not count."""
         for _ in range(warm):
             run()
-        return Timing(tuple(self.wall_s(run) for _ in range(self.scale.rounds)))
+        return Timing([self.wall_s(run) for _ in range(self.scale.rounds)])
 
     def device_s(self, run: Callable[[], object], repeats: int = 10) -> Timing:
         """Seconds of one run on the device alone: recorded once as a CUDA graph, so that the host's
         launches do not count, and timed between events."""
         if self.device != "cuda":
             return self.rounds(run)
-        replay = self._graph(run)
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()  # compiling cannot be recorded
+        torch.cuda.current_stream().wait_stream(side)
+        self.sync()
+        with torch.cuda.graph(graph):
+            run()
         for _ in range(3):
-            replay()
+            graph.replay()
         found = []
         for _ in range(self.scale.rounds):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
             for _ in range(repeats):
-                replay()
+                graph.replay()
             end.record()
             end.synchronize()
             found.append(begin.elapsed_time(end) / 1e3 / repeats)
-        return Timing(tuple(found))
-
-    def _graph(self, run: Callable[[], object]) -> Callable[[], object]:
-        """A replay of what run() launches; it is run first, as compiling cannot be recorded."""
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            run()
-        torch.cuda.current_stream().wait_stream(side)
-        self.sync()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-        return graph.replay
+        return Timing(found)
 
     def model(self, dtype: torch.dtype) -> Decoder:
         """The random decoder in one format; the one of another format is dropped."""
-        config, key = self.scale.config(), ("model", dtype)
+        key = ("model", dtype)
         if key not in self._kept:
             self.drop_model()
-        return self.kept(key, lambda: random_decoder(config, dtype, self.device))
+        return self.kept(key, lambda: random_decoder(self.scale.config(), dtype, self.device))
 
     def drop_model(self) -> None:
         """Free the weights."""
@@ -172,7 +158,8 @@ class Lab:
         block_bytes = KVTensors.block_bytes(model.config, BLOCK_SIZE, model.cache_dtype)
         limits = {"max_running": texts, "max_step_tokens": max(8192, 2 * texts)} | settings
         config = EngineConfig(kv_cache_bytes=self.blocks(texts, tokens) * block_bytes, **limits)
-        return Engine(model, token_texts(model.config), config)
+        # About as many bytes a token as real ones have.
+        return Engine(model, [b" t%d" % token for token in range(self.scale.vocab_size)], config)
 
     def prompts(self, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
         """Random tokens, none of them special."""
@@ -180,15 +167,10 @@ class Lab:
         return [rng.integers(2, self.scale.vocab_size, length).tolist() for length in lengths]
 
 
-def texts(prompts: Sequence[Sequence[int]], tokens: int) -> list[Request]:
-    """Requests for texts of exactly so many tokens."""
+def generate(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> None:
+    """Texts of exactly so many tokens after the prompts."""
     params = SamplingParams(tokens, ignore_eos=True)
-    return [GenerateRequest(i, prompt, params) for i, prompt in enumerate(prompts)]
-
-
-def rankings(pairs: Sequence[tuple[list[int], list[list[int]]]]) -> list[Request]:
-    """Requests for the scores of documents after their queries."""
-    return [RankRequest(i, query, documents) for i, (query, documents) in enumerate(pairs)]
+    answer(engine, [GenerateRequest(i, prompt, params) for i, prompt in enumerate(prompts)])
 
 
 def answer(engine: Engine, requests: Sequence[Request]) -> None:

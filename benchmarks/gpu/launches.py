@@ -1,10 +1,7 @@
-"""Figures of a decode step's launches: when the device waits for the host, and between kernels."""
-
-from __future__ import annotations
+"""The figure of a decode step's launches: how long the device waits for the host."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -12,38 +9,30 @@ import torch
 
 from nightjar.gpu_worker.engine import Engine
 
-from .engine_figures import Points, step_s
-from .lab import Lab, MeasuringError, Timing, answer, texts
+from .engine_figures import a_step, decoding, warm
+from .lab import Lab, MeasuringError, Points, generate
 
 
-@dataclass
 class Launches:
-    """Every launch of decode steps of one engine from now on.
+    """Every launch of decode steps of one engine from now on: of its windows; on a CPU, where it
+    has none, of its single steps.
 
     A launch's span is the time from its beginning to its end on the device.  The device works in a
     span, unless the host is too slow.  Between two spans it waits for the host.
     """
 
-    _host: list[float] = field(default_factory=list)
-    _marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
-
-    @staticmethod
-    def of(engine: Engine, device: str) -> Launches:
-        """Watch an engine: its windows; on a CPU, where it has none, its single steps.
-
-        Raises:
-            MeasuringError: It has no windows on a GPU.
-        """
-        found = Launches()
+    def __init__(self, engine: Engine, device: str) -> None:
+        """Raises MeasuringError where an engine on a GPU has no windows."""
+        self._host: list[float] = []
+        self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         if device != "cuda":
             steps: Any = engine._executor  # not its type: a method is put in the place of its own
-            steps.run = found._watched(steps.run, mark=False)
+            steps.run = self._watched(steps.run, mark=False)
         elif engine.windows is None:
             raise MeasuringError("the engine launches single steps: it has no windows")
         else:
             windows: Any = engine.windows
-            windows.launch = found._watched(windows.launch, mark=True)
-        return found
+            windows.launch = self._watched(windows.launch, mark=True)
 
     @property
     def count(self) -> int:
@@ -84,72 +73,26 @@ class Launches:
 def launch_overhead(lab: Lab) -> Points:
     """The part of a decode step in which the device waits for the host.
 
-    It is a step's wall time less its launch's span on the device, over the wall time.  Long
-    sequences less short ones, as in `timed_step`.
+    It is a step's wall time less its launch's span on the device, over the wall time.
     """
-    scale, batch = lab.scale, lab.batch(8)
-    prompts = lab.prompts([scale.decode_prompt] * batch)
-    engine = lab.engine(lab.half, batch, scale.decode_prompt + scale.long)
-    for tokens in (scale.long, scale.short) * 2:  # as in `timed_step`
-        answer(engine, texts(prompts, tokens))
-    launches = Launches.of(engine, lab.device)
+    batch = lab.batch(8)
+    engine, prompts = decoding(lab, batch)
+    warm(engine, lab, prompts)
+    launches = Launches(engine, lab.device)
 
     def seconds(tokens: int) -> tuple[float, float, float]:
-        wall = lab.wall_s(lambda: answer(engine, texts(prompts, tokens)))
+        wall = lab.wall_s(lambda: generate(engine, prompts, tokens))
         return wall, *launches.take()
 
-    found = []
-    for _ in range(scale.rounds):
-        pairs = zip(seconds(scale.long), seconds(scale.short), strict=True)
-        found.append([(long - short) / (scale.long - scale.short) for long, short in pairs])
-    wall, host, span = (Timing(tuple(column)) for column in zip(*found, strict=True))
-    if min(wall.median, host.median, span.median) <= 0:
-        raise MeasuringError("the steps were lost in noise: is the machine busy?")
+    wall, host, span = a_step(lab, seconds)
     details = wall.figures() | {"batch": batch, "host": host.figures(), "span": span.figures()}
     if host.median > span.median / 2:
         details["warning"] = (
             f"the host launches a step in {1e6 * host.median:.0f} us, the device takes "
             f"{1e6 * span.median:.0f} us: it may wait for the host where this does not count it"
         )
+    pairs = zip(wall.seconds, span.seconds, strict=True)
     return {
-        "points": {"launch_overhead": median(1 - one[2] / one[0] for one in found)},
+        "points": {"launch_overhead": median(1 - busy / whole for whole, busy in pairs)},
         "details": details,
     }
-
-
-def kernel_gaps(lab: Lab) -> Points:
-    """The part of a decode step in which no kernel runs.
-
-    It is a step's wall time less its kernels' own time, by torch's profiler, over the wall time.
-    Most of it lies between the nodes of a graph, where no host can help.
-    """
-    batch = lab.batch(8)
-    timing = step_s(lab, batch, lab.half)
-    prompts = lab.prompts([lab.scale.decode_prompt] * batch)
-    engine = lab.engine(lab.half, batch, lab.scale.decode_prompt + lab.scale.long)
-    for tokens in (lab.scale.long, lab.scale.short) * 2:  # as in `timed_step`
-        answer(engine, texts(prompts, tokens))
-    busy = [
-        _busy_s(lab, lambda tokens=tokens: answer(engine, texts(prompts, tokens)))  # type: ignore[misc]
-        for tokens in (lab.scale.short, lab.scale.long)
-    ]
-    if not 0 < busy[0] < busy[1]:
-        raise MeasuringError(f"the profiler saw kernels run for {busy} s: it does not work here")
-    step_busy = (busy[1] - busy[0]) / (lab.scale.long - lab.scale.short)
-    return {
-        "points": {"kernel_gaps": 1 - step_busy / timing.median},
-        "details": timing.figures() | {"busy_s": step_busy, "batch": batch},
-    }
-
-
-def _busy_s(lab: Lab, run: Callable[[], object]) -> float:
-    """Seconds that kernels ran; on the CPU, that operators did."""
-    kind = torch.profiler.ProfilerActivity
-    name = lab.device.upper()
-    with torch.profiler.profile(activities=[getattr(kind, name)]) as profile:
-        run()
-        lab.sync()
-    which = "self_device_time_total" if name == "CUDA" else "self_cpu_time_total"
-    # Calls of the runtime are events of the CPU, and may be given their kernels' time, too.
-    own = [event for event in profile.key_averages() if event.device_type.name == name]
-    return sum(float(getattr(event, which)) for event in own) / 1e6

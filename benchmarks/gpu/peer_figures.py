@@ -1,7 +1,5 @@
 """The same job in transformers, on the same device, in the same format, in the same run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,20 +8,22 @@ import torch
 import transformers
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
-from .engine_figures import job_s
-from .lab import Lab, MeasuringError, Timing
-
-Points = dict[str, Any]
+from .engine_figures import WARM, job_s
+from .lab import Lab, MeasuringError, Points, Timing
 
 PATIENCE_S = 20.0
 """Of timing one way of theirs: rounds that would begin later are left out, but for two."""
-
 SECOND_BEFORE_S = 40.0
 """A second way is not begun later: the figure would lose the first along with it."""
 
 
 def random_gpt2(lab: Lab) -> Any:  # noqa: ANN401
-    """A GPT of the same shape, with random weights made on the device."""
+    """A GPT of the same shape, with random weights made on the device.
+
+    Our side is timed first: its weights and its cache must not take the memory from theirs.
+    """
+    job_s(lab, lab.half)
+    lab.drop_model()
     scale = lab.scale
     _, length, tokens = scale.job
     config = GPT2Config(
@@ -52,27 +52,25 @@ def _timed(lab: Lab, run: Callable[[], int]) -> Timing:
         MeasuringError: Tokens were missing.
     """
     count, _, tokens = lab.scale.job
-    for _ in range(2):
-        made = run()
-        if made != count * tokens:
+    for _ in range(WARM):
+        if (made := run()) != count * tokens:
             raise MeasuringError(f"transformers made {made} tokens of {count * tokens}")
     found: list[float] = []
     ends = time.monotonic() + PATIENCE_S
     while len(found) < lab.scale.rounds and (len(found) < 2 or time.monotonic() < ends):
         found.append(lab.wall_s(run))
-    return Timing(tuple(found))
+    return Timing(found)
 
 
-def _compared(lab: Lab, name: str, theirs: Timing, settings: Any) -> Points:  # noqa: ANN401
+def _compared(lab: Lab, name: str, theirs: Timing, settings: dict[str, Any]) -> Points:
     """Our time for the job against theirs."""
-    count, length, tokens = lab.scale.job
-    ours: Timing = job_s(lab, lab.half)
+    ours = job_s(lab, lab.half)
     return {
         "points": {f"over_{name}": theirs.median / ours.median},
         "details": {
             "transformers": theirs.figures(),
             "nightjar": ours.figures(),
-            "job": {"texts": count, "prompt": length, "tokens": tokens},
+            "job": dict(zip(("texts", "prompt", "tokens"), lab.scale.job, strict=True)),
             "version": transformers.__version__,
             "settings": settings,
         },
@@ -81,7 +79,6 @@ def _compared(lab: Lab, name: str, theirs: Timing, settings: Any) -> Points:  # 
 
 def over_static_cache(lab: Lab) -> Points:
     """transformers.generate with its static cache, which compiles the decode step on a GPU."""
-    ours_first(lab)
     model = random_gpt2(lab)
     # No token ends a text: a least length would cost them a logits processor at every step.
     model.generation_config.eos_token_id = None
@@ -113,27 +110,25 @@ def over_continuous_batching(lab: Lab) -> Points:
     A manager, whose start takes memory, runs on from round to round.  A graph is recorded when a
     step of its size first comes by: two rounds that do not count see nearly all of them.
     """
-    ours_first(lab)
     model, ends = random_gpt2(lab), time.monotonic() + SECOND_BEFORE_S
-    found: dict[str, Timing] = {}
-    settings: dict[str, dict[str, Any]] = {}
+    found: dict[str, tuple[Timing, dict[str, Any]]] = {}
     tried: dict[str, Any] = {}
     for name, graphs in (("its defaults", None), ("use_cuda_graph=True", True)):
         if time.monotonic() > ends:
             tried[name] = {"reason": "no time left"}
             continue
         try:
-            found[name], settings[name] = _continuous(lab, model, graphs)
-            tried[name] = found[name].figures() | settings[name]
+            timing, settings = found[name] = _continuous(lab, model, graphs)
+            tried[name] = timing.figures() | settings
         except Exception as error:  # noqa: BLE001 (told, not swallowed)
             tried[name] = {"reason": f"{type(error).__name__}: {error}"}
         lab.collect()
     if not found:
         raise MeasuringError(f"transformers' continuous batching failed: {tried}")
-    fastest = min(found, key=lambda name: found[name].median)
-    result = _compared(lab, "continuous_batching", found[fastest], settings[fastest])
+    fastest = min(found, key=lambda name: found[name][0].median)
+    result = _compared(lab, "continuous_batching", *found[fastest])
     result["details"] |= {"fastest": fastest, "tried": tried}
-    if "flash" not in settings[fastest]["attention"]:
+    if "flash" not in result["details"]["settings"]["attention"]:
         result["notes"] = {"over_continuous_batching": "without flash-attn"}
     return result
 
@@ -142,20 +137,22 @@ def _continuous(lab: Lab, model: Any, graphs: bool | None) -> tuple[Timing, dict
     """The job by one manager, and what it runs with; graphs: None lets it choose."""
     count, length, tokens = lab.scale.job
     # It keeps prefixes, so that each round gets other prompts.
-    rounds = iter([lab.prompts([length] * count, seed) for seed in range(lab.scale.rounds + 2)])
+    rounds = iter([lab.prompts([length] * count, seed) for seed in range(lab.scale.rounds + WARM)])
     # No token has the id -1, so that every text gets all of its tokens.
     config = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
-    manager = model.init_continuous_batching(config, _limits(lab, graphs))
+    limits = transformers.ContinuousBatchingConfig(use_cuda_graph=graphs)
+    if lab.device == "cpu":  # by default its cache takes most of the memory
+        limits.num_blocks, limits.max_batch_tokens = 4 * count, 256
+    manager = model.init_continuous_batching(config, limits)
     chosen = manager.continuous_batching_config
+    compiled = (chosen.varlen_compile_config, chosen.decode_compile_config)
     settings = {
         "attention": model.config._attn_implementation,
         "use_cuda_graph": chosen.use_cuda_graph,
         "use_async_batching": chosen.use_async_batching,
-        "compiled": [
-            str(one) for one in (chosen.varlen_compile_config, chosen.decode_compile_config)
-        ],
+        "compiled": [str(one) for one in compiled],
     }
     # No `manager.warmup()`: it records a graph over positions that this model does not have.
     manager.start()
@@ -176,17 +173,3 @@ def _continuous(lab: Lab, model: Any, graphs: bool | None) -> tuple[Timing, dict
         return _timed(lab, run), settings
     finally:
         manager.stop(block=True, timeout=5)
-
-
-def _limits(lab: Lab, graphs: bool | None) -> Any:  # noqa: ANN401
-    """Its settings: but for the graphs as they are, where nothing stands against it."""
-    limits = transformers.ContinuousBatchingConfig(use_cuda_graph=graphs)
-    if lab.device == "cpu":  # by default its cache takes most of the memory
-        limits.num_blocks, limits.max_batch_tokens = 4 * lab.scale.job[0], 256
-    return limits
-
-
-def ours_first(lab: Lab) -> None:
-    """Time our side and free its weights and cache before theirs take the memory."""
-    job_s(lab, lab.half)
-    lab.drop_model()

@@ -1,7 +1,6 @@
-"""How large everything is: the figures' own sizes, and tiny ones that only try the harness."""
+"""How large everything is, and its bytes and operations, which floors and rates are taken of."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nightjar.checkpoints import ModelConfig
@@ -9,7 +8,7 @@ from nightjar.checkpoints import ModelConfig
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes of one run.
+    """Sizes of one run; the defaults are those of the figures.
 
     batches, context: of the decode step; short, long: tokens that a text generates, whose
     difference is timed.  attention: (batch, context) of decode attention, `attention_layers` layers
@@ -17,37 +16,36 @@ class Scale:
     step.  A ranking has a query and `documents` of document_length.  mixed: lengths of the prompts
     of a batch, and the tokens that each generates.  job: texts, their prompts' length and tokens
     of the comparisons of formats and with transformers.  cached_tokens: of a conversation's earlier
-    turns, where loading and computing them are about level, and where they are many; turn_tokens:
-    of its next one.  rounds: how often each is timed.
+    turns; turn_tokens: of its next one.  rounds: how often each is timed.
     copy_bytes, matmul: for the machine's own speed.
     """
 
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    vocab_size: int
-    positions: int
-    batches: tuple[int, ...]
-    context: int
-    short: int
-    long: int
-    attention: tuple[tuple[int, int], ...]
-    attention_layers: int
-    prefill_prompts: int
-    prefill_length: int
-    rankings: int
-    query_length: int
-    documents: int
-    document_length: int
-    mixed: tuple[int, ...]
-    mixed_tokens: int
-    job: tuple[int, int, int]
-    cached_tokens: tuple[int, int]
-    turn_tokens: int
-    rounds: int
-    copy_bytes: int
-    matmul: int
+    name: str = "full"
+    layers: int = 24
+    hidden: int = 2048
+    heads: int = 16
+    vocab_size: int = 51_200
+    positions: int = 16_384
+    batches: tuple[int, ...] = (1, 8, 64, 256)
+    context: int = 512
+    short: int = 16
+    long: int = 80
+    attention: tuple[tuple[int, int], ...] = ((8, 4096), (64, 512), (64, 1024), (256, 512))
+    attention_layers: int = 4
+    prefill_prompts: int = 16
+    prefill_length: int = 512
+    rankings: int = 4
+    query_length: int = 512
+    documents: int = 32
+    document_length: int = 32
+    mixed: tuple[int, ...] = (64, 128, 256, 384, 512, 640, 896, 1024)
+    mixed_tokens: int = 64
+    job: tuple[int, int, int] = (32, 512, 128)
+    cached_tokens: int = 8064
+    turn_tokens: int = 64
+    rounds: int = 5
+    copy_bytes: int = 4 << 30
+    matmul: int = 8192
 
     def config(self) -> ModelConfig:
         """A GPT of this size: learned positions, LayerNorm, GELU, tied embeddings."""
@@ -75,36 +73,29 @@ class Scale:
         """Tokens of a prompt whose text has `context` tokens halfway through what is timed."""
         return self.context - (self.short + self.long) // 2
 
+    def kv_bytes(self, tokens: int, itemsize: int) -> int:
+        """Keys and values of so many tokens, over all layers."""
+        return 2 * self.layers * self.hidden * itemsize * tokens
 
-FULL = Scale(
-    name="full",
-    layers=24,
-    hidden=2048,
-    heads=16,
-    vocab_size=51_200,
-    positions=16_384,
-    batches=(1, 8, 64, 256),
-    context=512,
-    short=16,
-    long=80,
-    attention=((8, 4096), (64, 512), (64, 1024), (256, 512)),
-    attention_layers=4,
-    prefill_prompts=16,
-    prefill_length=512,
-    rankings=4,
-    query_length=512,
-    documents=32,
-    document_length=32,
-    mixed=(64, 128, 256, 384, 512, 640, 896, 1024),
-    mixed_tokens=64,
-    job=(32, 512, 128),
-    cached_tokens=(1024, 8064),
-    turn_tokens=64,
-    rounds=5,
-    copy_bytes=4 << 30,
-    matmul=8192,
-)
+    def floor_bytes(self, batch: int, itemsize: int) -> int:
+        """What a decode step cannot do without: each weight and each cached key and value once."""
+        weights = 12 * self.layers * self.hidden**2 + self.vocab_size * self.hidden
+        return weights * itemsize + self.kv_bytes(batch * self.context, itemsize)
 
+    def prefill_operations(self, lengths: Sequence[int]) -> float:
+        """Operations of computing prompts from their first token and scoring their next one.
+
+        A multiplication and its addition are two.  Past the last attention only the last row of
+        each prompt goes on, as in the engine: what it does not compute does not count.
+        """
+        square = self.hidden**2
+        last = 9 * square + self.vocab_size * self.hidden
+        products = sum(lengths) * (12 * self.layers - 9) * square + len(lengths) * last
+        pairs = sum(length * (length + 1) / 2 for length in lengths)
+        return 2.0 * products + 4.0 * self.layers * self.hidden * pairs
+
+
+FULL = Scale()
 TINY = Scale(
     name="tiny",
     layers=1,
@@ -127,11 +118,11 @@ TINY = Scale(
     mixed=(8, 16, 24, 40),
     mixed_tokens=3,
     job=(2, 16, 4),
-    cached_tokens=(32, 64),
+    cached_tokens=64,
     turn_tokens=4,
     rounds=2,
     copy_bytes=1 << 20,
     matmul=64,
 )
-
+"""Only tries the harness."""
 SCALES = {scale.name: scale for scale in (FULL, TINY)}

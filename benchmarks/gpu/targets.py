@@ -1,28 +1,27 @@
 """Which figures there are, what they are held against, and how long each may take."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from importlib import import_module
 
 from . import causes, engine_figures, kernel_figures, launches
-from .lab import Lab
+from .lab import Lab, Points
 
 
 @dataclass(frozen=True)
 class Target:
     """One line of the table: `least` and `aim` of a point, None where nothing is asked.
 
-    share: the value is written in percent.  lower: less is better.
+    unit: "%" for a share.  lower: less is better.
     """
 
+    figure: str
     point: str
     title: str
+    unit: str
     least: float | None = None
     aim: float | None = None
-    unit: str = ""
-    share: bool = False
     lower: bool = False
 
     def met(self, value: float) -> str:
@@ -32,165 +31,76 @@ class Target:
                 return name
         return "" if self.least is None else "below"
 
-    def write(self, value: float | None) -> str:
+    def write(self, value: float) -> str:
         """A value as the table has it."""
-        if value is None:
-            return ""
-        return f"{100 * value:.1f}%" if self.share else f"{value:.3g}{self.unit}"
+        return f"{100 * value:.1f}%" if self.unit == "%" else f"{value:.3g}{self.unit}"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What is measured on its own: one function, its limit in seconds, and its lines."""
+    """What is measured on its own: one function, and its limit in seconds."""
 
-    name: str
     budget_s: float
-    measure: Callable[[Lab], dict[str, Any]]
-    targets: tuple[Target, ...]
+    measure: Callable[[Lab], Points]
 
 
-def _static_cache(lab: Lab) -> dict[str, Any]:
-    from .peer_figures import over_static_cache  # noqa: PLC0415 (transformers takes seconds)
-
-    return over_static_cache(lab)
-
-
-def _continuous_batching(lab: Lab) -> dict[str, Any]:
-    from .peer_figures import over_continuous_batching  # noqa: PLC0415
-
-    return over_continuous_batching(lab)
+def _of_transformers(name: str, lab: Lab) -> Points:
+    """A figure whose module takes seconds to import."""
+    found: Points = getattr(import_module("benchmarks.gpu.peer_figures"), name)(lab)
+    return found
 
 
-def _decode(batch: int, least: float, aim: float) -> Figure:
-    title = f"decode step of {batch}, share of the HBM floor"
-    target = Target(f"decode_share_{batch}", title, least, aim, share=True)
-    return Figure(f"decode_{batch}", 60, engine_figures.decode_share(batch), (target,))
-
-
-def _attention(group: int, least: float, aim: float) -> Figure:
-    point = f"attention_share_{group}"
-    title = f"decode attention, share of a copy, {group} query heads a key head"
-    target = Target(point, title, least, aim, share=True)
-    name = f"decode_attention_{group}"
-    return Figure(name, 30, kernel_figures.decode_attention(group, point), (target,))
-
-
-FIGURES = (
-    Figure(
-        "machine",
-        60,
-        kernel_figures.machine_speed,
-        (
-            Target("copy_tb_s", "copy on the device, read and written", unit=" TB/s"),
-            Target("read_tb_s", "reading on the device", unit=" TB/s"),
-            Target("product_tflop_s", "product of square matrices, 16 bits", unit=" TFLOP/s"),
-        ),
-    ),
-    _attention(1, 0.80, 0.92),
-    _attention(4, 0.75, 0.88),
-    _attention(8, 0.70, 0.85),
-    _decode(1, 0.55, 0.75),
-    _decode(8, 0.60, 0.75),
-    Figure(
-        "step_growth",
-        60,
-        engine_figures.step_growth,
-        (Target("step_1_to_8", "step of 8 over step of 1", 1.35, 1.26, "x", lower=True),),
-    ),
-    Figure(
-        "launch_overhead",
-        60,
-        launches.launch_overhead,
-        (
-            Target(
-                "launch_overhead",
-                "decode step of 8, launch overhead of the host",
-                0.10,
-                0.03,
-                share=True,
-                lower=True,
-            ),
-        ),
-    ),
-    Figure(
-        "kernel_gaps",
-        40,
-        launches.kernel_gaps,
-        (Target("kernel_gaps", "decode step of 8, time without a kernel", share=True),),
-    ),
-    _decode(64, 0.70, 0.85),
-    _decode(256, 0.70, 0.85),
-    Figure(
-        "prefill",
-        40,
-        engine_figures.prefill,
-        (Target("prefill_tflop_s", "prefill, 8k tokens in flight", 400, 550, " TFLOP/s"),),
-    ),
-    Figure(
-        "ranking",
-        40,
-        engine_figures.ranking,
-        (Target("ranking_sharing", "ranking, against no sharing", 6, 9, "x"),),
-    ),
-    Figure(
-        "mixed_lengths",
-        40,
-        engine_figures.mixed_lengths,
-        (
-            Target("mixed_over_singles", "mixed batch of 8 against 8 singles", 5, 7, "x"),
-            Target("mixed_over_even", "the same, over an even batch", 1.1, 1.03, "x", lower=True),
-        ),
-    ),
-    Figure(
-        "formats",
-        60,
-        engine_figures.half_over_single,
-        (Target("half_over_single", "FP16 over FP32", 3, 4, "x"),),
-    ),
-    Figure(
-        "kv_transfer",
-        30,
-        kernel_figures.kv_transfer,
-        (
-            Target("kv_pack_gb_s", "cache blocks to pinned memory", unit=" GB/s"),
-            Target("kv_unpack_gb_s", "cache blocks from pinned memory", unit=" GB/s"),
-        ),
-    ),
-    Figure(
-        "kv_cache",
-        80,  # 14 GB are pinned, which a virtual machine's host may have to find first
-        engine_figures.kv_cache,
-        (
-            Target(
-                "kv_hit",
-                "KV in pinned memory, hit: time to first token",
-                -0.30,
-                -0.50,
-                share=True,
-                lower=True,
-            ),
-            Target("kv_miss", "the same, miss", 0.02, 0.005, share=True, lower=True),
-        ),
-    ),
+FIGURES = {
+    "machine": Figure(60, kernel_figures.machine_speed),
+    "decode_attention_1": Figure(30, kernel_figures.decode_attention(1)),
+    "decode_attention_4": Figure(30, kernel_figures.decode_attention(4)),
+    "decode_attention_8": Figure(30, kernel_figures.decode_attention(8)),
+    "decode_1": Figure(60, engine_figures.decode_share(1)),
+    "decode_8": Figure(60, engine_figures.decode_share(8)),
+    "step_growth": Figure(60, engine_figures.step_growth),
+    "launch_overhead": Figure(60, launches.launch_overhead),
+    "decode_64": Figure(60, engine_figures.decode_share(64)),
+    "decode_256": Figure(60, engine_figures.decode_share(256)),
+    "prefill": Figure(40, engine_figures.prefill),
+    "ranking": Figure(40, engine_figures.ranking),
+    "mixed_lengths": Figure(40, engine_figures.mixed_lengths),
+    "formats": Figure(60, engine_figures.half_over_single),
+    # 12 GB are pinned, which a virtual machine's host may have to find first.
+    "kv_cache": Figure(80, engine_figures.kv_cache),
     # Last: a figure that runs out of time takes its process along.
-    Figure(
-        "transformers_static",
-        120,
-        _static_cache,
-        (Target("over_static_cache", "over transformers, static cache compiled", 3, 6, "x"),),
-    ),
-    Figure(
-        "transformers_continuous",
-        90,
-        _continuous_batching,
-        (Target("over_continuous_batching", "over transformers, continuous batching", 3, 6, "x"),),
-    ),
-)
-
-BY_NAME = {figure.name: figure for figure in FIGURES}
-CAUSES = {
-    name: Figure(name, 80, causes.decode_steps(variant), ())
-    for name, variant in causes.VARIANTS.items()
+    "transformers_static": Figure(120, partial(_of_transformers, "over_static_cache")),
+    "transformers_continuous": Figure(90, partial(_of_transformers, "over_continuous_batching")),
 }
+CAUSES = {name: Figure(80, causes.decode_steps(name)) for name in causes.VARIANTS}
 """What is measured to find a cause: no figures of the table."""
-TARGETS = {target.point: target for figure in FIGURES for target in figure.targets}
+
+_SHARE = "decode attention, share of a copy, {} query heads a key head"
+_FLOOR = "decode step of {}, share of the HBM floor"
+_HIT = "KV in pinned memory, hit: time to first token"
+_HOST = "decode step of 8, launch overhead of the host"
+_EVEN = "the same, over an even batch"
+_STATIC = "over transformers, static cache compiled"
+_BATCHING = "over transformers, continuous batching"
+TARGETS = (
+    Target("machine", "copy_tb_s", "copy on the device, read and written", " TB/s"),
+    Target("machine", "read_tb_s", "reading on the device", " TB/s"),
+    Target("machine", "product_tflop_s", "product of square matrices, 16 bits", " TFLOP/s"),
+    Target("decode_attention_1", "attention_share_1", _SHARE.format(1), "%", 0.80, 0.92),
+    Target("decode_attention_4", "attention_share_4", _SHARE.format(4), "%", 0.75, 0.88),
+    Target("decode_attention_8", "attention_share_8", _SHARE.format(8), "%", 0.70, 0.85),
+    Target("decode_1", "decode_share_1", _FLOOR.format(1), "%", 0.55, 0.75),
+    Target("decode_8", "decode_share_8", _FLOOR.format(8), "%", 0.60, 0.75),
+    Target("step_growth", "step_1_to_8", "step of 8 over step of 1", "x", 1.35, 1.26, True),
+    Target("launch_overhead", "launch_overhead", _HOST, "%", 0.10, 0.03, True),
+    Target("decode_64", "decode_share_64", _FLOOR.format(64), "%", 0.70, 0.85),
+    Target("decode_256", "decode_share_256", _FLOOR.format(256), "%", 0.70, 0.85),
+    Target("prefill", "prefill_tflop_s", "prefill, 8k tokens in flight", " TFLOP/s", 400, 550),
+    Target("ranking", "ranking_sharing", "ranking, against no sharing", "x", 6, 9),
+    Target("mixed_lengths", "mixed_over_singles", "mixed batch of 8 against 8 singles", "x", 5, 7),
+    Target("mixed_lengths", "mixed_over_even", _EVEN, "x", 1.1, 1.03, True),
+    Target("formats", "half_over_single", "FP16 over FP32", "x", 3, 4),
+    Target("kv_cache", "kv_hit", _HIT, "%", -0.30, -0.50, True),
+    Target("kv_cache", "kv_miss", "the same, miss", "%", 0.02, 0.005, True),
+    Target("transformers_static", "over_static_cache", _STATIC, "x", 3, 6),
+    Target("transformers_continuous", "over_continuous_batching", _BATCHING, "x", 3, 6),
+)

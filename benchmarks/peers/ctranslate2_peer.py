@@ -1,21 +1,20 @@
 """CTranslate2: its own converter, its own batching by tokens, its callback for stop strings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import ctranslate2
 import transformers
 from ctranslate2.converters import TransformersConverter
 
-from .protocol import Generated, Generation, Ranking, UnsupportedError, cut, serve
+from . import protocol
+from .protocol import Generated, Generation, Pair, Ranking, System
 
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
 BATCH_TOKENS = 4096
 BATCH = 32
 
 
-class CTranslate2:
+class CTranslate2(System):
     """One replica with all threads; sorted batches, which its own `max_batch_size` makes."""
 
     def __init__(self) -> None:
@@ -26,8 +25,6 @@ class CTranslate2:
         )
 
     def load(self, model: Path, precision: str, threads: int, converted: Path) -> None:
-        if precision not in COMPUTE_TYPES:
-            raise UnsupportedError(f"no {precision} on the CPU: float32 and int8 are")
         kind = COMPUTE_TYPES[precision]
         directory = converted / f"ctranslate2-{kind}"
         if not (directory / "model.bin").is_file():
@@ -40,17 +37,8 @@ class CTranslate2:
         self._tokens = tokenizer.convert_ids_to_tokens(list(range(size)))
         self._pieces = [tokenizer.decode([token]) for token in range(size)]
 
-    def reset(self) -> None:
-        """Nothing outlives a call."""
-
     def generate(self, requests: list[Generation]) -> list[Generated]:
-        found: dict[int, Generated] = {}
-        order = sorted(range(len(requests)), key=lambda place: len(requests[place].token_ids))
-        for start in range(0, len(order), BATCH):
-            places = order[start : start + BATCH]
-            batch = [requests[place] for place in places]
-            found.update(zip(places, self._generate(batch), strict=True))
-        return [found[place] for place in range(len(requests))]
+        return protocol.in_batches(requests, lambda one: len(one.token_ids), BATCH, self._generate)
 
     def _generate(self, batch: list[Generation]) -> list[Generated]:
         texts = [""] * len(batch)
@@ -72,25 +60,24 @@ class CTranslate2:
             callback=on_token,
         )
         return [
-            Generated(cut(text, request.stop), count)
+            Generated(protocol.cut(text, request.stop), count)
             for text, request, count in zip(texts, batch, counts, strict=True)
         ]
 
     def rank(self, rankings: list[Ranking]) -> list[list[float]]:
-        rows, sizes = [], []
-        for ranking in rankings:
-            for document in ranking.documents:
-                rows.append([self._tokens[token] for token in ranking.query + document])
-                sizes.append(len(document))
+        return protocol.rank_pairs(rankings, self._score)
+
+    def _score(self, pairs: list[Pair]) -> list[float]:
         results = self._generator.score_batch(
-            rows, max_batch_size=BATCH_TOKENS, batch_type="tokens"
+            [[self._tokens[token] for token in query + document] for query, document in pairs],
+            max_batch_size=BATCH_TOKENS,
+            batch_type="tokens",
         )
-        scores = iter(
-            -sum(result.log_probs[-size:]) / size
-            for result, size in zip(results, sizes, strict=True)
-        )
-        return [[next(scores) for _ in ranking.documents] for ranking in rankings]
+        return [
+            -sum(result.log_probs[-len(document) :]) / len(document)
+            for result, (_, document) in zip(results, pairs, strict=True)
+        ]
 
 
 if __name__ == "__main__":
-    serve(CTranslate2())
+    protocol.serve(CTranslate2())

@@ -1,7 +1,5 @@
 """A Hugging Face directory of the benchmarks (models.py) as a GGUF file for llama.cpp."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -10,33 +8,20 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
-GPT2_NAMES = {
-    "ln_1": "attn_norm",
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "ln_2": "ffn_norm",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-}
-LLAMA_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-OUTER_NAMES = {
-    "transformer.wte": "token_embd",
-    "transformer.wpe": "position_embd",
-    "transformer.ln_f": "output_norm",
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-}
+# Of the writer's method add_NAME: the key of GPT-2's config, and of Llama's.
+SHAPE = (
+    ("context_length", "n_positions", "max_position_embeddings"),
+    ("embedding_length", "n_embd", "hidden_size"),
+    ("block_count", "n_layer", "num_hidden_layers"),
+    ("head_count", "n_head", "num_attention_heads"),
+    ("feed_forward_length", "n_inner", "intermediate_size"),
+    ("layer_norm_eps", "layer_norm_epsilon", None),
+    ("layer_norm_rms_eps", None, "rms_norm_eps"),
+    ("head_count_kv", None, "num_key_value_heads"),
+    ("rope_dimension_count", None, "head_dim"),
+    ("rope_freq_base", None, "rope_theta"),
+    ("vocab_size", None, "vocab_size"),
+)
 
 
 def write_gguf(model: Path, file: Path, kind: str) -> None:
@@ -48,13 +33,16 @@ def write_gguf(model: Path, file: Path, kind: str) -> None:
     _write_shape(writer, config)
     _write_tokenizer(writer, model)
     stored = gguf.GGMLQuantizationType[kind]
+    architecture = gguf.MODEL_ARCH[config["model_type"].upper()]
+    layers = config.get("n_layer") or config["num_hidden_layers"]
+    names = gguf.get_tensor_name_map(architecture, layers)
     for name, weight in load_file(model / "model.safetensors").items():
-        ours, array = _tensor(name, weight, config)
-        if array.ndim == 1 or ours.startswith("position_embd"):
-            writer.add_tensor(ours, array.astype(np.float32))
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        array = _values(name, weight, config)
+        if array.ndim == 1 or theirs.startswith("position_embd"):
+            writer.add_tensor(theirs, array.astype(np.float32))
         else:
-            data = gguf.quants.quantize(array, stored)
-            writer.add_tensor(ours, data, raw_dtype=stored)
+            writer.add_tensor(theirs, gguf.quants.quantize(array, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -63,24 +51,10 @@ def write_gguf(model: Path, file: Path, kind: str) -> None:
 
 
 def _write_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    if config["model_type"] == "gpt2":
-        writer.add_context_length(config["n_positions"])
-        writer.add_embedding_length(config["n_embd"])
-        writer.add_block_count(config["n_layer"])
-        writer.add_head_count(config["n_head"])
-        writer.add_feed_forward_length(config["n_inner"])
-        writer.add_layer_norm_eps(config["layer_norm_epsilon"])
-        return
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
+    for name, of_gpt2, of_llama in SHAPE:
+        key = of_gpt2 if config["model_type"] == "gpt2" else of_llama
+        if key is not None:
+            getattr(writer, f"add_{name}")(config[key])
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, model: Path) -> None:
@@ -102,21 +76,13 @@ def _write_tokenizer(writer: gguf.GGUFWriter, model: Path) -> None:
     writer.add_add_bos_token(False)
 
 
-def _tensor(name: str, weight: np.ndarray, config: dict[str, Any]) -> tuple[str, np.ndarray]:
-    """llama.cpp's name of a tensor, and its values as llama.cpp wants them."""
-    stem, _, part = name.rpartition(".")
-    if stem in OUTER_NAMES:
-        return f"{OUTER_NAMES[stem]}.{part}", weight
-    if config["model_type"] == "gpt2":
-        _, _, layer, inner = stem.split(".", 3)
-        # GPT-2 stores its matrices as [in, out].
-        array = np.ascontiguousarray(weight.T) if weight.ndim == 2 else weight
-        return f"blk.{layer}.{GPT2_NAMES[inner]}.{part}", array
-    _, _, layer, inner = stem.split(".", 3)
-    heads = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_key_value_heads"}
-    if inner in heads:
-        weight = _interleaved(weight, config[heads[inner]])
-    return f"blk.{layer}.{LLAMA_NAMES[inner]}.{part}", weight
+def _values(name: str, weight: np.ndarray, config: dict[str, Any]) -> np.ndarray:
+    """A tensor's values as llama.cpp wants them."""
+    if ".h." in name and weight.ndim == 2:
+        return np.ascontiguousarray(weight.T)  # GPT-2 stores its matrices as [in, out]
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    key = heads.get(name.split(".")[-2])
+    return weight if key is None else _interleaved(weight, config[key])
 
 
 def _interleaved(weight: np.ndarray, heads: int) -> np.ndarray:

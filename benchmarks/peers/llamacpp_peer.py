@@ -6,8 +6,6 @@ place that a finished text leaves is taken at the next step.  Texts do not reuse
 prompts: that is the part of its server, not of the library.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -18,7 +16,7 @@ import numpy as np
 import tokenizers
 
 from .gguf_file import write_gguf
-from .protocol import Generated, Generation, Ranking, UnsupportedError, cut, serve
+from .protocol import Generated, Generation, Ranking, System, cut, serve
 
 TYPES = {"fp32": "F32", "bf16": "BF16", "int8": "Q8_0"}
 CELLS = 16_384
@@ -49,7 +47,7 @@ class Row:
     wants_logits: bool
 
 
-class LlamaCpp:
+class LlamaCpp(System):
     """One context whose sequences are texts, or a query and its documents."""
 
     def __init__(self) -> None:
@@ -61,8 +59,6 @@ class LlamaCpp:
         )
 
     def load(self, model: Path, precision: str, threads: int, converted: Path) -> None:
-        if precision not in TYPES:
-            raise UnsupportedError(f"not run in {precision}: fp32, bf16 and int8 are")
         file = converted / f"llamacpp-{precision}.gguf"
         if not file.is_file():
             write_gguf(model, file, TYPES[precision])

@@ -4,8 +4,6 @@ GenAI gives no log-probabilities of a prompt, so ranking runs the exported model
 batches, the log-softmax taken on the documents' positions alone.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.metadata import version
@@ -17,22 +15,14 @@ import openvino_genai as genai
 import tokenizers
 import torch
 
-from .protocol import (
-    Generated,
-    Generation,
-    Ranking,
-    UnsupportedError,
-    cut,
-    serve,
-    without_part,
-)
+from . import protocol
+from .protocol import Generated, Generation, Pair, Ranking, System
 
-FORMATS = {"fp32": "fp32", "int8": "int8"}
 CACHE_GIB = 2
 BATCH = 16
 
 
-class OpenVino:
+class OpenVino(System):
     """A pipeline with prefix caching, and a compiled model beside it once scores are asked for."""
 
     def __init__(self) -> None:
@@ -45,13 +35,11 @@ class OpenVino:
         )
 
     def load(self, model: Path, precision: str, threads: int, converted: Path) -> None:
-        if precision not in FORMATS:
-            raise UnsupportedError(f"not run in {precision}: fp32 and int8 are")
         self._directory = converted / f"openvino-{precision}"
         if not (self._directory / "openvino_tokenizer.xml").is_file():
             command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino"]
             command += ["--model", str(model), "--task", "text-generation-with-past"]
-            command += ["--weight-format", FORMATS[precision], str(self._directory)]
+            command += ["--weight-format", precision, str(self._directory)]
             subprocess.run(command, check=True, stdout=sys.stderr)
         self._properties = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
         self._tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -95,8 +83,8 @@ class OpenVino:
         before the token does: the text then ends in a part of the stop."""
         text = self._tokenizer.decode(row)
         if request.stop is None or request.stop in text or len(row) == request.max_tokens:
-            return Generated(cut(text, request.stop), len(row))
-        return Generated(without_part(text, request.stop), len(row) + 1)
+            return Generated(protocol.cut(text, request.stop), len(row))
+        return Generated(protocol.without_part(text, request.stop), len(row) + 1)
 
     def rank(self, rankings: list[Ranking]) -> list[list[float]]:
         if self._scorer is None:
@@ -105,26 +93,17 @@ class OpenVino:
                 self._directory / "openvino_model.xml", "CPU", self._properties
             )
             self._scorer = compiled.create_infer_request()
-        pairs = [(r.query, document) for r in rankings for document in r.documents]
-        order = sorted(range(len(pairs)), key=lambda place: sum(map(len, pairs[place])))
-        scores: dict[int, float] = {}
-        for start in range(0, len(order), BATCH):
-            places = order[start : start + BATCH]
-            batch = [pairs[place] for place in places]
-            scores.update(zip(places, self._score(self._scorer, batch), strict=True))
-        flat = iter(range(len(pairs)))
-        return [[scores[next(flat)] for _ in ranking.documents] for ranking in rankings]
 
-    def _score(
-        self, scorer: openvino.InferRequest, batch: list[tuple[list[int], list[int]]]
-    ) -> list[float]:
+        def by_length(pairs: list[Pair]) -> list[float]:
+            return protocol.in_batches(pairs, lambda pair: sum(map(len, pair)), BATCH, self._score)
+
+        return protocol.rank_pairs(rankings, by_length)
+
+    def _score(self, batch: list[Pair]) -> list[float]:
         """Mean NLL of each document; left padding puts every document at the end of its row."""
-        rows = [query + document for query, document in batch]
-        longest = max(len(row) for row in rows)
-        ids = np.array([[0] * (longest - len(row)) + row for row in rows], dtype=np.int64)
-        mask = np.array(
-            [[0] * (longest - len(row)) + [1] * len(row) for row in rows], dtype=np.int64
-        )
+        scorer, rows = self._scorer, [query + document for query, document in batch]
+        assert scorer is not None
+        ids, mask = (np.array(part, dtype=np.int64) for part in protocol.pad_left(rows))
         scorer.reset_state()
         inputs = {
             "input_ids": ids,
@@ -144,4 +123,4 @@ class OpenVino:
 
 
 if __name__ == "__main__":
-    serve(OpenVino())
+    protocol.serve(OpenVino())

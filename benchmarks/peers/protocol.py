@@ -21,16 +21,13 @@ import resource
 import sys
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Literal, TextIO, TypeVar
 
 Kind = Literal["generate", "rank", "first_token"]
-
-
-class UnsupportedError(Exception):
-    """The system cannot do this; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -75,18 +72,12 @@ class Workload:
 
     def head(self, units: int) -> Workload:
         """The first so many units, for systems too slow for all of them."""
-        rankings = []
-        left = units
-        for ranking in self.rankings:
+        rankings, left = [], units
+        for one in self.rankings:
             if left > 0:
-                rankings.append(
-                    replace(
-                        ranking,
-                        documents=ranking.documents[:left],
-                        document_texts=ranking.document_texts[:left],
-                    )
-                )
-                left -= len(ranking.documents)
+                documents, texts = one.documents[:left], one.document_texts[:left]
+                rankings.append(Ranking(one.query, documents, one.query_text, texts))
+                left -= len(one.documents)
         return replace(self, generations=self.generations[:units], rankings=rankings)
 
     def whole(self, units: int) -> int:
@@ -98,9 +89,6 @@ class Workload:
         """The generations by wave, in the order of the waves."""
         numbers = sorted({generation.wave for generation in self.generations})
         return [[g for g in self.generations if g.wave == number] for number in numbers]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Workload:
@@ -131,8 +119,13 @@ class Outcome:
     mean_nll: list[list[float]] = field(default_factory=list)
     seconds_each: list[float] = field(default_factory=list)
 
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> Outcome:
+        generated = [Generated(**item) for item in record["generated"]]
+        return Outcome(generated, record["mean_nll"], record["seconds_each"])
 
-class System(Protocol):
+
+class System:
     """What a runner file implements.
 
     versions: of the packages that matter; settings: what was chosen for this system, in words.
@@ -143,15 +136,54 @@ class System(Protocol):
 
     def load(self, model: Path, precision: str, threads: int, converted: Path) -> None:
         """Load a Hugging Face directory; `converted` is a place for the system's own format."""
+        raise NotImplementedError
 
     def reset(self) -> None:
-        """Forget what earlier requests left in caches."""
+        """Forget what earlier requests left in caches; by default nothing outlives a call."""
 
     def generate(self, requests: list[Generation]) -> list[Generated]:
         """Greedy texts in the order of the requests."""
+        raise NotImplementedError
 
     def rank(self, rankings: list[Ranking]) -> list[list[float]]:
         """Mean NLL of each document of each ranking."""
+        raise NotImplementedError
+
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+Pair = tuple[list[int], list[int]]
+"""A query and a document of it."""
+
+
+def in_batches(
+    items: Sequence[Item],
+    length: Callable[[Item], int],
+    size: int,
+    run: Callable[[list[Item]], Sequence[Answer]],
+) -> list[Answer]:
+    """Run batches of items of similar length; answers in the order of the items."""
+    order = sorted(range(len(items)), key=lambda place: length(items[place]))
+    found: dict[int, Answer] = {}
+    for start in range(0, len(order), size):
+        places = order[start : start + size]
+        found.update(zip(places, run([items[place] for place in places]), strict=True))
+    return [found[place] for place in range(len(items))]
+
+
+def rank_pairs(
+    rankings: list[Ranking], score: Callable[[list[Pair]], Sequence[float]]
+) -> list[list[float]]:
+    """Score every query with each of its documents; scores by ranking."""
+    scores = iter(score([(one.query, document) for one in rankings for document in one.documents]))
+    return [[next(scores) for _ in one.documents] for one in rankings]
+
+
+def pad_left(rows: Sequence[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids and attention mask: every row ends at the last column."""
+    longest = max(map(len, rows))
+    ids = [[0] * (longest - len(row)) + row for row in rows]
+    return ids, [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
 
 
 def run_workload(system: System, workload: Workload) -> Outcome:
@@ -165,11 +197,10 @@ def run_workload(system: System, workload: Workload) -> Outcome:
             outcome.generated += system.generate([generation])
             outcome.seconds_each.append(time.perf_counter() - started)
     else:
-        by_place: dict[int, Generated] = {}
+        by_request: dict[int, Generated] = {}
         for wave in workload.waves():
-            for generation, generated in zip(wave, system.generate(wave), strict=True):
-                by_place[id(generation)] = generated
-        outcome.generated = [by_place[id(generation)] for generation in workload.generations]
+            by_request.update(zip(map(id, wave), system.generate(wave), strict=True))
+        outcome.generated = [by_request[id(generation)] for generation in workload.generations]
     return outcome
 
 
@@ -195,15 +226,10 @@ def handle(system: System, message: dict[str, Any]) -> dict[str, Any]:
     """Carry out one message."""
     if message["command"] == "load":
         start_mib, started = peak_mib(), time.perf_counter()
-        system.load(
-            Path(message["model"]),
-            message["precision"],
-            message["threads"],
-            Path(message["converted"]),
-        )
-        load_s = time.perf_counter() - started
+        model, converted = Path(message["model"]), Path(message["converted"])
+        system.load(model, message["precision"], message["threads"], converted)
         return {
-            "load_s": load_s,
+            "load_s": time.perf_counter() - started,
             "versions": system.versions,
             "settings": system.settings,
             "start_mib": start_mib,
@@ -228,8 +254,6 @@ def answer_all(system: System, source: TextIO, answers: TextIO) -> None:
     for line in source:
         try:
             answer = {"ok": True, **handle(system, json.loads(line))}
-        except UnsupportedError as error:
-            answer = {"ok": False, "error": str(error)}
         except Exception as error:  # noqa: BLE001 - reported as this system's failure
             traceback.print_exc()
             answer = {"ok": False, "error": f"{type(error).__name__}: {error}"[:500]}

@@ -4,9 +4,7 @@ A batch ends when every row has met its stop string (a StoppingCriteria that loo
 bytes); ranking is a padded forward whose head runs on the documents' positions alone.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from .protocol import Generated, Generation, Ranking, UnsupportedError, cut, serve
+from . import protocol
+from .protocol import Generated, Generation, Pair, Ranking, System
 
 BATCH = 16
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -43,22 +42,7 @@ class RowStops(transformers.StoppingCriteria):
         return torch.tensor(self._done)
 
 
-def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Places of rows of similar length, BATCH at a time."""
-    order = sorted(range(len(lengths)), key=lambda place: lengths[place])
-    for start in range(0, len(order), BATCH):
-        yield order[start : start + BATCH]
-
-
-def pad_left(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Token ids [B, T] and attention mask [B, T]."""
-    longest = max(len(row) for row in rows)
-    ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows])
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
-    return ids, mask
-
-
-class Transformers:
+class Transformers(System):
     """The reference: every other system's texts and scores are held against its fp32."""
 
     def __init__(self) -> None:
@@ -69,8 +53,6 @@ class Transformers:
         )
 
     def load(self, model: Path, precision: str, threads: int, converted: Path) -> None:
-        if precision not in DTYPES:
-            raise UnsupportedError(f"not run in {precision}: fp32 and bf16 are")
         torch.set_num_threads(threads)
         # Loaded in evaluation mode; its own types do not describe what comes back.
         self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
@@ -82,27 +64,21 @@ class Transformers:
         # The benchmark's vocabulary is ASCII but for the bytes, which are never generated.
         self._pieces = [str(tokenizer.decode([token])).encode() for token in range(size)]
 
-    def reset(self) -> None:
-        """Nothing outlives a call."""
+    def generate(self, requests: list[Generation]) -> list[Generated]:
+        return protocol.in_batches(requests, lambda one: len(one.token_ids), BATCH, self._generate)
 
     @torch.inference_mode()
-    def generate(self, requests: list[Generation]) -> list[Generated]:
-        found: dict[int, Generated] = {}
-        for places in batches([len(request.token_ids) for request in requests]):
-            batch = [requests[place] for place in places]
-            ids, mask = pad_left([request.token_ids for request in batch])
-            made = self._model.generate(
-                ids,
-                attention_mask=mask,
-                do_sample=False,
-                max_new_tokens=max(request.max_tokens for request in batch),
-                stopping_criteria=transformers.StoppingCriteriaList(
-                    [RowStops(self._pieces, batch, ids.shape[1])]
-                ),
-            )[:, ids.shape[1] :].tolist()
-            for place, request, row in zip(places, batch, made, strict=True):
-                found[place] = self._trim(request, row)
-        return [found[place] for place in range(len(requests))]
+    def _generate(self, batch: list[Generation]) -> list[Generated]:
+        ids, mask = map(torch.tensor, protocol.pad_left([request.token_ids for request in batch]))
+        stops = RowStops(self._pieces, batch, ids.shape[1])
+        made = self._model.generate(
+            ids,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=max(request.max_tokens for request in batch),
+            stopping_criteria=transformers.StoppingCriteriaList([stops]),
+        )[:, ids.shape[1] :].tolist()
+        return [self._trim(request, row) for request, row in zip(batch, made, strict=True)]
 
     def _trim(self, request: Generation, row: list[int]) -> Generated:
         """The text of a row; what follows its end is padding."""
@@ -110,22 +86,21 @@ class Transformers:
         for count, token in enumerate(row[: request.max_tokens], 1):
             text += self._pieces[token].decode()
             if request.stop is not None and request.stop in text:
-                return Generated(cut(text, request.stop), count)
+                return Generated(protocol.cut(text, request.stop), count)
         return Generated(text, min(len(row), request.max_tokens))
 
-    @torch.inference_mode()
     def rank(self, rankings: list[Ranking]) -> list[list[float]]:
-        pairs = [(r.query, document) for r in rankings for document in r.documents]
-        scores: dict[int, float] = {}
-        for places in batches([len(query) + len(document) for query, document in pairs]):
-            batch = [pairs[place] for place in places]
-            scores.update(zip(places, self._score(batch), strict=True))
-        flat = iter(range(len(pairs)))
-        return [[scores[next(flat)] for _ in ranking.documents] for ranking in rankings]
+        def by_length(pairs: list[Pair]) -> list[float]:
+            return protocol.in_batches(pairs, lambda pair: sum(map(len, pair)), BATCH, self._score)
 
-    def _score(self, batch: list[tuple[list[int], list[int]]]) -> list[float]:
+        return protocol.rank_pairs(rankings, by_length)
+
+    @torch.inference_mode()
+    def _score(self, batch: list[Pair]) -> list[float]:
         """Mean NLL of each document; left padding puts every document at the end of its row."""
-        ids, mask = pad_left([query + document for query, document in batch])
+        ids, mask = map(
+            torch.tensor, protocol.pad_left([query + document for query, document in batch])
+        )
         longest = max(len(document) for _, document in batch)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         logits = self._model(
@@ -140,4 +115,4 @@ class Transformers:
 
 
 if __name__ == "__main__":
-    serve(Transformers())
+    protocol.serve(Transformers())

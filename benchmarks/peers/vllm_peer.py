@@ -1,17 +1,15 @@
 """vLLM's CPU build: its own scheduler and prefix cache; ranking through prompt_logprobs."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
-from .protocol import Generated, Generation, Ranking, UnsupportedError, serve
+from .protocol import Generated, Generation, Pair, Ranking, System, rank_pairs, serve
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 KV_CACHE_GIB = 2
 
 
-class Vllm:
+class Vllm(System):
     """The engine runs in this process, as vLLM's offline use on one machine does best here."""
 
     def __init__(self) -> None:
@@ -23,8 +21,6 @@ class Vllm:
         )
 
     def load(self, model: Path, precision: str, threads: int, converted: Path) -> None:
-        if precision not in DTYPES:
-            raise UnsupportedError(f"{precision} needs a quantized checkpoint: fp32 and bf16 run")
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(KV_CACHE_GIB)
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -67,7 +63,9 @@ class Vllm:
         ]
 
     def rank(self, rankings: list[Ranking]) -> list[list[float]]:
-        pairs = [(r.query, document) for r in rankings for document in r.documents]
+        return rank_pairs(rankings, self._score)
+
+    def _score(self, pairs: list[Pair]) -> list[float]:
         params = self._vllm.SamplingParams(
             temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False
         )
@@ -81,8 +79,7 @@ class Vllm:
             last = output.prompt_logprobs[-len(document) :]
             taken = [entry[token].logprob for entry, token in zip(last, document, strict=True)]
             scores.append(-sum(taken) / len(taken))
-        places = iter(scores)
-        return [[next(places) for _ in ranking.documents] for ranking in rankings]
+        return scores
 
 
 if __name__ == "__main__":

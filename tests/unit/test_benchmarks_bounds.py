@@ -10,7 +10,7 @@ import torch
 from benchmarks import bare_forward, int8_accuracy
 from benchmarks.int8_accuracy import Answers, Workload, agreement, share_of
 from nightjar.gpu_worker.engine import SamplingParams
-from nightjar.kernels import linear, native
+from nightjar.kernels import linear
 from tests.models import Gpt2Shape, save_gpt2
 
 SHAPE = Gpt2Shape(n_layer=3, n_embd=32, n_head=4, vocab_size=600)
@@ -34,10 +34,8 @@ def products(monkeypatch):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("heads", [2, 4])  # the compiled attention takes 16 channels a head, not 8
 def test_prefill_multiplies_all_rows_and_past_the_last_attention_the_wanted(
-    tmp_path, products, monkeypatch, dtype, heads
+    tmp_path, products, dtype, heads
 ):
-    if heads == 2 and dtype != "bf16" and native.int8_linear.serves():
-        monkeypatch.setattr(bare_forward, "_prefill_by_torch", None)  # it would be no bound
     threads = torch.get_num_threads()
     shape = replace(SHAPE, n_head=heads)
     rate = bare_forward.prefill_rate(save_gpt2(tmp_path, shape), dtype, threads=1)

@@ -32,7 +32,7 @@ def test_prompts_have_the_tokens_that_the_figures_say() -> None:
 def test_an_unknown_database_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.arguments(["--databases", "sqlite,postgres"])
-    assert "no database postgres; there are sqlite, postgresql" in capsys.readouterr().err
+    assert "postgres: not among sqlite, postgresql" in capsys.readouterr().err
     assert command.arguments(["--databases", "sqlite"]).databases == ["sqlite"]
 
 

@@ -26,7 +26,6 @@ def record(system, precision, seconds, *, ours=False, units=10):
 RECORDS = [
     record("nightjar", "fp32", [1.0, 100.0, 2.0], ours=True),
     record("nightjar", "int8", [1.0], ours=True),
-    record("nightjar-run", "fp32", [0.001], ours=True),
     record("slow", "fp32", [10.0]),
     record("quick", "fp32", [4.0, 4.0]),
     record("quick", "int8", [1.0], units=5),
@@ -39,9 +38,7 @@ def test_a_rate_is_of_the_median_round():
 
 
 def test_ratios_over_the_fastest_peer():
-    found = ratios(RECORDS, ["generate", "rank"])
-    assert found == {
-        "overall": {"generate": {"ratio": 2.0, "ours": "nightjar int8", "peer": "quick int8"}},
+    assert ratios(RECORDS, ["generate", "rank"]) == {
         "by_precision": {
             "fp32": {"generate": {"ratio": 2.0, "ours": "nightjar fp32", "peer": "quick fp32"}},
             "int8": {"generate": {"ratio": 2.0, "ours": "nightjar int8", "peer": "quick int8"}},
@@ -57,14 +54,15 @@ def test_ratios_by_generated_token():
     """Texts twice as long in the same time: the same requests a second, twice the tokens."""
     ours, peer = record("nightjar", "int8", [2.0], ours=True), record("quick", "int8", [1.0])
     ours.measured["generate"].tokens, peer.measured["generate"].tokens = 600, 150
-    assert ratios([ours, peer], ["generate"])["overall"]["generate"]["ratio"] == 0.5
-    found = ratios([ours, peer], ["generate", "rank"], by_token=True)["overall"]
+    by_request = ratios([ours, peer], ["generate"])["over_fastest_peer"]["int8"]
+    assert by_request["generate"]["ratio"] == 0.5
+    found = ratios([ours, peer], ["generate", "rank"], by_token=True)["over_fastest_peer"]["int8"]
     assert found == {"generate": {"ratio": 2.0, "ours": "nightjar int8", "peer": "quick int8"}}
 
 
 def test_nothing_generated_has_no_ratio_by_token():
     ranked = [record("nightjar", "fp32", [2.0], ours=True), record("quick", "fp32", [1.0])]
-    assert ratios(ranked, ["generate"], by_token=True)["overall"] == {}
+    assert ratios(ranked, ["generate"], by_token=True)["over_fastest_peer"] == {}
 
 
 def test_a_record_says_how_many_texts_ended_at_their_stop():
@@ -87,7 +85,7 @@ def test_a_record_says_how_many_texts_ended_at_their_stop():
 
 
 def test_no_peer_no_ratio():
-    assert ratios(RECORDS[:3], ["generate"])["overall"] == {}
+    assert ratios(RECORDS[:2], ["generate"]) == {"by_precision": {}, "over_fastest_peer": {}}
 
 
 def test_agreement_over_the_part_both_have():
@@ -151,7 +149,7 @@ def peers():
             "quick fp32": quick,
             "broken fp32": {"system": "broken", "precision": "fp32", "failed": "no wheel"},
         },
-        "ratios_of": {"overall": {}, "by_precision": over, "over_fastest_peer": over},
+        "ratios_of": {"by_precision": over, "over_fastest_peer": over},
         "ratios_by_token": {"over_fastest_peer": by_token},
         "engine": {
             "fp32": {
@@ -211,7 +209,7 @@ def test_decode_is_timed_with_its_prompts_in_the_prefix_cache(monkeypatch):
         return 5.0 if len(timed) == 1 else 0.25
 
     monkeypatch.setattr(scaling, "_seconds", seconds)
-    point = scaling.Point(64, 32, many, one)
+    point = scaling.Point(32, many, one)
     assert scaling.measure_point(engine, point) == 64.0
     assert timed == [one, one, many]
 

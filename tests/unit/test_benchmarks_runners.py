@@ -6,22 +6,22 @@ import os
 import random
 import signal
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import psutil
 import pytest
 
 from benchmarks import compare, environments, models, report
-from benchmarks.contest import Contest, parse_outcome
+from benchmarks.contest import Contest
 from benchmarks.figures import SystemRecord, record_figures
 from benchmarks.models import save_model
 from benchmarks.peers import protocol
-from benchmarks.peers.nightjar_engine import NightjarEngine
+from benchmarks.peers.nightjar_peer import NightjarEngine
 from benchmarks.peers.protocol import (
     Generated,
     Generation,
     Outcome,
-    UnsupportedError,
+    System,
     Workload,
 )
 from benchmarks.shapes import FIRST_WORD, TINY_GPT2
@@ -30,7 +30,7 @@ from benchmarks.workloads import Sizes, Words, build, rank, rank_long
 from nightjar.checkpoints import ModelDirectory
 
 
-class Echo:
+class Echo(System):
     """A system that answers a prompt with its length."""
 
     def __init__(self):
@@ -40,7 +40,7 @@ class Echo:
 
     def load(self, model, precision, threads, converted):
         if precision != "fp32":
-            raise UnsupportedError(f"no {precision}")
+            raise ValueError(f"no {precision}")
 
     def reset(self):
         self.calls.append("reset")
@@ -71,7 +71,7 @@ def loading(precision="fp32"):
 
 
 def running(kind, generations):
-    return {"command": "run", "workload": Workload("w", kind, generations).to_json()}
+    return {"command": "run", "workload": asdict(Workload("w", kind, generations))}
 
 
 def test_waves_are_handed_in_one_after_another():
@@ -104,7 +104,7 @@ def test_a_failure_is_an_answer_and_the_runner_goes_on(capfd):
     refused, failed, ran = ask(
         Echo(), loading("int8"), running("rank", []), running("generate", [Generation([1], 1)])
     )
-    assert refused == {"ok": False, "error": "no int8"}
+    assert refused == {"ok": False, "error": "ValueError: no int8"}
     assert failed == {"ok": False, "error": "ZeroDivisionError: by zero"}
     assert ran["ok"]
     assert "by zero" in capfd.readouterr().err
@@ -151,9 +151,9 @@ def test_a_runner_process_of_the_engine(model, words, tmp_path):
         assert runner.load(model, tmp_path)["versions"]["torch"]
         process = psutil.Process(runner.pid)
         assert wait_for(process, psutil.STATUS_STOPPED)
-        ran = parse_outcome(runner.run(texts)["outcome"])
+        ran = Outcome.from_json(runner.run(texts)["outcome"])
         assert ran.generated == alone.generate(generations)
-        scored = parse_outcome(runner.run(ranking)["outcome"])
+        scored = Outcome.from_json(runner.run(ranking)["outcome"])
         assert scored.mean_nll == alone.rank(ranking.rankings)
         assert wait_for(process, psutil.STATUS_STOPPED)
         with pytest.raises(SystemFailedError, match="context"):
@@ -167,7 +167,7 @@ def test_a_runner_process_of_the_engine(model, words, tmp_path):
 
 
 def test_a_precision_that_does_not_exist(model, tmp_path):
-    with pytest.raises(UnsupportedError, match="fp7"):
+    with pytest.raises(ValueError, match="fp7"):
         NightjarEngine().load(model, "fp7", 2, tmp_path)
 
 
@@ -202,9 +202,8 @@ def test_an_installation_that_fails_says_why(tmp_path, monkeypatch):
 def test_every_peer_has_an_environment_and_a_runner():
     peers = {name: spec for name, spec in SYSTEMS.items() if not spec.ours}
     assert sorted(peers) == environments.peer_names()
-    for spec in SYSTEMS.values():
-        file = environments.REQUIREMENTS / f"{spec.module}.py"
-        assert file.is_file(), spec.name
+    for name in SYSTEMS:
+        assert (environments.REQUIREMENTS / f"{name}_peer.py").is_file(), name
 
 
 class Clock:
@@ -324,12 +323,11 @@ def test_figures_are_kept_after_every_workload(words):
 
 def test_a_result_file_keeps_the_models_of_other_runs(tmp_path):
     path = tmp_path / "peers.json"
-    run = {"command": "c"}
+    run = {"date": "2026-01-01", "command": "c"}
     for name, ratio in (("llama-0.44b", 2.0), ("gpt2-small", 3.0), ("llama-0.44b", 4.0)):
-        compare.add_to(path, "2026-01-01", name, run, time.monotonic(), {"ratios": {"rank": ratio}})
+        compare.add_to(path, name, run, time.monotonic(), {"ratios_of": {"rank": ratio}})
     found = json.loads(path.read_text())
-    assert found["ratios"] == {"rank": 3.0}
-    assert {name: one["ratios"]["rank"] for name, one in found["models"].items()} == {
+    assert {name: one["ratios_of"]["rank"] for name, one in found["models"].items()} == {
         "llama-0.44b": 4.0,
         "gpt2-small": 3.0,
     }
@@ -346,7 +344,7 @@ def test_a_run_writes_a_result_that_the_page_can_show(tmp_path, monkeypatch):
     def reference(model, threads, logs, asked):
         system = NightjarEngine()
         system.load(model, "fp32", threads, model)
-        return Outcome(system.generate(asked))
+        return system.generate(asked)
 
     monkeypatch.setattr(compare, "reference_texts", reference)
     arguments = ["--models", "tiny-gpt2", "--systems", "nightjar", "--precisions", "fp32,int8"]

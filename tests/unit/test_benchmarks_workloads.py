@@ -2,14 +2,14 @@
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from statistics import median
 
 import pytest
 
 from benchmarks.models import save_model
-from benchmarks.peers.nightjar_engine import NightjarEngine
+from benchmarks.peers.nightjar_peer import NightjarEngine
 from benchmarks.peers.protocol import Generated, Generation, Workload
 from benchmarks.shapes import FIRST_WORD, TINY_GPT2, TINY_LLAMA
 from benchmarks.workloads import (
@@ -235,4 +235,4 @@ def test_the_first_part_of_a_workload(workloads):
     assert [rank.whole(units) for units in (1, 16, 17)] == [16, 16, 32]
     assert workloads["generate"].head(3).generations == workloads["generate"].generations[:3]
     assert workloads["generate"].whole(3) == 3
-    assert Workload.from_json(json.loads(json.dumps(rank.to_json()))) == rank
+    assert Workload.from_json(json.loads(json.dumps(asdict(rank)))) == rank

@@ -112,7 +112,6 @@ BACKEND_USERS = (
     "kernels/",
     "tests/",
     "benchmarks/gpu/",
-    "benchmarks/bare_forward.py",
     "tools/gpu_hour/",
 )
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+
+from benchmarks.writing import commit
 
 from .apart import ROOT
 from .page import Page
@@ -87,15 +88,9 @@ def device_fault() -> str | None:
 
 def about(dry: bool) -> dict[str, str]:
     """When, what, how: the page's head."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        commit = done.stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = "unknown"
     found = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit,
+        "commit": commit(),
         "command": " ".join(["tools/first_gpu_hour", *sys.argv[1:]]),
     }
     if dry:

@@ -132,7 +132,7 @@ def figures(run: Run, page: Page, ends: float) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(run.out.resolve())]
     command += ["--limit-s", f"{limit_s - 15:.0f}"]
     if run.dry:
-        names = "machine,decode_attention_1,decode_1,prefill,ranking,kv_transfer"
+        names = "machine,decode_attention_1,decode_1,prefill,ranking"
         command += ["--device", "cpu", "--scale", "tiny", "--only", names]
     _program(page, command, limit_s)
 
@@ -155,7 +155,7 @@ def causes(run: Run, page: Page, ends: float) -> None:
         run.tell(f"{name}: {one['status']}")
 
     left = ends - time.monotonic() - profile_s
-    _, results = measure(Worker(device, scale), chosen, left, wrote)
+    results = measure(Worker(device, scale), chosen, left, wrote)
     page.text += [table(results), ""]
     for name, one in results.items():
         if one["status"] != "measured":

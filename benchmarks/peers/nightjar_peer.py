@@ -1,14 +1,12 @@
 """Nightjar's engine, in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 import nightjar
-from nightjar.checkpoints import PROMPT_TOKEN, CheckpointError, ModelDirectory
+from nightjar.checkpoints import PROMPT_TOKEN, ModelDirectory
 from nightjar.gpu_worker.engine import (
     Engine,
     EngineConfig,
@@ -23,10 +21,10 @@ from nightjar.gpu_worker.engine import (
 from nightjar.gpu_worker.models import load_model
 from nightjar.process import keep_freed_memory, spare_what_stays
 
-from .protocol import Generated, Generation, Ranking, UnsupportedError, serve
+from .protocol import Generated, Generation, Ranking, System, serve
 
 
-class NightjarEngine:
+class NightjarEngine(System):
     """Everything of a call is submitted, then the engine steps until nothing is left."""
 
     def __init__(self) -> None:
@@ -37,15 +35,12 @@ class NightjarEngine:
     def load(self, model: Path, precision: str, threads: int, converted: Path) -> None:
         torch.set_num_threads(threads)
         keep_freed_memory()  # as the product's compute process does
-        try:
-            directory = ModelDirectory.open(model)
-            decoder = load_model(directory, dtype=precision)
-        except (CheckpointError, ValueError) as error:
-            raise UnsupportedError(str(error)) from error
+        directory = ModelDirectory.open(model)
+        self._decoder = load_model(directory, dtype=precision)
         tokenizer = directory.tokenizer()
+        self._token_bytes = tokenizer.token_bytes
         prompt_id = tokenizer.token_id(PROMPT_TOKEN)
         banned = () if prompt_id is None else (prompt_id,)
-        self._decoder, self._token_bytes = decoder, tokenizer.token_bytes
         self.start_engine(EngineConfig(banned_token_ids=banned))
         spare_what_stays()  # the same
 
