@@ -154,6 +154,10 @@ TESTS: dict[str, list[str]] = {
     "pipeline/front/api_server.py": _integration(
         "api_server", "api_upload_process", "api_access", "api_real_keys"
     ),
+    "pipeline/front/http_protocol.py": [
+        *_unit("http_protocol"),
+        *_integration("api_strangers"),
+    ],
     "pipeline/queue/celery_app.py": [
         *_unit("pipeline_transport", "pipeline_events", "logs"),
         *_integration("broker_lost", "dispatcher", "two_planners"),
