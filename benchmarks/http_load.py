@@ -1,6 +1,6 @@
 """HTTP requests at fixed moments, from a process of their own that costs little itself.
 
-httpx took 3 to 4 ms of CPU a request, and each full garbage collection stopped the process for 0.1 s.
+httpx took 3 to 4 ms of CPU a request, and a full garbage collection stopped the process for 0.1 s.
 At 200 requests a second that was most of what was measured. Here requests are bytes on kept
 connections, which cost 0.3 ms each, and nothing is collected while the load lasts.
 """

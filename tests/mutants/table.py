@@ -126,6 +126,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/ready.py": [*_store("planning", "suspects", "models"), *_FAIR],
     "jobs/store/replanning.py": _store("models"),
     "jobs/store/result_cache.py": _store("result_cache"),
+    "jobs/store/result_lengths.py": _integration("finalize"),
     "jobs/store/result_rows.py": [*_store("paging", "reading"), *_integration("api")],
     "jobs/store/results.py": [*_store("paging", "reading", "leases"), *_integration("api")],
     "jobs/store/retrying.py": _store("retrying"),
