@@ -6,22 +6,21 @@ All processes of a deployment run, and the engine takes no time, so that what is
 Nightjar's own part. Prints a table and writes `benchmarks/results/single-calls-<date>.json`.
 """
 
-import asyncio
-import multiprocessing
 import time
 from argparse import Namespace
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from benchmarks import http_load
 from benchmarks.control_plane.databases import fresh_database, measure_each, parser
 from benchmarks.control_plane.nightjar_side import deployment
 from benchmarks.control_plane.requests import write_jobs
 from benchmarks.control_plane.services import wait_until
 from benchmarks.control_plane.watch import percentile
+from benchmarks.http_load import Load
 from nightjar.pipeline.client.blocking import Client, Job
 
 MODULE = "benchmarks.single_calls"
@@ -29,7 +28,6 @@ CALLS_A_SECOND = 20.0
 POLLS_A_SECOND = 200.0
 FIRST_ROWS = 7  # jobs whose first row is waited for
 FIRST_ROW_JOB = 1_000  # rows of each
-_WARM_UP = 20
 _PATIENCE_S = 120.0
 _LOOK_EVERY_S = 0.002
 
@@ -46,44 +44,9 @@ GOALS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Requests sent at fixed moments, whatever the answers take."""
-
-    method: str
-    url: str
-    body: dict[str, object] | None
-    a_second: float
-    count: int
-
-
 def send(load: Load) -> dict[str, Any]:
-    """Send the load from a process of its own; return the latencies, from the planned moments."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        latencies_s = pool.apply(_send, (load,))
-    return _summary(latencies_s)
-
-
-def _send(load: Load) -> list[float]:
-    return asyncio.run(_send_all(load))
-
-
-async def _send_all(load: Load) -> list[float]:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-    async with httpx.AsyncClient(timeout=_PATIENCE_S, limits=limits, trust_env=False) as client:
-
-        async def one(due: float) -> float:
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            answer = await client.request(load.method, load.url, json=load.body)
-            answer.raise_for_status()
-            return time.monotonic() - due
-
-        for _ in range(_WARM_UP):
-            await one(time.monotonic())
-        began = time.monotonic() + 0.1
-        moments = [began + number / load.a_second for number in range(load.count)]
-        return await asyncio.gather(*map(one, moments))
+    """Send the load; return its latencies."""
+    return _summary(http_load.send(load))
 
 
 def _summary(latencies_s: list[float]) -> dict[str, Any]:

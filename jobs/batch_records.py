@@ -102,6 +102,28 @@ class FileCount:
         """The same with more lines of these sizes."""
         return FileCount(self.lines + len(sizes), self.bytes + sum(sizes))
 
+    def with_plain(self, plain: "FileCount", overhead: int) -> "FileCount":
+        """The same with these lines, each of which takes `overhead` bytes more."""
+        return FileCount(
+            self.lines + plain.lines, self.bytes + plain.bytes + overhead * plain.lines
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ResultLengths:
+    """What is needed to tell the lengths of the next lines.
+
+    Attributes:
+        counted_to: The last of these rows.
+        plain: The successes whose lines differ in their ids and bodies alone, and the bytes of
+            their custom ids and bodies.
+        others: The other rows, in row order.
+    """
+
+    counted_to: int
+    plain: FileCount
+    others: Sequence[ResultShape]
+
 
 @dataclass(frozen=True, slots=True)
 class Finalization:

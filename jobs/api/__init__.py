@@ -18,6 +18,7 @@ from nightjar.jobs.api.batches import batches_router
 from nightjar.jobs.api.body import UploadLimits
 from nightjar.jobs.api.call_routes import calls_router
 from nightjar.jobs.api.calls import Calls, CallSettings
+from nightjar.jobs.api.clear_headers import ClearHeaders
 from nightjar.jobs.api.documenting import EVERYWHERE
 from nightjar.jobs.api.errors import (
     answer_bad_parameter,
@@ -92,7 +93,8 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     rates = RateLimits() if access.counts else None
     keys = KeyRing(store.accounts, access)
     app.add_middleware(Authentication, keys=keys, rates=rates)
-    app.add_middleware(BrowserGuard, hosts=trusted_hosts)  # the last one added comes first
+    app.add_middleware(BrowserGuard, hosts=trusted_hosts)
+    app.add_middleware(ClearHeaders)  # the last one added comes first
     limits = limits or UploadLimits()
     if isinstance(served_model, str):
         served_model = ConfiguredModels((served_model,))

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from fastapi import Request
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
 from nightjar.jobs.errors import JobError
@@ -61,6 +62,25 @@ class UploadLimits:
     place_wait_s: float = 60.0  # in vain, while other uploads hold all places
     file_lifetime_s: float = 30 * 86_400.0  # of a file whose upload names none
     may_store: MayStore = may_store_any
+
+
+def refuse_compressed(headers: Headers, what: str) -> None:
+    """Raise RefusedRequestError for a body with a Content-Encoding; `what` is to be sent plain."""
+    if headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
+        message = f"compressed bodies are not taken; send {what} without a Content-Encoding"
+        raise RefusedRequestError(415, "unsupported_encoding", message, "Content-Encoding")
+
+
+def announced_bytes(headers: Headers) -> int:
+    """The length of the body, as its sender says; 0 if it says nothing."""
+    length = headers.get("content-length", "")
+    return int(length[:20]) if length.isascii() and length.isdecimal() else 0
+
+
+def refuse_too_large(headers: Headers, limits: UploadLimits) -> None:
+    """Raise RefusedRequestError for a body that is longer than allowed, as its sender says."""
+    if announced_bytes(headers) > limits.max_bytes:
+        raise too_large(limits)
 
 
 async def read_body(

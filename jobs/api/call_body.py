@@ -1,11 +1,17 @@
 """The body of a single call: read within limits, checked as the body of a batch line is."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fastapi import Request
+from starlette.datastructures import Headers
 
-from nightjar.jobs.api.body import RefusedRequestError, UploadLimits, read_body
+from nightjar.jobs.api.body import (
+    RefusedRequestError,
+    UploadLimits,
+    announced_bytes,
+    read_body,
+    refuse_compressed,
+)
 from nightjar.jobs.lines.schemas import (
     CHAT_URL,
     MAX_LINE_BYTES,
@@ -73,15 +79,8 @@ class BodyReader:
         finally:
             self._held -= len(body)
 
-    def _check_headers(self, headers: Mapping[str, str]) -> None:
-        encoding = headers.get("content-encoding", "identity").strip().lower()
-        if encoding not in ("", "identity"):
-            raise RefusedRequestError(
-                415,
-                "unsupported_encoding",
-                "compressed bodies are not taken; send the JSON itself",
-                "Content-Encoding",
-            )
+    def _check_headers(self, headers: Headers) -> None:
+        refuse_compressed(headers, "the JSON")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in CONTENT_TYPES:
             raise RefusedRequestError(
@@ -90,8 +89,7 @@ class BodyReader:
                 "send one JSON object, as application/json",
                 "Content-Type",
             )
-        length = headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self._limits.max_bytes:
+        if announced_bytes(headers) > self._limits.max_bytes:
             raise RefusedRequestError(
                 413,
                 "body_too_large",

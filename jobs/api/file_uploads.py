@@ -11,7 +11,13 @@ from pathlib import PurePosixPath
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 
-from nightjar.jobs.api.body import RefusedRequestError, UploadLimits, too_large
+from nightjar.jobs.api.body import (
+    RefusedRequestError,
+    UploadLimits,
+    announced_bytes,
+    refuse_compressed,
+    refuse_too_large,
+)
 from nightjar.jobs.api.forms import FILE_FIELD, MAX_OVERHEAD_BYTES, UploadForm, missing
 from nightjar.jobs.api.places import UploadPlaces
 from nightjar.jobs.errors import StoreError
@@ -64,12 +70,9 @@ class FileUploads:
 
     def _form(self, request: Request) -> UploadForm:
         """The form that will arrive, if its headers are in order."""
-        if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-            message = "send the form uncompressed, without a Content-Encoding"
-            raise RefusedRequestError(415, "unsupported_encoding", message, "Content-Encoding")
+        refuse_compressed(request.headers, "the form")
         form = UploadForm(request.headers.get("content-type", ""), (PURPOSE, ANCHOR, SECONDS))
-        if _announced_bytes(request) > self._limits.max_bytes:
-            raise too_large(self._limits)
+        refuse_too_large(request.headers, self._limits)
         return form
 
 
@@ -186,15 +189,9 @@ def safe_filename(given: str) -> str:
     return name if len(name) <= MAX_FILENAME else name[: MAX_FILENAME - len(suffix)] + suffix
 
 
-def _announced_bytes(request: Request) -> int:
-    """The length of the body, as its sender says; 0 if it says nothing."""
-    length = request.headers.get("content-length", "")
-    return int(length[:20]) if length.isascii() and length.isdecimal() else 0
-
-
 def _least_bytes(request: Request) -> int:
     """So many bytes the file has at least, by the length of the form; 0 or less if unknown."""
-    return _announced_bytes(request) - MAX_OVERHEAD_BYTES
+    return announced_bytes(request.headers) - MAX_OVERHEAD_BYTES
 
 
 @asynccontextmanager

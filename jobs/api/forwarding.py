@@ -11,19 +11,26 @@ from typing import Protocol
 import httpx
 from fastapi import Request, Response
 
-from nightjar.jobs.api.body import RefusedRequestError, UploadLimits, read_body
+from nightjar.jobs.api.body import (
+    RefusedRequestError,
+    UploadLimits,
+    read_body,
+    refuse_too_large,
+)
 
 START_S = 30.0  # so long the other process may take to start, or to start again
 _RETRY_S = 0.1
 _GONE_S = 2.0  # so long a process that was killed may take to be gone
 _LOOK_S = 0.02
 # The other process finds out by itself who calls.
-_HEADERS = (
-    "authorization",
-    "content-encoding",
-    "content-length",
-    "content-type",  # of a form it names the boundary
-    "idempotency-key",
+_HEADERS = frozenset(
+    {
+        b"authorization",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",  # of a form it names the boundary
+        b"idempotency-key",
+    }
 )
 _ANSWERED_HEADERS = ("retry-after", "www-authenticate", "x-should-retry")
 _TO_JOBS = "/v1/jobs"
@@ -66,6 +73,7 @@ class UploadForwarder:
         Raises:
             RefusedRequestError: The body is too long or stalls, or the other process is gone.
         """
+        refuse_too_large(request.headers, self._limits)
         ends = self._taker.ends
         try:
             answer = await self._send(request)
@@ -94,8 +102,8 @@ class UploadForwarder:
     async def _send(self, request: Request) -> httpx.Response:
         path, query = request.url.path, request.url.query.encode()
         url = httpx.URL("http://uploads", path=path, query=query)
-        given = {name: request.headers.get(name) for name in _HEADERS}
-        headers = {name: value for name, value in given.items() if value is not None}
+        # As bytes: senders need not keep to ASCII.
+        headers = [(name, value) for name, value in request.headers.raw if name in _HEADERS]
         deadline = time.monotonic() + START_S
         while True:
             try:

@@ -1,10 +1,15 @@
 """A request's body that is one JSON object, read in bounded memory."""
 
-import json
-
 from fastapi import Request
 
-from nightjar.jobs.api.body import RefusedRequestError, UploadLimits, read_body
+from nightjar.jobs.api.body import (
+    RefusedRequestError,
+    UploadLimits,
+    announced_bytes,
+    read_body,
+    refuse_compressed,
+)
+from nightjar.jobs.lines.schemas import BodyError, read_object
 from nightjar.jobs.records import JsonObject
 
 
@@ -14,16 +19,17 @@ async def read_small_body(request: Request, limits: UploadLimits, max_bytes: int
     Raises:
         RefusedRequestError: It is too long, too slow, broken off or compressed.
     """
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        message = "compressed bodies are not taken; send the JSON as it is"
-        raise RefusedRequestError(415, "unsupported_encoding", message, "Content-Encoding")
+    refuse_compressed(request.headers, "the JSON")
+    too_large = RefusedRequestError(
+        413, "body_too_large", f"the body is longer than {max_bytes} bytes; send less"
+    )
+    if announced_bytes(request.headers) > max_bytes:
+        raise too_large
     raw = bytearray()
     async for chunk in read_body(request, limits):
         raw += chunk
         if len(raw) > max_bytes:
-            message = f"the body is longer than {max_bytes} bytes; send less"
-            raise RefusedRequestError(413, "body_too_large", message)
+            raise too_large
     return bytes(raw)
 
 
@@ -40,20 +46,6 @@ async def read_json_object(request: Request, limits: UploadLimits, max_bytes: in
     """
     raw = await read_small_body(request, limits, max_bytes)
     try:
-        data = json.loads(raw.decode())
-    except UnicodeDecodeError as error:
-        message = f"the body is not UTF-8 (byte {error.start + 1}); encode it as UTF-8"
-        raise RefusedRequestError(400, "invalid_encoding", message) from error
-    except json.JSONDecodeError as error:
-        message = f"the body is broken JSON at line {error.lineno}, column {error.colno}: "
-        raise RefusedRequestError(400, "invalid_json", message + error.msg) from error
-    except RecursionError as error:
-        message = "the body is nested too deeply; flatten it"
-        raise RefusedRequestError(400, "invalid_json", message) from error
-    except ValueError as error:  # integers of thousands of digits
-        message = "the body holds a number with too many digits; shorten it"
-        raise RefusedRequestError(400, "invalid_json", message) from error
-    if not isinstance(data, dict):
-        message = "the body is not a JSON object; write {...}"
-        raise RefusedRequestError(400, "invalid_json", message)
-    return data
+        return read_object(raw)
+    except BodyError as error:
+        raise RefusedRequestError(400, error.code, f"the body {error.message}") from None

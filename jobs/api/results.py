@@ -80,7 +80,7 @@ def checked_id(job_id: str) -> str:
 
 def checked_after(job_id: str | None) -> str | None:
     """The id that a page of jobs begins behind; raises RefusedRequestError."""
-    if job_id is not None and not is_id(job_id):
+    if job_id is not None and not (is_id(job_id) and job_id.startswith("job_")):
         raise RefusedRequestError(400, "invalid_parameter", "after: is no job's id", "after")
     return job_id
 

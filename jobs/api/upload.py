@@ -9,7 +9,12 @@ from dataclasses import replace
 from fastapi import Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 
-from nightjar.jobs.api.body import RefusedRequestError, UploadLimits, too_large
+from nightjar.jobs.api.body import (
+    RefusedRequestError,
+    UploadLimits,
+    refuse_compressed,
+    refuse_too_large,
+)
 from nightjar.jobs.api.caller import caller_of
 from nightjar.jobs.api.model_names import ModelNames
 from nightjar.jobs.api.parameters import (
@@ -111,9 +116,8 @@ class Uploads:
                 "send the batch lines themselves, as application/jsonl",
                 "Content-Type",
             )
-        length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self._limits.max_bytes:
-            raise too_large(self._limits)
+        refuse_compressed(request.headers, "the batch lines")
+        refuse_too_large(request.headers, self._limits)
 
     def _new_job(self, request: Request) -> NewJob:
         query = request.query_params

@@ -91,7 +91,7 @@ def webhooks_router(store: Store) -> APIRouter:
     @router.get("", response_model=WebhookList, responses=documented(examples.WEBHOOK_LIST, 400))
     def list_webhooks(caller: Reader, limit: Limit = 20, after: After = None) -> JSONResponse:
         """Webhooks, newest first."""
-        found = store.webhooks.newest(caller.tenant, limit + 1, _after(after))
+        found = store.webhooks.newest(caller.tenant, limit + 1, _after(after, "wh_"))
         data = [webhook_payload(one) for one in found[:limit]]
         page: WebhookList = {
             "object": "list",
@@ -153,7 +153,7 @@ def deliveries_router(store: Store) -> APIRouter:
     ) -> JSONResponse:
         """Deliveries to a webhook, newest first."""
         own = store.webhooks.get(caller.tenant, _webhook_id(webhook_id))
-        found = store.deliveries.newest(own.id, limit + 1, _after(after))
+        found = store.deliveries.newest(own.id, limit + 1, _after(after, "whd_"))
         data = [delivery_payload(one) for one in found[:limit]]
         page: DeliveryList = {
             "object": "list",
@@ -218,7 +218,8 @@ def _webhook_id(webhook_id: str) -> str:
     return webhook_id
 
 
-def _after(after: str | None) -> str | None:
-    if after is not None and not is_id(after):
-        raise RefusedRequestError(400, "invalid_parameter", "after: is no id", "after")
+def _after(after: str | None, prefix: str) -> str | None:
+    if after is not None and not (is_id(after) and after.startswith(prefix)):
+        message = f"after: is no id of this list, which begin with {prefix}"
+        raise RefusedRequestError(400, "invalid_parameter", message, "after")
     return after

@@ -25,6 +25,7 @@ from nightjar.jobs.lines.field_checks import (
 )
 from nightjar.requests import BODY_TEMPERATURE, LIMITS, contradictions
 
+MAX_TOP_N = 2**31 - 1  # messages to compute processes hold no integers of any size
 # Accepted and dropped: they say who asks, not what is asked.
 HARMLESS_FIELDS = frozenset(
     {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "stream_options"}
@@ -205,5 +206,5 @@ class RerankBody(_Body):
 
     query: Annotated[str, BeforeValidator(check_query)]
     documents: Annotated[list[str], BeforeValidator(check_documents)]
-    top_n: Annotated[int, Field(ge=1)] | None = None
+    top_n: Annotated[int, Field(ge=1, le=MAX_TOP_N)] | None = None
     return_documents: bool = False

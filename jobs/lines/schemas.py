@@ -11,7 +11,7 @@ from typing import NoReturn
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from nightjar.jobs.lines.bodies import ChatBody, CompletionBody, RerankBody
+from nightjar.jobs.lines.bodies import MAX_TOP_N, ChatBody, CompletionBody, RerankBody
 from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow
 from nightjar.jobs.states import RequestKind
 from nightjar.requests import BODY_TEMPERATURE, LIMITS
@@ -60,7 +60,7 @@ HINTS = {
     "prompt_vector": "give the name that the vectors were registered under",
     "query": "give a text of at least one character",
     "documents": "give a list of texts",
-    "top_n": "give an integer of at least 1",
+    "top_n": f"give an integer from 1 to {MAX_TOP_N}",
 }
 
 
@@ -194,10 +194,12 @@ def _decode_slowly(raw: bytes, known: _Line) -> object:
         _fail(
             "invalid_encoding",
             None,
-            f"is not UTF-8 (byte {error.start + 1}); save the file as UTF-8",
+            f"is not UTF-8 (byte {error.start + 1}); encode it as UTF-8",
         )
     except json.JSONDecodeError as error:
-        _fail("invalid_json", None, f"broken JSON at column {error.colno}: {error.msg}; correct it")
+        _fail(
+            "invalid_json", None, f"is broken JSON at column {error.colno}: {error.msg}; correct it"
+        )
     except RecursionError:
         _fail("invalid_json", None, "is nested too deeply; flatten it")
     except ValueError:

@@ -256,9 +256,10 @@ class Database:
         """Run `work` in one transaction; it runs again if PostgreSQL found a deadlock.
 
         When this returns, everybody sees the commit. With `durable` it is also on the disk.
-        Without, a power cut of the database's machine may undo it: only for what a later pass
-        repairs. `probe` as in `reading`. `live` is of a single call: it goes before other writes,
-        and is not durable, because a power cut ends the connection of its client as well.
+        Without, a power cut of the database's machine may undo it, and so may a crash of the
+        PostgreSQL server: only for what a later pass repairs. `probe` as in `reading`. `live` is of
+        a single call: it goes before other writes and is not durable, because its client waits
+        for the answer and sends the call again if none comes.
         """
         attempt = 1
         while True:

@@ -12,11 +12,12 @@ from nightjar.jobs.store.json_text import load_json
 from nightjar.jobs.store.tables import job
 
 JOB_COLUMNS = [job.c[name] for name in Job.__slots__]
+_FIND = sa.select(*JOB_COLUMNS).where(job.c.id == sa.bindparam("of_id"))  # clients poll it
 
 
 def find_job(connection: Connection, job_id: str) -> Job:
     """The job of this id; raises UnknownJobError."""
-    row = connection.execute(sa.select(*JOB_COLUMNS).where(job.c.id == job_id)).one_or_none()
+    row = connection.execute(_FIND, {"of_id": job_id}).one_or_none()
     if row is None:
         raise UnknownJobError(job_id)
     return job_record(row)

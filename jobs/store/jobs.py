@@ -15,6 +15,17 @@ from nightjar.jobs.store.submission import OnLanding, Submission, submission
 from nightjar.jobs.store.tables import LISTED, job, micro_batch
 from nightjar.jobs.store.waiting import Waiting, waiting_for
 
+# Made once, as clients poll it. All states by name, so that the index on (state, job_id) is used;
+# as text, so that SQLAlchemy need not write them into the statement again each time.
+_COUNT_MICRO_BATCHES = (
+    sa.select(micro_batch.c.state, sa.func.count())
+    .where(
+        micro_batch.c.job_id == sa.bindparam("of_job"),
+        micro_batch.c.state.in_([sa.literal_column(f"'{state}'") for state in MicroBatchState]),
+    )
+    .group_by(micro_batch.c.state)
+)
+
 
 class Jobs:
     """Submits jobs and reads them."""
@@ -85,12 +96,7 @@ class Jobs:
 
 
 def _micro_batches(connection: Connection, job_id: str) -> dict[MicroBatchState, int]:
-    row = micro_batch.c
-    statement = (
-        sa.select(row.state, sa.func.count())
-        # All states by name, so that the index on (state, job_id) is used.
-        .where(row.job_id == job_id, row.state.in_(list(MicroBatchState)))
-        .group_by(row.state)
+    counted: dict[MicroBatchState, int] = dict(
+        connection.execute(_COUNT_MICRO_BATCHES, {"of_job": job_id}).all()
     )
-    counted: dict[MicroBatchState, int] = dict(connection.execute(statement).all())
     return {state: counted.get(state, 0) for state in MicroBatchState}

@@ -8,7 +8,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from nightjar.jobs.batch_records import RawResult, ResultShape
+from nightjar.jobs.batch_records import RawResult
 from nightjar.jobs.records import RequestError, ResultRecord
 from nightjar.jobs.store.common import octets
 from nightjar.jobs.store.database import Database
@@ -17,9 +17,8 @@ from nightjar.jobs.store.tables import request, result
 
 Outcome = Literal["all", "succeeded", "failed"]
 
-_EMPTY = msgspec.Raw(b"")
 _ROW_BYTES = 256  # about what a line of output takes beside its body
-_RECORD_COLUMNS = [*result.c, request.c.line, request.c.custom_id]
+RECORD_COLUMNS = [*result.c, request.c.line, request.c.custom_id]
 
 
 def sizes_after(
@@ -64,28 +63,9 @@ def fetch_raw(connection: Connection, database: Database, ids: Sequence[int]) ->
     return [_raw(row) for row in _rows_of(connection, database, ids)]
 
 
-def shapes_after(
-    connection: Connection, database: Database, job_id: str, after: int, limit: int
-) -> list[ResultShape]:
-    """What the lines of up to `limit` landed rows behind `after` are made of, in row order."""
-    row = result.c
-    columns: list[sa.ColumnElement[Any]] = [
-        *(column for column in _RECORD_COLUMNS if column is not row.body),
-        octets(result.c.body, is_sqlite=database.is_sqlite).label("octets"),
-    ]
-    statement = (
-        sa.select(*columns)
-        .join(request, request.c.id == row.request_id)
-        .where(row.job_id == job_id, row.row_index > after)
-        .order_by(row.row_index)
-        .limit(limit)
-    )
-    return [_shape(found) for found in connection.execute(statement)]
-
-
 def _rows_of(connection: Connection, database: Database, ids: Sequence[int]) -> Sequence[Row[Any]]:
     statement = (
-        sa.select(*_RECORD_COLUMNS)
+        sa.select(*RECORD_COLUMNS)
         .join(request, request.c.id == result.c.request_id)
         .where(_is_listed(database, ids))
     )
@@ -135,7 +115,8 @@ def _body(row: Row[Any]) -> dict[str, Any]:
     return body | {"id": f"{kind}-{row.request_id}", "reused": row.reused.value}
 
 
-def _error(row: Row[Any]) -> RequestError | None:
+def error_of(row: Row[Any]) -> RequestError | None:
+    """The error of a row; None for a success."""
     if row.error_code is None:
         return None
     return RequestError(row.error_code, row.error_message, row.error_param)
@@ -146,14 +127,7 @@ def _raw(row: Row[Any]) -> RawResult:
     if body is not None and row.reused is not None:
         body = dump_json(_body(row))
     raw = None if body is None else msgspec.Raw(body.encode())
-    return RawResult(row.request_id, row.line, row.custom_id, row.status_code, raw, _error(row))
-
-
-def _shape(row: Row[Any]) -> ResultShape:
-    error = _error(row)
-    body = _EMPTY if error is None else None
-    record = RawResult(row.request_id, row.line, row.custom_id, row.status_code, body, error)
-    return ResultShape(row.row_index, record, row.octets or 0, row.reused is not None)
+    return RawResult(row.request_id, row.line, row.custom_id, row.status_code, raw, error_of(row))
 
 
 def _record(row: Row[Any]) -> ResultRecord:
@@ -164,7 +138,7 @@ def _record(row: Row[Any]) -> ResultRecord:
         custom_id=row.custom_id,
         status_code=row.status_code,
         body=None if row.body is None else _body(row),
-        error=_error(row),
+        error=error_of(row),
         prompt_tokens=row.prompt_tokens,
         completion_tokens=row.completion_tokens,
         requested_tokens=row.requested_tokens,

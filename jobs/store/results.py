@@ -11,18 +11,18 @@ from typing import Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.batch_records import RawResult, ResultShape
+from nightjar.jobs.batch_records import RawResult, ResultLengths
 from nightjar.jobs.errors import PurgedJobError, UnknownJobError
 from nightjar.jobs.records import ResultPage, ResultRecord
 from nightjar.jobs.store.common import AnyRow
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.landings import ids_from, is_numbered, number_some
+from nightjar.jobs.store.result_lengths import lengths_after
 from nightjar.jobs.store.result_rows import (
     Outcome,
     fetch,
     fetch_raw,
     fitting,
-    shapes_after,
     sizes_after,
     sizes_of,
 )
@@ -112,10 +112,10 @@ class Results:
             yield from page
             after = taken[-1].row_index
 
-    def shapes(self, job_id: str, after_index: int, limit: int) -> list[ResultShape]:
-        """What tells the lengths of the next lines, in row order, without reading the bodies."""
+    def lengths(self, job_id: str, after_index: int, limit: int) -> ResultLengths | None:
+        """What tells the lengths of up to `limit` lines behind a row; None without any."""
         with self._database.reading() as connection:
-            return shapes_after(connection, self._database, job_id, after_index, limit)
+            return lengths_after(connection, self._database, job_id, after_index, limit)
 
     def raw(self, request_ids: Sequence[int]) -> list[RawResult]:
         """The outcomes of these requests; all of them are in memory."""

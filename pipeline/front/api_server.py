@@ -28,6 +28,7 @@ from nightjar.jobs.api.key_ring import Access
 from nightjar.jobs.model_choice import ConfiguredModels
 from nightjar.jobs.store import Store
 from nightjar.jobs.webhooks.addresses import AddressGuard
+from nightjar.pipeline.front.http_protocol import ApiProtocol, UploadProtocol
 from nightjar.pipeline.front.signs import BROKER_TIMEOUT_S, Signs
 from nightjar.pipeline.front.upload_process import UploadProcess
 from nightjar.pipeline.planning.calls import CallPlanner
@@ -55,7 +56,9 @@ def serve(settings: Settings, host: str, port: int) -> None:
         app = application(settings, store, celery, access, uploads, signs, path)
         spare_what_stays()
         with signs:
-            config = uvicorn.Config(app, host, port, log_level="info", access_log=False)
+            config = uvicorn.Config(
+                app, host, port, http=ApiProtocol, ws="none", log_level="info", access_log=False
+            )
             server = uvicorn.Server(config)
             app.state.calls.watcher.is_ending = lambda: server.should_exit
             ending.run(server)
@@ -72,7 +75,14 @@ def serve_uploads(settings: Settings, socket: Path) -> None:
         access = replace(_access(settings), counts=False)  # the API has counted the request
         app = application(settings, store, _celery(settings), access)
         spare_what_stays()
-        config = uvicorn.Config(app, uds=str(socket), log_level="warning", access_log=False)
+        config = uvicorn.Config(
+            app,
+            uds=str(socket),
+            http=UploadProtocol,
+            ws="none",
+            log_level="warning",
+            access_log=False,
+        )
         ending.run(uvicorn.Server(config))
 
 

@@ -1,9 +1,9 @@
 """Finalize: the leading planner counts the result files of batches that are over.
 
 A result file is a view of the job's results. Its size is the sum of its lines, which are counted
-once, by the function that writes them. Most bodies are not read for that: their stored text stands
-in the line as it is, so its length is enough. The count is kept on the way: another planner goes on
-from there.
+once. The lines of most successes differ in their ids and bodies alone, and the database sums those.
+Any other line is written to see how long it is. The count is kept on the way: another planner goes
+on from there.
 """
 
 import logging
@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from nightjar.jobs.batch_records import Finalization, ResultShape
+import msgspec
+
+from nightjar.jobs.batch_records import Finalization, RawResult, ResultLengths, ResultShape
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.lines.batch_lines import json_line
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.result_lengths import PLAIN_STATUS
 from nightjar.jobs.store.results import PAGE_BYTES
 
 logger = logging.getLogger(__name__)
@@ -22,7 +25,9 @@ logger = logging.getLogger(__name__)
 AT_ONCE = 4
 """Batches that are counted by turns."""
 
-_PAGE_ROWS = 1_000
+_PAGE_ROWS = 10_000
+# What the line of a plain success takes beside its custom id and its body.
+_FRAME = len(json_line(RawResult(0, 0, "", PLAIN_STATUS, msgspec.Raw(b""), None)))
 _TURN_S = 0.1
 _BACK_OFF_S = 30.0
 
@@ -67,8 +72,8 @@ class Finalizer:
         """Count for a while; make the files where no row is left."""
         began, before = self._clock(), counted.counted_to
         while self._clock() - began < _TURN_S:
-            page = self._store.results.shapes(counted.job_id, counted.counted_to, _PAGE_ROWS)
-            if not page:
+            page = self._store.results.lengths(counted.job_id, counted.counted_to, _PAGE_ROWS)
+            if page is None:
                 self._finish(counted)
                 return
             counted = self._with(counted, page)
@@ -84,11 +89,11 @@ class Finalizer:
                 extra={"action": "batch_finalized", "job_id": counted.job_id},
             )
 
-    def _with(self, counted: Finalization, page: Sequence[ResultShape]) -> Finalization:
+    def _with(self, counted: Finalization, page: ResultLengths) -> Finalization:
         """The same with the rows of one more page."""
         output, errors = [], []
         reused: list[ResultShape] = []
-        for shape in page:
+        for shape in page.others:
             if shape.is_reused and shape.record.error is None:
                 reused.append(shape)
                 continue
@@ -102,8 +107,8 @@ class Finalizer:
             output += [len(json_line(record)) for record in raw]
         return replace(
             counted,
-            counted_to=page[-1].index,
-            output=counted.output.with_lines(output),
+            counted_to=page.counted_to,
+            output=counted.output.with_plain(page.plain, _FRAME).with_lines(output),
             errors=counted.errors.with_lines(errors),
         )
 

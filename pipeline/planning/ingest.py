@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 MOST_OPEN = 4
 """Files that are read at a time; each of them holds a database connection."""
 
+LOOK_EVERY_S = 0.2
 _BACK_OFF_S = 1.0  # after the first failure; twice as long after each further one
 _LONGEST_BACK_OFF_S = 60.0
 _LANDING_LOOK_S = 0.05
@@ -65,6 +66,7 @@ class Ingest:
         self._attempts = attempts
         self._clock = clock
         self._open: deque[Reading] = deque()
+        self._looked_at = -LOOK_EVERY_S
         self._not_before: dict[str, float] = {}  # by job: when to read again
         self._reasons: dict[str, str] = {}  # by job: why it was not read the last time
 
@@ -74,10 +76,12 @@ class Ingest:
         Raises:
             StoreUnavailableError: The database is away.
         """
-        self._work.end_cancelled()
-        self._drop_stopped()
+        looks = self._is_to_look()
+        if looks:
+            self._work.end_cancelled()
+            self._drop_stopped()
         landed = self._close_landed()
-        found = self._open_next()
+        found = self._open_next() if looks or landed else False
         reading = next((one for one in self._open if not one.is_landing), None)
         if reading is None:
             if found:  # it failed at once; another may wait
@@ -98,6 +102,20 @@ class Ingest:
         """Forget what is being read: another planner leads, or this one ends."""
         while self._open:
             self._give_up(self._open.popleft())
+
+    def _is_to_look(self) -> bool:
+        """Whether to look now for batches that came or were cancelled.
+
+        While a file is read, only now and then: a look takes a tenth of the time of a part.
+        """
+        now = self._clock()
+        if self._reads() and now - self._looked_at < LOOK_EVERY_S:
+            return False
+        self._looked_at = now
+        return True
+
+    def _reads(self) -> bool:
+        return any(not one.is_landing for one in self._open)
 
     def _open_next(self) -> bool:
         """Begin the next file, if there is room; whether one waited."""

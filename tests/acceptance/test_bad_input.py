@@ -210,7 +210,7 @@ def test_too_many_bad_lines_in_a_row_end_the_run_with_the_first(
     done = nightjar("run", source, "--model", tiny_model, "--out", out)
     assert done.returncode == 3, done.stderr
     assert [line["custom_id"] for line in read_lines(out)] == ["good", "last"]
-    assert "the first: line 2: broken JSON" in done.stderr
+    assert "the first: line 2: is broken JSON" in done.stderr
 
 
 def test_a_run_of_which_no_row_succeeds_has_a_status_of_its_own(

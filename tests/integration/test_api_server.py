@@ -93,7 +93,7 @@ def test_a_sender_is_told_of_rejected_rows_and_fails_with_all_of_them(
     status = nightjar("status", json.loads(some.stdout)["id"], "--api", api.url)
     assert json.loads(status.stdout)["waits_for"] == ["gpu_worker", "planner"]
     assert "it waits: no GPU worker has given a sign of life yet" in status.stderr
-    assert "1 of 2 rows were rejected; the first: line 2: broken JSON" in some.stderr
+    assert "1 of 2 rows were rejected; the first: line 2: is broken JSON" in some.stderr
     source.write_bytes(b'{"prompt": "no batch line"}\n' * 3)
     none = nightjar("submit", source, "--api", api.url)
     assert none.returncode == 4, none.stderr

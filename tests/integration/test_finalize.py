@@ -176,3 +176,29 @@ def test_a_batch_that_is_over_is_not_retried(store: Store) -> None:
         assert now(store, batch) == before
         finalize_all(store)
     assert len(list(store.results.iterate(batch.job_id))) == 2
+
+
+IDS = ["plain-1_a.b:c/d e", 'a "quote"', "back\\slash", "tab\t", "밤", "~", "[x]", "%", "x" * 512]
+
+
+def test_every_custom_id_is_counted_as_it_is_written(store: Store) -> None:
+    batch = landed(store, [completion_line(id_, prompt=f"p {id_}") for id_ in IDS])
+    compute_all(store, batch)
+    page = store.results.lengths(batch.job_id, -1, 100)
+    assert page is not None
+    assert page.plain.lines == 2  # the first and the last
+    assert [shape.record.custom_id for shape in page.others] == IDS[1:-1]
+    finalize_all(store)
+    lines = content(store, batch, now(store, batch).output_file_id).splitlines()
+    assert [json.loads(line)["custom_id"] for line in lines] == IDS
+
+
+def test_lengths_are_told_page_by_page(store: Store) -> None:
+    batch = landed(store, [*completions(5), "broken"])
+    compute_all(store, batch, refused=1)
+    after, plain, others = -1, 0, 0
+    while (page := store.results.lengths(batch.job_id, after, 2)) is not None:
+        assert page.counted_to == after + 2
+        plain, others = plain + page.plain.lines, others + len(page.others)
+        after = page.counted_to
+    assert (after, plain, others) == (5, 4, 2)

@@ -1,6 +1,7 @@
 """The files of batches become jobs: row by row, by turns, once, or with the reason why not."""
 
 import gzip
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -12,11 +13,13 @@ from nightjar.jobs.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from nightjar.jobs.model_choice import ConfiguredModels
 from nightjar.jobs.records import JobLimits, JsonObject
 from nightjar.jobs.states import BatchStage, BatchStatus, JobState
 from nightjar.jobs.store import Store, submission
 from nightjar.jobs.store.batch_tables import batch as batch_table
 from nightjar.pipeline.planning import ingest as ingest_module
+from nightjar.pipeline.planning.ingest import LOOK_EVERY_S, Ingest
 from tests.batches import completions, ingest, lines_of, make, now, read_all, statuses
 from tests.processes import completion_line, rerank_line
 
@@ -323,3 +326,31 @@ def test_a_batch_beyond_its_tenants_quota_fails_with_the_reason(store: Store) ->
     (error,) = errors(store, batch)
     assert error["code"] == "rows_waiting_exceeded"
     assert "never fits" in error["message"]
+
+
+def test_others_are_looked_for_now_and_then_while_a_file_is_read(store: Store) -> None:
+    """A look asks the database four times, and reading a part takes little longer."""
+    moment = 0.0
+    reader = Ingest(
+        store,
+        limits=JobLimits(),
+        models=ConfiguredModels(("tiny",)),
+        attempts=3,
+        clock=lambda: moment,
+    )
+    large = make(store, lines_of(completions(40)), part_bytes=100)
+    reader.step()
+    small = make(store, lines_of(completions(1)))
+    reader.step()
+    assert store.batch_work.count_reading(large.job_id, 0) == 1
+    assert store.batch_work.count_reading(small.job_id, 0) == 0
+    moment += LOOK_EVERY_S
+    reader.step()
+    assert store.batch_work.count_reading(small.job_id, 0) == 1
+    store.batches.cancel(large.id, "default")
+    moment += LOOK_EVERY_S
+    while (pause_s := reader.step().pause_s) is not None:
+        time.sleep(pause_s)
+        moment += LOOK_EVERY_S
+    assert now(store, large).status is BatchStatus.CANCELLED
+    assert now(store, small).status is BatchStatus.IN_PROGRESS

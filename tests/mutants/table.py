@@ -129,6 +129,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/ready.py": [*_store("planning", "suspects", "models"), *_FAIR],
     "jobs/store/replanning.py": _store("models"),
     "jobs/store/result_cache.py": _store("result_cache"),
+    "jobs/store/result_lengths.py": _integration("finalize"),
     "jobs/store/result_rows.py": [*_store("paging", "reading"), *_integration("api")],
     "jobs/store/results.py": [*_store("paging", "reading", "leases"), *_integration("api")],
     "jobs/store/retention.py": [*_store("retention"), *_integration("sweeper", "api_retention")],
@@ -161,6 +162,10 @@ TESTS: dict[str, list[str]] = {
     "pipeline/front/api_server.py": _integration(
         "api_server", "api_upload_process", "api_access", "api_real_keys"
     ),
+    "pipeline/front/http_protocol.py": [
+        *_unit("http_protocol"),
+        *_integration("api_strangers"),
+    ],
     "pipeline/queue/celery_app.py": [
         *_unit("pipeline_transport", "pipeline_events", "logs"),
         *_integration("broker_lost", "dispatcher", "two_planners"),
