@@ -66,6 +66,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("pipeline/queue/", QUEUE),
     ("pipeline/planning/", QUEUE | {"checkpoints", "jobs.lines", "pipeline.planning"}),
     ("pipeline/files/", FILES),
+    ("pipeline/tables/", RECORDS | {"jobs.lines", "pipeline.tables"}),
     ("pipeline/embedded/", EMBEDDED),
     ("pipeline/front/", EMBEDDED | {"jobs.api", "pipeline.planning", "pipeline.front"}),
     (
