@@ -6,8 +6,7 @@ as base64. A moment with a zone is written in UTC; the column's type keeps the z
 """
 
 import base64
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -39,16 +38,6 @@ class BadKeyError(ValueError):
         self.problem = problem
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """How the values of one key column are written and read."""
-
-    name: str
-    type: pa.DataType
-    to_json: Callable[[pa.Array], list[Any]]
-    from_json: Callable[[Sequence[Any], pa.DataType], pa.Array]
-
-
 class Keys:
     """The key columns of a table.
 
@@ -64,8 +53,9 @@ class Keys:
             raise KeyTypeError("a table needs a key: name at least one key column")
         # A dictionary only says how the values are stored: sinks get the values' own type.
         self.schema = pa.schema([pa.field(f.name, _value_type(f.type), False) for f in schema])
-        self._columns = [_column(field) for field in self.schema]
-        self._is_text = len(self._columns) == 1 and _is_text(self.schema.field(0).type)
+        for field in self.schema:
+            _check_type(field)
+        self._is_text = len(self.schema) == 1 and _is_text(self.schema.field(0).type)
 
     @property
     def names(self) -> list[str]:
@@ -78,10 +68,10 @@ class Keys:
         Raises:
             BadKeyError: A key is null, too long, or no text; the first such row.
         """
-        found = [self._plain(batch.column(column.name), column) for column in self._columns]
+        found = [_key_values(batch.column(field.name), field) for field in self.schema]
         if self._is_text:
             ids = found[0]
-            _check_texts(ids, self._columns[0].name)
+            _check_texts(ids, self.names[0])
         else:
             ids = [_encode(row).decode() for row in zip(*found, strict=True)]
         if ids and max(map(len, ids)) > MAX_CUSTOM_ID:
@@ -100,29 +90,47 @@ class Keys:
             return [pa.array(custom_ids, self.schema.field(0).type)]
         try:
             rows = [_decode(id_) for id_ in custom_ids]
-            columns = list(zip(*rows, strict=True)) if rows else [()] * len(self._columns)
+            columns = zip(*rows, strict=True) if rows else [()] * len(self.schema)
             return [
-                column.from_json(values, column.type)
-                for column, values in zip(self._columns, columns, strict=True)
+                from_json(values, field.type)
+                for field, values in zip(self.schema, columns, strict=True)
             ]
         except (msgspec.MsgspecError, TypeError, ValueError, pa.ArrowException) as error:
             raise ValueError(f"a custom_id is no key of {', '.join(self.names)}") from error
 
-    @staticmethod
-    def _plain(values: pa.Array | pa.ChunkedArray, column: _Column) -> list[Any]:
-        if isinstance(values, pa.ChunkedArray):
-            values = values.combine_chunks()
-        if values.null_count:
-            row = values.is_null().to_pylist().index(True)
-            raise BadKeyError(row, column.name, "is null; every row needs a key")
-        try:
-            if pa.types.is_dictionary(values.type):
-                values = values.dictionary_decode()
-            if values.type != column.type:
-                values = values.cast(column.type)
-            return column.to_json(values)
-        except (pa.ArrowException, UnicodeDecodeError) as error:
-            raise BadKeyError(0, column.name, f"cannot be a key: {error}") from error
+
+def to_json(values: pa.Array) -> list[Any]:
+    """The values as JSON has them, exactly; other types than those of keys as they are.
+
+    Raises:
+        pa.ArrowInvalid: A date or moment has no text.
+    """
+    if _is_binary(values.type):
+        return [None if one is None else _base64(one) for one in values.to_pylist()]
+    return _texts(values) if _has_text(values.type) else list(values.to_pylist())
+
+
+def from_json(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    """The values that `to_json` gave for an array of this type."""
+    if _is_binary(type_):
+        return pa.array([base64.b64decode(value, validate=True) for value in values], type_)
+    return (
+        pa.array(values, pa.string()).cast(type_) if _has_text(type_) else pa.array(values, type_)
+    )
+
+
+def _key_values(values: pa.Array | pa.ChunkedArray, field: pa.Field) -> list[Any]:
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if values.null_count:
+        row = values.is_null().to_pylist().index(True)
+        raise BadKeyError(row, field.name, "is null; every row needs a key")
+    try:
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        return to_json(values if values.type == field.type else values.cast(field.type))
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise BadKeyError(0, field.name, f"cannot be a key: {error}") from error
 
 
 def _value_type(type_: pa.DataType) -> pa.DataType:
@@ -130,11 +138,8 @@ def _value_type(type_: pa.DataType) -> pa.DataType:
 
 
 def _is_text(type_: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(type_)
-        or pa.types.is_large_string(type_)
-        or pa.types.is_string_view(type_)
-    )
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(test(type_) for test in tests)
 
 
 def _is_binary(type_: pa.DataType) -> bool:
@@ -142,14 +147,17 @@ def _is_binary(type_: pa.DataType) -> bool:
     return any(test(type_) for test in tests) or bool(pa.types.is_binary_view(type_))
 
 
-def _column(field: pa.Field) -> _Column:
+def _has_text(type_: pa.DataType) -> bool:
+    """Whether its values are written as text, because JSON has no such values."""
+    tests = (pa.types.is_date, pa.types.is_timestamp, pa.types.is_decimal)
+    return any(test(type_) for test in tests)
+
+
+def _check_type(field: pa.Field) -> None:
     type_ = field.type
-    if _is_text(type_) or pa.types.is_integer(type_) or pa.types.is_boolean(type_):
-        return _Column(field.name, type_, lambda values: values.to_pylist(), pa.array)
-    if _is_binary(type_):
-        return _Column(field.name, type_, _base64, _from_base64)
-    if pa.types.is_date(type_) or pa.types.is_timestamp(type_) or pa.types.is_decimal(type_):
-        return _Column(field.name, type_, _as_text, _from_text)
+    is_plain = pa.types.is_integer(type_) or pa.types.is_boolean(type_)
+    if is_plain or _is_text(type_) or _is_binary(type_) or _has_text(type_):
+        return
     why = "floating-point values are not exact" if pa.types.is_floating(type_) else "it has no text"
     raise KeyTypeError(
         f"the key column {field.name} has the type {type_}, which cannot be a key ({why}); a key "
@@ -157,7 +165,7 @@ def _column(field: pa.Field) -> _Column:
     )
 
 
-def _as_text(values: pa.Array) -> list[str]:
+def _texts(values: pa.Array) -> list[str]:
     zoned = pa.types.is_timestamp(values.type) and values.type.tz is not None
     # In UTC: the offsets of a zone's distant past have seconds, which the text lacks.
     plain = values.cast(pa.timestamp(values.type.unit, "UTC")) if zoned else values
@@ -172,16 +180,8 @@ def _as_text(values: pa.Array) -> list[str]:
     return found
 
 
-def _from_text(values: Sequence[str], type_: pa.DataType) -> pa.Array:
-    return pa.array(values, pa.string()).cast(type_)
-
-
-def _base64(values: pa.Array) -> list[str]:
-    return [base64.b64encode(value).decode("ascii") for value in values.to_pylist()]
-
-
-def _from_base64(values: Sequence[str], type_: pa.DataType) -> pa.Array:
-    return pa.array([base64.b64decode(value, validate=True) for value in values], type_)
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
 
 
 def _check_texts(ids: Sequence[str], name: str) -> None:

@@ -89,6 +89,8 @@ class SinkConfig(_Table):
             raise ValueError("errors is the sink's own table; write 'same' or another name")
         if self.errors in (self.jsonl, self.parquet):
             raise ValueError("errors is the sink's own path; write 'same' or another path")
+        if self.is_folder and self.errors.startswith(str(self.parquet)):
+            raise ValueError("errors is within the sink's folder, which is replaced as a whole")
         return self
 
     @property

@@ -1,22 +1,27 @@
 """From the `[sink]` table of a task file to a sink that can be written."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
 
 from nightjar.pipeline.tables.keys import Keys
-from nightjar.pipeline.tables.sinks.config import SinkConfig
-from nightjar.pipeline.tables.sinks.sink import Sink
-
-TaskKind = Literal["generate", "chat", "rank", "score"]
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What decides about the columns of a task's answers."""
-
-    kind: TaskKind
-    many: bool = False  # generate and chat: more than one answer a row, so that columns are lists
+from nightjar.pipeline.tables.sinks.batches import ResultBatches
+from nightjar.pipeline.tables.sinks.columns import Answers
+from nightjar.pipeline.tables.sinks.config import OBJECT_STORES, SinkConfig
+from nightjar.pipeline.tables.sinks.files import FileSink, FileTarget
+from nightjar.pipeline.tables.sinks.jsonl import JsonlFile, check_jsonl
+from nightjar.pipeline.tables.sinks.parquet import (
+    ParquetFile,
+    ParquetFolder,
+    ParquetOptions,
+    check_parquet_file,
+    check_parquet_folder,
+)
+from nightjar.pipeline.tables.sinks.places import LocalPlace, ObjectPlace
+from nightjar.pipeline.tables.sinks.sink import Sink, SinkRefusedError
+from nightjar.pipeline.tables.sinks.sql import SqlSink
 
 
 def open_sink(
@@ -35,4 +40,67 @@ def open_sink(
     Raises:
         SinkRefusedError: The options contradict the key columns, or the URL cannot be used.
     """
-    raise NotImplementedError
+    try:
+        # A database gets the errors of all rows, and divides the rows itself.
+        with_errors = config.keeps_errors or config.sql is not None
+        batches = ResultBatches(keys, answers, with_errors=with_errors)
+    except ValueError as error:
+        raise SinkRefusedError(str(error)) from error
+    if config.sql is not None:
+        return SqlSink(config, batches, keys, run=run, environment=environment)
+    if strangers := [name for name in config.partition_by if name not in keys.names]:
+        raise SinkRefusedError(
+            f"partition_by names {', '.join(strangers)}, which is no key column; the key columns "
+            f"are {', '.join(keys.names)}"
+        )
+    if len(config.partition_by) == len(keys.names):
+        raise SinkRefusedError(
+            "partition_by names every key column, so that each row would be a file of its own; "
+            "name fewer"
+        )
+    errors = None if config.keeps_errors else _target(config, config.errors, batches.errors_schema)
+    main = config.jsonl or config.parquet or ""
+    return FileSink(_target(config, main, batches.schema), errors, batches)
+
+
+def _target(config: SinkConfig, path: str, schema: pa.Schema) -> FileTarget:
+    if config.jsonl is not None:
+        return _jsonl(config, path, schema)
+    options = ParquetOptions.of(config)
+    folder = path.endswith("/")
+    if path.startswith(OBJECT_STORES):
+        return _object(config, path, options)
+    writer = partial(ParquetFolder if folder else ParquetFile, options=options)
+
+    def check(found: Path) -> None:
+        if folder:
+            check_parquet_folder(found, overwrite=config.overwrite)
+        elif not config.overwrite:
+            check_parquet_file(found, str(found))
+
+    return FileTarget(LocalPlace(Path(path), folder, check), writer)
+
+
+def _jsonl(config: SinkConfig, path: str, schema: pa.Schema) -> FileTarget:
+    if path.startswith(OBJECT_STORES):
+        raise SinkRefusedError(f"{path}: JSON lines go to a local file; use parquet, or copy it")
+
+    def check(found: Path) -> None:
+        if not config.overwrite:
+            check_jsonl(found, schema.names)
+
+    return FileTarget(LocalPlace(Path(path), False, check), JsonlFile)
+
+
+def _object(config: SinkConfig, url: str, options: ParquetOptions) -> FileTarget:
+    if url.endswith("/"):
+        raise SinkRefusedError(
+            f"{url}: an object store cannot replace a folder as a whole, so that readers would see "
+            "old and new files together; name one object, such as s3://bucket/results.parquet"
+        )
+
+    def check(found: pa.NativeFile) -> None:
+        if not config.overwrite:
+            check_parquet_file(found, url)
+
+    return FileTarget(ObjectPlace(url, check), partial(ParquetFile, options=options))
