@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from nightjar.pipeline.tables.sources.csv_files import SUFFIXES as CSV_SUFFIXES
 from nightjar.pipeline.tables.sources.csv_files import CsvSource
-from nightjar.pipeline.tables.sources.database_urls import open_database
+from nightjar.pipeline.tables.sources.database_urls import source_database
 from nightjar.pipeline.tables.sources.json_lines import SUFFIXES as JSON_SUFFIXES
 from nightjar.pipeline.tables.sources.json_lines import JsonLinesSource
 from nightjar.pipeline.tables.sources.parquet import SUFFIXES as PARQUET_SUFFIXES
@@ -43,5 +43,5 @@ def open_source(file: TaskFile, environment: Mapping[str, str]) -> Source:
         return JsonLinesSource(list_files(given.jsonl, folder, JSON_SUFFIXES, s3))
     assert given.sql is not None  # noqa: S101 - the fields are checked
     asked = given.sql
-    database = open_database(asked.url, folder, environment)
+    database = source_database(asked.url, folder, environment)
     return SqlSource(database, Query(asked.query, given.key, asked.timeout_s, asked.resume))

@@ -13,7 +13,6 @@ from pydantic import Field, TypeAdapter, ValidationError
 from nightjar.pipeline.tasks.errors import MISSING_EXTRA, TaskError
 from nightjar.pipeline.tasks.fields import ChatTask, GenerateTask, RankTask, ScoreTask, Task
 
-SUFFIXES = (".toml", ".yaml", ".yml")
 _MOST_BYTES = 1 << 20
 _MOST_TOLD = 5
 _TASK: TypeAdapter[Task] = TypeAdapter(Annotated[Task, Field(discriminator="kind")])
@@ -42,11 +41,6 @@ class TaskFile:
             f"the task's {name}": json.dumps(value, sort_keys=True, ensure_ascii=False)
             for name, value in values.items()
         }
-
-
-def is_task_file(path: Path) -> bool:
-    """Whether a path names a task file, by its ending."""
-    return path.suffix.lower() in SUFFIXES
 
 
 def read_task(path: Path) -> TaskFile:

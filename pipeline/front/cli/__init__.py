@@ -15,6 +15,7 @@ from nightjar.pipeline.front.cli.models import models
 from nightjar.pipeline.front.cli.openapi import openapi
 from nightjar.pipeline.front.cli.processes import api, beat, flower, health, worker
 from nightjar.pipeline.front.cli.run import run
+from nightjar.pipeline.front.cli.tasks import task
 from nightjar.pipeline.queue.commands import forget_celery_variables
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ for command in (
     app.command()(command)
 app.add_typer(keys)
 app.add_typer(tenants)
+app.add_typer(task)
 
 
 def _version(wanted: bool) -> None:

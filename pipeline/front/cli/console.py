@@ -17,7 +17,13 @@ EXIT_USAGE = 2
 EXIT_ROWS_FAILED = 3
 EXIT_NO_ROW_SUCCEEDED = 4
 
+TASK_SUFFIXES = (".toml", ".yaml", ".yml")
+
 Source = Annotated[Path, typer.Argument(metavar="IN.jsonl", help="OpenAI batch lines.")]
+Input = Annotated[
+    Path,
+    typer.Argument(metavar="IN", help="OpenAI batch lines, or a task file (.toml, .yaml)."),
+]
 Device = Annotated[
     str | None,
     typer.Option(help="cpu, cuda or cuda:<number> (default: NIGHTJAR_DEVICE, else cpu)."),
@@ -44,6 +50,11 @@ def fail(message: str, code: int) -> NoReturn:
     """Print the reason, and end the command with this status."""
     say(message)
     raise typer.Exit(code)
+
+
+def is_task_file(path: Path) -> bool:
+    """Whether a path names a task file, by its ending."""
+    return path.suffix.lower() in TASK_SUFFIXES
 
 
 def read_settings() -> Settings:

@@ -15,6 +15,10 @@ class SourceError(Exception):
     """The source cannot be read; the message names it and says how to mend it."""
 
 
+class SourceLostError(SourceError):
+    """The source cannot be read now; another run may succeed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """Why a row of the source cannot be used; `column` is None if the row as a whole cannot."""

@@ -10,6 +10,7 @@ from psycopg import sql
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.engine import URL
 
+from nightjar.pipeline.tables.databases import shown_url
 from nightjar.pipeline.tables.sources.databases import (
     WRITES,
     LostConnectionError,
@@ -46,7 +47,7 @@ class Postgres:
 
     def __init__(self, url: URL) -> None:
         self._arguments = PGDialect_psycopg().create_connect_args(url)[1]
-        self.place = url.set(password=None).render_as_string()
+        self.place = shown_url(url)
 
     @contextmanager
     def reading(

@@ -16,7 +16,14 @@ from nightjar.pipeline.tables.sources.databases import (
     LostConnectionError,
     too_long,
 )
-from nightjar.pipeline.tables.sources.piece import MOST_BYTES, MOST_ROWS, Piece, SourceError, cut
+from nightjar.pipeline.tables.sources.piece import (
+    MOST_BYTES,
+    MOST_ROWS,
+    Piece,
+    SourceError,
+    SourceLostError,
+    cut,
+)
 from nightjar.pipeline.tables.sources.values import INFERRED_FROM, build, infer_type, piece_of
 
 _FIRST_FETCH = 100
@@ -68,7 +75,7 @@ class SqlSource:
         try:
             self.schema: pa.Schema = self._read_schema()
         except LostConnectionError as error:
-            raise SourceError(f"the database cannot be reached: {error}") from error
+            raise SourceLostError(f"the database cannot be reached: {error}") from error
 
     def batches(self, columns: Sequence[str]) -> Iterator[Piece]:
         """Yield the rows; after a lost connection, go on behind the last key."""
@@ -98,12 +105,12 @@ class SqlSource:
     def _check_can_resume(self, place: _Place, lost: int, error: Exception) -> None:
         told = f"the connection to the database was lost after {place.rows} rows ({error})"
         if not self._is_ordered:
-            raise SourceError(
+            raise SourceLostError(
                 f"{told}, and `resume = false` reads in no order, so that reading cannot go on; "
                 "run again"
             ) from error
         if lost > len(_RETRIES_S):
-            raise SourceError(f"{told}, and could not be made again; run again") from error
+            raise SourceLostError(f"{told}, and could not be made again; run again") from error
 
     @property
     def _is_ordered(self) -> bool:
