@@ -14,33 +14,34 @@ class RunError(Exception):
 
 
 class Work(Protocol):
-    """The input and the output of one run.
-
-    name: What is read, for messages.
-    units: What it consists of: lines or rows.
-    results, failures: Where they go, for the summary.
-    starts_anew: After the answers were written, the same command computes an input that has changed
-        since; otherwise a work directory is for one input.
-    is_fixed: Whether the same identity means the same rows.
-    """
+    """The input and the output of one run."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What is read, for messages."""
 
     @property
-    def units(self) -> str: ...
+    def units(self) -> str:
+        """What it consists of: lines or rows."""
 
     @property
-    def results(self) -> str: ...
+    def results(self) -> str:
+        """Where the answers go, for the summary."""
 
     @property
-    def failures(self) -> str: ...
+    def failures(self) -> str:
+        """Where the failures go, for the summary."""
 
     @property
-    def starts_anew(self) -> bool: ...
+    def starts_anew(self) -> bool:
+        """Whether the same command computes an input that has changed since its answers landed.
+
+        Otherwise a work directory is for one input.
+        """
 
     @property
-    def is_fixed(self) -> bool: ...
+    def is_fixed(self) -> bool:
+        """Whether the same identity means the same rows."""
 
     @property
     def workdir(self) -> Path:

@@ -59,8 +59,9 @@ class TaskWork:
         """Where the failures are."""
         if self._lines is not None:
             return self._lines.failures
-        config = self._sink and self._sink.config
-        return self.results if config is None or config.keeps_errors else config.errors
+        if self._sink is None or self._sink.config.keeps_errors:
+            return self.results
+        return self._sink.config.errors
 
     @property
     def is_fixed(self) -> bool:

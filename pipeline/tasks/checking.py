@@ -21,23 +21,12 @@ def check_columns(task: Task, requests: Requests, schema: pa.Schema) -> Keys:
     Raises:
         TaskError: A column is missing, or holds what its place in the task cannot use.
     """
-    for place, name in _named(task, requests):
-        if name not in schema.names:
-            raise TaskError(f"{place}: {_unknown(name, schema)}")
-        if schema.names.count(name) > 1:
-            raise TaskError(f"{place}: the source has two columns {name!r}; rename one of them")
+    _check_names(task, requests, schema)
+    _check_preparing(task, schema)
     for template in requests.templates:
         if template.is_plain:
             for name in template.columns:
                 _check_single(name, schema.field(name).type)
-    for name, value in task.request.defaults.items():
-        if build([value], schema.field(name).type)[1]:
-            held = words(schema.field(name).type)
-            raise TaskError(f"[request] defaults: the column {name!r} holds {held}; give such one")
-    for name in (*task.request.clean, *(one.column for one in task.request.crop)):
-        if not _has_texts(schema.field(name).type):
-            held = words(schema.field(name).type)
-            raise TaskError(f"[request] clean and crop: the column {name!r} holds {held}, no texts")
     if isinstance(task, RankTask):
         _check_documents(task, schema)
     if isinstance(task, ChatTask) and isinstance(task.request.messages, Column):
@@ -46,6 +35,25 @@ def check_columns(task: Task, requests: Requests, schema: pa.Schema) -> Keys:
         return Keys(pa.schema([schema.field(name) for name in task.source.key]))
     except KeyTypeError as error:
         raise TaskError(f"[source] key: {error}") from error
+
+
+def _check_names(task: Task, requests: Requests, schema: pa.Schema) -> None:
+    for place, name in _named(task, requests):
+        if name not in schema.names:
+            raise TaskError(f"{place}: {_unknown(name, schema)}")
+        if schema.names.count(name) > 1:
+            raise TaskError(f"{place}: the source has two columns {name!r}; rename one of them")
+
+
+def _check_preparing(task: Task, schema: pa.Schema) -> None:
+    for name, value in task.request.defaults.items():
+        if build([value], schema.field(name).type)[1]:
+            held = words(schema.field(name).type)
+            raise TaskError(f"[request] defaults: the column {name!r} holds {held}; give such one")
+    for name in (*task.request.clean, *(one.column for one in task.request.crop)):
+        if not _has_texts(schema.field(name).type):
+            held = words(schema.field(name).type)
+            raise TaskError(f"[request] clean and crop: the column {name!r} holds {held}, no texts")
 
 
 def _named(task: Task, requests: Requests) -> Iterator[tuple[str, str]]:
@@ -66,12 +74,10 @@ def _unknown(name: str, schema: pa.Schema) -> str:
                 "columns: use jinja for what is inside"
             )
     near = difflib.get_close_matches(name, schema.names, n=1)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
     names = ", ".join(schema.names[:_MOST_NAMES])
     more = ", ..." if len(schema.names) > _MOST_NAMES else ""
-    return f"the source has no column {name!r}{meant} It has {names}{more}" if meant else (
-        f"the source has no column {name!r}; it has {names}{more}"
-    )
+    meant = f"did you mean {near[0]!r}? The source" if near else "it"
+    return f"the source has no column {name!r}; {meant} has {names}{more}"
 
 
 def _check_single(name: str, found: pa.DataType) -> None:

@@ -56,33 +56,28 @@ def crop(values: Values, rule: Crop, tokens: Tokens | None) -> Values:
     return [_on_texts(value, lambda text: cropped.get(text, text)) for value in values]
 
 
-def crop_to_tokens(
-    texts: Sequence[str], most: int, keep: str, tokens: Tokens
-) -> list[str]:
+def crop_to_tokens(texts: Sequence[str], most: int, keep: str, tokens: Tokens) -> list[str]:
     """Return the beginning or the end of each text that has at most so many tokens.
 
     The result is a part of the text itself, cut between characters.
     """
-    return [
-        text if len(ids) <= most else _shortened(text, ids, most, keep, tokens)
-        for text, ids in zip(texts, tokens.encode_batch(list(texts)), strict=True)
-    ]
-
-
-def _shortened(text: str, ids: Sequence[int], most: int, keep: str, tokens: Tokens) -> str:
-    """Return the part of a too long text; `ids` are its tokens."""
-    if most <= 0:
-        return ""
-    kept = ids[:most] if keep == "start" else ids[-most:]
-    length = min(len(text), len(tokens.decode(kept)))
-    while length > 0:
-        part = _cut(text, length, keep)
-        # The part is tokenized anew, and another cut may need more tokens than before.
-        over = len(tokens.encode_batch([part])[0]) - most
-        if over <= 0:
-            return part
-        length -= over
-    return ""
+    found = list(texts)
+    lengths: dict[int, int] = {}  # of the parts of texts that are too long, in characters
+    for index, ids in enumerate(tokens.encode_batch(found)):
+        if len(ids) > most:
+            kept = ids[:most] if keep == "start" else ids[len(ids) - most :]
+            lengths[index] = min(len(texts[index]), len(tokens.decode(kept))) if most > 0 else 0
+    while lengths:
+        parts = {index: _cut(texts[index], length, keep) for index, length in lengths.items()}
+        # A part is tokenized anew, and another cut may need more tokens than before.
+        counts = map(len, tokens.encode_batch(list(parts.values())))
+        for (index, part), count in zip(parts.items(), list(counts), strict=True):
+            if count <= most or not part:
+                found[index] = part
+                del lengths[index]
+            else:
+                lengths[index] = max(0, lengths[index] - (count - most))
+    return found
 
 
 def _cut(text: str, length: int, keep: str) -> str:

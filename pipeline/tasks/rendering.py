@@ -89,6 +89,7 @@ class Renderer:
     def _prepared(self, rows: pa.RecordBatch) -> Iterator[Row]:
         """Yield the values of each row by column, after what the task declares for columns."""
         asked = self._task.request
+        tokens = None if self._fitter is None else self._fitter.tokens
         columns = {}
         for name in self._requests.columns:
             values = rows.column(name).to_pylist()
@@ -98,7 +99,7 @@ class Renderer:
                 values = clean(values, asked.clean[name])
             for rule in asked.crop:
                 if rule.column == name:
-                    values = crop(values, rule, self._fitter and self._fitter.tokens)
+                    values = crop(values, rule, tokens)
             columns[name] = values
         if not columns:  # a template without columns: the same request for each row
             yield from ({} for _ in range(rows.num_rows))

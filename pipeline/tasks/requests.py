@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
+from pydantic import BaseModel
 
 from nightjar.jobs.lines.bodies import ChatBody, CompletionBody, RerankBody
 from nightjar.jobs.lines.schemas import BodyError, validate_body
@@ -22,7 +23,12 @@ from nightjar.pipeline.tasks.templates import Row, Template, compile_template
 
 _CONTENT = {"prompt", "messages", "query", "documents", "model", "prompt_vector"}
 _CHAT_NAMES = {"max_completion_tokens", "top_logprobs"}
-_BODIES = {"generate": CompletionBody, "chat": ChatBody, "rank": RerankBody, "score": RerankBody}
+_BODIES: dict[str, type[BaseModel]] = {
+    "generate": CompletionBody,
+    "chat": ChatBody,
+    "rank": RerankBody,
+    "score": RerankBody,
+}
 
 
 class _Content(Protocol):

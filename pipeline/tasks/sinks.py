@@ -43,7 +43,9 @@ def placed_sink(config: SinkConfig, folder: Path, environment: Mapping[str, str]
     url = config.sql.url
     name = url.removeprefix(_FROM_ENVIRONMENT)
     if name != url:
-        return PlacedSink(config, {**environment, name: _placed_url(environment.get(name, ""), folder)})
+        return PlacedSink(
+            config, {**environment, name: _placed_url(environment.get(name, ""), folder)}
+        )
     sql = config.sql.model_copy(update={"url": _placed_url(url, folder)})
     return PlacedSink(config.model_copy(update={"sql": sql}), environment)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from nightjar.pipeline.tasks.errors import MISSING_EXTRA, TaskError
 from nightjar.pipeline.tasks.fields import ChatTask, GenerateTask, RankTask, ScoreTask, Task
@@ -16,7 +16,12 @@ from nightjar.pipeline.tasks.fields import ChatTask, GenerateTask, RankTask, Sco
 _MOST_BYTES = 1 << 20
 _MOST_TOLD = 5
 _TASK: TypeAdapter[Task] = TypeAdapter(Annotated[Task, Field(discriminator="kind")])
-_MODELS = {"generate": GenerateTask, "chat": ChatTask, "rank": RankTask, "score": ScoreTask}
+_MODELS: dict[str, type[BaseModel]] = {
+    "generate": GenerateTask,
+    "chat": ChatTask,
+    "rank": RankTask,
+    "score": ScoreTask,
+}
 # Parts of pydantic's places that are no names of the file: which type of a union was tried.
 _INNER = {*_MODELS, "str", "int", "constrained-str", "constrained-int", "Jinja", "Column"}
 _INNER |= {"CsvFiles", "SinkConfig"}

@@ -6,13 +6,14 @@ is there for loops and conditions, in its sandbox.
 
 import datetime
 import decimal
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from string import Formatter
 from typing import Any, Protocol
 
 import jinja2
 from jinja2 import meta, nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from nightjar.jobs.lines.schemas import MAX_LINE_BYTES
 from nightjar.pipeline.tasks.errors import RowFaultError, TaskError
@@ -20,6 +21,8 @@ from nightjar.pipeline.tasks.fields import Jinja
 from nightjar.pipeline.tasks.fields import Template as TemplateField
 
 Row = Mapping[str, Any]
+
+_HIGHEST_POWER = 64
 
 
 class Template(Protocol):
@@ -102,10 +105,15 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "%"})
 
     def call_binop(
-        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any  # noqa: ANN401
+        self,
+        context: jinja2.runtime.Context,
+        operator: str,
+        left: Any,  # noqa: ANN401
+        right: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
+        """Compute with numbers only."""
         numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
-        if not numbers or (operator == "**" and abs(right) > 64):
+        if not numbers or (operator == "**" and abs(right) > _HIGHEST_POWER):
             raise SecurityError(f"{operator} is for numbers")
         return super().call_binop(context, operator, left, right)
 
@@ -135,7 +143,9 @@ class _Jinja:
             raise TaskError(f"{field}: the jinja template is not valid: {error}") from error
         for node in tree.find_all(nodes.Getattr):
             if node.attr.startswith("_"):
-                raise TaskError(f"{field}: the jinja template reaches into {node.attr}; take it out")
+                raise TaskError(
+                    f"{field}: the jinja template reaches into {node.attr}; take it out"
+                )
         if any(tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends))):
             raise TaskError(f"{field}: the jinja template loads another one; write it as one")
         names = meta.find_undeclared_variables(tree) - environment.globals.keys()
@@ -143,16 +153,9 @@ class _Jinja:
 
     def render(self, row: Row) -> str:
         """Render the template; the text is bounded."""
-        pieces: list[str] = []
-        left = MAX_LINE_BYTES
+        values = {name: row[name] for name in self.columns}
         try:
-            for piece in self._template.generate({name: row[name] for name in self.columns}):
-                pieces.append(piece)
-                left -= len(piece)
-                if left < 0:
-                    raise RowFaultError(
-                        None, f"the jinja template writes more than {MAX_LINE_BYTES} characters"
-                    )
+            return "".join(_within(self._template.generate(values)))
         except RowFaultError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a template's own code raises
@@ -160,4 +163,15 @@ class _Jinja:
             told = error.message if isinstance(error, jinja2.UndefinedError) else None
             said = told or type(error).__name__
             raise RowFaultError(None, f"the jinja template fails on this row: {said}") from None
-        return "".join(pieces)
+
+
+def _within(pieces: Iterable[str]) -> Iterator[str]:
+    """Yield pieces of text until they are too many."""
+    left = MAX_LINE_BYTES
+    for piece in pieces:
+        left -= len(piece)
+        if left < 0:
+            raise RowFaultError(
+                None, f"the jinja template writes more than {MAX_LINE_BYTES} characters"
+            )
+        yield piece

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from rich.console import Console

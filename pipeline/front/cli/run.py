@@ -16,8 +16,8 @@ from nightjar.pipeline.front.cli.console import (
     EXIT_USAGE,
     Device,
     Devices,
-    Shards,
     Input,
+    Shards,
     errors,
     fail,
     is_task_file,
@@ -41,7 +41,10 @@ AnyDtype = Annotated[
     str, typer.Option(help="auto (the fastest that is safe), fp64, fp32, bf16, fp16 or int8.")
 ]
 WorkDirectory = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="State of the run (default: OUT.jsonl.work or TASK.toml.work).")
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="State of the run (default: OUT.jsonl.work or TASK.toml.work)."
+    ),
 ]
 PromptVectors = Annotated[
     list[str] | None,
@@ -144,8 +147,8 @@ def _named_files(values: list[str]) -> dict[str, Path]:
 
 def _compute(arguments: "RunArguments") -> "RunSummary":
     """Run to the end and show the progress; end the command where the run cannot continue."""
-    from nightjar.pipeline.embedded.work import RunError
     from nightjar.pipeline.embedded.run import run as run_embedded
+    from nightjar.pipeline.embedded.work import RunError
     from nightjar.pipeline.embedded.workdir import UsageError
     from nightjar.pipeline.front.progress import ProgressView, print_summary
 

@@ -49,9 +49,7 @@ class CsvSource:
                     f"{listing.name(first)} has no column {name!r}, which `types` names; it has "
                     f"{', '.join(names)}"
                 )
-        self.schema: pa.Schema = pa.schema(
-            [(name, types.get(name, pa.string())) for name in names]
-        )
+        self.schema: pa.Schema = pa.schema([(name, types.get(name, pa.string())) for name in names])
 
     def batches(self, columns: Sequence[str]) -> Iterator[Piece]:
         """Yield the rows; an empty value is null."""

@@ -31,17 +31,15 @@ class Fetch(Protocol):
 
 
 class Database(Protocol):
-    """A database that queries are read from.
-
-    place: Where it is, without a password.
-    can_lose_connections: Whether it is reached over a network.
-    """
+    """A database that queries are read from."""
 
     @property
-    def place(self) -> str: ...
+    def place(self) -> str:
+        """Where it is, without a password."""
 
     @property
-    def can_lose_connections(self) -> bool: ...
+    def can_lose_connections(self) -> bool:
+        """Whether it is reached over a network."""
 
     def reading(
         self, query: str, timeout_s: int, values: Sequence[Any] = ()
@@ -54,6 +52,4 @@ class Database(Protocol):
 
 def too_long(timeout_s: int) -> str:
     """Say that a query has not ended in time."""
-    return (
-        f"the query has not ended after timeout_s = {timeout_s}; raise it, or ask for fewer rows"
-    )
+    return f"the query has not ended after timeout_s = {timeout_s}; raise it, or ask for fewer rows"

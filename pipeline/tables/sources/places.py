@@ -68,7 +68,7 @@ class Listing:
             raise SourceError(f"{self.name(info)} is gone since the run began; put it back")
         if (now.size, now.mtime_ns) != (info.size, info.mtime_ns):
             raise SourceError(
-                f"{self.name(info)} has changed since the run began; run again when nobody writes it"
+                f"{self.name(info)} has changed since the run began; run again while nobody writes"
             )
 
     def open_text(self, info: pafs.FileInfo) -> pa.NativeFile:

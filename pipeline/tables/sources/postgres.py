@@ -46,13 +46,12 @@ class Postgres:
     can_lose_connections = True
 
     def __init__(self, url: URL) -> None:
-        self._arguments = PGDialect_psycopg().create_connect_args(url)[1]
+        dialect: Any = PGDialect_psycopg  # partly typed
+        self._arguments: dict[str, Any] = dialect().create_connect_args(url)[1]
         self.place = shown_url(url)
 
     @contextmanager
-    def reading(
-        self, query: str, timeout_s: int, values: Sequence[Any] = ()
-    ) -> Iterator["_Fetch"]:
+    def reading(self, query: str, timeout_s: int, values: Sequence[Any] = ()) -> Iterator["_Fetch"]:
         """Run a query within a time."""
         connection = self._connect(timeout_s)
         try:
@@ -69,14 +68,15 @@ class Postgres:
     def ordered(self, query: str, key: Sequence[str], after: Row | None) -> tuple[str, list[Any]]:
         """Return the query in the order of its key, nulls last, from this key on."""
         names = [sql.Identifier(name) for name in key]
-        text = _plain(query) if after is None else _plain(query).replace("%", "%%")
-        where, values = sql.SQL(""), []
+        text, values = _plain(query), list[Any]()
+        where: sql.Composable = sql.SQL("")
         if after is not None:
+            text = text.replace("%", "%%")  # psycopg looks for values from now on
             condition, values = _from_key(names, after)
             where = sql.SQL("WHERE ") + condition
         # On lines of its own: the query may end with a comment.
         whole = sql.SQL("SELECT * FROM (\n{}\n) AS nightjar_rows {} ORDER BY {}").format(
-            sql.SQL(text), where, sql.SQL(", ").join(names)  # type: ignore[arg-type]
+            _UserQuery(text), where, sql.SQL(", ").join(names)
         )
         return whole.as_string(), values
 
@@ -105,6 +105,15 @@ def suppress_closing(connection: "psycopg.Connection[Row]") -> Iterator[None]:
     except BaseException:
         connection.close()
         raise
+
+
+class _UserQuery(sql.Composable):
+    """The user's own text, which is part of a statement as it is."""
+
+    def as_bytes(self, context: Any = None) -> bytes:  # noqa: ANN401 - psycopg's signature
+        """Return the text."""
+        del context
+        return str(self._obj).encode()
 
 
 class _Fetch:
@@ -147,7 +156,9 @@ def _translated(
         return SourceError(too_long(timeout_s))
     if connection.broken or connection.closed:
         return LostConnectionError(_first_line(error))
-    return SourceError(f"the query fails: {_first_line(error)}; give one SELECT that the database takes")
+    return SourceError(
+        f"the query fails: {_first_line(error)}; give one SELECT that the database takes"
+    )
 
 
 def _first_line(error: psycopg.Error) -> str:

@@ -137,7 +137,7 @@ class SqlSource:
 
     def _rows(self, place: _Place, deadline: float) -> Iterator[Sequence[tuple[Any, ...]]]:
         """Yield rows behind the place, and move the place."""
-        text, values = self._query.text, []
+        text, values = self._query.text, list[Any]()
         if self._is_ordered:
             text, values = self._database.ordered(text, self._query.key, place.key)
         skipped = place.same
@@ -183,9 +183,7 @@ def _bounded(fetch: Fetch) -> Iterator[Sequence[tuple[Any, ...]]]:
 
 def _size(rows: Sequence[tuple[Any, ...]]) -> int:
     """Return about how many bytes the rows' texts have."""
-    return sum(
-        len(value) for row in rows for value in row if isinstance(value, (str, bytes, list))
-    )
+    return sum(len(value) for row in rows for value in row if isinstance(value, (str, bytes, list)))
 
 
 def _plain(values: Sequence[Any], wanted: pa.DataType) -> Sequence[Any]:

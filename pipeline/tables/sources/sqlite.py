@@ -26,9 +26,7 @@ class Sqlite:
             raise SourceError(f"{self.place}: there is no such file")
 
     @contextmanager
-    def reading(
-        self, query: str, timeout_s: int, values: Sequence[Any] = ()
-    ) -> Iterator["_Fetch"]:
+    def reading(self, query: str, timeout_s: int, values: Sequence[Any] = ()) -> Iterator["_Fetch"]:
         """Run a query within a time."""
         deadline = time.monotonic() + timeout_s
         uri = f"file:{quote(str(self._path))}?mode=ro"

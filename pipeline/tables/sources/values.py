@@ -73,14 +73,18 @@ def build(values: Sequence[Any], wanted: pa.DataType) -> tuple[pa.Array, dict[in
         good.append(value)
         if value is None:
             continue
-        try:
-            if fitting is not None and type(value) not in fitting:
-                raise TypeError
-            pa.array([value], type=wanted)
-        except (pa.ArrowException, OverflowError, UnicodeError, TypeError):
+        if (fitting is not None and type(value) not in fitting) or not _holds(wanted, value):
             good[-1] = None
             wrong[index] = f"is {_said(value)}; the column holds {words(wanted)}"
     return pa.array(good, type=wanted), wrong
+
+
+def _holds(wanted: pa.DataType, value: object) -> bool:
+    try:
+        pa.array([value], type=wanted)
+    except (pa.ArrowException, OverflowError, UnicodeError):
+        return False
+    return True
 
 
 def parse(texts: pa.Array, wanted: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
@@ -118,21 +122,20 @@ def piece_of(
     return Piece(rows, found | dict(faults))
 
 
+_WORDS: list[tuple[Callable[[pa.DataType], bool], str]] = [
+    (pa.types.is_string, "texts"),
+    (pa.types.is_boolean, "true or false"),
+    (pa.types.is_integer, "whole numbers"),
+    (pa.types.is_floating, "numbers"),
+    (pa.types.is_struct, "structs"),
+]
+
+
 def words(found: pa.DataType) -> str:
     """Say what a column holds."""
-    if pa.types.is_string(found) or pa.types.is_large_string(found):
-        return "texts"
-    if pa.types.is_boolean(found):
-        return "true or false"
-    if pa.types.is_integer(found):
-        return "whole numbers"
-    if pa.types.is_floating(found):
-        return "numbers"
-    if pa.types.is_list(found) or pa.types.is_large_list(found):
+    if pa.types.is_list(found):
         return f"lists of {words(found.value_type)}"
-    if pa.types.is_struct(found):
-        return "structs"
-    return f"{found} values"
+    return next((said for is_type, said in _WORDS if is_type(found)), f"{found} values")
 
 
 def _said(value: object) -> str:
