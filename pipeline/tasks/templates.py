@@ -113,7 +113,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     ) -> Any:  # noqa: ANN401
         """Compute with numbers only."""
         numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
-        if not numbers or (operator == "**" and abs(right) > _HIGHEST_POWER):
+        if not numbers or (operator == "**" and max(abs(left), abs(right)) > _HIGHEST_POWER):
             raise SecurityError(f"{operator} is for numbers")
         return super().call_binop(context, operator, left, right)
 
