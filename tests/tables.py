@@ -1,10 +1,13 @@
 """Results as the store gives them back, for the sinks of tables."""
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 
 from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.worker.answers import Computed, make_result
@@ -15,9 +18,10 @@ from nightjar.pipeline.tables.keys import Keys
 from nightjar.pipeline.tables.sinks.columns import Answers, TaskKind
 from nightjar.pipeline.tables.sinks.config import SinkConfig
 from nightjar.pipeline.tables.sinks.opening import open_sink
-from nightjar.pipeline.tables.sinks.sink import Sink
+from nightjar.pipeline.tables.sinks.sink import Sink, SinkCounts
 
 USERS = Keys(pa.schema([("user", pa.string())]))
+SHOPS = Keys(pa.schema([("shop", pa.string()), ("day", pa.date32()), ("id", pa.int64())]))
 BY = Computed("tiny", "fp32")
 
 
@@ -100,6 +104,25 @@ def sink(
     answers = Answers(kind, many=n > 1)
     checked = SinkConfig.model_validate(config)
     return open_sink(checked, answers, keys, run=run, environment=environment or {})
+
+
+def ended(opened: Sink, *results: ResultRecord) -> SinkCounts:
+    """What checking and writing has counted."""
+    opened.check()
+    return opened.write(results)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file or a folder."""
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    found: list[dict[str, Any]] = ds.dataset(path).to_table().to_pylist()
+    return found
+
+
+def left_beside(path: Path) -> list[str]:
+    """What else is in the folder of a file."""
+    return [one.name for one in path.parent.iterdir() if one.name != path.name]
 
 
 def main() -> None:

@@ -58,15 +58,17 @@ def open_sink(
             "partition_by names every key column, so that each row would be a file of its own; "
             "name fewer"
         )
-    errors = None if config.keeps_errors else _target(config, config.errors, batches.errors_schema)
+    errors = None
+    if not config.keeps_errors:
+        errors = _target(config, config.errors, batches.errors_schema, run)
     main = config.jsonl or config.parquet or ""
-    return FileSink(_target(config, main, batches.schema), errors, batches)
+    return FileSink(_target(config, main, batches.schema, run), errors, batches)
 
 
-def _target(config: SinkConfig, path: str, schema: pa.Schema) -> FileTarget:
+def _target(config: SinkConfig, path: str, schema: pa.Schema, run: str) -> FileTarget:
     if config.jsonl is not None:
         return _jsonl(config, path, schema)
-    options = ParquetOptions.of(config)
+    options = ParquetOptions.of(config, run)
     folder = path.endswith("/")
     if path.startswith(OBJECT_STORES):
         return _object(config, path, options)
