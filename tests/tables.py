@@ -1,9 +1,17 @@
 """Results as the store gives them back, for the sinks of tables."""
 
 import argparse
+import importlib
+import itertools
 import json
+import os
+import resource
+import signal
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -15,10 +23,11 @@ from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import ClaimedRequest, RequestError, ResultRecord
 from nightjar.jobs.states import RequestKind
 from nightjar.pipeline.tables.keys import Keys
+from nightjar.pipeline.tables.sinks import batches
 from nightjar.pipeline.tables.sinks.columns import Answers, TaskKind
 from nightjar.pipeline.tables.sinks.config import SinkConfig
 from nightjar.pipeline.tables.sinks.opening import open_sink
-from nightjar.pipeline.tables.sinks.sink import Sink, SinkCounts
+from nightjar.pipeline.tables.sinks.sink import Sink, SinkCounts, SinkWriteError
 
 USERS = Keys(pa.schema([("user", pa.string())]))
 SHOPS = Keys(pa.schema([("shop", pa.string()), ("day", pa.date32()), ("id", pa.int64())]))
@@ -125,16 +134,59 @@ def left_beside(path: Path) -> list[str]:
     return [one.name for one in path.parent.iterdir() if one.name != path.name]
 
 
+def write_and_die(
+    config: dict[str, Any], environment: dict[str, str], rows: int, point: str, run: str = "new"
+) -> None:
+    """Write so many results, and be killed at a point: `MODULE:NAME:before|after|NUMBER`.
+
+    A number says which call of the function is the last, and is killed before it begins. Without a
+    point the process ends well.
+    """
+    batches.MOST_ROWS = 100
+    opened = sink(run=run, environment=environment, **config)
+    opened.check()
+    if point:
+        place, name, moment = point.split(":")
+        _kill_at(importlib.import_module(place), name, moment)
+    opened.write(many(rows))
+
+
+def _kill_at(module: ModuleType, name: str, moment: str) -> None:
+    owner: Any = module
+    *path, last = name.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    real, calls = getattr(owner, last), itertools.count(1)
+
+    def deadly(*args: Any, **kwargs: Any) -> Any:
+        if moment == "before" or str(next(calls)) == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = real(*args, **kwargs)
+        if moment == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    setattr(owner, last, deadly)
+
+
 def main() -> None:
-    """Write `rows` results into a sink, for tests that kill or measure the process."""
+    """Write results into a sink in a process of its own, and tell its cost as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("config", help="the [sink] table as JSON")
     parser.add_argument("rows", type=int)
     asked = parser.parse_args()
-    checked = SinkConfig.model_validate_json(asked.config)
-    opened = open_sink(checked, Answers("generate"), USERS, run="run-1", environment={})
+    opened = sink(environment=dict(os.environ), **json.loads(asked.config))
     opened.check()
-    opened.write(many(asked.rows))
+    began = time.monotonic()
+    failure = None
+    try:
+        opened.write(many(asked.rows))
+    except SinkWriteError as error:
+        failure = str(error)
+    seconds = time.monotonic() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    told = {"seconds": seconds, "rows_per_s": asked.rows / seconds, "peak_mib": peak}
+    sys.stdout.write(json.dumps(told | {"failure": failure}) + "\n")
 
 
 if __name__ == "__main__":
