@@ -52,9 +52,10 @@ class Keys:
         if not len(schema):
             raise KeyTypeError("a table needs a key: name at least one key column")
         # A dictionary only says how the values are stored: sinks get the values' own type.
-        self.schema = pa.schema([pa.field(f.name, _value_type(f.type), False) for f in schema])
-        for field in self.schema:
-            _check_type(field)
+        types = {field.name: _value_type(field.type) for field in schema}
+        for name, type_ in types.items():
+            _check_type(name, type_)
+        self.schema = pa.schema([pa.field(name, type_, False) for name, type_ in types.items()])
         self._is_text = len(self.schema) == 1 and _is_text(self.schema.field(0).type)
 
     @property
@@ -153,14 +154,13 @@ def _has_text(type_: pa.DataType) -> bool:
     return any(test(type_) for test in tests)
 
 
-def _check_type(field: pa.Field) -> None:
-    type_ = field.type
+def _check_type(name: str, type_: pa.DataType) -> None:
     is_plain = pa.types.is_integer(type_) or pa.types.is_boolean(type_)
     if is_plain or _is_text(type_) or _is_binary(type_) or _has_text(type_):
         return
     why = "floating-point values are not exact" if pa.types.is_floating(type_) else "it has no text"
     raise KeyTypeError(
-        f"the key column {field.name} has the type {type_}, which cannot be a key ({why}); a key "
+        f"the key column {name} has the type {type_}, which cannot be a key ({why}); a key "
         "is text, an integer, a boolean, a date, a timestamp, a decimal or binary: cast it"
     )
 

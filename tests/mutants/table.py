@@ -32,7 +32,7 @@ LEFT_OUT = {
     "pipeline/__init__.py",
     *(
         f"pipeline/{room}/__init__.py"
-        for room in ("embedded", "files", "front", "planning", "queue")
+        for room in ("embedded", "files", "front", "planning", "queue", "tables", "tables/sinks")
     ),
 }
 
@@ -55,6 +55,8 @@ def _acceptance(*names: str) -> list[str]:
 
 _PROTOCOL = _store("leases", "suspects", "stopping", "races", "protocol")
 _FAIR = _integration("fair_shares", "fair_planning")
+_FILE_SINKS = _unit("tables_file_sinks", "tables_file_places")
+_SQL_SINK = _integration("tables_sql_sink", "tables_sql_checks", "tables_killed")
 _RUN = _acceptance("run_fake", "bad_input", "bad_requests")
 
 TESTS: dict[str, list[str]] = {
@@ -194,6 +196,24 @@ TESTS: dict[str, list[str]] = {
     "pipeline/queue/live_lane.py": [*_unit("pipeline_taking"), *_acceptance("single_calls")],
     "pipeline/queue/message_fields.py": _unit("pipeline_message_shape"),
     "pipeline/queue/message_shape.py": _unit("pipeline_message_shape"),
+    "pipeline/tables/databases.py": _SQL_SINK,
+    "pipeline/tables/keys.py": [*_unit("tables_keys"), *_FILE_SINKS],
+    "pipeline/tables/repeats.py": _unit("tables_repeats"),
+    "pipeline/tables/sinks/batches.py": [*_FILE_SINKS, *_SQL_SINK],
+    "pipeline/tables/sinks/columns.py": [*_FILE_SINKS, *_SQL_SINK],
+    "pipeline/tables/sinks/config.py": [*_unit("tables_sink_config"), *_FILE_SINKS],
+    "pipeline/tables/sinks/files.py": [*_FILE_SINKS, *_integration("tables_full_disk")],
+    "pipeline/tables/sinks/jsonl.py": _FILE_SINKS,
+    "pipeline/tables/sinks/opening.py": [*_FILE_SINKS, *_SQL_SINK],
+    "pipeline/tables/sinks/parquet.py": _FILE_SINKS,
+    "pipeline/tables/sinks/places.py": [*_FILE_SINKS, *_integration("tables_object_store")],
+    "pipeline/tables/sinks/sink.py": _FILE_SINKS,
+    "pipeline/tables/sinks/sql.py": _SQL_SINK,
+    "pipeline/tables/sinks/sql_merging.py": _SQL_SINK,
+    "pipeline/tables/sinks/sql_staging.py": _SQL_SINK,
+    "pipeline/tables/sinks/sql_tables.py": _SQL_SINK,
+    "pipeline/tables/sinks/sql_types.py": _SQL_SINK,
+    "pipeline/tables/sinks/swapping.py": [*_FILE_SINKS, *_integration("tables_killed")],
     "pipeline/planning/fair_turns.py": _integration("fair_planning"),
     "pipeline/planning/model_change.py": [*_store("models"), *_integration("two_models")],
     "pipeline/planning/models.py": [

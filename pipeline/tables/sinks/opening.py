@@ -19,7 +19,7 @@ from nightjar.pipeline.tables.sinks.parquet import (
     check_parquet_file,
     check_parquet_folder,
 )
-from nightjar.pipeline.tables.sinks.places import LocalPlace, ObjectPlace
+from nightjar.pipeline.tables.sinks.places import LocalPlace, ObjectPlace, shown
 from nightjar.pipeline.tables.sinks.sink import Sink, SinkRefusedError
 from nightjar.pipeline.tables.sinks.sql import SqlSink
 
@@ -58,15 +58,17 @@ def open_sink(
             "partition_by names every key column, so that each row would be a file of its own; "
             "name fewer"
         )
-    errors = None if config.keeps_errors else _target(config, config.errors, batches.errors_schema)
+    errors = None
+    if not config.keeps_errors:
+        errors = _target(config, config.errors, batches.errors_schema, run)
     main = config.jsonl or config.parquet or ""
-    return FileSink(_target(config, main, batches.schema), errors, batches)
+    return FileSink(_target(config, main, batches.schema, run), errors, batches)
 
 
-def _target(config: SinkConfig, path: str, schema: pa.Schema) -> FileTarget:
+def _target(config: SinkConfig, path: str, schema: pa.Schema, run: str) -> FileTarget:
     if config.jsonl is not None:
         return _jsonl(config, path, schema)
-    options = ParquetOptions.of(config)
+    options = ParquetOptions.of(config, run)
     folder = path.endswith("/")
     if path.startswith(OBJECT_STORES):
         return _object(config, path, options)
@@ -83,7 +85,9 @@ def _target(config: SinkConfig, path: str, schema: pa.Schema) -> FileTarget:
 
 def _jsonl(config: SinkConfig, path: str, schema: pa.Schema) -> FileTarget:
     if path.startswith(OBJECT_STORES):
-        raise SinkRefusedError(f"{path}: JSON lines go to a local file; use parquet, or copy it")
+        raise SinkRefusedError(
+            f"{shown(path)}: JSON lines go to a local file; use parquet, or copy the file"
+        )
 
     def check(found: Path) -> None:
         if not config.overwrite:
@@ -95,12 +99,13 @@ def _jsonl(config: SinkConfig, path: str, schema: pa.Schema) -> FileTarget:
 def _object(config: SinkConfig, url: str, options: ParquetOptions) -> FileTarget:
     if url.endswith("/"):
         raise SinkRefusedError(
-            f"{url}: an object store cannot replace a folder as a whole, so that readers would see "
-            "old and new files together; name one object, such as s3://bucket/results.parquet"
+            f"{shown(url)}: an object store cannot replace a folder as a whole, so that readers "
+            "would see old and new files together; name one object, such as "
+            "s3://bucket/results.parquet"
         )
 
     def check(found: pa.NativeFile) -> None:
         if not config.overwrite:
-            check_parquet_file(found, url)
+            check_parquet_file(found, shown(url))
 
     return FileTarget(ObjectPlace(url, check), partial(ParquetFile, options=options))

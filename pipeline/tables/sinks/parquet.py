@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
 
@@ -22,18 +23,27 @@ _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"  # how Hive names the folder of an empt
 
 @dataclass(frozen=True, slots=True)
 class ParquetOptions:
-    """How Parquet files are written."""
+    """How Parquet files are written.
+
+    mark: In the names of a folder's files. A reader that has listed the folder of the run before
+        misses a file then, instead of mixing two runs.
+    """
 
     rows_per_group: int
     rows_per_file: int
     compression: str
-    partition_by: tuple[str, ...] = ()
+    partition_by: tuple[str, ...]
+    mark: str
 
     @classmethod
-    def of(cls, config: SinkConfig) -> "ParquetOptions":
+    def of(cls, config: SinkConfig, run: str) -> "ParquetOptions":
         """The options of a task file."""
         return cls(
-            config.rows_per_group, config.rows_per_file, config.compression, config.partition_by
+            config.rows_per_group,
+            config.rows_per_file,
+            config.compression,
+            config.partition_by,
+            sha256(run.encode()).hexdigest()[:12],
         )
 
 
@@ -149,7 +159,8 @@ class ParquetFolder:
         self._files[folder] = number + 1
         place = self._path / folder
         place.mkdir(parents=True, exist_ok=True)
-        file = ParquetFile(place / f"part-{number:05d}.parquet", self._schema, self._options)
+        name = f"part-{number:05d}-{self._options.mark}.parquet"
+        file = ParquetFile(place / name, self._schema, self._options)
         self._open[folder] = file
         return file
 

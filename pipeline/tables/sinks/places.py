@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
@@ -86,7 +87,8 @@ class ObjectPlace:
     """
 
     def __init__(self, url: str, check_replaced: Callable[[pa.NativeFile], None]) -> None:
-        self.name = url
+        self._url = url
+        self.name = shown(url)
         self._check_replaced = check_replaced
 
     def check(self) -> None:
@@ -117,8 +119,14 @@ class ObjectPlace:
             fs.copy_files(str(local), path, fs.LocalFileSystem(), store)
 
     def _store(self) -> tuple[fs.FileSystem, str]:
-        found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(self.name)
+        found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(self._url)
         return found
+
+
+def shown(url: str) -> str:
+    """The URL of an object for messages, without options and credentials."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def check_room(folder: Path) -> None:

@@ -81,9 +81,10 @@ class SqlSink:
 
     def check(self) -> None:
         """Do everything with no rows, and take it back: rights, columns, constraints."""
-        self._check_room()
         try:
             with self._engine.connect() as connection, connection.begin() as transaction:
+                if self._is_sqlite:
+                    check_room(_file_of(connection).parent)
                 target, errors = self._targets(connection)
                 self._check_mirrored(connection, target, errors)
                 staging = Staging(connection, target, self._batches.schema, f"check {self._run}")
@@ -163,16 +164,13 @@ class SqlSink:
                     "not written; leave mirror out, name another table, or set overwrite = true"
                 )
 
-    def _check_room(self) -> None:
-        if self._is_sqlite:
-            check_room(Path(self._url.database or "").resolve().parent)
-
     @contextmanager
     def _alone(self, connection: Connection) -> Iterator[None]:
         """Hold a lock on the table until the connection is closed, or the process is killed."""
         name = prefix_of(self._sql.table)
         if self._is_sqlite:
-            file = Path(self._url.database or "").resolve()
+            file = _file_of(connection)
+            connection.rollback()
             with locked(file.with_name(f".{file.name}.{name}lock")):
                 yield
             return
@@ -192,6 +190,11 @@ class SqlSink:
             f"{self.target} cannot be written: {first_line(error)}; its rows are as they were; "
             "what is staged is kept: run this again to continue"
         )
+
+
+def _file_of(connection: Connection) -> Path:
+    """The file of a SQLite database; its URL may name it in several ways."""
+    return Path(connection.exec_driver_sql("PRAGMA database_list").one()[2])
 
 
 def _both(target: Target, errors: Target | None) -> list[Target]:

@@ -50,6 +50,8 @@ def find_target(
     is_sqlite = connection.dialect.name == "sqlite"
     within, plain = _split(name, is_sqlite)
     inspector = sa.inspect(connection)
+    if plain in inspector.get_view_names(within):
+        raise SinkRefusedError(f"{name} is a view; name a table")
     if inspector.has_table(plain, within):
         found = {one["name"]: one for one in inspector.get_columns(plain, within)}
         if problems := _problems(found, schema, keys, is_sqlite):
@@ -64,8 +66,6 @@ def find_target(
             )
         columns = [sa.Column(field.name, found[field.name]["type"]) for field in schema]
         return Target(_table(plain, within, columns), tuple(keys), exists=True)
-    if plain in inspector.get_view_names(within):
-        raise SinkRefusedError(f"{name} is a view; name a table")
     if not create:
         raise SinkRefusedError(f"there is no table {name}; make it, or set create = true")
     try:

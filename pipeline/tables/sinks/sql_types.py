@@ -73,8 +73,7 @@ def accepted(found: AnyType, type_: pa.DataType, *, is_sqlite: bool, is_key: boo
     """Whether a column of an existing table can hold these values."""
     family = _family(type_)
     if family in _PLAIN or not (is_sqlite or family == "text"):
-        narrow = isinstance(found, sa.SmallInteger) and type_.bit_width > 16
-        return isinstance(found, _ACCEPTED[family]) and not narrow and _details(found, type_)
+        return isinstance(found, _ACCEPTED[family]) and _details(found, type_)
     if is_key and isinstance(found, sa.Uuid) and not is_sqlite:
         return True
     # An answer may be longer than any length that is declared.
@@ -83,12 +82,12 @@ def accepted(found: AnyType, type_: pa.DataType, *, is_sqlite: bool, is_key: boo
 
 
 def _details(found: AnyType, type_: pa.DataType) -> bool:
-    """Whether the zone of a moment, or the items of a list, are as they should be."""
+    """Whether the items of a list, the zone of a moment, the width of a number are right."""
     if isinstance(found, sa.ARRAY):
         return accepted(found.item_type, type_.value_type, is_sqlite=False, is_key=False)
     if isinstance(found, sa.DateTime):
         return bool(found.timezone) == (type_.tz is not None)
-    return True
+    return not isinstance(found, sa.SmallInteger) or type_.bit_width <= 16
 
 
 def sql_values(values: pa.Array, *, is_sqlite: bool) -> Sequence[Any]:
