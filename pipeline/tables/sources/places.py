@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -130,16 +130,20 @@ def open_place(
         raise SourceError(
             "an s3:// URL must not hold a key; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
-    options: dict[str, str] = {}
+    options = {}
     if s3 is not None and s3.endpoint is not None:
         parts = urlsplit(s3.endpoint if "//" in s3.endpoint else f"https://{s3.endpoint}")
         options |= {"endpoint_override": parts.netloc, "scheme": parts.scheme}
     if s3 is not None and s3.region is not None:
         options["region"] = s3.region
+    url = given.rstrip("/")
+    if options:
+        url += f"{'&' if '?' in url else '?'}{urlencode(options)}"
     try:
-        return pafs.S3FileSystem(**options), given.removeprefix(_S3).rstrip("/")
+        found: tuple[pafs.FileSystem, str] = pafs.FileSystem.from_uri(url)
     except (OSError, pa.ArrowException, ImportError) as error:
         raise SourceError(f"{given}: {plain(error)}") from error
+    return found
 
 
 def plain(error: Exception) -> str:
