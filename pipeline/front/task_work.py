@@ -87,13 +87,13 @@ class TaskWork:
         if not overwrite:
             check_overwrites(out, workdir)
 
-    def prepare(self, model: ModelDirectory) -> None:
+    def prepare(self, model: ModelDirectory, *, with_sink: bool = True) -> None:
         """Open the source, and check that the task fits its columns and the sink."""
         task = self._file.task
         try:
             self._source = open_source(self._file, self._environment)
             self._renderer = Renderer(task, self._source.schema, ContextFitter(task, model))
-            if self._sink is not None:
+            if with_sink and self._sink is not None:
                 self._open("").check()
         except (TaskError, SourceError) as error:
             raise UsageError(f"{self._file.path}: {error}") from error
@@ -104,7 +104,7 @@ class TaskWork:
         """Return what the task says, and the digest of its source."""
         return {"the source": self._opened()[0].digest(), **self._file.parts()}
 
-    def rows(self, most_bad_in_a_row: int) -> Iterator[NewRequest | RejectedRow]:
+    def rows(self, most_bad_in_a_row: int | None) -> Iterator[NewRequest | RejectedRow]:
         """Yield a request or a rejected row for each row of the source."""
         source, renderer = self._opened()
         try:

@@ -21,6 +21,7 @@ from tests.services import free_port
 DEMO = Path(__file__).parents[2] / "examples" / "demo_model"
 COMMANDS = [
     "run",
+    "plan",
     "worker",
     "beat",
     "flower",
@@ -40,6 +41,7 @@ COMMANDS = [
     "tenants",
     "shares",
     "openapi",
+    "task",
 ]
 
 

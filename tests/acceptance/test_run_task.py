@@ -109,9 +109,7 @@ def test_json_lines_in_and_out_without_a_sink(tiny_model: Path, tmp_path: Path) 
     (line,) = read_lines(tmp_path / "out.jsonl")
     assert line["custom_id"] == "a"
     assert len(line["response"]["body"]["results"]) == 2
-    told = [
-        line["response"]["body"]["error"] for line in read_lines(tmp_path / "out.errors.jsonl")
-    ]
+    told = [line["response"]["body"]["error"] for line in read_lines(tmp_path / "out.errors.jsonl")]
     assert [one["line"] for one in told] == [2, 3]
     assert "broken JSON" in told[1]["message"]
 

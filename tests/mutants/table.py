@@ -32,8 +32,9 @@ LEFT_OUT = {
     "pipeline/__init__.py",
     *(
         f"pipeline/{room}/__init__.py"
-        for room in ("embedded", "files", "front", "planning", "queue", "tables", "tables/sinks")
+        for room in ("embedded", "files", "front", "planning", "queue", "tables")
     ),
+    *(f"pipeline/{room}/__init__.py" for room in ("tables/sinks", "tables/sources", "tasks")),
 }
 
 
@@ -55,6 +56,7 @@ def _acceptance(*names: str) -> list[str]:
 
 _PROTOCOL = _store("leases", "suspects", "stopping", "races", "protocol")
 _FAIR = _integration("fair_shares", "fair_planning")
+_TASKS = _unit("tasks_file", "tasks_rendering")
 _FILE_SINKS = _unit("tables_file_sinks", "tables_file_places")
 _SQL_SINK = _integration("tables_sql_sink", "tables_sql_checks", "tables_killed")
 _RUN = _acceptance("run_fake", "bad_input", "bad_requests")
@@ -196,6 +198,49 @@ TESTS: dict[str, list[str]] = {
     "pipeline/queue/live_lane.py": [*_unit("pipeline_taking"), *_acceptance("single_calls")],
     "pipeline/queue/message_fields.py": _unit("pipeline_message_shape"),
     "pipeline/queue/message_shape.py": _unit("pipeline_message_shape"),
+    **dict.fromkeys(
+        (
+            "pipeline/tables/sources/csv_files.py",
+            "pipeline/tables/sources/json_lines.py",
+            "pipeline/tables/sources/parquet.py",
+            "pipeline/tables/sources/piece.py",
+            "pipeline/tables/sources/values.py",
+        ),
+        _unit("tables_sources"),
+    ),
+    **dict.fromkeys(
+        (
+            "pipeline/tables/sources/database_urls.py",
+            "pipeline/tables/sources/databases.py",
+            "pipeline/tables/sources/postgres.py",
+            "pipeline/tables/sources/sql.py",
+            "pipeline/tables/sources/sqlite.py",
+        ),
+        _integration("tables_sql_source"),
+    ),
+    "pipeline/tables/sources/places.py": [
+        *_unit("tables_sources"),
+        *_integration("tables_s3_source"),
+    ],
+    "pipeline/tasks/errors.py": _TASKS,
+    "pipeline/tasks/fields.py": _TASKS,
+    "pipeline/tasks/task_file.py": _TASKS,
+    **dict.fromkeys(
+        (
+            "pipeline/tasks/checking.py",
+            "pipeline/tasks/fitting.py",
+            "pipeline/tasks/opening.py",
+            "pipeline/tasks/preparing.py",
+            "pipeline/tasks/rendering.py",
+            "pipeline/tasks/requests.py",
+            "pipeline/tasks/templates.py",
+        ),
+        _unit("tasks_rendering"),
+    ),
+    "pipeline/tasks/sinks.py": [*_unit("tasks_sinks"), *_acceptance("run_task")],
+    "pipeline/front/task_work.py": _acceptance("run_task"),
+    "pipeline/front/task_plan.py": _acceptance("plan_task"),
+    "pipeline/front/cli/tasks.py": [*_acceptance("cli", "plan_task"), *_acceptance("run_task")],
     "pipeline/tables/databases.py": _SQL_SINK,
     "pipeline/tables/keys.py": [*_unit("tables_keys"), *_FILE_SINKS],
     "pipeline/tables/repeats.py": _unit("tables_repeats"),

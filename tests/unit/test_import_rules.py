@@ -38,6 +38,7 @@ QUEUE = RECORDS | {
 }
 FILES = RECORDS | {"jobs.lines", "jobs.store", "pipeline.files"}
 EMBEDDED = QUEUE | FILES | {"checkpoints", "pipeline.embedded"}
+TASKS = RECORDS | {"checkpoints", "jobs.lines", "pipeline.tables", "pipeline.tasks"}
 RULES: list[tuple[str, set[str]]] = [
     ("jobs/lines/", RECORDS | {"jobs.lines"}),
     ("jobs/store/", RECORDS | {"jobs.store"}),
@@ -67,8 +68,12 @@ RULES: list[tuple[str, set[str]]] = [
     ("pipeline/planning/", QUEUE | {"checkpoints", "jobs.lines", "pipeline.planning"}),
     ("pipeline/files/", FILES),
     ("pipeline/tables/", RECORDS | {"jobs.lines", "pipeline.tables"}),
+    ("pipeline/tasks/", TASKS),
     ("pipeline/embedded/", EMBEDDED),
-    ("pipeline/front/", EMBEDDED | {"jobs.api", "pipeline.planning", "pipeline.front"}),
+    (
+        "pipeline/front/",
+        EMBEDDED | TASKS | {"jobs.api", "pipeline.planning", "pipeline.front"},
+    ),
     (
         "pipeline/",
         {"pipeline.api_settings", "pipeline.model_settings", "pipeline.variables"},

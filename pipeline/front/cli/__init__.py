@@ -15,7 +15,7 @@ from nightjar.pipeline.front.cli.models import models
 from nightjar.pipeline.front.cli.openapi import openapi
 from nightjar.pipeline.front.cli.processes import api, beat, flower, health, worker
 from nightjar.pipeline.front.cli.run import run
-from nightjar.pipeline.front.cli.tasks import task
+from nightjar.pipeline.front.cli.tasks import plan, task
 from nightjar.pipeline.queue.commands import forget_celery_variables
 
 app = typer.Typer(
@@ -26,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
 )
 for command in (
-    *(run, worker, beat, flower, api, health),
+    *(run, plan, worker, beat, flower, api, health),
     *(submit, status, results, cancel, pause, resume, retry, models),
     *(vectors, migrate, shares, openapi),
 ):

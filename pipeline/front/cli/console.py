@@ -28,6 +28,10 @@ Device = Annotated[
     str | None,
     typer.Option(help="cpu, cuda or cuda:<number> (default: NIGHTJAR_DEVICE, else cpu)."),
 ]
+PromptVectors = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=FILE", help="Prompt vectors that requests may name."),
+]
 Shards = Annotated[
     int | None,
     typer.Option(min=1, help="Processes that the model is split over (default: one per device)."),
@@ -50,6 +54,17 @@ def fail(message: str, code: int) -> NoReturn:
     """Print the reason, and end the command with this status."""
     say(message)
     raise typer.Exit(code)
+
+
+def named_files(values: list[str]) -> dict[str, Path]:
+    """Read NAME=FILE options."""
+    vectors = {}
+    for value in values:
+        name, equals, path = value.partition("=")
+        if not (name and equals and path):
+            fail(f"--prompt-vector {value!r}: write NAME=FILE.safetensors", EXIT_USAGE)
+        vectors[name] = Path(path)
+    return vectors
 
 
 def is_task_file(path: Path) -> bool:

@@ -17,10 +17,12 @@ from nightjar.pipeline.front.cli.console import (
     Device,
     Devices,
     Input,
+    PromptVectors,
     Shards,
     errors,
     fail,
     is_task_file,
+    named_files,
     require_one_device_option,
 )
 
@@ -45,10 +47,6 @@ WorkDirectory = Annotated[
     typer.Option(
         metavar="DIR", help="State of the run (default: OUT.jsonl.work or TASK.toml.work)."
     ),
-]
-PromptVectors = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=FILE", help="Prompt vectors that requests may name."),
 ]
 Retry = Annotated[
     bool,
@@ -96,7 +94,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     require_one_device_option(device, devices)
     if device is not None:
         os.environ["NIGHTJAR_DEVICE"] = device
-    vectors = _named_files(prompt_vector or [])
+    vectors = named_files(prompt_vector or [])
     work, model, vectors = _work(source, model, out, vectors)
     arguments = RunArguments(
         work=work,
@@ -125,24 +123,13 @@ def _work(
             missing = "--model DIR" if model is None else "--out OUT.jsonl"
             fail(f"give {missing}: a file of batch lines does not name it", EXIT_USAGE)
         return LineFiles(source, out), model, vectors
-    from nightjar.pipeline.front.cli.tasks import open_task, task_model
+    from nightjar.pipeline.front.cli.tasks import open_task, task_model, task_vectors
 
     file = open_task(source)
     from nightjar.pipeline.front.task_work import TaskWork
 
-    of_task = {name: file.folder / path for name, path in file.task.prompt_vectors.items()}
-    return TaskWork(file, out, os.environ), task_model(file, model), of_task | vectors
-
-
-def _named_files(values: list[str]) -> dict[str, Path]:
-    """Read NAME=FILE options."""
-    vectors = {}
-    for value in values:
-        name, equals, path = value.partition("=")
-        if not (name and equals and path):
-            fail(f"--prompt-vector {value!r}: write NAME=FILE.safetensors", EXIT_USAGE)
-        vectors[name] = Path(path)
-    return vectors
+    of_both = task_vectors(file) | vectors
+    return TaskWork(file, out, os.environ), task_model(file, model), of_both
 
 
 def _compute(arguments: "RunArguments") -> "RunSummary":
