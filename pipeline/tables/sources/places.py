@@ -130,7 +130,7 @@ def open_place(
         raise SourceError(
             "an s3:// URL must not hold a key; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
-    options = {}
+    options: dict[str, str] = {}
     if s3 is not None and s3.endpoint is not None:
         parts = urlsplit(s3.endpoint if "//" in s3.endpoint else f"https://{s3.endpoint}")
         options |= {"endpoint_override": parts.netloc, "scheme": parts.scheme}

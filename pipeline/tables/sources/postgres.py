@@ -54,16 +54,16 @@ class Postgres:
     def reading(self, query: str, timeout_s: int, values: Sequence[Any] = ()) -> Iterator["_Fetch"]:
         """Run a query within a time."""
         connection = self._connect(timeout_s)
+        cursor = connection.cursor(_CURSOR)
         try:
-            with connection.cursor(_CURSOR) as cursor:
-                # Without values psycopg leaves a percent sign as it is.
-                cursor.execute(_plain(query).encode(), values or None)
-                yield _Fetch(cursor)
+            # Without values psycopg leaves a percent sign as it is.
+            cursor.execute(_plain(query).encode(), values or None)
+            yield _Fetch(cursor)
         except psycopg.Error as error:
             raise _translated(connection, error, timeout_s) from None
         finally:
-            with suppress(psycopg.Error):
-                connection.close()
+            connection.close()  # first: the server may be gone, and has nothing to be told
+            cursor.close()
 
     def ordered(self, query: str, key: Sequence[str], after: Row | None) -> tuple[str, list[Any]]:
         """Return the query in the order of its key, nulls last, from this key on."""
