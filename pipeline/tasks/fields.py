@@ -48,7 +48,11 @@ class CsvFiles(Fields):
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = Field(
         ",", description="What stands between two values."
     )
-    types: dict[Text, ColumnType] = Field({}, description="Types of columns that are not texts.")
+    types: dict[Text, ColumnType] = Field(
+        {},
+        description="Types of columns that are not texts: `bool`, `int64`, `float64`, `date` or "
+        "`timestamp`.",
+    )
 
 
 class SqlQuery(Fields):
@@ -105,7 +109,9 @@ class Crop(Fields):
     """Shortens the text of a column, or each text of a list."""
 
     column: Text = Field(description="The column whose texts are shortened.")
-    keep: Literal["start", "end"] = Field("start", description="Which end of the text stays.")
+    keep: Literal["start", "end"] = Field(
+        "start", description="Which end of the text stays: `start` or `end`."
+    )
     tokens: Annotated[int, Field(ge=1)] | Literal["context"] | None = Field(
         None,
         description="The most tokens of the model that stay. `context`: as many as the model's "
@@ -127,7 +133,9 @@ class _Request(Fields):
         {}, description="Values for nulls, by column."
     )
     clean: dict[Text, list[Clean]] = Field(
-        {}, description="Steps that clean the texts of a column, in order."
+        {},
+        description="Steps that clean the texts of a column, in order: `strip`, `collapse`, `nfc` "
+        "and `nfkc`.",
     )
     crop: Annotated[list[Crop], BeforeValidator(_as_list)] = Field(
         [], description="Columns that are shortened, one or several."
@@ -202,28 +210,28 @@ class _Task(Fields):
 class GenerateTask(_Task):
     """Continues a prompt for each row."""
 
-    kind: Literal["generate"] = Field(description="What is asked for.")
+    kind: Literal["generate"] = Field(description="`generate`, `chat`, `rank` or `score`.")
     request: GenerateFields = Field(description="How a row becomes a request.")
 
 
 class ChatTask(_Task):
     """Answers messages for each row."""
 
-    kind: Literal["chat"] = Field(description="What is asked for.")
+    kind: Literal["chat"] = Field(description="`generate`, `chat`, `rank` or `score`.")
     request: ChatFields = Field(description="How a row becomes a request.")
 
 
 class RankTask(_Task):
     """Ranks the documents of each row."""
 
-    kind: Literal["rank"] = Field(description="What is asked for.")
+    kind: Literal["rank"] = Field(description="`generate`, `chat`, `rank` or `score`.")
     request: RankFields = Field(description="How a row becomes a request.")
 
 
 class ScoreTask(_Task):
     """Scores one text for each row."""
 
-    kind: Literal["score"] = Field(description="What is asked for.")
+    kind: Literal["score"] = Field(description="`generate`, `chat`, `rank` or `score`.")
     request: ScoreFields = Field(description="How a row becomes a request.")
 
 

@@ -1,6 +1,8 @@
 """Task files: what is read, and messages that name the file, the field and the mend."""
 
+import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +10,15 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic.fields import FieldInfo
 
+from nightjar.pipeline.tasks import fields
 from nightjar.pipeline.tasks.errors import TaskError
 from nightjar.pipeline.tasks.fields import RankTask
 from nightjar.pipeline.tasks.task_file import check_task, json_schema, read_task
 from tests.tasks import PROMPT, write_task
+
+ROOT = Path(__file__).resolve().parents[2]
 
 RANK: dict[str, Any] = {
     "kind": "rank",
@@ -127,3 +133,30 @@ def test_batch_lines_need_no_package_of_tables() -> None:
         "sys.exit(any(name in sys.modules for name in ('pyarrow', 'yaml')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_reference_lists_each_field_with_its_default() -> None:
+    """Of the sink, the page of sinks does."""
+    text = (ROOT / "docs" / "reference" / "task-file.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `(\w+)` \| ([^|]*) \| ([^|]+) \|$", text, re.MULTILINE))
+    models = [
+        model
+        for _, model in inspect.getmembers(fields, inspect.isclass)
+        if issubclass(model, fields.Fields) and not model.__name__.startswith("_")
+    ]
+    expected = {
+        (name, default_words(field), str(field.description))
+        for model in models
+        for name, field in model.model_fields.items()
+    }
+    assert listed == expected
+    assert len(expected) > 35
+
+
+def default_words(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if field.default in (None, {}, []):
+        return ""
+    said = json.dumps(field.default)
+    return f"`{said}`"

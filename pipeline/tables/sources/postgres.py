@@ -1,7 +1,7 @@
 """Reads a query of PostgreSQL through a cursor on the server. Imports psycopg, an extra."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
