@@ -46,6 +46,7 @@ class TaskWork:
         self._lines = None if out is None else LineOutput(out)
         self._source: Source | None = None
         self._renderer: Renderer | None = None
+        self._left_out = 0  # failures that the table has no place for
         sink = file.task.sink
         self._sink = None if sink is None else placed_sink(sink, file.folder, environment)
 
@@ -59,9 +60,11 @@ class TaskWork:
         """Where the failures are."""
         if self._lines is not None:
             return self._lines.failures
-        if self._sink is None or self._sink.config.keeps_errors:
-            return self.results
-        return self._sink.config.errors
+        separate = self._sink is not None and not self._sink.config.keeps_errors
+        place = self._sink.config.errors if self._sink is not None and separate else self.results
+        if self._left_out:
+            return f"{place}, without {self._left_out} rows that have no key of their own"
+        return place
 
     @property
     def is_fixed(self) -> bool:
@@ -126,7 +129,7 @@ class TaskWork:
             precisions = set()
             try:
                 results = noting_precisions(store.results.iterate(job.id), precisions)
-                self._open(_results_of(job)).write(results)
+                self._left_out = self._open(_results_of(job)).write(results).left_out
             except SinkError as error:
                 raise RunError(
                     f"{error}; the results are kept in {workdir}: run the same command again to "

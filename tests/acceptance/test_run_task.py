@@ -53,6 +53,7 @@ def test_a_table_of_answers_follows_the_table_of_rows(tiny_model: Path, tmp_path
     assert first[2]["text"]
     assert f"results: {tmp_path / 'answers.parquet'}" in done.stderr.replace("\n", "")
     assert "2 succeeded, 2 failed" in done.stderr
+    assert "without 1 rows that have no key of their own" in done.stderr
 
     again = nightjar("run", task)
     assert "already finished" in again.stderr
