@@ -50,9 +50,7 @@ def make_users(products: Sequence[Product], night: int) -> list[dict[str, Any]]:
     lasting = [one for one in products if one[0] not in CHANGING]
     for number in range(USERS + night - 1):
         draw = random.Random(number)
-        chosen = draw.sample(
-            [one for one in products if one[0] not in ("P000", "P031")], CANDIDATES
-        )
+        chosen = draw.sample(lasting, CANDIDATES)
         users.append(
             {
                 "user": f"user-{number:04}",

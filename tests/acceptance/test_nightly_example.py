@@ -67,4 +67,5 @@ def test_two_nights(folder: Path) -> None:
     assert rows(folder, "SELECT count(*) FROM descriptions") == [(31,)]
     assert rows(folder, "SELECT count(*) FROM descriptions WHERE sku = 'P031'") == [(0,)]
     assert "30 answers were shared" in said[2]  # one product has a new name, one is gone
-    assert "200 answers were shared" in said[3]  # one user is new
+    # One user is new, and other users' rankings have scored each of his candidates.
+    assert "201 answers were shared" in said[3]

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
+from nightjar.jobs.store import Store
 from nightjar.pipeline.tables.keys import Keys
 from nightjar.pipeline.tables.sinks.sink import SinkRefusedError
 from tests.tables import ended, generated, sink
@@ -57,6 +58,17 @@ def test_a_table_without_the_key_is_refused(db: Db) -> None:
         db.sink().check()
     db.run('CREATE UNIQUE INDEX one_each ON answers ("user")')
     ended(db.sink(), generated(0, "a", "x"))
+
+
+def test_nightjars_own_tables_are_no_sinks(database_url: str) -> None:
+    opened = Store(database_url)
+    opened.migrate()
+    opened.close()
+    db = Db(database_url)
+    for table in ("job", "request", "result"):
+        with pytest.raises(SinkRefusedError, match="does not fit"):
+            db.sink(table=table).check()
+    db.engine.dispose()
 
 
 def test_checking_leaves_nothing(db: Db) -> None:
