@@ -22,7 +22,13 @@ from nightjar.pipeline.tasks.errors import TaskError
 from nightjar.pipeline.tasks.fitting import ContextFitter
 from nightjar.pipeline.tasks.opening import open_source
 from nightjar.pipeline.tasks.rendering import Renderer
-from nightjar.pipeline.tasks.sinks import answers_of, is_there, placed_sink
+from nightjar.pipeline.tasks.sinks import (
+    answers_of,
+    check_apart,
+    is_there,
+    local_outs,
+    placed_sink,
+)
 from nightjar.pipeline.tasks.task_file import TaskFile
 
 
@@ -75,6 +81,7 @@ class TaskWork:
         """Check where the answers go, as far as that is known without the source."""
         if self._sink is not None and self._lines is not None:
             raise UsageError(f"{self.name} has a [sink]; leave --out out, or remove the table")
+        self._check_apart()
         if self._sink is not None:
             if overwrite:
                 self._sink = self._sink.overwriting()
@@ -89,6 +96,16 @@ class TaskWork:
             raise UsageError(f"--out {out}: name a file in a directory that is there")
         if not overwrite:
             check_overwrites(out, workdir)
+
+    def _check_apart(self) -> None:
+        """Refuse answers in the place of the rows."""
+        outs = [] if self._sink is None else local_outs(self._sink.config)
+        if self._lines is not None:
+            outs += [self._lines.results, self._lines.failures]
+        try:
+            check_apart(self._file.task, self._file.folder, outs)
+        except TaskError as error:
+            raise UsageError(f"{self.name}: {error}") from error
 
     def prepare(self, model: ModelDirectory, *, with_sink: bool = True) -> None:
         """Open the source, and check that the task fits its columns and the sink."""

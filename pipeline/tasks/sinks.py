@@ -1,6 +1,6 @@
 """The sink of a task: its places, which are relative to the task file, and its kind of answers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from sqlalchemy.exc import ArgumentError
 
 from nightjar.pipeline.tables.sinks.columns import Answers
 from nightjar.pipeline.tables.sinks.config import OBJECT_STORES, SAME, SinkConfig
+from nightjar.pipeline.tasks.errors import TaskError
 from nightjar.pipeline.tasks.fields import Task
 
 _FROM_ENVIRONMENT = "env:"
@@ -50,6 +51,36 @@ def placed_sink(config: SinkConfig, folder: Path, environment: Mapping[str, str]
     return PlacedSink(config.model_copy(update={"sql": sql}), environment)
 
 
+def check_apart(task: Task, folder: Path, outs: Iterable[str]) -> None:
+    """Refuse answers that would replace the rows, or be read as rows by the next run.
+
+    Raises:
+        TaskError: A file of answers is the source, or in its folder.
+    """
+    given = task.source
+    source = given.jsonl or given.parquet or (given.csv.path if given.csv is not None else None)
+    if source is None or source.startswith(OBJECT_STORES):
+        return
+    rows = (folder / Path(source).expanduser()).resolve()
+    for out in outs:
+        answers = Path(out).resolve()
+        if answers == rows:
+            raise TaskError(f"the answers would replace the source {source}; name another place")
+        if answers.is_relative_to(rows):
+            raise TaskError(
+                f"the answers would be in the folder of the source, {source}, and the next run "
+                "would read them; name another place"
+            )
+
+
+def local_outs(config: SinkConfig) -> list[str]:
+    """Return the files and folders of this machine that a sink writes."""
+    paths = [config.jsonl or config.parquet]
+    if config.sql is None and config.errors != SAME:
+        paths.append(config.errors)
+    return [path for path in paths if path is not None and not path.startswith(OBJECT_STORES)]
+
+
 def answers_of(task: Task) -> Answers:
     """Return what decides about the columns of a task's answers."""
     asked = task.parameters.get("n", 1)
@@ -58,11 +89,7 @@ def answers_of(task: Task) -> Answers:
 
 def is_there(config: SinkConfig) -> bool:
     """Whether local files of the sink are there; of other sinks this is taken for granted."""
-    paths = [config.jsonl or config.parquet]
-    if config.sql is None and config.errors != SAME:
-        paths.append(config.errors)
-    local = [path for path in paths if path is not None and not path.startswith(OBJECT_STORES)]
-    return all(Path(path).exists() for path in local)
+    return all(Path(path).exists() for path in local_outs(config))
 
 
 def _placed(path: str, folder: Path) -> str:

@@ -81,6 +81,20 @@ def test_types_are_those_of_the_first_file(tmp_path: Path) -> None:
         read(parquet(tmp_path), "text")
 
 
+def test_types_of_other_writers_are_read_as_plain_ones(tmp_path: Path) -> None:
+    item = pa.struct({"title": pa.large_string()})
+    columns = {
+        "id": pa.array(["a"], pa.string_view()),
+        "text": pa.array(["b"], pa.large_string()),
+        "items": pa.array([[{"title": "c"}]], pa.large_list(item)),
+    }
+    write_rows(tmp_path, columns)
+    source = parquet(tmp_path, "rows.parquet")
+    plain = pa.list_(pa.struct({"title": pa.string()}))
+    assert source.schema == pa.schema({"id": pa.string(), "text": pa.string(), "items": plain})
+    assert read(source, "items", "id")[0] == [{"items": [{"title": "c"}], "id": "a"}]
+
+
 def test_a_file_that_is_cut_off_or_damaged(tmp_path: Path) -> None:
     whole = write_rows(tmp_path, {"id": list(range(1000))}).read_bytes()
     (tmp_path / "rows.parquet").write_bytes(whole[: len(whole) // 2])

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from nightjar.pipeline.tables.sinks.config import SinkConfig
+from nightjar.pipeline.tasks.errors import TaskError
 from nightjar.pipeline.tasks.fields import Task
-from nightjar.pipeline.tasks.sinks import answers_of, is_there, placed_sink
+from nightjar.pipeline.tasks.sinks import answers_of, check_apart, is_there, placed_sink
 from nightjar.pipeline.tasks.task_file import check_task
 
 FOLDER = Path("/jobs/nightly")
@@ -60,6 +61,19 @@ def test_a_row_has_many_answers_where_n_says_so() -> None:
     assert answers_of(task("generate", n={"column": "n"})).many
     assert answers_of(task("score")).kind == "score"
     assert not answers_of(task("score")).many
+
+
+def test_answers_are_apart_from_the_rows(tmp_path: Path) -> None:
+    file, folder = task("generate"), "reviews/"
+    in_folder = file.model_copy(
+        update={"source": file.source.model_copy(update={"csv": None, "parquet": folder})}
+    )
+    check_apart(file, tmp_path, [str(tmp_path / "y.csv")])
+    check_apart(in_folder, tmp_path, [str(tmp_path / "answers"), str(tmp_path / "reviews2")])
+    with pytest.raises(TaskError, match="would replace the source x"):
+        check_apart(file, tmp_path, [str(tmp_path / "." / "x.csv")])
+    with pytest.raises(TaskError, match="in the folder of the source, reviews/"):
+        check_apart(in_folder, tmp_path, [str(tmp_path / "reviews" / "answers.parquet")])
 
 
 def test_whether_the_files_are_there(tmp_path: Path) -> None:

@@ -153,11 +153,13 @@ def _rows_at_once(metadata: pq.FileMetaData) -> int:
 
 
 def _plain_type(found: pa.DataType) -> pa.DataType:
-    """Return the type without dictionary encoding and without 64-bit offsets."""
+    """Return the type without dictionary encoding, 64-bit offsets and views, at any depth."""
     if pa.types.is_dictionary(found):
         return _plain_type(found.value_type)
-    if pa.types.is_large_string(found):
+    if pa.types.is_large_string(found) or pa.types.is_string_view(found):
         return pa.string()
     if pa.types.is_large_list(found) or pa.types.is_list(found):
         return pa.list_(_plain_type(found.value_type))
+    if pa.types.is_struct(found):
+        return pa.struct([(one.name, _plain_type(one.type)) for one in found])
     return found
