@@ -193,6 +193,7 @@ def _ranked(
     ]
     # Equal scores keep the order of the request's documents.
     results.sort(key=lambda result: (result["mean_nll"], result["index"]))
+    kept = results[: request.body["top_n"]]
     prompt = len(request.segments[0]) + sum(answer.token_counts)
     body = {
         "id": f"rerank-{request.id}",
@@ -200,13 +201,15 @@ def _ranked(
         "created": int(time.time()),
         "model": by.model,
         "precision": by.precision,
-        "results": results[: request.body["top_n"]],
+        "results": kept,
         "usage": {"prompt_tokens": prompt, "completion_tokens": 0, "total_tokens": prompt},
     }
     if answer.recomputed_in is not None:
         body["recomputed_in"] = answer.recomputed_in
     if reused_documents:
         body["reused_documents"] = reused_documents
+    if len(kept) < len(answer.mean_nll):
+        body["document_count"] = len(answer.mean_nll)
     return NewResult(request_id=request.id, status_code=200, body=body, prompt_tokens=prompt)
 
 

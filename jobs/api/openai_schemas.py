@@ -174,6 +174,7 @@ class Ranking(CallAnswer):
     results: list[RankedDocument]
     meta: JsonObject
     reused_documents: NotRequired[int]
+    document_count: NotRequired[int]
 
 
 class ModelPayload(TypedDict):

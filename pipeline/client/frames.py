@@ -94,5 +94,5 @@ def _module(package: str) -> Any:  # noqa: ANN401 - a module
         return import_module(package)
     except ImportError as error:
         raise ClientError(
-            f"frames need {package}: pip install 'nightjar-batch[frames]' {package}"
+            f"frames need {package}: pip install 'nightjar-batch[tables]' {package}"
         ) from error

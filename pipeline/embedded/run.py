@@ -1,4 +1,4 @@
-"""`nightjar run`: computes one file on this machine; the same command resumes it."""
+"""`nightjar run`: computes a file or a task on this machine; the same command resumes it."""
 
 import hashlib
 import shutil
@@ -15,30 +15,23 @@ from nightjar.jobs.errors import EmptyJobError, JobError, StoreError
 from nightjar.jobs.lines.batch_lines import output_line
 from nightjar.jobs.records import Job, NewJob
 from nightjar.jobs.store import Store
-from nightjar.pipeline.embedded.outputs import RunError, write_outputs
 from nightjar.pipeline.embedded.patience import Patience
 from nightjar.pipeline.embedded.processes import ServiceError
 from nightjar.pipeline.embedded.summary import Listener, RunSummary
 from nightjar.pipeline.embedded.system import DRAIN_S, EmbeddedSystem
+from nightjar.pipeline.embedded.work import RunError, Work
 from nightjar.pipeline.embedded.workdir import (
     UsageError,
-    check_overwrites,
-    check_paths,
-    default_workdir,
-    file_digest,
+    database_path,
+    forget_state,
     locked_workdir,
     note_asked,
-    output_paths,
+    note_speed,
+    noted_asked,
     sqlite_url,
-    was_written,
     what_changed,
 )
-from nightjar.pipeline.files.formats import (
-    UnusableInputError,
-    check_format,
-    failure_text,
-    read_batch_lines,
-)
+from nightjar.pipeline.files.formats import failure_text
 from nightjar.pipeline.files.vectors import VectorsError, register_vectors
 from nightjar.pipeline.settings import Settings, SettingsError
 
@@ -50,9 +43,8 @@ _FREE_BYTES = 32 << 20
 class RunArguments:
     """The arguments of `nightjar run`."""
 
-    source: Path
+    work: Work
     model: Path
-    out: Path
     dtype: str = "auto"
     workdir: Path | None = None
     prompt_vectors: Mapping[str, Path] = field(default_factory=dict)
@@ -65,35 +57,30 @@ class RunArguments:
 
 
 def run(arguments: RunArguments, listener: Listener) -> RunSummary:
-    """Compute every request of the file and write the results.
+    """Compute every request of the input and write the results.
 
     Raises:
         UsageError: The arguments cannot be used; nothing was done.
         RunError: The run cannot continue; the same command resumes it.
     """
-    workdir = arguments.workdir or default_workdir(arguments.out)
+    work = arguments.work
+    workdir = arguments.workdir or work.workdir
+    work.check(workdir, overwrite=arguments.overwrite)
     try:
-        check_paths(arguments.source, arguments.out, workdir)
-        if not arguments.overwrite:
-            check_overwrites(arguments.out, workdir)
-        check_format(arguments.source)
         model = ModelDirectory.open(arguments.model)
     except CheckpointError as error:
         raise UsageError(f"--model {arguments.model}: {error}") from error
-    except UnusableInputError as error:
-        raise UsageError(f"the input {arguments.source} {error}") from error
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
+    work.prepare(model)
     started = time.monotonic()
     with locked_workdir(workdir):
         try:
             return _Run(arguments, model, workdir, listener).execute(started)
         except (SettingsError, ShardError) as error:
             raise UsageError(str(error)) from error
-        except UnusableInputError as error:
-            raise UsageError(f"the input {arguments.source} {error}") from error
         except EmptyJobError as error:
-            raise UsageError(f"the input {arguments.source} has no lines") from error
+            raise UsageError(f"{work.name} has no {work.units}") from error
         except (ServiceError, JobError) as error:
             raise RunError(f"{error}; the work directory is {workdir}") from error
         except OSError as error:
@@ -111,13 +98,14 @@ class _Run:
         listener: Listener,
     ) -> None:
         self._arguments = arguments
+        self._work = arguments.work
         self._model = model
         self._workdir = workdir
         self._listener = listener
         placed = {"shards": arguments.shards, "devices": arguments.devices}
         placed["accept_any_model"] = arguments.accept_any_model or None
         self._settings = Settings.read(
-            database_url=SecretStr(sqlite_url(workdir.resolve() / "nightjar.db")),
+            database_url=SecretStr(sqlite_url(database_path(workdir))),
             model=model.path.resolve(),
             model_name=model.name,
             models="",  # a run has one model, whatever a deployment has
@@ -133,11 +121,13 @@ class _Run:
         try:
             self._store.migrate()
             self._prepare_cache()
+            if self._is_followed():
+                self._forget_finished()
             job, resumed = self._submit_or_resume()
             if self._arguments.retry and self._store.retries.retry(job.id):
                 job = self._store.jobs.get(job.id)
             before = job.ended
-            was_finished = job.is_over and was_written(self._workdir, self._arguments.out)
+            was_finished = job.is_over and self._work.was_written(self._workdir, job)
             self._listener.submitted(job, resumed=resumed)
             earlier = self._store.heartbeats.compute_seconds()  # of the runs that this one resumes
             if not job.is_over:
@@ -145,19 +135,21 @@ class _Run:
             spent = self._store.heartbeats.compute_seconds() - earlier
             precisions: set[str] = set()
             if not was_finished:
-                out, overwrite = self._arguments.out, self._arguments.overwrite
-                precisions = write_outputs(self._store, job.id, out, self._workdir, overwrite)
+                overwrite = self._arguments.overwrite
+                precisions = self._work.write(self._store, job, self._workdir, overwrite=overwrite)
             failed = next(self._store.results.iterate(job.id, outcome="failed"), None)
         finally:
             self._store.close()
-        out, errors = output_paths(self._arguments.out)
+        seconds = time.monotonic() - started
+        if job.ended > before:
+            note_speed(self._workdir, job, job.ended - before, seconds - spent.load_s)
         return RunSummary(
             job=job,
-            out=out,
-            errors=errors,
+            out=self._work.results,
+            errors=self._work.failures,
             was_finished=was_finished,
             resumed=before if resumed else 0,
-            seconds=time.monotonic() - started,
+            seconds=seconds,
             engine_s=spent.engine_s,
             load_s=spent.load_s,
             first_failure=None if failed is None else failure_text(output_line(failed)),
@@ -178,13 +170,7 @@ class _Run:
 
     def _submit_or_resume(self) -> tuple[Job, bool]:
         """Return the job of these arguments, and whether an earlier run had submitted it."""
-        asked = {
-            "the input": file_digest(self._arguments.source),
-            "the model": self._model.fingerprint,
-            "--dtype": self._arguments.dtype,
-            "the prompt vectors": "\n".join(self._register_vectors()),
-            "--accept-any-model": "yes" if self._settings.accept_any_model else "",
-        }
+        asked = self._asked()
         # Empty values are left out, so that an older version without them has the same key.
         parts = [value for value in asked.values() if value]
         key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -201,10 +187,36 @@ class _Run:
                 )
             if not known:
                 note_asked(self._workdir, asked)
-                with self._arguments.source.open("rb") as stream:
-                    most_bad = self._settings.bad_lines_in_a_row
-                    submission.add(read_batch_lines(stream, most_bad))
+                submission.add(self._work.rows(self._settings.bad_lines_in_a_row))
         return self._store.jobs.get(submission.job_id), submission.existing
+
+    def _asked(self) -> dict[str, str]:
+        """Return what decides about the answers, by names that the user knows."""
+        return {
+            **self._work.identity(),
+            "the model": self._model.fingerprint,
+            "--dtype": self._arguments.dtype,
+            "the prompt vectors": "\n".join(self._register_vectors()),
+            "--accept-any-model": "yes" if self._settings.accept_any_model else "",
+        }
+
+    def _is_followed(self) -> bool:
+        """Whether the earlier run of this directory is over, and this one computes anew."""
+        if not self._work.starts_anew or self._arguments.retry:
+            return False
+        newest = next(iter(self._store.jobs.newest(limit=1, after=None)), None)
+        if newest is None or not newest.is_over:
+            return False
+        if not self._work.was_written(self._workdir, newest):
+            return False
+        return not self._work.is_fixed or noted_asked(self._workdir) != self._asked()
+
+    def _forget_finished(self) -> None:
+        """Begin with an empty store: the answers of the earlier run are where they belong."""
+        self._store.close()
+        forget_state(self._workdir)
+        self._store = Store(self._settings.database_url.get_secret_value())
+        self._store.migrate()
 
     def _register_vectors(self) -> list[str]:
         registered = []

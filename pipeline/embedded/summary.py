@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from nightjar.jobs.records import Job
 
@@ -12,8 +11,8 @@ class RunSummary:
     """How a run ended."""
 
     job: Job
-    out: Path
-    errors: Path
+    out: str  # where the answers are
+    errors: str  # where the failures are
     was_finished: bool  # an earlier run had computed everything
     resumed: int  # requests that had an outcome before this run
     seconds: float

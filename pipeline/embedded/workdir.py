@@ -6,13 +6,19 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sqlalchemy import URL
 
+from nightjar.jobs.records import Job
+
 _CHUNK_BYTES = 1 << 20
 _WRITTEN = "written.json"
 _ASKED = "asked.json"
+_SPEED = "speed.json"
+_DELIVERED = "delivered.txt"
+_DATABASE = "nightjar.db"
 _MANY = "the prompt vectors"
 _IN_WRITING = (-1, -1)  # in the place of size and time
 
@@ -121,6 +127,68 @@ def check_overwrites(out: Path, workdir: Path) -> None:
 def note_asked(workdir: Path, asked: Mapping[str, str]) -> None:
     """Note what the run of this directory computes, by the names that the user knows."""
     (workdir / _ASKED).write_text(json.dumps(asked), encoding="utf-8")
+
+
+def noted_asked(workdir: Path) -> dict[str, str]:
+    """Return what `note_asked` has noted; empty where the note is missing or cut off."""
+    try:
+        noted = json.loads((workdir / _ASKED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return noted if isinstance(noted, dict) else {}
+
+
+def forget_state(workdir: Path) -> None:
+    """Remove what a finished run has kept; its speed, its logs and what it wrote stay."""
+    for path in (*workdir.glob(f"{_DATABASE}*"), workdir / _ASKED, workdir / _DELIVERED):
+        path.unlink(missing_ok=True)
+
+
+def note_delivered(workdir: Path, results: str) -> None:
+    """Note which results are where the user wants them."""
+    (workdir / _DELIVERED).write_text(results, encoding="utf-8")
+
+
+def were_delivered(workdir: Path, results: str) -> bool:
+    """Whether `note_delivered` was told of these results last."""
+    try:
+        return (workdir / _DELIVERED).read_text(encoding="utf-8") == results
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def database_path(workdir: Path) -> Path:
+    """Return the SQLite file of a run."""
+    return workdir.resolve() / _DATABASE
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast the last run of a work directory was.
+
+    seconds: Without loading the model.
+    tokens: Of the prompts and answers of all its requests.
+    """
+
+    requests: int
+    seconds: float
+    tokens: int
+
+
+def note_speed(workdir: Path, job: Job, requests: int, seconds: float) -> None:
+    """Note how fast a run was, for `nightjar plan`."""
+    share = requests / max(job.ended, 1)
+    tokens = round((job.prompt_tokens + job.completion_tokens) * share)
+    speed = Speed(requests, max(seconds, 1e-3), tokens)
+    (workdir / _SPEED).write_text(json.dumps(asdict(speed)), encoding="utf-8")
+
+
+def last_speed(workdir: Path) -> Speed | None:
+    """Return how fast the last run was; None where that is not known."""
+    try:
+        return Speed(**json.loads((workdir / _SPEED).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def what_changed(workdir: Path, asked: Mapping[str, str]) -> str:

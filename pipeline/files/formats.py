@@ -41,16 +41,29 @@ def read_batch_lines(
     Raises:
         UnusableInputError: There were so many; the message says what is wrong with the first.
     """
+    return stop_at_bad_rows(_rows(stream), most_bad_in_a_row, "lines", "the file")
+
+
+def stop_at_bad_rows(
+    rows: Iterable[NewRequest | RejectedRow], most_in_a_row: int | None, units: str, place: str
+) -> Iterator[NewRequest | RejectedRow]:
+    """Yield the rows until too many in a row are rejected.
+
+    units, place: what they are called, and where they are corrected.
+
+    Raises:
+        UnusableInputError: There were so many; the message says what is wrong with the first.
+    """
     bad, first = 0, None
-    for row in _rows(stream):
+    for row in rows:
         if isinstance(row, NewRequest):
             bad, first = 0, None
         else:
             bad, first = bad + 1, first or row
-            if bad == most_bad_in_a_row:
+            if bad == most_in_a_row:
                 raise UnusableInputError(
-                    f"has {bad} lines in a row that cannot be used; the first: {first.message}; "
-                    "correct the file, or raise NIGHTJAR_BAD_LINES_IN_A_ROW to read on"
+                    f"has {bad} {units} in a row that cannot be used; the first: {first.message}; "
+                    f"correct {place}, or raise NIGHTJAR_BAD_LINES_IN_A_ROW to read on"
                 )
         yield row
 

@@ -25,6 +25,7 @@ DEMO = Path(__file__).parents[2] / "examples" / "demo_model"
 COMPLETE = {"_NIGHTJAR_COMPLETE": "complete_bash"}
 COMMANDS = [
     "run",
+    "plan",
     "worker",
     "beat",
     "flower",
@@ -44,6 +45,7 @@ COMMANDS = [
     "tenants",
     "shares",
     "openapi",
+    "task",
 ]
 
 

@@ -32,8 +32,9 @@ LEFT_OUT = {
     "pipeline/__init__.py",
     *(
         f"pipeline/{room}/__init__.py"
-        for room in ("client", "embedded", "files", "front", "planning", "queue")
+        for room in ("client", "embedded", "files", "front", "planning", "queue", "tables")
     ),
+    *(f"pipeline/{room}/__init__.py" for room in ("tables/sinks", "tables/sources", "tasks")),
 }
 
 
@@ -55,6 +56,9 @@ def _acceptance(*names: str) -> list[str]:
 
 _PROTOCOL = _store("leases", "suspects", "stopping", "races", "protocol")
 _FAIR = _integration("fair_shares", "fair_planning")
+_TASKS = _unit("tasks_file", "tasks_rendering")
+_FILE_SINKS = _unit("tables_file_sinks", "tables_file_places")
+_SQL_SINK = _integration("tables_sql_sink", "tables_sql_checks", "tables_killed")
 _RUN = _acceptance("run_fake", "bad_input", "bad_requests")
 
 TESTS: dict[str, list[str]] = {
@@ -224,6 +228,67 @@ TESTS: dict[str, list[str]] = {
     "pipeline/queue/live_lane.py": [*_unit("pipeline_taking"), *_acceptance("single_calls")],
     "pipeline/queue/message_fields.py": _unit("pipeline_message_shape"),
     "pipeline/queue/message_shape.py": _unit("pipeline_message_shape"),
+    **dict.fromkeys(
+        (
+            "pipeline/tables/sources/csv_files.py",
+            "pipeline/tables/sources/json_lines.py",
+            "pipeline/tables/sources/parquet.py",
+            "pipeline/tables/sources/piece.py",
+            "pipeline/tables/sources/values.py",
+        ),
+        _unit("tables_sources"),
+    ),
+    **dict.fromkeys(
+        (
+            "pipeline/tables/sources/database_urls.py",
+            "pipeline/tables/sources/databases.py",
+            "pipeline/tables/sources/postgres.py",
+            "pipeline/tables/sources/sql.py",
+            "pipeline/tables/sources/sqlite.py",
+        ),
+        _integration("tables_sql_source"),
+    ),
+    "pipeline/tables/sources/places.py": [
+        *_unit("tables_sources"),
+        *_integration("tables_s3_source"),
+    ],
+    "pipeline/tasks/errors.py": _TASKS,
+    "pipeline/tasks/fields.py": _TASKS,
+    "pipeline/tasks/task_file.py": _TASKS,
+    **dict.fromkeys(
+        (
+            "pipeline/tasks/checking.py",
+            "pipeline/tasks/fitting.py",
+            "pipeline/tasks/opening.py",
+            "pipeline/tasks/preparing.py",
+            "pipeline/tasks/rendering.py",
+            "pipeline/tasks/requests.py",
+            "pipeline/tasks/templates.py",
+        ),
+        _unit("tasks_rendering"),
+    ),
+    "pipeline/tasks/sinks.py": [*_unit("tasks_sinks"), *_acceptance("run_task")],
+    "pipeline/front/task_work.py": _acceptance("run_task"),
+    "pipeline/front/task_plan.py": _acceptance("plan_task"),
+    "pipeline/front/cli/tasks.py": [*_acceptance("cli", "plan_task"), *_acceptance("run_task")],
+    "pipeline/tables/databases.py": _SQL_SINK,
+    "pipeline/tables/keys.py": [*_unit("tables_keys"), *_FILE_SINKS],
+    "pipeline/tables/repeats.py": _unit("tables_repeats"),
+    "pipeline/tables/sinks/batches.py": [*_FILE_SINKS, *_SQL_SINK],
+    "pipeline/tables/sinks/columns.py": [*_FILE_SINKS, *_SQL_SINK],
+    "pipeline/tables/sinks/config.py": [*_unit("tables_sink_config"), *_FILE_SINKS],
+    "pipeline/tables/sinks/files.py": [*_FILE_SINKS, *_integration("tables_full_disk")],
+    "pipeline/tables/sinks/jsonl.py": _FILE_SINKS,
+    "pipeline/tables/sinks/opening.py": [*_FILE_SINKS, *_SQL_SINK],
+    "pipeline/tables/sinks/parquet.py": _FILE_SINKS,
+    "pipeline/tables/sinks/places.py": [*_FILE_SINKS, *_integration("tables_object_store")],
+    "pipeline/tables/sinks/sink.py": _FILE_SINKS,
+    "pipeline/tables/sinks/sql.py": _SQL_SINK,
+    "pipeline/tables/sinks/sql_merging.py": _SQL_SINK,
+    "pipeline/tables/sinks/sql_staging.py": _SQL_SINK,
+    "pipeline/tables/sinks/sql_tables.py": _SQL_SINK,
+    "pipeline/tables/sinks/sql_types.py": _SQL_SINK,
+    "pipeline/tables/sinks/swapping.py": [*_FILE_SINKS, *_integration("tables_killed")],
     "pipeline/planning/fair_turns.py": _integration("fair_planning"),
     "pipeline/planning/model_change.py": [*_store("models"), *_integration("two_models")],
     "pipeline/planning/models.py": [
@@ -266,7 +331,8 @@ TESTS: dict[str, list[str]] = {
     "pipeline/embedded/patience.py": _store("waiting"),
     "pipeline/embedded/broker.py": _integration("embedded_broker", "broker_lost", "dispatcher"),
     "pipeline/embedded/processes.py": [*_integration("broker_lost", "dispatcher"), *_RUN],
-    "pipeline/embedded/outputs.py": [*_unit("pipeline_workdir"), *_RUN],
+    "pipeline/embedded/line_files.py": [*_unit("pipeline_workdir"), *_RUN],
+    "pipeline/embedded/work.py": [*_RUN],
     "pipeline/embedded/run.py": _RUN,
     "pipeline/embedded/summary.py": _RUN,
     "pipeline/embedded/system.py": _RUN,

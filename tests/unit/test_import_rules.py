@@ -39,6 +39,7 @@ QUEUE = RECORDS | {
 }
 FILES = RECORDS | {"jobs.lines", "jobs.store", "pipeline.files"}
 EMBEDDED = QUEUE | FILES | {"checkpoints", "pipeline.embedded"}
+TASKS = RECORDS | {"checkpoints", "jobs.lines", "pipeline.tables", "pipeline.tasks"}
 RULES: list[tuple[str, set[str]]] = [
     ("jobs/lines/", RECORDS | {"jobs.lines"}),
     ("jobs/store/", RECORDS | {"jobs.store"}),
@@ -68,10 +69,12 @@ RULES: list[tuple[str, set[str]]] = [
     ("pipeline/planning/", QUEUE | {"checkpoints", "jobs.lines", "pipeline.planning"}),
     ("pipeline/files/", FILES),
     ("pipeline/client/", RECORDS | {"jobs.lines", "pipeline.client"}),
+    ("pipeline/tables/", RECORDS | {"jobs.lines", "pipeline.tables"}),
+    ("pipeline/tasks/", TASKS),
     ("pipeline/embedded/", EMBEDDED),
     (
         "pipeline/front/",
-        EMBEDDED | {"jobs.api", "pipeline.client", "pipeline.planning", "pipeline.front"},
+        EMBEDDED | TASKS | {"jobs.api", "pipeline.client", "pipeline.planning", "pipeline.front"},
     ),
     (
         "pipeline/",

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -43,8 +42,8 @@ HALF = replace(JOB, completed=4, failed=1)
 DONE = replace(JOB, completed=7, failed=2, cancelled=1, finished_at=MOMENT)
 SUMMARY = RunSummary(
     job=DONE,
-    out=Path("out.jsonl"),
-    errors=Path("out.errors.jsonl"),
+    out="out.jsonl",
+    errors="out.errors.jsonl",
     was_finished=False,
     resumed=4,
     seconds=2.0,

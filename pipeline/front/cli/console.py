@@ -18,10 +18,20 @@ EXIT_USAGE = 2
 EXIT_ROWS_FAILED = 3
 EXIT_NO_ROW_SUCCEEDED = 4
 
+TASK_SUFFIXES = (".toml", ".yaml", ".yml")
+
 Source = Annotated[Path, typer.Argument(metavar="IN.jsonl", help="OpenAI batch lines.")]
+Input = Annotated[
+    Path,
+    typer.Argument(metavar="IN", help="OpenAI batch lines, or a task file (.toml, .yaml)."),
+]
 Device = Annotated[
     str | None,
     typer.Option(help="cpu, cuda or cuda:<number> (default: NIGHTJAR_DEVICE, else cpu)."),
+]
+PromptVectors = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=FILE", help="Prompt vectors that requests may name."),
 ]
 Shards = Annotated[
     int | None,
@@ -55,6 +65,22 @@ def fail(message: str, code: int) -> NoReturn:
     """Print the reason, and end the command with this status."""
     say(message)
     raise typer.Exit(code)
+
+
+def named_files(values: list[str]) -> dict[str, Path]:
+    """Read NAME=FILE options."""
+    vectors = {}
+    for value in values:
+        name, equals, path = value.partition("=")
+        if not (name and equals and path):
+            fail(f"--prompt-vector {value!r}: write NAME=FILE.safetensors", EXIT_USAGE)
+        vectors[name] = Path(path)
+    return vectors
+
+
+def is_task_file(path: Path) -> bool:
+    """Whether a path names a task file, by its ending."""
+    return path.suffix.lower() in TASK_SUFFIXES
 
 
 def read_settings() -> Settings:

@@ -1,4 +1,4 @@
-"""`nightjar run`: a whole file on this machine."""
+"""`nightjar run`: a whole file, or a task, on this machine."""
 
 import os
 import signal
@@ -16,30 +16,37 @@ from nightjar.pipeline.front.cli.console import (
     EXIT_USAGE,
     Device,
     Devices,
+    Input,
+    PromptVectors,
     Shards,
-    Source,
     errors,
     fail,
+    is_task_file,
+    named_files,
     require_one_device_option,
 )
 
 if TYPE_CHECKING:
     from nightjar.pipeline.embedded.run import RunArguments
     from nightjar.pipeline.embedded.summary import RunSummary
+    from nightjar.pipeline.embedded.work import Work
 
-Model = Annotated[Path, typer.Option(metavar="DIR", help="A Hugging Face model directory.")]
+Model = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="A Hugging Face model directory (default: the task's)."),
+]
 Out = Annotated[
-    Path, typer.Option(metavar="OUT.jsonl", help="Results; failures go to OUT.errors.jsonl.")
+    Path | None,
+    typer.Option(metavar="OUT.jsonl", help="Results; failures go to OUT.errors.jsonl."),
 ]
 AnyDtype = Annotated[
     str, typer.Option(help="auto (the fastest that is safe), fp64, fp32, bf16, fp16 or int8.")
 ]
 WorkDirectory = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="State of the run (default: OUT.jsonl.work).")
-]
-PromptVectors = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=FILE", help="Prompt vectors that requests may name."),
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="State of the run (default: OUT.jsonl.work or TASK.toml.work)."
+    ),
 ]
 Retry = Annotated[
     bool,
@@ -61,9 +68,9 @@ ReuseResults = Annotated[
 
 
 def run(  # noqa: PLR0913, PLR0917 - one for each option
-    source: Source,
-    model: Model,
-    out: Out,
+    source: Input,
+    model: Model = None,
+    out: Out = None,
     dtype: AnyDtype = "auto",
     device: Device = None,
     workdir: WorkDirectory = None,
@@ -75,7 +82,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     overwrite: Overwrite = False,
     reuse_results: ReuseResults = None,
 ) -> None:
-    """Compute a whole file on this machine; run it again to continue where it stopped.
+    """Compute a file or a task on this machine; run it again to continue where it stopped.
 
     Exit status: 0 every row succeeded, 1 the run could not continue, 2 unusable arguments,
     3 some rows failed, 4 no row succeeded.
@@ -87,13 +94,14 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     require_one_device_option(device, devices)
     if device is not None:
         os.environ["NIGHTJAR_DEVICE"] = device
+    vectors = named_files(prompt_vector or [])
+    work, model, vectors = _work(source, model, out, vectors)
     arguments = RunArguments(
-        source=source,
+        work=work,
         model=model,
-        out=out,
         dtype=dtype,
         workdir=workdir,
-        prompt_vectors=_named_files(prompt_vector or []),
+        prompt_vectors=vectors,
         retry=retry,
         overwrite=overwrite,
         accept_any_model=accept_any_model,
@@ -104,21 +112,30 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     _exit(_compute(arguments))
 
 
-def _named_files(values: list[str]) -> dict[str, Path]:
-    """Read NAME=FILE options."""
-    vectors = {}
-    for value in values:
-        name, equals, path = value.partition("=")
-        if not (name and equals and path):
-            fail(f"--prompt-vector {value!r}: write NAME=FILE.safetensors", EXIT_USAGE)
-        vectors[name] = Path(path)
-    return vectors
+def _work(
+    source: Path, model: Path | None, out: Path | None, vectors: dict[str, Path]
+) -> "tuple[Work, Path, dict[str, Path]]":
+    """Return what is computed, with which model and which prompt vectors."""
+    if not is_task_file(source):
+        from nightjar.pipeline.embedded.line_files import LineFiles
+
+        if model is None or out is None:
+            missing = "--model DIR" if model is None else "--out OUT.jsonl"
+            fail(f"give {missing}: a file of batch lines does not name it", EXIT_USAGE)
+        return LineFiles(source, out), model, vectors
+    from nightjar.pipeline.front.cli.tasks import open_task, task_model, task_vectors
+
+    file = open_task(source)
+    from nightjar.pipeline.front.task_work import TaskWork
+
+    of_both = task_vectors(file) | vectors
+    return TaskWork(file, out, os.environ), task_model(file, model), of_both
 
 
 def _compute(arguments: "RunArguments") -> "RunSummary":
     """Run to the end and show the progress; end the command where the run cannot continue."""
-    from nightjar.pipeline.embedded.outputs import RunError
     from nightjar.pipeline.embedded.run import run as run_embedded
+    from nightjar.pipeline.embedded.work import RunError
     from nightjar.pipeline.embedded.workdir import UsageError
     from nightjar.pipeline.front.progress import ProgressView, print_summary
 

@@ -1,0 +1,1 @@
+"""A recommendation pipeline that runs every night: docs/guides/recommendations.md."""

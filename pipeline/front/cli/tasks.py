@@ -1,0 +1,101 @@
+"""Commands for task files: plan one, and print their JSON schema."""
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nightjar.pipeline.front.cli.console import (
+    EXIT_NO_ROW_SUCCEEDED,
+    EXIT_ROWS_FAILED,
+    EXIT_RUN,
+    EXIT_USAGE,
+    PromptVectors,
+    fail,
+    named_files,
+)
+
+if TYPE_CHECKING:
+    from nightjar.pipeline.tasks.task_file import TaskFile
+
+task = typer.Typer(name="task", help="Help with writing task files.", no_args_is_help=True)
+
+
+@task.command()
+def schema() -> None:
+    """Print the JSON schema of task files, for editors."""
+    from nightjar.pipeline.tasks.task_file import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+def plan(
+    source: Annotated[Path, typer.Argument(metavar="TASK", help="A task file (.toml, .yaml).")],
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The model's directory (default: the task's)."),
+    ] = None,
+    prompt_vector: PromptVectors = None,
+) -> None:
+    """Read a task's rows and count what they will cost; nothing is computed or written.
+
+    Exit status: 0 every row can be used, 2 the task cannot be used, 3 some rows cannot be used,
+    4 no row can be used.
+    """
+    from nightjar.checkpoints import CheckpointError, ModelDirectory
+    from nightjar.pipeline.embedded.work import RunError
+    from nightjar.pipeline.embedded.workdir import UsageError, last_speed
+    from nightjar.pipeline.files.vectors import VectorsError
+
+    file = open_task(source)
+    from nightjar.pipeline.front.task_plan import plan_lines, plan_rows, planning_encoder
+    from nightjar.pipeline.front.task_work import TaskWork
+
+    directory = task_model(file, model)
+    work = TaskWork(file, None, os.environ)
+    vectors = task_vectors(file) | named_files(prompt_vector or [])
+    try:
+        opened = ModelDirectory.open(directory)
+        work.prepare(opened, with_sink=False)
+        with planning_encoder(opened, vectors) as encoder:
+            found = plan_rows(work.rows(None), encoder)
+    except (CheckpointError, VectorsError, UsageError) as error:
+        fail(str(error), EXIT_USAGE)
+    except RunError as error:
+        fail(str(error), EXIT_RUN)
+    for line in plan_lines(found, last_speed(work.workdir)):
+        typer.echo(line)
+    if not found.requests:
+        raise typer.Exit(EXIT_NO_ROW_SUCCEEDED)
+    if found.bad:
+        raise typer.Exit(EXIT_ROWS_FAILED)
+
+
+def open_task(path: Path) -> "TaskFile":
+    """Read a task file; end the command where it cannot be used, or packages are missing."""
+    from nightjar.pipeline.tasks.errors import MISSING_EXTRA, TaskError
+    from nightjar.pipeline.tasks.task_file import read_task
+
+    if find_spec("pyarrow") is None:
+        fail(MISSING_EXTRA, EXIT_USAGE)
+    try:
+        return read_task(path)
+    except TaskError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def task_model(file: "TaskFile", given: Path | None) -> Path:
+    """Return the model's directory: the one of the command line, else that of the task."""
+    if given is not None:
+        return given
+    if file.task.model is None:
+        fail(f"{file.path} names no model; add `model`, or give --model DIR", EXIT_USAGE)
+    return file.folder / file.task.model
+
+
+def task_vectors(file: "TaskFile") -> dict[str, Path]:
+    """Return the files of prompt vectors that a task names."""
+    return {name: file.folder / path for name, path in file.task.prompt_vectors.items()}

@@ -1,0 +1,1 @@
+"""Where rows come from: JSON lines, CSV, Parquet and SQL queries."""

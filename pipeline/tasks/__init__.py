@@ -1,0 +1,1 @@
+"""Task files: how the rows of a table become requests, and where the answers go."""
