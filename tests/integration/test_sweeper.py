@@ -1,16 +1,20 @@
 """The sweeper over real stores: what stands still on its own clock loses its lease."""
 
+import hashlib
 import sqlite3
 import time
 from collections.abc import Sequence
 from contextlib import closing
 
 import pytest
+import sqlalchemy as sa
 
 from nightjar.jobs.errors import StoreUnavailableError
+from nightjar.jobs.file_records import NewFile
 from nightjar.jobs.records import MicroBatchRef, NewJob, NewRequest
 from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.file_tables import file_part
 from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.queue.liveness import owner_name
 from nightjar.pipeline.queue.sweeper import Sweeper, SweepReport
@@ -241,3 +245,13 @@ def test_messages_that_the_broker_still_holds_are_not_sent_again(
     assert watch(with_broker, clock, 2).requeued == 1
     assert asked == [3]
     assert [ref.id for ref in store.planning.dispatched()] == [ref.id for ref in refs[1:]]
+
+
+def test_a_sweep_frees_deleted_files(store: Store, sweeper: Sweeper) -> None:
+    file_id = store.files.begin(NewFile("us", "in.jsonl"))
+    store.files.append(file_id, 0, b"line")
+    store.files.end(file_id, 4, hashlib.sha256(b"line").hexdigest(), None)
+    store.files.delete(file_id, "us")
+    sweeper.sweep(1.0)
+    with store.database.reading() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(file_part)) == 0
