@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.database import open_engine
 from nightjar.jobs.store.submission import new_job_id
+from nightjar.jobs.store.tables import result
 
 EACH = 100
 """Requests of a micro-batch, and of a landing."""
@@ -69,3 +70,10 @@ def finished_job(store: Store, rows: int, *, days: float = 0.0) -> str:
             connection.execute(sa.text(statement), values)
     engine.dispose()
     return job_id
+
+
+def results_kept(store: Store, job_id: str) -> int:
+    """How many results of a job the database holds, whether or not anyone may read them."""
+    count = sa.select(sa.func.count()).select_from(result).where(result.c.job_id == job_id)
+    with store.database.reading() as connection:
+        return connection.scalar(count) or 0

@@ -25,7 +25,7 @@ class LongPostgresLeaseProtocol(PostgresLeaseProtocol):
 
 
 LongLeaseProtocol.TestCase.settings = many(1_000)
-LongPostgresLeaseProtocol.TestCase.settings = many(200)
+LongPostgresLeaseProtocol.TestCase.settings = many(100)
 
 
 @pytest.mark.slow
@@ -46,4 +46,4 @@ def on_postgres(postgres_server: str, postgres_migration: list[Statement]) -> No
 class TestLongPostgresLeaseProtocol(
     LongPostgresLeaseProtocol.TestCase  # type: ignore[misc,name-defined]
 ):
-    """Two hundred orders of events on PostgreSQL."""
+    """A hundred orders of events on PostgreSQL."""

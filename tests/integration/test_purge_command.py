@@ -14,7 +14,7 @@ from nightjar.jobs.api import create_app
 from nightjar.jobs.purge_records import PurgeScope
 from nightjar.jobs.store import Store
 from nightjar.pipeline.front.cli import app
-from tests.bulk_jobs import finished_job
+from tests.bulk_jobs import finished_job, results_kept
 from tests.jobs import planned
 from tests.processes import start_nightjar, wait_until
 
@@ -116,7 +116,7 @@ def test_a_purge_that_is_killed_is_never_half_visible_and_goes_on(
     url = f"/v1/jobs/{job_id}"
 
     def left() -> int:
-        return len(store.results.shapes(job_id, -1, ROWS))
+        return results_kept(store, job_id)
 
     assert left() == ROWS
     purge = start_nightjar("purge", "--older-than", "30d", "--yes", log=tmp_path / "purge.log")

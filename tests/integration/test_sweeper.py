@@ -1,21 +1,25 @@
 """The sweeper over real stores: what stands still on its own clock loses its lease."""
 
+import hashlib
 import sqlite3
 import time
 from collections.abc import Sequence
 from contextlib import closing
 
 import pytest
+import sqlalchemy as sa
 
 from nightjar.jobs.errors import StoreUnavailableError
+from nightjar.jobs.file_records import NewFile
 from nightjar.jobs.records import MicroBatchRef, NewJob, NewRequest
 from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.file_tables import file_part
 from nightjar.jobs.store.purging import ROWS_PER_STEP
 from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.queue.liveness import owner_name
 from nightjar.pipeline.queue.sweeper import Sweeper, SweepReport
-from tests.bulk_jobs import finished_job
+from tests.bulk_jobs import finished_job, results_kept
 from tests.jobs import planned
 from tests.outcomes import compute
 
@@ -262,8 +266,18 @@ def test_jobs_whose_time_is_over_are_purged_after_everything_else(store: Store) 
     weekly.sweep(0.0)
     assert store.jobs.get(large).purged_at is not None
     assert store.jobs.get(small).purged_at is None  # one after another
-    assert len(store.results.shapes(large, -1, 5_000)) == 3 * ROWS_PER_STEP
+    assert results_kept(store, large) == 3 * ROWS_PER_STEP
     weekly.sweep()
     assert store.jobs.get(small).purged_at is not None
-    assert [len(store.results.shapes(one, -1, 5_000)) for one in (large, small)] == [0, 0]
+    assert [results_kept(store, one) for one in (large, small)] == [0, 0]
     assert store.jobs.get(young).purged_at is None
+
+
+def test_a_sweep_frees_deleted_files(store: Store, sweeper: Sweeper) -> None:
+    file_id = store.files.begin(NewFile("us", "in.jsonl"))
+    store.files.append(file_id, 0, b"line")
+    store.files.end(file_id, 4, hashlib.sha256(b"line").hexdigest(), None)
+    store.files.delete(file_id, "us")
+    sweeper.sweep(1.0)
+    with store.database.reading() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(file_part)) == 0

@@ -144,23 +144,23 @@ def test_an_option_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         os.close(held)
 
 
-@pytest.mark.parametrize(
-    ("finished_at", "order"), [(None, "landed"), ("2026-11-21T00:00:00Z", "row")]
-)
-def test_results_are_read_page_by_page_to_the_last(finished_at: str | None, order: str) -> None:
+@pytest.mark.parametrize(("finished_at", "order"), [(None, "landed"), (1_790_000_000, "row")])
+def test_results_are_read_page_by_page_to_the_last(finished_at: int | None, order: str) -> None:
     asked: list[dict[str, str]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         if not request.url.path.endswith("/results"):
-            return httpx.Response(200, json={"finished_at": finished_at})
+            return httpx.Response(200, json=JOB | {"finished_at": finished_at})
         asked.append(dict(request.url.params))
         after = int(request.url.params["after"])
-        page = {"data": [{"custom_id": str(after)}], "next_after": after + 7, "has_more": after < 9}
+        error = {"code": "batch_expired", "message": "too late"}
+        line = {"id": "r", "custom_id": str(after), "response": None, "error": error}
+        page = {"data": [line], "next_after": after + 7, "has_more": after < 9, "complete": False}
         return httpx.Response(200, json=page)
 
-    with Client("http://night.example", httpx.MockTransport(answer)) as made:
-        lines = list(made.results("job_1", outcome="failed"))
-    assert [line["custom_id"] for line in lines] == ["-1", "6", "13"]
+    with Client(URL, transport=httpx.MockTransport(answer)) as made:
+        found = list(made.job("job_1").results(outcome="failed"))
+    assert [one.custom_id for one in found] == ["-1", "6", "13"]
     assert {(query["order"], query["outcome"]) for query in asked} == {(order, "failed")}
 
 
