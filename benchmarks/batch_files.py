@@ -109,7 +109,7 @@ def compare(
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
     for number in range(args.rounds):
         for name in sorted(WAYS, reverse=number % 2 == 1):
-            out = folder / f"{name}-{number}.jsonl"
+            out = folder / f"results-{name}-{number}.jsonl"
             turns[name].append(WAYS[name](running.api_url, source, out))
             with out.open("rb") as stream:
                 if (lines := sum(1 for _ in stream)) != args.rows:
