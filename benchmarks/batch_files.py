@@ -103,7 +103,7 @@ def compare(running: Deployment, args: Namespace, folder: Path) -> dict[str, Any
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
     for number in range(args.rounds):
         for name in sorted(WAYS, reverse=number % 2 == 1):
-            out = folder / f"{name}-{number}.jsonl"
+            out = folder / f"results-{name}-{number}.jsonl"
             turns[name].append(WAYS[name](running.api_url, source, out))
             with out.open("rb") as stream:
                 if (lines := sum(1 for _ in stream)) != args.rows:
