@@ -1,6 +1,7 @@
 """Shows a job's progress on standard error: bar, rate and time left."""
 
 import time
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import (
@@ -20,10 +21,14 @@ _LINE_EVERY_S = 10.0
 
 
 class ProgressView(Listener):
-    """Shows a bar on a terminal, and a line every ten seconds elsewhere."""
+    """Shows a bar on a terminal, and a line every ten seconds elsewhere.
 
-    def __init__(self, console: Console) -> None:
+    before_each: Called before progress is shown; what it raises ends the run.
+    """
+
+    def __init__(self, console: Console, before_each: Callable[[], None] | None = None) -> None:
         self._console = console
+        self._before_each = before_each
         self._started = time.monotonic()
         self._line_at = self._started
         self._done_before = 0
@@ -57,6 +62,8 @@ class ProgressView(Listener):
 
     def progressed(self, job: Job) -> None:
         """Move the bar."""
+        if self._before_each is not None:
+            self._before_each()
         now = time.monotonic()
         rate = (job.ended - self._done_before) / max(now - self._started, 1e-9)
         self._progress.update(self._bar, completed=job.ended, rate=f"{rate:.1f} requests/s")

@@ -1,5 +1,7 @@
 """What a person reads while a job is computed, where standard error is no terminal."""
 
+import contextlib
+import signal
 from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
@@ -11,6 +13,7 @@ from nightjar.jobs.records import Job
 from nightjar.jobs.states import JobState
 from nightjar.pipeline.embedded.summary import RunSummary
 from nightjar.pipeline.front import progress
+from nightjar.pipeline.front.cli.run import Interrupts
 from nightjar.pipeline.front.progress import ProgressView, print_summary
 
 MOMENT = datetime(2026, 11, 23, tzinfo=UTC)
@@ -140,3 +143,14 @@ def test_where_nothing_succeeded_the_command_says_why_and_not_the_summary(
 ) -> None:
     job = replace(DONE, completed=0, failed=failed, cancelled=cancelled)
     assert summed_up(replace(SUMMARY, job=job))[-1] == "failures: out.errors.jsonl"
+
+
+def test_an_interrupt_that_python_dropped_ends_the_run_at_the_next_progress() -> None:
+    interrupts = Interrupts()
+    view = ProgressView(Console(file=StringIO()), before_each=interrupts.check)
+    view.progressed(JOB)
+    with contextlib.suppress(KeyboardInterrupt):  # as in the hook of a fork
+        interrupts(signal.SIGINT, None)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        view.progressed(JOB)
+    assert raised.value.args == (signal.SIGINT,)

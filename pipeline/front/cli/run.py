@@ -139,9 +139,11 @@ def _compute(arguments: "RunArguments") -> "RunSummary":
     from nightjar.pipeline.embedded.workdir import UsageError
     from nightjar.pipeline.front.progress import ProgressView, print_summary
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupts = Interrupts()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupts)
     try:
-        with ProgressView(errors) as view:
+        with ProgressView(errors, before_each=interrupts.check) as view:
             summary = run_embedded(arguments, view)
     except UsageError as error:
         fail(str(error), EXIT_USAGE)
@@ -149,8 +151,7 @@ def _compute(arguments: "RunArguments") -> "RunSummary":
         fail(str(error), EXIT_RUN)
     except KeyboardInterrupt as interrupt:
         errors.print("stopped; run the same command again to continue", highlight=False)
-        number = interrupt.args[0] if interrupt.args else signal.SIGINT
-        raise typer.Exit(128 + number) from None
+        raise typer.Exit(128 + interrupt.args[0]) from None
     print_summary(errors, summary)
     return summary
 
@@ -166,6 +167,22 @@ def _exit(summary: "RunSummary") -> None:
         raise typer.Exit(EXIT_ROWS_FAILED)
 
 
-def _interrupt(number: int, _: FrameType | None) -> NoReturn:
-    """End a run after TERM as after Ctrl-C: services end in order, the state is kept."""
-    raise KeyboardInterrupt(number)
+class Interrupts:
+    """Ends a run after Ctrl-C or TERM: services end in order, the state is kept.
+
+    Python drops an exception that comes up in the hook of a fork or in a finalizer. The run then
+    goes on, so it also checks from time to time whether it was asked to end.
+    """
+
+    def __init__(self) -> None:
+        self._asked: int | None = None
+
+    def __call__(self, number: int, _: FrameType | None) -> NoReturn:
+        """Handle the signal; raises KeyboardInterrupt with its number."""
+        self._asked = number
+        raise KeyboardInterrupt(number)
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if a signal has come."""
+        if self._asked is not None:
+            raise KeyboardInterrupt(self._asked)
