@@ -71,7 +71,7 @@ class Tokenizer:
         self.prefix_ids = _prefix_ids(backend)
         self._words = WordCache(self.encode, self._encode_whole) if by_words else None
         written_out = [token.content for token in backend.get_added_tokens_decoder().values()]
-        self._long_texts = LongTexts(written_out) if by_words else None
+        self.long_texts = LongTexts(written_out) if by_words else None
 
     @staticmethod
     def read(path: Path, vocab_size: int) -> Tokenizer:
@@ -115,10 +115,10 @@ class Tokenizer:
 
         A long text of more than `most_tokens` may give its first ids only; they are more than that.
         """
-        if self._long_texts is None or max(map(len, texts), default=0) <= PIECE_CHARACTERS:
+        if self.long_texts is None or max(map(len, texts), default=0) <= PIECE_CHARACTERS:
             return self._encode_short(texts)
         return [
-            self._encode_long(self._long_texts.pieces(text), most_tokens)
+            self._encode_long(self.long_texts.pieces(text), most_tokens)
             if len(text) > PIECE_CHARACTERS
             else self._encode_short([text])[0]
             for text in texts

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nightjar.jobs.batch_records import Batch, NewBatch
@@ -62,7 +62,12 @@ def make(
 
 
 def ingest(
-    store: Store, *, limits: JobLimits | None = None, attempts: int = 3, models: str = "tiny"
+    store: Store,
+    *,
+    limits: JobLimits | None = None,
+    attempts: int = 3,
+    models: str = "tiny",
+    clock: Callable[[], float] = time.monotonic,
 ) -> Ingest:
     """The pass that reads files, for these models."""
     return Ingest(
@@ -70,6 +75,7 @@ def ingest(
         limits=limits or JobLimits(),
         models=ConfiguredModels(tuple(models.split())),
         attempts=attempts,
+        clock=clock,
     )
 
 

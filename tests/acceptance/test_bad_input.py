@@ -203,7 +203,7 @@ def test_too_many_bad_lines_in_a_row_end_the_run_with_the_first(
     source = write_lines(tmp_path / "in.jsonl", [GOOD, *["what is this"] * 20, GOOD])
     out = tmp_path / "out.jsonl"
     said = refused(source, tiny_model, out)
-    assert f"{source} has 20 lines in a row that cannot be used; the first: line 2: brok" in said
+    assert f"{source} has 20 lines in a row that cannot be used; the first: line 2: is brok" in said
     assert "NIGHTJAR_BAD_LINES_IN_A_ROW" in said
     # Nothing was kept of it: the mended file is no other run's.
     write_lines(source, [GOOD, *["what is this"] * 19, completion_line("last", prompt="a")])

@@ -4,6 +4,7 @@ import gzip
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import count
 
 import pytest
 
@@ -13,13 +14,12 @@ from nightjar.jobs.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from nightjar.jobs.model_choice import ConfiguredModels
 from nightjar.jobs.records import JobLimits, JsonObject
 from nightjar.jobs.states import BatchStage, BatchStatus, JobState
 from nightjar.jobs.store import Store, submission
 from nightjar.jobs.store.batch_tables import batch as batch_table
 from nightjar.pipeline.planning import ingest as ingest_module
-from nightjar.pipeline.planning.ingest import LOOK_EVERY_S, Ingest
+from nightjar.pipeline.planning.ingest import LOOK_EVERY_S
 from tests.batches import completions, ingest, lines_of, make, now, read_all, statuses
 from tests.processes import completion_line, rerank_line
 
@@ -124,7 +124,7 @@ def test_too_many_bad_lines_and_too_many_rows_fail_the_batch(store: Store) -> No
 def test_files_are_read_by_turns(store: Store) -> None:
     large = make(store, lines_of(completions(400)), part_bytes=2_000)
     small = make(store, lines_of(completions(2)))
-    reader = ingest(store)
+    reader = ingest(store, clock=count(step=LOOK_EVERY_S).__next__)
     steps = 0
     while next(statuses(store, [small])) != "in_progress":
         reader.step()
@@ -138,7 +138,7 @@ def test_files_are_read_by_turns(store: Store) -> None:
 def test_one_tenants_files_do_not_keep_another_waiting(store: Store) -> None:
     flood = [make(store, lines_of(completions(50)), part_bytes=500) for _ in range(8)]
     other = make(store, lines_of(completions(1)), tenant="other")
-    reader = ingest(store)
+    reader = ingest(store, clock=count(step=LOOK_EVERY_S).__next__)
     while next(statuses(store, [other])) == "validating":
         reader.step()
     assert list(statuses(store, flood)).count("validating") >= 4
@@ -331,13 +331,7 @@ def test_a_batch_beyond_its_tenants_quota_fails_with_the_reason(store: Store) ->
 def test_others_are_looked_for_now_and_then_while_a_file_is_read(store: Store) -> None:
     """A look asks the database four times, and reading a part takes little longer."""
     moment = 0.0
-    reader = Ingest(
-        store,
-        limits=JobLimits(),
-        models=ConfiguredModels(("tiny",)),
-        attempts=3,
-        clock=lambda: moment,
-    )
+    reader = ingest(store, clock=lambda: moment)
     large = make(store, lines_of(completions(40)), part_bytes=100)
     reader.step()
     small = make(store, lines_of(completions(1)))

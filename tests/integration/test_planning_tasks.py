@@ -54,7 +54,7 @@ import json, sys, time
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning import tasks
 from nightjar.pipeline.planning.ingest import IngestReport
-from nightjar.pipeline.queue.leadership import PLANNER
+from nightjar.pipeline.queue.leadership import PLANNER, PROTOCOL
 
 done = []
 
@@ -87,7 +87,7 @@ def steps():
     return list(done)
 
 leaders = Store(tasks.settings.database_url.get_secret_value()).leaders
-other = leaders.take(PLANNER, "other", None)
+other = leaders.take(PLANNER, "other", None, PROTOCOL)
 tasks._leadership().check()
 leaders.renew(other)
 tasks._leadership().check()

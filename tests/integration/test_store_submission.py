@@ -1,8 +1,10 @@
 """How jobs come in: whole or not at all, each bad row with its own error."""
 
 import threading
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from nightjar.jobs.errors import EmptyJobError, JobError, StoreError, UnusableDatabaseError
 from nightjar.jobs.lines.schemas import validate_body
@@ -204,12 +206,16 @@ def test_an_upload_that_fails_tells_its_own_error(store: Store) -> None:
     def upload() -> None:
         with store.jobs.submit(NewJob("tiny")) as submission:
             submission.add([good(0)])
-            staged.drop(submission._connection)
-            submission._connection.commit()
             raise KeyboardInterrupt
 
+    def lose(*event: Any) -> None:
+        if f"TABLE {staged.name}" in event[2] and "DROP" in event[2]:
+            raise sa.exc.OperationalError(event[2], {}, Exception("the connection is lost"))
+
+    sa.event.listen(store.database.engine, "before_cursor_execute", lose)
     with pytest.raises(KeyboardInterrupt):
         upload()
+    sa.event.remove(store.database.engine, "before_cursor_execute", lose)
     with store.jobs.submit(NewJob("tiny")) as again:
         again.add([good(0)])
     assert [job.id for job in store.jobs.newest()] == [again.job_id]

@@ -13,7 +13,6 @@ from nightjar.jobs.store.waiting import SWEEPER, Waiting, WaitsFor
 from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.embedded import patience as patience_module
 from nightjar.pipeline.embedded.patience import Patience
-from nightjar.pipeline.queue import sweeper
 from tests.jobs import planned, submit
 from tests.outcomes import answers, claim, compute
 
@@ -31,10 +30,6 @@ def silent(store: Store, owner: str, seconds: float) -> None:
     values = {"seen_at": now() - timedelta(seconds=seconds)}
     with store.database.engine.begin() as connection:
         connection.execute(sa.update(worker).where(worker.c.owner == owner).values(values))
-
-
-def test_the_planner_beats_under_the_name_that_is_looked_for() -> None:
-    assert sweeper.OWNER == SWEEPER
 
 
 def test_nobody_is_there(store: Store) -> None:

@@ -15,7 +15,6 @@ from sqlalchemy.engine import make_url
 from nightjar.pipeline.tables.sources import sql
 from nightjar.pipeline.tables.sources.database_urls import source_database
 from nightjar.pipeline.tables.sources.piece import SourceError, SourceLostError
-from nightjar.pipeline.tables.sources.postgres import Postgres
 from nightjar.pipeline.tables.sources.sql import Query, SqlSource
 from tests.databases import fresh_postgres_database
 
@@ -227,12 +226,15 @@ def test_a_server_that_stays_away(
     postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sql, "_RETRIES_S", (0.01, 0.01))
-    database = source_database(postgres, tmp_path, {})
-    assert isinstance(database, Postgres)
+    place = tmp_path / "server"  # of its socket
+    url = make_url(postgres)
+    place.symlink_to(str(url.query["host"]))
+    linked = url.update_query_dict({"host": str(place)})
+    database = source_database(linked.render_as_string(hide_password=False), tmp_path, {})
     query = Query("SELECT * FROM review", ("id",), timeout_s=30, resume=True)
     pieces = SqlSource(database, query).batches(["id"])
     next(pieces)
-    monkeypatch.setitem(database._arguments, "host", str(tmp_path))  # where no server listens
+    place.unlink()
     end_connections(postgres)
     with pytest.raises(SourceLostError, match=r"lost after \d+ rows .* could not be made again"):
         list(pieces)

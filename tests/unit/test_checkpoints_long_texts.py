@@ -44,7 +44,7 @@ def short_pieces():
 @example("a <|im_start|>user\na 1b2 c...\r\n\n d's 안녕。하세요 é e\u0308 x")
 def test_the_pieces_have_the_ids_of_the_text(tokenizer, text):
     with short_pieces():
-        pieces = list(tokenizer._long_texts.pieces(text))
+        pieces = list(tokenizer.long_texts.pieces(text))
     assert "".join(pieces) == text
     found = [id_ for piece in pieces for id_ in tokenizer.encode(piece)]
     assert found == tokenizer.encode(text)

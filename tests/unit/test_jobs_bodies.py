@@ -218,7 +218,7 @@ BAD_RERANKS: list[tuple[dict[str, Any], str, str]] = [
     ({"documents": [{"title": "d"}]}, "body.documents", "document 0"),
     ({"documents": [HALF_PAIR]}, "body.documents", "surrogate"),
     ({"documents": ["d"] * 10_001}, "body.documents", "at most 10000"),
-    ({"top_n": 0}, "body.top_n", "at least 1"),
+    ({"top_n": 0}, "body.top_n", "give an integer from 1 to 2147483647"),
     ({"return_documents": "yes"}, "body.return_documents", "true or false"),
 ]
 

@@ -58,7 +58,9 @@ def test_a_line_without_end_is_refused_without_being_kept() -> None:
 def test_only_bad_lines_in_a_row_end_the_reading() -> None:
     scattered = (b"{\n" * 4 + GOOD + b"\n") * 3
     assert len(list(read_batch_lines(io.BytesIO(scattered), 5))) == 15
-    with pytest.raises(UnusableInputError, match=r"5 lines in a row.*the first: line 16: broken"):
+    with pytest.raises(
+        UnusableInputError, match=r"5 lines in a row.*the first: line 16: is broken"
+    ):
         list(read_batch_lines(io.BytesIO(scattered + b"{\n" * 5), 5))
 
 
