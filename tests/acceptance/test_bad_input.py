@@ -244,6 +244,7 @@ def own_mounts(tmp_path: Path) -> list[str]:
     return OWN_MOUNTS
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_in_the_middle_of_a_run(
     own_mounts: list[str], tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -244,6 +244,7 @@ def test_other_peoples_files_are_not_taken_for_the_results(
         assert stale.with_suffix(".errors.jsonl").read_text() == ""
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_nothing(tiny_model: Path, tmp_path: Path) -> None:
     count = 480
     source = write_lines(tmp_path / "in.jsonl", [*many_lines(count)])
@@ -267,6 +268,7 @@ def test_a_killed_worker_costs_nothing(tiny_model: Path, tmp_path: Path) -> None
     assert seen == {f"row-{n}": 1 for n in range(count)}
 
 
+@pytest.mark.slow
 def test_a_killed_compute_process_costs_nothing(tiny_model: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [*many_lines(320)])
     out = tmp_path / "out.jsonl"

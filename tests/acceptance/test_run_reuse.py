@@ -84,6 +84,7 @@ def ranked(number: int, *documents: int, **more: Any) -> Any:
     return rerank_line(f"rank-{number}", query=f"q {number % 3}", documents=texts, **more)
 
 
+@pytest.mark.slow
 def test_tonight_pays_for_the_pairs_that_have_changed(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def outcomes(out: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_rank_costs_no_row_and_changes_none(tiny_model: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", lines(90))
     whole, split = tmp_path / "whole.jsonl", tmp_path / "split.jsonl"
