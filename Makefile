@@ -40,7 +40,7 @@ test: $(VENV)/installed-dev ## Lint, types and every test but the long ones, thr
 	$(MAKE) --jobs=2 lint cpu-kernels
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist loadfile --no-loadscope-reorder
 
-test-all: test ## The same, and the long tests that kill nothing
+test-all: test ## The same, and the long tests but for the fault suite
 	$(BIN)/python -m pytest -m "slow and not gpu" --ignore=tests/faults
 
 test-faults: $(VENV)/installed-dev ## Kill, stop and starve every process; writes docs/reference/faults.md
