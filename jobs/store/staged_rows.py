@@ -102,8 +102,13 @@ class StagedRows:
     def _mark_duplicates(self) -> None:
         """Give the staged rows that the index kept out their error, which names the first line."""
         row, first = staged.c, request.alias("first")
+        # Also by the custom_id, whose index finds the row. PostgreSQL has no statistics of the new
+        # rows: with the job and the row alone it reads all of them for each staged row.
         landed = sa.exists().where(
-            request.c.job_id == self._job_id, request.c.row_index == row.row_index
+            request.c.job_id == self._job_id,
+            request.c.custom_id == row.custom_id,
+            request.c.kind.is_not(None),
+            request.c.row_index == row.row_index,
         )
         first_line = (
             sa.select(sa.cast(first.c.line, sa.Text))

@@ -13,6 +13,7 @@ from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.staging import staged
 from nightjar.jobs.workers import ComputeSeconds
+from tests.bulk_jobs import finished_job
 from tests.outcomes import codes
 
 BODY = validate_body(
@@ -219,3 +220,28 @@ def test_an_upload_that_fails_tells_its_own_error(store: Store) -> None:
     with store.jobs.submit(NewJob("tiny")) as again:
         again.add([good(0)])
     assert [job.id for job in store.jobs.newest()] == [again.job_id]
+
+
+def test_repeated_ids_are_looked_for_by_their_index(store: Store) -> None:
+    """PostgreSQL read all rows of the job for each of them, once it had statistics of others."""
+    finished_job(store, 2_000, days=1)
+    if store.database.is_sqlite:
+        explain = "EXPLAIN QUERY PLAN "
+    else:
+        explain = "EXPLAIN "
+        with store.database.engine.begin() as connection:
+            connection.execute(sa.text("ANALYZE request"))
+    plans: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if statement.startswith(f"UPDATE {staged.name}"):
+            cursor.execute(explain + statement, parameters)
+            plans.append(str(cursor.fetchall()))
+
+    sa.event.listen(store.database.engine, "before_cursor_execute", note)
+    with store.jobs.submit(NewJob("tiny")) as submission:
+        submission.add([good(0), good(1)])
+    sa.event.remove(store.database.engine, "before_cursor_execute", note)
+    (plan,) = plans
+    by_both = "(job_id=? AND " if store.database.is_sqlite else "uq_request_job_id_custom_id"
+    assert plan.count(by_both) == 2, plan
