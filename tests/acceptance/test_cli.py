@@ -92,6 +92,7 @@ def test_help_loses_nothing_to_markup(command: str) -> None:
             "one of 'a', 'b'",
         ),
         (["worker", "compute", "--engine=real"], {}, "NIGHTJAR_ENGINE"),
+        (["worker", "compute", "--device=cpu", "--devices=0"], {}, "give one of them"),
         (["api"], {"NIGHTJAR_DTYPE": "int4"}, "NIGHTJAR_DTYPE"),
         (["flower", "--address=0.0.0.0"], {}, "NIGHTJAR_FLOWER_AUTH"),
         (["health", "flower"], {}, "use one of planner, worker, beat"),
