@@ -77,15 +77,6 @@ def test_turns_of_planning_follow_the_weights(store: Store, tiny_model: Path) ->
     }
 
 
-def test_a_tenant_that_comes_late_goes_before_all_that_were_charged() -> None:
-    """A charge of one token may be far less than one unit of virtual time."""
-    heavy = JobToPlan("job_1", "tiny", 0, None, tenant="heavy", weight=100.0)
-    late = JobToPlan("job_2", "tiny", 0, None, tenant="late")
-    turns = FairTurns()
-    turns.charge(heavy, 1)
-    assert turns.in_turn([heavy, late]) == [late, heavy]
-
-
 def test_a_tenant_that_is_planned_far_ahead_yields(store: Store, tiny_model: Path) -> None:
     ahead, behind = submit_for(store, "ahead", 40), submit_for(store, "behind", 40)
     # Each request is a micro-batch, and four windows of one are enough.
