@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -16,8 +17,12 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from nightjar import __version__ as nightjar_version
+from nightjar.jobs.store import Store
+from nightjar.pipeline.embedded.summary import RunSummary
 from nightjar.pipeline.front.cli import app, console, processes
+from nightjar.pipeline.front.cli.run import _exit
 from tests.golden_help import FOLDER, help_texts
+from tests.jobs import submit
 from tests.processes import nightjar, start_nightjar, wait_until
 from tests.services import free_port
 
@@ -92,6 +97,7 @@ def test_help_loses_nothing_to_markup(command: str) -> None:
             "one of 'a', 'b'",
         ),
         (["worker", "compute", "--engine=real"], {}, "NIGHTJAR_ENGINE"),
+        (["worker", "compute", "--device=cpu", "--devices=0"], {}, "give one of them"),
         (["api"], {"NIGHTJAR_DTYPE": "int4"}, "NIGHTJAR_DTYPE"),
         (["flower", "--address=0.0.0.0"], {}, "NIGHTJAR_FLOWER_AUTH"),
         (["health", "flower"], {}, "use one of planner, worker, beat"),
@@ -187,6 +193,29 @@ def test_commands_that_are_fine_reach_the_program(monkeypatch: pytest.MonkeyPatc
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
     assert ["flower" in command for command in started] == [True, False]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("outcomes", "status"),
+    [
+        ({"completed": 2}, 0),
+        ({"failed": 1, "completed": 1}, 3),
+        ({"cancelled": 1, "completed": 1}, 3),
+    ],
+)
+def test_a_run_of_which_not_every_row_succeeded_says_so(
+    outcomes: dict[str, int], status: int, store: Store
+) -> None:
+    job = store.jobs.get(submit(store, [{"prompt": "a"}] * 2))
+    ended = replace(job, **outcomes)
+    summary = RunSummary(ended, "out", "errors", False, 0, 1.0, 0.5, 0.1, None, ["fp32"])
+    if status:
+        with pytest.raises(typer.Exit) as ending:
+            _exit(summary)
+        assert ending.value.exit_code == status
+    else:
+        _exit(summary)
 
 
 def test_registered_vectors_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

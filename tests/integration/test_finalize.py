@@ -75,6 +75,21 @@ def test_large_shared_answers_are_read_one_by_one(
     assert content(store, batch, now(store, batch).output_file_id).count(b"\n") == 4
 
 
+def test_shared_answers_are_read_together_up_to_the_size_of_a_page(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    equal: list[Line] = [completion_line(f"row-{n}", prompt="the same") for n in range(4)]
+    batch = landed(store, equal)
+    compute_all(store, batch)
+    page = store.results.lengths(batch.job_id, -1, 9)
+    assert page is not None
+    shared = [shape for shape in page.others if shape.is_reused]
+    for bodies, parts in ((2, [2, 1]), (3, [3])):
+        room = sum(shape.body_bytes for shape in shared[:bodies])
+        monkeypatch.setattr(finalize, "PAGE_BYTES", room)  # they fill it to the last byte
+        assert [len(part) for part in finalize._parts(shared)] == parts
+
+
 def test_a_batch_of_failures_is_completed_without_an_output_file(store: Store) -> None:
     batch = landed(store, completions(3))
     compute_all(store, batch, refused=3)

@@ -14,6 +14,7 @@ from nightjar.jobs.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from nightjar.jobs.lines.schemas import MAX_LINE_BYTES
 from nightjar.jobs.records import JobLimits, JsonObject
 from nightjar.jobs.states import BatchStage, BatchStatus, JobState
 from nightjar.jobs.store import Store, submission
@@ -108,6 +109,13 @@ def test_a_file_of_something_else_fails_the_batch(store: Store, strict: bool) ->
         assert found[0]["code"] == (code or ("invalid_json" if strict else "invalid_file"))
         assert any(words in error["message"] for error in found)
         assert len(found) <= 101
+
+
+def test_a_file_of_one_endless_line_fails_the_batch(store: Store) -> None:
+    batch = make(store, b"[" * (MAX_LINE_BYTES + 1))
+    read_all(ingest(store))
+    (error, first) = errors(store, batch)
+    assert (error["code"], first["code"]) == ("invalid_file", "line_too_long")
 
 
 def test_too_many_bad_lines_and_too_many_rows_fail_the_batch(store: Store) -> None:
@@ -231,6 +239,22 @@ def test_a_fault_that_does_not_pass_fails_the_batch_with_its_reason(
     assert "StoreError: the database refused the data" in errors(store, batch)[0]["message"]
     assert caplog.text.count("it is tried again in 0 s") == 3
     assert next(statuses(store, [other])) == "in_progress"
+
+
+def test_a_fault_in_the_middle_of_a_file_is_a_failed_attempt(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = make(store, lines_of(completions(3)))
+
+    def parts(_: str) -> Iterator[bytes]:
+        yield b"\n"
+        raise StoreError("the database refused the data")
+
+    monkeypatch.setattr(store.files, "parts", parts)
+    reader = ingest(store)
+    while store.batch_work.still_to_read([batch.job_id]) and reader.step().pause_s == 0:
+        pass  # until it is put off
+    assert store.batch_work.count_reading(batch.job_id, 0) == 1
 
 
 def test_a_database_that_is_away_is_no_failed_attempt(

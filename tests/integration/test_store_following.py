@@ -19,6 +19,7 @@ from nightjar.jobs.store import Store, following, retrying
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import job, request, result
 from nightjar.jobs.workers import Crash
+from nightjar.pipeline.queue.sweeper import Sweeper
 from tests.jobs import Body, submit
 from tests.outcomes import answers, claim, codes, compute
 
@@ -289,7 +290,9 @@ def leave_behind(database_url: str) -> None:
         rows = connection.execute(sa.select(request.c.id).where(led)).scalars().all()
         connection.execute(sa.delete(result).where(result.c.request_id.in_(rows)))
         connection.execute(sa.update(request).where(led).values(state=RequestState.FOLLOWING))
-        counters = {"completed": job.c.completed - len(rows), "reused": 0, "reused_tokens": 0}
+        of_job = sa.select(sa.func.count()).where(request.c.job_id == job.c.id, led)
+        completed = job.c.completed - of_job.scalar_subquery()
+        counters = {"completed": completed, "reused": 0, "reused_tokens": 0}
         unfinished = {"state": JobState.RUNNING, "finished_at": None}
         connection.execute(sa.update(job).values(**counters, **unfinished))
     database.close()
@@ -306,3 +309,16 @@ def test_followers_that_an_older_worker_left_are_landed(store: Store, database_u
     assert store.orphans.land() == 0
     found = store.jobs.get(job_id)
     assert (found.state, found.completed, found.reused) == (JobState.COMPLETED, 5, 4)
+
+
+def test_one_sweep_lands_what_was_left_of_several_jobs(store: Store, database_url: str) -> None:
+    jobs = [merged(store, [GREEDY] * 3) for _ in range(2)]
+    for job_id in jobs:
+        (ref,) = plan(store, job_id)
+        assert compute(store, ref)
+    leave_behind(database_url)
+    assert [store.jobs.get(job_id).completed for job_id in jobs] == [1, 1]
+    Sweeper(
+        store, dead_after_s=10, redispatch_after_s=60, longest_gap_s=4, deaths_allowed=3
+    ).sweep()
+    assert [store.jobs.get(job_id).completed for job_id in jobs] == [3, 3]

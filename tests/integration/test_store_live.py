@@ -73,7 +73,7 @@ def test_a_call_is_claimed_computed_and_found_when_it_is_over(store: Store) -> N
     claimed = claim(store, ref)
     assert claimed.live
     assert (claimed.requests[0].body, claimed.requests[0].segments) == (BODY, [[1, 2, 3]])
-    assert claimed.requests[0].custom_id == job_id
+    assert (claimed.requests[0].custom_id, claimed.requests[0].index) == (job_id, 0)
     assert store.live.ended([job_id, other]) == []
     assert store.leases.finish(ref.id, ref.epoch, "worker", answers(claimed), live=True)
     (outcome,) = store.live.ended([job_id, other])

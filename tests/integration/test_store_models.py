@@ -1,5 +1,7 @@
 """Work belongs to a model: no other may claim it, and a change of models leaves nothing behind."""
 
+import logging
+
 import pytest
 import sqlalchemy as sa
 
@@ -15,6 +17,8 @@ from nightjar.jobs.store import Store
 from nightjar.jobs.store.ready import _NEXT_MODEL, _OF_NO_MODEL
 from nightjar.jobs.store.replanning import _READY_BEFORE, _READY_BEHIND, _READY_BETWEEN
 from nightjar.jobs.workers import Crash
+from nightjar.pipeline.planning.model_change import SAY_EVERY_S, ModelChange
+from nightjar.pipeline.queue.queues import short_model
 from tests.jobs import before_the_next_write, submit
 from tests.outcomes import answers, claim, compute
 from tests.planned_models import ALPHA, BETA, GAMMA, plan
@@ -196,3 +200,19 @@ def test_a_request_that_ended_is_not_queued_again(store: Store) -> None:
     assert store.leases.finish(claimed.id, claimed.epoch, "worker", results)
     assert store.replanning.take_apart_others([BETA], MANY) == []
     assert store.jobs.get(job_id).ended == 2
+
+
+def test_a_model_without_workers_is_named_once_a_minute(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    moment = 0.0
+    change = ModelChange(store.replanning, [BETA], "finish", print, clock=lambda: moment)
+    _, of_alpha = planned_for(store, ALPHA, 2)
+    _, of_beta = planned_for(store, BETA)
+    told: list[int] = []
+    for moment in (0.0, SAY_EVERY_S - 1.0, SAY_EVERY_S):  # noqa: B007 - the clock reads it
+        with caplog.at_level(logging.WARNING):
+            change.warn_of_waiting([*of_alpha, *of_beta])
+        told.append(len(caplog.records))
+    assert told == [1, 1, 2]
+    assert short_model(ALPHA) in caplog.text

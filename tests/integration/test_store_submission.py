@@ -1,6 +1,7 @@
 """How jobs come in: whole or not at all, each bad row with its own error."""
 
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import NewJob, NewRequest, RejectedRow, RequestError
 from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.common import now
 from nightjar.jobs.store.staging import staged
 from nightjar.jobs.workers import ComputeSeconds
 from tests.bulk_jobs import finished_job
@@ -49,6 +51,15 @@ def test_a_job_of_good_rows(store: Store) -> None:
     ]
     assert queued[0].body == BODY
     assert store.backlog.jobs_to_plan() == [job.id]
+
+
+def test_a_job_that_was_asked_for_earlier_counts_from_then(store: Store) -> None:
+    asked = now() - timedelta(hours=1)
+    new = NewJob("tiny", completion_window_s=60.0, created_at=asked)
+    with store.jobs.submit(new) as submission:
+        submission.add([good(0)])
+    found = store.jobs.get(submission.job_id)
+    assert (found.created_at, found.expires_at) == (asked, asked + timedelta(seconds=60))
 
 
 def test_bad_rows_land_as_failed_results_at_once(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from nightjar.compute_config import ComputeConfig
-from nightjar.gpu_worker.worker import answers
+from nightjar.gpu_worker.worker import answers, tasks
 from nightjar.gpu_worker.worker.heartbeat import Heartbeat
 from nightjar.gpu_worker.worker.launcher import Launcher
 from nightjar.gpu_worker.worker.served import ServedModel
+from nightjar.gpu_worker.worker.ticker import Ticker
 from nightjar.gpu_worker.worker.worker import LEASE_LOST, GpuWorker
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import ClaimedRequest, EncodedRequest, MicroBatchRef, NewMicroBatch
@@ -76,6 +78,40 @@ def test_a_stale_or_unknown_message_is_skipped(store: Store, worker: GpuWorker) 
     _, (ref,) = planned(store, 1)
     assert worker.run(ref.id, 1).outcome == "skipped"
     assert worker.run(ref.id + 1000, 0).outcome == "skipped"
+
+
+def test_threads_switch_often_while_a_single_call_waits(
+    store: Store, worker: GpuWorker, usual_switching: float
+) -> None:
+    worker.run(999, 0)
+    assert sys.getswitchinterval() == usual_switching
+    worker.run(999, 0, live=True)
+    assert sys.getswitchinterval() < usual_switching
+
+
+@pytest.fixture
+def usual_switching() -> Iterator[float]:
+    """The interval in which threads are switched; it comes back afterwards."""
+    usual_s = sys.getswitchinterval()
+    yield usual_s
+    sys.setswitchinterval(usual_s)
+
+
+def test_a_message_that_does_not_say_live_is_a_jobs_and_makes_room(
+    store: Store, worker: GpuWorker, monkeypatch: pytest.MonkeyPatch, usual_switching: float
+) -> None:
+    """The planner hears of each end, except of single calls: these take no room."""
+    ticks = threading.Semaphore(0)
+    heartbeat, ticker = Heartbeat(worker, 60), Ticker(ticks.release, every_s=0.01)
+    monkeypatch.setattr(tasks, "_parts", [tasks._Parts(store, [], worker, heartbeat, ticker)])
+    try:
+        assert tasks.compute(999, 0, live=True)["outcome"] == "skipped"
+        assert not ticks.acquire(timeout=0.1)
+        assert tasks.compute(999, 0)["outcome"] == "skipped"
+        assert ticks.acquire(timeout=10)
+    finally:
+        heartbeat.stop()
+        ticker.close()
 
 
 def test_work_under_a_lost_lease_is_thrown_away(

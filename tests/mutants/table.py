@@ -119,7 +119,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/orphans.py": [*_store("following", "stopping", "bulk"), *_integration("sweeper")],
     "jobs/store/outcomes.py": [
         *_PROTOCOL,
-        *_store("planning", "bulk", "following", "retrying", "bounds", "quotas"),
+        *_store("planning", "bulk", "following", "retrying", "bounds", "quotas", "result_cache"),
     ],
     "jobs/store/planning.py": [
         *_store("planning", "plans", "stopping", "models"),
@@ -130,7 +130,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/purging.py": [*_store("retention"), *_integration("purge_command", "sweeper")],
     "jobs/store/quotas.py": [*_store("quotas"), *_integration("api_keys")],
     "jobs/store/precedence.py": [*_FAIR, *_store("planning")],
-    "jobs/store/ready.py": [*_store("planning", "suspects", "models"), *_FAIR],
+    "jobs/store/ready.py": [*_store("planning", "suspects", "models", "live"), *_FAIR],
     "jobs/store/replanning.py": _store("models"),
     "jobs/store/result_cache.py": _store("result_cache"),
     "jobs/store/result_lengths.py": _integration("finalize"),
@@ -316,7 +316,9 @@ TESTS: dict[str, list[str]] = {
     "pipeline/settings.py": _unit("settings", "gpu_device", "pipeline_transport"),
     "pipeline/queue/signing.py": [*_unit("pipeline_message_shape"), *_integration("taking")],
     "pipeline/front/signs.py": _integration("signs"),
-    "pipeline/queue/sweeper.py": _integration("sweeper", "leadership", "poison", "store_segmented"),
+    "pipeline/queue/sweeper.py": _integration(
+        "sweeper", "leadership", "poison", "store_segmented", "store_following"
+    ),
     "pipeline/queue/taking.py": [*_unit("pipeline_taking"), *_integration("taking")],
     "pipeline/planning/tasks.py": _integration("planning_tasks", "two_planners", "dispatcher"),
     "pipeline/front/upload_process.py": _integration("api_upload_process"),
@@ -335,14 +337,14 @@ TESTS: dict[str, list[str]] = {
     "pipeline/embedded/work.py": [*_RUN],
     "pipeline/embedded/run.py": _RUN,
     "pipeline/embedded/summary.py": _RUN,
-    "pipeline/embedded/system.py": _RUN,
+    "pipeline/embedded/system.py": [*_integration("embedded_broker"), *_RUN],
     "pipeline/embedded/workdir.py": [*_unit("pipeline_workdir"), *_RUN],
     "gpu_worker/worker/computing.py": _integration("worker", "poison"),
     "gpu_worker/worker/heartbeat.py": _unit("heartbeat"),
     "gpu_worker/worker/exclusive.py": _unit("exclusive"),
     "gpu_worker/worker/known_scores.py": [*_unit("worker_known_scores"), *_integration("worker")],
     "gpu_worker/worker/launcher.py": _integration("launcher", "poison"),
-    "gpu_worker/worker/tasks.py": [*_integration("two_models", "several_models"), *_RUN],
+    "gpu_worker/worker/tasks.py": [*_integration("worker", "two_models", "several_models"), *_RUN],
     "gpu_worker/worker/ticker.py": _unit("ticker"),
     "gpu_worker/worker/worker.py": _integration("worker", "poison"),
 }

@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from nightjar.jobs.store import Store
+from nightjar.pipeline.embedded.line_files import LineOutput
+from nightjar.pipeline.embedded.work import RunError
 from nightjar.pipeline.embedded.workdir import (
     UsageError,
     check_overwrites,
@@ -18,6 +21,7 @@ from nightjar.pipeline.embedded.workdir import (
     was_written,
     what_changed,
 )
+from tests.jobs import submit
 
 
 @pytest.mark.parametrize(
@@ -45,6 +49,18 @@ def test_an_output_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     source.write_text("{}")
     with pytest.raises(UsageError, match="not a regular file"):
         check_paths(source, Path("/dev/full"), tmp_path / "work")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_file_that_was_put_there_while_the_run_computed_is_kept(
+    store: Store, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    job = store.jobs.get(submit(store, [{"prompt": "a"}]))
+    out.write_text("mine")
+    with pytest.raises(RunError, match=f"would overwrite {out}.*results are kept in"):
+        LineOutput(out).write(store, job, tmp_path / "work", overwrite=False)
+    assert out.read_text() == "mine"
 
 
 def test_a_second_run_is_turned_away_and_a_later_one_is_not(tmp_path: Path) -> None:

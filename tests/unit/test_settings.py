@@ -35,6 +35,7 @@ def test_a_shard_a_device(given, count, devices):
         ({"devices": "cuda:0"}, "NIGHTJAR_DEVICES: 'cuda:0': give numbers with commas between"),
         ({"devices": "0,"}, "NIGHTJAR_DEVICES: '0,': give numbers with commas between"),
         ({"shards": 0}, "NIGHTJAR_SHARDS"),
+        ({"webhook_timeout_s": 0}, "NIGHTJAR_WEBHOOK_TIMEOUT_S: Input should be greater than 0"),
         ({"worker_niceness": -1}, "NIGHTJAR_WORKER_NICENESS.*greater than or equal to 0"),
         ({"api_key": "secret" * 5}, "NIGHTJAR_API_KEY: must have at least 32 characters.*openssl"),
         ({"api_key": "secret " * 5}, "NIGHTJAR_API_KEY: must have .* without spaces"),
@@ -124,13 +125,14 @@ def test_a_variable_that_resembles_none_is_warned_of(monkeypatch, caplog):
 def test_no_part_of_nightjar_reads_a_variable_that_it_would_refuse():
     """One list of names: what is read beside the settings stands in it."""
     root = Path(__file__).parents[2]
-    rooms = ("checkpoints", "gpu_worker", "jobs", "kernels", "nightjar", "pipeline")
+    rooms = ("checkpoints", "gpu_worker", "jobs", "kernels", "nightjar", "pipeline", "tests/gpu")
     files = [path for room in rooms for path in (root / room).rglob("*.py")]
     quoted = re.compile(r"""["'](NIGHTJAR_[A-Z][A-Z0-9_]*)["']""")
     read = {name for path in files for name in quoted.findall(path.read_text(encoding="utf-8"))}
     shell = (root / "docker-compose.yml").read_text() + (root / "Dockerfile").read_text()
     read |= set(re.findall("NIGHTJAR_[A-Z0-9_]*[A-Z0-9]", shell))
     assert read >= {"NIGHTJAR_CPU_KERNELS", "NIGHTJAR_FLOWER_AUTH", "NIGHTJAR_MODEL_DIR"}
+    assert "NIGHTJAR_COMPUTE_SANITIZER" in read
     assert unknown_variables(read, Settings.model_fields) == []
 
 
