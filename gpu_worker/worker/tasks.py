@@ -40,7 +40,7 @@ app = create_celery_app(settings)
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class WorkerParts:
     """The parts that live as long as the worker process."""
 
     store: Store
@@ -50,7 +50,12 @@ class _Parts:
     ticker: Ticker
 
     @classmethod
-    def open(cls) -> "_Parts":
+    def open(cls) -> "WorkerParts":
+        """Connect to the store and start a compute process for each model.
+
+        Raises:
+            CheckpointError, LauncherError, SettingsError: A model cannot be served.
+        """
         directories = open_directories(settings)
         store = Store(settings.database_url.get_secret_value())
         # Before the models are loaded, so that a change of their files meanwhile is noticed.
@@ -67,6 +72,7 @@ class _Parts:
         return cls(store, models, worker, heartbeat, Ticker(partial(send_wake, app, TICK_TASK)))
 
     def close(self) -> None:
+        """End the compute processes and give back every lease."""
         self.heartbeat.stop()
         self.ticker.close()
         for model in self.models:
@@ -75,12 +81,13 @@ class _Parts:
         self.store.close()
 
 
-_parts: list[_Parts] = []
+# What this process opened: nothing before it has started.
+opened: list[WorkerParts] = []
 
 
 def _leave(_: str) -> None:
     """Drain and end the worker where no compute process can be started; its supervisor sees it."""
-    if _parts:  # before that the worker is starting, and ends by itself with the reason
+    if opened:  # before that the worker is starting, and ends by itself with the reason
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -89,7 +96,7 @@ def _open(**_: object) -> None:
     """Load the models before the first message is taken; an error ends the worker here."""
     step_back(settings.worker_niceness)  # before the compute processes start: they inherit this
     try:
-        _parts.append(_Parts.open())
+        opened.append(WorkerParts.open())
     except (CheckpointError, LauncherError, SettingsError) as error:
         sys.stderr.write(f"{CANNOT_START}{error}\n")
         raise SystemExit(EXIT_CANNOT_START) from error
@@ -99,7 +106,7 @@ def _open(**_: object) -> None:
 @worker_shutting_down.connect
 def _drain(**_: object) -> None:
     """Drain after TERM: Celery takes no more messages and waits for the running tasks."""
-    for parts in _parts:
+    for parts in opened:
         drain = partial(parts.worker.drain, settings.drain_s)
         # In a thread, because a signal handler must not wait.
         threading.Thread(target=drain, name="drain", daemon=True).start()
@@ -107,7 +114,7 @@ def _drain(**_: object) -> None:
 
 @worker_shutdown.connect
 def _close(**_: object) -> None:
-    for parts in _parts:
+    for parts in opened:
         parts.close()
 
 
@@ -116,7 +123,7 @@ def compute(
     micro_batch: int, epoch: int, alone: bool = False, live: bool = False
 ) -> dict[str, object]:
     """Compute one micro-batch; Flower shows the returned value. `live`: it is a single call."""
-    parts = _parts[0]
+    parts = opened[0]
     outcome = parts.worker.run(micro_batch, epoch, alone=alone, live=live)
     if not live:
         parts.ticker.tick()  # one more micro-batch may be dispatched

@@ -50,7 +50,7 @@ class EmbeddedSystem:
             log = logs.resolve() / f"{name}.log"
             return Service(name, command, log, environment, self._directory)
 
-        self._broker = service("broker", broker_command(self._directory))
+        self.broker = service("broker", broker_command(self._directory))
         self._gpu_worker = service("gpu-worker", worker_command(WorkerRole.COMPUTE, settings))
         self._workers = [
             self._gpu_worker,
@@ -60,8 +60,7 @@ class EmbeddedSystem:
 
     def __enter__(self) -> "EmbeddedSystem":
         try:
-            self._broker.start()
-            wait_for_broker(self._directory, self._broker)
+            self.start_broker()
             self._take_back(crash=None)  # from an earlier run that was killed as a whole
             for worker in self._workers:
                 worker.start()
@@ -73,15 +72,24 @@ class EmbeddedSystem:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
+    def start_broker(self) -> None:
+        """Start the private broker alone, and wait until it answers.
+
+        Raises:
+            ServiceError: It cannot start.
+        """
+        self.broker.start()
+        wait_for_broker(self._directory, self.broker)
+
     def watch(self) -> None:
         """Restart services that have ended.
 
         Raises:
             ServiceError: A service cannot start, or ends again and again.
         """
-        if self._broker.keep_running():
+        if self.broker.keep_running():
             self._report("the broker ended and was started again")
-            wait_for_broker(self._directory, self._broker)
+            wait_for_broker(self._directory, self.broker)
             self._store.planning.requeue(self._store.planning.dispatched())
         for worker in self._workers:
             if worker.keep_running():
@@ -92,7 +100,7 @@ class EmbeddedSystem:
 
     def progressed(self) -> None:
         """Forget earlier ends of services, because results have landed since."""
-        for service in [*self._workers, self._broker]:
+        for service in [*self._workers, self.broker]:
             service.progressed()
 
     def stop(self) -> None:
@@ -100,7 +108,7 @@ class EmbeddedSystem:
         for service in self._workers:
             if service.process is not None:
                 service.process.terminate()
-        for service in [*self._workers, self._broker]:
+        for service in [*self._workers, self.broker]:
             service.stop(_STOP_GRACE_S)
         shutil.rmtree(self._directory, ignore_errors=True)
 

@@ -63,14 +63,13 @@ def test_messages_that_a_broker_took_with_it_are_sent_again(
     system = EmbeddedSystem(store, settings, tmp_path / "logs", told.append)
     _, refs = planned(store, 2)
     try:
-        system._broker.start()
-        wait_for_broker(system._directory, system._broker)
+        system.start_broker()
         store.planning.mark_dispatched(refs)
         system.watch()
         assert store.planning.dispatched() == refs
-        assert system._broker.process is not None
-        system._broker.process.kill()
-        system._broker.process.wait()
+        assert system.broker.process is not None
+        system.broker.process.kill()
+        system.broker.process.wait()
         system.watch()
         assert told == ["the broker ended and was started again"]
         assert store.planning.dispatched() == []

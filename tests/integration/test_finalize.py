@@ -55,12 +55,17 @@ def test_shared_answers_are_counted_as_they_are_written(store: Store) -> None:
     assert told == [output_line(record) for record in store.results.iterate(batch.job_id)]
 
 
-def test_large_shared_answers_are_read_one_by_one(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("bodies", "parts"), [(0, [1, 1, 1]), (2, [2, 1]), (3, [3])])
+def test_shared_answers_are_read_together_up_to_the_size_of_a_page(
+    store: Store, monkeypatch: pytest.MonkeyPatch, bodies: int, parts: list[int]
 ) -> None:
+    """The first `bodies` answers fill a page to its last byte; a larger one is read alone."""
     equal: list[Line] = [completion_line(f"row-{n}", prompt="the same") for n in range(4)]
     batch = landed(store, equal)
     compute_all(store, batch)
+    page = store.results.lengths(batch.job_id, -1, 9)
+    assert page is not None
+    shared = [shape for shape in page.others if shape.is_reused]
     read = store.results.raw
     asked: list[int] = []
 
@@ -69,25 +74,11 @@ def test_large_shared_answers_are_read_one_by_one(
         return read(ids)
 
     monkeypatch.setattr(store.results, "raw", noted)
-    monkeypatch.setattr(finalize, "PAGE_BYTES", 1)  # each is larger
+    room = sum(shape.body_bytes for shape in shared[:bodies])
+    monkeypatch.setattr(finalize, "PAGE_BYTES", max(1, room))
     finalize_all(store)
-    assert asked == [1, 1, 1]
+    assert asked == parts
     assert content(store, batch, now(store, batch).output_file_id).count(b"\n") == 4
-
-
-def test_shared_answers_are_read_together_up_to_the_size_of_a_page(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    equal: list[Line] = [completion_line(f"row-{n}", prompt="the same") for n in range(4)]
-    batch = landed(store, equal)
-    compute_all(store, batch)
-    page = store.results.lengths(batch.job_id, -1, 9)
-    assert page is not None
-    shared = [shape for shape in page.others if shape.is_reused]
-    for bodies, parts in ((2, [2, 1]), (3, [3])):
-        room = sum(shape.body_bytes for shape in shared[:bodies])
-        monkeypatch.setattr(finalize, "PAGE_BYTES", room)  # they fill it to the last byte
-        assert [len(part) for part in finalize._parts(shared)] == parts
 
 
 def test_a_batch_of_failures_is_completed_without_an_output_file(store: Store) -> None:

@@ -103,7 +103,8 @@ def test_a_message_that_does_not_say_live_is_a_jobs_and_makes_room(
     """The planner hears of each end, except of single calls: these take no room."""
     ticks = threading.Semaphore(0)
     heartbeat, ticker = Heartbeat(worker, 60), Ticker(ticks.release, every_s=0.01)
-    monkeypatch.setattr(tasks, "_parts", [tasks._Parts(store, [], worker, heartbeat, ticker)])
+    parts = tasks.WorkerParts(store, [], worker, heartbeat, ticker)
+    monkeypatch.setattr(tasks, "opened", [parts])
     try:
         assert tasks.compute(999, 0, live=True)["outcome"] == "skipped"
         assert not ticks.acquire(timeout=0.1)
