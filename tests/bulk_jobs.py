@@ -6,6 +6,7 @@ import sqlalchemy as sa
 
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.database import open_engine
+from nightjar.jobs.store.landings import pack_ids
 from nightjar.jobs.store.submission import new_job_id
 from nightjar.jobs.store.tables import result
 
@@ -37,11 +38,10 @@ INSERT INTO result (request_id, job_id, row_index, status_code, body, prompt_tok
 SELECT id, job_id, row_index, 200, :answer, 1, 1, 1, 0, :at, micro_batch_id
 FROM request WHERE job_id = :job
 """
-_LANDINGS = """
-INSERT INTO landing (job_id, first, token, request_ids)
-WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :parts)
-SELECT :job, i * :each, :first + i, :ids FROM n
-"""
+_LANDINGS = (
+    "INSERT INTO landing (job_id, first, token, request_ids) VALUES (:job, :at, :token, :ids)"
+)
+_FIRST_REQUEST = "SELECT min(id) FROM request WHERE job_id = :job"
 
 
 def finished_job(store: Store, rows: int, *, days: float = 0.0) -> str:
@@ -59,17 +59,107 @@ def finished_job(store: Store, rows: int, *, days: float = 0.0) -> str:
         "body": '{"prompt":"the owl hunts at night and sleeps by day","max_tokens":16}',
         "answer": '{"choices":[{"index":0,"text":" in the old barn.","finish_reason":"stop"}]}',
         "segments": bytes(48),
-        "ids": bytes(8 * EACH),
     }
     engine = open_engine(store.database.url, pool=sa.NullPool, limited=False)
     with engine.execution_options(nightjar_write=True).begin() as connection:
         for statement in (_JOB, _MICRO_BATCHES):
             connection.execute(sa.text(statement), values)
         values["first"] = connection.scalar(sa.text(_FIRST), values)
-        for statement in (_REQUESTS, _RESULTS, _LANDINGS):
+        for statement in (_REQUESTS, _RESULTS):
+            connection.execute(sa.text(statement), values)
+        first_id = connection.scalar(sa.text(_FIRST_REQUEST), values)
+        landings = [
+            {
+                "job": job_id,
+                "at": at,
+                "token": values["first"] + at // EACH,
+                "ids": pack_ids(range(first_id + at, first_id + min(rows, at + EACH))),
+            }
+            for at in range(0, rows, EACH)
+        ]
+        connection.execute(sa.text(_LANDINGS), landings)
+    engine.dispose()
+    return job_id
+
+
+_LENGTHS = """
+UPDATE result SET prompt_tokens = 20 + (row_index * 7919) % 900, requested_tokens = 256,
+  completion_tokens = 5 + (row_index * 104729) % 90 WHERE job_id = :job
+"""
+_FAILURES = """
+UPDATE result SET status_code = 400, body = NULL, error_code = 'context_exceeded',
+  error_message = 'the prompt is too long' WHERE job_id = :job AND row_index % 25 = 0
+"""
+_AGAIN_READY = """
+UPDATE micro_batch SET state = 'ready', bucket = 64
+WHERE job_id = :job AND id >= :first + :parts - :open
+"""
+_NOT_LANDED = "DELETE FROM result WHERE job_id = :job AND row_index >= :landed"
+_LANDINGS_LEFT = "DELETE FROM landing WHERE job_id = :job AND first >= :landed"
+_RUNS = """
+UPDATE job SET state = 'running', finished_at = NULL, completed = :landed - :failed,
+  failed = :failed, landed = :landed WHERE id = :job
+"""
+
+
+def running_job(store: Store, rows: int) -> str:
+    """A job of so many rows that runs: four fifths have landed, and every 25th of them failed."""
+    job_id = finished_job(store, rows, days=0.1)
+    parts = -(-rows // EACH)
+    landed = (parts - parts // 5) * EACH
+    values: dict[str, object] = {
+        "job": job_id,
+        "parts": parts,
+        "open": parts // 5,
+        "landed": landed,
+        "failed": -(-landed // 25),
+    }
+    engine = open_engine(store.database.url, pool=sa.NullPool, limited=False)
+    with engine.execution_options(nightjar_write=True).begin() as connection:
+        values["first"] = connection.scalar(sa.text(_FIRST), values)
+        for statement in (
+            _NOT_LANDED,
+            _LENGTHS,
+            _FAILURES,
+            _AGAIN_READY,
+            _LANDINGS_LEFT,
+            _RUNS,
+        ):
             connection.execute(sa.text(statement), values)
     engine.dispose()
     return job_id
+
+
+_MANY = """
+INSERT INTO job (id, state, model, metadata, cancel_requested, total, completed, failed, cancelled,
+  prompt_tokens, completion_tokens, requested_tokens, saved_tokens, landed,
+  created_at, started_at, finished_at)
+WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :jobs)
+SELECT 'job_00' || (100000 + i), CASE i % 10 WHEN 3 THEN 'failed' ELSE 'completed' END, 'tiny',
+  '{"run":"nightly-' || i || '"}', FALSE, 5, 5, 0, 0, 5, 5, 5, 0, 5, :at, :at, :at FROM n
+"""
+
+
+def old_jobs(store: Store, jobs: int) -> None:
+    """So many small jobs that ended long ago, without their rows."""
+    moment: object = datetime.now(UTC) - timedelta(days=3)
+    if store.database.is_sqlite and isinstance(moment, datetime):
+        moment = moment.replace(tzinfo=None).isoformat(sep=" ")
+    store.database.write(
+        lambda connection: connection.execute(sa.text(_MANY), {"jobs": jobs, "at": moment})
+    )
+
+
+_LATER = """
+INSERT INTO micro_batch (job_id, kind, bucket, size, tokens, state, epoch, attempts, crashes)
+WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :parts)
+SELECT 'job_00' || (100000 + i % 1000), 'generate', 32, 5, 35, 'done', 0, 1, 0 FROM n
+"""
+
+
+def later_micro_batches(store: Store, parts: int) -> None:
+    """So many micro-batches of `old_jobs`, with higher ids than all before."""
+    store.database.write(lambda connection: connection.execute(sa.text(_LATER), {"parts": parts}))
 
 
 def results_kept(store: Store, job_id: str) -> int:

@@ -37,6 +37,8 @@ from nightjar.jobs.api.model_names import ModelNames
 from nightjar.jobs.api.models import models_router
 from nightjar.jobs.api.openapi import describe_events, openapi_document, operation_id
 from nightjar.jobs.api.ownership import Ownership
+from nightjar.jobs.api.page import create_page
+from nightjar.jobs.api.page.gate import PageGate, ToThePage
 from nightjar.jobs.api.places import UploadPlaces
 from nightjar.jobs.api.rate_limits import RateLimits
 from nightjar.jobs.api.results import results_router
@@ -92,7 +94,9 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     access = access or Access()
     rates = RateLimits() if access.counts else None
     keys = KeyRing(store.accounts, access)
-    app.add_middleware(Authentication, keys=keys, rates=rates)
+    gate = PageGate(keys, store.sessions)
+    app.add_middleware(Authentication, keys=keys, rates=rates, door=gate)
+    app.add_middleware(ToThePage)
     app.add_middleware(BrowserGuard, hosts=trusted_hosts)
     app.add_middleware(ClearHeaders)  # the last one added comes first
     limits = limits or UploadLimits()
@@ -122,6 +126,8 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     app.include_router(health_router(store, taker, deployment, reading_check(keys)))
     describe_events(app)
     _show_documents(app)
+    app.state.page = page = create_page(store, keys, gate, uploads.try_to_wake)
+    app.mount("/ui", page)
     for kind, answer in _ERRORS.items():
         app.add_exception_handler(kind, answer)
     return app

@@ -6,11 +6,12 @@ Open to strangers are the paths of OPEN_PATHS alone. All others need a key, wher
 """
 
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 from urllib.parse import parse_qsl
 
 from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nightjar.jobs.accounts import has_key_inside
@@ -29,17 +30,33 @@ _KEY_NAMES = frozenset(
 )
 
 
+class Door(Protocol):
+    """Another way in than a key in a header, for some paths: that of browsers."""
+
+    def covers(self, scope: Scope) -> bool:
+        """Whether this request comes this way."""
+
+    async def find(self, scope: Scope) -> Found | None:
+        """The caller; None where the path is open to strangers. Raises JobError."""
+
+    def refusal(self, error: JobError, scope: Scope) -> Response:
+        """The answer to a request that is refused."""
+
+
 class Authentication:
     """Sets `request.state.caller`, or refuses the request.
 
     `rates` counts the requests of each tenant; None counts them nowhere, for a process to which
-    another one hands on what it has counted.
+    another one hands on what it has counted. `door` is the way in of browsers, if there is one.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, rates: RateLimits | None) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: KeyRing, rates: RateLimits | None, door: Door | None = None
+    ) -> None:
         self._app = app
         self._keys = keys
         self._rates = rates
+        self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a refusal, or hand the request on with its caller."""
@@ -49,11 +66,13 @@ class Authentication:
         if scope["type"] != "http":  # no route is one of these, and none shall be by mistake
             await send({"type": "websocket.close", "code": 1008})
             return
+        door = self._door if self._door is not None and self._door.covers(scope) else None
+        refusal = _refusal if door is None else door.refusal
         try:
             _refuse_key_in_query(scope["query_string"])
-            found = None if _is_open(scope) else await self._keys.find(_bearer(scope))
+            found = await (self._find(scope) if door is None else door.find(scope))
         except JobError as error:
-            await _refusal(error, scope)(scope, receive, send)
+            await refusal(error, scope)(scope, receive, send)
             return
         if found is None:
             await self._app(scope, receive, send)
@@ -65,9 +84,12 @@ class Authentication:
         if allowance is not None and allowance.retry_after_s:
             app = _too_many(allowance)
         elif not found.caller.may(needed):
-            app = _refusal(scope_too_small(needed), scope)
+            app = refusal(scope_too_small(needed), scope)
         scope.setdefault("state", {})["caller"] = found.caller
         await app(scope, receive, send)
+
+    async def _find(self, scope: Scope) -> Found | None:
+        return None if _is_open(scope) else await self._keys.find(_bearer(scope))
 
     def _count(self, found: Found) -> Allowance | None:
         if self._rates is None or found.requests_a_minute is None:

@@ -18,7 +18,7 @@ from nightjar.jobs.accounts import KeyState, KnownKey, digest_of, is_key, prefix
 from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.api.caller import Caller
 from nightjar.jobs.api.rate_limits import TokenBucket
-from nightjar.jobs.errors import AccountError, StoreError
+from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import DEFAULT_TENANT
 from nightjar.jobs.states import Scope
 from nightjar.jobs.store.accounts import Accounts
@@ -86,7 +86,7 @@ class KeyRing:
                 many unknown keys have come.
             StoreError: The key could not be looked up.
         """
-        if not await self._is_needed():
+        if not await self.is_needed():
             return await self._default_admin()
         if key is None:
             raise RefusedRequestError(
@@ -97,10 +97,17 @@ class KeyRing:
             )
         if len(key) > _LONGEST_KEY:
             raise _invalid()
-        digest = digest_of(key)
+        return await self.find_digest(digest_of(key), _prefix(key))
+
+    async def find_digest(self, digest: str, prefix: str | None) -> Found:
+        """The caller of the key that has this digest, as a session of a browser keeps it.
+
+        `prefix` is that of the key; None for a key that no `nightjar keys create` made. Raises as
+        `find` does.
+        """
         if self._is_own(digest):
             return await self._default_admin()
-        found = await self._look_up(key, digest)
+        found = None if prefix is None else await self._look_up(prefix, digest)
         if found is None:
             raise _invalid()
         caller = Caller(found.key.tenant, found.key.scope)
@@ -127,8 +134,8 @@ class KeyRing:
         own = self._own_digest
         return own is not None and hmac.compare_digest(digest, own)
 
-    async def _is_needed(self) -> bool:
-        """Whether a key is needed; that it is needed once stays so."""
+    async def is_needed(self) -> bool:
+        """Whether callers need a key; that it is needed once stays so."""
         asked_at = self._clock()
         if not self._needed and asked_at - self._asked_at >= KEPT_S:
             if await run_in_threadpool(self._accounts.has_keys):  # never back to False
@@ -144,16 +151,12 @@ class KeyRing:
             self._limit_read_at = read_at
         return Found(Caller(), self._limit_of_default)
 
-    async def _look_up(self, key: str, digest: str) -> KnownKey | None:
+    async def _look_up(self, prefix: str, digest: str) -> KnownKey | None:
         """The stored key, if it is this one and opens the API now."""
         looked_at, kept = self._clock(), self._kept.get(digest)
         if kept is not None and looked_at - kept[1] < KEPT_S:
             self._kept.move_to_end(digest)
             return kept[0] if _opens(kept[0], digest) else None
-        try:
-            prefix = prefix_of(key)
-        except AccountError:
-            return None  # not the shape of a key, which is no secret
         if kept is None and self._strangers.take().retry_after_s:
             message = "too many calls with unknown keys; try again in a second"
             raise RefusedRequestError(429, "rate_limit_exceeded", message)
@@ -166,6 +169,11 @@ class KeyRing:
         while len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)
         return known
+
+
+def _prefix(key: str) -> str | None:
+    """The prefix of a key; None for a text that has not its shape, which is no secret."""
+    return prefix_of(key) if is_key(key) else None
 
 
 def _opens(known: KnownKey | None, digest: str) -> bool:

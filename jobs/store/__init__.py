@@ -13,9 +13,13 @@ from nightjar.jobs.store.batch_work import BatchWork
 from nightjar.jobs.store.batches import Batches
 from nightjar.jobs.store.database import Database, Synchronous
 from nightjar.jobs.store.deliveries import Deliveries
+from nightjar.jobs.store.deployment_view import DeploymentView
+from nightjar.jobs.store.failures import Failures
 from nightjar.jobs.store.file_sweeping import FileSweeping
 from nightjar.jobs.store.files import Files
 from nightjar.jobs.store.heartbeats import Heartbeats
+from nightjar.jobs.store.job_figures import JobFigures
+from nightjar.jobs.store.job_listing import JobListing
 from nightjar.jobs.store.jobs import Jobs
 from nightjar.jobs.store.leading import Leaders
 from nightjar.jobs.store.leases import Leases
@@ -24,6 +28,7 @@ from nightjar.jobs.store.models import Models
 from nightjar.jobs.store.orphans import Orphans
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.planning import Planning
+from nightjar.jobs.store.previews import Previews
 from nightjar.jobs.store.purging import Purging
 from nightjar.jobs.store.quotas import Quotas
 from nightjar.jobs.store.replanning import Replanning
@@ -32,6 +37,7 @@ from nightjar.jobs.store.results import Results
 from nightjar.jobs.store.retention import Retention
 from nightjar.jobs.store.retrying import Retries
 from nightjar.jobs.store.segmented import UnfinishedUploads
+from nightjar.jobs.store.sessions import Sessions
 from nightjar.jobs.store.shares import Shares
 from nightjar.jobs.store.stopping import Stopping
 from nightjar.jobs.store.suspects import Suspects
@@ -73,6 +79,12 @@ class Store:
         file_sweeping: Frees files that were deleted, have expired or were abandoned.
         webhooks: Where tenants want events to be sent.
         deliveries: Events on their way to webhooks.
+        listing: Pages of jobs for people.
+        figures: Stages, speed and lengths of a job for people.
+        previews: What a few rows were asked for, for people.
+        failures: Why rows of a job failed, for people.
+        deployment: Workers and queues for people.
+        sessions: Browsers that have signed in.
     """
 
     def __init__(self, url: str, *, synchronous: Synchronous = "full") -> None:
@@ -111,6 +123,12 @@ class Store:
         self.retention = Retention(database, self.purging)
         self.webhooks = Webhooks(database)
         self.deliveries = Deliveries(database)
+        self.listing = JobListing(database)
+        self.figures = JobFigures(database)
+        self.previews = Previews(database)
+        self.failures = Failures(database)
+        self.deployment = DeploymentView(database)
+        self.sessions = Sessions(database)
 
     def migrate(self) -> None:
         """Bring the tables to the newest revision; several processes may do so at once."""

@@ -76,6 +76,10 @@ job = sa.Table(
     sa.Index(None, "tenant", "id"),
     # The same without single calls, of which there may be far more than jobs.
     sa.Index("ix_job_listed", "tenant", "id", sqlite_where=LISTED, postgresql_where=LISTED),
+    # The same of one state.
+    sa.Index(
+        "ix_job_by_state", "tenant", "state", "id", sqlite_where=LISTED, postgresql_where=LISTED
+    ),
     # For purging: the oldest single calls.
     sa.Index("ix_job_live", "id", sqlite_where=LIVE, postgresql_where=LIVE),
     # For each pass: the open jobs, all of them or of one tenant.

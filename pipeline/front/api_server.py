@@ -61,6 +61,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
             )
             server = uvicorn.Server(config)
             app.state.calls.watcher.is_ending = lambda: server.should_exit
+            app.state.page.state.streams.is_ending = lambda: server.should_exit
             ending.run(server)
 
 
