@@ -10,6 +10,8 @@ from celery.bin.celery import main as celery_main
 from flower.views.monitor import Metrics
 from tornado.web import authenticated
 
+from nightjar import logs
+
 # Errors of a socket that cannot be bound; any other error is shown with its traceback.
 _CANNOT_LISTEN = {
     errno.EADDRINUSE: "is taken: end what listens there, or give another --port",
@@ -26,6 +28,7 @@ def protect_metrics() -> None:
 def main(arguments: list[str]) -> None:
     """Run Flower until the process is told to end."""
     protect_metrics()
+    logs.configure("flower")
     sys.argv[1:] = arguments
     try:
         celery_main()

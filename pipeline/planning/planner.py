@@ -19,6 +19,7 @@ from nightjar.pipeline.planning.models import PlanningModel, PlanningModels
 from nightjar.pipeline.planning.pack import Packable, pack
 from nightjar.pipeline.planning.turns import Turns
 from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.tracing.tracer import traces
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,9 @@ class Planner:
         # A smaller chunk after each failure: parts may succeed where the whole is too large.
         most = max(1, settings.plan_chunk_requests >> 4 * found.failures)
         requests = self._store.backlog.queued_requests(found.id, most, settings.plan_chunk_bytes)
-        done = self._plan_chunk(found, requests) if requests else 0
+        trace = self._store.traces.of_jobs([found.id]).get(found.id) if traces.is_on else None
+        with traces.span("plan", trace, {"nightjar.job_id": found.id}):
+            done = self._plan_chunk(found, requests) if requests else 0
         self._counted.discard(found.id)
         return done
 

@@ -262,6 +262,7 @@ def tour_of_calls(call: Callable[..., Call]) -> Iterator[Call]:
 
 def tour_of_models(call: Callable[..., Call], store: Store) -> Iterator[Call]:
     store.models.plan_for([PlannedModel("tiny", "f" * 64, 512)])
+    yield call("GET", "/metrics")
     yield call("GET", "/v1/models")
     yield call("GET", "/v1/models/tiny", "/v1/models/{model}")
     yield call("GET", "/v1/models/nope", "/v1/models/{model}")

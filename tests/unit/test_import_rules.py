@@ -28,6 +28,7 @@ RECORDS = {
             "equality",
             "lifecycle",
             "events",
+            "tracing",
         )
     )
 }
@@ -35,7 +36,8 @@ MODELS = {"checkpoints", "kernels", "gpu_worker.models"}
 ENGINE = MODELS | {"gpu_worker.engine"}
 QUEUE = RECORDS | {
     *("jobs.store", "jobs.webhooks"),
-    *("pipeline.model_settings", "pipeline.settings", "pipeline.queue"),
+    *("pipeline.metrics", "pipeline.model_settings", "pipeline.settings", "pipeline.queue"),
+    "pipeline.tracing",
 }
 FILES = RECORDS | {"jobs.lines", "jobs.store", "pipeline.files"}
 EMBEDDED = QUEUE | FILES | {"checkpoints", "pipeline.embedded"}
@@ -66,6 +68,8 @@ RULES: list[tuple[str, set[str]]] = [
         },
     ),
     ("gpu_worker/", set()),
+    ("pipeline/metrics/", RECORDS | {"jobs.store", "pipeline.metrics", "pipeline.settings"}),
+    ("pipeline/tracing/", RECORDS | {"pipeline.settings", "pipeline.tracing"}),
     ("pipeline/queue/", QUEUE),
     ("pipeline/planning/", QUEUE | {"checkpoints", "jobs.lines", "pipeline.planning"}),
     ("pipeline/files/", FILES),
@@ -79,7 +83,12 @@ RULES: list[tuple[str, set[str]]] = [
     ),
     (
         "pipeline/",
-        {"pipeline.api_settings", "pipeline.model_settings", "pipeline.variables"},
+        {
+            "pipeline.api_settings",
+            "pipeline.model_settings",
+            "pipeline.monitoring_settings",
+            "pipeline.variables",
+        },
     ),
     ("nightjar/__main__.py", {"pipeline.front"}),
     ("nightjar/__init__.py", {"pipeline.client"}),
