@@ -72,6 +72,10 @@ job = sa.Table(
     # From this moment nobody sees its rows; while `purging`, some of them still have to be deleted.
     sa.Column("purged_at", UtcDateTime),
     sa.Column("purging", sa.Boolean, nullable=False, server_default=sa.false()),
+    # An open job: it may get more rows, and does not end before it is sealed.
+    sa.Column("takes_rows", sa.Boolean, nullable=False, server_default=sa.false()),
+    # Digest of the rows that were appended last, so that they are not appended twice.
+    sa.Column("append_digest", sa.String(64)),
     # For listings: the jobs of one tenant, newest first.
     sa.Index(None, "tenant", "id"),
     # The same without single calls, of which there may be far more than jobs.
