@@ -127,7 +127,7 @@ def _stated(known: _Line, error: object) -> RejectedRow:
     """The rejected row of a line that says itself why it is no request; raises BodyError."""
     given = error if isinstance(error, dict) else {}
     code, message, param = given.get("code"), given.get("message"), given.get("param")
-    is_code = isinstance(code, str) and re.fullmatch(r"[a-z][a-z0-9_]{0,63}", code) is not None
+    is_code = is_text(code, 64) and re.fullmatch(r"[a-z][a-z0-9_]*", str(code)) is not None
     if not is_code or not is_text(message, MAX_REASON) or not (param is None or is_text(param, 64)):
         _fail(
             "invalid_value",
@@ -135,7 +135,8 @@ def _stated(known: _Line, error: object) -> RejectedRow:
             f"must have a code and a message of at most {MAX_REASON} characters; send a request, "
             "or why there is none",
         )
-    return RejectedRow(known.index, known.line, known.custom_id, code, message, param)
+    where = (known.index, known.line, known.custom_id)
+    return RejectedRow(*where, str(code), str(message), None if param is None else str(param))
 
 
 def validate_body(kind: RequestKind, body: object, *, chat: bool = False) -> JsonObject:

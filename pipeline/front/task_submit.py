@@ -83,8 +83,9 @@ class TaskSubmission:
             if not self._write_rows(path, most_bad_in_a_row):
                 self._note.unlink()
                 raise UsageError(f"{self._work.name} has no rows")
-            more: SubmitOptions = {"model": model, "idempotency_key": key}
-            job = self._client.submit(path, **{**options, **more})
+            options = options.copy()
+            options["model"], options["idempotency_key"] = model, key
+            job = self._client.submit(path, **options)
         self._write_note(Submitted(asked, key, job.id))
         return job
 
@@ -188,7 +189,8 @@ def batch_line(row: NewRequest | RejectedRow, *, is_chat: bool) -> bytes:
 def _records(results: Iterable[Result]) -> Iterator[ResultRecord]:
     """Yield the results of a job that is over, which come in row order, as records."""
     for index, result in enumerate(results):
-        error = result.error
+        told = result.error
+        error = None if told is None else RequestError(told.code, told.message, told.param)
         response = result.raw.get("response") or {}
         yield ResultRecord(
             id=0,
@@ -197,7 +199,7 @@ def _records(results: Iterable[Result]) -> Iterator[ResultRecord]:
             custom_id=result.custom_id,
             status_code=int(response.get("status_code") or 0),
             body=response.get("body") if error is None else None,
-            error=error and RequestError(error.code, error.message, error.param),
+            error=error,
             prompt_tokens=0 if result.usage is None else result.usage.prompt_tokens,
             completion_tokens=0 if result.usage is None else result.usage.completion_tokens,
             requested_tokens=0,

@@ -1,8 +1,6 @@
 """Commands for a running deployment: submit a job, show it, pause, resume or cancel it."""
 
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,9 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nightjar.pipeline.front.cli.console import (
-    EXIT_NO_ROW_SUCCEEDED,
-    EXIT_ROWS_FAILED,
-    EXIT_RUN,
     EXIT_USAGE,
     AsJson,
     Input,
@@ -21,17 +16,20 @@ from nightjar.pipeline.front.cli.console import (
     print_json,
     say,
 )
+from nightjar.pipeline.front.cli.deployment import (
+    DEFAULT_API,
+    ApiUrl,
+    connect,
+    exit_by_outcome,
+    tell_submitted,
+    watched,
+)
 
 if TYPE_CHECKING:
-    from nightjar.pipeline.client.blocking import Client, Job
+    from nightjar.pipeline.client.blocking import Job
     from nightjar.pipeline.client.options import SubmitOptions
     from nightjar.pipeline.client.records import JobStatus
 
-DEFAULT_API = "http://127.0.0.1:8000"
-_RETRIES = 3  # somebody waits at the terminal
-ApiUrl = Annotated[
-    str, typer.Option("--api", envvar="NIGHTJAR_API", help="Where `nightjar api` listens.")
-]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, which `submit` prints.")]
 
 
@@ -124,30 +122,6 @@ def _check_lines(source: Path) -> None:
         fail(f"the input {source}: {error.strerror}", EXIT_USAGE)
 
 
-def tell_submitted(job: "Job", *, as_json: bool, shows: bool = True) -> "JobStatus":
-    """Print a job that was submitted, and on standard error its first bad row."""
-    from nightjar.pipeline.files.formats import failure_text
-
-    status = job.submitted or job.status()
-    if shows:
-        print_json(status.raw, as_json=as_json)
-    failed, total = status.counts.failed, status.counts.total
-    first = job.first_failure() if failed else None
-    if first is not None:
-        how = "were rejected" if "rejected" in status.raw else "have failed"
-        say(f"{failed} of {total} rows {how}; the first: {failure_text(first.raw)}")
-    return status
-
-
-def exit_by_outcome(found: "JobStatus", *, watch: bool) -> None:
-    """End the command with the status for a job: at its end, or just submitted."""
-    counts = found.counts
-    if watch and counts.completed < counts.total:
-        raise typer.Exit(EXIT_ROWS_FAILED if counts.completed else EXIT_NO_ROW_SUCCEEDED)
-    if counts.failed == counts.total:
-        raise typer.Exit(EXIT_NO_ROW_SUCCEEDED)
-
-
 def status(
     job_id: JobId,
     api_url: ApiUrl = DEFAULT_API,
@@ -172,22 +146,6 @@ def status(
         say(f"it waits: {found.waiting}")
     if watch:
         exit_by_outcome(found, watch=True)
-
-
-def watched(job: "Job", *, as_json: bool) -> "JobStatus":
-    """Wait for a job's end, and show how it goes on; Ctrl-C ends the command, not the job."""
-    told: list[tuple[str, int]] = []
-
-    def tell(found: "JobStatus") -> None:
-        if [(found.state, found.ended)] != told:
-            told[:] = [(found.state, found.ended)]
-            print_json(found.raw, as_json=True)
-
-    try:
-        return job.wait(progress=tell if as_json else True)
-    except KeyboardInterrupt:
-        say("stopped watching; the job goes on")
-        raise typer.Exit(128 + signal.SIGINT) from None
 
 
 def results(
@@ -247,16 +205,3 @@ def _steer(
     """Ask for a change of a job, and print the job that the API answers with."""
     with connect(api_url) as client:
         print_json(change(client.job(job_id)).raw, as_json=as_json)
-
-
-@contextmanager
-def connect(api_url: str) -> "Iterator[Client]":
-    """Give a client; an error of the API ends the command."""
-    from nightjar.pipeline.client.blocking import Client
-    from nightjar.pipeline.client.errors import ClientError
-
-    try:
-        with Client(api_url, retries=_RETRIES) as client:
-            yield client
-    except ClientError as error:
-        fail(str(error), EXIT_RUN)

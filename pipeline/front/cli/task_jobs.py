@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nightjar.pipeline.front.cli.console import EXIT_RUN, EXIT_USAGE, fail, print_json, say
-from nightjar.pipeline.front.cli.jobs import connect, exit_by_outcome, tell_submitted, watched
+from nightjar.pipeline.front.cli.deployment import connect, exit_by_outcome, tell_submitted, watched
 from nightjar.pipeline.front.cli.tasks import open_task
 from nightjar.pipeline.settings import Settings
 
