@@ -60,6 +60,12 @@ def test_the_last_run_tells_the_time() -> None:
     assert "of the last run, which reused 990 of its answers" in told(Speed(1000, 1.0, 1, 990))
 
 
+def test_a_key_that_repeats_is_a_row_that_fails(tiny_model: Path, tmp_path: Path) -> None:
+    write_rows(tmp_path, {"id": [1, 1], "review": ["a", "b"]})
+    done = plan(write_task(tmp_path), "--model", tiny_model)
+    assert (done.exit_code, "keys repeat" in done.stdout) == (3, True)
+
+
 def test_programs_read_the_plan_as_json(tiny_model: Path, tmp_path: Path) -> None:
     write_rows(tmp_path, {"id": [1, 1, 2], "review": ["hi", "hi", None]})
     task = write_task(tmp_path, more="[parameters]\nmax_tokens = 5")

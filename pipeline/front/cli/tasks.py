@@ -50,7 +50,7 @@ def plan(
     """Read a task's rows and count what they will cost; nothing is computed or written.
 
     Exit status: 0 every row can be used, 1 the source was lost, 2 the task cannot be used, 3 some
-    rows cannot be used, 4 no row can be used.
+    rows cannot be used or repeat a key, 4 no row can be used.
 
     Example: nightjar plan task.toml --price-per-hour 2.50
     """
@@ -89,7 +89,7 @@ def plan(
             typer.echo(line)
     if not found.requests:
         raise typer.Exit(EXIT_NO_ROW_SUCCEEDED)
-    if found.bad:
+    if found.bad or found.repeat is not None:
         raise typer.Exit(EXIT_ROWS_FAILED)
 
 
