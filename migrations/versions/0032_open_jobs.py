@@ -6,7 +6,7 @@ from alembic import op
 from nightjar.migrations.indexes import add_column
 
 revision = "0032"
-down_revision = "0026"
+down_revision = "0029"
 branch_labels = None
 depends_on = None
 
