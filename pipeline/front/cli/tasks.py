@@ -28,7 +28,10 @@ task = typer.Typer(name="task", help="Help with writing task files.", no_args_is
 
 @task.command()
 def schema() -> None:
-    """Print the JSON schema of task files, for editors."""
+    """Print the JSON schema of task files, for editors.
+
+    Example: nightjar task schema > task.schema.json
+    """
     from nightjar.pipeline.tasks.task_file import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
