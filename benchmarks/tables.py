@@ -121,7 +121,14 @@ def run(
     }
 
 
-_NAMES = ("planning", "gpu_worker.worker", "gpu_worker.compute", "beat", "valkey", "redis")
+_NAMES = {  # by a part of the command line
+    "planning": "planner",
+    "gpu_worker.worker": "gpu_worker",
+    "gpu_worker.compute": "compute",
+    "beat": "beat",
+    "valkey": "broker",
+    "redis": "broker",
+}
 
 
 def _memory(root: psutil.Process) -> dict[str, dict[str, float]]:
@@ -131,7 +138,7 @@ def _memory(root: psutil.Process) -> dict[str, dict[str, float]]:
         try:
             for process in [root, *root.children(recursive=True)]:
                 line = " ".join(process.cmdline()[1:])
-                name = next((name for name in _NAMES if name in line), "run")
+                name = next((name for part, name in _NAMES.items() if part in line), "run")
                 if process == root or name != "run":
                     series[name].append(resident_bytes(process) / 2**20)
         except psutil.NoSuchProcess:  # it has just ended

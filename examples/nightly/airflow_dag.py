@@ -51,7 +51,8 @@ def descriptions_by_a_deployment() -> None:
     @task
     def described(ds: str = "") -> int:
         """Submit the products of the night, wait, and store the answers; `ds` is Airflow's date."""
-        return describe(Path(FOLDER) / "data", ds)
+        missing: int = describe(Path(FOLDER) / "data", ds)
+        return missing
 
     described()
 
