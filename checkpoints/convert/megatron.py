@@ -19,6 +19,7 @@ from nightjar.checkpoints.convert.megatron_names import common_names, flatten, l
 from nightjar.checkpoints.convert.pickles import TensorReference
 from nightjar.checkpoints.convert.projections import RowOrder
 from nightjar.checkpoints.convert.source import Source, cut_dimension
+from nightjar.checkpoints.convert.torch_distributed import METADATA, open_torch_distributed
 from nightjar.checkpoints.convert.torch_file import TorchFile, open_torch_file
 from nightjar.checkpoints.errors import CheckpointError
 
@@ -45,6 +46,8 @@ def open_megatron(path: Path, given: Mapping[str, Any], version: float | None = 
     Raises:
         CheckpointError: A shard is missing or differs from the others, or the model is not served.
     """
+    if not path.is_file() and (_iteration(path) / METADATA).is_file():
+        return open_torch_distributed(_iteration(path), given)
     files = _shard_files(path)
     grid = {place: open_torch_file(file) for place, file in files.items()}
     first = grid[0, 0]
@@ -87,6 +90,11 @@ def _shard_files(path: Path) -> dict[tuple[int, int], Path]:
         if not files:
             raise CheckpointError(f"{child}: no {FILE_NAMES[0]}; copy the shard again")
         found[int(match[1]), int(match[2] or 0)] = files[0]
+    if not found and list(folder.glob("*/.zarray"))[:1]:
+        raise CheckpointError(
+            f"{folder}: the format zarr is not read; save the checkpoint with --ckpt-format torch "
+            "or torch_dist"
+        )
     if not found:
         raise CheckpointError(
             f"{folder}: no folders mp_rank_..; give the folder of a Megatron-LM checkpoint or of "

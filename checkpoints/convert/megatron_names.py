@@ -76,7 +76,7 @@ def common_names(
     for name, tensor in tensors.items():
         if any(part in name for part in _NO_WEIGHTS):
             continue
-        common = _common_name(name, first_layer, hybrid)
+        common = common_name(name, first_layer, hybrid)
         if common is None:
             kind = "mixtures of experts are" if ".experts." in name else f"tensor {name!r} is"
             raise CheckpointError(f"{where}: {kind} not supported")
@@ -92,7 +92,8 @@ def layer_count(tensors: Mapping[str, TensorReference]) -> int:
     return max(numbers, default=-1) + 1
 
 
-def _common_name(name: str, first_layer: int, hybrid: bool) -> str | None:
+def common_name(name: str, first_layer: int, hybrid: bool) -> str | None:
+    """Return a tensor's common name, or None if it belongs to another kind of model."""
     if name in _OUTSIDE:
         return _OUTSIDE[name]
     if match := _LAST_NORM.fullmatch(name):

@@ -203,13 +203,14 @@ def _reference(
 ) -> TensorReference:
     if not isinstance(storage, StorageReference):
         raise pickle.UnpicklingError("a tensor without a storage")
-    sizes, steps = _sizes(shape), _sizes(strides)
+    sizes, steps = sizes_of(shape), sizes_of(strides)
     if type(offset) is not int or offset < 0 or len(sizes) != len(steps):
         raise pickle.UnpicklingError("a tensor with impossible sizes")
     return TensorReference(storage, dtype or storage.dtype, offset, sizes, steps)
 
 
-def _sizes(value: object) -> tuple[int, ...]:
+def sizes_of(value: object) -> tuple[int, ...]:
+    """Return the sizes of a tensor, as a tuple or a torch.Size gives them."""
     if isinstance(value, Opaque):  # torch.Size
         value = value.arguments[0] if value.arguments else ()
     if not isinstance(value, tuple | list) or len(value) > MAX_RANK:
