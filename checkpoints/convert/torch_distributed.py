@@ -1,8 +1,8 @@
 """Reads Megatron-Core's checkpoints of the format `torch_dist`.
 
-`.metadata` lists the chunks of each tensor: where each begins in the tensor, in which file it lies.
-A chunk is a small file of torch.save within a `.distcp` file.  Chunks are parts of rows or of
-columns, in the place of the ranks that wrote them.
+`.metadata` lists the chunks of every tensor: where each begins in the tensor, and in which file.
+A chunk is a small file of torch.save within a `.distcp` file.  Chunks are parts of rows or columns,
+in the place of the ranks that wrote them.
 """
 
 from __future__ import annotations

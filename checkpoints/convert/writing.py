@@ -9,18 +9,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nightjar.checkpoints.convert.arrays import Recipe
+from nightjar.checkpoints.convert.arrays import Array, Recipe
 from nightjar.checkpoints.errors import CheckpointError
 
 MANIFEST = "conversion.json"
 FILE_BYTES = 4 << 30
 """A file ends before the tensor that would make it larger; a larger tensor has one of its own."""
 _WRITE_BYTES = 16 << 20
+_AHEAD_BYTES = 256 << 20
+"""A larger tensor is built only when the one before it has left the memory."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are written, and the bytes of all tensors."""
@@ -156,19 +159,32 @@ def _write(path: Path, planned: PlannedFile, progress: Callable[[int], None]) ->
     """Write a file, and return the SHA-256 of its content."""
     digest = hashlib.sha256()
     header = _header(planned)
-    with path.open("wb") as file:
+    with ThreadPoolExecutor(2) as pool, path.open("wb") as file:
         file.write(header)
         digest.update(header)
-        for recipe in planned.recipes:
-            data = memoryview(recipe.build().data).cast("B")
+        for recipe, array in zip(planned.recipes, _built(planned.recipes, pool), strict=True):
+            data = memoryview(array.data).cast("B")
             for start in range(0, len(data), _WRITE_BYTES):
                 block = data[start : start + _WRITE_BYTES]
-                digest.update(block)
+                hashed = pool.submit(digest.update, block)
                 file.write(block)
+                hashed.result()
             progress(recipe.size_bytes)
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()
+
+
+def _built(recipes: Sequence[Recipe], pool: ThreadPoolExecutor) -> Iterator[Array]:
+    """Yield the tensors; a small one is built while the one before it is written."""
+    ahead: Future[Array] | None = None
+    for index, recipe in enumerate(recipes):
+        built = recipe.build() if ahead is None else ahead.result()
+        following = recipes[index + 1] if index + 1 < len(recipes) else None
+        ahead = None
+        if following is not None and following.size_bytes <= _AHEAD_BYTES:
+            ahead = pool.submit(following.build)
+        yield built
 
 
 def _header(planned: PlannedFile) -> bytes:
