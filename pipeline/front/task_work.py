@@ -70,12 +70,9 @@ class TaskWork:
         """Where the failures are."""
         if self._lines is not None:
             return self._lines.failures
-        separate = self._sink is not None and not self._sink.config.keeps_errors
-        place = (
-            self._sink.config.errors
-            if self._sink is not None and separate
-            else self._open("").target
-        )
+        place = self._open("").target
+        if self._sink is not None and not self._sink.config.keeps_errors:
+            place = self._sink.config.errors
         if self._left_out:
             return f"{place}, without {self._left_out} rows that have no key of their own"
         return place
