@@ -5,7 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 
@@ -42,6 +48,7 @@ class Recorder:
 
     def open(self, process: str) -> CollectorRegistry:
         """Begin to record the metrics of this kind of process, from zero."""
+        disable_created_metrics()  # a series more for each counter, which nobody reads
         registry = CollectorRegistry()
         self._counters, self._histograms = {}, {}
         for metric in declared.ALL:
