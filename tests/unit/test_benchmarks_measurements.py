@@ -45,6 +45,6 @@ def test_a_table_without_a_file_is_named(tmp_path: Path) -> None:
 
 def test_the_page_names_the_newest_files() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    named = [found[1:3] for found in TABLES.finditer(text)]
+    named = [found.group(1, 2) for found in TABLES.finditer(text)]
     assert len(named) > 5
-    assert [found[1:3] for found in TABLES.finditer(filled(text, RESULTS))] == named
+    assert [found.group(1, 2) for found in TABLES.finditer(filled(text, RESULTS))] == named
