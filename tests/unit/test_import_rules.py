@@ -20,6 +20,7 @@ RECORDS = {
             "records",
             "file_records",
             "batch_records",
+            "append_records",
             "purge_records",
             "states",
             "workers",
