@@ -300,6 +300,7 @@ def tour(client: TestClient, store: Store) -> Iterator[Call]:
     yield call("POST", "/v1/jobs", **text)
     yield call("POST", "/v1/jobs", **text)
     yield call("POST", "/v1/jobs", content=b"", params={"priority": "x"})
+    yield call("POST", "/v1/jobs", **text, params={"model": "unknown"})
     yield call("GET", "/v1/jobs")
     yield call("GET", "/v1/jobs", params={"limit": 0})
     yield call("GET", "/v1/jobs/nope", one)
