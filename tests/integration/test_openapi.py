@@ -100,6 +100,9 @@ def test_every_operation_is_complete(document: Document) -> None:
                 assert content["schema"], (path, status)
             kinds["error" if int(status) >= 400 else "success"] += 1
         assert min(kinds.values()) > 0, path
+        queried = [one for one in operation.get("parameters", ()) if one["in"] == "query"]
+        if queried or "requestBody" in operation:
+            assert "400" in operation["responses"], path
         if path.startswith("/v1/"):
             assert operation["security"] == [{"key": []}]
             assert {"401", "403", "500", "503"} <= set(operation["responses"]), path
