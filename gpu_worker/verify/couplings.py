@@ -98,7 +98,8 @@ def _product(first: Tensor, second: Tensor, block: int, generator: torch.Generat
 
     def norms(other: Tensor) -> Tensor:
         products: Tensor = torch.bmm(sketched, other.view(rows // block, block, -1))
-        return torch.linalg.vector_norm(products, dim=(1, 2))
+        found: Tensor = torch.linalg.vector_norm(products, dim=(1, 2))
+        return found
 
     second = second.contiguous()
     others = torch.stack(
