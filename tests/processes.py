@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from typer.testing import CliRunner
 
 NIGHTJAR = [sys.executable, "-m", "nightjar"]
 PATIENCE_S = 120.0
@@ -25,6 +26,17 @@ def nightjar(
         text=True,
         timeout=timeout_s,
     )
+
+
+def nightjar_here(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process: one that ends before it starts any other."""
+    from nightjar.pipeline.front.cli import app  # noqa: PLC0415 - a second, for few of the tests
+
+    command = [str(argument) for argument in arguments]
+    done = CliRunner().invoke(app, command)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
 
 
 def start_nightjar(*arguments: str | Path, log: Path) -> subprocess.Popen[bytes]:
@@ -85,6 +97,17 @@ def write_lines(path: Path, lines: list[dict[str, Any] | str | bytes]) -> Path:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read JSON lines."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def told(out: Path) -> dict[str, Any]:
+    """What each answer of a run says, without what tells runs and origins apart."""
+    found = {}
+    for line in read_lines(out):
+        body = line["response"]["body"]
+        assert line["custom_id"] not in found
+        answer = body["results"] if "results" in body else body["choices"]
+        found[line["custom_id"]] = (answer, body["usage"])
+    return found
 
 
 def completion_line(custom_id: str, **body: Any) -> dict[str, Any]:

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from tests.processes import completion_line, nightjar, read_lines, rerank_line, write_lines
+from tests.processes import (
+    completion_line,
+    nightjar,
+    nightjar_here,
+    read_lines,
+    rerank_line,
+    told,
+    write_lines,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -18,17 +26,6 @@ def run(source: Path, model: Path, out: Path, *options: str | Path) -> str:
     done = nightjar("run", source, "--model", model, "--out", out, *options)
     assert done.returncode == 0, done.stderr
     return done.stderr
-
-
-def told(out: Path) -> dict[str, Any]:
-    """What each answer says, without what tells runs and origins apart."""
-    found = {}
-    for line in read_lines(out):
-        body = line["response"]["body"]
-        assert line["custom_id"] not in found
-        answer = body["results"] if "results" in body else body["choices"]
-        found[line["custom_id"]] = (answer, body["usage"])
-    return found
 
 
 def reused(out: Path) -> dict[str, str]:
@@ -120,7 +117,8 @@ def test_tonight_pays_for_the_pairs_that_have_changed(
 def test_a_file_that_holds_no_answers_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", lines(0, 1))
     out = tmp_path / "out.jsonl"
-    done = nightjar("run", source, "--model", tiny_model, "--out", out, "--reuse-results", source)
+    options = ("--reuse-results", source)
+    done = nightjar_here("run", source, "--model", tiny_model, "--out", out, *options)
     assert done.returncode == 2
     assert f"--reuse-results {source}" in done.stderr
     assert source.read_bytes().startswith(b'{"custom_id"')
