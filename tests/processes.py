@@ -1,12 +1,14 @@
 """Starting the real command and looking at the real processes below it."""
 
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 from typer.testing import CliRunner
@@ -33,7 +35,8 @@ def nightjar_here(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     from nightjar.pipeline.front.cli import app  # noqa: PLC0415 - a second, for few of the tests
 
     command = [str(argument) for argument in arguments]
-    done = CliRunner().invoke(app, command)
+    with patch.dict(os.environ):  # options become variables, for processes to come
+        done = CliRunner().invoke(app, command)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
