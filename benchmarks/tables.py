@@ -26,6 +26,7 @@ from nightjar.jobs.store.database import database_url as with_driver
 ASKED = {"parquet_rows_per_s": 3_000, "postgresql_rows_per_s": 2_000, "peak_mib": 300, "nights": 20}
 FAKE = {"NIGHTJAR_ENGINE": "fake"}
 _CHANGED_EACH = 100
+_ROW_GROUP = 50_000
 _TASK = """
 kind = "generate"
 model = "{model}"
@@ -78,9 +79,10 @@ def over_parquet(
     night: int = 0,
 ) -> Figures:
     """From a file to a file."""
-    rows(args.rows, night).to_parquet(folder / "in.parquet", index=False)
-    source, sink = 'parquet = "in.parquet"', 'parquet = "out.parquet"'
-    figures = run(args, folder, source, sink, *options, environment=environment)
+    source = folder / "in.parquet"
+    rows(args.rows, night).to_parquet(source, index=False, row_group_size=_ROW_GROUP)
+    ends = 'parquet = "in.parquet"', 'parquet = "out.parquet"'
+    figures = run(args, folder, *ends, *options, environment=environment)
     return _whole(figures, pq.read_metadata(folder / "out.parquet").num_rows)
 
 

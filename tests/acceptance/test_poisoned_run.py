@@ -6,8 +6,7 @@ import pytest
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.compute.fake_engine import FakeEngine
-from nightjar.gpu_worker.engine.requests import GenerateRequest
-from nightjar.requests import SamplingParams
+from nightjar.requests import GenerateRequest, SamplingParams
 from tests.processes import completion_line, nightjar, read_lines, write_lines
 
 COUNT = 12
