@@ -47,17 +47,22 @@ class Benchmark:
         return found.parse_args(given)
 
     def main(self, given: Sequence[str] | None = None) -> None:
-        """Measure, and write after each way: a run that is cut short leaves what it has."""
-        args = self.arguments(given)
-        figures = begun(self.module, given) | {"machine": describe(2, with_torch=False)}
-        figures |= self.about
+        """Measure, and write after each way: a run that is cut short leaves what it has.
+
+        A result of that name is added to: ways that are measured in several calls stay together.
+        """
+        args, head = self.arguments(given), begun(self.module, given)
+        figures = head | {"machine": describe(2, with_torch=False)} | self.about
+        out = args.out or RESULTS / f"{self._stem}-{head['date']}.json"
+        if out.is_file():
+            figures = json.loads(out.read_text(encoding="utf-8"))
         for way in args.ways:
             folder = args.work / way
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            figures[way] = self.measure(way, args, folder)
+            figures[way] = self.measure(way, args, folder) | {"command": head["command"]}
             print(way, json.dumps(figures[way], indent=1), flush=True)
-            write_json(args.out or RESULTS / f"{self._stem}-{figures['date']}.json", figures)
+            write_json(out, figures)
 
     @property
     def _stem(self) -> str:

@@ -1,12 +1,12 @@
 """A task file from table to table with `nightjar run`, and the memory of every process.
 
     python -m benchmarks.tables [--rows 1000000] [--ways parquet,postgresql]
-    python -m benchmarks.tables --ways nights --rows 2000
+    python -m benchmarks.tables --ways nights --rows 16000 --answer-tokens 64
 
 `parquet` and `postgresql` read that many rows from there and write the answers to there, with the
 fake engine. `nights` computes the rows with the demo model on this machine's processor, changes one
-row in a hundred, and computes again with the answers of the first night. Writes
-`benchmarks/results/tables-<date>.json`.
+row in a hundred, and computes again with the answers of the first night. Each answer has all of its
+tokens there. Writes `benchmarks/results/tables-<date>.json`.
 """
 
 from argparse import Namespace
@@ -36,8 +36,9 @@ key = ["id"]
 [request]
 prompt = "사용자: {{review}}\\n클로바:"
 [parameters]
-max_tokens = 16
+max_tokens = {tokens}
 temperature = 0
+ignore_eos = {ignore_eos}
 [sink]
 {sink}
 """
@@ -59,7 +60,13 @@ def run(
 ) -> Figures:
     """`nightjar run` of a task: its seconds, its rate, the memory of its processes."""
     task = folder / "task.toml"
-    text = _TASK.format(model=args.model.resolve(), source=source, sink=sink)
+    text = _TASK.format(
+        model=args.model.resolve(),
+        source=source,
+        sink=sink,
+        tokens=args.answer_tokens,
+        ignore_eos=str(not FAKE.items() <= environment.items()).lower(),
+    )
     task.write_text(text, encoding="utf-8")
     seconds, watch, said = nightjar_run(task, *options, environment=environment)
     return {
@@ -132,7 +139,10 @@ BENCHMARK = Benchmark(
     ways=("parquet", "postgresql", "nights"),
     usual=("parquet", "postgresql"),
     ways_option="--ways",
-    options={"--rows": (1_000_000, "of the table")},
+    options={
+        "--rows": (1_000_000, "of the table"),
+        "--answer-tokens": (16, "at most, of each row"),
+    },
     about={"asked": ASKED},
 )
 

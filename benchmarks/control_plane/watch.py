@@ -18,8 +18,8 @@ import psutil
 EVERY_S = 1.0
 # The processes of `nightjar run`, by what their command lines say.
 ROLES = {
-    "gpu_worker.compute": "compute process",
-    "gpu_worker.worker": "GPU worker",
+    "gpu_worker.compute": "compute",
+    "gpu_worker.worker": "gpu_worker",
     "pipeline.planning": "planner",
     "pipeline.queue.clock": "beat",
     "valkey-server": "broker",
@@ -108,8 +108,9 @@ def families_of_run(root: psutil.Process) -> Families:
     with suppress(psutil.NoSuchProcess):
         for process in [root, *root.children(recursive=True)]:
             line = " ".join(process.cmdline())
-            name = next((name for part, name in ROLES.items() if part in line), "nightjar run")
-            families[name].append(process)
+            name = next((name for part, name in ROLES.items() if part in line), None)
+            if process == root or name is not None:
+                families[name or "run"].append(process)
     return families
 
 

@@ -16,6 +16,7 @@ from benchmarks import http_load
 from benchmarks.control_plane.__main__ import BENCHMARK
 from benchmarks.control_plane.requests import MAX_TOKENS, PROMPT_TOKENS, prompts, write_jobs
 from benchmarks.control_plane.watch import Watch, families_of, growth, latencies, resident_bytes
+from benchmarks.harness import Benchmark
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.lines.batch_lines import BatchReader
 from nightjar.jobs.records import NewRequest
@@ -163,3 +164,20 @@ def test_a_load_is_sent_at_its_moments_over_kept_connections(server: str) -> Non
 def test_a_load_that_is_refused_is_no_figure(server: str) -> None:
     with pytest.raises(RuntimeError, match="500"):
         http_load.send(http_load.Load("POST", f"{server}/broken", {}, 50.0, 2))
+
+
+def test_ways_that_are_measured_in_several_calls_stay_together(tmp_path: Path) -> None:
+    benchmark = Benchmark(
+        "benchmarks.made_up",
+        "Made up.",
+        lambda way, args, folder: {"folder": folder.name, "rows": args.rows},
+        options={"--rows": (7, "of it")},
+        about={"asked": 1},
+    )
+    given = ["--out", str(tmp_path / "out.json"), "--work", str(tmp_path / "work")]
+    benchmark.main([*given, "--databases", "sqlite"])
+    benchmark.main([*given, "--databases", "postgresql", "--rows", "9"])
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert (found["asked"], found["sqlite"]["rows"], found["postgresql"]["rows"]) == (1, 7, 9)
+    assert "--rows 9" in found["postgresql"]["command"]
+    assert found["sqlite"]["folder"] == "sqlite"
