@@ -151,13 +151,22 @@ def test_postgresql_without_its_driver(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "nightjar-batch[postgres]" in worker.stderr
 
 
-def test_a_taken_port_is_told_in_a_sentence() -> None:
+@pytest.mark.parametrize("command", ["flower", "api"])
+def test_a_taken_port_is_told_in_a_sentence(command: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = nightjar("flower", f"--port={port}")
+        done = nightjar(command, f"--port={port}")
     assert done.returncode == 1
     assert f"--port={port} is taken: end what listens there" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_address_of_elsewhere_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIGHTJAR_API_KEY", "owls-open-the-api-with-32-letters")
+    done = nightjar("api", "--host=192.0.2.7", f"--port={free_port()}")
+    assert done.returncode == 1
+    assert "--host=192.0.2.7" in done.stderr
+    assert "is no address of this machine" in done.stderr
 
 
 def test_flower_shows_its_metrics_to_nobody_without_the_password(

@@ -10,6 +10,7 @@ from tests.mutants.survivors import Explanation, why
 
 LEAST_SHARE = 0.85
 UNEXPLAINED = "not explained yet"
+CHANGED = "Not run again, as the line has changed since. It counts as not caught."
 _INTRODUCTION = """\
 # Mutants
 
@@ -64,6 +65,11 @@ class Outcome:
         return [mutant for mutant in self.survivors if why(mutant, self.explanations) is None]
 
     @property
+    def changed(self) -> list[Mutant]:
+        """Survivors of an earlier run whose lines have changed."""
+        return [trial.mutant for trial in self.trials if trial.fate is Fate.LINE_CHANGED]
+
+    @property
     def faults(self) -> list[str]:
         """Why the run fails; empty if it does not."""
         found = []
@@ -76,12 +82,28 @@ class Outcome:
         return found
 
 
-def page(outcome: Outcome, *, command: str, on: date, facts: Mapping[str, str]) -> str:
-    """The page in Markdown."""
+def whole_run(*, command: str, on: date, facts: Mapping[str, str]) -> str:
+    """How a run was made, in Markdown."""
+    told = "".join(f"{name}: {value}. " for name, value in facts.items()).rstrip()
+    return f"Run on {on.isoformat()} by `{command}`.\n{told}\n"
+
+
+def run_again(past: str, *, command: str, on: date, trials: Sequence[Trial]) -> str:
+    """The same for a run of the survivors of an earlier one; `past` says how that was made."""
+    ran = Outcome(trials, ())
+    told = (
+        f"Survivors were run again on {on.isoformat()} by `{command}`.\n"
+        f"Of {ran.tried} without an explanation {ran.caught} are caught now. "
+        "The others are as in the run before.\n"
+    )
+    return f"{past}\n{told}"
+
+
+def page(outcome: Outcome, *, how: str) -> str:
+    """The page in Markdown; `how` says how the run was made."""
     parts = [
         _INTRODUCTION.format(least=LEAST_SHARE),
-        f"Run on {on.isoformat()} by `{command}`.",
-        "".join(f"{name}: {value}. " for name, value in facts.items()).rstrip() + "\n",
+        how,
         *_table(outcome),
         "",
         "## Survivors",
@@ -96,7 +118,8 @@ def page(outcome: Outcome, *, command: str, on: date, facts: Mapping[str, str]) 
 
 def _table(outcome: Outcome) -> list[str]:
     lines = ["| module | mutants | caught | of these timed out | share |", "|---|---|---|---|---|"]
-    ordered = sorted(outcome.trials, key=lambda trial: trial.mutant.module)
+    named = [trial for trial in outcome.trials if trial.mutant.module]
+    ordered = sorted(named, key=lambda trial: trial.mutant.module)
     for module, trials in groupby(ordered, key=lambda trial: trial.mutant.module):
         lines.append(_row(module, Outcome(list(trials), ())))
     lines.append(_row("**all**", outcome))
@@ -112,11 +135,14 @@ def _row(name: str, outcome: Outcome) -> str:
 
 
 def _survivors(outcome: Outcome) -> list[str]:
-    if not outcome.survivors:
+    survivors = [*outcome.survivors, *outcome.changed]
+    if not survivors:
         return ["None."]
     lines = []
-    for mutant in outcome.survivors:
+    for mutant in survivors:
         told = why(mutant, outcome.explanations) or f"**{UNEXPLAINED}**"
+        if mutant in outcome.changed:
+            told = CHANGED
         lines += [
             f"- {mutant.module}, {mutant.where} ({mutant.operator}): {' '.join(told.split())}",
             "",

@@ -218,6 +218,7 @@ TESTS: dict[str, list[str]] = {
     "pipeline/planning/encode.py": [*_unit("pipeline_encode"), *_integration("planner")],
     "pipeline/queue/events.py": _unit("pipeline_events"),
     "pipeline/front/flower_command.py": _acceptance("cli"),
+    "pipeline/front/listening.py": _acceptance("cli"),
     "pipeline/files/formats.py": _unit("pipeline_formats"),
     "pipeline/planning/finalize.py": _integration("finalize"),
     "pipeline/planning/ingest.py": _integration("ingest"),

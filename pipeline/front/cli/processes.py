@@ -91,10 +91,13 @@ def api(
     Example: NIGHTJAR_MODEL=models/demo nightjar api --port 8000
     """
     from nightjar.pipeline.front.api_server import is_loopback, serve
+    from nightjar.pipeline.front.listening import trouble
 
     settings = read_settings()
     if not is_loopback(host):
         _require_key(settings, host)
+    if found := trouble(host, port):
+        fail(f"the API cannot start: --host={host} --port={port} {found}", EXIT_RUN)
     serve(settings, host, port)
 
 
