@@ -61,7 +61,8 @@ def _whole_run(given: argparse.Namespace, modules: Sequence[str]) -> tuple[str, 
         "Databases": databases,
         "Time": f"{(time.monotonic() - began) / 60:.0f} min, {given.jobs} at a time",
     }
-    return whole_run(command=_command(), on=_today(), facts=facts), trials
+    command = shlex.join(["python", "-m", "tests.mutants", *sys.argv[1:]])
+    return whole_run(command=command, on=_today(), facts=facts), trials
 
 
 def _survivors_again(given: argparse.Namespace, modules: Sequence[str]) -> tuple[str, list[Trial]]:
@@ -71,12 +72,10 @@ def _survivors_again(given: argparse.Namespace, modules: Sequence[str]) -> tuple
     chosen = [mutant for mutant in stand if mutant.module in modules]
     mutants = again.unexplained(chosen, survivors.read())
     trials = _try(mutants, given)[0] if mutants else []
-    how = run_again(past.told, command=_command(), on=_today(), trials=trials)
+    page = given.survivors_of.as_posix()
+    caught = Outcome(past.trials, ()).caught
+    how = run_again(past.told, page=page, on=_today(), caught=caught)
     return how, again.joined(past, stand, trials)
-
-
-def _command() -> str:
-    return shlex.join(["python", "-m", "tests.mutants", *sys.argv[1:]])
 
 
 def _today() -> date:

@@ -1,5 +1,6 @@
 """What became of the mutants, as a page."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -10,6 +11,8 @@ from tests.mutants.survivors import Explanation, why
 
 LEAST_SHARE = 0.85
 UNEXPLAINED = "not explained yet"
+_AGAIN = "Survivors without an explanation were run again"
+_CAUGHT_BEFORE = re.compile(r"whole run had caught (\d+)")
 CHANGED = "Not run again, as the line has changed since. It counts as not caught."
 _INTRODUCTION = """\
 # Mutants
@@ -88,15 +91,23 @@ def whole_run(*, command: str, on: date, facts: Mapping[str, str]) -> str:
     return f"Run on {on.isoformat()} by `{command}`.\n{told}\n"
 
 
-def run_again(past: str, *, command: str, on: date, trials: Sequence[Trial]) -> str:
-    """The same for a run of the survivors of an earlier one; `past` says how that was made."""
-    ran = Outcome(trials, ())
-    told = (
-        f"Survivors were run again on {on.isoformat()} by `{command}`.\n"
-        f"Of {ran.tried} without an explanation {ran.caught} are caught now. "
-        "The others are as in the run before.\n"
+def run_again(past: str, *, page: str, on: date, caught: int) -> str:
+    """The same after a run of the survivors of an earlier one.
+
+    Args:
+        past: How that one was made. It may have been such a run itself.
+        page: The page's path.
+        on: The day of this one.
+        caught: How many mutants the earlier one had caught.
+    """
+    first, _, again = past.partition(_AGAIN)
+    before = _CAUGHT_BEFORE.search(again)
+    return (
+        f"{first.rstrip()}\n\n{_AGAIN}, the last ones on {on.isoformat()},\n"
+        f"by `python -m tests.mutants --survivors-of {page}`, some modules at a time.\n"
+        f"The whole run had caught {before[1] if before else caught}; the table counts those that "
+        "are caught now.\n"
     )
-    return f"{past}\n{told}"
 
 
 def page(outcome: Outcome, *, how: str) -> str:

@@ -159,13 +159,15 @@ def test_a_page_is_corrected_by_a_run_of_its_survivors() -> None:
     assert page(Outcome(past.trials, []), how=past.told) == text  # nothing is lost on the way
 
     ran = [Trial(EDGE, Fate.CAUGHT)]
-    how = run_again(past.told, command="y", on=DAY, trials=ran)
+    how = run_again(past.told, page="page.md", on=DAY, caught=2)
     joined = again.joined(past, [EDGE, ONLY_ON_POSTGRES], ran)
     corrected = page(Outcome(joined, []), how=how)
     assert "| **all** | 4 | 3 | 1 | 75% |" in corrected
-    assert "Of 1 without an explanation 1 are caught now" in corrected
+    assert "by `python -m tests.mutants --survivors-of page.md`" in corrected
     assert EDGE.after not in corrected
     assert again.read(corrected).told == how
+    assert run_again(how, page="page.md", on=DAY, caught=3) == how
+    assert "The whole run had caught 2;" in how
 
 
 def test_a_survivor_whose_line_has_changed_counts_as_not_caught() -> None:
