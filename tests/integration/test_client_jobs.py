@@ -202,6 +202,22 @@ def test_commands_say_one_thing_on_stdout_for_programs(api_url: str, tmp_path: P
     assert (plain.exit_code, json.loads(plain.stdout)["id"]) == (3, mixed)
 
 
+def test_rows_of_an_open_job_are_computed_before_it_is_sealed(api_url: str) -> None:
+    with Client(api_url) as client, client.open() as job:
+        job.append(Generate(prompt=f"early {n}", max_tokens=3) for n in range(3))
+        job.flush()
+        landing = job.follow(every_s=0.05)
+        early = [next(landing).custom_id for _ in range(3)]
+        assert job.status().open
+        assert "append rows" in (job.status().waiting or "")
+        job.append({"prompt": "late", "max_tokens": 3})
+        job.seal()
+        late = [result.custom_id for result in landing]
+        ended = job.wait(timeout=60)
+    assert (sorted(map(str, early)), late) == (["row-0", "row-1", "row-2"], ["row-3"])
+    assert (ended.state, ended.open, ended.counts.total) == ("completed", False, 4)
+
+
 def test_a_pipeline_describes_its_products_by_the_client(
     api_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
