@@ -1,6 +1,6 @@
 """Fair shares with real processes: tenants of weights 3 and 1, and a third that floods.
 
-    python -m benchmarks.fair_shares [--seconds 60] [--databases sqlite]
+    python -m benchmarks.fair_shares [--seconds 60] [--database sqlite]
 
 All processes of a deployment run, and the engine is the fake one. The flood of small jobs is
 submitted first and runs alone for a while. Then come "gold" (weight 3, long rows)
@@ -79,13 +79,13 @@ def shares(store: Store, seconds: float) -> Figures:
     return {"tokens": done, "shares": {one: round(done[one] / total, 4) for one in WEIGHTS}}
 
 
-def measure(kind: str, args: Namespace, folder: Path) -> Figures:
-    with deployment(kind, folder, args.model, **SETTINGS) as running:
+def measure(_: str, args: Namespace, folder: Path) -> Figures:
+    with deployment(args.database, folder, args.model, **SETTINGS) as running:
         store = Store(running.database.url)
         set_weights(store)
         found = phases(store, args.seconds)
         store.close()
-    return {"load_average": [round(one, 1) for one in os.getloadavg()], "phases": found}
+    return found | {"load_average": [round(one, 1) for one in os.getloadavg()]}
 
 
 def phases(store: Store, seconds: float) -> Figures:
@@ -121,8 +121,12 @@ BENCHMARK = Benchmark(
     "benchmarks.fair_shares",
     __doc__,
     measure,
-    usual=["sqlite"],
-    options={"--seconds": (60.0, "of the longest phase")},
+    ways=("phases",),
+    ways_option="--ways",
+    options={
+        "--seconds": (60.0, "of the longest phase"),
+        "--database": ("sqlite", "or postgresql"),
+    },
     about={"weights": WEIGHTS},
 )
 

@@ -23,6 +23,7 @@ class Benchmark:
         ways_option: The option that chooses the ways.
         options: The default of each further option, and what it is.
         about: What the result says beside the machine.
+        named: The name of the result; without it, the module's.
     """
 
     module: str
@@ -31,8 +32,9 @@ class Benchmark:
     ways: Sequence[str] = DATABASES
     usual: Sequence[str] = ()
     ways_option: str = "--databases"
-    options: Mapping[str, tuple[int | float, str]] = field(default_factory=dict)
+    options: Mapping[str, tuple[int | float | str, str]] = field(default_factory=dict)
     about: Figures = field(default_factory=dict)
+    named: Callable[[Namespace], str] | None = None
 
     def arguments(self, given: Sequence[str] | None = None) -> Namespace:
         """What to measure; `ways` in order."""
@@ -53,7 +55,8 @@ class Benchmark:
         """
         args, head = self.arguments(given), begun(self.module, given)
         figures = head | {"machine": describe(2, with_torch=False)} | self.about
-        out = args.out or RESULTS / f"{self._stem}-{head['date']}.json"
+        name = self._stem if self.named is None else self.named(args)
+        out = args.out or RESULTS / f"{name}-{head['date']}.json"
         if out.is_file():
             figures = json.loads(out.read_text(encoding="utf-8"))
         for way in args.ways:
