@@ -4,13 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from nightjar.checkpoints import ModelDirectory
-from nightjar.gpu_worker.compute.fake_engine import FakeEngine
-from nightjar.requests import GenerateRequest, SamplingParams
 from tests.processes import completion_line, nightjar, read_lines, write_lines
 
 COUNT = 12
-MAX_TOKENS = 8
 
 
 @pytest.fixture(autouse=True)
@@ -28,16 +24,6 @@ def run(folder: Path, model: Path, prompts: list[str], *options: str) -> tuple[i
     return done.returncode, done.stderr
 
 
-def fake_texts(model: Path, prompts: list[str]) -> list[str]:
-    """What the fake engine answers where nothing is around it."""
-    tokenizer = ModelDirectory.open(model).tokenizer()
-    engine = FakeEngine(tokenizer.token_bytes)
-    for number, ids in enumerate(tokenizer.encode_batch(prompts)):
-        engine.submit(GenerateRequest(number, ids, SamplingParams(MAX_TOKENS)))
-    found = {result.request_id: result for result in engine.step()}
-    return [found[number].outputs[0].text.decode() for number in range(len(prompts))]
-
-
 def texts(out: Path) -> dict[str, str]:
     return {
         line["custom_id"]: line["response"]["body"]["choices"][0]["text"]
@@ -48,15 +34,17 @@ def texts(out: Path) -> dict[str, str]:
 def test_a_poisoned_row_fails_alone_and_is_retried_when_asked(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    poisoned = tmp_path / "poisoned"
-    poisoned.mkdir()
+    undisturbed, poisoned = tmp_path / "undisturbed", tmp_path / "poisoned"
     prompts = [f"row number {n}" for n in range(COUNT)]
-    undisturbed = fake_texts(tiny_model, prompts)
-    expected = {f"row-{n}": text for n, text in enumerate(undisturbed) if n != 6}
+    for folder in (undisturbed, poisoned):
+        folder.mkdir()
+    assert run(undisturbed, tiny_model, prompts)[0] == 0
+    expected = texts(undisturbed / "out.jsonl")
 
     prompts[6] = "<poison:crash>"
     status, said = run(poisoned, tiny_model, prompts)
     assert status == 3, said
+    del expected["row-6"]
     assert texts(poisoned / "out.jsonl") == expected
     (failure,) = read_lines(poisoned / "out.errors.jsonl")
     told = failure["response"]["body"]["error"]
