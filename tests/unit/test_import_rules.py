@@ -97,12 +97,13 @@ RULES: list[tuple[str, set[str]]] = [
     ("nightjar/__init__.py", {"pipeline.client"}),
     ("nightjar/children.py", set()),
     ("nightjar/compute_config.py", set()),
+    ("nightjar/groups.py", set()),
     ("nightjar/logs.py", set()),
     ("nightjar/process.py", set()),
     ("nightjar/requests.py", set()),
 ]
 # What every room may import; it imports nothing of ours itself.
-FOR_ALL = {"__version__", "children", "compute_config", "logs", "process", "requests"}
+FOR_ALL = {"__version__", "children", "compute_config", "groups", "logs", "process", "requests"}
 # Third-party packages that the engine and the kernels may import: a bare GPU machine has no more.
 ENGINE_PACKAGES = {"torch", "numpy", "tokenizers", "safetensors", "jinja2", "cupy", "nightjar"}
 # Within the kernels: operands know no backend, and backends know neither the ops nor each other.
@@ -116,6 +117,7 @@ KERNEL_RULES: list[tuple[str, set[str]]] = [
 ]
 ENGINE_ROOMS = (
     "nightjar/compute_config.py",
+    "nightjar/groups.py",
     "nightjar/requests.py",
     "kernels/",
     "checkpoints/",
