@@ -4,31 +4,49 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from nightjar.gpu_worker.worker.computing import BatchComputer, ComputedBatch
 from nightjar.gpu_worker.worker.exclusive import ClosedError, SharedOrAlone
+from nightjar.gpu_worker.worker.landing import Landing
 from nightjar.gpu_worker.worker.launcher import (
     ComputeLostError,
     ComputeNotReadyError,
     LauncherError,
 )
 from nightjar.gpu_worker.worker.served import ServedModel
+from nightjar.gpu_worker.worker.status import worker_status
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import ClaimedMicroBatch, NewResult, RequestError
 from nightjar.jobs.store import Store
 from nightjar.jobs.workers import ComputeSeconds, Crash
+from nightjar.logs import about
+from nightjar.pipeline.metrics import declarations as declared
+from nightjar.pipeline.metrics.recording import recorder
 from nightjar.pipeline.queue.liveness import owner_name
+from nightjar.pipeline.tracing.tracer import traces
 from nightjar.process import QuickSwitching
 
 logger = logging.getLogger(__name__)
 
-_STORE_RETRY_S = 1.0
 _TELL_MODELS_EVERY_S = 60.0
+DONE, SKIPPED = "done", "skipped"
 LEASE_LOST = "thrown away: the lease was lost"
+CRASHED = "crashed: compute process lost"
+GIVEN_BACK = "given back: not computed here"
+NOT_BEGUN = "not begun: the worker ends"
+OUTCOME_WORDS = {
+    DONE: "done",
+    SKIPPED: "skipped",
+    LEASE_LOST: "lease_lost",
+    CRASHED: "crashed",
+    GIVEN_BACK: "given_back",
+    NOT_BEGUN: "not_begun",
+}
+"""What metrics call each outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +93,8 @@ class GpuWorker:
         self._turn = SharedOrAlone()
         self._lock = threading.Lock()
         self._held: Counter[int] = Counter()
-        self._landing: Counter[tuple[int, int]] = Counter()  # beats while results waited to land
-        self._hung_after_beats = hung_after_beats
-        self._drained = threading.Event()
+        self._running: dict[tuple[int, int], ClaimedMicroBatch] = {}
+        self._landing = Landing(hung_after_beats)
         self._switching = QuickSwitching()
 
     def run(
@@ -100,17 +117,29 @@ class GpuWorker:
         turn = self._turn.alone() if alone else self._turn.shared()
         try:
             with turn, self._holding(micro_batch):
-                batch = self._store.leases.claim(
-                    micro_batch, epoch, self.owner, *self._models, live=live
-                )
-                return Outcome("skipped") if batch is None else self._run(batch)
+                with traces.span("claim"), recorder.operation("claim") as timing:
+                    batch = timing.found(
+                        self._store.leases.claim(
+                            micro_batch, epoch, self.owner, *self._models, live=live
+                        )
+                    )
+                if batch is None:
+                    return Outcome(SKIPPED)
+                with about(job_id=batch.job_id, micro_batch=batch.id, worker=self.owner):
+                    logger.debug(
+                        "claimed micro-batch %d with %d requests",
+                        batch.id,
+                        len(batch.requests),
+                        extra={"action": "claim", "kind": batch.kind.value, "bucket": batch.bucket},
+                    )
+                    return self._run(batch)
         except ClosedError:
             # Not claimed: requeued at once, so that another worker takes the message.
             sent = self._store.planning.dispatched()
             self._store.planning.requeue(
                 [r for r in sent if (r.id, r.epoch) == (micro_batch, epoch)]
             )
-            return Outcome("not begun: the worker ends")
+            return Outcome(NOT_BEGUN)
 
     def stop_claiming(self) -> None:
         """Begin nothing more; what has begun goes on."""
@@ -127,13 +156,16 @@ class GpuWorker:
         time.sleep(grace_s)
         for model in self._models.values():
             model.launcher.release()
-        self._drained.set()
+        self._landing.give_up()
 
     def beat(self) -> None:
         """Write a sign of life, and what the compute processes have spent."""
-        spent = [model.launcher.seconds for model in self._models.values()]
+        spent = [model.launcher.totals.seconds for model in self._models.values()]
         seconds = ComputeSeconds(sum(s.engine_s for s in spent), sum(s.load_s for s in spent))
-        self._store.heartbeats.beat(self.owner, seconds)
+        with self._lock:
+            running = list(self._running.values())
+        status = worker_status(list(self._models.values()), running)
+        self._store.heartbeats.beat(self.owner, seconds, status)
 
     def keep_alive(self) -> None:
         """Give back hanging and forgotten leases, write a sign of life, and say what is served.
@@ -143,23 +175,13 @@ class GpuWorker:
                 of life is written, so that the sweeper takes this worker's leases.
         """
         self._switching.relax()
-        with self._lock:
-            hung = [key for key, n in self._landing.items() if n >= self._hung_after_beats]
-        for micro_batch, epoch in hung:
-            logger.error(
-                "results of micro-batch %d did not land while %d heartbeats did: given back",
-                micro_batch,
-                self._hung_after_beats,
-                extra={"action": "finish_hangs", "micro_batch": micro_batch},
-            )
+        for micro_batch, epoch in self._landing.hung():
             self._store.leases.give_back(micro_batch, epoch, self.owner)
         self.beat()
         if time.monotonic() >= self._tell_models_at:
             self._store.models.serve(self.owner, self._models)
             self._tell_models_at = time.monotonic() + _TELL_MODELS_EVERY_S
-        with self._lock:
-            for key in self._landing:
-                self._landing[key] += 1
+        self._landing.count_beat()
         self.give_back_leaked()
 
     def leave(self) -> None:
@@ -197,13 +219,18 @@ class GpuWorker:
     def _run(self, batch: ClaimedMicroBatch) -> Outcome:
         started = time.monotonic()
         try:
-            computed = self._computers[batch.fingerprint].compute(batch)
+            with self._lock:
+                self._running[batch.id, batch.epoch] = batch
+            if batch.attempts > 1:
+                recorder.count(declared.RETRIED)
+            with traces.span("compute"), recorder.operation("compute"):
+                computed = self._computers[batch.fingerprint].compute(batch)
             if computed.lost is not None:
                 return self._after_crash(batch, computed.results, computed.lost)
             return self._land(batch, computed, time.monotonic() - started)
         except ComputeNotReadyError:
             self._store.leases.give_back(batch.id, batch.epoch, self.owner)
-            return Outcome("given back: not computed here", requests=len(batch.requests))
+            return Outcome(GIVEN_BACK, requests=len(batch.requests))
         except (LauncherError, StoreUnavailableError):
             raise
         except Exception as error:
@@ -211,16 +238,20 @@ class GpuWorker:
             fault = RequestError("internal_error", f"the worker failed: {type(error).__name__}")
             self._store.leases.fail(batch.id, batch.epoch, self.owner, fault)
             raise
+        finally:
+            with self._lock:
+                self._running.pop((batch.id, batch.epoch), None)
 
     def _after_crash(
         self, batch: ClaimedMicroBatch, answered: list[NewResult], lost: ComputeLostError
     ) -> Outcome:
         """Land the results that came, and make the other requests suspects."""
         crash = Crash(str(lost), self._crashes_allowed)
-        held = self._until_the_database_answers(
+        held = self._landing.until_the_database_answers(
             batch,
             partial(self._store.suspects.add, batch.id, batch.epoch, self.owner, crash, answered),
         )
+        recorder.count(declared.SUSPECTS, by=len(batch.requests) - len(answered))
         logger.warning(
             "micro-batch %d crashed with %d requests unanswered: %s",
             batch.id,
@@ -233,69 +264,28 @@ class GpuWorker:
                 "alone": batch.isolated,
             },
         )
-        return Outcome(
-            "crashed: compute process lost" if held else LEASE_LOST, requests=len(batch.requests)
-        )
+        return Outcome(CRASHED if held else LEASE_LOST, requests=len(batch.requests))
 
     def _land(self, batch: ClaimedMicroBatch, computed: ComputedBatch, seconds: float) -> Outcome:
-        results = computed.results
-        landed = self._until_the_database_answers(
-            batch,
-            partial(
-                self._store.leases.finish,
-                batch.id,
-                batch.epoch,
-                self.owner,
-                results,
-                live=batch.live,
-            ),
+        results, model = computed.results, self._models[batch.fingerprint]
+        lease = batch.id, batch.epoch, self.owner
+        finish = partial(self._store.leases.finish, *lease, results, live=batch.live)
+        with traces.span("finish"), recorder.operation("finish"):
+            landed = self._landing.until_the_database_answers(batch, finish)
+        logger.debug(
+            "results of micro-batch %d landed: %s", batch.id, landed, extra={"action": "finish"}
         )
-        cache = self._models[batch.fingerprint].cache
+        if landed:
+            recorder.count(declared.COMPUTED, model.name, batch.kind.value, str(batch.bucket))
+        cache = model.cache
         if landed and cache is not None:
             cache.keep(batch.requests, results, computed.precision)
             cache.keep_scores(computed.scores)
         return Outcome(
-            outcome="done" if landed else LEASE_LOST,
+            outcome=DONE if landed else LEASE_LOST,
             requests=len(batch.requests),
             failed=sum(result.error is not None for result in results),
             prompt_tokens=sum(result.prompt_tokens for result in results),
             completion_tokens=sum(result.completion_tokens for result in results),
             seconds=round(seconds, 3),
         )
-
-    def _until_the_database_answers(
-        self, batch: ClaimedMicroBatch, write: Callable[[], bool]
-    ) -> bool:
-        """Write results; repeat where the database is away or full.
-
-        Raises:
-            StoreUnavailableError: The worker drains, and its grace period is over.
-        """
-        with self._landing_of(batch):
-            return self._write_until_it_lands(batch, write)
-
-    @contextmanager
-    def _landing_of(self, batch: ClaimedMicroBatch) -> Iterator[None]:
-        key = batch.id, batch.epoch
-        with self._lock:
-            self._landing[key] = 0
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._landing[key]
-
-    def _write_until_it_lands(self, batch: ClaimedMicroBatch, write: Callable[[], bool]) -> bool:
-        while True:
-            try:
-                return write()
-            except StoreUnavailableError as error:
-                if self._drained.is_set():
-                    raise
-                logger.warning(
-                    "results of micro-batch %d wait for the database: %s",
-                    batch.id,
-                    error,
-                    extra={"action": "finish_waits", "micro_batch": batch.id},
-                )
-                self._drained.wait(_STORE_RETRY_S)

@@ -9,7 +9,9 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from nightjar.jobs.events import DeliveryState, EventType
 from nightjar.jobs.lines.line_shapes import OutputLine
+from nightjar.jobs.states import JobState
 
 
 class ErrorFields(TypedDict):
@@ -51,12 +53,12 @@ class JobPayload(TypedDict):
     """A job; moments are seconds since 1970.
 
     `keep_results_s` is what its submitter asked for. Since `purged_at` its requests and results are
-    gone.
+    gone. An `open` job takes more rows.
     """
 
     id: str
     object: Literal["job"]
-    state: str
+    state: JobState
     model: str
     priority: int
     counts: JobCounts
@@ -68,6 +70,7 @@ class JobPayload(TypedDict):
     expires_at: float | None
     keep_results_s: int | None
     purged_at: float | None
+    open: bool
     cancel_requested: bool
     metadata: dict[str, str]
 
@@ -78,6 +81,16 @@ class SubmittedJob(JobPayload):
     accepted: NotRequired[int]
     rejected: NotRequired[int]
     warning: NotRequired[str | None]
+
+
+class AppendedRows(TypedDict):
+    """What an append did: `total` is how many rows the job has now."""
+
+    job_id: str
+    total: int
+    rejected: int
+    existing: bool
+    warning: str | None
 
 
 class ResumedJob(JobPayload):
@@ -136,7 +149,7 @@ class WebhookPayload(TypedDict):
     id: str
     object: Literal["webhook"]
     url: str
-    events: list[str]
+    events: list[EventType]
     enabled: bool
     disabled_reason: str | None
     created_at: float
@@ -172,9 +185,9 @@ class DeliveryPayload(TypedDict):
     object: Literal["webhook.delivery"]
     webhook_id: str
     event_id: str
-    type: str
+    type: EventType
     job_id: str
-    state: Literal["waiting", "delivered", "failed"]
+    state: DeliveryState
     attempts: int
     next_at: float | None
     last_status: int | None

@@ -8,12 +8,14 @@ process opens its own.
 import sqlalchemy as sa
 
 from nightjar.jobs.store.accounts import Accounts
+from nightjar.jobs.store.appending import Appending
 from nightjar.jobs.store.backlog import Backlog
 from nightjar.jobs.store.batch_work import BatchWork
 from nightjar.jobs.store.batches import Batches
 from nightjar.jobs.store.database import Database, Synchronous
 from nightjar.jobs.store.deliveries import Deliveries
 from nightjar.jobs.store.deployment_view import DeploymentView
+from nightjar.jobs.store.depths import Waiting
 from nightjar.jobs.store.failures import Failures
 from nightjar.jobs.store.file_sweeping import FileSweeping
 from nightjar.jobs.store.files import Files
@@ -42,6 +44,7 @@ from nightjar.jobs.store.shares import Shares
 from nightjar.jobs.store.stopping import Stopping
 from nightjar.jobs.store.suspects import Suspects
 from nightjar.jobs.store.tables import job
+from nightjar.jobs.store.traces import Traces
 from nightjar.jobs.store.vectors import Vectors
 from nightjar.jobs.store.webhooks import Webhooks
 
@@ -54,6 +57,7 @@ class Store:
         accounts: Tenants and the keys of the API.
         quotas: What tenants may still use.
         jobs: Submits jobs and reads them.
+        appending: Open jobs: makes them, appends rows, seals them.
         live: Single calls: submits them, finds those that have ended, purges old ones.
         backlog: Requests that wait to be planned.
         planning: Stores plans; micro-batches to dispatch.
@@ -64,6 +68,8 @@ class Store:
         leaders: Which of several planners leads.
         shares: Charges tenants for what was computed.
         models: Which models there are, and who serves them.
+        depths: How much waits in the whole deployment.
+        traces: Which traces jobs belong to.
         stopping: Cancels, expires, pauses and resumes jobs.
         retries: Queues failed requests again.
         orphans: Followers whose leader has ended without them.
@@ -98,6 +104,7 @@ class Store:
         self.accounts = Accounts(database)
         self.quotas = Quotas(database)
         self.jobs = Jobs(database, self.quotas)
+        self.appending = Appending(database, outcomes, self.quotas)
         self.live = LiveCalls(database, self.quotas)
         self.backlog = Backlog(database, outcomes)
         self.planning = Planning(database, outcomes)
@@ -108,6 +115,8 @@ class Store:
         self.leaders = Leaders(database)
         self.shares = Shares(database)
         self.models = Models(database)
+        self.depths = Waiting(database)
+        self.traces = Traces(database)
         self.stopping = Stopping(database, outcomes)
         self.retries = Retries(database, outcomes, self.quotas)
         self.orphans = Orphans(database, outcomes)
