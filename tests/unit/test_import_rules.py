@@ -21,6 +21,7 @@ RECORDS = {
             "file_records",
             "batch_records",
             "append_records",
+            "overview_records",
             "purge_records",
             "states",
             "workers",

@@ -84,7 +84,7 @@ def job_router(store: Store, streams: Streams) -> APIRouter:
 
     @router.get("")
     def job(request: Request, job_id: str, _: Reader, done: str = "") -> Response:
-        values = {**pages.look(job_id), "notice": NOTICES.get(done)}
+        values: dict[str, Any] = {**pages.look(job_id), "notice": NOTICES.get(done)}
         return page(request, "job.html", **values, tab="overview")
 
     @router.get("/events")
@@ -109,7 +109,7 @@ def job_router(store: Store, streams: Streams) -> APIRouter:
     ) -> Response:
         view = JobView(store.jobs.get(job_id))
         found = pages.results(job_id, first - 1, outcome)
-        values = {**found, "view": view, "outcome": outcome, "first": first}
+        values: dict[str, Any] = {**found, "view": view, "outcome": outcome, "first": first}
         return page(request, "results.html", **values, tab="results")
 
     @router.get("/failures")
@@ -123,7 +123,12 @@ def job_router(store: Store, streams: Streams) -> APIRouter:
         code = code or (found.reasons[0].code if found.reasons else "")
         code = code.replace("\0", "�")
         rows, next_after = store.failures.rows(job_id, code, after=first - 1, limit=FAILURES_A_PAGE)
-        values = {"failures": found, "code": code, "rows": rows, "next_after": next_after}
+        values: dict[str, Any] = {
+            "failures": found,
+            "code": code,
+            "rows": rows,
+            "next_after": next_after,
+        }
         return page(request, "failures.html", **values, view=view, first=first, tab="failures")
 
     return router
