@@ -1,6 +1,7 @@
 """A large job that is over, written by the database itself: seconds for a million rows."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -50,7 +51,7 @@ def finished_job(store: Store, rows: int, *, days: float = 0.0) -> str:
     moment: object = datetime.now(UTC) - timedelta(days=days)
     if store.database.is_sqlite and isinstance(moment, datetime):
         moment = moment.replace(tzinfo=None).isoformat(sep=" ")
-    values = {
+    values: dict[str, Any] = {
         "job": job_id,
         "rows": rows,
         "parts": -(-rows // EACH),
