@@ -145,7 +145,7 @@ def acting_router(store: Store, wake: Callable[[str], str | None]) -> APIRouter:
         asked = _known(action)
         check_possible(view, action)
         whole = not request.headers.get("hx-request")
-        values = {"view": view, "action": action, "asked": asked}
+        values: dict[str, Any] = {"view": view, "action": action, "asked": asked}
         return page(request, "confirm.html" if whole else "_confirm.html", **values)
 
     @router.post("/{action}")
