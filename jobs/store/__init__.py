@@ -31,6 +31,9 @@ from nightjar.jobs.store.result_cache import AnswerCache
 from nightjar.jobs.store.results import Results
 from nightjar.jobs.store.retention import Retention
 from nightjar.jobs.store.retrying import Retries
+from nightjar.jobs.store.schedule_runs import ScheduleRuns
+from nightjar.jobs.store.schedule_work import ScheduleWork
+from nightjar.jobs.store.schedules import Schedules
 from nightjar.jobs.store.segmented import UnfinishedUploads
 from nightjar.jobs.store.shares import Shares
 from nightjar.jobs.store.stopping import Stopping
@@ -73,6 +76,9 @@ class Store:
         file_sweeping: Frees files that were deleted, have expired or were abandoned.
         webhooks: Where tenants want events to be sent.
         deliveries: Events on their way to webhooks.
+        schedules: What runs when, and who changed it.
+        schedule_runs: Planned times that have come, and their history.
+        schedule_work: Steps of runs that processes take.
     """
 
     def __init__(self, url: str, *, synchronous: Synchronous = "full") -> None:
@@ -111,6 +117,9 @@ class Store:
         self.retention = Retention(database, self.purging)
         self.webhooks = Webhooks(database)
         self.deliveries = Deliveries(database)
+        self.schedules = Schedules(database, self.stopping)
+        self.schedule_runs = ScheduleRuns(database)
+        self.schedule_work = ScheduleWork(database)
 
     def migrate(self) -> None:
         """Bring the tables to the newest revision; several processes may do so at once."""

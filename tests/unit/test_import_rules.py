@@ -20,6 +20,7 @@ RECORDS = {
             "file_records",
             "batch_records",
             "purge_records",
+            "schedule_records",
             "states",
             "workers",
             "models",
@@ -34,17 +35,22 @@ RECORDS = {
 MODELS = {"checkpoints", "kernels", "gpu_worker.models"}
 ENGINE = MODELS | {"gpu_worker.engine"}
 QUEUE = RECORDS | {
-    *("jobs.store", "jobs.webhooks"),
+    *("jobs.schedules", "jobs.store", "jobs.webhooks"),
     *("pipeline.model_settings", "pipeline.settings", "pipeline.queue"),
 }
 FILES = RECORDS | {"jobs.lines", "jobs.store", "pipeline.files"}
 EMBEDDED = QUEUE | FILES | {"checkpoints", "pipeline.embedded"}
 TASKS = RECORDS | {"checkpoints", "jobs.lines", "pipeline.tables", "pipeline.tasks"}
+RUNNER = QUEUE | FILES | TASKS | {"pipeline.runner"}
 RULES: list[tuple[str, set[str]]] = [
     ("jobs/lines/", RECORDS | {"jobs.lines"}),
     ("jobs/store/", RECORDS | {"jobs.store"}),
     ("jobs/webhooks/", RECORDS | {"jobs.webhooks"}),
-    ("jobs/api/", RECORDS | {"jobs.lines", "jobs.store", "jobs.webhooks", "jobs.api"}),
+    ("jobs/schedules/", RECORDS | {"jobs.schedules"}),
+    (
+        "jobs/api/",
+        RECORDS | {"jobs.lines", "jobs.schedules", "jobs.store", "jobs.webhooks", "jobs.api"},
+    ),
     ("jobs/", RECORDS),
     ("migrations/", {"jobs.store", "migrations"}),
     ("checkpoints/", {"checkpoints"}),
@@ -71,14 +77,24 @@ RULES: list[tuple[str, set[str]]] = [
     ("pipeline/client/", RECORDS | {"jobs.lines", "pipeline.client"}),
     ("pipeline/tables/", RECORDS | {"jobs.lines", "pipeline.tables"}),
     ("pipeline/tasks/", TASKS),
+    ("pipeline/schedules/", RECORDS | {"jobs.schedules", "jobs.store", "pipeline.schedules"}),
+    ("pipeline/runner/", RUNNER),
     ("pipeline/embedded/", EMBEDDED),
     (
         "pipeline/front/",
-        EMBEDDED | TASKS | {"jobs.api", "pipeline.client", "pipeline.planning", "pipeline.front"},
+        EMBEDDED
+        | RUNNER
+        | {
+            *("jobs.api", "pipeline.client", "pipeline.planning", "pipeline.schedules"),
+            "pipeline.front",
+        },
     ),
     (
         "pipeline/",
-        {"pipeline.api_settings", "pipeline.model_settings", "pipeline.variables"},
+        {
+            *("pipeline.api_settings", "pipeline.model_settings", "pipeline.schedule_settings"),
+            "pipeline.variables",
+        },
     ),
     ("nightjar/__main__.py", {"pipeline.front"}),
     ("nightjar/__init__.py", {"pipeline.client"}),

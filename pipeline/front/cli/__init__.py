@@ -16,6 +16,7 @@ from nightjar.pipeline.front.cli.openapi import openapi
 from nightjar.pipeline.front.cli.processes import api, beat, flower, health, worker
 from nightjar.pipeline.front.cli.purge import purge
 from nightjar.pipeline.front.cli.run import run
+from nightjar.pipeline.front.cli.schedules import schedules
 from nightjar.pipeline.front.cli.tasks import plan, task
 from nightjar.pipeline.front.cli.webhooks import webhooks
 from nightjar.pipeline.queue.commands import forget_celery_variables
@@ -32,7 +33,7 @@ for command in (
     *(vectors, migrate, shares, purge, openapi),
 ):
     app.command()(command)
-for group in (keys, tenants, task, webhooks):
+for group in (keys, schedules, tenants, task, webhooks):
     app.add_typer(group)
 
 
