@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import wait
 
@@ -18,7 +17,7 @@ from nightjar.children import ClosedError, RestartPolicy, Supervisor
 from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.worker.compute_group import ComputeGroup, Program, program
-from nightjar.jobs.workers import ComputeSeconds
+from nightjar.gpu_worker.worker.totals import Totals
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +72,8 @@ class Launcher:
 
     The operating system ends a process with the thread that started it, at first the caller's.
 
+    `totals` holds what all its processes have spent and counted.
+
     Args:
         config: How to start a process.
         on_failure: Called from the reading thread when no process can be started any more.
@@ -97,8 +98,7 @@ class Launcher:
         self._ready = threading.Event()
         self._error: str | None = None
         self._precision: str = config.dtype
-        self._seconds = ComputeSeconds()
-        self._earlier_engine_s = 0.0  # of the processes before this one
+        self.totals = Totals()
         self._alive_at = time.monotonic()
         self._supervisor = Supervisor(partial(ComputeGroup, config, program), RESTARTS)
         self._group = self._spawn()
@@ -116,6 +116,11 @@ class Launcher:
         return self._group.pids
 
     @property
+    def device(self) -> str:
+        """Where the model is computed: cpu, cuda, or the numbers of its GPUs."""
+        return ",".join(self._config.devices) or self._config.device
+
+    @property
     def precision(self) -> str:
         """The precision of the loaded model; never "auto" once it is ready."""
         return self._precision
@@ -124,14 +129,6 @@ class Launcher:
     def in_flight(self) -> int:
         """How many requests the compute process has not answered yet."""
         return len(self._pending)
-
-    @property
-    def seconds(self) -> ComputeSeconds:
-        """Seconds that all compute processes have spent, as far as they had reported them.
-
-        A process reports them with its answers, or every second.
-        """
-        return self._seconds
 
     def wait_ready(self) -> None:
         """Block until the model is loaded.
@@ -232,12 +229,11 @@ class Launcher:
 
     def _handle(self, message: messages.FromCompute) -> None:
         self._alive_at = time.monotonic()
+        self.totals.note(message)
         match message:
             case messages.Ready():
                 self._supervisor.succeeded()
                 self._precision = message.dtype
-                load_s = self._seconds.load_s + message.load_s
-                self._seconds = replace(self._seconds, load_s=load_s)
                 self._ready.set()
             case messages.LoadFailed():
                 self._fail(message.message)
@@ -246,9 +242,8 @@ class Launcher:
                     flight = self._pending.pop(message.ticket, None)
                     if flight is not None:
                         flight.end(message.ticket, message)
-            case messages.Stepped():
-                engine_s = self._earlier_engine_s + message.busy_s
-                self._seconds = replace(self._seconds, engine_s=engine_s)
+            case messages.Stepped() | messages.Statistics():
+                pass
 
     def _is_stalled(self) -> bool:
         silent_s = time.monotonic() - self._alive_at
@@ -274,7 +269,7 @@ class Launcher:
             self._ready.clear()
             self._fail_pending(lost)
             self._group.pipe.close()
-            self._earlier_engine_s = self._seconds.engine_s
+            self.totals.process_ended()
             try:
                 self._group = self._spawn()
             except ClosedError:

@@ -40,10 +40,7 @@ Limit = Annotated[int, typer.Option(min=1, max=1000, help="How many, the newest.
 _PAGE = 100
 
 
-@schedules.command(
-    epilog="Exit status: 0 applied, 1 the database is away, 2 the file cannot be used. "
-    "Example: nightjar schedules apply schedules.toml"
-)
+@schedules.command()
 def apply(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A schedule file (.toml, .yaml).")],
     tenant: Tenant = DEFAULT_TENANT,
@@ -53,7 +50,12 @@ def apply(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make or change the schedules of a file; what is the same already stays as it is."""
+    """Make or change the schedules of a file; what is the same already stays as it is.
+
+    Exit status: 0 applied, 1 the database is away, 2 the file cannot be used.
+
+    Example: nightjar schedules apply schedules.toml
+    """
     from nightjar.pipeline.schedules.applying import apply_file
     from nightjar.pipeline.schedules.schedule_file import ScheduleFileError, read_schedules
 
@@ -74,9 +76,12 @@ def apply(
         say(f"no longer in the file, and still there: {', '.join(left)}; --prune deletes them")
 
 
-@schedules.command("list", epilog="Example: nightjar schedules list --tenant owls")
+@schedules.command("list")
 def list_schedules(tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False) -> None:
-    """List the schedules of a tenant, with their next and last runs."""
+    """List the schedules of a tenant, with their next and last runs.
+
+    Example: nightjar schedules list --tenant owls
+    """
     with _opened(tenant) as store:
         rows = [listed_row(one) for one in _all(store, tenant)]
     if as_json:
@@ -88,9 +93,12 @@ def list_schedules(tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False) -> 
     print_table(rows, columns)
 
 
-@schedules.command(epilog="Example: nightjar schedules show nightly-rank")
+@schedules.command()
 def show(name: Name, tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False) -> None:
-    """Show a schedule, with its newest run."""
+    """Show a schedule, with its newest run.
+
+    Example: nightjar schedules show nightly-rank
+    """
     with _opened(tenant) as store:
         found = store.schedules.find(tenant, name)
         last = store.schedule_runs.newest(found.id, 1)
@@ -98,18 +106,24 @@ def show(name: Name, tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False) -
     print_json(told, as_json=as_json)
 
 
-@schedules.command(epilog="Example: nightjar schedules pause nightly-rank")
+@schedules.command()
 def pause(name: Name, tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False) -> None:
-    """Make no more runs; one that has begun goes on."""
+    """Make no more runs; one that has begun goes on.
+
+    Example: nightjar schedules pause nightly-rank
+    """
     with _opened(tenant) as store:
         found = store.schedules.find(tenant, name)
         changed = store.schedules.set_paused(tenant, found.id, _actor(), None, paused=True)
     print_json(schedule_row(changed), as_json=as_json)
 
 
-@schedules.command(epilog="Example: nightjar schedules resume nightly-rank")
+@schedules.command()
 def resume(name: Name, tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False) -> None:
-    """Let a paused schedule run again, from its next time on."""
+    """Let a paused schedule run again, from its next time on.
+
+    Example: nightjar schedules resume nightly-rank
+    """
     from nightjar.jobs.schedules.times import next_of
 
     with _opened(tenant) as store:
@@ -119,13 +133,15 @@ def resume(name: Name, tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False)
     print_json(schedule_row(changed), as_json=as_json)
 
 
-@schedules.command(
-    "run-now",
-    epilog="Exit status: 0 the run was made, 1 the database is away, 2 there is no such schedule, "
-    "or an earlier run goes on. Example: nightjar schedules run-now nightly-rank",
-)
+@schedules.command("run-now")
 def run_now(name: Name, tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False) -> None:
-    """Make a run that begins at once, also of a paused schedule; its next time stays."""
+    """Make a run that begins at once, also of a paused schedule; its next time stays.
+
+    Exit status: 0 the run was made, 1 the database is away, 2 there is no such schedule, or an
+    earlier run goes on.
+
+    Example: nightjar schedules run-now nightly-rank
+    """
     with _opened(tenant) as store:
         found = store.schedules.find(tenant, name)
         moment = store.schedule_runs.clock()
@@ -133,11 +149,14 @@ def run_now(name: Name, tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False
     print_json(run_row(made), as_json=as_json)
 
 
-@schedules.command(epilog="Example: nightjar schedules history nightly-rank --limit 30")
+@schedules.command()
 def history(
     name: Name, tenant: Tenant = DEFAULT_TENANT, limit: Limit = 20, as_json: AsJson = False
 ) -> None:
-    """List the runs of a schedule, newest first."""
+    """List the runs of a schedule, newest first.
+
+    Example: nightjar schedules history nightly-rank --limit 30
+    """
     with _opened(tenant) as store:
         found = store.schedules.find(tenant, name)
         rows = [run_row(one) for one in store.schedule_runs.newest(found.id, limit)]
@@ -148,14 +167,17 @@ def history(
     print_table(rows, (*columns, "reason"))
 
 
-@schedules.command(epilog="Example: nightjar schedules changes nightly-rank")
+@schedules.command()
 def changes(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="One schedule alone.")] = None,
     tenant: Tenant = DEFAULT_TENANT,
     limit: Limit = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List who changed which schedule, when and what; also of deleted ones."""
+    """List who changed which schedule, when and what; also of deleted ones.
+
+    Example: nightjar schedules changes nightly-rank
+    """
     with _opened(tenant) as store:
         one = None if name is None else store.schedules.find(tenant, name).id
         found = store.schedules.changes(tenant, limit, schedule_id=one)
@@ -178,15 +200,18 @@ def changes(
     print_table(rows, ("at", "actor", "name", "action", "before", "after"))
 
 
-@schedules.command(
-    epilog="Exit status: 0 all is well, 1 the database is away, 2 unusable arguments, 3 a schedule "
-    "is failing or stands still. Example: nightjar schedules check || mail -s nightly ops"
-)
+@schedules.command()
 def check(
     tenant: Annotated[str | None, typer.Option(help="One tenant alone.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell whether a schedule has failed three times running, or does not run at all."""
+    """Tell whether a schedule has failed three times running, or does not run at all.
+
+    Exit status: 0 all is well, 1 the database is away, 2 unusable arguments, 3 a schedule is
+    failing or stands still.
+
+    Example: nightjar schedules check --json
+    """
     from nightjar.pipeline.schedules.checking import trouble_of
 
     with _opened(tenant) as store:
@@ -209,9 +234,12 @@ def check(
         raise typer.Exit(EXIT_FAILING)
 
 
-@schedules.command(epilog="Example: nightjar schedules delete nightly-rank")
+@schedules.command()
 def delete(name: Name, tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False) -> None:
-    """Delete a schedule with its history, and cancel what it runs."""
+    """Delete a schedule with its history, and cancel what it runs.
+
+    Example: nightjar schedules delete nightly-rank
+    """
     with _opened(tenant) as store:
         found = store.schedules.find(tenant, name)
         store.schedules.delete(tenant, found.id, _actor())
@@ -220,7 +248,10 @@ def delete(name: Name, tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False)
 
 @schedules.command()
 def schema() -> None:
-    """Print the JSON schema of schedule files, for editors."""
+    """Print the JSON schema of schedule files, for editors.
+
+    Example: nightjar schedules schema > schedules.schema.json
+    """
     from nightjar.pipeline.schedules.schedule_file import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
