@@ -16,6 +16,7 @@ RECORDS = {
         f"jobs.{name}"
         for name in (
             "accounts",
+            "answer_shapes",
             "records",
             "file_records",
             "batch_records",
@@ -58,6 +59,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("kernels/", {"kernels"}),
     ("gpu_worker/engine/", ENGINE),
     ("gpu_worker/models/", MODELS),
+    ("gpu_worker/verify/", ENGINE | {"gpu_worker.verify"}),
     ("gpu_worker/shards/", MODELS | {"gpu_worker.shards"}),
     ("gpu_worker/compute/", ENGINE | {"gpu_worker.compute", "gpu_worker.shards"}),
     (

@@ -19,6 +19,7 @@ from nightjar.pipeline.front.cli.purge import purge
 from nightjar.pipeline.front.cli.run import run
 from nightjar.pipeline.front.cli.schedules import schedules
 from nightjar.pipeline.front.cli.tasks import plan, task
+from nightjar.pipeline.front.cli.verify import verify
 from nightjar.pipeline.front.cli.webhooks import webhooks
 from nightjar.pipeline.queue.commands import forget_celery_variables
 
@@ -31,7 +32,7 @@ app = typer.Typer(
 for command in (
     *(run, plan, worker, beat, flower, api, health),
     *(submit, status, results, cancel, pause, resume, retry, models),
-    *(convert, vectors, migrate, shares, purge, openapi),
+    *(convert, verify, vectors, migrate, shares, purge, openapi),
 ):
     app.command()(command)
 for group in (keys, schedules, tenants, task, webhooks):
