@@ -12,9 +12,10 @@ import tokenizers
 
 from nightjar.checkpoints.errors import CheckpointError
 from nightjar.checkpoints.json_file import read_json_object
-from nightjar.checkpoints.long_texts import PIECE_CHARACTERS, LongTexts, in_groups
+from nightjar.checkpoints.long_texts import GROUP_CHARACTERS, PIECE_CHARACTERS, LongTexts
 from nightjar.checkpoints.token_sizes import most_bytes_of_a_token
 from nightjar.checkpoints.word_cache import WordCache, cuts_at_blanks
+from nightjar.groups import in_groups
 
 PROMPT_TOKEN = "<|PROMPT|>"  # noqa: S105 - a token of text, not of access
 """Stands in a prompt where a prompt vector is read; it can never be generated."""
@@ -142,7 +143,7 @@ class Tokenizer:
 
     def _encode_whole(self, texts: Sequence[str]) -> list[list[int]]:
         ids: list[list[int]] = []
-        for group in in_groups(texts):
+        for group in in_groups(texts, len, GROUP_CHARACTERS):
             found = self._backend.encode_batch_fast(group, add_special_tokens=False)
             ids += [encoding.ids for encoding in found]
         return ids

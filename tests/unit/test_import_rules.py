@@ -31,6 +31,7 @@ RECORDS = {
             "equality",
             "lifecycle",
             "events",
+            "tracing",
         )
     )
 }
@@ -38,7 +39,8 @@ MODELS = {"checkpoints", "kernels", "gpu_worker.models"}
 ENGINE = MODELS | {"gpu_worker.engine"}
 QUEUE = RECORDS | {
     *("jobs.schedules", "jobs.store", "jobs.webhooks"),
-    *("pipeline.model_settings", "pipeline.settings", "pipeline.queue"),
+    *("pipeline.metrics", "pipeline.model_settings", "pipeline.settings", "pipeline.queue"),
+    "pipeline.tracing",
 }
 FILES = RECORDS | {"jobs.lines", "jobs.store", "pipeline.files"}
 EMBEDDED = QUEUE | FILES | {"checkpoints", "pipeline.embedded"}
@@ -75,6 +77,8 @@ RULES: list[tuple[str, set[str]]] = [
         },
     ),
     ("gpu_worker/", set()),
+    ("pipeline/metrics/", RECORDS | {"jobs.store", "pipeline.metrics", "pipeline.settings"}),
+    ("pipeline/tracing/", RECORDS | {"pipeline.settings", "pipeline.tracing"}),
     ("pipeline/queue/", QUEUE),
     ("pipeline/planning/", QUEUE | {"checkpoints", "jobs.lines", "pipeline.planning"}),
     ("pipeline/files/", FILES),
@@ -96,7 +100,10 @@ RULES: list[tuple[str, set[str]]] = [
     (
         "pipeline/",
         {
-            *("pipeline.api_settings", "pipeline.model_settings", "pipeline.schedule_settings"),
+            "pipeline.api_settings",
+            "pipeline.model_settings",
+            "pipeline.monitoring_settings",
+            "pipeline.schedule_settings",
             "pipeline.variables",
         },
     ),
@@ -104,12 +111,13 @@ RULES: list[tuple[str, set[str]]] = [
     ("nightjar/__init__.py", {"pipeline.client"}),
     ("nightjar/children.py", set()),
     ("nightjar/compute_config.py", set()),
+    ("nightjar/groups.py", set()),
     ("nightjar/logs.py", set()),
     ("nightjar/process.py", set()),
     ("nightjar/requests.py", set()),
 ]
 # What every room may import; it imports nothing of ours itself.
-FOR_ALL = {"__version__", "children", "compute_config", "logs", "process", "requests"}
+FOR_ALL = {"__version__", "children", "compute_config", "groups", "logs", "process", "requests"}
 # Third-party packages that the engine and the kernels may import: a bare GPU machine has no more.
 ENGINE_PACKAGES = {"torch", "numpy", "tokenizers", "safetensors", "jinja2", "cupy", "nightjar"}
 # Within the kernels: operands know no backend, and backends know neither the ops nor each other.
@@ -123,6 +131,7 @@ KERNEL_RULES: list[tuple[str, set[str]]] = [
 ]
 ENGINE_ROOMS = (
     "nightjar/compute_config.py",
+    "nightjar/groups.py",
     "nightjar/requests.py",
     "kernels/",
     "checkpoints/",
