@@ -8,8 +8,9 @@ runs in both of the hours that have the same name.
 
 import difflib
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -65,13 +66,29 @@ class Timetable:
         local = moment.astimezone(zone)
         times = _open(self.cron, local.replace(tzinfo=None))
         if times.hours >= _ALL_HOURS:
-            minute, _, *days = self.cron.split()
-            times = _open(" ".join([minute, "*", *days]), local)
+            return self._by_real_time(moment, zone)
         for found in times:
-            planned = _existing(found if found.tzinfo else found.replace(tzinfo=zone), zone)
+            planned = _existing(found.replace(tzinfo=zone), zone)
             if planned > moment:
                 return planned
         return None
+
+    def _by_real_time(self, moment: datetime, zone: ZoneInfo) -> datetime | None:
+        """The first minute that matches; between two changes of the clocks the offset is fixed.
+
+        cronsim itself jumps over a match where clocks go back by half an hour.
+        """
+        offset = _offset(moment, zone)
+        while True:
+            local = moment.astimezone(timezone(offset)).replace(tzinfo=None)
+            found = next(_open(self.cron, local), None)
+            if found is None:
+                return None
+            planned = found.replace(tzinfo=timezone(offset)).astimezone(UTC)
+            if _offset(planned, zone) == offset:
+                return planned
+            changed = _change_of_clocks(moment, planned, offset, zone)
+            moment, offset = changed - _MINUTE, _offset(changed, zone)
 
     def last(self, first: datetime, moment: datetime) -> tuple[datetime, int]:
         """The last planned time from `first` to `moment`, and how many came before it.
@@ -146,6 +163,21 @@ def _open(cron: str, moment: datetime) -> "CronSim":
 
 def _bad(message: str) -> ScheduleError:
     return ScheduleError("cron", message)
+
+
+def _offset(moment: datetime, zone: ZoneInfo) -> timedelta:
+    return moment.astimezone(zone).utcoffset() or timedelta()
+
+
+def _change_of_clocks(
+    before: datetime, after: datetime, offset: timedelta, zone: ZoneInfo
+) -> datetime:
+    """The minute from which on `offset` does not hold; it does not at `after`."""
+    low = before.astimezone(UTC).replace(second=0, microsecond=0)
+    minutes = range(int((after - low) / _MINUTE) + 1)
+    return low + _MINUTE * bisect_left(
+        minutes, True, key=lambda count: _offset(low + _MINUTE * count, zone) != offset
+    )
 
 
 def _existing(local: datetime, zone: ZoneInfo) -> datetime:

@@ -67,6 +67,17 @@ def planned(cron: str, zone: str, begin: datetime, count: int) -> list[str]:
             datetime(2026, 10, 3, 0, tzinfo=UTC),
             ["2026-10-04T02:30:00+11:00", "2026-10-05T02:15:00+11:00"],
         ),
+        # Clocks go back by half an hour: 01:30 comes twice.
+        (
+            "Australia/Lord_Howe",
+            "30 * * * *",
+            datetime(2026, 4, 4, 14, 0, tzinfo=UTC),
+            [
+                "2026-04-05T01:30:00+11:00",
+                "2026-04-05T01:30:00+10:30",
+                "2026-04-05T02:30:00+10:30",
+            ],
+        ),
         # Midnight does not exist.
         (
             "America/Santiago",
