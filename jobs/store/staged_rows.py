@@ -62,15 +62,20 @@ class StagedRows:
             .where(row.error_code.is_(None))
             .order_by(row.row_index)
         )
-        connection.execute(
+        offered = connection.scalar(
+            sa.select(sa.func.count()).where(row.error_code.is_(None)).select_from(staged)
+        )
+        inserted = connection.execute(
             self._database.insert(request)
             .from_select(columns, accepted)
             .on_conflict_do_nothing(
                 index_elements=[request.c.job_id, request.c.custom_id],
                 index_where=request.c.kind.is_not(None),
-            )
-        )
-        self._mark_duplicates()
+            ),
+            execution_options={"preserve_rowcount": True},
+        ).rowcount
+        if inserted != offered:
+            self._mark_duplicates()
         rejected = (
             sa.select(
                 job_id,
@@ -102,26 +107,18 @@ class StagedRows:
     def _mark_duplicates(self) -> None:
         """Give the staged rows that the index kept out their error, which names the first line."""
         row, first = staged.c, request.alias("first")
-        # Also by the custom_id, whose index finds the row. PostgreSQL has no statistics of the new
-        # rows: with the job and the row alone it reads all of them for each staged row.
-        landed = sa.exists().where(
-            request.c.job_id == self._job_id,
-            request.c.custom_id == row.custom_id,
-            request.c.kind.is_not(None),
-            request.c.row_index == row.row_index,
+        its_first = (
+            first.c.job_id == self._job_id,
+            first.c.custom_id == row.custom_id,
+            first.c.kind.is_not(None),
         )
-        first_line = (
-            sa.select(sa.cast(first.c.line, sa.Text))
-            .where(
-                first.c.job_id == self._job_id,
-                first.c.custom_id == row.custom_id,
-                first.c.kind.is_not(None),
-            )
-            .scalar_subquery()
-        )
+        # A scalar subquery, which is looked up in the unique index for each row. PostgreSQL has no
+        # statistics of the new rows: it would join by a nested loop over all of them.
+        landed_as = sa.select(first.c.row_index).where(*its_first).scalar_subquery()
+        first_line = sa.select(sa.cast(first.c.line, sa.Text)).where(*its_first).scalar_subquery()
         self._connection.execute(
             sa.update(staged)
-            .where(row.error_code.is_(None), ~landed)
+            .where(row.error_code.is_(None), row.row_index != landed_as)
             .values(duplicate_error(row, first_line))
         )
 
