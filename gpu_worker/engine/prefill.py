@@ -60,6 +60,7 @@ class Prefill:
         if self._tier is not None:
             self._load(self._tier, prefix, filling[len(known) :])
         self._copy_beginning(prefix, usable)
+        prefix.cached = prefix.computed
         return Opening.OPENED
 
     def take_copies(self) -> dict[int, int]:

@@ -14,8 +14,8 @@ from functools import partial
 from celery.signals import worker_init, worker_shutdown, worker_shutting_down
 
 from nightjar.checkpoints import CheckpointError
+from nightjar.gpu_worker.worker.flights import LauncherError
 from nightjar.gpu_worker.worker.heartbeat import Heartbeat
-from nightjar.gpu_worker.worker.launcher import LauncherError
 from nightjar.gpu_worker.worker.served import ServedModel, open_directories, start_models
 from nightjar.gpu_worker.worker.ticker import Ticker
 from nightjar.gpu_worker.worker.worker import GpuWorker

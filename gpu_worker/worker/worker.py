@@ -11,7 +11,7 @@ from functools import partial
 
 from nightjar.gpu_worker.worker.computing import BatchComputer, ComputedBatch
 from nightjar.gpu_worker.worker.exclusive import ClosedError, SharedOrAlone
-from nightjar.gpu_worker.worker.launcher import (
+from nightjar.gpu_worker.worker.flights import (
     ComputeLostError,
     ComputeNotReadyError,
     LauncherError,
@@ -247,6 +247,7 @@ class GpuWorker:
                 batch.epoch,
                 self.owner,
                 results,
+                cost=computed.cost,
                 live=batch.live,
             ),
         )

@@ -28,6 +28,8 @@ RECORDS = {
             "equality",
             "lifecycle",
             "events",
+            "job_report",
+            "tallies",
         )
     )
 }
@@ -44,7 +46,11 @@ RULES: list[tuple[str, set[str]]] = [
     ("jobs/lines/", RECORDS | {"jobs.lines"}),
     ("jobs/store/", RECORDS | {"jobs.store"}),
     ("jobs/webhooks/", RECORDS | {"jobs.webhooks"}),
-    ("jobs/api/", RECORDS | {"jobs.lines", "jobs.store", "jobs.webhooks", "jobs.api"}),
+    ("jobs/report/", RECORDS | {"jobs.report"}),
+    (
+        "jobs/api/",
+        RECORDS | {"jobs.lines", "jobs.report", "jobs.store", "jobs.webhooks", "jobs.api"},
+    ),
     ("jobs/", RECORDS),
     ("migrations/", {"jobs.store", "migrations"}),
     ("checkpoints/", {"checkpoints"}),
@@ -74,7 +80,10 @@ RULES: list[tuple[str, set[str]]] = [
     ("pipeline/embedded/", EMBEDDED),
     (
         "pipeline/front/",
-        EMBEDDED | TASKS | {"jobs.api", "pipeline.client", "pipeline.planning", "pipeline.front"},
+        EMBEDDED
+        | TASKS
+        | {"jobs.api", "jobs.report"}
+        | {"pipeline.client", "pipeline.planning", "pipeline.front"},
     ),
     (
         "pipeline/",
@@ -87,9 +96,10 @@ RULES: list[tuple[str, set[str]]] = [
     ("nightjar/logs.py", set()),
     ("nightjar/process.py", set()),
     ("nightjar/requests.py", set()),
+    ("nightjar/visible.py", set()),
 ]
 # What every room may import; it imports nothing of ours itself.
-FOR_ALL = {"__version__", "children", "compute_config", "logs", "process", "requests"}
+FOR_ALL = {"__version__", "children", "compute_config", "logs", "process", "requests", "visible"}
 # Third-party packages that the engine and the kernels may import: a bare GPU machine has no more.
 ENGINE_PACKAGES = {"torch", "numpy", "tokenizers", "safetensors", "jinja2", "cupy", "nightjar"}
 # Within the kernels: operands know no backend, and backends know neither the ops nor each other.

@@ -15,6 +15,7 @@ from nightjar.pipeline.front.cli.models import models
 from nightjar.pipeline.front.cli.openapi import openapi
 from nightjar.pipeline.front.cli.processes import api, beat, flower, health, worker
 from nightjar.pipeline.front.cli.purge import purge
+from nightjar.pipeline.front.cli.report import report
 from nightjar.pipeline.front.cli.run import run
 from nightjar.pipeline.front.cli.tasks import plan, task
 from nightjar.pipeline.front.cli.webhooks import webhooks
@@ -28,7 +29,7 @@ app = typer.Typer(
 )
 for command in (
     *(run, plan, worker, beat, flower, api, health),
-    *(submit, status, results, cancel, pause, resume, retry, models),
+    *(submit, status, results, report, cancel, pause, resume, retry, models),
     *(vectors, migrate, shares, purge, openapi),
 ):
     app.command()(command)
