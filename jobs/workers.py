@@ -1,6 +1,9 @@
 """The records of processes: their signs of life, their seconds, who leads, who crashed."""
 
 from dataclasses import dataclass
+from datetime import datetime
+
+from nightjar.jobs.records import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +49,15 @@ class WorkerHeartbeat:
 
     owner: str
     counter: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """What a GPU worker said of itself with its last heartbeat; for people.
+
+    status: `gpu_worker/worker/status.py` lists the fields.
+    """
+
+    owner: str
+    seen_at: datetime
+    status: JsonObject

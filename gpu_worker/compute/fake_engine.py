@@ -34,6 +34,7 @@ from nightjar.gpu_worker.engine import (
     Result,
     TokenLogprobs,
 )
+from nightjar.gpu_worker.engine.statistics import EngineCounters, EngineGauges, EngineStatistics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,6 +77,7 @@ class FakeEngine:
         self._cancelled: set[int] = set()
         self._urgent = False  # whether an urgent request may wait
         self._vectors: set[str] = set()
+        self._counters = EngineCounters()
 
     def register_prompt_vectors(self, key: str, vectors: "Tensor") -> None:
         """Register a key of prompt vectors; the vectors [n, H] change no answer."""
@@ -94,6 +96,12 @@ class FakeEngine:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._waiting or self._cancelled)
+
+    def statistics(self) -> EngineStatistics:
+        """Return the tokens of the prompts and answers so far; there is no cache."""
+        counters = EngineCounters().plus(self._counters)  # a copy
+        gauges = EngineGauges(waiting=len(self._waiting), slots=self._step_requests)
+        return EngineStatistics(counters, gauges)
 
     def step(self) -> list[Result]:
         """Sleep as long as a step takes; return the results of the requests that it ended."""
@@ -131,6 +139,8 @@ class FakeEngine:
         if refusal := self._refusal(request):
             return refusal
         outputs = [self._text(request, sample) for sample in range(request.sampling.n)]
+        self._counters.prefill_tokens += len(request.token_ids)
+        self._counters.decode_tokens += sum(len(output.token_ids) for output in outputs)
         return GenerateResult(request.request_id, outputs, len(request.token_ids))
 
     def _text(self, request: GenerateRequest, sample: int) -> GenerateOutput:
@@ -162,6 +172,8 @@ class FakeEngine:
         for document in request.documents:
             segments = (request.query_ids, document)
             scores.append(_nll(_draw(segments, request.prompt_vectors, b"", 1)[0]))
+        self._counters.documents += len(scores)
+        self._counters.rank_tokens += len(request.query_ids) + sum(map(len, request.documents))
         counts = [sum(token < len(self._token_bytes) for token in d) for d in request.documents]
         return RankResult(request.request_id, scores, counts, len(request.query_ids))
 

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 # How often a working engine reports that it is alive.
 _LIFE_SIGN_S = 1.0
+_TELL_EVERY_S = 1.0
 
 
 class ComputeLoop:
@@ -46,6 +47,8 @@ class ComputeLoop:
         self._steps = 0
         self._busy_s = 0.0
         self._reported_at = 0.0
+        self._told_at = 0.0  # of the engine's statistics
+        self._told_steps = -1  # how many steps they covered
 
     def run(self) -> None:
         """Serve until the worker closes the pipe."""
@@ -64,6 +67,8 @@ class ComputeLoop:
     def _receive(self) -> None:
         """Take every waiting message; block only when there is nothing to compute."""
         while not self._engine.has_work or self._pipe.poll():
+            if not self._engine.has_work:
+                self._tell_when_due()
             with self._activity.waiting(Doing.IDLE):
                 frame = self._pipe.recv_bytes()
             for message in messages.decode_to_compute(frame):
@@ -97,9 +102,28 @@ class ComputeLoop:
             logger.exception("result %d cannot be read", outcome.request_id)
             return _failed(outcome.request_id, error)
 
+    def _tell_when_due(self) -> None:
+        """Send the statistics of the last steps before a pause, unless a message comes first."""
+        if self._told_steps == self._steps:
+            return
+        with self._activity.waiting(Doing.IDLE):
+            wait_s = self._told_at + _TELL_EVERY_S - time.monotonic()
+            if self._pipe.poll(max(0.0, wait_s)):
+                return
+            try:
+                self._pipe.send_bytes(messages.encode([self._statistics()]))
+            except OSError as error:
+                raise EOFError from error  # the worker has closed the pipe meanwhile
+
+    def _statistics(self) -> messages.Statistics:
+        self._told_at, self._told_steps = time.monotonic(), self._steps
+        return messages.Statistics(self._engine.statistics())
+
     def _send(self, outcomes: list[Result]) -> None:
         frame: list[messages.FromCompute] = [self._answer(one) for one in outcomes]
         now = time.monotonic()
+        if now - self._told_at >= _TELL_EVERY_S:
+            frame.append(self._statistics())
         if frame or now - self._reported_at >= _LIFE_SIGN_S:
             # First, so that what these steps took counts for the requests that end here as well.
             frame.insert(0, messages.Stepped(steps=self._steps, busy_s=self._busy_s))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from nightjar.gpu_worker.engine.statistics import EngineStatistics
 from nightjar.requests import GenerateRequest, RankRequest
 
 
@@ -76,6 +77,12 @@ class Stepped(msgspec.Struct, frozen=True, tag=True):
     busy_s: float
 
 
+class Statistics(msgspec.Struct, frozen=True, tag=True):
+    """What the engine has counted since its start; sent at most once a second."""
+
+    statistics: EngineStatistics
+
+
 class TokenReport(msgspec.Struct, frozen=True):
     """One generated token.
 
@@ -139,7 +146,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 ToCompute = Generate | Rank | RegisterVectors | Cancel
 Answer = Generated | Ranked | Failed
-FromCompute = Ready | LoadFailed | Stepped | Generated | Ranked | Failed
+FromCompute = Ready | LoadFailed | Stepped | Statistics | Generated | Ranked | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_compute = msgspec.msgpack.Decoder(list[ToCompute])

@@ -23,6 +23,7 @@ from nightjar.gpu_worker.engine.requests import RequestFailed, Result
 from nightjar.gpu_worker.engine.rescue import NOT_FINITE, Rescue
 from nightjar.gpu_worker.engine.scheduler import Scheduler
 from nightjar.gpu_worker.engine.sizing import cache_blocks, rescue_config
+from nightjar.gpu_worker.engine.statistics import EngineStatistics, Meter
 from nightjar.gpu_worker.engine.upkeep import CacheUpkeep, host_tier
 from nightjar.gpu_worker.engine.windows import DecodeWindows
 from nightjar.gpu_worker.models import Decoder
@@ -69,7 +70,8 @@ class Engine:
         self._vectors = PromptVectorStore(model_config.hidden_size, model.dtype, model.device)
         self._admission = Admission(model_config, config, self.pool, self._vectors)
         self.scheduler = Scheduler(config, self.pool, self.tier)
-        self._progress = Progress(self.scheduler, token_bytes)
+        self._meter = Meter(config.slots)
+        self._progress = Progress(self.scheduler, token_bytes, self._meter)
         self._executor = Executor(
             model,
             self.cache,
@@ -119,7 +121,8 @@ class Engine:
 
     def step(self) -> list[Result]:
         """Run one round of the loop and return the requests that ended in it."""
-        results = self._receive()
+        with self._meter.phase("receive"):
+            results = self._receive()
         if self.windows is not None and self.windows.in_flight:
             results.extend(self._land(self.windows))
         elif plan := self._schedule():
@@ -128,8 +131,13 @@ class Engine:
             else:
                 results.extend(self._process(self._forward(plan)))
         if self.rescue is not None and self.rescue.has_work:
-            results.extend(self.rescue.step())
+            with self._meter.phase("recompute"):
+                results.extend(self.rescue.step())
         return results
+
+    def statistics(self) -> EngineStatistics:
+        """What the engine has counted so far, and how full it is."""
+        return self._meter.read(self.scheduler, self.pool, len(self._inbox))
 
     def _receive(self) -> list[Result]:
         """Apply new requests and cancellations; return the results of requests that end here."""
@@ -168,7 +176,8 @@ class Engine:
                 logger.exception(GIVEN_UP, extra={"action": "windows_given_up"})
                 self._give_windows_up()
         results: list[Result] = []
-        for moved in windows.land():
+        for moved in self._meter.timed("decode", windows.land()):
+            self._meter.windowed(len(moved), windows.slots)
             results += self._process(StepOutput(tokens=moved))
         return results
 
@@ -180,15 +189,17 @@ class Engine:
     def _schedule(self) -> StepPlan:
         """Build the next step's plan and prepare its cache blocks."""
         self._disturbed = False
-        plan = self.scheduler.schedule()
-        plan.arrivals = self._upkeep.prepare(self.scheduler.take_copies())
+        with self._meter.phase("schedule"):
+            plan = self.scheduler.schedule()
+            plan.arrivals = self._upkeep.prepare(self.scheduler.take_copies())
         return plan
 
     def _forward(self, plan: StepPlan) -> StepOutput:
         """Compute the plan; if that raises, compute each request alone, so that only one fails."""
         started = time.perf_counter()
         try:
-            output = self._executor.run(plan)
+            with self._meter.phase(self._meter.planned(plan)):
+                output = self._executor.run(plan)
         except Exception:
             logger.exception("a step failed; running its requests one by one")
             self._require_working_device()
@@ -203,6 +214,11 @@ class Engine:
 
     def _process(self, output: StepOutput) -> list[Result]:
         """Advance every request by the step's results; return the results of those that end."""
+        with self._meter.phase("process"):
+            return self._apply(output)
+
+    def _apply(self, output: StepOutput) -> list[Result]:
+        self._meter.stepped(output)
         output.record()
         results = self._leave(output)
         for work in output.done:
@@ -273,6 +289,7 @@ class Engine:
         logger.warning(
             "request %d: %s; computing it again in a higher precision", job.request_id, NOT_FINITE
         )
+        self._meter.recomputes()
         self._drop(job, spoiled=True)
         failure = self.rescue.submit(job.request)
         return [] if failure is None else [failure]

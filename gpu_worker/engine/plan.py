@@ -89,6 +89,13 @@ class StepPlan:
         return any(self.chunks) or any(rank.branches for rank in self.ranks)
 
     @property
+    def content(self) -> str:
+        """What the plan computes: prefill, decode, rank, or mixed."""
+        parts = (self.prompts, "prefill"), (self.decodes, "decode"), (self.ranks, "rank")
+        found = [name for part, name in parts if part]
+        return found[0] if len(found) == 1 else "mixed"
+
+    @property
     def sampled(self) -> list[GenerateSequence]:
         """Return every sequence that gets a token: new ones, then running ones."""
         return [sequence for prompt in self.prompts for sequence in prompt.starts] + self.decodes

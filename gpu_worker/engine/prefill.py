@@ -36,6 +36,8 @@ class Prefill:
         self._copies: dict[int, int] = {}  # the source of each copy; it is held until the copy
         self._under_way: set[bytes] = set()
         self._blocks_lack = False
+        self.started_tokens = 0  # of the prefixes that were opened
+        self.cached_tokens = 0  # of those, what the cache or the host's memory held
 
     def new_step(self) -> None:
         """Forget the last step's plan."""
@@ -61,6 +63,8 @@ class Prefill:
             self._load(self._tier, prefix, filling[len(known) :])
         self._copy_beginning(prefix, usable)
         prefix.cached = prefix.computed
+        self.started_tokens += len(prefix.tokens)
+        self.cached_tokens += prefix.computed
         return Opening.OPENED
 
     def take_copies(self) -> dict[int, int]:

@@ -10,6 +10,7 @@ from nightjar.gpu_worker.engine.ranking import RankJob
 from nightjar.gpu_worker.engine.requests import GenerateOutput, GenerateResult, RankResult
 from nightjar.gpu_worker.engine.scheduler import Scheduler
 from nightjar.gpu_worker.engine.sequence import Choice, GenerateJob, GenerateSequence
+from nightjar.gpu_worker.engine.statistics import Meter
 
 Moved = tuple[GenerateSequence, Choice]
 """A sequence and its next token."""
@@ -21,8 +22,9 @@ class Progress:
     The caller frees the blocks of an ended request.
     """
 
-    def __init__(self, scheduler: Scheduler, token_bytes: Sequence[bytes]) -> None:
+    def __init__(self, scheduler: Scheduler, token_bytes: Sequence[bytes], meter: Meter) -> None:
         self._scheduler = scheduler
+        self._meter = meter
         self._token_bytes = token_bytes
 
     def of_sequences(self, tokens: Iterable[Moved]) -> Iterator[GenerateResult]:
@@ -50,10 +52,11 @@ class Progress:
             job.prune()
             self._scheduler.close_parts(job)
             if not job.waiting:
-                query = len(job.request.query_ids)
+                query, scores = len(job.request.query_ids), job.scores()
+                self._meter.ranked(len(scores), scores.count(None))
                 yield RankResult(
                     job.request_id,
-                    job.scores(),
+                    scores,
                     job.token_counts,
                     query,
                     cached_tokens=job.cached_tokens,

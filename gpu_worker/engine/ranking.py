@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from nightjar import kernels
 from nightjar.gpu_worker.engine.kv_cache import BlockTable
 from nightjar.gpu_worker.engine.sequence import Prefix
 from nightjar.requests import RankRequest
@@ -88,6 +89,13 @@ class Branch:
     def fed(self) -> list[int]:
         """The tokens that run through the model; the last one is only predicted."""
         return self.document.tokens[: self.depth - 1]
+
+    @property
+    def padding(self) -> int:
+        """The rows by which attention pads the probe; 0 where it feeds no token."""
+        if self.depth == 1:
+            return 0
+        return kernels.padded_length(len(self.document.tokens) - 1) - (self.depth - 1)
 
 
 @dataclass(slots=True, eq=False)

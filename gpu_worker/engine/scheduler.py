@@ -35,7 +35,7 @@ class Scheduler:
         self._rankings: dict[RankJob, None] = {}
         self._open: dict[Job, None] = {}
         self._running: dict[GenerateSequence, None] = {}
-        self._prefill = Prefill(pool, tier)
+        self.prefill = Prefill(pool, tier)
         self._forks = Forks(pool)
         # Of the step being planned.
         self._rows = 0
@@ -61,7 +61,7 @@ class Scheduler:
         self._rows = self._config.max_step_tokens - len(plan.decodes)
         self._slots = self._config.slots - len(plan.decodes)
         self._urgent_slots = self._config.urgent_slots + min(0, self._slots)
-        self._prefill.new_step()
+        self.prefill.new_step()
         for job in sorted(self._open, key=_is_ordinary):
             if self._rows > 0:
                 self._advance(job, plan)
@@ -75,13 +75,13 @@ class Scheduler:
         """
         if isinstance(work, RankWork):
             for _, chunk in work.chunks:
-                self._prefill.publish(chunk)
+                self.prefill.publish(chunk)
             return
         job = work.job
         if work.chunk is not None:
-            self._prefill.publish(work.chunk)
+            self.prefill.publish(work.chunk)
         if work.starts:
-            self._prefill.publish_beginnings(job.prefix)
+            self.prefill.publish_beginnings(job.prefix)
         for sequence in work.starts:
             self._forks.start(sequence)
             job.running.append(sequence)
@@ -96,6 +96,16 @@ class Scheduler:
         return bool(self._generations or self._rankings or self._open)
 
     @property
+    def waiting_count(self) -> int:
+        """How many requests have not started."""
+        return len(self._generations) + len(self._rankings)
+
+    @property
+    def running_count(self) -> int:
+        """How many sequences decode."""
+        return len(self._running)
+
+    @property
     def running(self) -> list[GenerateSequence]:
         """The sequences that decode a token in every step."""
         return list(self._running)
@@ -103,7 +113,7 @@ class Scheduler:
     def take_copies(self) -> list[tuple[int, int]]:
         """Return blocks (source, copy), which are all copied before the next forward pass."""
         # A prefix may have got the block of a fork that has ended.
-        copies = self._forks.take_copies() | self._prefill.take_copies()
+        copies = self._forks.take_copies() | self.prefill.take_copies()
         return [(source, copy) for copy, source in copies.items()]
 
     def finish(self, sequence: GenerateSequence) -> None:
@@ -148,7 +158,7 @@ class Scheduler:
         deferred = 0
         for job in self._waiting():
             first = job.prefix if isinstance(job, GenerateJob) else job.parts[0].prefix
-            match self._prefill.open(first):
+            match self.prefill.open(first):
                 case Opening.NO_BLOCKS:
                     return
                 case Opening.PREFIX_UNDER_WAY:
@@ -249,13 +259,13 @@ class Scheduler:
         """Return the next chunk of a part's prefix, or None where it must wait."""
         if self._rows <= 0:
             return None
-        if prefix.table is None and self._prefill.open(prefix) is not Opening.OPENED:
+        if prefix.table is None and self.prefill.open(prefix) is not Opening.OPENED:
             return None
         return self._cut(prefix, plan)
 
     def _cut(self, prefix: Prefix, plan: StepPlan) -> PrefixChunk | None:
         """Return as much of a prefix as the step's rows allow."""
-        chunk = self._prefill.cut(prefix, self._rows, alone=not plan.has_joined)
+        chunk = self.prefill.cut(prefix, self._rows, alone=not plan.has_joined)
         if chunk is not None:
             self._rows -= chunk.end - chunk.start
         return chunk

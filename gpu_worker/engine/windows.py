@@ -97,6 +97,11 @@ class DecodeWindows:
         return None if self._shape is None else self._step_of(self._shape)[0]
 
     @property
+    def slots(self) -> int:
+        """Rows of each step of the last window."""
+        return 0 if self._shape is None else self._shape.slots
+
+    @property
     def shapes_held(self) -> int:
         """How many shapes of a step have tensors and, where steps are captured, a graph."""
         return len(self._steps)

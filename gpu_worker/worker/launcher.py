@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import wait
 
@@ -25,7 +24,7 @@ from nightjar.gpu_worker.worker.flights import (
     InFlight,
     LauncherError,
 )
-from nightjar.jobs.workers import ComputeSeconds
+from nightjar.gpu_worker.worker.totals import Totals
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +39,8 @@ class Launcher:
     """Owns one compute process at a time; for a split model, one process a shard.
 
     The operating system ends a process with the thread that started it, at first the caller's.
+
+    `totals` holds what all its processes have spent and counted.
 
     Args:
         config: How to start a process.
@@ -66,8 +67,7 @@ class Launcher:
         self._ready = threading.Event()
         self._error: str | None = None
         self._precision: str = config.dtype
-        self._seconds = ComputeSeconds()
-        self._earlier_engine_s = 0.0  # of the processes before this one
+        self.totals = Totals()
         self._alive_at = time.monotonic()
         self._supervisor = Supervisor(partial(ComputeGroup, config, program), RESTARTS)
         self._group = self._spawn()
@@ -85,6 +85,11 @@ class Launcher:
         return self._group.pids
 
     @property
+    def device(self) -> str:
+        """Where the model is computed: cpu, cuda, or the numbers of its GPUs."""
+        return ",".join(self._config.devices) or self._config.device
+
+    @property
     def precision(self) -> str:
         """The precision of the loaded model; never "auto" once it is ready."""
         return self._precision
@@ -93,14 +98,6 @@ class Launcher:
     def in_flight(self) -> int:
         """How many requests the compute process has not answered yet."""
         return len(self._pending)
-
-    @property
-    def seconds(self) -> ComputeSeconds:
-        """Seconds that all compute processes have spent, as far as they had reported them.
-
-        A process reports them with its answers, or every second.
-        """
-        return self._seconds
 
     def wait_ready(self) -> None:
         """Block until the model is loaded.
@@ -202,12 +199,11 @@ class Launcher:
 
     def _handle(self, message: messages.FromCompute) -> None:
         self._alive_at = time.monotonic()
+        self.totals.note(message)
         match message:
             case messages.Ready():
                 self._supervisor.succeeded()
                 self._precision = message.dtype
-                load_s = self._seconds.load_s + message.load_s
-                self._seconds = replace(self._seconds, load_s=load_s)
                 self._ready.set()
             case messages.LoadFailed():
                 self._fail(message.message)
@@ -217,10 +213,10 @@ class Launcher:
                     if flight is not None:
                         flight.end(message.ticket, message)
             case messages.Stepped():
-                engine_s = self._earlier_engine_s + message.busy_s
-                self._seconds = replace(self._seconds, engine_s=engine_s)
                 with self._pending_lock:
                     self._shares.stepped(message.steps, message.busy_s)
+            case messages.Statistics():
+                pass
 
     def _is_stalled(self) -> bool:
         silent_s = time.monotonic() - self._alive_at
@@ -246,8 +242,8 @@ class Launcher:
             self._ready.clear()
             self._fail_pending(lost)
             self._group.pipe.close()
-            self._earlier_engine_s = self._seconds.engine_s
             self._shares = EngineShares()
+            self.totals.process_ended()
             try:
                 self._group = self._spawn()
             except ClosedError:

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,9 @@ from nightjar.gpu_worker.worker.flights import (
     ComputeNotReadyError,
     LauncherError,
 )
+from nightjar.gpu_worker.worker.landing import Landing
 from nightjar.gpu_worker.worker.served import ServedModel
+from nightjar.gpu_worker.worker.status import worker_status
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import ClaimedMicroBatch, NewResult, RequestError
 from nightjar.jobs.store import Store
@@ -26,7 +28,6 @@ from nightjar.process import QuickSwitching
 
 logger = logging.getLogger(__name__)
 
-_STORE_RETRY_S = 1.0
 _TELL_MODELS_EVERY_S = 60.0
 LEASE_LOST = "thrown away: the lease was lost"
 
@@ -75,9 +76,8 @@ class GpuWorker:
         self._turn = SharedOrAlone()
         self._lock = threading.Lock()
         self._held: Counter[int] = Counter()
-        self._landing: Counter[tuple[int, int]] = Counter()  # beats while results waited to land
-        self._hung_after_beats = hung_after_beats
-        self._drained = threading.Event()
+        self._running: dict[tuple[int, int], ClaimedMicroBatch] = {}
+        self._landing = Landing(hung_after_beats)
         self._switching = QuickSwitching()
 
     def run(
@@ -127,13 +127,16 @@ class GpuWorker:
         time.sleep(grace_s)
         for model in self._models.values():
             model.launcher.release()
-        self._drained.set()
+        self._landing.give_up()
 
     def beat(self) -> None:
         """Write a sign of life, and what the compute processes have spent."""
-        spent = [model.launcher.seconds for model in self._models.values()]
+        spent = [model.launcher.totals.seconds for model in self._models.values()]
         seconds = ComputeSeconds(sum(s.engine_s for s in spent), sum(s.load_s for s in spent))
-        self._store.heartbeats.beat(self.owner, seconds)
+        with self._lock:
+            running = list(self._running.values())
+        status = worker_status(list(self._models.values()), running)
+        self._store.heartbeats.beat(self.owner, seconds, status)
 
     def keep_alive(self) -> None:
         """Give back hanging and forgotten leases, write a sign of life, and say what is served.
@@ -143,23 +146,13 @@ class GpuWorker:
                 of life is written, so that the sweeper takes this worker's leases.
         """
         self._switching.relax()
-        with self._lock:
-            hung = [key for key, n in self._landing.items() if n >= self._hung_after_beats]
-        for micro_batch, epoch in hung:
-            logger.error(
-                "results of micro-batch %d did not land while %d heartbeats did: given back",
-                micro_batch,
-                self._hung_after_beats,
-                extra={"action": "finish_hangs", "micro_batch": micro_batch},
-            )
+        for micro_batch, epoch in self._landing.hung():
             self._store.leases.give_back(micro_batch, epoch, self.owner)
         self.beat()
         if time.monotonic() >= self._tell_models_at:
             self._store.models.serve(self.owner, self._models)
             self._tell_models_at = time.monotonic() + _TELL_MODELS_EVERY_S
-        with self._lock:
-            for key in self._landing:
-                self._landing[key] += 1
+        self._landing.count_beat()
         self.give_back_leaked()
 
     def leave(self) -> None:
@@ -197,6 +190,8 @@ class GpuWorker:
     def _run(self, batch: ClaimedMicroBatch) -> Outcome:
         started = time.monotonic()
         try:
+            with self._lock:
+                self._running[batch.id, batch.epoch] = batch
             computed = self._computers[batch.fingerprint].compute(batch)
             if computed.lost is not None:
                 return self._after_crash(batch, computed.results, computed.lost)
@@ -211,13 +206,16 @@ class GpuWorker:
             fault = RequestError("internal_error", f"the worker failed: {type(error).__name__}")
             self._store.leases.fail(batch.id, batch.epoch, self.owner, fault)
             raise
+        finally:
+            with self._lock:
+                self._running.pop((batch.id, batch.epoch), None)
 
     def _after_crash(
         self, batch: ClaimedMicroBatch, answered: list[NewResult], lost: ComputeLostError
     ) -> Outcome:
         """Land the results that came, and make the other requests suspects."""
         crash = Crash(str(lost), self._crashes_allowed)
-        held = self._until_the_database_answers(
+        held = self._landing.until_the_database_answers(
             batch,
             partial(self._store.suspects.add, batch.id, batch.epoch, self.owner, crash, answered),
         )
@@ -239,7 +237,7 @@ class GpuWorker:
 
     def _land(self, batch: ClaimedMicroBatch, computed: ComputedBatch, seconds: float) -> Outcome:
         results = computed.results
-        landed = self._until_the_database_answers(
+        landed = self._landing.until_the_database_answers(
             batch,
             partial(
                 self._store.leases.finish,
@@ -263,40 +261,3 @@ class GpuWorker:
             completion_tokens=sum(result.completion_tokens for result in results),
             seconds=round(seconds, 3),
         )
-
-    def _until_the_database_answers(
-        self, batch: ClaimedMicroBatch, write: Callable[[], bool]
-    ) -> bool:
-        """Write results; repeat where the database is away or full.
-
-        Raises:
-            StoreUnavailableError: The worker drains, and its grace period is over.
-        """
-        with self._landing_of(batch):
-            return self._write_until_it_lands(batch, write)
-
-    @contextmanager
-    def _landing_of(self, batch: ClaimedMicroBatch) -> Iterator[None]:
-        key = batch.id, batch.epoch
-        with self._lock:
-            self._landing[key] = 0
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._landing[key]
-
-    def _write_until_it_lands(self, batch: ClaimedMicroBatch, write: Callable[[], bool]) -> bool:
-        while True:
-            try:
-                return write()
-            except StoreUnavailableError as error:
-                if self._drained.is_set():
-                    raise
-                logger.warning(
-                    "results of micro-batch %d wait for the database: %s",
-                    batch.id,
-                    error,
-                    extra={"action": "finish_waits", "micro_batch": batch.id},
-                )
-                self._drained.wait(_STORE_RETRY_S)

@@ -132,7 +132,7 @@ def _nice(most: float) -> float:
     """A round number that is not less."""
     if most <= 0:
         return 1.0
-    scale = 10 ** math.floor(math.log10(most))
+    scale = 10.0 ** math.floor(math.log10(most))
     return next(step * scale for step in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if step * scale >= most)
 
 

@@ -26,6 +26,7 @@ from nightjar.jobs.errors import (
     StoreUnavailableError,
     UnusableDatabaseError,
 )
+from nightjar.jobs.store.tally import Tally
 from nightjar.jobs.store.write_lock import WriterTurns, begin_soon
 
 logger = logging.getLogger(__name__)
@@ -193,6 +194,7 @@ class Database:
         self._for_reading = self.engine.execution_options(**options)
         # SQLite admits one writer, and the others poll. With turns the threads queue instead.
         self._writer = WriterTurns() if self.is_sqlite else None
+        self.tally = Tally()
 
     def close(self) -> None:
         """Close every pooled connection."""
@@ -264,11 +266,15 @@ class Database:
         attempt = 1
         while True:
             try:
+                self.tally.begin()
                 with translated_errors(), self._transaction(durable, probe, live) as connection:
-                    return work(connection)
+                    answer = work(connection)
             except StoreError as error:
                 if attempt == WRITE_ATTEMPTS or not _is_retriable(error):
                     raise
+            else:
+                self.tally.commit()
+                return answer
             logger.warning("transaction runs again", extra={"action": "transaction_retried"})
             attempt += 1
 

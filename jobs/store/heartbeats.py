@@ -4,14 +4,17 @@ from datetime import timedelta
 
 import sqlalchemy as sa
 
+from nightjar.jobs.records import JsonObject
 from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store.common import now
 from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.json_text import dump_json, load_json
 from nightjar.jobs.store.tables import micro_batch, worker
-from nightjar.jobs.workers import ComputeSeconds, WorkerHeartbeat
+from nightjar.jobs.workers import ComputeSeconds, WorkerHeartbeat, WorkerStatus
 
 _mb = micro_batch.c
 _SECONDS = ComputeSeconds.__slots__
+MOST_STATUSES = 200
 
 
 class Heartbeats:
@@ -20,10 +23,11 @@ class Heartbeats:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def beat(self, owner: str, seconds: ComputeSeconds) -> None:
+    def beat(self, owner: str, seconds: ComputeSeconds, status: JsonObject | None = None) -> None:
         """Raise the worker's counter, as a sign that it lives.
 
-        `seconds` is what its compute processes have spent since the worker started.
+        `seconds` is what its compute processes have spent since the worker started. `status` says
+        what it does now; without one, the last status goes.
         """
         fresh = self._database.insert(worker).values(
             owner=owner,
@@ -31,8 +35,9 @@ class Heartbeats:
             seen_at=now(),
             engine_s=seconds.engine_s,
             load_s=seconds.load_s,
+            status=None if status is None else dump_json(status),
         )
-        written = {name: fresh.excluded[name] for name in ("seen_at", *_SECONDS)}
+        written = {name: fresh.excluded[name] for name in ("seen_at", "status", *_SECONDS)}
         statement = fresh.on_conflict_do_update(
             index_elements=[worker.c.owner], set_={"counter": worker.c.counter + 1, **written}
         )
@@ -44,6 +49,21 @@ class Heartbeats:
         sums = [sa.func.coalesce(sa.func.sum(worker.c[name]), 0.0) for name in _SECONDS]
         with self._database.reading() as connection:
             return ComputeSeconds(*connection.execute(sa.select(*sums)).one())
+
+    def statuses(self, most: int = MOST_STATUSES) -> list[WorkerStatus]:
+        """Return what workers that have beaten within a day said last, the latest sign first.
+
+        At most `most`; the sweeper's own signs are not among them.
+        """
+        statement = (
+            sa.select(worker.c.owner, worker.c.seen_at, worker.c.status)
+            .where(worker.c.seen_at > now() - timedelta(days=1), worker.c.status.is_not(None))
+            .order_by(worker.c.seen_at.desc(), worker.c.owner)
+            .limit(most)
+        )
+        with self._database.reading() as connection:
+            rows = connection.execute(statement).all()
+        return [WorkerStatus(owner, seen_at, load_json(text)) for owner, seen_at, text in rows]
 
     def of_lease_holders(self) -> list[WorkerHeartbeat]:
         """The counters of the workers that hold leases; 0 for one that never beat."""

@@ -178,6 +178,7 @@ class Outcomes:
 
         The last request of a job also gives the job its final state.
         """
+        self._database.tally.note(more)
         added = {f"more_{name}": number for name, number in more.items()} | {"today": today()}
         counted = self._count_and_note.run(connection, job_id, added, token, ids)
         if counted.completed + counted.failed + counted.cancelled == counted.total:

@@ -38,7 +38,7 @@ _BEHIND = (
         _mb.id > sa.bindparam("behind"),
     )
     .order_by(_mb.id)
-    .limit(sa.bindparam("most", type_=sa.Integer))
+    .limit(_PAGE)
 )
 _FAILED = (
     sa.select(result.c.row_index, result.c.request_id, result.c.error_code)
@@ -91,12 +91,12 @@ class Reports:
         for state in _STATES:
             behind = 0
             while True:
-                values = {"of_state": state, "of_job": job_id, "behind": behind, "most": _PAGE}
+                key = {"of_state": state, "of_job": job_id, "behind": behind}
                 with self._database.reading() as connection:
-                    rows = connection.execute(_BEHIND, values).all()
+                    rows = connection.execute(_BEHIND, key).all()
                 for row in rows:
-                    values: list[Any] = list(row[1:])
-                    yield ReportedMicroBatch(*values[:-1], load_tally(values[-1]))
+                    of_row: list[Any] = list(row[1:])
+                    yield ReportedMicroBatch(*of_row[:-1], load_tally(of_row[-1]))
                 if len(rows) < _PAGE:
                     break
                 behind = rows[-1].id

@@ -72,6 +72,8 @@ job = sa.Table(
     # From this moment nobody sees its rows; while `purging`, some of them still have to be deleted.
     sa.Column("purged_at", UtcDateTime),
     sa.Column("purging", sa.Boolean, nullable=False, server_default=sa.false()),
+    # The trace of the call that made it, as the W3C writes it; null: it is not traced.
+    sa.Column("traceparent", sa.String(55)),
     # For listings: the jobs of one tenant, newest first.
     sa.Index(None, "tenant", "id"),
     # The same without single calls, of which there may be far more than jobs.
@@ -276,6 +278,8 @@ worker = sa.Table(
     # With server defaults, as a worker of the version before may write heartbeats.
     sa.Column("engine_s", sa.Double, nullable=False, server_default="0"),
     sa.Column("load_s", sa.Double, nullable=False, server_default="0"),
+    # JSON, for people: what a GPU worker does now. Null: it says nothing of that.
+    sa.Column("status", sa.Text),
 )
 
 # Which of several processes does a work that only one should do.

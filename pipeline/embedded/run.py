@@ -154,7 +154,6 @@ class _Run:
             load_s=spent.load_s,
             first_failure=None if failed is None else failure_text(output_line(failed)),
             precisions=sorted(precisions),
-            model=self._model,
         )
 
     def _prepare_cache(self) -> None:

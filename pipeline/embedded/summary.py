@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.records import Job
 
 
@@ -21,7 +20,6 @@ class RunSummary:
     load_s: float  # of `seconds`: in loading the model
     first_failure: str | None
     precisions: Sequence[str]  # of the answers that were written
-    model: ModelDirectory
 
 
 class Listener:

@@ -7,7 +7,7 @@ from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from nightjar.checkpoints import ModelDirectory
+from nightjar.checkpoints import CheckpointError, ModelDirectory
 from nightjar.jobs.errors import JobError
 from nightjar.jobs.job_report import JobReport, SpeedLimit
 from nightjar.jobs.report.page import ReportContext, write_report
@@ -21,7 +21,7 @@ REPORT_NAME = "report.html"
 
 
 def write_run_report(
-    workdir: Path, summary: RunSummary, *, on_cpu: bool, threads: int | None
+    workdir: Path, summary: RunSummary, model: Path, *, on_cpu: bool, threads: int | None
 ) -> Path | None:
     """Write the report into the work directory; None where it cannot be written.
 
@@ -30,6 +30,7 @@ def write_run_report(
     Args:
         workdir: Of the run, which has ended.
         summary: How it ended.
+        model: The directory of its model.
         on_cpu: Whether the model was computed on the CPU, whose limit is then measured.
         threads: CPU threads of the engine; None for all.
     """
@@ -37,12 +38,13 @@ def write_run_report(
     if summary.was_finished and path.is_file():
         return path
     try:
+        opened = ModelDirectory.open(model)
         with closing(Store(sqlite_url(database_path(workdir)))) as store:
             report = store.reports.of_job(summary.job.id)
-        limit, why = _limit(report, summary.model, on_cpu=on_cpu, threads=threads)
-        context = ReportContext(summary.out, _versions(summary.model), limit, why)
+        limit, why = _limit(report, opened, on_cpu=on_cpu, threads=threads)
+        context = ReportContext(summary.out, _versions(opened), limit, why)
         write_report(path, report, context)
-    except (JobError, OSError) as error:
+    except (CheckpointError, JobError, OSError) as error:
         logger.warning("no report: %s", error, extra={"action": "report_failed"})
         return None
     return path

@@ -153,21 +153,21 @@ def test_a_death_fails_what_is_in_flight_and_nothing_later(launcher: Launcher) -
 def test_seconds_add_up_over_processes(new_launcher: Launcher) -> None:
     """The first process works long and the second shortly, so that its own seconds are fewer."""
     launcher = new_launcher
-    loaded = launcher.seconds
+    loaded = launcher.totals.seconds
     assert loaded.engine_s == 0
     assert loaded.load_s > 0
     assert ask(launcher, count=64, max_tokens=100).done.wait(PATIENCE_S)
-    wait_until("the steps to be told", lambda: launcher.seconds.engine_s > 0)
-    first = launcher.seconds
+    wait_until("the steps to be told", lambda: launcher.totals.seconds.engine_s > 0)
+    first = launcher.totals.seconds
     assert first.load_s == loaded.load_s
     pid = launcher.pid
     os.kill(pid, signal.SIGKILL)
     wait_until("the next process", lambda: launcher.pid != pid)
-    assert launcher.seconds.engine_s == first.engine_s
+    assert launcher.totals.seconds.engine_s == first.engine_s
     text(ask(launcher, max_tokens=1))
-    wait_until("more steps to be told", lambda: launcher.seconds.engine_s != first.engine_s)
-    assert launcher.seconds.engine_s > first.engine_s
-    assert launcher.seconds.load_s > first.load_s
+    wait_until("more steps to be told", lambda: launcher.totals.seconds.engine_s != first.engine_s)
+    assert launcher.totals.seconds.engine_s > first.engine_s
+    assert launcher.totals.seconds.load_s > first.load_s
 
 
 def test_a_stalled_process_is_replaced(launcher: Launcher) -> None:

@@ -19,7 +19,13 @@ from nightjar.gpu_worker.worker.served import ServedModel
 from nightjar.gpu_worker.worker.ticker import Ticker
 from nightjar.gpu_worker.worker.worker import LEASE_LOST, GpuWorker
 from nightjar.jobs.errors import StoreUnavailableError
-from nightjar.jobs.records import ClaimedRequest, EncodedRequest, MicroBatchRef, NewMicroBatch
+from nightjar.jobs.records import (
+    ClaimedRequest,
+    EncodedRequest,
+    JsonObject,
+    MicroBatchRef,
+    NewMicroBatch,
+)
 from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
 from tests.jobs import planned, submit
@@ -248,8 +254,8 @@ def test_a_worker_that_leaves_gives_back_its_leases_and_writes_its_last_seconds(
     worker.leave()
     assert at_start.engine_s == 0
     assert at_start.load_s > 0
-    assert store.heartbeats.compute_seconds() == launcher.seconds
-    assert launcher.seconds.engine_s > 0
+    assert store.heartbeats.compute_seconds() == launcher.totals.seconds
+    assert launcher.totals.seconds.engine_s > 0
     assert [again.id for again in store.planning.dispatchable(9)] == [left.id]
 
 
@@ -321,10 +327,50 @@ def test_the_heartbeat_writes_the_seconds_of_the_launcher(
     worker.run(ref.id, ref.epoch)
     heartbeat = Heartbeat(worker, every_s=0.05)
     try:
-        wait_until("a beat", lambda: store.heartbeats.compute_seconds() == launcher.seconds)
+        wait_until("a beat", lambda: store.heartbeats.compute_seconds() == launcher.totals.seconds)
     finally:
         heartbeat.stop()
-    assert launcher.seconds.engine_s > 0
+    assert launcher.totals.seconds.engine_s > 0
+
+
+def test_the_heartbeat_says_what_the_worker_does(
+    store: Store, worker: GpuWorker, launcher: Launcher, thread: ThreadPoolExecutor
+) -> None:
+    job_id, ref = slow_batch(store)
+    worker.beat()
+    before = told(store)["models"][0]["decode_tokens"]
+    running = thread.submit(worker.run, ref.id, 0)
+    wait_until("the computing", lambda: launcher.in_flight)
+    worker.beat()
+    (status,) = store.heartbeats.statuses()
+    assert status.owner == worker.owner
+    (batch,) = status.status["micro_batches"]
+    assert (batch["id"], batch["job_id"], batch["kind"]) == (ref.id, job_id, "generate")
+    assert batch["requests"] == 64
+    (model,) = status.status["models"]
+    assert (model["device"], model["precision"]) == ("cpu", "fp32")
+    assert model["requests"] > 0
+    running.result()
+
+    def is_told() -> bool:
+        worker.beat()
+        model = told(store)["models"][0]
+        counted = launcher.totals.statistics.counters.decode_tokens
+        assert model["decode_tokens"] <= counted
+        return bool(model["decode_tokens"] > before and not model["running"])
+
+    wait_until("the last steps to be told", is_told)
+    done = told(store)
+    assert (done["micro_batch_count"], done["micro_batches"]) == (0, [])
+    (model,) = done["models"]
+    assert (model["running"], model["waiting"], model["kv_held"]) == (0, 0, 0)
+    assert model["kv_blocks"] > 0
+    assert model["slots"] > 0
+
+
+def told(store: Store) -> JsonObject:
+    (status,) = store.heartbeats.statuses()
+    return status.status
 
 
 def test_results_that_do_not_land_while_heartbeats_do_lose_their_lease(

@@ -66,6 +66,7 @@ RULES: list[tuple[str, set[str]]] = [
             "checkpoints",
             "pipeline.planning",
             "gpu_worker.compute.messages",
+            "gpu_worker.engine.statistics",
             "gpu_worker.shards",
             "gpu_worker.worker",
         },

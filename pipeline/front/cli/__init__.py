@@ -10,6 +10,7 @@ from nightjar.jobs.errors import JobError
 from nightjar.pipeline.front.cli.accounts import keys, tenants
 from nightjar.pipeline.front.cli.console import EXIT_RUN, say
 from nightjar.pipeline.front.cli.database import migrate, shares, vectors
+from nightjar.pipeline.front.cli.doctor import doctor
 from nightjar.pipeline.front.cli.jobs import cancel, pause, results, resume, retry, status, submit
 from nightjar.pipeline.front.cli.models import models
 from nightjar.pipeline.front.cli.openapi import openapi
@@ -30,7 +31,7 @@ app = typer.Typer(
 for command in (
     *(run, plan, worker, beat, flower, api, health),
     *(submit, status, results, report, cancel, pause, resume, retry, models),
-    *(vectors, migrate, shares, purge, openapi),
+    *(vectors, migrate, shares, purge, openapi, doctor),
 ):
     app.command()(command)
 for group in (keys, tenants, task, webhooks):

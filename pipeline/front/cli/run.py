@@ -172,6 +172,7 @@ def _report(arguments: "RunArguments", summary: "RunSummary") -> None:
     path = write_run_report(
         arguments.workdir or arguments.work.workdir,
         summary,
+        arguments.model,
         on_cpu=settings.device == "cpu" and not (arguments.devices or settings.devices),
         threads=settings.compute_threads,
     )
