@@ -1,14 +1,15 @@
 """A task file from table to table with `nightjar run`, and the memory of every process.
 
     python -m benchmarks.tables [--rows 1000000] [--ways parquet,postgresql]
-    python -m benchmarks.tables --ways nights --rows 2000
+    python -m benchmarks.tables --ways nights --rows 16000 --answer-tokens 64
 
 `parquet` and `postgresql` read that many rows from there and write the answers to there, with the
 fake engine. `nights` computes the rows with the demo model on this machine's processor, changes one
-row in a hundred, and computes again with the answers of the first night. Writes
-`benchmarks/results/tables-<date>.json`.
+row in a hundred, and computes again with the answers of the first night. Each answer has all of its
+tokens there. Ways that are measured in several calls are kept together: `--out` adds to its file.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -44,8 +45,9 @@ key = ["id"]
 [request]
 prompt = "사용자: {{review}}\\n클로바:"
 [parameters]
-max_tokens = 16
+max_tokens = {tokens}
 temperature = 0
+ignore_eos = {ignore_eos}
 [sink]
 {sink}
 """
@@ -90,7 +92,13 @@ def run(
 ) -> dict[str, Any]:
     """`nightjar run` of a task, watched: its seconds, its rate, the memory of its processes."""
     task = folder / "task.toml"
-    text = _TASK.format(model=args.model.resolve(), source=source, sink=sink)
+    text = _TASK.format(
+        model=args.model.resolve(),
+        source=source,
+        sink=sink,
+        tokens=args.answer_tokens,
+        ignore_eos=str(args.reuse).lower(),
+    )
     task.write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "nightjar", "run", str(task)]
     command += ["--reuse-results", str(folder / "answers.db")] if args.reuse else []
@@ -113,7 +121,14 @@ def run(
     }
 
 
-_NAMES = ("planning", "gpu_worker.worker", "gpu_worker.compute", "beat", "valkey", "redis")
+_NAMES = {  # by a part of the command line
+    "planning": "planner",
+    "gpu_worker.worker": "gpu_worker",
+    "gpu_worker.compute": "compute",
+    "beat": "beat",
+    "valkey": "broker",
+    "redis": "broker",
+}
 
 
 def _memory(root: psutil.Process) -> dict[str, dict[str, float]]:
@@ -123,7 +138,7 @@ def _memory(root: psutil.Process) -> dict[str, dict[str, float]]:
         try:
             for process in [root, *root.children(recursive=True)]:
                 line = " ".join(process.cmdline()[1:])
-                name = next((name for name in _NAMES if name in line), "run")
+                name = next((name for part, name in _NAMES.items() if part in line), "run")
                 if process == root or name != "run":
                     series[name].append(resident_bytes(process) / 2**20)
         except psutil.NoSuchProcess:  # it has just ended
@@ -168,18 +183,22 @@ def main() -> None:
     options = parser(MODULE, __doc__)
     options.add_argument("--rows", type=int, default=1_000_000)
     options.add_argument("--ways", type=words(WAYS), default=["parquet", "postgresql"])
+    options.add_argument("--answer-tokens", type=int, default=16, help="at most, of each row")
     options.add_argument("--model", type=Path, default=ROOT / "examples" / "demo_model")
     options.add_argument("--work", type=Path, default=Path("build/tables"), help="emptied before")
     args = options.parse_args()
     figures = begun(MODULE) | {"machine": describe(2, with_torch=False), "asked": ASKED}
+    out = args.out or RESULTS / f"tables-{figures['date']}.json"
+    if out.is_file():
+        figures = json.loads(out.read_text(encoding="utf-8"))
     for way in args.ways:
         args.reuse = way == "nights"
         folder = args.work / way
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        figures[way] = measure(way, args, folder)
+        figures[way] = measure(way, args, folder) | {"command": begun(MODULE)["command"]}
         print(way, figures[way], flush=True)
-        write_json(args.out or RESULTS / f"tables-{figures['date']}.json", figures)
+        write_json(out, figures)
 
 
 if __name__ == "__main__":

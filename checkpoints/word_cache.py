@@ -120,7 +120,8 @@ class WordCache:
     def _learn(self, first: str, later: Sequence[str]) -> None:
         """Add the words of a text, all or none, if there is room."""
         known_first, known_later = self._first, self._later
-        new = set(later) - known_later.keys()
+        # Not as a difference of sets, which would read all known words.
+        new = {word for word in later if word not in known_later}
         if (
             len(known_first) < self._most_of_each
             and len(known_later) + len(new) <= self._most_of_each

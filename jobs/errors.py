@@ -53,6 +53,17 @@ class ReusedKeyError(JobError):
         self.made = made
 
 
+class AppendPlaceError(JobError):
+    """Rows were appended at another place than the job's end; `total` is its number of rows."""
+
+    def __init__(self, job_id: str, first: int, total: int) -> None:
+        super().__init__(
+            f"job {job_id!r} has {total} rows, not {first}: another producer appends to it, or a "
+            "part is missing; go on behind its last row, or open a job of your own"
+        )
+        self.total = total
+
+
 class ModelNameError(JobError):
     """A model was named that is unknown (`model_not_found`), or none was (`missing_model`)."""
 

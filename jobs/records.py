@@ -92,6 +92,7 @@ class Job:
     tenant: str
     keep_results_s: int | None = None  # as its submitter asked
     purged_at: datetime | None = None  # since then its requests and results are gone
+    takes_rows: bool = False  # it is open: it may get more rows
 
     @property
     def ended(self) -> int:

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nightjar.pipeline.client.asynchronous import AsyncClient, AsyncJob
-    from nightjar.pipeline.client.blocking import Client, Job
+    from nightjar.pipeline.client.asynchronous import AsyncClient, AsyncJob, AsyncOpenJob
+    from nightjar.pipeline.client.blocking import Client, Job, OpenJob
     from nightjar.pipeline.client.errors import (
         ClientError,
         RefusedError,
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _CLIENT = {
-    "asynchronous": ("AsyncClient", "AsyncJob"),
-    "blocking": ("Client", "Job"),
+    "asynchronous": ("AsyncClient", "AsyncJob", "AsyncOpenJob"),
+    "blocking": ("Client", "Job", "OpenJob"),
     "errors": (
         "ClientError",
         "RefusedError",
@@ -43,6 +43,7 @@ _MODULES = {name: module for module, names in _CLIENT.items() for name in names}
 __all__ = [
     "AsyncClient",
     "AsyncJob",
+    "AsyncOpenJob",
     "Chat",
     "Client",
     "ClientError",
@@ -50,6 +51,7 @@ __all__ = [
     "Job",
     "JobStatus",
     "Model",
+    "OpenJob",
     "Rank",
     "RefusedError",
     "RequestError",

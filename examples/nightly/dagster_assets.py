@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 import dagster as dg
+from with_client import describe
 
 FOLDER = Path(__file__).parent
 SOME_ROWS_FAILED = 3  # an exit status: the others are in the table
@@ -30,11 +31,22 @@ def recommendations() -> dg.MaterializeResult:
     return nightjar_run("rank.toml")
 
 
+@dg.asset(
+    partitions_def=dg.DailyPartitionsDefinition("2026-01-01", timezone="Asia/Seoul"),
+    retry_policy=dg.RetryPolicy(max_retries=3, delay=300),
+)
+def described(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+    """The same lines from the deployment of NIGHTJAR_API, by the Python client."""
+    return dg.MaterializeResult(
+        metadata={"without_description": describe(FOLDER / "data", context.partition_key)}
+    )
+
+
 defs = dg.Definitions(
-    assets=[descriptions, recommendations],
+    assets=[descriptions, recommendations, described],
     schedules=[
         dg.ScheduleDefinition(
-            job=dg.define_asset_job("nightly"),
+            job=dg.define_asset_job("nightly", selection=[descriptions, recommendations]),
             cron_schedule="0 2 * * *",
             execution_timezone="Asia/Seoul",
         )

@@ -17,7 +17,7 @@ def main() -> None:
     asked = parser.parse_args()
     with closing(sqlite3.connect(asked.folder / "shop.db")) as shop:
         for user, name, cuisine, line in shop.execute(QUERY).fetchmany(asked.users):
-            print(f"{user}  {name} ({cuisine}){line}")
+            print(f"{user}  {name} ({cuisine}) {line.strip()}")
 
 
 if __name__ == "__main__":

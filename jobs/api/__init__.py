@@ -35,6 +35,7 @@ from nightjar.jobs.api.jobs import following_router, steering_router, submitting
 from nightjar.jobs.api.key_ring import Access, KeyRing
 from nightjar.jobs.api.model_names import ModelNames
 from nightjar.jobs.api.models import models_router
+from nightjar.jobs.api.open_jobs import open_jobs_router
 from nightjar.jobs.api.openapi import describe_events, openapi_document, operation_id
 from nightjar.jobs.api.ownership import Ownership
 from nightjar.jobs.api.places import UploadPlaces
@@ -107,6 +108,7 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     app.state.calls = single = Calls(store, wake, names, calls or CallSettings(), limits)
     for router in (
         submitting_router(uploads, forwarder),
+        open_jobs_router(store, uploads, limits),
         steering_router(store, uploads),
         following_router(store),
         results_router(store),

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.api.health import public_message
 from nightjar.jobs.errors import (
+    AppendPlaceError,
     EmptyJobError,
     FileInUseError,
     JobError,
@@ -118,6 +119,7 @@ _STATUS_CODES: list[tuple[type[JobError], tuple[int, str]]] = [
     (TooManyRowsError, (413, "too_many_rows")),
     (TooManyRejectedError, (400, "too_many_rejected")),
     (ReusedKeyError, (409, "idempotency_key_reused")),
+    (AppendPlaceError, (409, "wrong_place")),
     (LifecycleError, (409, "wrong_state")),
     (StoreUnavailableError, (503, "database_unavailable")),
     (StoreError, (500, "store_error")),

@@ -3,6 +3,7 @@
 import json
 
 from nightjar.jobs.api.schemas import (
+    AppendedRows,
     DeletedWebhook,
     DeliveryList,
     DeliveryPayload,
@@ -45,8 +46,17 @@ JOB: JobPayload = {
     "expires_at": None,
     "keep_results_s": None,
     "purged_at": None,
+    "open": False,
     "cancel_requested": False,
     "metadata": {"team": "search"},
+}
+OPEN_JOB: JobPayload = {**JOB, "open": True}
+APPENDED: AppendedRows = {
+    "job_id": "job_019a8f0e6c1b2d",
+    "total": 1000,
+    "rejected": 0,
+    "existing": False,
+    "warning": None,
 }
 SUBMITTED_JOB: SubmittedJob = {**JOB, "accepted": 3, "rejected": 0, "warning": None}
 JOB_DETAIL: JobDetail = {

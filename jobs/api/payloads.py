@@ -36,6 +36,7 @@ def job_payload(job: Job) -> JobPayload:
         "expires_at": seconds_or_none(job.expires_at),
         "keep_results_s": job.keep_results_s,
         "purged_at": seconds_or_none(job.purged_at),
+        "open": job.takes_rows,
         "cancel_requested": job.cancel_requested and not job.expired,
         "metadata": dict(job.metadata),
     }

@@ -51,7 +51,7 @@ class JobPayload(TypedDict):
     """A job; moments are seconds since 1970.
 
     `keep_results_s` is what its submitter asked for. Since `purged_at` its requests and results are
-    gone.
+    gone. An `open` job takes more rows.
     """
 
     id: str
@@ -68,6 +68,7 @@ class JobPayload(TypedDict):
     expires_at: float | None
     keep_results_s: int | None
     purged_at: float | None
+    open: bool
     cancel_requested: bool
     metadata: dict[str, str]
 
@@ -78,6 +79,16 @@ class SubmittedJob(JobPayload):
     accepted: NotRequired[int]
     rejected: NotRequired[int]
     warning: NotRequired[str | None]
+
+
+class AppendedRows(TypedDict):
+    """What an append did: `total` is how many rows the job has now."""
+
+    job_id: str
+    total: int
+    rejected: int
+    existing: bool
+    warning: str | None
 
 
 class ResumedJob(JobPayload):

@@ -69,16 +69,14 @@ class Uploads:
 
     async def receive(self, request: Request) -> tuple[int, JobPayload | SubmittedJob]:
         """The status and the body of the answer to `POST /v1/jobs`; raises RefusedRequestError."""
-        self._check_headers(request)
-        waits = parse_flag("wait_for_model", request.query_params.get("wait_for_model"))
-        new_job = self._new_job(request)
-        choices = await run_in_threadpool(self._names.read, may_wait=True)
+        self.check_headers(request)
+        new_job = self.new_job(request)
         model: RowsModel | None = None
-        if (asked := request.query_params.get("model")) is None:
-            model = RowsModel(choices, waits=waits)
+        if request.query_params.get("model") is None:
+            choices = await run_in_threadpool(self._names.read, may_wait=True)
+            model = RowsModel(choices, waits=_waits(request))
         else:
-            chosen = choices.choose(asked or None, waits=waits)
-            new_job = replace(new_job, model=chosen.name, names_model=chosen.is_named)
+            new_job = await run_in_threadpool(self.with_model, new_job, request)
         digest = None if new_job.idempotency_key is None else _digest_of(new_job)
         pieces = self._places.pieces(request)
         # Who sends a little at a time, or little in all, holds no place before it is here.
@@ -107,7 +105,8 @@ class Uploads:
             "warning": warning,
         }
 
-    def _check_headers(self, request: Request) -> None:
+    def check_headers(self, request: Request) -> None:
+        """Raise RefusedRequestError for a body that cannot be batch lines, or is too long."""
         kind = request.headers.get("content-type", "text/plain").partition(";")[0].strip().lower()
         if kind not in CONTENT_TYPES:
             raise RefusedRequestError(
@@ -119,14 +118,14 @@ class Uploads:
         refuse_compressed(request.headers, "the batch lines")
         refuse_too_large(request.headers, self._limits)
 
-    def _new_job(self, request: Request) -> NewJob:
+    def new_job(self, request: Request) -> NewJob:
+        """The job that the parameters ask for; its model is found later."""
         query = request.query_params
         key = parse_idempotency_key(request.headers.get("idempotency-key"))
         window_s = parse_window(query.get("completion_window"))
         priority = parse_priority(query.get("priority"))
         limits = JobLimits(self._limits.max_rows, self._limits.max_rejected)
         metadata = parse_metadata(query.get("metadata"))
-        # The model that the job is for is found later, in the parameters or in the rows.
         default = self._names.configured.default or ""
         tenant = caller_of(request).tenant
         return NewJob(
@@ -139,6 +138,12 @@ class Uploads:
             tenant=tenant,
             keep_results_s=parse_keep_results(query.get("keep_results")),
         )
+
+    def with_model(self, new_job: NewJob, request: Request) -> NewJob:
+        """The job for the model that the parameters name, or the only one."""
+        asked = request.query_params.get("model") or None
+        chosen = self._names.read(may_wait=True).choose(asked, waits=_waits(request))
+        return replace(new_job, model=chosen.name, names_model=chosen.is_named)
 
     def try_to_wake(self, job_id: str) -> str | None:
         """Tell the planner of a job.
@@ -155,6 +160,10 @@ class Uploads:
             )
             return "the job is stored, but the broker cannot be reached: it starts when it is back"
         return None
+
+
+def _waits(request: Request) -> bool:
+    return parse_flag("wait_for_model", request.query_params.get("wait_for_model"))
 
 
 class _Arriving:

@@ -37,12 +37,12 @@ IDEMPOTENCY_KEY = _parameter(
     minLength=1,
     maxLength=255,
 )
-UPLOAD: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "description": "Batch lines, as in OpenAI's batch files.",
-        "content": {"application/jsonl": _LINES, "text/plain": _LINES},
-    },
+_BODY = {
+    "required": True,
+    "description": "Batch lines, as in OpenAI's batch files.",
+    "content": {"application/jsonl": _LINES, "text/plain": _LINES},
+}
+OPENING: dict[str, Any] = {
     "parameters": [
         _parameter(
             "query",
@@ -86,3 +86,5 @@ UPLOAD: dict[str, Any] = {
         IDEMPOTENCY_KEY,
     ],
 }
+UPLOAD: dict[str, Any] = {"requestBody": _BODY, **OPENING}
+PART: dict[str, Any] = {"requestBody": _BODY}

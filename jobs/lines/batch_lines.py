@@ -9,11 +9,23 @@ import msgspec
 from nightjar.jobs.batch_records import RawResult
 from nightjar.jobs.lines.error_shape import error_payload
 from nightjar.jobs.lines.line_shapes import OutputLine
-from nightjar.jobs.lines.schemas import MAX_LINE_BYTES, UTF8_MARK, parse_batch_line
+from nightjar.jobs.lines.schemas import (
+    CHAT_URL,
+    MAX_LINE_BYTES,
+    MAX_REASON,
+    UTF8_MARK,
+    parse_batch_line,
+)
 from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow, ResultRecord
-from nightjar.jobs.states import StopReason
+from nightjar.jobs.states import RequestKind, StopReason
 
 PIECE_BYTES = 64 * 1024
+LINE_URLS = {
+    (RequestKind.GENERATE, False): "/v1/completions",
+    (RequestKind.GENERATE, True): CHAT_URL,
+    (RequestKind.RANK, False): "/v1/rerank",
+}
+"""The URL of a line by the request's kind, and whether it has messages."""
 
 
 class LineCutter:
@@ -61,13 +73,19 @@ class BatchReader:
     Args:
         max_line_bytes: A longer line is rejected.
         only_url: A line with another URL is rejected, if this is given.
+        first: Rows and lines of the same job that came in other uploads before.
     """
 
-    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES, only_url: str | None = None) -> None:
+    def __init__(
+        self,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        only_url: str | None = None,
+        first: int = 0,
+    ) -> None:
         self._cutter = LineCutter(max_line_bytes)
         self._max_line_bytes = max_line_bytes
         self._only_url = only_url
-        self._index = 0
+        self._first = self._index = first
 
     def rows(self, chunk: bytes) -> list[NewRequest | RejectedRow]:
         """The rows that this chunk completes."""
@@ -81,11 +99,22 @@ class BatchReader:
         rows = []
         for line, raw in lines:
             row = parse_batch_line(
-                raw, line, self._index, max_bytes=self._max_line_bytes, only_url=self._only_url
+                raw,
+                self._first + line,
+                self._index,
+                max_bytes=self._max_line_bytes,
+                only_url=self._only_url,
             )
             rows.append(row)
             self._index += 1
         return rows
+
+
+def rejected_line(row: RejectedRow) -> bytes:
+    """The batch line of a row that cannot become a request: it says why."""
+    message = row.message.replace("\x00", "")[:MAX_REASON]
+    error = {"code": row.code, "message": message, "param": row.param}
+    return msgspec.json.encode({"custom_id": row.custom_id, "error": error}) + b"\n"
 
 
 # The codes of rows that were not computed, as OpenAI's error files have them.

@@ -5,17 +5,18 @@ HEAD_BYTES = 4096
 
 _LINE = '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "..."}}'
 _ROWS = f"write each of its rows as one JSON object a line: {_LINE}"
+_TABLE = f"{_ROWS}; or write a task file, with which `nightjar run` reads it"
 _UTF16 = "save it as UTF-8: iconv -f UTF-16 -t UTF-8 FILE > FILE.jsonl"
 
 # First bytes, what has them, what to do.
 _MAGIC = (
-    (b"PAR1", "a Parquet file", _ROWS),
+    (b"PAR1", "a Parquet file", _TABLE),
     (b"ARROW1", "an Arrow file", _ROWS),
     (b"\xff\xff\xff\xff", "an Arrow stream", _ROWS),
     (b"FEA1", "a Feather file", _ROWS),
     (b"ORC", "an ORC file", _ROWS),
     (b"Obj\x01", "an Avro file", _ROWS),
-    (b"SQLite format 3\x00", "a SQLite database", _ROWS),
+    (b"SQLite format 3\x00", "a SQLite database", _TABLE),
     (b"\x89HDF\r\n", "an HDF5 file", _ROWS),
     (b"\x93NUMPY", "a NumPy file", _ROWS),
     (b"%PDF", "a PDF file", _ROWS),
@@ -79,5 +80,5 @@ def _other_text(text: bytes) -> str | None:
     # A table: several lines of which none is an object, and a separator in the first.
     objects = any(line.lstrip().startswith((b"{", b"[")) for line in lines)
     if len(lines) > 2 and not objects and any(mark in first for mark in _SEPARATORS):
-        return f"is a table (CSV or the like), not batch lines; {_ROWS}"
+        return f"is a table (CSV or the like), not batch lines; {_TABLE}"
     return None

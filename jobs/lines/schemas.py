@@ -4,6 +4,7 @@ Messages name the line and the field, and never repeat the text of a prompt.
 """
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
@@ -12,7 +13,7 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 
 from nightjar.jobs.lines.bodies import MAX_TOP_N, ChatBody, CompletionBody, RerankBody
-from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow
+from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow, is_text
 from nightjar.jobs.states import RequestKind
 from nightjar.requests import BODY_TEMPERATURE, LIMITS
 
@@ -29,6 +30,7 @@ __all__ = [
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_CUSTOM_ID = 512  # characters
+MAX_REASON = 1_000  # characters of the error of a line that is no request
 CHAT_URL = "/v1/chat/completions"
 URLS = {
     "/v1/completions": RequestKind.GENERATE,
@@ -100,8 +102,9 @@ def parse_batch_line(
     """The request of one batch line.
 
     `line` counts the file's lines from 1, `index` the job's rows from 0. A line with another URL
-    than `only_url`, if that is given, is rejected. Never raises on bad input: a line that cannot be
-    used becomes a RejectedRow.
+    than `only_url`, if that is given, is rejected. A line with `error` in the place of `body` is
+    rejected with that error: its sender could not make a request of the row. Never raises on bad
+    input: a line that cannot be used becomes a RejectedRow.
     """
     known = _Line(index, line)
     try:
@@ -109,6 +112,8 @@ def parse_batch_line(
             _fail("line_too_long", None, f"is longer than {max_bytes} bytes; split its work")
         data = _decode_json(raw.removeprefix(UTF8_MARK) if line == 1 else raw, known)
         known.custom_id = _readable_custom_id(data.get("custom_id"))
+        if "error" in data and "body" not in data:
+            return _stated(known, data["error"])
         custom_id = _check_custom_id(data)
         url = _check_envelope(data, only_url)
         kind = URLS[url]
@@ -116,6 +121,22 @@ def parse_batch_line(
     except BodyError as error:
         return known.refuse(error.code, error.param, error.message)
     return NewRequest(index, line, custom_id, kind, body)
+
+
+def _stated(known: _Line, error: object) -> RejectedRow:
+    """The rejected row of a line that says itself why it is no request; raises BodyError."""
+    given = error if isinstance(error, dict) else {}
+    code, message, param = given.get("code"), given.get("message"), given.get("param")
+    is_code = is_text(code, 64) and re.fullmatch(r"[a-z][a-z0-9_]*", str(code)) is not None
+    if not is_code or not is_text(message, MAX_REASON) or not (param is None or is_text(param, 64)):
+        _fail(
+            "invalid_value",
+            "error",
+            f"must have a code and a message of at most {MAX_REASON} characters; send a request, "
+            "or why there is none",
+        )
+    where = (known.index, known.line, known.custom_id)
+    return RejectedRow(*where, str(code), str(message), None if param is None else str(param))
 
 
 def validate_body(kind: RequestKind, body: object, *, chat: bool = False) -> JsonObject:

@@ -8,6 +8,7 @@ process opens its own.
 import sqlalchemy as sa
 
 from nightjar.jobs.store.accounts import Accounts
+from nightjar.jobs.store.appending import Appending
 from nightjar.jobs.store.backlog import Backlog
 from nightjar.jobs.store.batch_work import BatchWork
 from nightjar.jobs.store.batches import Batches
@@ -49,6 +50,7 @@ class Store:
         accounts: Tenants and the keys of the API.
         quotas: What tenants may still use.
         jobs: Submits jobs and reads them.
+        appending: Open jobs: makes them, appends rows, seals them.
         live: Single calls: submits them, finds those that have ended, purges old ones.
         backlog: Requests that wait to be planned.
         planning: Stores plans; micro-batches to dispatch.
@@ -88,6 +90,7 @@ class Store:
         self.accounts = Accounts(database)
         self.quotas = Quotas(database)
         self.jobs = Jobs(database, self.quotas)
+        self.appending = Appending(database, outcomes, self.quotas)
         self.live = LiveCalls(database, self.quotas)
         self.backlog = Backlog(database, outcomes)
         self.planning = Planning(database, outcomes)

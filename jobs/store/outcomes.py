@@ -15,7 +15,7 @@ from nightjar.jobs.records import NewResult
 from nightjar.jobs.states import RequestState
 from nightjar.jobs.store.announcing import IS_AWAITED, announce_end
 from nightjar.jobs.store.bulk import BulkInsert, driver_value
-from nightjar.jobs.store.common import TOKEN_COUNTS, now, today
+from nightjar.jobs.store.common import TOKEN_COUNTS, AnyRow, now, today
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.following import (
     COUNTED_STATES,
@@ -60,7 +60,21 @@ _COUNT = (
         job.c.cancel_requested,
         job.c.expired,
         job.c.landed,
+        job.c.takes_rows,
     )
+)
+_STANDING = (
+    sa.select(
+        job.c.total,
+        job.c.completed,
+        job.c.failed,
+        job.c.cancelled,
+        job.c.cancel_requested,
+        job.c.expired,
+        job.c.takes_rows,
+    )
+    .where(job.c.id == sa.bindparam("of_job"), job.c.finished_at.is_(None))
+    .with_for_update()
 )
 _LEADERS_PER_STEP = 100
 _FOLLOWED = (
@@ -181,19 +195,32 @@ class Outcomes:
         self._database.tally.note(more)
         added = {f"more_{name}": number for name, number in more.items()} | {"today": today()}
         counted = self._count_and_note.run(connection, job_id, added, token, ids)
-        if counted.completed + counted.failed + counted.cancelled == counted.total:
-            final = lifecycle.final_job_state(
-                counted.completed, counted.failed, stop_reason(counted)
-            )
-            sources = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, final)
-            ended = (
-                sa.update(job)
-                .where(job.c.id == job_id, job.c.state.in_(sources))
-                .values(state=final, finished_at=now())
-                .returning(IS_AWAITED)
-            )
-            if connection.scalar(ended):
-                announce_end(connection, job_id)
+        _end_if_over(connection, job_id, counted)
+
+    def end_if_over(self, connection: Connection, job_id: str) -> None:
+        """Give a job its final state if all of its rows have their outcome and none can come.
+
+        For jobs that no longer take rows: the last outcome may have landed before.
+        """
+        standing = connection.execute(_STANDING, {"of_job": job_id}).one_or_none()
+        if standing is not None:
+            _end_if_over(connection, job_id, standing)
+
+
+def _end_if_over(connection: Connection, job_id: str, counted: AnyRow) -> None:
+    ended = counted.completed + counted.failed + counted.cancelled
+    if counted.takes_rows or ended < counted.total:
+        return
+    final = lifecycle.final_job_state(counted.completed, counted.failed, stop_reason(counted))
+    sources = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, final)
+    ending = (
+        sa.update(job)
+        .where(job.c.id == job_id, job.c.state.in_(sources))
+        .values(state=final, finished_at=now())
+        .returning(IS_AWAITED)
+    )
+    if connection.scalar(ending):
+        announce_end(connection, job_id)
 
 
 class _Unlanded(threading.local):

@@ -65,13 +65,16 @@ class Quotas:
             return _waiting(connection, name)
 
     def check_new_job(self, connection: Connection, name: str, rows: int) -> None:
-        """Raise QuotaError unless the tenant may add a job of at least so many rows now."""
+        """Raise QuotaError unless the tenant may add a job of at least so many rows now.
+
+        Without rows, for an open job, only the tokens of the day count.
+        """
         limits = connection.execute(_LIMITS, {"tenant": name}).one_or_none()
         if limits is None:
             return
         if limits.tokens_a_day is not None:
             self._check_tokens(connection, name, limits.tokens_a_day)
-        if limits.rows_waiting is not None:
+        if limits.rows_waiting is not None and rows:
             _check_rows(connection, name, limits, rows)
 
     def check_retry(self, connection: Connection, name: str, failures: Callable[[], int]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Row
 
 from nightjar.jobs.job_report import (
     FailureGroups,
@@ -95,8 +95,7 @@ class Reports:
                 with self._database.reading() as connection:
                     rows = connection.execute(_BEHIND, key).all()
                 for row in rows:
-                    of_row: list[Any] = list(row[1:])
-                    yield ReportedMicroBatch(*of_row[:-1], load_tally(of_row[-1]))
+                    yield _reported(row)
                 if len(rows) < _PAGE:
                     break
                 behind = rows[-1].id
@@ -127,6 +126,12 @@ class Reports:
             _add_samples(connection, reasons, chosen)
         ordered = sorted(reasons.values(), key=lambda reason: (-reason.count, reason.code))
         return FailureGroups(ordered, counted, whole)
+
+
+def _reported(row: Row[Any]) -> ReportedMicroBatch:
+    values = dict(row._mapping)
+    del values["id"]
+    return ReportedMicroBatch(**{**values, "tally": load_tally(values["tally"])})
 
 
 def _add_samples(

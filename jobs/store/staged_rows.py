@@ -155,6 +155,20 @@ class StagedRows:
         )
         self._connection.execute(sa.insert(result).from_select(list(values), rejected))
 
+    def append_rejected(self) -> None:
+        """Land failed results for the rejected rows of a job that has others; the caller counts."""
+        if not self.rejected:
+            return
+        self.reject(staged.c.error_code.is_not(None))
+        ids = self._connection.scalars(
+            sa.select(result.c.request_id)
+            .join(staged, staged.c.row_index == result.c.row_index)
+            .where(result.c.job_id == self._job_id, staged.c.error_code.is_not(None))
+            .order_by(result.c.row_index)
+        )
+        for part in ids.partitions(_IDS_PER_NOTE):
+            note(self._connection, self._job_id, part, self._token)
+
     def note_rejected(self, accepted: int) -> None:
         """Count the rejected rows in the job; they come first in its order of landing."""
         if not self.rejected:

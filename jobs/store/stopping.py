@@ -61,7 +61,7 @@ class Stopping:
         flag = (
             sa.update(job)
             .where(job.c.id == job_id, job.c.state.in_(OPEN_JOBS))
-            .values(state=JobState.CANCELLING, cancel_requested=True)
+            .values(state=JobState.CANCELLING, cancel_requested=True, takes_rows=False)
         )
         of_batch = (
             sa.update(batch)
@@ -90,7 +90,9 @@ class Stopping:
         flag = (
             sa.update(job)
             .where(job.c.id.in_(ids), *overdue)
-            .values(state=JobState.CANCELLING, cancel_requested=True, expired=True)
+            .values(
+                state=JobState.CANCELLING, cancel_requested=True, expired=True, takes_rows=False
+            )
             .returning(job.c.id)
         )
         return self._database.write(lambda connection: list(connection.scalars(flag)))
@@ -155,6 +157,8 @@ class Stopping:
         for step in (self._cancel_micro_batches, self._cancel_queued, self._outcomes.land_some):
             if count := self._database.write(partial(step, job_id=job_id)):
                 return count
+        # An open job may have had no row that waited.
+        self._database.write(lambda connection: self._outcomes.end_if_over(connection, job_id))
         return 0
 
     def _cancel_micro_batches(self, connection: Connection, job_id: str) -> int:

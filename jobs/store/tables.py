@@ -74,6 +74,10 @@ job = sa.Table(
     sa.Column("purging", sa.Boolean, nullable=False, server_default=sa.false()),
     # The trace of the call that made it, as the W3C writes it; null: it is not traced.
     sa.Column("traceparent", sa.String(55)),
+    # An open job: it may get more rows, and does not end before it is sealed.
+    sa.Column("takes_rows", sa.Boolean, nullable=False, server_default=sa.false()),
+    # Digest of the rows that were appended last, so that they are not appended twice.
+    sa.Column("append_digest", sa.String(64)),
     # For listings: the jobs of one tenant, newest first.
     sa.Index(None, "tenant", "id"),
     # The same without single calls, of which there may be far more than jobs.

@@ -107,6 +107,7 @@ class WaitsFor(StrEnum):
     GPU_WORKER = "gpu_worker"
     MODEL = "model"  # a planner or a GPU worker of its model
     TURN = "turn"
+    ROWS = "rows"  # of the producer of an open job
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,8 @@ def waiting_for(connection: Connection, job_id: str) -> Waiting:
         return Waiting((WaitsFor.RESUME,), message)
     if found.state not in lifecycle.RUNNABLE:
         return Waiting()
+    if found.takes_rows and found.ended == found.total:
+        return Waiting((WaitsFor.ROWS,), "it is open: append rows to it, seal it, or cancel it")
     return _of_running(connection, found)
 
 

@@ -17,9 +17,10 @@ from nightjar.pipeline.client.connecting import (
 from nightjar.pipeline.client.frames import ResultTable
 from nightjar.pipeline.client.operations import Action, JobPages, Outcome, ResultPages
 from nightjar.pipeline.client.options import SubmitOptions, check_options
+from nightjar.pipeline.client.parts import Parts
 from nightjar.pipeline.client.progress import shown
 from nightjar.pipeline.client.records import JobStatus, Model, Result
-from nightjar.pipeline.client.sources import Lines, Row, Source
+from nightjar.pipeline.client.sources import Lines, Row, Rows, Source, one_or_many
 from nightjar.pipeline.client.steps import Call, Pause, Steps, Value
 from nightjar.pipeline.client.uploads import Spool, Upload
 
@@ -76,6 +77,12 @@ class AsyncClient:
                 upload = await asyncio.to_thread(stack.enter_context, held)
             status = await self.take(operations.submit(self.asking, upload, options))
         return AsyncJob(self, status.id, status)
+
+    async def open(self, **options: "Unpack[SubmitOptions]") -> "AsyncOpenJob":
+        """Open a job without rows, as `Client.open` does."""
+        check_options(options)
+        status = await self.take(operations.open_job(self.asking, options))
+        return AsyncOpenJob(self, status, options)
 
     def job(self, job_id: str) -> "AsyncJob":
         """Return a job by its id; the API is asked when the job is used."""
@@ -200,6 +207,46 @@ class AsyncJob:
         while (found := await self._client.take(pages.following())) is not None:
             table.add(found)
         return table
+
+
+class AsyncOpenJob(AsyncJob):
+    """A job that takes rows, in asyncio; `OpenJob` says what each method does."""
+
+    def __init__(self, client: AsyncClient, status: JobStatus, options: SubmitOptions) -> None:
+        super().__init__(client, status.id, status)
+        self._parts = Parts(options, status.counts.total)
+
+    async def __aenter__(self) -> "AsyncOpenJob":
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is None:
+            await self.seal()
+
+    @property
+    def rows(self) -> int:
+        """Rows of the job so far, those included that are not sent yet."""
+        return self._parts.added
+
+    async def append(self, rows: Row | Rows | AsyncIterable[Row]) -> None:
+        """Append one row or several; an asynchronous iterable is read as its rows come."""
+        if isinstance(rows, AsyncIterable):
+            async for row in rows:
+                await self.append(row)
+            return
+        for part in self._parts.full(one_or_many(rows)):
+            await self._client.take(operations.append(self._client.asking, self.id, part))
+
+    async def flush(self) -> None:
+        """Send the rows that are gathered."""
+        for part in self._parts.rest():
+            await self._client.take(operations.append(self._client.asking, self.id, part))
+
+    async def seal(self) -> JobStatus:
+        """Send what is gathered, and end the appending."""
+        await self.flush()
+        sealing = operations.seal(self._client.asking, self.id, self._parts.sent)
+        return await self._client.take(sealing)
 
 
 async def _spooled(spool: Spool, rows: AsyncIterable[Row], options: SubmitOptions) -> Upload:

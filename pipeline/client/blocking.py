@@ -15,10 +15,11 @@ from nightjar.pipeline.client.connecting import (
 )
 from nightjar.pipeline.client.frames import ResultTable
 from nightjar.pipeline.client.operations import Action, JobPages, Outcome, ResultPages
-from nightjar.pipeline.client.options import SubmitOptions
+from nightjar.pipeline.client.options import SubmitOptions, check_options
+from nightjar.pipeline.client.parts import Parts
 from nightjar.pipeline.client.progress import shown
 from nightjar.pipeline.client.records import JobStatus, Model, Result
-from nightjar.pipeline.client.sources import Source
+from nightjar.pipeline.client.sources import Row, Rows, Source, one_or_many
 from nightjar.pipeline.client.steps import Call, Pause, Steps, Value
 
 if TYPE_CHECKING:
@@ -81,6 +82,18 @@ class Client:
         with opened(source, options) as upload:
             status = self.take(operations.submit(self.asking, upload, options))
         return Job(self, status.id, status)
+
+    def open(self, **options: "Unpack[SubmitOptions]") -> "OpenJob":
+        """Open a job without rows, for rows that come one after another; `SubmitOptions` are its.
+
+        With the `idempotency_key` of an open job, that job goes on.
+
+        Raises:
+            RefusedError: The API refuses the job.
+        """
+        check_options(options)
+        status = self.take(operations.open_job(self.asking, options))
+        return OpenJob(self, status, options)
 
     def job(self, job_id: str) -> "Job":
         """Return a job by its id; the API is asked when the job is used."""
@@ -218,3 +231,49 @@ class Job:
         while (found := self._client.take(pages.following())) is not None:
             table.add(found)
         return table
+
+
+class OpenJob(Job):
+    """A job that takes rows: append them, then seal it; for one producer, in one thread.
+
+    Rows are gathered into parts of up to 1,000, and sent. `append` waits while too many rows of the
+    job, or of the tenant, have no outcome. In a `with` block the job is sealed at its end. After an
+    exception it stays open: open it again with its `idempotency_key`, or cancel it.
+    """
+
+    def __init__(self, client: Client, status: JobStatus, options: SubmitOptions) -> None:
+        super().__init__(client, status.id, status)
+        self._parts = Parts(options, status.counts.total)
+
+    def __enter__(self) -> "OpenJob":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is None:
+            self.seal()
+
+    @property
+    def rows(self) -> int:
+        """Rows of the job so far, those included that are not sent yet."""
+        return self._parts.added
+
+    def append(self, rows: Row | Rows) -> None:
+        """Append one row or several: `Generate`, `Chat`, `Rank` or dictionaries.
+
+        Raises:
+            RequestError: A row cannot become a request. The rows before it were taken.
+            RefusedError: The job is sealed or stopped, or somebody else appends to it.
+        """
+        for part in self._parts.full(one_or_many(rows)):
+            self._client.take(operations.append(self._client.asking, self.id, part))
+
+    def flush(self) -> None:
+        """Send the rows that are gathered."""
+        for part in self._parts.rest():
+            self._client.take(operations.append(self._client.asking, self.id, part))
+
+    def seal(self) -> JobStatus:
+        """Send what is gathered, and end the appending: the job is over with its last outcome."""
+        self.flush()
+        sealing = operations.seal(self._client.asking, self.id, self._parts.sent)
+        return self._client.take(sealing)

@@ -1,5 +1,6 @@
 """The operations of the API as steps: submit, wait, page through results."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -10,6 +11,7 @@ import msgspec
 from nightjar.jobs.records import JsonObject
 from nightjar.pipeline.client.errors import RequestError, UnfinishedError, WaitTimeoutError
 from nightjar.pipeline.client.options import SubmitOptions, idempotency_key
+from nightjar.pipeline.client.parts import Part
 from nightjar.pipeline.client.records import (
     JobStatus,
     Model,
@@ -26,6 +28,7 @@ Outcome = Literal["all", "succeeded", "failed"]
 Action = Literal["cancel", "pause", "resume", "retry"]
 Told = Callable[[JobStatus], object]
 
+_BATCH_LINES = "application/jsonl"
 _RESULTS_A_PAGE = 1_000
 _JOBS_A_PAGE = 100
 _FIRST_POLL_S, _LONGEST_POLL_S, _POLL_GROWTH = 0.1, 2.0, 1.5
@@ -33,6 +36,47 @@ _FIRST_POLL_S, _LONGEST_POLL_S, _POLL_GROWTH = 0.1, 2.0, 1.5
 
 def submit(asking: Asking, upload: Upload, options: SubmitOptions) -> Steps[JobStatus]:
     """Send batch lines; the key that goes with them makes one job of however many tries."""
+    call = Call(
+        "POST",
+        "/v1/jobs",
+        _parameters(options),
+        {"Content-Type": _BATCH_LINES, "Idempotency-Key": _key(options)},
+        upload,
+    )
+    return read_status((yield from asking.ask(call)))
+
+
+def open_job(asking: Asking, options: SubmitOptions) -> Steps[JobStatus]:
+    """Make a job that rows are appended to; a known key gives the job of that key."""
+    headers = {"Idempotency-Key": _key(options)}
+    call = Call("POST", "/v1/jobs/open", _parameters(options), headers)
+    return read_status((yield from asking.ask(call)))
+
+
+def append(asking: Asking, job_id: str, part: Part) -> Steps[None]:
+    """Append rows to an open job; waits for as long as the API says that too many wait."""
+    call = Call(
+        "POST",
+        f"{_path(job_id)}/rows",
+        {"first": part.first},
+        {"Content-Type": _BATCH_LINES},
+        part.upload(),
+    )
+    yield from asking.ask(call, longest_wait_s=math.inf)
+
+
+def seal(asking: Asking, job_id: str, rows: int) -> Steps[JobStatus]:
+    """Take no more rows of an open job, which has so many."""
+    call = Call("POST", f"{_path(job_id)}/seal", {"rows": rows})
+    return read_status((yield from asking.ask(call)))
+
+
+def _key(options: SubmitOptions) -> str:
+    return options.get("idempotency_key") or idempotency_key()
+
+
+def _parameters(options: SubmitOptions) -> dict[str, str | int]:
+    """Return what a job is to be, as the API takes it."""
     query: dict[str, str | int] = {}
     if priority := options.get("priority"):
         query["priority"] = priority
@@ -46,12 +90,7 @@ def submit(asking: Asking, upload: Upload, options: SubmitOptions) -> Steps[JobS
         query["keep_results"] = kept
     if metadata := options.get("metadata"):
         query["metadata"] = msgspec.json.encode(dict(metadata)).decode()
-    headers = {
-        "Content-Type": "application/jsonl",
-        "Idempotency-Key": options.get("idempotency_key") or idempotency_key(),
-    }
-    call = Call("POST", "/v1/jobs", query, headers, upload)
-    return read_status((yield from asking.ask(call)))
+    return query
 
 
 def status(asking: Asking, job_id: str) -> Steps[JobStatus]:

@@ -40,6 +40,7 @@ class JobStatus:
     """How a job stood when the API was asked; moments are seconds since 1970.
 
     waiting: What the job waits for, in words; None if it does not wait, or was not asked.
+    open: Whether the job takes more rows.
     retried: Of `retry`: how many rows are computed again.
     warning: Why the job may begin late, if the API knows of a reason.
     raw: The API's answer.
@@ -57,6 +58,7 @@ class JobStatus:
     expires_at: float | None = None
     requests_per_second: float | None = None
     cancel_requested: bool = False
+    open: bool = False
     metadata: dict[str, str] = field(default_factory=dict)
     waiting: str | None = None
     retried: int | None = None

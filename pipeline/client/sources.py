@@ -55,14 +55,15 @@ class Lines:
 
     Args:
         options: Say how lines are made: `template`, `id_column`, `fields`.
+        first: Rows of the same job that were sent before.
     """
 
-    def __init__(self, options: SubmitOptions) -> None:
+    def __init__(self, options: SubmitOptions, first: int = 0) -> None:
         template = options.get("template")
         self._template = None if template is None else Template(template)
         self._id_column = options.get("id_column")
         self._fields = dict(options.get("fields") or {})
-        self._index = 0
+        self._index = first
 
     def of(self, rows: Rows) -> Iterator[bytes]:
         """Yield the line of each row; raises RequestError with the number of a bad one."""

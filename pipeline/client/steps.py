@@ -58,11 +58,12 @@ class Asking:
     api_url: str
     retries: int
 
-    def ask(self, call: Call) -> Steps[JsonObject]:
+    def ask(self, call: Call, longest_wait_s: float = LONGEST_WAIT_S) -> Steps[JsonObject]:
         """Send a call until it is answered, and return the answer.
 
         A call is sent again where the connection broke, where the API is away for a moment, and
-        where the tenant has sent too many and the API says how long to wait.
+        where the tenant has sent too many and the API says how long to wait: `longest_wait_s` in
+        all.
 
         Raises:
             RefusedError: The API refuses the call.
@@ -85,7 +86,7 @@ class Asking:
                 tried += 1
             else:
                 told_s = _told_s(response)
-                if told_s is not None and waited_s + told_s <= LONGEST_WAIT_S:
+                if told_s is not None and waited_s + told_s <= longest_wait_s:
                     waited_s += told_s
                     wait_s = told_s
                     if told_s >= _LONG_S:

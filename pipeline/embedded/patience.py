@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 from nightjar.jobs.records import Job
 from nightjar.jobs.store.jobs import Jobs
-from nightjar.jobs.store.waiting import WaitsFor
+from nightjar.jobs.store.waiting import Waiting, WaitsFor
 
 _PATIENCE_S = 10.0
+_OWN = {WaitsFor.GPU_WORKER: "GPU worker", WaitsFor.PLANNER: "planner"}
 
 
 class Patience:
@@ -30,4 +31,12 @@ class Patience:
             waiting = self._jobs.waiting_for(job.id)
             if waiting.message is not None and waiting.waits_for != self._said:
                 self._said = waiting.waits_for
-                self._say(f"waits: {waiting.message}")
+                self._say(f"waits: {_for_a_run(waiting)}")
+
+
+def _for_a_run(waiting: Waiting) -> str | None:
+    """Return what a run waits for; the processes of a deployment are its own here."""
+    if set(waiting.waits_for) <= _OWN.keys():
+        named = " and the ".join(_OWN[one] for one in waiting.waits_for)
+        return f"the {named} of this run: starting, or loading the model"
+    return waiting.message

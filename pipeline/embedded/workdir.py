@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -168,18 +168,21 @@ class Speed:
 
     seconds: Without loading the model.
     tokens: Of the prompts and answers of all its requests.
+    reused: How many of its answers were known before, and took no time.
     """
 
     requests: int
     seconds: float
     tokens: int
+    reused: int = 0
 
 
 def note_speed(workdir: Path, job: Job, requests: int, seconds: float) -> None:
     """Note how fast a run was, for `nightjar plan`."""
     share = requests / max(job.ended, 1)
     tokens = round((job.prompt_tokens + job.completion_tokens) * share)
-    speed = Speed(requests, max(seconds, 1e-3), tokens)
+    reused = min(requests, round(job.reused * share))
+    speed = Speed(requests, max(seconds, 1e-3), tokens, reused)
     (workdir / _SPEED).write_text(json.dumps(asdict(speed)), encoding="utf-8")
 
 
@@ -198,10 +201,14 @@ def what_changed(workdir: Path, asked: Mapping[str, str]) -> str:
         changed = [name for name, value in asked.items() if before[name] != value]
     except (OSError, ValueError, TypeError, KeyError):  # earlier versions wrote none
         changed = []
-    names = changed or list(asked)
-    verb = "has changed since" if len(changed) == 1 and changed != [_MANY] else "have changed since"
-    between = " and " if changed else " or "
-    return f"{', '.join(names[:-1])}{between if names[1:] else ''}{names[-1]} {verb}"
+    return names_changed(changed) if changed else names_changed(list(asked), " or ")
+
+
+def names_changed(names: Sequence[str], between: str = " and ") -> str:
+    """Return a sentence about what has changed."""
+    is_one = len(names) == 1 and [*names] != [_MANY]
+    told = f"{', '.join(names[:-1])}{between if names[1:] else ''}{names[-1]}"
+    return f"{told} {'has' if is_one else 'have'} changed since"
 
 
 def note_writing(workdir: Path, out: Path) -> None:

@@ -3,19 +3,13 @@
 Flower asks for its password on every page but /metrics, which names workers and tasks.
 """
 
-import errno
 import sys
 
 from celery.bin.celery import main as celery_main
 from flower.views.monitor import Metrics
 from tornado.web import authenticated
 
-# Errors of a socket that cannot be bound; any other error is shown with its traceback.
-_CANNOT_LISTEN = {
-    errno.EADDRINUSE: "is taken: end what listens there, or give another --port",
-    errno.EACCES: "may not be listened on by this user: give a --port above 1023",
-    errno.EADDRNOTAVAIL: "is no address of this machine: give another --address",
-}
+from nightjar.pipeline.front.listening import reason
 
 
 def protect_metrics() -> None:
@@ -30,10 +24,10 @@ def main(arguments: list[str]) -> None:
     try:
         celery_main()
     except OSError as error:
-        if error.errno not in _CANNOT_LISTEN:
+        if (told := reason(error)) is None:
             raise
         where = " ".join(word for word in arguments if word.startswith(("--address", "--port")))
-        sys.exit(f"nightjar: Flower cannot start: {where} {_CANNOT_LISTEN[error.errno]}")
+        sys.exit(f"nightjar: Flower cannot start: {where} {told}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.records import (
@@ -127,7 +128,58 @@ def _none(_: str) -> PromptVector | None:
     return None
 
 
-def plan_lines(plan: TaskPlan, speed: Speed | None) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What the rows will take, if they are computed as fast as those of the last run.
+
+    price_per_hour: Of the machine, in any currency; None leaves the cost out.
+    """
+
+    seconds: float
+    speed: Speed
+    price_per_hour: float | None
+
+    @property
+    def cost(self) -> float | None:
+        """In the currency of the price."""
+        price = self.price_per_hour
+        return None if price is None else price * self.seconds / 3_600
+
+
+def forecast(plan: TaskPlan, speed: Speed | None, price_per_hour: float | None) -> Forecast | None:
+    """Return what the rows will take; None before a first run."""
+    if speed is None:
+        return None
+    seconds = plan.requests * speed.seconds / max(speed.requests, 1)
+    return Forecast(seconds, speed, price_per_hour)
+
+
+def plan_json(plan: TaskPlan, expected: Forecast | None) -> dict[str, Any]:
+    """Return what `nightjar plan --json` prints."""
+    found: dict[str, Any] = {
+        "rows": plan.rows,
+        "requests": plan.requests,
+        "bad": plan.bad,
+        "first_bad": plan.told,
+        "prompt_tokens": plan.prompt_tokens,
+        "most_answer_tokens": plan.most_answer_tokens,
+        "longest": plan.longest,
+        "buckets": [{"to": to, "requests": count} for to, count in sorted(plan.buckets.items())],
+        "first_repeat": None if plan.repeat is None else plan.repeat.second + 1,
+        "expected": None,
+    }
+    if expected is not None:
+        speed = expected.speed
+        found["expected"] = {
+            "seconds": round(expected.seconds, 3),
+            "cost": None if expected.cost is None else round(expected.cost, 4),
+            "requests_per_second": round(speed.requests / speed.seconds, 3),
+            "reused_share": round(speed.reused / max(speed.requests, 1), 4),
+        }
+    return found
+
+
+def plan_lines(plan: TaskPlan, expected: Forecast | None) -> Iterator[str]:
     """Yield the lines that `nightjar plan` prints."""
     yield f"{plan.rows} rows: {plan.requests} requests, {plan.bad} that cannot be used"
     yield (
@@ -138,7 +190,7 @@ def plan_lines(plan: TaskPlan, speed: Speed | None) -> Iterator[str]:
     for bucket, count in sorted(plan.buckets.items()):
         bar = "#" * max(1, round(_BAR * count / most))
         yield f"  to {bucket:>7} tokens {count:>9} {bar}"
-    yield _expected(plan, speed)
+    yield from _expected(expected)
     if plan.repeat is not None:
         yield (
             "keys repeat: the second row with a key fails; the first such row is number "
@@ -149,15 +201,19 @@ def plan_lines(plan: TaskPlan, speed: Speed | None) -> Iterator[str]:
         yield from (f"  {message}" for message in plan.told)
 
 
-def _expected(plan: TaskPlan, speed: Speed | None) -> str:
-    if speed is None:
-        return "expected time: not known before a first run"
-    seconds = plan.requests * speed.seconds / max(speed.requests, 1)
-    rate = speed.requests / speed.seconds
-    return (
-        f"expected time: {_duration(seconds)}, at the {rate:.1f} requests/s of the last run; "
-        "loading the model is not in it"
+def _expected(expected: Forecast | None) -> Iterator[str]:
+    if expected is None:
+        yield "expected time: not known before a first run"
+        return
+    speed = expected.speed
+    reused = f", which reused {speed.reused} of its answers" if speed.reused else ""
+    yield (
+        f"expected time: {_duration(expected.seconds)}, at the "
+        f"{speed.requests / speed.seconds:.1f} requests/s of the last run{reused}; loading the "
+        "model is not in it"
     )
+    if expected.cost is not None:
+        yield f"expected cost: {expected.cost:.2f}, at {expected.price_per_hour:g} an hour"
 
 
 def _duration(seconds: float) -> str:

@@ -1,10 +1,10 @@
 """The work of a run that a task file describes: rows of a table in, a table of answers out."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.jobs.records import Job, NewRequest, RejectedRow
+from nightjar.jobs.records import Job, NewRequest, RejectedRow, ResultRecord
 from nightjar.jobs.store import Store
 from nightjar.pipeline.embedded.line_files import LineOutput
 from nightjar.pipeline.embedded.work import RunError, noting_precisions
@@ -16,7 +16,7 @@ from nightjar.pipeline.embedded.workdir import (
 )
 from nightjar.pipeline.files.formats import UnusableInputError, stop_at_bad_rows
 from nightjar.pipeline.tables.sinks.opening import open_sink
-from nightjar.pipeline.tables.sinks.sink import Sink, SinkError, SinkRefusedError
+from nightjar.pipeline.tables.sinks.sink import Sink, SinkCounts, SinkError, SinkRefusedError
 from nightjar.pipeline.tables.sources.piece import Source, SourceError, SourceLostError
 from nightjar.pipeline.tasks.errors import TaskError
 from nightjar.pipeline.tasks.fitting import ContextFitter
@@ -107,12 +107,21 @@ class TaskWork:
         except TaskError as error:
             raise UsageError(f"{self.name}: {error}") from error
 
-    def prepare(self, model: ModelDirectory, *, with_sink: bool = True) -> None:
-        """Open the source, and check that the task fits its columns and the sink."""
+    @property
+    def is_chat(self) -> bool:
+        """Whether the requests have messages."""
+        return self._file.task.kind == "chat"
+
+    def prepare(self, model: ModelDirectory | None, *, with_sink: bool = True) -> None:
+        """Open the source, and check that the task fits its columns and the sink.
+
+        Without a model no column can be cropped to tokens.
+        """
         task = self._file.task
+        fitter = None if model is None else ContextFitter(task, model)
         try:
             self._source = open_source(self._file, self._environment)
-            self._renderer = Renderer(task, self._source.schema, ContextFitter(task, model))
+            self._renderer = Renderer(task, self._source.schema, fitter)
             if with_sink and self._sink is not None:
                 self._open("").check()
         except (TaskError, SourceError) as error:
@@ -144,16 +153,32 @@ class TaskWork:
             precisions = self._lines.write(store, job, workdir, overwrite=overwrite)
         else:
             precisions = set()
-            try:
-                results = noting_precisions(store.results.iterate(job.id), precisions)
-                self._left_out = self._open(_results_of(job)).write(results).left_out
-            except SinkError as error:
-                raise RunError(
-                    f"{error}; the results are kept in {workdir}: run the same command again to "
-                    "write them"
-                ) from error
+            results = noting_precisions(store.results.iterate(job.id), precisions)
+            self.write_results(results, _results_of(job), f"in {workdir}")
         note_delivered(workdir, _results_of(job))
         return precisions
+
+    def write_results(
+        self, results: Iterable[ResultRecord], run: str, kept: str = "by the deployment"
+    ) -> SinkCounts:
+        """Write results, which come in row order, into the sink.
+
+        Args:
+            results: Of all rows.
+            run: The same for the same results.
+            kept: Where they are if they cannot be written, for the message.
+
+        Raises:
+            RunError: They cannot be written now.
+        """
+        try:
+            counts = self._open(run).write(results)
+        except SinkError as error:
+            raise RunError(
+                f"{error}; the results are kept {kept}: run the same command again to write them"
+            ) from error
+        self._left_out = counts.left_out
+        return counts
 
     def was_written(self, workdir: Path, job: Job) -> bool:
         """Whether these results were written, and are still there."""

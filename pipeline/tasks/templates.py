@@ -6,6 +6,7 @@ is there for loops and conditions, in its sandbox.
 
 import datetime
 import decimal
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from string import Formatter
 from typing import Any, Protocol
@@ -23,6 +24,8 @@ from nightjar.pipeline.tasks.fields import Template as TemplateField
 Row = Mapping[str, Any]
 
 _HIGHEST_POWER = 64
+MOST_TURNS = 1_000_000
+_TURNS = "nightjar_turns"
 
 
 class Template(Protocol):
@@ -138,7 +141,7 @@ class _Jinja:
             environment.filters.pop(name)
         try:
             tree = environment.parse(given.jinja)
-            self._template = environment.from_string(given.jinja)
+            environment.from_string(given.jinja)
         except jinja2.TemplateError as error:
             raise TaskError(f"{field}: the jinja template is not valid: {error}") from error
         for node in tree.find_all(nodes.Getattr):
@@ -150,10 +153,12 @@ class _Jinja:
             raise TaskError(f"{field}: the jinja template loads another one; write it as one")
         names = meta.find_undeclared_variables(tree) - environment.globals.keys()
         self.columns = tuple(sorted(names))
+        self._template = environment.from_string(_with_counted_loops(environment, tree))
 
     def render(self, row: Row) -> str:
         """Render the template; the text is bounded."""
         values = {name: row[name] for name in self.columns}
+        values[_TURNS] = itertools.count(1)
         try:
             return "".join(_within(self._template.generate(values)))
         except RowFaultError:
@@ -163,6 +168,25 @@ class _Jinja:
             told = error.message if isinstance(error, jinja2.UndefinedError) else None
             said = told or type(error).__name__
             raise RowFaultError(None, f"the jinja template fails on this row: {said}") from None
+
+
+def _with_counted_loops(environment: _Environment, tree: nodes.Template) -> nodes.Template:
+    """Count the turns of all loops of a template together, so that nested ones have a bound."""
+    environment.filters[_TURNS] = _counted
+    for loop in tree.find_all(nodes.For):
+        loop.iter = nodes.Filter(loop.iter, _TURNS, [], [], None, None, lineno=loop.lineno)
+    return tree
+
+
+@jinja2.pass_context
+def _counted(context: jinja2.runtime.Context, items: Iterable[object]) -> Iterator[object]:
+    turns = context.resolve(_TURNS)
+    for item in items:
+        if next(turns) > MOST_TURNS:
+            raise RowFaultError(
+                None, f"the loops of the jinja template turn more than {MOST_TURNS} times"
+            )
+        yield item
 
 
 def _within(pieces: Iterable[str]) -> Iterator[str]:

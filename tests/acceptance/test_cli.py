@@ -2,12 +2,16 @@
 
 import json
 import os
+import re
+import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import httpx
 import numpy as np
 import pytest
@@ -147,13 +151,22 @@ def test_postgresql_without_its_driver(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "nightjar-batch[postgres]" in worker.stderr
 
 
-def test_a_taken_port_is_told_in_a_sentence() -> None:
+@pytest.mark.parametrize("command", ["flower", "api"])
+def test_a_taken_port_is_told_in_a_sentence(command: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = nightjar("flower", f"--port={port}")
+        done = nightjar(command, f"--port={port}")
     assert done.returncode == 1
     assert f"--port={port} is taken: end what listens there" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_address_of_elsewhere_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIGHTJAR_API_KEY", "owls-open-the-api-with-32-letters")
+    done = nightjar("api", "--host=192.0.2.7", f"--port={free_port()}")
+    assert done.returncode == 1
+    assert "--host=192.0.2.7" in done.stderr
+    assert "is no address of this machine" in done.stderr
 
 
 def test_flower_shows_its_metrics_to_nobody_without_the_password(
@@ -238,6 +251,33 @@ def test_the_help_of_every_command_is_the_one_that_was_agreed() -> None:
     assert sorted(agreed) == sorted(texts)
     assert {name for name in texts if texts[name] != agreed[name]} == set()
     assert {f"nightjar-{command}.txt" for command in COMMANDS} <= set(texts)
+
+
+def leaves(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[click.Command]:
+    """Each command that does something, under its whole name."""
+    inner = getattr(group, "commands", {})
+    for name, command in inner.items():
+        yield from leaves(command, (*path, name))
+    if not inner:
+        group.name = " ".join(path)
+        yield group
+
+
+LEAVES = list(leaves(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("command", LEAVES, ids=[str(one.name) for one in LEAVES])
+def test_the_help_of_every_command_has_an_example_that_it_understands(
+    command: click.Command,
+) -> None:
+    """Words before `nightjar` set variables, and `>` and `)` end what is the command's own."""
+    examples = re.findall(r"Example: .*?\bnightjar (.+)", command.help or "")
+    assert examples
+    for example in examples:
+        words = shlex.split(example.partition(">")[0].rstrip(" )"))
+        name = str(command.name).split()
+        assert words[: len(name)] == name
+        assert command.make_context(example, words[len(name) :]).args == []
 
 
 def test_a_shell_completes_commands_and_options(monkeypatch: pytest.MonkeyPatch) -> None:

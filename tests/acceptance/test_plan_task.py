@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from nightjar.pipeline.embedded.workdir import Speed
 from nightjar.pipeline.front.cli import app
-from nightjar.pipeline.front.task_plan import TaskPlan, plan_lines
+from nightjar.pipeline.front.task_plan import TaskPlan, forecast, plan_lines
 from tests.tasks import write_rows, write_task
 
 
@@ -49,10 +49,44 @@ def test_prompt_vectors_are_read_from_their_files(tiny_model: Path, tmp_path: Pa
 
 def test_the_last_run_tells_the_time() -> None:
     found = TaskPlan(rows=36_000)
-    assert "expected time: 1 h 40 min, at the 6.0 requests/s" in "\n".join(
-        plan_lines(found, Speed(600, 100.0, 1))
-    )
-    assert "expected time: 36 s" in "\n".join(plan_lines(found, Speed(1000, 1.0, 1)))
+
+    def told(speed: Speed, price: float | None = None) -> str:
+        return "\n".join(plan_lines(found, forecast(found, speed, price)))
+
+    assert "expected time: 1 h 40 min, at the 6.0 requests/s" in told(Speed(600, 100.0, 1))
+    assert "expected cost" not in told(Speed(600, 100.0, 1))
+    assert "expected cost: 4.17, at 2.5 an hour" in told(Speed(600, 100.0, 1), 2.5)
+    assert "expected time: 36 s" in told(Speed(1000, 1.0, 1))
+    assert "of the last run, which reused 990 of its answers" in told(Speed(1000, 1.0, 1, 990))
+
+
+def test_a_key_that_repeats_is_a_row_that_fails(tiny_model: Path, tmp_path: Path) -> None:
+    write_rows(tmp_path, {"id": [1, 1], "review": ["a", "b"]})
+    done = plan(write_task(tmp_path), "--model", tiny_model)
+    assert (done.exit_code, "keys repeat" in done.stdout) == (3, True)
+
+
+def test_programs_read_the_plan_as_json(tiny_model: Path, tmp_path: Path) -> None:
+    write_rows(tmp_path, {"id": [1, 1, 2], "review": ["hi", "hi", None]})
+    task = write_task(tmp_path, more="[parameters]\nmax_tokens = 5")
+    done = plan(task, "--model", tiny_model, "--json")
+    assert done.exit_code == 3, done.stderr
+    found = json.loads(done.stdout)
+    counted = {"rows": 3, "requests": 2, "bad": 1, "first_repeat": 2, "expected": None}
+    assert {name: found[name] for name in counted} == counted
+    assert found["buckets"] == [{"to": 32, "requests": 2}]
+    assert found["most_answer_tokens"] == 10
+    assert "is null" in found["first_bad"][0]
+    (tmp_path / "task.toml.work").mkdir()
+    speed = {"requests": 10, "seconds": 5.0, "tokens": 100}  # as an earlier version wrote it
+    (tmp_path / "task.toml.work" / "speed.json").write_text(json.dumps(speed))
+    done = plan(task, "--model", tiny_model, "--json", "--price-per-hour", "3600")
+    assert json.loads(done.stdout)["expected"] == {
+        "seconds": 1.0,
+        "cost": 1.0,
+        "requests_per_second": 2.0,
+        "reused_share": 0.0,
+    }
 
 
 def test_a_task_that_cannot_be_planned(tiny_model: Path, tmp_path: Path) -> None:

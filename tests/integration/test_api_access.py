@@ -71,6 +71,11 @@ CALLS: dict[tuple[str, str], Call] = {
         ("POST", f"{_JOB}/{verb}"): Call(Scope.SUBMIT)
         for verb in ("cancel", "pause", "resume", "retry")
     },
+    ("POST", "/v1/jobs/open"): Call(Scope.SUBMIT),
+    ("POST", f"{_JOB}/rows"): Call(
+        Scope.SUBMIT, ROW, {"content-type": "application/jsonl"}, {"first": "0"}
+    ),
+    ("POST", f"{_JOB}/seal"): Call(Scope.SUBMIT),
     ("GET", "/v1/files"): Call(Scope.READ),
     ("POST", "/v1/files"): Call(
         Scope.SUBMIT, _FORM, {"content-type": "multipart/form-data; boundary=x"}

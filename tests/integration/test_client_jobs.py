@@ -4,7 +4,9 @@ import asyncio
 import json
 import shutil
 import signal
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
+from examples.nightly import make_data, with_client
 from nightjar import (
     AsyncClient,
     Chat,
@@ -197,3 +200,20 @@ def test_commands_say_one_thing_on_stdout_for_programs(api_url: str, tmp_path: P
     assert told("status", "job_unknown", code=1) == []
     plain = CliRunner().invoke(app, ["status", mixed, "--watch", "--api", api_url])
     assert (plain.exit_code, json.loads(plain.stdout)["id"]) == (3, mixed)
+
+
+def test_a_pipeline_describes_its_products_by_the_client(
+    api_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NIGHTJAR_API", api_url)
+    products = make_data.make_products(1)[:5]
+    make_data.write_shop(tmp_path / "shop.db", products, [])
+    for _ in range(2):  # a retry of the same night
+        assert with_client.describe(tmp_path, "2026-11-24") == 0
+    with Client(api_url) as client:
+        made = [job for job in client.jobs() if job.counts.total == 5]
+    assert len(made) == 1
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
+        rows = shop.execute("SELECT sku, text, error FROM described ORDER BY sku").fetchall()
+    assert [row[0] for row in rows] == [product[0] for product in products]
+    assert all(text and error is None for _, text, error in rows)

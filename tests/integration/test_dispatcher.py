@@ -13,14 +13,22 @@ from kombu.exceptions import OperationalError
 
 from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.states import RequestKind
+from nightjar.jobs.store import Store
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
 from nightjar.pipeline.queue.celery_app import TICK_TASK, create_celery_app
 from nightjar.pipeline.queue.clock import Scheduler
-from nightjar.pipeline.queue.dispatcher import empty_queues, find_lost, publish
+from nightjar.pipeline.queue.dispatcher import (
+    PER_LEASE,
+    dispatch,
+    empty_queues,
+    find_lost,
+    publish,
+)
 from nightjar.pipeline.queue.queues import PLAN_QUEUE, compute_queue
 from nightjar.pipeline.queue.waking import CLOCK_MARK, MOST_WAKES, messages_waiting, send_wake
 from nightjar.pipeline.settings import Settings
+from tests.jobs import planned
 
 PLAIN = MicroBatchRef(7, 2, "job_1", RequestKind.GENERATE, 128, 5, 90)
 
@@ -90,6 +98,18 @@ def test_urgent_messages_stand_in_the_list_that_is_served_first(broker: Broker) 
     publish(broker.app, replace(PLAIN, id=8, urgent=True))
     assert kwargs(broker.message("generate-128"))["micro_batch"] == 8
     assert kwargs(broker.message(ORDINARY_LIST))["micro_batch"] == 7
+
+
+def test_the_window_grows_with_the_leases_of_the_workers(broker: Broker, store: Store) -> None:
+    _, refs = planned(store, 12)
+    assert dispatch(broker.app, store.planning, 2) == 2
+    assert dispatch(broker.app, store.planning, 2) == 0
+    for ref in refs[:2]:
+        assert store.leases.claim(ref.id, ref.epoch, "worker")
+    assert dispatch(broker.app, store.planning, 2) == 2 * PER_LEASE - 2
+    assert [ref.id for ref in store.planning.dispatched()] == [
+        ref.id for ref in refs[2 : 2 * PER_LEASE]
+    ]
 
 
 def test_what_waits_in_its_queue_is_not_lost_however_long(broker: Broker) -> None:

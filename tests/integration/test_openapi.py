@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -168,6 +168,21 @@ def test_bodies_that_routes_read_themselves_are_described(document: Document) ->
 Call = tuple[str, str, httpx.Response]
 
 
+def tour_of_open_jobs(call: Callable[..., Call], text: Mapping[str, Any]) -> Iterator[Call]:
+    """Answers of the operations of open jobs; `text` is a body with an idempotency key."""
+    opening = {"headers": {"idempotency-key": "open"}}
+    yield call("POST", "/v1/jobs/open", **opening)
+    opened = call("POST", "/v1/jobs/open", **opening)
+    yield opened
+    path = f"/v1/jobs/{opened[2].json()['id']}"
+    for first in (0, 0, 7):
+        sent = {"params": {"first": first}, "content": text["content"]}
+        yield call("POST", f"{path}/rows", "/v1/jobs/{job_id}/rows", **sent)
+    for rows in (2, 1):
+        sent = {"params": {"rows": rows}}
+        yield call("POST", f"{path}/seal", "/v1/jobs/{job_id}/seal", **sent)
+
+
 def tour(client: TestClient, store: Store) -> Iterator[Call]:
     """Real answers of each operation: (path of the document, method, answer)."""
 
@@ -198,6 +213,7 @@ def tour(client: TestClient, store: Store) -> Iterator[Call]:
     waiting = submit(store, [{"prompt": "a"}])
     for step in ("pause", "resume", "cancel", "retry"):
         yield call("POST", f"/v1/jobs/{waiting}/{step}", f"{one}/{step}")
+    yield from tour_of_open_jobs(call, text)
     done, (ref,) = planned(store, 1)
     compute(store, ref)
     for kind in ("output", "errors"):

@@ -1,5 +1,7 @@
 """A database behind a network that stands still: everybody who asks gets an end, in time."""
 
+import socket
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +77,21 @@ def test_it_ends_in_the_middle_of_a_transaction(
     assert time.monotonic() - started < 4
     proxy.thaw()
     store.ping()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the options have other names elsewhere")
+def test_the_kernel_watches_each_connection(store: Store) -> None:
+    """It notices a server that is gone for good, which sends nothing any more."""
+    with store.database.reading() as connection:
+        found = connection.connection.driver_connection
+        assert found is not None
+        with socket.fromfd(found.fileno(), socket.AF_INET, socket.SOCK_STREAM) as handle:
+            assert handle.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            options = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+            values = [
+                handle.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in options
+            ]
+    assert values == [10, 5, 3, 20_000]
 
 
 def settings_of(connection: sa.Connection) -> tuple[str, str]:

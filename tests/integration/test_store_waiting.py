@@ -96,7 +96,9 @@ def test_a_run_without_progress_says_once_what_it_waits_for(
     for _ in range(3):
         patience.check(store.jobs.get(job_id))
     assert len(heard) == 1
-    assert heard[0].startswith("waits: no GPU worker has given a sign of life yet")
+    assert heard[0] == (
+        "waits: the GPU worker and the planner of this run: starting, or loading the model"
+    )
     alive(store, SWEEPER, "gpu")
     for _ in range(2):
         patience.check(store.jobs.get(job_id))

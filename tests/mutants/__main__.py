@@ -13,15 +13,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from itertools import chain, zip_longest
 from pathlib import Path
 
 from tests.databases import POSTGRES_VARIABLE, running_postgres
-from tests.mutants import survivors
-from tests.mutants.making import draw
+from tests.mutants import again, survivors
+from tests.mutants.making import draw, standing
 from tests.mutants.mutant import Mutant, Trial
-from tests.mutants.report import Outcome, as_entry, page
+from tests.mutants.report import Outcome, as_entry, page, run_again, whole_run
 from tests.mutants.table import ROOT, TESTS, mutated_modules, without_entry
 from tests.mutants.trials import POSTGRESQL, SQLITE, Plan, UnmutatedError, try_all
 
@@ -35,11 +35,55 @@ def main() -> int:
     modules = mutated_modules(globs=given.modules)
     if missing := without_entry(modules):
         return _refuse(f"tests/mutants/table.py names no tests for {', '.join(missing)}")
+    try:
+        if given.survivors_of:
+            how, trials = _survivors_again(given, modules)
+        else:
+            how, trials = _whole_run(given, modules)
+    except (OSError, ValueError, UnmutatedError) as error:
+        return _refuse(str(error))
+    explanations = survivors.read()
+    outcome = Outcome(trials, explanations, survivors.of_lines_gone(explanations, ROOT))
+    whole = bool(given.survivors_of) or given.modules == ["*"]
+    _publish(page(outcome, how=how), given.page, whole=whole)
+    return _conclude(outcome)
+
+
+def _whole_run(given: argparse.Namespace, modules: Sequence[str]) -> tuple[str, list[Trial]]:
+    """A sample of each module: how it was run, and the fates."""
     mutants = sample(modules, given.per_module, given.seed)
     if not mutants:
-        return _refuse(f"no module with anything to mutate fits {given.modules!r}")
-    explanations = survivors.read()
+        raise ValueError(f"no module with anything to mutate fits {given.modules!r}")
     began = time.monotonic()
+    trials, databases = _try(mutants, given)
+    facts = {
+        "Sample": f"at most {given.per_module} of each module, seed {given.seed}",
+        "Databases": databases,
+        "Time": f"{(time.monotonic() - began) / 60:.0f} min, {given.jobs} at a time",
+    }
+    command = shlex.join(["python", "-m", "tests.mutants", *sys.argv[1:]])
+    return whole_run(command=command, on=_today(), facts=facts), trials
+
+
+def _survivors_again(given: argparse.Namespace, modules: Sequence[str]) -> tuple[str, list[Trial]]:
+    """A page's survivors that no entry explains: how it was run, and the fates of all."""
+    past = again.read(given.survivors_of.read_text(encoding="utf-8"))
+    stand = standing(past.survivors, ROOT)
+    chosen = [mutant for mutant in stand if mutant.module in modules]
+    mutants = again.unexplained(chosen, survivors.read())
+    trials = _try(mutants, given)[0] if mutants else []
+    page = given.survivors_of.as_posix()
+    caught = Outcome(past.trials, ()).caught
+    how = run_again(past.told, page=page, on=_today(), caught=caught)
+    return how, again.joined(past, stand, trials)
+
+
+def _today() -> date:
+    return datetime.now(UTC).date()
+
+
+def _try(mutants: Sequence[Mutant], given: argparse.Namespace) -> tuple[list[Trial], str]:
+    """The mutants' fates, and which databases they were tried on."""
     with tempfile.TemporaryDirectory(prefix="nightjar-mutants-") as work, _postgres() as server:
         plan = Plan(
             root=ROOT,
@@ -50,22 +94,10 @@ def main() -> int:
             budget_s=given.budget_s,
             environment={POSTGRES_VARIABLE: server} if server else {},
         )
+        modules = {mutant.module for mutant in mutants}
         _say(f"{len(mutants)} mutants of {len(modules)} modules; the tests without one first")
-        try:
-            trials = try_all(plan, mutants, _tell)
-        except UnmutatedError as error:
-            return _refuse(str(error))
-    stale = survivors.of_lines_gone(explanations, ROOT)
-    outcome = Outcome(trials, explanations, stale)
-    facts = {
-        "Sample": f"at most {given.per_module} of each module, seed {given.seed}",
-        "Databases": "SQLite, then PostgreSQL" if server else "SQLite alone",
-        "Time": f"{(time.monotonic() - began) / 60:.0f} min, {given.jobs} at a time",
-    }
-    command = shlex.join(["python", "-m", "tests.mutants", *sys.argv[1:]])
-    text = page(outcome, command=command, on=datetime.now(UTC).date(), facts=facts)
-    _publish(text, given.page, whole=given.modules == ["*"])
-    return _conclude(outcome)
+        trials = try_all(plan, mutants, _tell)
+    return trials, "SQLite, then PostgreSQL" if server else "SQLite alone"
 
 
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -78,6 +110,12 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="mutants at the same time")
     parser.add_argument(
         "--budget-s", type=float, default=float("inf"), help="begin none after so many seconds"
+    )
+    parser.add_argument(
+        "--survivors-of",
+        type=Path,
+        metavar="PAGE",
+        help="run only this page's survivors that have no explanation, and correct its counts",
     )
     parser.add_argument(
         "--page", type=Path, help=f"where the page goes; {PAGE.name} if all modules are in it"

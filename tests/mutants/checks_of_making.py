@@ -1,12 +1,13 @@
 """The mutants themselves; the library that makes them is in the extra `mutants`."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("cosmic_ray", reason="in the extra `mutants`")
 
-from tests.mutants.making import draw
+from tests.mutants.making import draw, standing
 from tests.mutants.mutant import Fate
 from tests.mutants.planted import MODULE, SOURCE, plant
 from tests.mutants.trials import try_all
@@ -107,3 +108,16 @@ def test_faults_of_a_planted_module_from_making_to_fate(tmp_path: Path) -> None:
         "return taken <= most": Fate.SURVIVED,
         "return taken >= most": Fate.CAUGHT,
     }
+
+
+def test_survivors_of_a_page_are_found_again(tmp_path: Path) -> None:
+    root = plant(tmp_path).root
+    drawn = draw(MODULE, SOURCE, ALL, 0)
+    listed = [replace(mutant, line=0, source="") for mutant in drawn]
+    assert {mutant.key for mutant in standing(listed, root)} == {mutant.key for mutant in drawn}
+    assert all(mutant.source for mutant in standing(listed, root))
+    (root / MODULE).write_text(SOURCE.replace("taken < most", "most > taken"))
+    gone = {mutant.before for mutant in drawn} - {each.before for each in standing(listed, root)}
+    assert gone == {"return taken < most"}
+    (root / MODULE).unlink()
+    assert standing(listed, root) == []

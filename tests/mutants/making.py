@@ -4,8 +4,9 @@ import ast
 import difflib
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from cosmic_ray.ast import ast_nodes, get_ast
@@ -81,28 +82,56 @@ def draw(module: str, source: str, count: int, seed: int) -> list[Mutant]:
     Each has a rank of its own, made of its line and its function: a change elsewhere in the
     module leaves the others of the sample where they are.
     """
-    tree = ast.parse(source)
-    unchanged = ast.dump(tree)
+    unchanged = ast.dump(ast.parse(source))
     drawn: list[Mutant] = []
     for candidate in sorted(_candidates(module, source, seed), key=lambda each: each.rank):
         if len(drawn) == count:
             break
-        text = mutate_code(source, candidate.operator(), candidate.occurrence)
-        if text is None or _is_broken_or_alike(text, unchanged):
-            continue
-        before, after = _changed(source, text)
-        drawn.append(
-            Mutant(
-                module=module,
-                where=candidate.where,
-                before=before,
-                after=after,
-                line=candidate.line,
-                operator=candidate.operator.__name__,
-                source=text,
-            )
-        )
+        if mutant := _made(module, source, candidate, unchanged):
+            drawn.append(mutant)
     return drawn
+
+
+def standing(survivors: Sequence[Mutant], root: Path) -> list[Mutant]:
+    """Those whose lines are as they were, with the texts of their modules."""
+    by_module: dict[str, list[Mutant]] = {}
+    for mutant in survivors:
+        by_module.setdefault(mutant.module, []).append(mutant)
+    found = []
+    for module, wanted in by_module.items():
+        if (file := root / module).is_file():
+            found += _find(module, file.read_text(encoding="utf-8"), wanted)
+    return found
+
+
+def _find(module: str, source: str, wanted: Sequence[Mutant]) -> list[Mutant]:
+    unchanged = ast.dump(ast.parse(source))
+    kinds = {(mutant.where, mutant.operator) for mutant in wanted}
+    keys = {mutant.key for mutant in wanted}
+    found: dict[tuple[str, str, str, str], Mutant] = {}
+    for candidate in _candidates(module, source, seed=0):
+        if (candidate.where, candidate.operator.__name__) in kinds:
+            mutant = _made(module, source, candidate, unchanged)
+            if mutant is not None and mutant.key in keys:
+                found.setdefault(mutant.key, mutant)
+    return list(found.values())
+
+
+def _made(module: str, source: str, candidate: _Candidate, unchanged: str) -> Mutant | None:
+    """The mutant; None if it is no Python, or means the same."""
+    text = mutate_code(source, candidate.operator(), candidate.occurrence)
+    if text is None or _is_broken_or_alike(text, unchanged):
+        return None
+    before, after = _changed(source, text)
+    return Mutant(
+        module=module,
+        where=candidate.where,
+        before=before,
+        after=after,
+        line=candidate.line,
+        operator=candidate.operator.__name__,
+        source=text,
+    )
 
 
 def _candidates(module: str, source: str, seed: int) -> Iterator[_Candidate]:

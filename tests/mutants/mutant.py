@@ -10,6 +10,7 @@ class Fate(StrEnum):
     CAUGHT = "caught"
     TIMED_OUT = "timed out"  # counts as caught
     SURVIVED = "survived"
+    LINE_CHANGED = "line changed"  # survived an earlier run; counts as not caught
     NOT_RUN = "not run"  # the budget ended before
 
 

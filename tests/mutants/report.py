@@ -1,5 +1,6 @@
 """What became of the mutants, as a page."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -10,6 +11,9 @@ from tests.mutants.survivors import Explanation, why
 
 LEAST_SHARE = 0.85
 UNEXPLAINED = "not explained yet"
+_AGAIN = "Survivors without an explanation were run again"
+_CAUGHT_BEFORE = re.compile(r"whole run had caught (\d+)")
+CHANGED = "Not run again, as the line has changed since. It counts as not caught."
 _INTRODUCTION = """\
 # Mutants
 
@@ -64,6 +68,11 @@ class Outcome:
         return [mutant for mutant in self.survivors if why(mutant, self.explanations) is None]
 
     @property
+    def changed(self) -> list[Mutant]:
+        """Survivors of an earlier run whose lines have changed."""
+        return [trial.mutant for trial in self.trials if trial.fate is Fate.LINE_CHANGED]
+
+    @property
     def faults(self) -> list[str]:
         """Why the run fails; empty if it does not."""
         found = []
@@ -76,12 +85,36 @@ class Outcome:
         return found
 
 
-def page(outcome: Outcome, *, command: str, on: date, facts: Mapping[str, str]) -> str:
-    """The page in Markdown."""
+def whole_run(*, command: str, on: date, facts: Mapping[str, str]) -> str:
+    """How a run was made, in Markdown."""
+    told = "".join(f"{name}: {value}. " for name, value in facts.items()).rstrip()
+    return f"Run on {on.isoformat()} by `{command}`.\n{told}\n"
+
+
+def run_again(past: str, *, page: str, on: date, caught: int) -> str:
+    """The same after a run of the survivors of an earlier one.
+
+    Args:
+        past: How that one was made. It may have been such a run itself.
+        page: The page's path.
+        on: The day of this one.
+        caught: How many mutants the earlier one had caught.
+    """
+    first, _, again = past.partition(_AGAIN)
+    before = _CAUGHT_BEFORE.search(again)
+    return (
+        f"{first.rstrip()}\n\n{_AGAIN}, the last ones on {on.isoformat()},\n"
+        f"by `python -m tests.mutants --survivors-of {page}`, some modules at a time.\n"
+        f"The whole run had caught {before[1] if before else caught}; the table counts those that "
+        "are caught now.\n"
+    )
+
+
+def page(outcome: Outcome, *, how: str) -> str:
+    """The page in Markdown; `how` says how the run was made."""
     parts = [
         _INTRODUCTION.format(least=LEAST_SHARE),
-        f"Run on {on.isoformat()} by `{command}`.",
-        "".join(f"{name}: {value}. " for name, value in facts.items()).rstrip() + "\n",
+        how,
         *_table(outcome),
         "",
         "## Survivors",
@@ -96,7 +129,8 @@ def page(outcome: Outcome, *, command: str, on: date, facts: Mapping[str, str]) 
 
 def _table(outcome: Outcome) -> list[str]:
     lines = ["| module | mutants | caught | of these timed out | share |", "|---|---|---|---|---|"]
-    ordered = sorted(outcome.trials, key=lambda trial: trial.mutant.module)
+    named = [trial for trial in outcome.trials if trial.mutant.module]
+    ordered = sorted(named, key=lambda trial: trial.mutant.module)
     for module, trials in groupby(ordered, key=lambda trial: trial.mutant.module):
         lines.append(_row(module, Outcome(list(trials), ())))
     lines.append(_row("**all**", outcome))
@@ -112,11 +146,14 @@ def _row(name: str, outcome: Outcome) -> str:
 
 
 def _survivors(outcome: Outcome) -> list[str]:
-    if not outcome.survivors:
+    survivors = [*outcome.survivors, *outcome.changed]
+    if not survivors:
         return ["None."]
     lines = []
-    for mutant in outcome.survivors:
+    for mutant in survivors:
         told = why(mutant, outcome.explanations) or f"**{UNEXPLAINED}**"
+        if mutant in outcome.changed:
+            told = CHANGED
         lines += [
             f"- {mutant.module}, {mutant.where} ({mutant.operator}): {' '.join(told.split())}",
             "",

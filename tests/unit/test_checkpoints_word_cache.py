@@ -1,6 +1,7 @@
 """Words that were met before: their ids are the tokenizer's own."""
 
 import json
+import time
 
 import pytest
 from hypothesis import example, given
@@ -175,3 +176,16 @@ def test_tokenizers_that_cut_at_blanks(description):
 )
 def test_tokenizers_that_may_not(description):
     assert not cuts_at_blanks(description)
+
+
+def test_a_new_word_costs_no_more_where_many_are_known():
+    def seconds(known):
+        cache = Counting().cache()
+        cache.encode_batch([f"a {number}" for number in range(known)])
+        texts = [f"{number} a 7" for number in range(1_000)]
+        begun = time.process_time()
+        cache.encode_batch(texts)
+        return time.process_time() - begun
+
+    few = min(seconds(10) for _ in range(3))
+    assert min(seconds(10_000) for _ in range(3)) < 8 * few

@@ -10,7 +10,18 @@ import httpx
 import pytest
 
 import nightjar
-from nightjar import Client, ClientError, RefusedError, UnfinishedError, UnreachableError
+from nightjar import (
+    AsyncClient,
+    AsyncJob,
+    AsyncOpenJob,
+    Client,
+    ClientError,
+    Job,
+    OpenJob,
+    RefusedError,
+    UnfinishedError,
+    UnreachableError,
+)
 from nightjar.pipeline.client.options import SubmitOptions, check_options
 
 JOB = {
@@ -274,3 +285,15 @@ def test_a_frame_of_a_job_that_goes_on_is_refused() -> None:
         pytest.raises(UnfinishedError, match=r"0 of 1 rows .*; call wait\(\) first"),
     ):
         made.job("job_1").to_arrow()
+
+
+@pytest.mark.parametrize(
+    ("blocking", "asynchronous"),
+    [(Client, AsyncClient), (Job, AsyncJob), (OpenJob, AsyncOpenJob)],
+)
+def test_both_clients_have_the_same_methods(blocking: type, asynchronous: type) -> None:
+    def public(kind: type) -> set[str]:
+        return {name for name in dir(kind) if not name.startswith("_")}
+
+    assert public(blocking) == public(asynchronous)
+    assert len(public(blocking)) >= 6

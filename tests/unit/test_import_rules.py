@@ -19,6 +19,7 @@ RECORDS = {
             "records",
             "file_records",
             "batch_records",
+            "append_records",
             "purge_records",
             "states",
             "workers",

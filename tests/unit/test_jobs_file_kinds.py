@@ -79,6 +79,11 @@ def test_another_format_is_told_with_its_mend(name: str) -> None:
     assert len(found.partition(";")[2]) > 20
 
 
+def test_a_table_may_be_read_by_a_task_file(tmp_path: Path) -> None:
+    for head in (OTHERS["Parquet"], OTHERS["CSV"], database(tmp_path)):
+        assert "task file" in (other_format(head[:HEAD_BYTES]) or "")
+
+
 def test_a_database_is_told(tmp_path: Path) -> None:
     assert "SQLite" in (other_format(database(tmp_path)[:HEAD_BYTES]) or "")
 

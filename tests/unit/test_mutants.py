@@ -7,10 +7,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.mutants import survivors
+from tests.mutants import again, survivors
 from tests.mutants.mutant import Fate, Trial
 from tests.mutants.planted import MODULE, SOURCE, mutant, plant
-from tests.mutants.report import UNEXPLAINED, Outcome, as_entry, page
+from tests.mutants.report import CHANGED, UNEXPLAINED, Outcome, as_entry, page, run_again, whole_run
 from tests.mutants.survivors import Explanation
 from tests.mutants.table import ROOT, TESTS, mutated_modules, without_entry
 from tests.mutants.trials import UnmutatedError, try_all
@@ -91,7 +91,7 @@ def test_a_budget_that_has_ended_begins_no_mutant(tmp_path: Path) -> None:
     assert trial.fate is Fate.NOT_RUN
     outcome = Outcome([trial], [])
     assert (outcome.tried, outcome.share) == (0, 0.0)
-    assert "1 more mutants were not run" in page(outcome, command="x", on=date.today(), facts={})
+    assert "1 more mutants were not run" in page(outcome, how="")
 
 
 def explanation(**changes: str) -> Explanation:
@@ -105,7 +105,8 @@ def test_a_survivor_needs_an_explanation() -> None:
     (fault,) = Outcome(trials, [explanation(where="elsewhere")]).faults
     assert fault.startswith("1 survivors are not explained")
     assert Outcome(trials, [explanation()]).faults == []
-    unexplained = page(Outcome(trials, []), command="x", on=date(2026, 1, 2), facts={"Seed": "3"})
+    how = whole_run(command="x", on=date(2026, 1, 2), facts={"Seed": "3"})
+    unexplained = page(Outcome(trials, []), how=how)
     assert f"(ByHand): **{UNEXPLAINED}**" in unexplained
     assert "  - taken < most\n  + taken <= most\n" in unexplained
     assert "| house/store.py | 10 | 9 | 0 | 90% |" in unexplained
@@ -143,3 +144,52 @@ def test_explanations_are_read_as_they_are_printed(tmp_path: Path) -> None:
 
 def test_the_explanations_that_stand_there_can_be_read() -> None:
     assert all(each.module in TESTS for each in survivors.read())
+
+
+DAY = date(2026, 1, 2)
+
+
+def test_a_page_is_corrected_by_a_run_of_its_survivors() -> None:
+    fates = [Fate.SURVIVED, Fate.SURVIVED, Fate.TIMED_OUT, Fate.CAUGHT, Fate.NOT_RUN]
+    mutants = [EDGE, ONLY_ON_POSTGRES, ENDLESS, TURNED, TURNED]
+    trials = [Trial(mutant, fate) for mutant, fate in zip(mutants, fates, strict=True)]
+    text = page(Outcome(trials, []), how=whole_run(command="x", on=DAY, facts={"Seed": "3"}))
+    past = again.read(text)
+    assert [mutant.key for mutant in past.survivors] == [EDGE.key, ONLY_ON_POSTGRES.key]
+    assert page(Outcome(past.trials, []), how=past.told) == text  # nothing is lost on the way
+
+    ran = [Trial(EDGE, Fate.CAUGHT)]
+    how = run_again(past.told, page="page.md", on=DAY, caught=2)
+    joined = again.joined(past, [EDGE, ONLY_ON_POSTGRES], ran)
+    corrected = page(Outcome(joined, []), how=how)
+    assert "| **all** | 4 | 3 | 1 | 75% |" in corrected
+    assert "by `python -m tests.mutants --survivors-of page.md`" in corrected
+    assert EDGE.after not in corrected
+    assert again.read(corrected).told == how
+    assert run_again(how, page="page.md", on=DAY, caught=3) == how
+    assert "The whole run had caught 2;" in how
+
+
+def test_a_survivor_whose_line_has_changed_counts_as_not_caught() -> None:
+    text = page(Outcome([Trial(EDGE, Fate.SURVIVED)], []), how="Run on a day.\n")
+    joined = again.joined(again.read(text), [], [])
+    assert Outcome(joined, []).share == 0.0
+    assert Outcome(joined, []).unexplained == []
+    assert CHANGED in page(Outcome(joined, []), how="")
+
+
+def test_those_with_an_explanation_are_not_run_again() -> None:
+    assert again.unexplained([EDGE, TURNED], [explanation()]) == [TURNED]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("Run on", "It ran on", "does not say how"),
+        ("- house/store.py, somewhere (ByHand)", "house/store.py", "house/store.py: the table"),
+    ],
+)
+def test_a_page_that_was_changed_by_hand_is_refused(old: str, new: str, told: str) -> None:
+    text = page(Outcome([Trial(EDGE, Fate.SURVIVED)], []), how="Run on a day.\n")
+    with pytest.raises(ValueError, match=told):
+        again.read(text.replace(old, new))

@@ -96,6 +96,20 @@ def test_jinja_that_fails_costs_its_row(tmp_path: Path, template: str) -> None:
     assert told.startswith("line 1: the jinja template ")
 
 
+@pytest.mark.parametrize(
+    "loops",
+    [
+        "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}x",
+        "{% macro m() %}{% for j in range(99999) %}{% endfor %}{% endmacro %}"
+        "{% for i in range(9999) %}{{ m() }}{% endfor %}",
+    ],
+)
+def test_loops_within_loops_have_a_bound(tmp_path: Path, loops: str) -> None:
+    columns = {"id": [1], "review": ["a"]}
+    (told,) = render(tmp_path, f'prompt = {{jinja = "{loops}"}}', columns)
+    assert "turn more than 1000000 times" in told
+
+
 def test_jinja_loops_over_a_list(tmp_path: Path) -> None:
     columns = {"id": [1], "tags": [[{"name": "a", "n": 1}, {"name": "b", "n": 2}]], "x": ["y"]}
     request = (

@@ -9,6 +9,7 @@ from nightjar import __version__
 from nightjar.jobs.errors import JobError
 from nightjar.pipeline.front.cli.accounts import keys, tenants
 from nightjar.pipeline.front.cli.console import EXIT_RUN, say
+from nightjar.pipeline.front.cli.convert import convert
 from nightjar.pipeline.front.cli.database import migrate, shares, vectors
 from nightjar.pipeline.front.cli.doctor import doctor
 from nightjar.pipeline.front.cli.jobs import cancel, pause, results, resume, retry, status, submit
@@ -31,7 +32,7 @@ app = typer.Typer(
 for command in (
     *(run, plan, worker, beat, flower, api, health),
     *(submit, status, results, report, cancel, pause, resume, retry, models),
-    *(vectors, migrate, shares, purge, openapi, doctor),
+    *(convert, vectors, migrate, shares, purge, openapi, doctor),
 ):
     app.command()(command)
 for group in (keys, tenants, task, webhooks):

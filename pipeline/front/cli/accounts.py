@@ -46,7 +46,10 @@ def create_key(
     expires: Expires = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key, and print it: it is stored nowhere, and is shown only now."""
+    """Make a key, and print it: it is stored nowhere, and is shown only now.
+
+    Example: KEY=$(nightjar keys create --tenant owls --scope submit)
+    """
     from nightjar.jobs.accounts import NewKey
 
     expires_at = _moment(expires)
@@ -60,7 +63,10 @@ def list_keys(
     tenant: Annotated[str | None, typer.Option(help="Only the keys of this tenant.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List keys by their prefixes, with what became of them."""
+    """List keys by their prefixes, with what became of them.
+
+    Example: nightjar keys list --tenant owls
+    """
     with opened_store(read_settings()) as store:
         found = store.accounts.keys(tenant)
     rows = [_key_payload(key) for key in found]
@@ -79,7 +85,10 @@ def rotate_key(
     expires: Expires = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a new key in the place of one, which ends after the grace time."""
+    """Make a new key in the place of one, which ends after the grace time.
+
+    Example: nightjar keys rotate nj_k3x09ab7 --grace 24h
+    """
     from nightjar.jobs.accounts import prefix_of
 
     expires_at, kept_for = _moment(expires), parse_span(grace)
@@ -92,7 +101,10 @@ def rotate_key(
 
 @keys.command("revoke")
 def revoke_key(prefix: Prefix, as_json: AsJson = False) -> None:
-    """End a key now; a running API notices it within 5 seconds."""
+    """End a key now; a running API notices it within 5 seconds.
+
+    Example: nightjar keys revoke nj_k3x09ab7
+    """
     from nightjar.jobs.accounts import prefix_of
 
     with opened_store(read_settings()) as store:
@@ -106,7 +118,10 @@ def revoke_key(prefix: Prefix, as_json: AsJson = False) -> None:
 @tenants.command("create")
 @takes_tenant_options
 def create_tenant(name: Name, options: TenantOptions, as_json: AsJson = False) -> None:
-    """Make a tenant: its jobs and files are seen by its own keys alone."""
+    """Make a tenant: its jobs and files are seen by its own keys alone.
+
+    Example: nightjar tenants create owls --weight 2
+    """
     from nightjar.jobs.accounts import Tenant, TenantLimits
 
     weight = 1.0 if options.weight is None else options.weight
@@ -117,7 +132,10 @@ def create_tenant(name: Name, options: TenantOptions, as_json: AsJson = False) -
 
 @tenants.command("list")
 def list_tenants(as_json: AsJson = False) -> None:
-    """List tenants and their limits; `-` is no limit."""
+    """List tenants and their limits; `-` is no limit.
+
+    Example: nightjar tenants list --json
+    """
     with opened_store(read_settings()) as store:
         rows = [_tenant_payload(tenant) for tenant in store.accounts.tenants()]
     if as_json:
@@ -129,7 +147,10 @@ def list_tenants(as_json: AsJson = False) -> None:
 @tenants.command("set")
 @takes_tenant_options
 def set_tenant(name: Name, options: TenantOptions, as_json: AsJson = False) -> None:
-    """Change a tenant's weight or limits; what is not named stays. `none` lifts a limit."""
+    """Change a tenant's weight or limits; what is not named stays. `none` lifts a limit.
+
+    Example: nightjar tenants set owls --rows-waiting 100000 --keep-results 90d
+    """
     limits = options.limits()
     if options.weight is None and not limits:
         fail("name what to change, such as --tokens-a-day 1000000 or --weight 3", EXIT_USAGE)

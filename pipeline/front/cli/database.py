@@ -57,7 +57,10 @@ def vectors(
 
 
 def migrate() -> None:
-    """Bring the database's tables to this version; may run several times at once."""
+    """Bring the database's tables to this version; may run several times at once.
+
+    Example: nightjar migrate
+    """
     from nightjar.jobs.store import Store
 
     store = Store(read_settings().database_url.get_secret_value())

@@ -1,34 +1,35 @@
 """Commands for a running deployment: submit a job, show it, pause, resume or cancel it."""
 
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nightjar.pipeline.front.cli.console import (
-    EXIT_NO_ROW_SUCCEEDED,
-    EXIT_ROWS_FAILED,
-    EXIT_RUN,
     EXIT_USAGE,
     AsJson,
-    Source,
+    Input,
     fail,
+    is_task_file,
     print_json,
     say,
 )
+from nightjar.pipeline.front.cli.deployment import (
+    DEFAULT_API,
+    ApiUrl,
+    connect,
+    exit_by_outcome,
+    tell_submitted,
+    watched,
+)
 
 if TYPE_CHECKING:
-    from nightjar.pipeline.client.blocking import Client, Job
+    from nightjar.pipeline.client.blocking import Job
+    from nightjar.pipeline.client.options import SubmitOptions
     from nightjar.pipeline.client.records import JobStatus
 
-DEFAULT_API = "http://127.0.0.1:8000"
-_RETRIES = 3  # somebody waits at the terminal
-ApiUrl = Annotated[
-    str, typer.Option("--api", envvar="NIGHTJAR_API", help="Where `nightjar api` listens.")
-]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, which `submit` prints.")]
 
 
@@ -41,8 +42,14 @@ class Outcome(StrEnum):
 
 
 def submit(  # noqa: PLR0913, PLR0917 - one for each option
-    source: Source,
+    source: Input,
     api_url: ApiUrl = DEFAULT_API,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Wait for the job's end; of a task, also write the answers in its sink."
+        ),
+    ] = False,
     key: Annotated[
         str | None, typer.Option(help="Idempotency key: the same key sent twice makes one job.")
     ] = None,
@@ -64,13 +71,46 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send a file to a running deployment, and print the job.
+    """Send a file or the rows of a task to a running deployment, and print the job.
+
+    A task whose answers are not written yet goes on with the job that it has: run it again with
+    --watch.
 
     Exit status: 0 the job was stored, 1 it was not, 2 unusable arguments, 4 every row was rejected.
+    With --watch: 0 every row succeeded, 3 some rows failed, 4 no row succeeded, 1 the answers could
+    not be written.
 
     Example: nightjar submit requests.jsonl --priority 3 --completion-window 24h
+
+    Example: nightjar submit task.toml --watch
     """
-    from nightjar.pipeline.files.formats import UnusableInputError, check_format, failure_text
+    options: SubmitOptions = {
+        "idempotency_key": key,
+        "completion_window": completion_window,
+        "priority": priority,
+        "model": model,
+        "wait_for_model": wait_for_model,
+        "keep_results": keep_results,
+    }
+    if is_task_file(source):
+        from nightjar.pipeline.front.cli.task_jobs import submit_task
+
+        submit_task(source, api_url, options, watch=watch, as_json=as_json)
+        return
+    _check_lines(source)
+    with connect(api_url) as client:
+        job = client.submit(source, **options)
+        found = tell_submitted(job, as_json=as_json and not watch)
+        if watch:
+            found = watched(job, as_json=as_json)
+            if not as_json:
+                print_json(found.raw, as_json=False)
+    exit_by_outcome(found, watch=watch)
+
+
+def _check_lines(source: Path) -> None:
+    """End the command where a file cannot hold batch lines."""
+    from nightjar.pipeline.files.formats import UnusableInputError, check_format
 
     if not source.is_file():
         fail(f"the input {source} is not a file", EXIT_USAGE)
@@ -80,26 +120,6 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
         fail(f"the input {source} {error}", EXIT_USAGE)
     except OSError as error:
         fail(f"the input {source}: {error.strerror}", EXIT_USAGE)
-    with connect(api_url) as client:
-        job = client.submit(
-            source,
-            idempotency_key=key,
-            completion_window=completion_window,
-            priority=priority,
-            model=model,
-            wait_for_model=wait_for_model,
-            keep_results=keep_results,
-        )
-        status = job.submitted or job.status()
-        print_json(status.raw, as_json=as_json)
-        failed, total = status.counts.failed, status.counts.total
-        first = job.first_failure() if failed else None
-    if first is not None:
-        how = "were rejected" if "rejected" in status.raw else "have failed"
-        told = f"{failed} of {total} rows {how}; the first: {failure_text(first.raw)}"
-        say(told)
-    if failed == total:
-        raise typer.Exit(EXIT_NO_ROW_SUCCEEDED)
 
 
 def status(
@@ -119,29 +139,13 @@ def status(
     """
     with connect(api_url) as client:
         job = client.job(job_id)
-        found = _watched(job, as_json=as_json) if watch else job.status()
+        found = watched(job, as_json=as_json) if watch else job.status()
     if not (watch and as_json):
         print_json(found.raw, as_json=as_json)
     if found.waiting:
         say(f"it waits: {found.waiting}")
-    if watch and found.counts.completed < found.counts.total:
-        raise typer.Exit(EXIT_ROWS_FAILED if found.counts.completed else EXIT_NO_ROW_SUCCEEDED)
-
-
-def _watched(job: "Job", *, as_json: bool) -> "JobStatus":
-    """Wait for a job's end, and show how it goes on; Ctrl-C ends the command, not the job."""
-    told: list[tuple[str, int]] = []
-
-    def tell(found: "JobStatus") -> None:
-        if [(found.state, found.ended)] != told:
-            told[:] = [(found.state, found.ended)]
-            print_json(found.raw, as_json=True)
-
-    try:
-        return job.wait(progress=tell if as_json else True)
-    except KeyboardInterrupt:
-        say("stopped watching; the job goes on")
-        raise typer.Exit(128 + signal.SIGINT) from None
+    if watch:
+        exit_by_outcome(found, watch=True)
 
 
 def results(
@@ -201,16 +205,3 @@ def _steer(
     """Ask for a change of a job, and print the job that the API answers with."""
     with connect(api_url) as client:
         print_json(change(client.job(job_id)).raw, as_json=as_json)
-
-
-@contextmanager
-def connect(api_url: str) -> "Iterator[Client]":
-    """Give a client; an error of the API ends the command."""
-    from nightjar.pipeline.client.blocking import Client
-    from nightjar.pipeline.client.errors import ClientError
-
-    try:
-        with Client(api_url, retries=_RETRIES) as client:
-            yield client
-    except ClientError as error:
-        fail(str(error), EXIT_RUN)

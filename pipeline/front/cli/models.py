@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from nightjar.pipeline.front.cli.console import AsJson, print_json, say
-from nightjar.pipeline.front.cli.jobs import DEFAULT_API, ApiUrl, connect
+from nightjar.pipeline.front.cli.deployment import DEFAULT_API, ApiUrl, connect
 
 if TYPE_CHECKING:
     from nightjar.pipeline.client.records import Model

@@ -6,7 +6,10 @@ import typer
 
 
 def openapi() -> None:
-    """Print the OpenAPI document of the HTTP API, as GET /openapi.json answers it."""
+    """Print the OpenAPI document of the HTTP API, as GET /openapi.json answers it.
+
+    Example: nightjar openapi > openapi.json
+    """
     from nightjar.jobs.api import create_app
     from nightjar.jobs.api.openapi import openapi_document
     from nightjar.jobs.store import Store

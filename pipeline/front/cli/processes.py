@@ -38,7 +38,10 @@ def worker(
     shards: Shards = None,
     devices: Devices = None,
 ) -> None:
-    """Start a Celery worker; settings come from NIGHTJAR_* variables."""
+    """Start a Celery worker; settings come from NIGHTJAR_* variables.
+
+    Example: NIGHTJAR_MODEL=models/demo nightjar worker compute
+    """
     require_one_device_option(device, devices)
     given = {"ENGINE": engine, "DEVICE": device, "SHARDS": shards, "DEVICES": devices}
     os.environ.update({f"NIGHTJAR_{k}": str(v) for k, v in given.items() if v is not None})
@@ -49,7 +52,10 @@ def worker(
 
 
 def beat() -> None:
-    """Start beat, Celery's clock; exactly one per deployment."""
+    """Start beat, Celery's clock; exactly one per deployment.
+
+    Example: nightjar beat
+    """
     read_settings()
     become(beat_command())
 
@@ -58,7 +64,10 @@ def flower(
     address: Annotated[str, typer.Option(help="Interface to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 5555,
 ) -> None:
-    """Start Flower, read-only; NIGHTJAR_FLOWER_AUTH=user:password protects it."""
+    """Start Flower, read-only; NIGHTJAR_FLOWER_AUTH=user:password protects it.
+
+    Example: nightjar flower --port 5555
+    """
     read_settings()
     auth = os.environ.get("NIGHTJAR_FLOWER_AUTH") or None
     if auth is None and address not in ("127.0.0.1", "localhost", "::1"):
@@ -78,12 +87,17 @@ def api(
     """Start the HTTP API: submit jobs, poll them, page through results.
 
     Beyond loopback it needs a key: one of `nightjar keys create`, or NIGHTJAR_API_KEY.
+
+    Example: NIGHTJAR_MODEL=models/demo nightjar api --port 8000
     """
     from nightjar.pipeline.front.api_server import is_loopback, serve
+    from nightjar.pipeline.front.listening import trouble
 
     settings = read_settings()
     if not is_loopback(host):
         _require_key(settings, host)
+    if found := trouble(host, port):
+        fail(f"the API cannot start: --host={host} --port={port} {found}", EXIT_RUN)
     serve(settings, host, port)
 
 
@@ -111,7 +125,10 @@ def health(
         str, typer.Argument(metavar="planner|worker|beat", help="The process to check.")
     ],
 ) -> None:
-    """Exit with 0 if this machine's planner, GPU worker or beat works, else with 1."""
+    """Exit with 0 if this machine's planner, GPU worker or beat works, else with 1.
+
+    Example: nightjar health planner
+    """
     from nightjar.pipeline.front.health import Part, trouble
 
     if part not in list(Part):

@@ -43,6 +43,8 @@ def purge(
 
     Without --older-than and --job: the jobs whose retention is over. A purge that was interrupted
     goes on when the command runs again, and in the sweeps of the planner.
+
+    Example: nightjar purge --older-than 30d --dry-run
     """
     from nightjar.jobs.store import Store
 

@@ -91,6 +91,8 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
 
     Exit status: 0 every row succeeded, 1 the run could not continue, 2 unusable arguments,
     3 some rows failed, 4 no row succeeded.
+
+    Example: nightjar run task.toml --reuse-results answers.db
     """
     from nightjar.pipeline.embedded.run import RunArguments
 

@@ -13,9 +13,11 @@ from nightjar.pipeline.front.cli.console import (
     EXIT_ROWS_FAILED,
     EXIT_RUN,
     EXIT_USAGE,
+    AsJson,
     PromptVectors,
     fail,
     named_files,
+    print_json,
 )
 
 if TYPE_CHECKING:
@@ -26,7 +28,10 @@ task = typer.Typer(name="task", help="Help with writing task files.", no_args_is
 
 @task.command()
 def schema() -> None:
-    """Print the JSON schema of task files, for editors."""
+    """Print the JSON schema of task files, for editors.
+
+    Example: nightjar task schema > task.schema.json
+    """
     from nightjar.pipeline.tasks.task_file import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
@@ -39,11 +44,18 @@ def plan(
         typer.Option(metavar="DIR", help="The model's directory (default: the task's)."),
     ] = None,
     prompt_vector: PromptVectors = None,
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option(min=0, help="Of the machine, in any currency: the cost is expected, too."),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Read a task's rows and count what they will cost; nothing is computed or written.
 
-    Exit status: 0 every row can be used, 2 the task cannot be used, 3 some rows cannot be used,
-    4 no row can be used.
+    Exit status: 0 every row can be used, 1 the source was lost, 2 the task cannot be used, 3 some
+    rows cannot be used or repeat a key, 4 no row can be used.
+
+    Example: nightjar plan task.toml --price-per-hour 2.50
     """
     from nightjar.checkpoints import CheckpointError, ModelDirectory
     from nightjar.pipeline.embedded.work import RunError
@@ -51,7 +63,13 @@ def plan(
     from nightjar.pipeline.files.vectors import VectorsError
 
     file = open_task(source)
-    from nightjar.pipeline.front.task_plan import plan_lines, plan_rows, planning_encoder
+    from nightjar.pipeline.front.task_plan import (
+        forecast,
+        plan_json,
+        plan_lines,
+        plan_rows,
+        planning_encoder,
+    )
     from nightjar.pipeline.front.task_work import TaskWork
 
     directory = task_model(file, model)
@@ -66,11 +84,15 @@ def plan(
         fail(str(error), EXIT_USAGE)
     except RunError as error:
         fail(str(error), EXIT_RUN)
-    for line in plan_lines(found, last_speed(work.workdir)):
-        typer.echo(line)
+    expected = forecast(found, last_speed(work.workdir), price_per_hour)
+    if as_json:
+        print_json(plan_json(found, expected), as_json=True)
+    else:
+        for line in plan_lines(found, expected):
+            typer.echo(line)
     if not found.requests:
         raise typer.Exit(EXIT_NO_ROW_SUCCEEDED)
-    if found.bad:
+    if found.bad or found.repeat is not None:
         raise typer.Exit(EXIT_ROWS_FAILED)
 
 

@@ -37,7 +37,10 @@ def create_webhook(
     tenant: Tenant = DEFAULT_TENANT,
     as_json: AsJson = False,
 ) -> None:
-    """Make a webhook, and print its secret, which signs the events: it is shown only now."""
+    """Make a webhook, and print its secret, which signs the events: it is shown only now.
+
+    Example: nightjar webhooks create https://shop.example/events --event job.completed
+    """
     from nightjar.jobs.events import NewWebhook
     from nightjar.jobs.webhooks.addresses import AddressGuard, callable_target
     from nightjar.jobs.webhooks.signature import new_secret
@@ -57,7 +60,10 @@ def create_webhook(
 
 @webhooks.command("list", epilog="Example: nightjar webhooks list --tenant owls")
 def list_webhooks(tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False) -> None:
-    """List the webhooks of a tenant, without their secrets; no events are all of them."""
+    """List the webhooks of a tenant, without their secrets; no events are all of them.
+
+    Example: nightjar webhooks list --tenant owls
+    """
     with opened_store(read_settings()) as store:
         owner = store.accounts.tenant(tenant)
         rows = [_webhook(one) for one in store.webhooks.newest(owner.name, _LISTED)]
@@ -71,7 +77,10 @@ def list_webhooks(tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False) -> N
 def enable_webhook(
     webhook_id: WebhookId, tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False
 ) -> None:
-    """Switch a webhook on again; the events that came meanwhile were not kept."""
+    """Switch a webhook on again; the events that came meanwhile were not kept.
+
+    Example: nightjar webhooks enable wh_019a8f
+    """
     _switch(webhook_id, tenant, as_json, enabled=True)
 
 
@@ -79,7 +88,10 @@ def enable_webhook(
 def disable_webhook(
     webhook_id: WebhookId, tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False
 ) -> None:
-    """Switch a webhook off: no events are kept for it until it is on again."""
+    """Switch a webhook off: no events are kept for it until it is on again.
+
+    Example: nightjar webhooks disable wh_019a8f
+    """
     _switch(webhook_id, tenant, as_json, enabled=False)
 
 
@@ -87,7 +99,10 @@ def disable_webhook(
 def delete_webhook(
     webhook_id: WebhookId, tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False
 ) -> None:
-    """Delete a webhook, with its deliveries."""
+    """Delete a webhook, with its deliveries.
+
+    Example: nightjar webhooks delete wh_019a8f
+    """
     with opened_store(read_settings()) as store:
         store.webhooks.delete(tenant, webhook_id)
     if as_json:
@@ -103,7 +118,10 @@ def list_deliveries(
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="How many, newest first.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List what was sent to a webhook, and what came of the last attempt."""
+    """List what was sent to a webhook, and what came of the last attempt.
+
+    Example: nightjar webhooks deliveries wh_019a8f
+    """
     with opened_store(read_settings()) as store:
         own = store.webhooks.get(tenant, webhook_id)
         rows = [_delivery(one) for one in store.deliveries.newest(own.id, limit)]
@@ -121,7 +139,10 @@ def redeliver(
     tenant: Tenant = DEFAULT_TENANT,
     as_json: AsJson = False,
 ) -> None:
-    """Send an event again, with the same id: the leading planner does so within seconds."""
+    """Send an event again, with the same id: the leading planner does so within seconds.
+
+    Example: nightjar webhooks redeliver whd_019a8f
+    """
     with opened_store(read_settings()) as store:
         found = store.deliveries.redeliver(tenant, delivery_id)
     if as_json:

@@ -67,8 +67,8 @@ def check_broker(settings: Settings) -> Iterator[Finding]:
         with closing(
             redis.Redis.from_url(url, socket_timeout=_ANSWER_S, socket_connect_timeout=_ANSWER_S)
         ) as client:
-            info: dict[str, Any] = client.info()  # type: ignore[assignment]
-            seconds, micros = client.time()  # type: ignore[misc]
+            info: dict[str, Any] = client.info()
+            seconds, micros = client.time()
     except (redis.RedisError, OSError, ValueError) as error:
         # Not the URL: it may hold a password.
         yield fault(

@@ -11,6 +11,10 @@ Row = tuple[Any, ...]
 WRITES = "the query writes, and a source only reads; give one SELECT"
 
 
+class QueryTooLongError(Exception):
+    """The query has not ended within its time."""
+
+
 class LostConnectionError(Exception):
     """The connection ended while rows were read; the message has no secret."""
 
@@ -44,7 +48,10 @@ class Database(Protocol):
     def reading(
         self, query: str, timeout_s: int, values: Sequence[Any] = ()
     ) -> AbstractContextManager[Fetch]:
-        """Run a query within a time; raises SourceError and LostConnectionError."""
+        """Run a query within a time.
+
+        Raises SourceError, LostConnectionError and QueryTooLongError.
+        """
 
     def ordered(self, query: str, key: Sequence[str], after: Row | None) -> tuple[str, list[Any]]:
         """Return the query in the order of its key, from this key on, and its values."""

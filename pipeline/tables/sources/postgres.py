@@ -14,8 +14,8 @@ from nightjar.pipeline.tables.databases import shown_url
 from nightjar.pipeline.tables.sources.databases import (
     WRITES,
     LostConnectionError,
+    QueryTooLongError,
     Row,
-    too_long,
 )
 from nightjar.pipeline.tables.sources.piece import SourceError
 
@@ -60,7 +60,7 @@ class Postgres:
             cursor.execute(_plain(query).encode(), values or None)
             yield _Fetch(cursor)
         except psycopg.Error as error:
-            raise _translated(connection, error, timeout_s) from None
+            raise _translated(connection, error) from None
         finally:
             connection.close()  # first: the server may be gone, and has nothing to be told
             cursor.close()
@@ -147,13 +147,11 @@ def _from_key(names: Sequence[sql.Identifier], after: Row) -> tuple[sql.Composab
     return later, [value, value, *more]
 
 
-def _translated(
-    connection: "psycopg.Connection[Row]", error: psycopg.Error, timeout_s: int
-) -> Exception:
+def _translated(connection: "psycopg.Connection[Row]", error: psycopg.Error) -> Exception:
     if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
         return SourceError(WRITES)
     if isinstance(error, psycopg.errors.QueryCanceled):
-        return SourceError(too_long(timeout_s))
+        return QueryTooLongError()
     if connection.broken or connection.closed:
         return LostConnectionError(_first_line(error))
     return SourceError(

@@ -14,6 +14,7 @@ from nightjar.pipeline.tables.sources.databases import (
     Database,
     Fetch,
     LostConnectionError,
+    QueryTooLongError,
     too_long,
 )
 from nightjar.pipeline.tables.sources.piece import (
@@ -76,6 +77,8 @@ class SqlSource:
             self.schema: pa.Schema = self._read_schema()
         except LostConnectionError as error:
             raise SourceLostError(f"the database cannot be reached: {error}") from error
+        except QueryTooLongError:
+            raise self._too_long() from None
 
     def batches(self, columns: Sequence[str]) -> Iterator[Piece]:
         """Yield the rows; after a lost connection, go on behind the last key."""
@@ -90,6 +93,8 @@ class SqlSource:
                 lost_in_a_row = 1 if place.rows > before else lost_in_a_row + 1
                 self._check_can_resume(place, lost_in_a_row, error)
                 time.sleep(_RETRIES_S[lost_in_a_row - 1])
+            except QueryTooLongError:
+                raise self._too_long() from None
             else:
                 return
 
@@ -101,6 +106,10 @@ class SqlSource:
     def count(self) -> int | None:
         """Return None: counting would run the query."""
         return None
+
+    def _too_long(self) -> SourceError:
+        # The time of the task file, of which a query that goes on has a part.
+        return SourceError(too_long(self._query.timeout_s))
 
     def _check_can_resume(self, place: _Place, lost: int, error: Exception) -> None:
         told = f"the connection to the database was lost after {place.rows} rows ({error})"
@@ -148,7 +157,7 @@ class SqlSource:
             keys = [fetch.names.index(name) for name in self._query.key if name in fetch.names]
             for rows in _bounded(fetch):
                 if time.monotonic() > deadline:
-                    raise SourceError(too_long(self._query.timeout_s))
+                    raise self._too_long()
                 found = [tuple(row[index] for index in keys) for row in rows]
                 start = 0
                 while start < len(rows) and skipped and found[start] == place.key:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from nightjar.pipeline.tables.sources.databases import WRITES, Row, too_long
+from nightjar.pipeline.tables.sources.databases import WRITES, QueryTooLongError, Row
 from nightjar.pipeline.tables.sources.piece import SourceError
 
 _STEPS = 10_000  # of SQLite's machine between two looks at the clock
@@ -40,7 +40,7 @@ class Sqlite:
             if "readonly" in told or "read-only" in told:
                 raise SourceError(WRITES) from None
             if "interrupted" in told:
-                raise SourceError(too_long(timeout_s)) from None
+                raise QueryTooLongError from None
             raise SourceError(f"{self.place}: the query fails: {told}; correct it") from None
 
     def ordered(self, query: str, key: Sequence[str], after: Row | None) -> tuple[str, list[Any]]:
