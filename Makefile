@@ -89,8 +89,9 @@ test-gpu: ## Kernels, then engine, on a GPU; PYTHON= an environment with torch, 
 bench-gpu: ## Every figure on a GPU in 8 minutes, with the same PYTHON=; nothing is installed
 	$(PYTHON) -m benchmarks.gpu
 
-report: $(VENV)/installed-dev ## Write the newest figures into docs/performance.md
+report: $(VENV)/installed-dev ## Write the newest figures into docs/performance.md and docs/reference/measurements.md
 	$(BIN)/python -m benchmarks.report
+	$(BIN)/python -m benchmarks.measurements
 
 clean: ## Remove the environment and what the demo wrote
 	rm -rf $(VENV) demo-output build dist *.egg-info

@@ -1,7 +1,7 @@
 """A task file from table to table with `nightjar run`, and the memory of every process.
 
     python -m benchmarks.tables [--rows 1000000] [--ways parquet,postgresql]
-    python -m benchmarks.tables --ways nights --rows 16000 --answer-tokens 64
+    python -m benchmarks.tables --ways nights --rows 12000 --answer-tokens 192
 
 `parquet` and `postgresql` read that many rows from there and write the answers to there, with the
 fake engine. `nights` computes the rows with the demo model on this machine's processor, changes one

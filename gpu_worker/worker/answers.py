@@ -3,11 +3,21 @@
 import codecs
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from nightjar.gpu_worker.compute import messages
+from nightjar.jobs.answer_shapes import (
+    CallUsage,
+    ChatChoice,
+    ChatLogprob,
+    ChatLogprobs,
+    ChatToken,
+    FinishReason,
+    RankedDocument,
+    TextChoice,
+    TextLogprobs,
+)
 from nightjar.jobs.equality import derived_seed
 from nightjar.jobs.records import ClaimedRequest, NewResult
 from nightjar.jobs.states import RequestKind
@@ -81,7 +91,7 @@ def _generated(request: ClaimedRequest, answer: messages.Generated, by: Computed
     prompt = len(request.segments[0])
     asked = int(request.body["max_tokens"]) * len(answer.outputs)
     made = sum(output.completion_tokens for output in answer.outputs)
-    usage = {
+    usage: CallUsage = {
         "prompt_tokens": prompt,
         "completion_tokens": made,
         "total_tokens": prompt + made,
@@ -89,6 +99,7 @@ def _generated(request: ClaimedRequest, answer: messages.Generated, by: Computed
         "saved_tokens": asked - made,
     }
     is_chat = "messages" in request.body
+    choice: Callable[[int, messages.Output], TextChoice | ChatChoice]
     choice = _message if is_chat else _choice
     body = {
         "id": f"chatcmpl-{request.id}" if is_chat else f"cmpl-{request.id}",
@@ -113,39 +124,44 @@ def _generated(request: ClaimedRequest, answer: messages.Generated, by: Computed
     )
 
 
-def _choice(index: int, output: messages.Output) -> dict[str, Any]:
+def _choice(index: int, output: messages.Output) -> TextChoice:
     return {
         "index": index,
         "text": output.text.decode("utf-8", "replace"),
         "logprobs": None if output.reports is None else _logprobs(output.text, output.reports),
-        "finish_reason": output.finish_reason,
+        "finish_reason": _finish_reason(output),
     }
 
 
-def _message(index: int, output: messages.Output) -> dict[str, Any]:
+def _finish_reason(output: messages.Output) -> FinishReason:
+    """Return OpenAI's word: it has one for a stop string and for the end-of-text token."""
+    return "length" if output.finish_reason == "length" else "stop"
+
+
+def _message(index: int, output: messages.Output) -> ChatChoice:
     """Return the answer in the form of `/v1/chat/completions`: the text is a message."""
-    logprobs = None
+    logprobs: ChatLogprobs | None = None
     if output.reports is not None:
         logprobs = {"content": [_chat_token(report) for report in output.reports]}
     return {
         "index": index,
         "message": {"role": "assistant", "content": output.text.decode("utf-8", "replace")},
         "logprobs": logprobs,
-        "finish_reason": output.finish_reason,
+        "finish_reason": _finish_reason(output),
     }
 
 
-def _chat_token(report: messages.TokenReport) -> dict[str, Any]:
+def _chat_token(report: messages.TokenReport) -> ChatToken:
     """Return one token as the chat API reports it."""
     top = [_chat_logprob(*one) for one in report.top]
     return {**_chat_logprob(report.token, report.logprob), "top_logprobs": top}
 
 
-def _chat_logprob(token: bytes, logprob: float) -> dict[str, Any]:
+def _chat_logprob(token: bytes, logprob: float) -> ChatLogprob:
     return {"token": _shown(token), "logprob": logprob, "bytes": list(token)}
 
 
-def _logprobs(text: bytes, reports: Sequence[messages.TokenReport]) -> dict[str, Any]:
+def _logprobs(text: bytes, reports: Sequence[messages.TokenReport]) -> TextLogprobs:
     """Return OpenAI's object: four lists with an entry for each generated token, the stop's too.
 
     top_logprobs also holds the chosen token. So it has one entry more than was asked for where the
@@ -217,9 +233,9 @@ def _returns_documents(request: ClaimedRequest) -> bool:
     return bool(request.body.get("return_documents"))
 
 
-def _scored(index: int, mean_nll: float, count: int, document: str | None) -> dict[str, Any]:
+def _scored(index: int, mean_nll: float, count: int, document: str | None) -> RankedDocument:
     """Return one entry of a ranking; rerank clients expect that a higher score is better."""
-    result: dict[str, Any] = {
+    result: RankedDocument = {
         "index": index,
         "relevance_score": math.exp(-mean_nll),
         "mean_nll": mean_nll,

@@ -50,7 +50,7 @@ class Authentication:
             await send({"type": "websocket.close", "code": 1008})
             return
         try:
-            _refuse_key_in_query(scope["query_string"])
+            _refuse_key_in_address(scope)
             found = None if _is_open(scope) else await self._keys.find(_bearer(scope))
         except JobError as error:
             await _refusal(error, scope)(scope, receive, send)
@@ -118,14 +118,9 @@ def _bearer(scope: Scope) -> str | None:
     return key.strip() if scheme.lower() == "bearer" else None
 
 
-def _refuse_key_in_query(query: bytes) -> None:
+def _refuse_key_in_address(scope: Scope) -> None:
     """Raise RefusedRequestError for a key in the address, where proxies and logs keep it."""
-    if not query:
-        return
-    text = query.decode("latin-1")
-    pairs = parse_qsl(text, keep_blank_values=True)
-    named = any(name.lower().replace("-", "").replace("_", "") in _KEY_NAMES for name, _ in pairs)
-    if named or has_key_inside(text) or any(has_key_inside(f"{k} {v}") for k, v in pairs):
+    if has_key_inside(scope["path"]) or _holds_key(scope["query_string"]):
         raise RefusedRequestError(
             400,
             "api_key_in_query",
@@ -133,6 +128,15 @@ def _refuse_key_in_query(query: bytes) -> None:
             "'Authorization: Bearer KEY', and revoke the key that was sent "
             "(`nightjar keys revoke`)",
         )
+
+
+def _holds_key(query: bytes) -> bool:
+    if not query:
+        return False
+    text = query.decode("latin-1")
+    pairs = parse_qsl(text, keep_blank_values=True)
+    named = any(name.lower().replace("-", "").replace("_", "") in _KEY_NAMES for name, _ in pairs)
+    return named or has_key_inside(text) or any(has_key_inside(f"{k} {v}") for k, v in pairs)
 
 
 def _with_headers(send: Send, allowance: Allowance) -> Send:

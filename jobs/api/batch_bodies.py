@@ -5,7 +5,7 @@ import json
 from datetime import datetime
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.api.model_names import ModelNames
@@ -17,13 +17,13 @@ from nightjar.jobs.api.openai_schemas import (
     BatchUsage,
 )
 from nightjar.jobs.api.parameters import (
-    MAX_METADATA_PAIRS,
-    MAX_METADATA_VALUE,
     MAX_PRIORITY,
+    METADATA_SCHEMA,
     check_metadata,
     parse_window,
 )
 from nightjar.jobs.batch_records import Batch, NewBatch
+from nightjar.jobs.lines.body_schemas import describe_nulls
 from nightjar.jobs.lines.schemas import URLS
 from nightjar.jobs.model_choice import MOST_CHARACTERS
 from nightjar.jobs.records import Job, JsonObject, is_text
@@ -45,40 +45,17 @@ class OutputExpiry(BaseModel):
 class CreateBatch(BaseModel):
     """The body of `POST /v1/batches`: OpenAI's fields, then Nightjar's."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid", json_schema_extra=describe_nulls)
 
     input_file_id: Annotated[str, Field(min_length=1)]
-    endpoint: str
+    endpoint: Annotated[str, Field(json_schema_extra={"enum": list(URLS)})]
     completion_window: str = "24h"
-    metadata: Any = None
+    metadata: Annotated[Any, WithJsonSchema(METADATA_SCHEMA)] = None
     output_expires_after: OutputExpiry | None = None
     strict: bool = False
     model: str | None = None
     priority: Annotated[int, Field(ge=0, le=MAX_PRIORITY)] = 0
     wait_for_model: bool = False
-
-
-def body_schema() -> JsonObject:
-    """The schema of the body, without references: it stands within OpenAPI's document."""
-    schema = CreateBatch.model_json_schema()
-    named: JsonObject = schema.pop("$defs")
-    expiry: JsonObject = schema["properties"]["output_expires_after"]
-    expiry["anyOf"] = [
-        named[kind["$ref"].rpartition("/")[2]] if "$ref" in kind else kind
-        for kind in expiry["anyOf"]
-    ]
-    schema["properties"]["endpoint"]["enum"] = list(URLS)
-    schema["properties"]["metadata"] = {
-        "anyOf": [
-            {
-                "type": "object",
-                "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE},
-                "maxProperties": MAX_METADATA_PAIRS,
-            },
-            {"type": "null"},
-        ]
-    }
-    return schema
 
 
 def new_batch(
@@ -141,7 +118,7 @@ def batch_payload(batch: Batch, default_model: str | None) -> BatchPayload:
         "errors": errors if batch.errors else None,
         "input_file_id": batch.input_file_id,
         "completion_window": batch.completion_window,
-        "status": status.value,
+        "status": status,
         "output_file_id": None if is_purged else batch.output_file_id,
         "error_file_id": None if is_purged else batch.error_file_id,
         "created_at": int(batch.created_at.timestamp()),

@@ -1,22 +1,28 @@
 """Batches over HTTP, in the shape of OpenAI's API: make, list, show and cancel them."""
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
 from nightjar.jobs.api import openai_examples as examples
-from nightjar.jobs.api.batch_bodies import MAX_BODY_BYTES, batch_payload, body_schema, new_batch
+from nightjar.jobs.api.batch_bodies import (
+    MAX_BODY_BYTES,
+    CreateBatch,
+    batch_payload,
+    new_batch,
+)
 from nightjar.jobs.api.body import RefusedRequestError, UploadLimits
 from nightjar.jobs.api.caller import Reader, Submitter
-from nightjar.jobs.api.documenting import documented, example_content
+from nightjar.jobs.api.documenting import documented
 from nightjar.jobs.api.files import checked_file_id, list_payload
 from nightjar.jobs.api.json_body import read_json_object
 from nightjar.jobs.api.model_names import ModelNames
 from nightjar.jobs.api.openai_schemas import BatchList, BatchPayload
 from nightjar.jobs.api.parameters import parse_idempotency_key
+from nightjar.jobs.api.request_bodies import body_documented
 from nightjar.jobs.api.results import is_id
 from nightjar.jobs.api.upload_document import IDEMPOTENCY_KEY
 from nightjar.jobs.batch_records import Batch, NewBatch
@@ -29,19 +35,7 @@ _LONGEST_SHOWN = 64
 
 BatchId = Annotated[str, Path(description="The id of a batch.", examples=["batch_019a8f0e6c1b2d"])]
 
-# FastAPI cannot derive it: it does not read the body, whose length is bounded.
-_BODY: dict[str, Any] = {
-    "parameters": [IDEMPOTENCY_KEY],
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                **example_content(examples.NEW_BATCH)["application/json"],
-                "schema": body_schema(),
-            }
-        },
-    },
-}
+_BODY = {"parameters": [IDEMPOTENCY_KEY], **body_documented(CreateBatch, examples.NEW_BATCH)}
 
 
 def batches_router(

@@ -1,10 +1,12 @@
 """Single calls over HTTP: completions, chat completions and rankings, in the shapes of others."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from nightjar.jobs.answer_shapes import ChatCompletion, Completion
 from nightjar.jobs.api import openai_examples as examples
 from nightjar.jobs.api.answers import (
     KEEP_ALIVE,
@@ -16,8 +18,8 @@ from nightjar.jobs.api.answers import (
 from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.api.caller import Caller, Submitter
 from nightjar.jobs.api.calls import Call, Calls, ClientGoneError
-from nightjar.jobs.api.documenting import documented
-from nightjar.jobs.api.openai_schemas import Completion, Ranking
+from nightjar.jobs.api.documenting import call_documented
+from nightjar.jobs.api.openai_schemas import Ranking
 from nightjar.jobs.api.request_bodies import body_documented
 from nightjar.jobs.lines.bodies import ChatBody, CompletionBody, RerankBody
 from nightjar.jobs.lines.error_shape import error_payload
@@ -40,7 +42,9 @@ def calls_router(calls: Calls) -> APIRouter:
     @router.post(
         "/v1/completions",
         response_model=Completion,
-        responses=documented(examples.COMPLETION, *statuses),
+        responses=call_documented(
+            examples.COMPLETION, *statuses, stream=_example(examples.COMPLETION)
+        ),
         openapi_extra=body_documented(CompletionBody, examples.NEW_COMPLETION),
     )
     async def complete(request: Request, caller: Submitter) -> Response:
@@ -49,8 +53,8 @@ def calls_router(calls: Calls) -> APIRouter:
 
     @router.post(
         CHAT_URL,
-        response_model=Completion,
-        responses=documented(examples.CHAT, *statuses),
+        response_model=ChatCompletion,
+        responses=call_documented(examples.CHAT, *statuses, stream=_example(examples.CHAT)),
         openapi_extra=body_documented(ChatBody, examples.NEW_CHAT),
     )
     async def chat(request: Request, caller: Submitter) -> Response:
@@ -73,10 +77,15 @@ def calls_router(calls: Calls) -> APIRouter:
             name=name,
             methods=["POST"],
             response_model=Ranking,
-            responses=documented(examples.RANKING, *statuses),
+            responses=call_documented(examples.RANKING, *statuses),
             openapi_extra=body_documented(RerankBody, examples.NEW_RANKING),
         )
     return router
+
+
+def _example(body: Mapping[str, Any]) -> str:
+    """The stream of an answer, for the document."""
+    return b"".join(stream_events(dict(body), include_usage=False)).decode()
 
 
 async def _generate(calls: Calls, request: Request, url: str, caller: Caller) -> Response:

@@ -131,6 +131,25 @@ def documented(
     return found
 
 
+def call_documented(example: object, *statuses: int, stream: str | None = None) -> Responses:
+    """The same for a single call, whose answer may be a stream, and names its job in a header."""
+    found = documented(example, *statuses)
+    if stream is not None:
+        found[200]["content"] |= example_content(stream, "text/event-stream")
+        found[200]["content"]["text/event-stream"]["schema"] = {
+            "type": "string",
+            "description": "Server-sent events, `data: [DONE]` at the end; see `stream`.",
+        }
+    found[200]["headers"] = {
+        "X-Request-Id": {
+            "description": "The id of the call's job.",
+            "required": True,
+            "schema": {"type": "string"},
+        }
+    }
+    return found
+
+
 class JsonLines(StreamingResponse):
     """JSON lines, as they are read."""
 

@@ -6,6 +6,7 @@ import math
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
 
 from nightjar.jobs.api.body import RefusedRequestError
@@ -96,7 +97,22 @@ def answer_http_error(request: Request, error: Exception) -> JSONResponse:
     message = f"{error.detail}; GET /openapi.json lists what there is"
     answer = error_answer(error.status_code, code, message)
     answer.headers.update(error.headers or {})
+    if error.status_code == 405:  # the framework names the methods of one route of the path alone
+        answer.headers["Allow"] = _allowed_methods(request)
     return answer
+
+
+def _allowed_methods(request: Request) -> str:
+    """The methods of every route of the request's path."""
+    path: str = request.scope["path"]
+    routes = iter_route_contexts(request.app.routes)
+    found = {
+        method
+        for route in routes
+        if route.methods and route.path_regex.match(path)
+        for method in route.methods
+    }
+    return ", ".join(sorted(found))
 
 
 def answer_fault(request: Request, error: Exception) -> JSONResponse:

@@ -18,8 +18,9 @@ from nightjar.jobs.api.schemas import (
     WebhookList,
     WebhookPayload,
 )
-from nightjar.jobs.events import EventPayload, EventType
+from nightjar.jobs.events import DeliveryState, EventPayload, EventType
 from nightjar.jobs.lines.line_shapes import OutputLine
+from nightjar.jobs.states import JobState
 
 _BODY = {"model": "tiny", "prompt": "Owls hunt", "max_tokens": 16, "temperature": 0}
 _LINE = {"custom_id": "row-1", "method": "POST", "url": "/v1/completions", "body": _BODY}
@@ -28,7 +29,7 @@ UPLOAD = json.dumps(_LINE) + "\n"
 JOB: JobPayload = {
     "id": "job_019a8f0e6c1b2d",
     "object": "job",
-    "state": "running",
+    "state": JobState.RUNNING,
     "model": "tiny",
     "priority": 0,
     "counts": {"total": 3, "completed": 1, "failed": 0, "cancelled": 0, "reused": 0},
@@ -141,7 +142,7 @@ WEBHOOK: WebhookPayload = {
     "id": "wh_019a8f0e6c1b2d",
     "object": "webhook",
     "url": "https://example.org/nightjar",
-    "events": ["job.completed", "job.failed"],
+    "events": [EventType.JOB_COMPLETED, EventType.JOB_FAILED],
     "enabled": True,
     "disabled_reason": None,
     "created_at": 1795474162.0,
@@ -162,9 +163,9 @@ DELIVERY: DeliveryPayload = {
     "object": "webhook.delivery",
     "webhook_id": WEBHOOK["id"],
     "event_id": "evt_019a8f0e6c1b2d",
-    "type": "job.completed",
+    "type": EventType.JOB_COMPLETED,
     "job_id": JOB["id"],
-    "state": "waiting",
+    "state": DeliveryState.WAITING,
     "attempts": 1,
     "next_at": 1795474172.0,
     "last_status": 500,

@@ -153,8 +153,8 @@ def file_payload(found: StoredFile) -> FilePayload:
         "created_at": int(found.created_at.timestamp()),
         "expires_at": expires_at,
         "filename": found.filename,
-        "purpose": found.purpose.value,
-        "status": found.state.value,
+        "purpose": found.purpose,
+        "status": "processed",  # no other file is found
     }
 
 

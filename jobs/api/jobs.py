@@ -35,7 +35,7 @@ def submitting_router(uploads: Uploads, forwarder: UploadForwarder | None) -> AP
         status_code=201,
         response_model=SubmittedJob,
         responses=documented(
-            examples.SUBMITTED_JOB, 400, 408, 409, 413, 415, status=201, again=SubmittedJob
+            examples.SUBMITTED_JOB, 400, 404, 408, 409, 413, 415, status=201, again=SubmittedJob
         ),
         openapi_extra=UPLOAD,
     )

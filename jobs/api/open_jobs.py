@@ -89,7 +89,9 @@ def open_jobs_router(store: Store, uploads: Uploads, limits: UploadLimits) -> AP
         return JSONResponse(told)
 
     @router.post(
-        "/{job_id}/seal", response_model=JobPayload, responses=documented(examples.JOB, 404, 409)
+        "/{job_id}/seal",
+        response_model=JobPayload,
+        responses=documented(examples.JOB, 400, 404, 409),
     )
     def seal_job(job_id: JobId, _: Submitter, rows: RowCount = None) -> JSONResponse:
         """Take no more rows: the job ends when all of its rows have their outcome."""

@@ -1,9 +1,9 @@
 """Examples of the routes in the shape of other APIs; mypy compares them with the types."""
 
+from nightjar.jobs.answer_shapes import ChatCompletion, Completion
 from nightjar.jobs.api.openai_schemas import (
     BatchList,
     BatchPayload,
-    Completion,
     DeletedFile,
     FileList,
     FilePayload,
@@ -11,6 +11,8 @@ from nightjar.jobs.api.openai_schemas import (
     ModelPayload,
     Ranking,
 )
+from nightjar.jobs.file_records import FilePurpose
+from nightjar.jobs.states import BatchStatus
 
 FILE: FilePayload = {
     "id": "file-019a8f0e6c1b2d",
@@ -19,7 +21,7 @@ FILE: FilePayload = {
     "created_at": 1795474162,
     "expires_at": 1798066162,
     "filename": "in.jsonl",
-    "purpose": "batch",
+    "purpose": FilePurpose.BATCH,
     "status": "processed",
 }
 FILE_LIST: FileList = {
@@ -44,7 +46,7 @@ BATCH: BatchPayload = {
     "errors": None,
     "input_file_id": FILE["id"],
     "completion_window": "24h",
-    "status": "in_progress",
+    "status": BatchStatus.IN_PROGRESS,
     "output_file_id": None,
     "error_file_id": None,
     "created_at": 1795474162,
@@ -95,10 +97,13 @@ COMPLETION: Completion = {
     },
 }
 NEW_CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "What do owls do?"}]}
-CHAT: Completion = {
-    **COMPLETION,
+CHAT: ChatCompletion = {
     "id": "chatcmpl-019a8f0e6c1b2d",
     "object": "chat.completion",
+    "created": COMPLETION["created"],
+    "model": COMPLETION["model"],
+    "precision": COMPLETION["precision"],
+    "usage": COMPLETION["usage"],
     "choices": [
         {
             "index": 0,

@@ -4,7 +4,9 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from nightjar.jobs.records import JsonObject
+from nightjar.jobs.answer_shapes import CallAnswer, RankedDocument
+from nightjar.jobs.file_records import FilePurpose
+from nightjar.jobs.states import BatchStatus
 
 
 class FilePayload(TypedDict):
@@ -16,8 +18,8 @@ class FilePayload(TypedDict):
     created_at: int
     expires_at: int | None
     filename: str
-    purpose: str
-    status: str
+    purpose: FilePurpose
+    status: Literal["processed"]
 
 
 class FileList(TypedDict):
@@ -98,7 +100,7 @@ class BatchPayload(TypedDict):
     errors: BatchErrors | None
     input_file_id: str
     completion_window: str
-    status: str
+    status: BatchStatus
     output_file_id: str | None
     error_file_id: str | None
     created_at: int
@@ -129,50 +131,38 @@ class BatchList(TypedDict):
     has_more: bool
 
 
-class CallUsage(TypedDict):
-    """Tokens of a call; `saved_tokens` were asked for and not needed."""
+class ApiVersion(TypedDict):
+    """Part of Cohere's `meta`."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    requested_tokens: NotRequired[int]
-    saved_tokens: NotRequired[int]
+    version: str
 
 
-class CallAnswer(TypedDict):
-    """The answer to a call; `recomputed_in` is a higher precision that it needed."""
+class BilledUnits(TypedDict):
+    """Part of Cohere's `meta`; always 1."""
 
-    id: str
-    object: str
-    created: int
-    model: str
-    precision: str
-    usage: CallUsage
-    recomputed_in: NotRequired[str]
-    reused: NotRequired[str]
+    search_units: int
 
 
-class Completion(CallAnswer):
-    """An answer of OpenAI's completions or chat completions."""
+class InputTokens(TypedDict):
+    """Part of Cohere's `meta`: tokens of the query and of all documents."""
 
-    choices: list[JsonObject]
+    input_tokens: int
 
 
-class RankedDocument(TypedDict):
-    """A document with its score, from 0 to 1; `index` is its place in the request."""
+class RankingMeta(TypedDict):
+    """What Cohere's API says of a ranking beside its results."""
 
-    index: int
-    relevance_score: float
-    mean_nll: float
-    token_count: int
-    document: NotRequired[dict[str, str]]
+    api_version: ApiVersion
+    billed_units: BilledUnits
+    tokens: InputTokens
 
 
 class Ranking(CallAnswer):
     """An answer of Cohere's or Jina's rerank, best document first."""
 
+    object: Literal["rerank"]
     results: list[RankedDocument]
-    meta: JsonObject
+    meta: RankingMeta
     reused_documents: NotRequired[int]
     document_count: NotRequired[int]
 

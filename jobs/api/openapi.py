@@ -133,4 +133,6 @@ def _referred() -> JsonObject:
         ref_template="#/components/schemas/{model}",
     )
     found: JsonObject = made["$defs"]
+    for kind, more in BODIES.items():
+        found[kind.__name__]["properties"] |= more
     return found

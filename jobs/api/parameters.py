@@ -4,11 +4,17 @@ import json
 
 from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.purge_records import LEAST_KEPT_S
-from nightjar.jobs.records import is_text
+from nightjar.jobs.records import JsonObject, is_text
 
 MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY = 64  # characters
 MAX_METADATA_VALUE = 512
+METADATA_SCHEMA: JsonObject = {
+    "type": "object",
+    "propertyNames": {"minLength": 1, "maxLength": MAX_METADATA_KEY},
+    "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE},
+    "maxProperties": MAX_METADATA_PAIRS,
+}
 MAX_PRIORITY = 9
 _PRIORITIES = frozenset(map(str, range(MAX_PRIORITY + 1)))
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -31,9 +37,10 @@ def check_metadata(pairs: object) -> dict[str, str]:
     if not isinstance(pairs, dict) or len(pairs) > MAX_METADATA_PAIRS:
         raise _bad_metadata(f"must be a JSON object of at most {MAX_METADATA_PAIRS} pairs")
     for key, value in pairs.items():
-        if not is_text(key, MAX_METADATA_KEY) or not is_text(value, MAX_METADATA_VALUE):
+        is_value = value == "" or is_text(value, MAX_METADATA_VALUE)
+        if not is_text(key, MAX_METADATA_KEY) or not is_value:
             raise _bad_metadata(
-                f"keys are texts of at most {MAX_METADATA_KEY} characters, values of at most "
+                f"keys are texts of 1 to {MAX_METADATA_KEY} characters, values of at most "
                 f"{MAX_METADATA_VALUE}"
             )
     return pairs

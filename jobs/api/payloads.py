@@ -12,7 +12,7 @@ def job_payload(job: Job) -> JobPayload:
     return {
         "id": job.id,
         "object": "job",
-        "state": job.state.value,
+        "state": job.state,
         "model": job.model,
         "priority": job.priority,
         "counts": {

@@ -3,17 +3,19 @@
 FastAPI would read a body of any length into memory. Here it is read up to a limit, within a time.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from nightjar.jobs.api.batch_bodies import CreateBatch
 from nightjar.jobs.api.body import RefusedRequestError, UploadLimits
 from nightjar.jobs.api.documenting import example_content, reference
 from nightjar.jobs.api.json_body import read_small_body
 from nightjar.jobs.events import EventType
 from nightjar.jobs.lines.bodies import ChatBody, CompletionBody, RerankBody
+from nightjar.jobs.records import JsonObject
 from nightjar.jobs.webhooks.targets import LONGEST_URL
 
 MAX_BYTES = 64 * 1024
@@ -48,14 +50,35 @@ class WebhookChange(BaseModel):
     enabled: bool = Field(description="False: no events are sent.")
 
 
-BODIES: tuple[type[BaseModel], ...] = (
-    NewWebhookBody,
-    WebhookChange,
-    CompletionBody,
-    ChatBody,
-    RerankBody,
-)
-"""For the OpenAPI document: every model of a body that a route reads itself."""
+# What a call may hold beside the body of a batch line; call_body.py reads it.
+_STREAM: JsonObject = {
+    "stream": {
+        "type": ["boolean", "null"],
+        "description": "Answer with server-sent events.",
+    },
+    "stream_options": {
+        "type": ["object", "null"],
+        "properties": {
+            "include_usage": {
+                "type": ["boolean", "null"],
+                "description": "Tell the usage in an event of its own before the end.",
+            }
+        },
+    },
+}
+_PRIORITY: JsonObject = {
+    "priority": {"description": "Accepted, and changes nothing: every call goes first."}
+}
+BODIES: Mapping[type[BaseModel], JsonObject] = {
+    NewWebhookBody: {},
+    WebhookChange: {},
+    CreateBatch: {},
+    CompletionBody: _STREAM,
+    ChatBody: _STREAM,
+    RerankBody: _PRIORITY,
+}
+"""For the OpenAPI document: every model of a body that a route reads itself, and the properties
+that its schema lacks."""
 
 
 def json_body(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:

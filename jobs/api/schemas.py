@@ -9,7 +9,9 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from nightjar.jobs.events import DeliveryState, EventType
 from nightjar.jobs.lines.line_shapes import OutputLine
+from nightjar.jobs.states import JobState
 
 
 class ErrorFields(TypedDict):
@@ -56,7 +58,7 @@ class JobPayload(TypedDict):
 
     id: str
     object: Literal["job"]
-    state: str
+    state: JobState
     model: str
     priority: int
     counts: JobCounts
@@ -147,7 +149,7 @@ class WebhookPayload(TypedDict):
     id: str
     object: Literal["webhook"]
     url: str
-    events: list[str]
+    events: list[EventType]
     enabled: bool
     disabled_reason: str | None
     created_at: float
@@ -183,9 +185,9 @@ class DeliveryPayload(TypedDict):
     object: Literal["webhook.delivery"]
     webhook_id: str
     event_id: str
-    type: str
+    type: EventType
     job_id: str
-    state: Literal["waiting", "delivered", "failed"]
+    state: DeliveryState
     attempts: int
     next_at: float | None
     last_status: int | None

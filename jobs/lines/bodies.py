@@ -10,6 +10,15 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from nightjar.jobs.lines.body_schemas import (
+    OTHER_CHAT_FIELDS,
+    SentDocuments,
+    SentMessages,
+    SentPrompt,
+    SentTexts,
+    describe_nulls,
+    dropped,
+)
 from nightjar.jobs.lines.field_checks import (
     check_bad_words,
     check_documents,
@@ -39,7 +48,9 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "max_tokens_per_doc": (),
     "truncate_prompt_tokens": (),
-    "response_format": (),
+    "parallel_tool_calls": (True, False),  # of calls of tools, of which there are none
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
     "tools": ([],),
 }
 
@@ -69,8 +80,19 @@ def _chat_logprobs(body: dict[str, Any]) -> dict[str, Any]:
 Name = Annotated[str, BeforeValidator(check_name)]
 
 
+def _describe_what_is_sent(schema: dict[str, Any]) -> None:
+    """Add to the JSON schema of a body what the validators before the fields accept."""
+    describe_nulls(schema)
+    schema["properties"] |= dropped(HARMLESS_FIELDS, NEUTRAL_VALUES)
+
+
 class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        json_schema_extra=_describe_what_is_sent,
+    )
 
     model: Annotated[Name, Field(min_length=1, max_length=512)] | None = None
     prompt_vector: Annotated[Name, Field(min_length=1, max_length=255)] | None = None
@@ -126,8 +148,12 @@ class GenerationBody(_Body):
     logit_bias: Annotated[dict[str, float], BeforeValidator(check_logit_bias)] = Field(
         default_factory=dict
     )
-    bad_words: Annotated[list[str], BeforeValidator(check_bad_words)] = Field(default_factory=list)
-    stop: Annotated[list[str] | None, BeforeValidator(check_stop)] = None
+    bad_words: Annotated[
+        list[str], BeforeValidator(check_bad_words, json_schema_input_type=SentTexts)
+    ] = Field(default_factory=list)
+    stop: Annotated[
+        list[str] | None, BeforeValidator(check_stop, json_schema_input_type=SentTexts)
+    ] = None
     stop_token_ids: Annotated[list[int], BeforeValidator(check_stop_token_ids)] = Field(
         default_factory=list
     )
@@ -167,7 +193,14 @@ class GenerationBody(_Body):
 class CompletionBody(GenerationBody):
     """The body of `/v1/completions`."""
 
-    prompt: Annotated[str | list[int], BeforeValidator(check_prompt)]
+    prompt: Annotated[
+        str | list[int], BeforeValidator(check_prompt, json_schema_input_type=SentPrompt)
+    ]
+
+
+def _describe_what_a_chat_is_sent(schema: dict[str, Any]) -> None:
+    _describe_what_is_sent(schema)
+    schema["properties"] |= OTHER_CHAT_FIELDS
 
 
 class ChatBody(GenerationBody):
@@ -176,7 +209,11 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: variables of the model's template, such as {"enable_thinking": false}.
     """
 
-    messages: Annotated[list[dict[str, str]], BeforeValidator(check_messages)]
+    model_config = ConfigDict(json_schema_extra=_describe_what_a_chat_is_sent)
+
+    messages: Annotated[
+        list[dict[str, str]], BeforeValidator(check_messages, json_schema_input_type=SentMessages)
+    ]
     max_tokens: Annotated[int, _within("max_tokens")] = 256
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(check_variables)] = Field(
         default_factory=dict
@@ -204,7 +241,9 @@ class ChatBody(GenerationBody):
 class RerankBody(_Body):
     """The body of `/v1/rerank`; documents are plain texts after validation."""
 
-    query: Annotated[str, BeforeValidator(check_query)]
-    documents: Annotated[list[str], BeforeValidator(check_documents)]
+    query: Annotated[str, BeforeValidator(check_query), Field(min_length=1)]
+    documents: Annotated[
+        list[str], BeforeValidator(check_documents, json_schema_input_type=SentDocuments)
+    ]
     top_n: Annotated[int, Field(ge=1, le=MAX_TOP_N)] | None = None
     return_documents: bool = False

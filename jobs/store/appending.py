@@ -180,7 +180,8 @@ def _locked(connection: Connection, job_id: str) -> AnyRow:
 
 
 def _check_takes_rows(job_id: str, standing: AnyRow) -> None:
-    if standing.takes_rows:
+    # A GPU worker of the version before ends an open job with the outcome of its last row.
+    if standing.takes_rows and standing.state in OPEN_JOBS:
         return
     why = "was sealed" if standing.state in OPEN_JOBS else f"is {standing.state.value}"
     raise LifecycleError(f"job {job_id} {why}: it takes no more rows; open another one")

@@ -53,21 +53,26 @@ class TaskWork:
         self._source: Source | None = None
         self._renderer: Renderer | None = None
         self._left_out = 0  # failures that the table has no place for
+        self._deleted = 0  # rows of earlier runs that left a mirrored table
         sink = file.task.sink
         self._sink = None if sink is None else placed_sink(sink, file.folder, environment)
 
     @property
     def results(self) -> str:
         """Where the answers are."""
-        return self._lines.results if self._lines is not None else self._open("").target
+        if self._lines is not None:
+            return self._lines.results
+        left = f"; {self._deleted} rows of earlier runs left it" if self._deleted else ""
+        return f"{self._open('').target}{left}"
 
     @property
     def failures(self) -> str:
         """Where the failures are."""
         if self._lines is not None:
             return self._lines.failures
-        separate = self._sink is not None and not self._sink.config.keeps_errors
-        place = self._sink.config.errors if self._sink is not None and separate else self.results
+        place = self._open("").target
+        if self._sink is not None and not self._sink.config.keeps_errors:
+            place = self._sink.config.errors
         if self._left_out:
             return f"{place}, without {self._left_out} rows that have no key of their own"
         return place
@@ -177,7 +182,7 @@ class TaskWork:
             raise RunError(
                 f"{error}; the results are kept {kept}: run the same command again to write them"
             ) from error
-        self._left_out = counts.left_out
+        self._left_out, self._deleted = counts.left_out, counts.deleted
         return counts
 
     def was_written(self, workdir: Path, job: Job) -> bool:

@@ -204,6 +204,11 @@ class _Task(Fields):
     prompt_vectors: dict[Text, Text] = Field(
         {}, description="Files of prompt vectors by name, for `nightjar run`."
     )
+    reuse_results: Text | None = Field(
+        None,
+        description="A file in which `nightjar run` keeps answers: a row whose request was "
+        "answered before takes its answer from there.",
+    )
     sink: SinkConfig | None = Field(None, description="Where the answers go.")
 
 

@@ -22,6 +22,8 @@ _MODELS: dict[str, type[BaseModel]] = {
     "rank": RankTask,
     "score": ScoreTask,
 }
+# Of the answers; the model and the vectors are compared by their content.
+_DECIDES_NOTHING = {"model", "prompt_vectors", "reuse_results"}
 # Parts of pydantic's places that are no names of the file: which type of a union was tried.
 _INNER = {*_MODELS, "str", "int", "constrained-str", "constrained-int", "Jinja", "Column"}
 _INNER |= {"CsvFiles", "SinkConfig"}
@@ -41,7 +43,7 @@ class TaskFile:
 
     def parts(self) -> dict[str, str]:
         """Return what the file says, table by table, to find out later what has changed."""
-        values = self.task.model_dump(mode="json", exclude={"model", "prompt_vectors"})
+        values = self.task.model_dump(mode="json", exclude=_DECIDES_NOTHING)
         return {
             f"the task's {name}": json.dumps(value, sort_keys=True, ensure_ascii=False)
             for name, value in values.items()

@@ -148,7 +148,7 @@ def test_generation_and_ranking_are_those_of_transformers(
         assert usage["completion_tokens"] == len(whole)
         assert usage["requested_tokens"] == 8
         assert usage["saved_tokens"] == 8 - len(whole)
-        assert choice["finish_reason"] == ("length" if len(whole) == 8 else "eos")
+        assert choice["finish_reason"] == ("length" if len(whole) == 8 else "stop")
 
     results = answers["r"]["results"]
     query = tokenizer("hello world", add_special_tokens=False).input_ids

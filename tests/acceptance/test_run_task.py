@@ -3,9 +3,11 @@
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -26,8 +28,9 @@ def task_of(folder: Path, model: Path, request: str = PROMPT, **task: Any) -> Pa
     return with_model(write_task(folder, request, **task))
 
 
-def with_model(path: Path) -> Path:
-    path.write_text('model = "model"\n' + path.read_text(encoding="utf-8"), encoding="utf-8")
+def with_model(path: Path, more: str = "") -> Path:
+    text = path.read_text(encoding="utf-8")
+    path.write_text(f'model = "model"\n{more}\n{text}', encoding="utf-8")
     return path
 
 
@@ -41,6 +44,8 @@ def answers(folder: Path) -> dict[int, dict[str, Any]]:
 def test_a_table_of_answers_follows_the_table_of_rows(tiny_model: Path, tmp_path: Path) -> None:
     write_rows(tmp_path, {"id": [3, 1, 2, 3], "review": ["a", None, "c", "d"]})
     task = task_of(tmp_path, tiny_model, more=SINK)
+    greedy = SINK.replace("max_tokens = 4", "max_tokens = 4\ntemperature = 0")
+    with_model(write_task(tmp_path, more=greedy), 'reuse_results = "kept.db"')
     done = nightjar("run", task)
     assert done.returncode == 3, done.stderr
     first = answers(tmp_path)
@@ -64,6 +69,7 @@ def test_a_table_of_answers_follows_the_table_of_rows(tiny_model: Path, tmp_path
     assert done.returncode == 0, done.stderr
     assert answers(tmp_path).keys() == {2, 7}
     assert answers(tmp_path)[2]["text"] == first[2]["text"]
+    assert "1 answers were shared" in done.stderr
 
 
 def test_a_task_that_changed_after_a_run_was_stopped(
@@ -76,9 +82,17 @@ def test_a_task_that_changed_after_a_run_was_stopped(
     running = subprocess.Popen([*NIGHTJAR, "run", str(task)], stderr=subprocess.PIPE, text=True)
     log = tmp_path / "task.toml.work" / "logs" / "beat.log"  # of the service that starts last
     wait_until("the services", lambda: log.is_file() and log.stat().st_size > 0)
+    services = psutil.Process(running.pid).children(recursive=True)
     running.send_signal(signal.SIGINT)
-    assert "run the same command again" in running.communicate(timeout=60)[1]
+    time.sleep(0.2)
+    running.send_signal(signal.SIGINT)  # somebody is impatient
+    told = running.communicate(timeout=60)[1]
+    assert told.count("run the same command again") == 1
+    assert "Traceback" not in told
     assert running.returncode == 130
+    assert len(services) >= 4
+    _, alive = psutil.wait_procs(services, timeout=20)
+    assert alive == []
     assert not (tmp_path / "answers.parquet").exists()
 
     monkeypatch.setenv("NIGHTJAR_FAKE_STEP_S", "0")

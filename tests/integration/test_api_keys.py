@@ -108,6 +108,17 @@ def test_a_key_in_the_query_is_refused(
     assert key not in refused.text
 
 
+@pytest.mark.parametrize("path", ["/v1/files/KEY", "/v1/models/a%2FKEY", "/KEY/v1/jobs"])
+def test_a_key_in_the_path_is_refused_and_not_repeated(
+    client: TestClient, store: Store, path: str
+) -> None:
+    key, _ = make(store.accounts)
+    address = path.replace("KEY", key)
+    refused = client.get(address, headers={"Authorization": f"Bearer {key}"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "api_key_in_query")
+    assert key not in refused.text
+
+
 def test_other_queries_go_on(client: TestClient) -> None:
     query = {"limit": 1, "after": "job_1", "keys": "a", "metadata": "nj_abcd1234"}
     assert client.get("/v1/jobs", params=query).status_code == 200

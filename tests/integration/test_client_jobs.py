@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -31,6 +32,7 @@ from tests.faults.api import answers_http, give_api
 from tests.faults.system import HASTE, running_system
 from tests.processes import start_nightjar, wait_until
 from tests.services import free_port
+from tests.tasks import write_rows, write_task
 
 QUICK = HASTE | {"NIGHTJAR_MICRO_BATCH_REQUESTS": "8", "NIGHTJAR_FAKE_STEP_S": "0.01"}
 HELLO = [{"role": "user", "content": "hello"}]
@@ -200,6 +202,34 @@ def test_commands_say_one_thing_on_stdout_for_programs(api_url: str, tmp_path: P
     assert told("status", "job_unknown", code=1) == []
     plain = CliRunner().invoke(app, ["status", mixed, "--watch", "--api", api_url])
     assert (plain.exit_code, json.loads(plain.stdout)["id"]) == (3, mixed)
+
+
+def test_a_task_is_computed_by_a_deployment(api_url: str, tmp_path: Path) -> None:
+    write_rows(tmp_path, {"id": [1, 2], "review": ["a", "b"]})
+    sink = '[parameters]\nmax_tokens = 4\n[sink]\nparquet = "answers.parquet"'
+    task = write_task(tmp_path, more=sink)
+    arguments = ["submit", str(task), "--watch", "--model", "tiny", "--api", api_url]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.stderr
+    rows = pq.read_table(tmp_path / "answers.parquet").to_pylist()
+    assert [row["id"] for row in rows] == [1, 2]
+    assert all(row["text"] and row["error_code"] is None for row in rows)
+
+
+def test_rows_of_an_open_job_are_computed_before_it_is_sealed(api_url: str) -> None:
+    with Client(api_url) as client, client.open() as job:
+        job.append(Generate(prompt=f"early {n}", max_tokens=3) for n in range(3))
+        job.flush()
+        landing = job.follow(every_s=0.05)
+        early = [next(landing).custom_id for _ in range(3)]
+        assert job.status().open
+        assert "append rows" in (job.status().waiting or "")
+        job.append({"prompt": "late", "max_tokens": 3})
+        job.seal()
+        late = [result.custom_id for result in landing]
+        ended = job.wait(timeout=60)
+    assert (sorted(map(str, early)), late) == (["row-0", "row-1", "row-2"], ["row-3"])
+    assert (ended.state, ended.open, ended.counts.total) == ("completed", False, 4)
 
 
 def test_a_pipeline_describes_its_products_by_the_client(

@@ -3,14 +3,15 @@
 from datetime import timedelta
 
 import pytest
+import sqlalchemy as sa
 
 from nightjar.jobs.accounts import Tenant, TenantLimits
-from nightjar.jobs.append_records import MOST_ROWS_AHEAD
+from nightjar.jobs.append_records import MOST_ROWS, MOST_ROWS_AHEAD
 from nightjar.jobs.errors import AppendPlaceError, LifecycleError, QuotaError, UnknownJobError
 from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import NewJob, NewRequest, NewResult, RejectedRow
 from nightjar.jobs.states import JobState, RequestKind
-from nightjar.jobs.store import Store, appending
+from nightjar.jobs.store import Store, appending, tables
 from nightjar.jobs.store.common import now
 from nightjar.jobs.store.waiting import WaitsFor
 from tests.outcomes import codes
@@ -134,10 +135,18 @@ def test_what_cannot_be_appended_or_sealed(store: Store) -> None:
         store.appending.append(submission.job_id, 1, [good(1)], "a")
 
 
+def test_a_job_that_a_worker_of_the_version_before_has_ended(store: Store) -> None:
+    job, _ = store.appending.open(NewJob("tiny"))
+    ending = sa.update(tables.job).values(state=JobState.COMPLETED, finished_at=now())
+    store.database.write(lambda connection: connection.execute(ending))
+    with pytest.raises(LifecycleError, match="is completed: it takes no more rows"):
+        store.appending.append(job.id, 0, [good(0)], "a")
+
+
 def test_a_producer_that_is_too_fast_has_to_wait(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert MOST_ROWS_AHEAD == appending.MOST_ROWS_AHEAD
+    assert MOST_ROWS_AHEAD >= MOST_ROWS  # a part of any size can be appended
     monkeypatch.setattr(appending, "MOST_ROWS_AHEAD", 2)
     job, _ = store.appending.open(NewJob("tiny"))
     store.appending.append(job.id, 0, [good(0), good(1)], "a")

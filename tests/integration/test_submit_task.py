@@ -1,9 +1,8 @@
 """`nightjar submit task.toml`: rows of a table through a deployment into a table."""
 
 import json
-import shutil
+import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,12 @@ from typer.testing import CliRunner, Result
 
 from nightjar import Client
 from nightjar.jobs.lines.batch_lines import BatchReader
-from nightjar.jobs.records import NewRequest, RejectedRow
+from nightjar.jobs.records import NewRequest, NewResult, RejectedRow
 from nightjar.jobs.states import RequestKind
+from nightjar.jobs.store import Store
 from nightjar.pipeline.front.cli import app
 from nightjar.pipeline.front.task_submit import batch_line
-from tests.faults.api import answers_http, give_api
-from tests.faults.system import HASTE, running_system
-from tests.processes import wait_until
-from tests.services import free_port
+from tests.api_process import running_api
 from tests.tasks import rendered, write_rows, write_task
 
 SINK = 'parquet = "answers.parquet"'
@@ -29,13 +26,30 @@ SINK = 'parquet = "answers.parquet"'
 
 @pytest.fixture(scope="module")
 def api_url(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder, port = tmp_path_factory.mktemp("system"), free_port()
-    model = shutil.copytree(tiny_model, folder / "tiny")
+    """An API, and a thread that answers in the place of a planner and a GPU worker."""
+    folder = tmp_path_factory.mktemp("system")
     url = f"sqlite:///{folder / 'nightjar.db'}"
-    with running_system(folder, url, model, environment=HASTE, prepare=partial(give_api, port)):
-        address = f"http://127.0.0.1:{port}"
-        wait_until("the API", lambda: answers_http(address))
-        yield address
+    store, over = Store(url), threading.Event()
+    store.migrate()
+    answering = threading.Thread(target=answer, args=(store, over))
+    with running_api(url, tiny_model, folder, NIGHTJAR_MODEL_NAME="tiny") as api:
+        answering.start()
+        yield api.url
+        over.set()
+        answering.join()
+    store.close()
+
+
+def answer(store: Store, over: threading.Event) -> None:
+    """Answer whatever waits, until the tests are over."""
+    choice = {"index": 0, "text": "an answer", "finish_reason": "stop"}
+    usage = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
+    body = {"choices": [choice], "model": "tiny", "usage": usage}
+    while not over.wait(0.1):
+        for job_id in store.backlog.jobs_to_plan():
+            waiting = store.backlog.queued_requests(job_id, 100)
+            known = [NewResult(one.id, 200, body) for one in waiting]
+            store.planning.save_plan(job_id, [], [], answered=known)
 
 
 def task_of(folder: Path, model: str, more: str = "", **task: Any) -> Path:

@@ -4,13 +4,16 @@ import codecs
 import dataclasses
 import json
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
 
 from nightjar.gpu_worker.compute import messages
+from nightjar.gpu_worker.engine.requests import FinishReason
 from nightjar.gpu_worker.worker.answers import Computed, make_message, make_result
 from nightjar.gpu_worker.worker.computing import with_ticket
 from nightjar.jobs.equality import derived_seed
@@ -141,6 +144,21 @@ def test_several_choices_and_their_usage() -> None:
         "requested_tokens": 32,
         "saved_tokens": 12,
     }
+
+
+@pytest.mark.parametrize("reason", get_args(FinishReason))
+def test_answers_are_those_that_openais_types_allow(reason: str) -> None:
+    """Its generated clients know no other finish reason than its own."""
+    report = messages.TokenReport(b"on", 0, -0.5, [(b"on", -0.5)])
+    output = messages.Output(b"one", 4, reason, [report])
+    text = Completion.model_validate(answered(output, logprobs=1))
+    chat = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True}
+    body = validate_body(RequestKind.GENERATE, chat, chat=True)
+    asked = stored(RequestKind.GENERATE, body, [[3, 4, 5]])
+    answer = make_result(asked, messages.Generated(9, [output]), BY).body
+    talk = ChatCompletion.model_validate(answer)
+    expected = "length" if reason == "length" else "stop"
+    assert [text.choices[0].finish_reason, talk.choices[0].finish_reason] == [expected] * 2
 
 
 def test_an_answer_names_what_it_was_computed_in() -> None:

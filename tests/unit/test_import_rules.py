@@ -16,6 +16,7 @@ RECORDS = {
         f"jobs.{name}"
         for name in (
             "accounts",
+            "answer_shapes",
             "records",
             "file_records",
             "batch_records",

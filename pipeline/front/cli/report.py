@@ -14,7 +14,7 @@ from nightjar.pipeline.front.cli.console import (
     read_settings,
     say,
 )
-from nightjar.pipeline.front.cli.jobs import DEFAULT_API, ApiUrl
+from nightjar.pipeline.front.cli.deployment import DEFAULT_API, ApiUrl
 from nightjar.pipeline.front.cli.stored import opened_store
 
 if TYPE_CHECKING:

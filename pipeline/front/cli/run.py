@@ -66,9 +66,11 @@ NoReport = Annotated[
 ReuseResults = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Keep answers in this file, and reuse those of earlier runs."
+        metavar="FILE",
+        help="Keep answers in this file, and reuse those of earlier runs (default: the task's).",
     ),
 ]
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(  # noqa: PLR0913, PLR0917 - one for each option
@@ -102,7 +104,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     if device is not None:
         os.environ["NIGHTJAR_DEVICE"] = device
     vectors = named_files(prompt_vector or [])
-    work, model, vectors = _work(source, model, out, vectors)
+    work, model, vectors, kept = _work(source, model, out, vectors)
     arguments = RunArguments(
         work=work,
         model=model,
@@ -112,7 +114,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         retry=retry,
         overwrite=overwrite,
         accept_any_model=accept_any_model,
-        reuse_results=reuse_results,
+        reuse_results=reuse_results or kept,
         shards=shards,
         devices=devices,
     )
@@ -124,22 +126,23 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
 
 def _work(
     source: Path, model: Path | None, out: Path | None, vectors: dict[str, Path]
-) -> "tuple[Work, Path, dict[str, Path]]":
-    """Return what is computed, with which model and which prompt vectors."""
+) -> "tuple[Work, Path, dict[str, Path], Path | None]":
+    """Return what is computed, with which model and vectors, and the file of earlier answers."""
     if not is_task_file(source):
         from nightjar.pipeline.embedded.line_files import LineFiles
 
         if model is None or out is None:
             missing = "--model DIR" if model is None else "--out OUT.jsonl"
             fail(f"give {missing}: a file of batch lines does not name it", EXIT_USAGE)
-        return LineFiles(source, out), model, vectors
-    from nightjar.pipeline.front.cli.tasks import open_task, task_model, task_vectors
+        return LineFiles(source, out), model, vectors, None
+    from nightjar.pipeline.front.cli.tasks import open_task, task_answers, task_model, task_vectors
 
     file = open_task(source)
     from nightjar.pipeline.front.task_work import TaskWork
 
     of_both = task_vectors(file) | vectors
-    return TaskWork(file, out, os.environ), task_model(file, model), of_both
+    work = TaskWork(file, out, os.environ)
+    return work, task_model(file, model), of_both, task_answers(file)
 
 
 def _compute(arguments: "RunArguments") -> "RunSummary":
@@ -150,7 +153,7 @@ def _compute(arguments: "RunArguments") -> "RunSummary":
     from nightjar.pipeline.front.progress import ProgressView, print_summary
 
     interrupts = Interrupts()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _ENDING:
         signal.signal(number, interrupts)
     try:
         with ProgressView(errors, before_each=interrupts.check) as view:
@@ -160,6 +163,9 @@ def _compute(arguments: "RunArguments") -> "RunSummary":
     except RunError as error:
         fail(str(error), EXIT_RUN)
     except KeyboardInterrupt as interrupt:
+        # An impatient second Ctrl-C must not end this process with another status.
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)
         errors.print("stopped; run the same command again to continue", highlight=False)
         raise typer.Exit(128 + interrupt.args[0]) from None
     print_summary(errors, summary)

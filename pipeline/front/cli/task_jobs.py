@@ -66,7 +66,5 @@ def _summary(counts: "SinkCounts", found: "JobStatus", work: "TaskWork") -> str:
     told = f"{counts.succeeded} rows succeeded, {counts.failed + counts.left_out} failed"
     if found.counts.reused:
         told += f"; {found.counts.reused} answers were known or shared with equal rows"
-    if counts.deleted:
-        told += f"; {counts.deleted} rows of earlier runs left the table"
     told += f"; results: {work.results}"
     return f"{told}; failures: {work.failures}" if counts.failed + counts.left_out else told

@@ -121,3 +121,9 @@ def task_model(file: "TaskFile", given: Path | None) -> Path:
 def task_vectors(file: "TaskFile") -> dict[str, Path]:
     """Return the files of prompt vectors that a task names."""
     return {name: file.folder / path for name, path in file.task.prompt_vectors.items()}
+
+
+def task_answers(file: "TaskFile") -> Path | None:
+    """Return the file in which a task keeps its answers, if it names one."""
+    kept = file.task.reuse_results
+    return None if kept is None else file.folder / Path(kept).expanduser()
