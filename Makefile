@@ -9,7 +9,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-faults test-mutants test-litellm test-gpu cpu-kernels lint format bench-peers bench-scaling \
+.PHONY: help demo test test-all test-faults test-mutants test-litellm test-gpu cpu-kernels short-tests lint format bench-peers bench-scaling \
 	bench-control-plane bench-gpu report clean
 
 help: ## Show the targets
@@ -37,8 +37,7 @@ demo: $(VENV)/installed ## Generate and rank with the demo model, through the wh
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/installed-dev ## Lint, types and every test but the long ones, three files at a time
-	$(MAKE) --jobs=2 lint cpu-kernels
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist loadfile --no-loadscope-reorder
+	$(MAKE) --jobs=2 lint short-tests
 
 test-all: test ## The same, and the long tests but for the fault suite
 	$(BIN)/python -m pytest -m "slow and not gpu" --ignore=tests/faults
@@ -50,10 +49,13 @@ test-mutants: $(VENV)/installed-mutants ## Plant faults that the tests must noti
 	$(BIN)/python -m pytest -q tests/unit/test_mutants.py tests/mutants/checks_of_making.py
 	$(BIN)/python -m tests.mutants
 
-# One core compiles what all tests use while the other one lints.  Most tests of whole systems wait,
-# so that a third file keeps two cores busy.
+# One core compiles what all tests use, and begins with the tests, while the other one lints.
 cpu-kernels: $(VENV)/installed-dev
 	$(BIN)/python -m tests.backends
+
+# Most tests of whole systems wait, so that a third file keeps two cores busy.
+short-tests: cpu-kernels
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/installed-dev ## Linter, formatter, types
 	$(BIN)/ruff check .

@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from nightjar.checkpoints.tokenizer import Tokenizer
 
 from . import own
@@ -29,7 +31,7 @@ from .environments import CACHE
 from .figures import ratios, record_figures
 from .machine import describe, has_bf16
 from .models import cached_model
-from .peers.protocol import Generated, Generation, Outcome, Workload
+from .peers.protocol import Generated, Generation, Workload
 from .shapes import FIRST_WORD, MEASURED, SHAPES
 from .systems import SYSTEMS, TRANSFORMERS, Runner
 from .workloads import Sizes, Words, build
@@ -47,10 +49,9 @@ def reference_texts(
     runner = Runner(TRANSFORMERS, "fp32", threads, logs / "reference.log")
     try:
         runner.load(model, CACHE / "converted" / model.name)
-        answer = runner.run(Workload("reference", "generate", asked))
+        return runner.run(Workload("reference", "generate", asked)).outcome.generated
     finally:
         runner.close()
-    return Outcome.from_json(answer["outcome"]).generated
 
 
 def make_workloads(model: Path, sizes: Sizes, threads: int, logs: Path) -> dict[str, Workload]:
@@ -63,9 +64,8 @@ def make_workloads(model: Path, sizes: Sizes, threads: int, logs: Path) -> dict[
         tokenizer = Tokenizer.read(model / "tokenizer.json", vocab_size)
         vocabulary = Words.of(tokenizer.token_bytes, FIRST_WORD)
         made = build(vocabulary, sizes, partial(reference_texts, model, threads, logs))
-        write_whole(file, json.dumps([asdict(workload) for workload in made.values()]))
-    records = json.loads(file.read_text())
-    return {record["name"]: Workload.from_json(record) for record in records}
+        write_whole(file, msgspec.json.encode(made).decode())
+    return msgspec.json.decode(file.read_bytes(), type=dict[str, Workload])
 
 
 def compare_on(

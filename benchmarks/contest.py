@@ -3,12 +3,13 @@
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
 from .environments import CACHE
 from .figures import Measured, SystemRecord, first_token
-from .peers.protocol import Outcome, Workload
+from .peers.protocol import Workload
 from .systems import SYSTEMS, Runner, SystemFailedError
 
 COMPARED = ("generate", "rank", "rank_long", "catalogue", "multi_turn", "long_prompts")
@@ -75,8 +76,8 @@ class Contest:
         log = self._logs / f"{record.system}-{record.precision}.log"
         try:
             runner = Runner(spec, record.precision, self._threads, log)
-            record.about = runner.load(self._model, CACHE / "converted" / self._model.name)
-            record.about["environment"] = spec.environment
+            loaded = runner.load(self._model, CACHE / "converted" / self._model.name)
+            record.about = asdict(loaded) | {"environment": spec.environment}
         except SystemFailedError as error:
             record.failed = str(error)
             if runner is not None:
@@ -141,22 +142,21 @@ class Contest:
             measured = record.measured[workload.name]
             if workload.name in WARMED:
                 runner.run(workload.head(measured.units))
-            answer = runner.run(workload.head(measured.units))
+            ran = runner.run(workload.head(measured.units))
         except SystemFailedError as error:
             record.workload_failures[workload.name] = str(error)
             record.measured.pop(workload.name, None)
             say(f"{workload.name}: {record.label}: {error}")
             return
-        measured.seconds.append(answer["seconds"])
-        record.peak_mib = answer["peak_mib"]
-        outcome = Outcome.from_json(answer["outcome"])
-        record.outcomes[workload.name] = outcome
-        measured.tokens = sum(text.tokens for text in outcome.generated)
+        measured.seconds.append(ran.seconds)
+        record.peak_mib = ran.peak_mib
+        record.outcomes[workload.name] = ran.outcome
+        measured.tokens = sum(text.tokens for text in ran.outcome.generated)
         if workload.kind == "first_token":
-            record.first_token.append(first_token(outcome.seconds_each))
+            record.first_token.append(first_token(ran.outcome.seconds_each))
         say(
             f"{workload.name}: {record.label}: {measured.units} of {measured.of} in "
-            f"{answer['seconds']:.2f} s, {measured.units / answer['seconds']:.2f}/s"
+            f"{ran.seconds:.2f} s, {measured.units / ran.seconds:.2f}/s"
         )
 
     def _units(self, record: SystemRecord, runner: Runner, workload: Workload) -> int:
@@ -165,7 +165,7 @@ class Contest:
         runner.run(workload.head(probe))  # the first time compiles, allocates, packs
         if record.ours:
             return workload.units
-        seconds: float = runner.run(workload.head(probe))["seconds"]
+        seconds = runner.run(workload.head(probe)).seconds
         budget_s = self._budget_s * SHARE.get(workload.name, 1)
         fits = int(probe * budget_s / seconds)
         least = LEAST_OF.get(workload.name, LEAST[workload.kind])

@@ -28,52 +28,51 @@ def environment_python(name: str) -> Path:
     return CACHE / "venvs" / name / "bin" / "python"
 
 
-def _kept(name: str, ending: str) -> Path:
-    """`installed` holds the requirements that the environment was made from, `failed` the reason
-    why it could not be made; there is one of them."""
-    return CACHE / "venvs" / f"{name}.{ending}.txt"
+def _installed(name: str) -> Path:
+    """Holds the requirements that the environment was made from, once it is whole."""
+    return CACHE / "venvs" / f"{name}.installed.txt"
 
 
-def _read(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+def _failed(name: str) -> Path:
+    """Holds the reason why the environment could not be made."""
+    return CACHE / "venvs" / f"{name}.failed.txt"
 
 
 def failure_of(name: str) -> str | None:
     """Why a peer has no environment, or None when it has one."""
-    if _kept(name, "installed").is_file():
+    if _installed(name).is_file():
         return None
-    return (
-        _read(_kept(name, "failed")) or f"not installed: python -m benchmarks.environments {name}"
-    )
+    if _failed(name).is_file():
+        return _failed(name).read_text(encoding="utf-8")
+    return f"not installed: python -m benchmarks.environments {name}"
 
 
 def make_environment(name: str) -> str | None:
     """Make a peer's environment unless it is there already; returns why that failed, or None."""
     requirements = REQUIREMENTS / f"requirements-{name}.txt"
-    wanted = requirements.read_text(encoding="utf-8")
-    if _read(_kept(name, "installed")) == wanted:
+    wanted, installed = requirements.read_text(encoding="utf-8"), _installed(name)
+    if installed.is_file() and installed.read_text(encoding="utf-8") == wanted:
         return None
-    directory = environment_python(name).parents[1]
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    for ending in ("installed", "failed"):
-        _kept(name, ending).unlink(missing_ok=True)
-    pip = [str(environment_python(name)), "-m", "pip", "--disable-pip-version-check"]
+    python = environment_python(name)
+    shutil.rmtree(python.parents[1], ignore_errors=True)
+    installed.parent.mkdir(parents=True, exist_ok=True)
+    installed.unlink(missing_ok=True)
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
     commands = [
-        [sys.executable, "-m", "venv", str(directory)],
+        [sys.executable, "-m", "venv", str(python.parents[1])],
         [*pip, "install", "--quiet", "-r", str(requirements)],
     ]
     if name in UNWANTED:
         commands.append([*pip, "uninstall", "--quiet", "--yes", *UNWANTED[name]])
-    for command in commands:
-        options = os.environ | BUILD_OPTIONS.get(name, {})
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=options)
-        if done.returncode != 0:
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            reason = f"installation failed: {lines[-1] if lines else done.returncode}"
-            _kept(name, "failed").write_text(reason, encoding="utf-8")
-            return reason
-    _kept(name, "installed").write_text(wanted, encoding="utf-8")
+    environment = os.environ | BUILD_OPTIONS.get(name, {})
+    try:
+        for command in commands:
+            subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.strip().splitlines()[-1:] or [str(error.returncode)]
+        _failed(name).write_text(f"installation failed: {said[0]}", encoding="utf-8")
+        return failure_of(name)
+    installed.write_text(wanted, encoding="utf-8")
     return None
 
 

@@ -11,28 +11,24 @@ phases compute less, so the windows of a phase are fewer and its shares rougher.
 """
 
 import os
-import shutil
 import time
+from argparse import Namespace
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 
-from benchmarks.control_plane.databases import DATABASES, fresh_database
-from benchmarks.control_plane.nightjar_side import deployment
-from benchmarks.control_plane.services import wait_until
-from benchmarks.machine import describe
-from benchmarks.writing import RESULTS, begun, parser, write_json
-from nightjar.jobs.lines.schemas import validate_body
-from nightjar.jobs.records import NewJob, NewRequest
-from nightjar.jobs.states import MicroBatchState, RequestKind
+from benchmarks.control_plane.requests import submit
+from benchmarks.control_plane.services import deployment, wait_until
+from benchmarks.harness import Benchmark
+from benchmarks.writing import Figures
+from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.account_tables import tenant as tenant_table
 
-MODULE = "benchmarks.fair_shares"
-MODEL = Path("examples/demo_model")
 # Computing is what limits, as it is with a model; windows are so small that a phase of a minute is
 # many of them long.
 SETTINGS = {
@@ -43,10 +39,9 @@ SETTINGS = {
     "micro_batch_requests": 4,
 }
 WEIGHTS = {"gold": 3.0, "silver": 1.0, "flood": 1.0}
-WORD = "night "
-# Words in a prompt and most tokens of an answer.
-LONG, SHORT, TINY = (24, 64), (4, 16), (8, 24)
-FLOOD_JOBS, FLOOD_ROWS = 150, 100
+# Rows of a job, words in a prompt, and most tokens of an answer.
+SIZES = {"gold": (20_000, 24, 64), "silver": (20_000, 4, 16), "flood": (100, 8, 24)}
+FLOOD_JOBS = 150
 
 
 def set_weights(store: Store) -> None:
@@ -57,19 +52,11 @@ def set_weights(store: Store) -> None:
     store.database.write(lambda connection: connection.execute(sa.insert(tenant_table), rows))
 
 
-def submit(store: Store, tenant: str, rows: int, size: tuple[int, int], seed: int = 0) -> str:
+def submit_job(store: Store, tenant: str, seed: int = 0) -> str:
     """A job of the tenant; no two of its rows are equal."""
-    words, most = size
-    kind = RequestKind.GENERATE
-    bodies = (
-        validate_body(kind, {"prompt": f"{seed} {n} {WORD * words}", "max_tokens": most})
-        for n in range(rows)
-    )
-    with store.jobs.submit(NewJob("demo", tenant=tenant)) as submission:
-        submission.add(
-            NewRequest(n, n + 1, f"row-{n}", kind, body) for n, body in enumerate(bodies)
-        )
-    return submission.job_id
+    rows, words, most = SIZES[tenant]
+    texts = (f"{seed} {n} {'night ' * words}" for n in range(rows))
+    return submit(store, texts, most, tenant=tenant)
 
 
 def computed(store: Store) -> Counter[str]:
@@ -83,62 +70,65 @@ def in_flight(store: Store, job_id: str) -> int:
     return counts[MicroBatchState.DISPATCHED] + counts[MicroBatchState.LEASED]
 
 
-def phase(name: str, store: Store, seconds: float) -> dict[str, Any]:
+def shares(store: Store, seconds: float) -> Figures:
     """Wait for so long, and say what was computed for each tenant meanwhile."""
     before = computed(store)
     time.sleep(seconds)
     done = computed(store) - before
-    total = done.total()
-    shares = {tenant: round(done[tenant] / max(1, total), 4) for tenant in WEIGHTS}
-    print(f"{name}: {total / seconds:,.0f} tokens/s, shares {shares}", flush=True)
-    return {"tokens": dict(done), "shares": shares}
+    total = max(1, done.total())
+    return {"tokens": done, "shares": {one: round(done[one] / total, 4) for one in WEIGHTS}}
 
 
-def measure(store: Store, seconds: float) -> dict[str, Any]:
-    for number in range(FLOOD_JOBS):
-        submit(store, "flood", FLOOD_ROWS, TINY, number)
-    wait_until(lambda: computed(store)["flood"] > 0)
-    phases = {"flood_alone": phase("the flood alone", store, seconds / 4)}
-    submit(store, "silver", 20_000, SHORT)
-    gold = submit(store, "gold", 20_000, LONG)
-    wait_until(lambda: {"gold", "silver"} <= computed(store).keys())
-    # What was in the window when they came is computed first.
-    phases["both_have_come"] = phase("gold and silver have come", store, seconds / 4)
-    phases["all_three"] = phase("all three", store, seconds)
-    store.stopping.pause(gold)
-    wait_until(lambda: not in_flight(store, gold))
-    store.shares.settle()
-    phases["gold_paused"] = phase("gold is paused", store, seconds / 2)
-    store.stopping.resume(gold)
-    phases["gold_back"] = phase("gold is back", store, seconds / 4)
-    phases["all_three_again"] = phase("all three again", store, seconds)
-    return phases
-
-
-def main() -> None:
-    arguments = parser(MODULE, __doc__)
-    arguments.add_argument("--seconds", type=float, default=60.0, help="of the longest phase")
-    arguments.add_argument("--database", choices=DATABASES, default="sqlite")
-    arguments.add_argument("--work", type=Path, default=Path("build/fair-shares"))
-    args = arguments.parse_args()
-    shutil.rmtree(args.work, ignore_errors=True)
-    with (
-        fresh_database(args.database, args.work) as (url, _),
-        deployment(url, MODEL, args.work, **SETTINGS),
-    ):
-        store = Store(url)
+def measure(_: str, args: Namespace, folder: Path) -> Figures:
+    with deployment(args.database, folder, args.model, **SETTINGS) as running:
+        store = Store(running.database.url)
         set_weights(store)
-        phases = measure(store, args.seconds)
+        found = phases(store, args.seconds)
         store.close()
-    record = begun(MODULE) | {
-        "machine": describe(2, with_torch=False),
-        "load_average": [round(value, 1) for value in os.getloadavg()],
-        "database": args.database,
-        "weights": WEIGHTS,
-        "phases": phases,
-    }
-    write_json(args.out or RESULTS / f"fair-shares-{record['date']}.json", record)
+    return found | {"load_average": [round(one, 1) for one in os.getloadavg()]}
 
+
+def phases(store: Store, seconds: float) -> Figures:
+    """The shares of each phase."""
+    for number in range(FLOOD_JOBS):
+        submit_job(store, "flood", number)
+    wait_until(lambda: computed(store)["flood"] > 0)
+    found = {"flood_alone": shares(store, seconds / 4)}
+    submit_job(store, "silver")
+    gold = submit_job(store, "gold")
+    wait_until(lambda: {"gold", "silver"} <= computed(store).keys())
+
+    def pause_gold() -> None:
+        store.stopping.pause(gold)
+        wait_until(lambda: not in_flight(store, gold))
+        store.shares.settle()
+
+    later: dict[str, tuple[Callable[[], object] | None, float]] = {
+        "both_have_come": (None, 0.25),  # what was in the window when they came is computed first
+        "all_three": (None, 1.0),
+        "gold_paused": (pause_gold, 0.5),
+        "gold_back": (partial(store.stopping.resume, gold), 0.25),
+        "all_three_again": (None, 1.0),
+    }
+    for name, (begin, part) in later.items():
+        if begin is not None:
+            begin()
+        found[name] = shares(store, part * seconds)
+    return found
+
+
+BENCHMARK = Benchmark(
+    "benchmarks.fair_shares",
+    __doc__,
+    measure,
+    ways=("phases",),
+    ways_option="--ways",
+    options={
+        "--seconds": (60.0, "of the longest phase"),
+        "--database": ("sqlite", "or postgresql"),
+    },
+    about={"weights": WEIGHTS},
+)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import torch
 
 from benchmarks.machine import describe, has_bf16
 from benchmarks.peers.nightjar_peer import run_all, scores_of
-from benchmarks.real_run import CANDIDATES, STOP, VERDICTS, candidates
-from benchmarks.writing import RESULTS, parser, today, write_json
-from examples.demo_training.data import Data, load_data
+from benchmarks.real_run import CANDIDATES, candidates
+from benchmarks.writing import RESULTS, begun, parser, write_json
+from examples.demo_training.data import STOP, VERDICTS, Data, load_data
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.engine import (
     Engine,
@@ -153,16 +152,11 @@ def main() -> None:
     arguments.add_argument("--data", type=Path, required=True)
     arguments.add_argument("--model", type=Path, default=Path("examples/demo_model"))
     args = arguments.parse_args()
-    path = args.out or RESULTS / f"int8-accuracy-{today()}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)  # now, not after hours of computing
     sizes = {"prompts": PROMPTS, "rankings": RANKINGS, "documents": CANDIDATES, "reviews": REVIEWS}
-    about: dict[str, Any] = {
-        "date": today(),
-        "command": "python -m benchmarks.int8_accuracy --data DIR",
-        "machine": describe(torch.get_num_threads()),
-    }
+    result = begun("benchmarks.int8_accuracy") | {"machine": describe(torch.get_num_threads())}
     by_precision = figures(ModelDirectory.open(args.model), load_data(args.data))
-    write_json(path, about | {"demo_model": sizes | {"by_precision": by_precision}})
+    path = args.out or RESULTS / f"int8-accuracy-{result['date']}.json"
+    write_json(path, result | {"demo_model": sizes | {"by_precision": by_precision}})
 
 
 if __name__ == "__main__":

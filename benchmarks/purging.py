@@ -1,88 +1,58 @@
 """How long others wait while a job of a million rows is purged.
 
-`python -m benchmarks.purging [--url postgresql://...] [--rows 1000000] [--out FILE.json]`
+    python -m benchmarks.purging [--rows 1000000] [--databases sqlite,postgresql]
 
 One process claims and finishes micro-batches of a job, as a GPU worker does, and asks what is to be
 dispatched. First it is alone with a process that sweeps and has nothing to purge; then that process
-purges the large job. Both databases are on one machine. The figures are of `claim`, `finish` and
-`dispatchable`, each a call of the store.
+purges the large job. Both are on one machine. The figures are of `claim`, `finish` and
+`dispatchable`, each a call of the store. Writes `benchmarks/results/purging-<date>.json`.
 """
 
-import argparse
-import json
 import multiprocessing
-import tempfile
 import time
-from collections.abc import Iterator
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from benchmarks.machine import describe
-from nightjar.jobs.lines.schemas import validate_body
+from benchmarks.control_plane.requests import plan, submit
+from benchmarks.control_plane.services import fresh_database
+from benchmarks.control_plane.watch import latencies
+from benchmarks.harness import Benchmark
+from benchmarks.writing import Figures
 from nightjar.jobs.purge_records import PurgeScope
-from nightjar.jobs.records import (
-    EncodedRequest,
-    MicroBatchRef,
-    NewJob,
-    NewMicroBatch,
-    NewRequest,
-    NewResult,
-)
-from nightjar.jobs.states import RequestKind
+from nightjar.jobs.records import MicroBatchRef, NewResult
 from nightjar.jobs.store import Store
 from nightjar.pipeline.queue.sweeper import Sweeper
 from tests.bulk_jobs import finished_job
 
 EACH = 64
+"""Requests of a micro-batch, and micro-batches of a job."""
 SWEEP_EVERY_S = 1.0
+LOOK_EVERY_S = 1.0
 PAUSE_S = 0.01  # a worker computes in between
 MODEL = "f" * 64
-Times = dict[str, list[float]]
 
 
-def main() -> None:
-    """Measure, and print or write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", help="a database without jobs (default: a SQLite file)")
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--quiet-s", type=float, default=60.0, help="seconds without a purge")
-    parser.add_argument("--folder", type=Path, help="where the SQLite file is made")
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        url = given.url or f"sqlite:///{folder}/nightjar.db"
-        found = measure(url, given.rows, given.quiet_s)
-    text = json.dumps({"machine": describe(1, with_torch=False), **found}, indent=2)
-    if given.out is None:
-        print(text)
-    else:
-        given.out.write_text(f"{text}\n", encoding="utf-8")
-
-
-def measure(url: str, rows: int, quiet_s: float) -> dict[str, Any]:
+def measure(kind: str, args: Namespace, folder: Path) -> Figures:
     """The delays of a worker's calls, without a purge and beside one."""
-    store = Store(url)
-    store.migrate()
-    large = finished_job(store, rows, days=30)
-    if not store.database.is_sqlite:
-        with store.database.reading() as connection:
-            connection.exec_driver_sql("ANALYZE")
-    work = Landing(store)
-    with sweeping(url, keep_days=None):
-        alone = work.run(lambda: work.seconds >= quiet_s)
-    began = time.monotonic()
-    with sweeping(url, keep_days=7.0):
-        beside = work.run(lambda: is_purged(store, large))
-    purge_s = time.monotonic() - began
-    store.close()
-    return {
-        "database": "sqlite" if url.startswith("sqlite") else "postgresql",
-        "rows": rows,
-        "purge_s": round(purge_s, 1),
-        "alone": summary(alone),
-        "beside_purge": summary(beside),
-    }
+    with fresh_database(kind, folder) as database:
+        store = Store(database.url)
+        store.migrate()
+        large = finished_job(store, args.rows, days=30)
+        if not store.database.is_sqlite:
+            with store.database.reading() as connection:
+                connection.exec_driver_sql("ANALYZE")
+        ends = time.monotonic() + args.quiet_s
+        with sweeping(database.url, keep_days=None):
+            alone = calls_until(store, lambda: time.monotonic() > ends)
+        began = time.monotonic()
+        with sweeping(database.url, keep_days=7.0):
+            beside = calls_until(store, lambda: is_purged(store, large))
+        purge_s = round(time.monotonic() - began, 1)
+        store.close()
+    return {"rows": args.rows, "purge_s": purge_s, "alone": alone, "beside_purge": beside}
 
 
 def is_purged(store: Store, job_id: str) -> bool:
@@ -91,57 +61,36 @@ def is_purged(store: Store, job_id: str) -> bool:
     return done and not store.purging.marked(PurgeScope(job_id=job_id))
 
 
-class Landing:
-    """Another job whose results land, micro-batch after micro-batch."""
+def calls_until(store: Store, is_over: Callable[[], bool]) -> Figures:
+    """Claim and finish micro-batches of other jobs until it is over; the latencies of each call."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    looked = time.monotonic()
+    while True:
+        texts = (f"the owl {number}" for number in range(EACH * EACH))
+        job_id = submit(store, texts, merge_equal=False)
+        for ref in plan(store, job_id, EACH * EACH, EACH, MODEL):
+            compute(store, ref, seconds)
+            if time.monotonic() - looked > LOOK_EVERY_S:
+                looked = time.monotonic()
+                if is_over():
+                    return {name: latencies(found) for name, found in seconds.items()}
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.seconds = 0.0
 
-    def run(self, is_over: Any) -> Times:  # noqa: ANN401 - a function without arguments
-        """Claim and finish until it is over; the seconds of each call, by its name."""
-        times: Times = {"claim": [], "finish": [], "dispatchable": []}
-        began = looked = time.monotonic()
-        while True:
-            for ref in self._planned():
-                self._compute(ref, times)
-                self.seconds = time.monotonic() - began
-                if time.monotonic() - looked > 1.0:
-                    looked = time.monotonic()
-                    if is_over():
-                        return times
-
-    def _compute(self, ref: MicroBatchRef, times: Times) -> None:
-        with timed(times["dispatchable"]):
-            self._store.planning.dispatchable(16)
-        with timed(times["claim"]):
-            claimed = self._store.leases.claim(ref.id, ref.epoch, "worker", MODEL)
-        if claimed is None:
-            raise RuntimeError("the micro-batch is not to be claimed")
-        time.sleep(PAUSE_S)
-        results = [
-            NewResult(one.id, 200, {"text": "in the barn"}, prompt_tokens=3, completion_tokens=2)
-            for one in claimed.requests
-        ]
-        with timed(times["finish"]):
-            self._store.leases.finish(claimed.id, claimed.epoch, "worker", results)
-
-    def _planned(self) -> list[MicroBatchRef]:
-        """The micro-batches of a new job."""
-        body = validate_body(RequestKind.GENERATE, {"prompt": "the owl", "max_tokens": 4})
-        with self._store.jobs.submit(NewJob("tiny", merge_equal=False)) as made:
-            made.add(
-                NewRequest(n, n + 1, f"row-{n}", RequestKind.GENERATE, body)
-                for n in range(64 * EACH)
-            )
-        ids = [one.id for one in self._store.backlog.queued_requests(made.job_id, 64 * EACH)]
-        groups = [ids[start : start + EACH] for start in range(0, len(ids), EACH)]
-        return self._store.planning.save_plan(
-            made.job_id,
-            [EncodedRequest(id_, [[1, 2, 3]]) for id_ in ids],
-            [NewMicroBatch(RequestKind.GENERATE, 32, group, 7 * EACH) for group in groups],
-            fingerprint=MODEL,
-        )
+def compute(store: Store, ref: MicroBatchRef, seconds: dict[str, list[float]]) -> None:
+    """What a worker does with a micro-batch."""
+    with timed(seconds["dispatchable"]):
+        store.planning.dispatchable(16)
+    with timed(seconds["claim"]):
+        claimed = store.leases.claim(ref.id, ref.epoch, "worker", MODEL)
+    if claimed is None:
+        raise RuntimeError("the micro-batch is not to be claimed")
+    time.sleep(PAUSE_S)
+    results = [
+        NewResult(one.id, 200, {"text": "in the barn"}, prompt_tokens=3, completion_tokens=2)
+        for one in claimed.requests
+    ]
+    with timed(seconds["finish"]):
+        store.leases.finish(claimed.id, claimed.epoch, "worker", results)
 
 
 @contextmanager
@@ -150,19 +99,6 @@ def timed(seconds: list[float]) -> Iterator[None]:
     began = time.perf_counter()
     yield
     seconds.append(time.perf_counter() - began)
-
-
-def summary(times: Times) -> dict[str, Any]:
-    """Median, 99th percentile and the longest of each call, in milliseconds."""
-    found = {}
-    for name, seconds in times.items():
-        ordered = sorted(seconds)
-        places = {"p50_ms": 0.5, "p99_ms": 0.99, "max_ms": 1.0}
-        found[name] = {"calls": len(ordered)} | {
-            place: round(ordered[min(len(ordered) - 1, int(part * len(ordered)))] * 1_000, 1)
-            for place, part in places.items()
-        }
-    return found
 
 
 @contextmanager
@@ -180,14 +116,13 @@ def sweeping(url: str, keep_days: float | None) -> Iterator[None]:
 
 
 def _sweep(url: str, keep_days: float | None) -> None:
-    keep_s = None if keep_days is None else keep_days * 86_400
     sweeper = Sweeper(
         Store(url),
         dead_after_s=3_600,
         redispatch_after_s=3_600,
         longest_gap_s=2,
         deaths_allowed=3,
-        keep_results_s=keep_s,
+        keep_results_s=None if keep_days is None else keep_days * 86_400,
     )
     while True:
         began = time.monotonic()
@@ -195,5 +130,12 @@ def _sweep(url: str, keep_days: float | None) -> None:
         time.sleep(max(SWEEP_EVERY_S / 10, SWEEP_EVERY_S - (time.monotonic() - began)))
 
 
+BENCHMARK = Benchmark(
+    "benchmarks.purging",
+    __doc__,
+    measure,
+    options={"--rows": (1_000_000, "of the job"), "--quiet-s": (60.0, "seconds without a purge")},
+)
+
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -10,32 +10,25 @@ one is the true one; then the reviews that were kept out of training are ranked.
 
 import json
 import random
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
-import psutil
+import pandas as pd
 
 from benchmarks.control_plane.requests import batch_line
+from benchmarks.control_plane.watch import Watch, nightjar_run
 from benchmarks.machine import describe
-from benchmarks.writing import RESULTS, parser, today, write_json
-from examples.demo_training.data import Data, Turn, load_data
+from benchmarks.writing import RESULTS, Figures, begun, parser, write_json
+from examples.demo_training.data import STOP, VERDICTS, Data, Turn, load_data
 
 GENERATIONS = 5_000
 RANKINGS = 5_000
 CANDIDATES = 16
 MAX_TOKENS = 64
-STOP = "\n사용자:"
-VERDICTS = [" 재미있다", " 재미없다"]
-MEMORY_EVERY_S = 1.0
 
-
-Sample = tuple[float, Counter[str]]
-"""A second of the run, and the memory that its processes hold then, MiB by role."""
+Bodies = dict[str, Figures]
+"""Bodies of the answers by custom_id."""
 
 
 def conversations(data: Data, rng: random.Random, wanted: int) -> list[Turn]:
@@ -54,8 +47,8 @@ def candidates(turn: Turn, pool: list[Turn], rng: random.Random) -> list[str]:
     return answers
 
 
-def write_requests(path: Path, data: Data, rng: random.Random) -> None:
-    """Write the 10,000 lines, mixed."""
+def requests(data: Data, rng: random.Random) -> list[str]:
+    """The 10,000 lines, mixed."""
     lines = []
     for number, turn in enumerate(conversations(data, rng, GENERATIONS)):
         body = {"prompt": turn.prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "stop": STOP}
@@ -67,124 +60,66 @@ def write_requests(path: Path, data: Data, rng: random.Random) -> None:
         body = {"query": turn.prompt, "documents": documents}
         lines.append(batch_line(f"rank-{number}", "/v1/rerank", body))
     rng.shuffle(lines)
-    path.write_text("".join(lines), encoding="utf-8")
+    return lines
 
 
-def role(command: list[str]) -> str:
-    """Which part of the system a process is."""
-    words = " ".join(command)
-    names = {
-        "gpu_worker.compute": "compute process",
-        "gpu_worker.worker.tasks": "GPU worker",
-        "pipeline.planning.tasks": "planner",
-        "pipeline.queue.clock": "beat",
-        "valkey-server": "broker",
-        "redis-server": "broker",
-    }
-    return next((name for part, name in names.items() if part in words), "nightjar run")
-
-
-def memory(root: psutil.Process) -> Counter[str]:
-    resident: Counter[str] = Counter()
-    for process in [root, *root.children(recursive=True)]:
-        try:
-            resident[role(process.cmdline())] += process.memory_info().rss // 2**20
-        except psutil.Error:
-            continue
-    return resident
-
-
-def run(source: Path, model: Path, out: Path) -> tuple[float, list[Sample]]:
-    """`nightjar run` from start to end: wall seconds, and the memory on the way."""
-    command = [sys.executable, "-m", "nightjar", "run", str(source)]
-    command += ["--model", str(model), "--out", str(out)]
-    started = time.monotonic()
-    process = subprocess.Popen(command)
-    root, samples = psutil.Process(process.pid), []
-    while process.poll() is None:
-        samples.append((time.monotonic() - started, memory(root)))
-        time.sleep(MEMORY_EVERY_S)
-    if process.returncode != 0:
-        raise SystemExit(f"nightjar run ended with {process.returncode}")
-    return time.monotonic() - started, samples
-
-
-def answers(out: Path) -> dict[str, dict[str, Any]]:
-    """Bodies of the answers by custom_id; every one must be there once."""
-    lines = [json.loads(text) for text in out.read_text(encoding="utf-8").splitlines()]
-    found = {record["custom_id"]: record["response"]["body"] for record in lines}
+def run(source: Path, lines: list[str], model: Path) -> tuple[float, Watch, Bodies]:
+    """The lines through `nightjar run`: its seconds, its processes, the answers, each once."""
+    source.write_text("".join(lines), encoding="utf-8")
+    out = source.with_suffix(".out.jsonl")
+    seconds, watch, _ = nightjar_run(source, "--model", model, "--out", out)
+    records = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    found = {record["custom_id"]: record["response"]["body"] for record in records}
     if len(found) != len(lines):
-        raise SystemExit(f"{len(lines) - len(found)} rows came twice")
-    return found
+        raise SystemExit(f"{len(found)} of {len(lines)} rows were answered")
+    return seconds, watch, found
 
 
-def generation_figures(bodies: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def usage(bodies: Bodies) -> pd.DataFrame:
+    """Of each generated answer its tokens, and how it ended."""
     generated = [body for name, body in bodies.items() if name.startswith("generate-")]
-    usage = [body["usage"] for body in generated]
-    return {
-        "requests": len(generated),
-        "requested_tokens": sum(u["requested_tokens"] for u in usage),
-        "generated_tokens": sum(u["completion_tokens"] for u in usage),
-        "finish_reasons": Counter(body["choices"][0]["finish_reason"] for body in generated),
-    }
+    reasons = [{"finish_reason": body["choices"][0]["finish_reason"]} for body in generated]
+    return pd.DataFrame(
+        body["usage"] | reason for body, reason in zip(generated, reasons, strict=True)
+    )
 
 
-def memory_figures(samples: list[Sample]) -> dict[str, Any]:
+def memory_figures(samples: pd.DataFrame) -> Figures:
     """Peaks by role, and growth between the third and the last quarter of the run."""
-    totals = [resident.total() for _, resident in samples]
+    totals = samples.sum(axis=1)
     quarter = max(1, len(totals) // 4)
-    third, last = max(totals[2 * quarter : 3 * quarter]), max(totals[3 * quarter :])
-    peaks: Counter[str] = Counter()
-    for _, resident in samples:
-        peaks |= resident  # of each role the larger
+    third, last = totals[2 * quarter : 3 * quarter].max(), totals[3 * quarter :].max()
     return {
-        "peak_mib": max(totals),
-        "peak_mib_by_process": peaks,
+        "peak_mib": round(totals.max()),
+        "peak_mib_by_process": samples.max().round().to_dict(),
         "last_quarter_over_third": round(last / third, 3),
     }
 
 
-def plot_tokens(bodies: dict[str, dict[str, Any]], path: Path) -> None:
+def plot_tokens(made: pd.Series, path: Path) -> None:
     """Requested against generated tokens: how early answers stop."""
-    made = [
-        body["usage"]["completion_tokens"]
-        for name, body in bodies.items()
-        if name.startswith("generate-")
-    ]
-    figure, axes = plt.subplots(figsize=(7, 3.5))
-    axes.hist(made, bins=range(1, MAX_TOKENS + 2), color="#2b6cb0")
+    axes = made.plot.hist(bins=range(1, MAX_TOKENS + 2), color="#2b6cb0", figsize=(7, 3.5))
     axes.axvline(MAX_TOKENS, color="#c53030", label=f"requested: {MAX_TOKENS}")
-    axes.axvline(sum(made) / len(made), color="#2f855a", label=f"mean: {sum(made) / len(made):.1f}")
+    axes.axvline(made.mean(), color="#2f855a", label=f"mean: {made.mean():.1f}")
     axes.set(xlabel="tokens generated", ylabel="requests", title="Requested against generated")
     axes.legend()
-    figure.savefig(path, bbox_inches="tight", dpi=110)
+    plt.savefig(path, bbox_inches="tight", dpi=110)
+    plt.close()
 
 
-def plot_memory(samples: list[Sample], path: Path) -> None:
-    """Resident memory of each process over the run."""
-    figure, axes = plt.subplots(figsize=(7, 3.5))
-    for name in sorted({name for _, resident in samples for name in resident}):
-        points = [(second, resident[name]) for second, resident in samples if name in resident]
-        axes.plot(*zip(*points, strict=True), label=name)
-    axes.set(xlabel="seconds", ylabel="MiB resident", title="Memory of `nightjar run`")
-    axes.legend(fontsize="small")
-    figure.savefig(path, bbox_inches="tight", dpi=110)
-
-
-def review_figures(data: Data, model: Path, work: Path) -> dict[str, Any]:
-    source, out = work / "reviews.jsonl", work / "reviews.out.jsonl"
-    with source.open("w", encoding="utf-8") as stream:
-        for number, review in enumerate(data.reviews_heldout):
-            body = {"query": review.prompt, "documents": VERDICTS}
-            stream.write(batch_line(f"review-{number}", "/v1/rerank", body))
-    seconds, _ = run(source, model, out)
-    bodies = answers(out)
+def review_figures(data: Data, model: Path, work: Path) -> Figures:
+    """How many of the reviews kept out of training are judged rightly."""
+    reviews = data.reviews_heldout
+    lines = [
+        batch_line(f"{n}", "/v1/rerank", {"query": review.prompt, "documents": VERDICTS})
+        for n, review in enumerate(reviews)
+    ]
+    seconds, _, bodies = run(work / "reviews.jsonl", lines, model)
     hits = sum(
-        bodies[f"review-{number}"]["results"][0]["index"] == review.verdict
-        for number, review in enumerate(data.reviews_heldout)
+        bodies[f"{n}"]["results"][0]["index"] == one.verdict for n, one in enumerate(reviews)
     )
-    count = len(data.reviews_heldout)
-    return {"reviews": count, "accuracy": round(hits / count, 4), "wall_s": round(seconds, 1)}
+    accuracy = round(hits / len(reviews), 4)
+    return {"reviews": len(reviews), "accuracy": accuracy, "wall_s": round(seconds, 1)}
 
 
 def main() -> None:
@@ -194,26 +129,30 @@ def main() -> None:
     arguments.add_argument("--work", type=Path, default=Path("build/real-run"))
     args = arguments.parse_args()
     args.work.mkdir(parents=True)
-    path = args.out or RESULTS / f"real-run-{today()}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)  # now, not after hours of computing
-    data, source, out = load_data(args.data), args.work / "requests.jsonl", args.work / "out.jsonl"
-    write_requests(source, data, random.Random(17))
-    seconds, samples = run(source, args.model, out)
-    bodies = answers(out)
-    figures = {
-        "date": today(),
-        "command": "python -m benchmarks.real_run --data DIR",
-        "machine": describe(2),
+    figures = begun("benchmarks.real_run") | {"machine": describe(2)}
+    path = args.out or RESULTS / f"real-run-{figures['date']}.json"
+    data = load_data(args.data)
+    lines = requests(data, random.Random(17))
+    seconds, watch, bodies = run(args.work / "requests.jsonl", lines, args.model)
+    tokens, samples = usage(bodies), pd.DataFrame(watch.samples)
+    figures |= {
         "requests": len(bodies),
         "wall_s": round(seconds, 1),
         "requests_per_s": round(len(bodies) / seconds, 1),
         "memory": memory_figures(samples),
-        "generation": generation_figures(bodies),
+        "generation": {
+            "requests": len(tokens),
+            "requested_tokens": int(tokens["requested_tokens"].sum()),
+            "generated_tokens": int(tokens["completion_tokens"].sum()),
+            "finish_reasons": Counter(tokens["finish_reason"]),
+        },
         "reviews": review_figures(data, args.model, args.work),
     }
     write_json(path, figures)
-    plot_tokens(bodies, path.with_name(f"{path.stem}-tokens.png"))
-    plot_memory(samples, path.with_name(f"{path.stem}-memory.png"))
+    plot_tokens(tokens["completion_tokens"], path.with_name(f"{path.stem}-tokens.png"))
+    about = {"xlabel": "seconds", "ylabel": "MiB resident", "title": "Memory of `nightjar run`"}
+    samples.plot(figsize=(7, 3.5), **about)
+    plt.savefig(path.with_name(f"{path.stem}-memory.png"), bbox_inches="tight", dpi=110)
 
 
 if __name__ == "__main__":

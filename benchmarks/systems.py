@@ -1,18 +1,20 @@
 """The systems of the comparison, and how their runners are started, asked and put to rest."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+import msgspec
+
+from nightjar.children import last_words
 
 from .environments import environment_python, failure_of
-from .peers.protocol import Workload
+from .peers.protocol import Answer, Load, Loaded, Message, Ran, Workload
 from .writing import ROOT
 
 START_TIMEOUT_S = 600.0
@@ -77,16 +79,14 @@ class Runner:
         environment = os.environ | spec.environment
         environment["PYTHONPATH"] = str(ROOT) if spec.ours else ""
         environment |= {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-        pipe = subprocess.PIPE
-        with log.open("w", encoding="utf-8") as stderr:
+        with log.open("wb") as stderr:
             self._process = subprocess.Popen(
                 command,
                 cwd=directory,
                 env=environment,
-                stdin=pipe,
-                stdout=pipe,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=stderr,
-                text=True,
                 start_new_session=True,
             )
 
@@ -95,31 +95,26 @@ class Runner:
         """The process id of the runner."""
         return self._process.pid
 
-    def load(self, model: Path, converted: Path) -> dict[str, Any]:
-        """Load the model; the answer holds load_s, versions, settings and start_mib."""
-        message = {
-            "command": "load",
-            "model": str(model.resolve()),
-            "precision": self.precision,
-            "threads": self._threads,
-            "converted": str(converted.resolve()),
-        }
-        return self._ask(message, START_TIMEOUT_S)
+    def load(self, model: Path, converted: Path) -> Loaded:
+        """Load the model."""
+        where = str(model.resolve()), self.precision, self._threads, str(converted.resolve())
+        loaded = self._ask(Message(load=Load(*where)), START_TIMEOUT_S).loaded
+        assert loaded is not None
+        return loaded
 
-    def run(self, workload: Workload) -> dict[str, Any]:
-        """Run a workload; the answer holds seconds, outcome and peak_mib."""
-        return self._ask({"command": "run", "workload": asdict(workload)}, RUN_TIMEOUT_S)
+    def run(self, workload: Workload) -> Ran:
+        """Run a workload."""
+        ran = self._ask(Message(run=workload), RUN_TIMEOUT_S).ran
+        assert ran is not None
+        return ran
 
     def close(self) -> None:
         """End the process and its children."""
         self._signal(signal.SIGKILL)
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with suppress(BrokenPipeError):  # what was asked of a dead process is still to go
-                    stream.close()
+        with suppress(BrokenPipeError):  # what was asked of a dead process is still to go
+            self._process.communicate()
 
-    def _ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    def _ask(self, message: Message, timeout_s: float) -> Answer:
         source, answers = self._process.stdin, self._process.stdout
         assert source is not None
         assert answers is not None
@@ -127,11 +122,11 @@ class Runner:
         self._signal(signal.SIGCONT)
         watchdog.start()
         try:
-            source.write(json.dumps(message) + "\n")
+            source.write(msgspec.json.encode(message) + b"\n")
             source.flush()
             line = answers.readline()
         except BrokenPipeError:
-            line = ""
+            line = b""
         finally:
             late = watchdog.finished.is_set()
             watchdog.cancel()
@@ -140,18 +135,17 @@ class Runner:
                 f"no answer in {timeout_s:.0f} s" if late else self._last_words()
             )
         self._signal(signal.SIGSTOP)
-        answer: dict[str, Any] = json.loads(line)
-        if not answer.pop("ok"):
-            raise SystemFailedError(answer["error"])
+        answer = msgspec.json.decode(line, type=Answer)
+        if answer.error is not None:
+            raise SystemFailedError(answer.error)
         return answer
 
     def _last_words(self) -> str:
         status = self._process.wait()
         if status == -signal.SIGKILL:
             return "the runner was killed, as the system does where memory runs out"
-        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        said = f": {lines[-1][:300]}" if lines else ""
-        return f"the runner ended with {status}{said}"
+        said = last_words(self._log).splitlines()[-1:]
+        return ": ".join([f"the runner ended with {status}", *(line[:300] for line in said)])
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

@@ -13,16 +13,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
-
-def today() -> str:
-    """The date that names a result."""
-    return datetime.now(UTC).date().isoformat()
+Figures = dict[str, Any]
 
 
-def begun(module: str, given: Sequence[str] | None = None) -> dict[str, Any]:
+def begun(module: str, given: Sequence[str] | None = None) -> Figures:
     """The head of a result: its date, and the command with the arguments that were given."""
-    words = sys.argv[1:] if given is None else given
-    return {"date": today(), "command": shlex.join(["python", "-m", module, *words])}
+    command = ["python", "-m", module, *(sys.argv[1:] if given is None else given)]
+    return {"date": datetime.now(UTC).date().isoformat(), "command": shlex.join(command)}
 
 
 def commit() -> str:
@@ -62,7 +59,7 @@ def write_whole(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: Figures) -> None:
     """One result."""
     write_whole(path, json.dumps(content, indent=2) + "\n")
 

@@ -10,7 +10,7 @@ be composed with the letter before them.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 
 PIECE_CHARACTERS = 1 << 17
@@ -66,17 +66,3 @@ class LongTexts:
         if self._token is None:
             return False
         return self._token.search(text, max(0, at - self._widest), at + self._widest) is not None
-
-
-def in_groups(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the texts in order, in groups of at most GROUP_CHARACTERS or one text."""
-    group: list[str] = []
-    total = 0
-    for text in texts:
-        if group and total + len(text) > GROUP_CHARACTERS:
-            yield group
-            group, total = [], 0
-        group.append(text)
-        total += len(text)
-    if group:
-        yield group

@@ -12,9 +12,10 @@ import tokenizers
 
 from nightjar.checkpoints.errors import CheckpointError
 from nightjar.checkpoints.json_file import read_json_object
-from nightjar.checkpoints.long_texts import PIECE_CHARACTERS, LongTexts, in_groups
+from nightjar.checkpoints.long_texts import GROUP_CHARACTERS, PIECE_CHARACTERS, LongTexts
 from nightjar.checkpoints.token_sizes import most_bytes_of_a_token
 from nightjar.checkpoints.word_cache import WordCache, cuts_at_blanks
+from nightjar.groups import in_groups
 
 PROMPT_TOKEN = "<|PROMPT|>"  # noqa: S105 - a token of text, not of access
 """Stands in a prompt where a prompt vector is read; it can never be generated."""
@@ -50,6 +51,7 @@ class Tokenizer:
     ids past the tokenizer (embedding rows that pad the table).
     special_ids: the special tokens' ids.
     prefix_ids: the tokens that the model expects first, such as a begin-of-text token.
+    padding_ids: ids of embedding rows that no entry of the vocabulary has.
     most_bytes: the most UTF-8 bytes of a text that one token can stand for; None if unknown.
     """
 
@@ -62,12 +64,14 @@ class Tokenizer:
         *,
         by_words: bool = False,
         most_bytes: int | None = None,
+        padding_ids: tuple[int, ...] = (),
     ) -> None:
         self._backend = backend
         self._alphabet = alphabet
         self.token_bytes = token_bytes
         self.special_ids = special_ids
         self.most_bytes = most_bytes
+        self.padding_ids = padding_ids
         self.prefix_ids = _prefix_ids(backend)
         self._words = WordCache(self.encode, self._encode_whole) if by_words else None
         written_out = [token.content for token in backend.get_added_tokens_decoder().values()]
@@ -88,7 +92,8 @@ class Tokenizer:
         special = frozenset(i for i, token in added.items() if token.special)
         plain = {i: token.content.encode() for i, token in added.items() if not token.special}
         table = [b""] * vocab_size
-        for text, index in backend.get_vocab(with_added_tokens=True).items():
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        for text, index in vocabulary.items():
             if index >= vocab_size:
                 if text != PROMPT_TOKEN:
                     raise CheckpointError(
@@ -104,6 +109,7 @@ class Tokenizer:
             special,
             by_words=cuts_at_blanks(description),
             most_bytes=most_bytes_of_a_token(description, table),
+            padding_ids=tuple(sorted(set(range(vocab_size)) - set(vocabulary.values()))),
         )
 
     def encode(self, text: str) -> list[int]:
@@ -137,7 +143,7 @@ class Tokenizer:
 
     def _encode_whole(self, texts: Sequence[str]) -> list[list[int]]:
         ids: list[list[int]] = []
-        for group in in_groups(texts):
+        for group in in_groups(texts, len, GROUP_CHARACTERS):
             found = self._backend.encode_batch_fast(group, add_special_tokens=False)
             ids += [encoding.ids for encoding in found]
         return ids

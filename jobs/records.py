@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from nightjar.jobs.states import JobState, RequestKind, Reuse
+from nightjar.jobs.tracing import current_traceparent
 
 # A validated and normalised request body, or the body of an answer: plain JSON values.
 JsonObject = dict[str, Any]
@@ -62,6 +63,7 @@ class NewJob:
     # Its rows are purged so long after its end, or sooner where its tenant or the deployment keeps
     # less; None: as those say. Of whoever submits: a client, a batch, a schedule to come.
     keep_results_s: int | None = None
+    traceparent: str | None = field(default_factory=current_traceparent)
 
 
 @dataclass(frozen=True, slots=True)

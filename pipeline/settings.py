@@ -11,6 +11,7 @@ from pydantic_settings import SettingsConfigDict
 from nightjar.compute_config import ComputeConfig, Dtype, EngineKind
 from nightjar.pipeline.api_settings import ApiSettings
 from nightjar.pipeline.model_settings import ModelSettings
+from nightjar.pipeline.monitoring_settings import MonitoringSettings
 from nightjar.pipeline.variables import unknown_variables
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ class SettingsError(Exception):
     """A setting is missing or cannot be used; the message names the variable."""
 
 
-class Settings(ApiSettings, ModelSettings):
+class Settings(ApiSettings, ModelSettings, MonitoringSettings):
     """One frozen configuration for the planner, the workers, the API and the command line.
 
     Every field is the environment variable `NIGHTJAR_<FIELD>`, for example

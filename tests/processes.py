@@ -1,14 +1,17 @@
 """Starting the real command and looking at the real processes below it."""
 
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
+from typer.testing import CliRunner
 
 NIGHTJAR = [sys.executable, "-m", "nightjar"]
 PATIENCE_S = 120.0
@@ -25,6 +28,18 @@ def nightjar(
         text=True,
         timeout=timeout_s,
     )
+
+
+def nightjar_here(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process: one that ends before it starts any other."""
+    from nightjar.pipeline.front.cli import app  # noqa: PLC0415 - a second, for few of the tests
+
+    command = [str(argument) for argument in arguments]
+    with patch.dict(os.environ):  # options become variables, for processes to come
+        done = CliRunner().invoke(app, command)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
 
 
 def start_nightjar(*arguments: str | Path, log: Path) -> subprocess.Popen[bytes]:
@@ -85,6 +100,17 @@ def write_lines(path: Path, lines: list[dict[str, Any] | str | bytes]) -> Path:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read JSON lines."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def told(out: Path) -> dict[str, Any]:
+    """What each answer of a run says, without what tells runs and origins apart."""
+    found = {}
+    for line in read_lines(out):
+        body = line["response"]["body"]
+        assert line["custom_id"] not in found
+        answer = body["results"] if "results" in body else body["choices"]
+        found[line["custom_id"]] = (answer, body["usage"])
+    return found
 
 
 def completion_line(custom_id: str, **body: Any) -> dict[str, Any]:

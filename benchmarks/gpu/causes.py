@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.writing import table
 from nightjar.kernels.device import Switches, using
 
 from .engine_figures import decoding, timed_step
@@ -42,13 +43,10 @@ def decode_steps(name: str) -> Callable[[Lab], Points]:
     return measure
 
 
-def table(results: dict[str, Any]) -> str:
+def page(results: dict[str, Any]) -> str:
     """Microseconds of a step, and how many times as long as with everything on; in Markdown."""
-    lines = [
-        "| decode step | " + " | ".join(f"of {batch}" for batch in BATCHES) + " |",
-        "|---|" + "---|" * len(BATCHES),
-    ]
     whole = results.get("all_on", {}).get("points", {})
+    rows = []
     for name, (title, *_) in VARIANTS.items():
         one = results.get(name, {"status": "not run"})
         cells = []
@@ -60,5 +58,5 @@ def table(results: dict[str, Any]) -> str:
                 cells.append(f"{1e6 * seconds:.0f} us")
             else:
                 cells.append(f"{1e6 * seconds:.0f} us, {seconds / base:.2f}x")
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append([title, *cells])
+    return table(["decode step", *(f"of {batch}" for batch in BATCHES)], rows)

@@ -7,7 +7,7 @@ import transformers
 from ctranslate2.converters import TransformersConverter
 
 from . import protocol
-from .protocol import Generated, Generation, Pair, Ranking, System
+from .protocol import Generated, Generation, Pair, System
 
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
 BATCH_TOKENS = 4096
@@ -64,10 +64,7 @@ class CTranslate2(System):
             for text, request, count in zip(texts, batch, counts, strict=True)
         ]
 
-    def rank(self, rankings: list[Ranking]) -> list[list[float]]:
-        return protocol.rank_pairs(rankings, self._score)
-
-    def _score(self, pairs: list[Pair]) -> list[float]:
+    def score(self, pairs: list[Pair]) -> list[float]:
         results = self._generator.score_batch(
             [[self._tokens[token] for token in query + document] for query, document in pairs],
             max_batch_size=BATCH_TOKENS,

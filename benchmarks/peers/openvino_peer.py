@@ -16,7 +16,7 @@ import tokenizers
 import torch
 
 from . import protocol
-from .protocol import Generated, Generation, Pair, Ranking, System
+from .protocol import Generated, Generation, Pair, System
 
 CACHE_GIB = 2
 BATCH = 16
@@ -86,18 +86,14 @@ class OpenVino(System):
             return Generated(protocol.cut(text, request.stop), len(row))
         return Generated(protocol.without_part(text, request.stop), len(row) + 1)
 
-    def rank(self, rankings: list[Ranking]) -> list[list[float]]:
+    def score(self, pairs: list[Pair]) -> list[float]:
         if self._scorer is None:
             core = openvino.Core()
             compiled = core.compile_model(
                 self._directory / "openvino_model.xml", "CPU", self._properties
             )
             self._scorer = compiled.create_infer_request()
-
-        def by_length(pairs: list[Pair]) -> list[float]:
-            return protocol.in_batches(pairs, lambda pair: sum(map(len, pair)), BATCH, self._score)
-
-        return protocol.rank_pairs(rankings, by_length)
+        return protocol.in_batches(pairs, lambda pair: sum(map(len, pair)), BATCH, self._score)
 
     def _score(self, batch: list[Pair]) -> list[float]:
         """Mean NLL of each document; left padding puts every document at the end of its row."""

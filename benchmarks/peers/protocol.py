@@ -1,33 +1,29 @@
 """How the comparison talks to a system: JSON lines over a runner's stdin and stdout.
 
 Each system runs in a process of its own, in its own environment, so this file needs nothing but
-the standard library.  Every message is one line; the runner answers each with one line:
-
-    {"command": "load", "model": DIR, "precision": "fp32", "threads": 2, "converted": DIR}
-        -> {"ok": true, "load_s": 1.2, "versions": {...}, "settings": "...", "start_mib": 300.0}
-    {"command": "run", "workload": {...}}
-        -> {"ok": true, "seconds": 3.4, "outcome": {...}, "peak_mib": 900.0}
-
-A run begins with empty caches: what an earlier run left in a prefix cache is dropped first.
-
-Whatever goes wrong comes back as {"ok": false, "error": "..."}; the end of stdin ends the runner.
+the standard library and msgspec.  Every `Message` is one line; the runner answers each with one
+`Answer`.  A run begins with empty caches: what an earlier run left in a prefix cache is dropped
+first.  The end of stdin ends the runner.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, TextIO, TypeVar
+from typing import BinaryIO, Literal, TypeVar
+
+import msgspec
 
 Kind = Literal["generate", "rank", "first_token"]
+Pair = tuple[list[int], list[int]]
+"""A query and a document of it."""
 
 
 @dataclass(frozen=True)
@@ -90,15 +86,6 @@ class Workload:
         numbers = sorted({generation.wave for generation in self.generations})
         return [[g for g in self.generations if g.wave == number] for number in numbers]
 
-    @staticmethod
-    def from_json(record: dict[str, Any]) -> Workload:
-        return Workload(
-            name=record["name"],
-            kind=record["kind"],
-            generations=[Generation(**item) for item in record["generations"]],
-            rankings=[Ranking(**item) for item in record["rankings"]],
-        )
-
 
 @dataclass(frozen=True)
 class Generated:
@@ -119,10 +106,51 @@ class Outcome:
     mean_nll: list[list[float]] = field(default_factory=list)
     seconds_each: list[float] = field(default_factory=list)
 
-    @staticmethod
-    def from_json(record: dict[str, Any]) -> Outcome:
-        generated = [Generated(**item) for item in record["generated"]]
-        return Outcome(generated, record["mean_nll"], record["seconds_each"])
+
+@dataclass(frozen=True)
+class Load:
+    """Load a Hugging Face directory; `converted` is a folder for the system's own format."""
+
+    model: str
+    precision: str
+    threads: int
+    converted: str
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a runner is asked for: one of the two."""
+
+    load: Load | None = None
+    run: Workload | None = None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """start_mib: the process's peak before the model, so Python and its libraries."""
+
+    load_s: float
+    versions: dict[str, str]
+    settings: str
+    start_mib: float
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A workload's time and outcome, and the most memory that the process ever held."""
+
+    seconds: float
+    outcome: Outcome
+    peak_mib: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a message gave, or why it failed."""
+
+    loaded: Loaded | None = None
+    ran: Ran | None = None
+    error: str | None = None
 
 
 class System:
@@ -146,37 +174,33 @@ class System:
         raise NotImplementedError
 
     def rank(self, rankings: list[Ranking]) -> list[list[float]]:
-        """Mean NLL of each document of each ranking."""
+        """Mean NLL of each document of each ranking; by default each pair is scored on its own."""
+        pairs = [(one.query, document) for one in rankings for document in one.documents]
+        scores = iter(self.score(pairs))
+        return [[next(scores) for _ in one.documents] for one in rankings]
+
+    def score(self, pairs: list[Pair]) -> Sequence[float]:
+        """Mean NLL of each document after its query."""
         raise NotImplementedError
 
 
 Item = TypeVar("Item")
-Answer = TypeVar("Answer")
-Pair = tuple[list[int], list[int]]
-"""A query and a document of it."""
+Found = TypeVar("Found")
 
 
 def in_batches(
     items: Sequence[Item],
     length: Callable[[Item], int],
     size: int,
-    run: Callable[[list[Item]], Sequence[Answer]],
-) -> list[Answer]:
+    run: Callable[[list[Item]], Sequence[Found]],
+) -> list[Found]:
     """Run batches of items of similar length; answers in the order of the items."""
     order = sorted(range(len(items)), key=lambda place: length(items[place]))
-    found: dict[int, Answer] = {}
+    found: dict[int, Found] = {}
     for start in range(0, len(order), size):
         places = order[start : start + size]
         found.update(zip(places, run([items[place] for place in places]), strict=True))
     return [found[place] for place in range(len(items))]
-
-
-def rank_pairs(
-    rankings: list[Ranking], score: Callable[[list[Pair]], Sequence[float]]
-) -> list[list[float]]:
-    """Score every query with each of its documents; scores by ranking."""
-    scores = iter(score([(one.query, document) for one in rankings for document in one.documents]))
-    return [[next(scores) for _ in one.documents] for one in rankings]
 
 
 def pad_left(rows: Sequence[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
@@ -222,40 +246,40 @@ def without_part(text: str, stop: str) -> str:
     return next((text[:-size] for size in sizes if text.endswith(stop[:size])), text)
 
 
-def handle(system: System, message: dict[str, Any]) -> dict[str, Any]:
+def handle(system: System, message: Message) -> Answer:
     """Carry out one message."""
-    if message["command"] == "load":
+    if (asked := message.load) is not None:
         start_mib, started = peak_mib(), time.perf_counter()
-        model, converted = Path(message["model"]), Path(message["converted"])
-        system.load(model, message["precision"], message["threads"], converted)
-        return {
-            "load_s": time.perf_counter() - started,
-            "versions": system.versions,
-            "settings": system.settings,
-            "start_mib": start_mib,
-        }
-    workload = Workload.from_json(message["workload"])
+        system.load(Path(asked.model), asked.precision, asked.threads, Path(asked.converted))
+        load_s = time.perf_counter() - started
+        return Answer(loaded=Loaded(load_s, system.versions, system.settings, start_mib))
+    if message.run is None:
+        raise ValueError("a message without a command")
     system.reset()
     started = time.perf_counter()
-    outcome = run_workload(system, workload)
-    seconds = time.perf_counter() - started
-    return {"seconds": seconds, "outcome": asdict(outcome), "peak_mib": peak_mib()}
+    outcome = run_workload(system, message.run)
+    return Answer(ran=Ran(time.perf_counter() - started, outcome, peak_mib()))
 
 
 def serve(system: System) -> None:
     """Answer messages until stdin ends.  What libraries print goes to stderr."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    answer_all(system, sys.stdin, answers)
+    answer_all(system, sys.stdin.buffer, answers)
 
 
-def answer_all(system: System, source: TextIO, answers: TextIO) -> None:
+def answer_all(system: System, source: BinaryIO, answers: BinaryIO) -> None:
     """Write one answer for each message of `source`; a failure is an answer, too."""
     for line in source:
         try:
-            answer = {"ok": True, **handle(system, json.loads(line))}
+            answer = handle(system, msgspec.json.decode(line, type=Message))
         except Exception as error:  # noqa: BLE001 - reported as this system's failure
             traceback.print_exc()
-            answer = {"ok": False, "error": f"{type(error).__name__}: {error}"[:500]}
-        answers.write(json.dumps(answer) + "\n")
+            answer = Answer(error=f"{type(error).__name__}: {error}"[:500])
+        answers.write(msgspec.json.encode(answer, enc_hook=_plain) + b"\n")
         answers.flush()
+
+
+def _plain(value: object) -> str | float:
+    """Of what libraries derive from str and float: torch's version, NumPy's numbers."""
+    return str(value) if isinstance(value, str) else float(value)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor
 
 from . import protocol
-from .protocol import Generated, Generation, Pair, Ranking, System
+from .protocol import Generated, Generation, Pair, System
 
 BATCH = 16
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -89,11 +89,8 @@ class Transformers(System):
                 return Generated(protocol.cut(text, request.stop), count)
         return Generated(text, min(len(row), request.max_tokens))
 
-    def rank(self, rankings: list[Ranking]) -> list[list[float]]:
-        def by_length(pairs: list[Pair]) -> list[float]:
-            return protocol.in_batches(pairs, lambda pair: sum(map(len, pair)), BATCH, self._score)
-
-        return protocol.rank_pairs(rankings, by_length)
+    def score(self, pairs: list[Pair]) -> list[float]:
+        return protocol.in_batches(pairs, lambda pair: sum(map(len, pair)), BATCH, self._score)
 
     @torch.inference_mode()
     def _score(self, batch: list[Pair]) -> list[float]:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from .protocol import Generated, Generation, Pair, Ranking, System, rank_pairs, serve
+from .protocol import Generated, Generation, Pair, System, serve
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 KV_CACHE_GIB = 2
@@ -62,10 +62,7 @@ class Vllm(System):
             for output in outputs
         ]
 
-    def rank(self, rankings: list[Ranking]) -> list[list[float]]:
-        return rank_pairs(rankings, self._score)
-
-    def _score(self, pairs: list[Pair]) -> list[float]:
+    def score(self, pairs: list[Pair]) -> list[float]:
         params = self._vllm.SamplingParams(
             temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False
         )

@@ -103,7 +103,7 @@ def build_engine(
     prompt_id = tokenizer.token_id(PROMPT_TOKEN)
     model = load(dtype)
     engine_config = EngineConfig(
-        banned_token_ids=() if prompt_id is None else (prompt_id,),
+        banned_token_ids=(*tokenizer.padding_ids, *(() if prompt_id is None else (prompt_id,))),
         host_cache_bytes=config.host_cache_bytes,
         window_steps=config.window_steps,
         cuda_graphs=config.cuda_graphs,

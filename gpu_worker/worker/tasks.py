@@ -14,12 +14,16 @@ from functools import partial
 from celery.signals import worker_init, worker_shutdown, worker_shutting_down
 
 from nightjar.checkpoints import CheckpointError
+from nightjar.gpu_worker.worker.engine_metrics import engine_readings
 from nightjar.gpu_worker.worker.flights import LauncherError
 from nightjar.gpu_worker.worker.heartbeat import Heartbeat
 from nightjar.gpu_worker.worker.served import ServedModel, open_directories, start_models
 from nightjar.gpu_worker.worker.ticker import Ticker
-from nightjar.gpu_worker.worker.worker import GpuWorker
+from nightjar.gpu_worker.worker.worker import OUTCOME_WORDS, GpuWorker
 from nightjar.jobs.store import Store
+from nightjar.pipeline.metrics import declarations as declared
+from nightjar.pipeline.metrics.opening import open_metrics
+from nightjar.pipeline.metrics.recording import recorder
 from nightjar.pipeline.queue.celery_app import (
     COMPUTE_TASK,
     EXPECTED_ERRORS,
@@ -30,6 +34,7 @@ from nightjar.pipeline.queue.celery_app import (
 from nightjar.pipeline.queue.commands import CANNOT_START, EXIT_CANNOT_START
 from nightjar.pipeline.queue.waking import send_wake
 from nightjar.pipeline.settings import Settings, SettingsError
+from nightjar.pipeline.tracing.tracer import traces
 from nightjar.process import spare_what_stays, step_back
 
 # Longer than the database's own limit on a statement: a second connection is tried first.
@@ -68,6 +73,8 @@ class WorkerParts:
             crashes_allowed=settings.request_crashes,
             hung_after_beats=max(1, round(_FINISH_HANGS_AFTER_S / settings.heartbeat_s)),
         )
+        open_metrics(settings, declared.GPU_WORKER, store)
+        recorder.add_readings(partial(engine_readings, models))
         heartbeat = Heartbeat(worker, settings.heartbeat_s)
         return cls(store, models, worker, heartbeat, Ticker(partial(send_wake, app, TICK_TASK)))
 
@@ -96,6 +103,7 @@ def _open(**_: object) -> None:
     """Load the models before the first message is taken; an error ends the worker here."""
     step_back(settings.worker_niceness)  # before the compute processes start: they inherit this
     try:
+        traces.open(settings, declared.GPU_WORKER)
         opened.append(WorkerParts.open())
     except (CheckpointError, LauncherError, SettingsError) as error:
         sys.stderr.write(f"{CANNOT_START}{error}\n")
@@ -124,7 +132,14 @@ def compute(
 ) -> dict[str, object]:
     """Compute one micro-batch; Flower shows the returned value. `live`: it is a single call."""
     parts = opened[0]
-    outcome = parts.worker.run(micro_batch, epoch, alone=alone, live=live)
+    try:
+        said = {"nightjar.micro_batch": micro_batch, "nightjar.epoch": epoch}
+        with traces.span("micro-batch", compute.request.get("traceparent"), said):
+            outcome = parts.worker.run(micro_batch, epoch, alone=alone, live=live)
+    except BaseException:
+        recorder.count(declared.MICRO_BATCHES, "error")
+        raise
+    recorder.count(declared.MICRO_BATCHES, OUTCOME_WORDS[outcome.outcome])
     if not live:
         parts.ticker.tick()  # one more micro-batch may be dispatched
     return asdict(outcome)

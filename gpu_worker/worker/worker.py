@@ -23,13 +23,30 @@ from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import ClaimedMicroBatch, NewResult, RequestError
 from nightjar.jobs.store import Store
 from nightjar.jobs.workers import ComputeSeconds, Crash
+from nightjar.logs import about
+from nightjar.pipeline.metrics import declarations as declared
+from nightjar.pipeline.metrics.recording import recorder
 from nightjar.pipeline.queue.liveness import owner_name
+from nightjar.pipeline.tracing.tracer import traces
 from nightjar.process import QuickSwitching
 
 logger = logging.getLogger(__name__)
 
 _TELL_MODELS_EVERY_S = 60.0
+DONE, SKIPPED = "done", "skipped"
 LEASE_LOST = "thrown away: the lease was lost"
+CRASHED = "crashed: compute process lost"
+GIVEN_BACK = "given back: not computed here"
+NOT_BEGUN = "not begun: the worker ends"
+OUTCOME_WORDS = {
+    DONE: "done",
+    SKIPPED: "skipped",
+    LEASE_LOST: "lease_lost",
+    CRASHED: "crashed",
+    GIVEN_BACK: "given_back",
+    NOT_BEGUN: "not_begun",
+}
+"""What metrics call each outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +117,29 @@ class GpuWorker:
         turn = self._turn.alone() if alone else self._turn.shared()
         try:
             with turn, self._holding(micro_batch):
-                batch = self._store.leases.claim(
-                    micro_batch, epoch, self.owner, *self._models, live=live
-                )
-                return Outcome("skipped") if batch is None else self._run(batch)
+                with traces.span("claim"), recorder.operation("claim") as timing:
+                    batch = timing.found(
+                        self._store.leases.claim(
+                            micro_batch, epoch, self.owner, *self._models, live=live
+                        )
+                    )
+                if batch is None:
+                    return Outcome(SKIPPED)
+                with about(job_id=batch.job_id, micro_batch=batch.id, worker=self.owner):
+                    logger.debug(
+                        "claimed micro-batch %d with %d requests",
+                        batch.id,
+                        len(batch.requests),
+                        extra={"action": "claim", "kind": batch.kind.value, "bucket": batch.bucket},
+                    )
+                    return self._run(batch)
         except ClosedError:
             # Not claimed: requeued at once, so that another worker takes the message.
             sent = self._store.planning.dispatched()
             self._store.planning.requeue(
                 [r for r in sent if (r.id, r.epoch) == (micro_batch, epoch)]
             )
-            return Outcome("not begun: the worker ends")
+            return Outcome(NOT_BEGUN)
 
     def stop_claiming(self) -> None:
         """Begin nothing more; what has begun goes on."""
@@ -192,13 +221,16 @@ class GpuWorker:
         try:
             with self._lock:
                 self._running[batch.id, batch.epoch] = batch
-            computed = self._computers[batch.fingerprint].compute(batch)
+            if batch.attempts > 1:
+                recorder.count(declared.RETRIED)
+            with traces.span("compute"), recorder.operation("compute"):
+                computed = self._computers[batch.fingerprint].compute(batch)
             if computed.lost is not None:
                 return self._after_crash(batch, computed.results, computed.lost)
             return self._land(batch, computed, time.monotonic() - started)
         except ComputeNotReadyError:
             self._store.leases.give_back(batch.id, batch.epoch, self.owner)
-            return Outcome("given back: not computed here", requests=len(batch.requests))
+            return Outcome(GIVEN_BACK, requests=len(batch.requests))
         except (LauncherError, StoreUnavailableError):
             raise
         except Exception as error:
@@ -219,6 +251,7 @@ class GpuWorker:
             batch,
             partial(self._store.suspects.add, batch.id, batch.epoch, self.owner, crash, answered),
         )
+        recorder.count(declared.SUSPECTS, by=len(batch.requests) - len(answered))
         logger.warning(
             "micro-batch %d crashed with %d requests unanswered: %s",
             batch.id,
@@ -231,30 +264,27 @@ class GpuWorker:
                 "alone": batch.isolated,
             },
         )
-        return Outcome(
-            "crashed: compute process lost" if held else LEASE_LOST, requests=len(batch.requests)
-        )
+        return Outcome(CRASHED if held else LEASE_LOST, requests=len(batch.requests))
 
     def _land(self, batch: ClaimedMicroBatch, computed: ComputedBatch, seconds: float) -> Outcome:
-        results = computed.results
-        landed = self._landing.until_the_database_answers(
-            batch,
-            partial(
-                self._store.leases.finish,
-                batch.id,
-                batch.epoch,
-                self.owner,
-                results,
-                cost=computed.cost,
-                live=batch.live,
-            ),
+        results, model = computed.results, self._models[batch.fingerprint]
+        lease = batch.id, batch.epoch, self.owner
+        finish = partial(
+            self._store.leases.finish, *lease, results, cost=computed.cost, live=batch.live
         )
-        cache = self._models[batch.fingerprint].cache
+        with traces.span("finish"), recorder.operation("finish"):
+            landed = self._landing.until_the_database_answers(batch, finish)
+        logger.debug(
+            "results of micro-batch %d landed: %s", batch.id, landed, extra={"action": "finish"}
+        )
+        if landed:
+            recorder.count(declared.COMPUTED, model.name, batch.kind.value, str(batch.bucket))
+        cache = model.cache
         if landed and cache is not None:
             cache.keep(batch.requests, results, computed.precision)
             cache.keep_scores(computed.scores)
         return Outcome(
-            outcome="done" if landed else LEASE_LOST,
+            outcome=DONE if landed else LEASE_LOST,
             requests=len(batch.requests),
             failed=sum(result.error is not None for result in results),
             prompt_tokens=sum(result.prompt_tokens for result in results),

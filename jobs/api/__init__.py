@@ -35,6 +35,7 @@ from nightjar.jobs.api.jobs import following_router, steering_router, submitting
 from nightjar.jobs.api.key_ring import Access, KeyRing
 from nightjar.jobs.api.model_names import ModelNames
 from nightjar.jobs.api.models import models_router
+from nightjar.jobs.api.observing import Observe, Observing, ReadMetrics, metrics_router, no_metrics
 from nightjar.jobs.api.open_jobs import open_jobs_router
 from nightjar.jobs.api.openapi import describe_events, openapi_document, operation_id
 from nightjar.jobs.api.ownership import Ownership
@@ -68,6 +69,8 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     calls: CallSettings | None = None,
     access: Access | None = None,
     guard: AddressGuard | None = None,
+    observe: Observe | None = None,
+    metrics: ReadMetrics = no_metrics,
 ) -> FastAPI:
     """The application over a store whose tables exist.
 
@@ -81,6 +84,7 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     `trusted_hosts` are names under which the API is reached beside loopback and addresses.
     `access` says who may call; None needs a key only if one was ever made.
     `guard` says which addresses a webhook may have; by default public ones.
+    `observe` is told how long each answer took; `metrics` gives what `GET /metrics` shows.
     """
     app = FastAPI(
         title="Nightjar",
@@ -97,6 +101,8 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     app.add_middleware(Authentication, keys=keys, rates=rates)
     app.add_middleware(BrowserGuard, hosts=trusted_hosts)
     app.add_middleware(ClearHeaders)  # the last one added comes first
+    if observe is not None:
+        app.add_middleware(Observing, observe=observe)
     limits = limits or UploadLimits()
     if isinstance(served_model, str):
         served_model = ConfiguredModels((served_model,))
@@ -124,6 +130,7 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     ):
         app.include_router(router, responses=EVERYWHERE)
     app.include_router(health_router(store, taker, deployment, reading_check(keys)))
+    app.include_router(metrics_router(metrics), responses=EVERYWHERE)
     describe_events(app)
     _show_documents(app)
     for kind, answer in _ERRORS.items():

@@ -51,5 +51,7 @@ def scope_too_small(needed: Scope) -> RefusedRequestError:
 
 Reader = Annotated[Caller, Depends(needs(Scope.READ))]
 """The type of a route's parameter: the caller, whose key may read."""
+Administrator = Annotated[Caller, Depends(needs(Scope.ADMIN))]
+"""The caller, whose key may do everything."""
 Submitter = Annotated[Caller, Depends(needs(Scope.SUBMIT))]
 """The caller, whose key may submit and steer work."""

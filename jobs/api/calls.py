@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 
@@ -158,7 +159,9 @@ class Calls:
         job_id = new_job_id()
         self._taken += 1
         try:
-            submit = partial(self._submit, job_id, asked, tenant)
+            # A thread of an executor does not know the trace of the call.
+            in_context = copy_context().run
+            submit = partial(in_context, self._submit, job_id, asked, tenant)
             await asyncio.shield(loop.run_in_executor(self._threads, submit))
         except BaseException as error:
             # The submission of a client that went away goes on, and is cancelled after it.

@@ -137,7 +137,6 @@ def call_documented(example: object, *statuses: int, stream: str | None = None) 
     if stream is not None:
         found[200]["content"] |= example_content(stream, "text/event-stream")
         found[200]["content"]["text/event-stream"]["schema"] = {
-            "type": "string",
             "description": "Server-sent events, `data: [DONE]` at the end; see `stream`.",
         }
     found[200]["headers"] = {

@@ -17,6 +17,7 @@ from nightjar.jobs.api.body import (
     read_body,
     refuse_too_large,
 )
+from nightjar.jobs.tracing import current_traceparent
 
 START_S = 30.0  # so long the other process may take to start, or to start again
 _RETRY_S = 0.1
@@ -104,6 +105,8 @@ class UploadForwarder:
         url = httpx.URL("http://uploads", path=path, query=query)
         # As bytes: senders need not keep to ASCII.
         headers = [(name, value) for name, value in request.headers.raw if name in _HEADERS]
+        if (traceparent := current_traceparent()) is not None:
+            headers.append((b"traceparent", traceparent.encode()))
         deadline = time.monotonic() + START_S
         while True:
             try:

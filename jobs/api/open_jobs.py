@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
+from pydantic import Field
 
 from nightjar.jobs.api import examples
 from nightjar.jobs.api.body import RefusedRequestError, UploadLimits, refuse_too_large
@@ -14,7 +15,7 @@ from nightjar.jobs.api.caller import Submitter
 from nightjar.jobs.api.documenting import JobId, documented
 from nightjar.jobs.api.payloads import job_payload
 from nightjar.jobs.api.places import UploadPlaces
-from nightjar.jobs.api.results import checked_id
+from nightjar.jobs.api.results import MAX_AFTER, checked_id
 from nightjar.jobs.api.schemas import AppendedRows, JobPayload
 from nightjar.jobs.api.upload import Uploads
 from nightjar.jobs.api.upload_document import OPENING, PART
@@ -23,9 +24,12 @@ from nightjar.jobs.lines.batch_lines import BatchReader
 from nightjar.jobs.records import NewRequest, RejectedRow
 from nightjar.jobs.store import Store
 
-First = Annotated[int, Query(ge=0, description="How many rows the job has before these.")]
+First = Annotated[
+    int, Query(ge=0, le=MAX_AFTER, description="How many rows the job has before these.")
+]
 RowCount = Annotated[
-    int | None, Query(ge=0, description="How many rows were appended; another number is refused.")
+    Annotated[int, Field(ge=0, le=MAX_AFTER)] | None,
+    Query(description="How many rows were appended; another number is refused."),
 ]
 
 

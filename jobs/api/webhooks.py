@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 
 from nightjar.jobs.api import examples
 from nightjar.jobs.api.body import RefusedRequestError
-from nightjar.jobs.api.caller import Caller, Reader, needs
+from nightjar.jobs.api.caller import Administrator, Reader
 from nightjar.jobs.api.documenting import documented
 from nightjar.jobs.api.payloads import seconds, seconds_or_none
 from nightjar.jobs.api.request_bodies import (
@@ -28,7 +28,6 @@ from nightjar.jobs.api.schemas import (
 )
 from nightjar.jobs.errors import UnknownDeliveryError, UnknownWebhookError
 from nightjar.jobs.events import Delivery, NewWebhook, Webhook
-from nightjar.jobs.states import Scope
 from nightjar.jobs.store import Store
 from nightjar.jobs.webhooks.addresses import AddressGuard, callable_target
 from nightjar.jobs.webhooks.errors import SendingError
@@ -38,7 +37,7 @@ MAX_PAGE = 100
 # Names that are resolved at once: a slow server of names must not hold all threads of the API.
 _RESOLVED_AT_ONCE = 4
 
-Admin = Annotated[Caller, Depends(needs(Scope.ADMIN))]
+
 WebhookId = Annotated[str, Path(description="The id of a webhook.", examples=["wh_019a8f0e6c1b2d"])]
 DeliveryId = Annotated[
     str, Path(description="The id of a delivery.", examples=["whd_019a8f0e6c1b2d"])
@@ -62,7 +61,7 @@ def making_router(store: Store, guard: AddressGuard) -> APIRouter:
         ),
     )
     def create_webhook(
-        caller: Admin, body: Annotated[NewWebhookBody, Depends(json_body(NewWebhookBody))]
+        caller: Administrator, body: Annotated[NewWebhookBody, Depends(json_body(NewWebhookBody))]
     ) -> JSONResponse:
         """Make a webhook. The answer shows its secret, by which a receiver checks signatures."""
         if not resolving.acquire(blocking=False):
@@ -116,7 +115,7 @@ def webhooks_router(store: Store) -> APIRouter:
         openapi_extra=body_documented(WebhookChange, {"enabled": True}),
     )
     def change_webhook(
-        caller: Admin,
+        caller: Administrator,
         webhook_id: WebhookId,
         body: Annotated[WebhookChange, Depends(json_body(WebhookChange))],
     ) -> JSONResponse:
@@ -130,7 +129,7 @@ def webhooks_router(store: Store) -> APIRouter:
         response_model=DeletedWebhook,
         responses=documented(examples.DELETED_WEBHOOK, 404),
     )
-    def delete_webhook(caller: Admin, webhook_id: WebhookId) -> JSONResponse:
+    def delete_webhook(caller: Administrator, webhook_id: WebhookId) -> JSONResponse:
         """Delete a webhook, with its deliveries."""
         store.webhooks.delete(caller.tenant, _webhook_id(webhook_id))
         gone: DeletedWebhook = {"id": webhook_id, "object": "webhook", "deleted": True}
@@ -168,7 +167,7 @@ def deliveries_router(store: Store) -> APIRouter:
         response_model=DeliveryPayload,
         responses=documented(examples.DELIVERY, 404, 409),
     )
-    def redeliver(caller: Admin, delivery_id: DeliveryId) -> JSONResponse:
+    def redeliver(caller: Administrator, delivery_id: DeliveryId) -> JSONResponse:
         """Send an event again, with the same id: now, and with a new budget of attempts."""
         if not is_id(delivery_id):
             raise UnknownDeliveryError(delivery_id[:64])

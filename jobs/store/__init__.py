@@ -14,6 +14,7 @@ from nightjar.jobs.store.batch_work import BatchWork
 from nightjar.jobs.store.batches import Batches
 from nightjar.jobs.store.database import Database, Synchronous
 from nightjar.jobs.store.deliveries import Deliveries
+from nightjar.jobs.store.depths import Waiting
 from nightjar.jobs.store.file_sweeping import FileSweeping
 from nightjar.jobs.store.files import Files
 from nightjar.jobs.store.heartbeats import Heartbeats
@@ -38,6 +39,7 @@ from nightjar.jobs.store.shares import Shares
 from nightjar.jobs.store.stopping import Stopping
 from nightjar.jobs.store.suspects import Suspects
 from nightjar.jobs.store.tables import job
+from nightjar.jobs.store.traces import Traces
 from nightjar.jobs.store.vectors import Vectors
 from nightjar.jobs.store.webhooks import Webhooks
 
@@ -61,6 +63,8 @@ class Store:
         leaders: Which of several planners leads.
         shares: Charges tenants for what was computed.
         models: Which models there are, and who serves them.
+        depths: How much waits in the whole deployment.
+        traces: Which traces jobs belong to.
         stopping: Cancels, expires, pauses and resumes jobs.
         retries: Queues failed requests again.
         orphans: Followers whose leader has ended without them.
@@ -101,6 +105,8 @@ class Store:
         self.leaders = Leaders(database)
         self.shares = Shares(database)
         self.models = Models(database)
+        self.depths = Waiting(database)
+        self.traces = Traces(database)
         self.stopping = Stopping(database, outcomes)
         self.retries = Retries(database, outcomes, self.quotas)
         self.orphans = Orphans(database, outcomes)

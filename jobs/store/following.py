@@ -50,8 +50,9 @@ def has_equals(connection: Connection, staged: sa.Table) -> bool:
     return connection.scalar(repeated) is not None
 
 
-def follow_equals(connection: Connection, staged: sa.Table, job_id: str) -> None:
-    """Let each queued request follow the first one with its digest, MOST_EQUAL in a group."""
+def rows_that_follow(staged: sa.Table) -> sa.Select[tuple[int, int]]:
+    """`row_index` of each staged row that is equal to an earlier one, and `first`, the row it
+    follows: the first with its digest, MOST_EQUAL in a group."""
     row = staged.c
     place = sa.func.row_number().over(partition_by=row.digest, order_by=row.row_index)
     numbered = (
@@ -62,10 +63,17 @@ def follow_equals(connection: Connection, staged: sa.Table, job_id: str) -> None
     group = [numbered.c.digest, numbered.c.part]
     first = sa.func.min(numbered.c.row_index).over(partition_by=group)
     grouped = sa.select(numbered.c.row_index, first.label("first")).subquery()
+    return sa.select(grouped.c.row_index, grouped.c.first).where(
+        grouped.c.row_index != grouped.c.first
+    )
+
+
+def follow_equals(connection: Connection, staged: sa.Table, job_id: str) -> None:
+    """Let each queued request follow the first one that is equal."""
+    rows = rows_that_follow(staged).subquery()
     led = (
-        sa.select(grouped.c.row_index, _leader.c.id)
-        .join(_leader, sa.and_(_leader.c.job_id == job_id, _leader.c.row_index == grouped.c.first))
-        .where(grouped.c.row_index != grouped.c.first)
+        sa.select(rows.c.row_index, _leader.c.id)
+        .join(_leader, sa.and_(_leader.c.job_id == job_id, _leader.c.row_index == rows.c.first))
         .subquery()
     )
     lifecycle.check_step(lifecycle.REQUEST_TRANSITIONS, RequestState.QUEUED, RequestState.FOLLOWING)

@@ -77,6 +77,13 @@ class Heartbeats:
         with self._database.reading() as connection:
             return [WorkerHeartbeat(owner, count) for owner, count in connection.execute(statement)]
 
+    def living(self, silent_after_s: float) -> int:
+        """Return how many GPU workers have beaten within so many seconds, by their clocks."""
+        since = worker.c.seen_at > now() - timedelta(seconds=silent_after_s)
+        count = sa.select(sa.func.count()).where(since, worker.c.status.is_not(None))
+        with self._database.reading() as connection:
+            return connection.scalar(count) or 0
+
     def recent(self) -> list[WorkerHeartbeat]:
         """The counters of the workers that have beaten within a day."""
         since = worker.c.seen_at > now() - timedelta(days=1)

@@ -20,7 +20,7 @@ from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.states import RequestState
 from nightjar.jobs.store.columns import BigId
 from nightjar.jobs.store.database import Database
-from nightjar.jobs.store.following import MOST_EQUAL
+from nightjar.jobs.store.following import rows_that_follow
 from nightjar.jobs.store.tables import job, leader, request, result
 from nightjar.jobs.store.turns import Turns
 from nightjar.jobs.workers import Leader
@@ -132,23 +132,12 @@ class SegmentedLanding:
         )
 
     def _find_followers(self) -> None:
-        """Find which row each row follows, MOST_EQUAL in a group, as `follow_equals` does."""
-        row = self._staged.c
-        place = sa.func.row_number().over(partition_by=row.digest, order_by=row.row_index)
-        numbered = (
-            sa.select(row.row_index, row.digest, ((place - 1) // MOST_EQUAL).label("part"))
-            .where(row.digest.is_not(None), row.error_code.is_(None))
-            .subquery()
-        )
-        group = [numbered.c.digest, numbered.c.part]
-        first = sa.func.min(numbered.c.row_index).over(partition_by=group)
-        grouped = sa.select(numbered.c.row_index, first.label("first")).subquery()
-        led = sa.select(grouped.c.row_index, grouped.c.first).where(
-            grouped.c.row_index != grouped.c.first
-        )
+        """Keep which row each row follows."""
         _led.drop(self._connection, checkfirst=True)
         _led.create(self._connection)
-        self._connection.execute(sa.insert(_led).from_select(["row_index", "first"], led))
+        self._connection.execute(
+            sa.insert(_led).from_select(["row_index", "first"], rows_that_follow(self._staged))
+        )
 
     def _insert(self, start: int) -> None:
         """Insert one segment: leaders before their followers, then rejected rows."""

@@ -208,6 +208,7 @@ def job_values(new_job: NewJob, job_id: str, total: int) -> dict[str, Any]:
         "expires_at": None if window is None else created_at + timedelta(seconds=window),
         "completion_window_s": window,
         "keep_results_s": new_job.keep_results_s,
+        "traceparent": new_job.traceparent,
         "priority": new_job.priority,
         "tenant": new_job.tenant,
         "names_model": new_job.names_model,

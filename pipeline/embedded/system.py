@@ -42,7 +42,9 @@ class EmbeddedSystem:
         logs.mkdir(exist_ok=True)
         self._directory = private_directory()
         # The results of a file that was computed long ago are still to be written.
-        settings = settings.model_copy(update={"keep_results_days": None})
+        settings = settings.model_copy(
+            update={"keep_results_days": None, "metrics_address": ""}  # it is one process's
+        )
         environment = os.environ | _environment(settings, broker_url(self._directory))
         environment.pop("NIGHTJAR_KEEP_RESULTS_DAYS", None)
 

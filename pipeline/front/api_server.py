@@ -16,6 +16,7 @@ from pathlib import Path
 import uvicorn
 from celery import Celery
 from fastapi import FastAPI
+from starlette.middleware import Middleware
 
 from nightjar import logs
 from nightjar.children import die_with_parent
@@ -25,24 +26,37 @@ from nightjar.jobs.api.calls import CallPath, CallSettings
 from nightjar.jobs.api.forwarding import UploadTaker
 from nightjar.jobs.api.health import Deployment
 from nightjar.jobs.api.key_ring import Access
+from nightjar.jobs.api.observing import no_metrics
 from nightjar.jobs.model_choice import ConfiguredModels
 from nightjar.jobs.store import Store
 from nightjar.jobs.webhooks.addresses import AddressGuard
+from nightjar.pipeline.front.api_metrics import (
+    ApiMetrics,
+    Monitoring,
+    observe_request,
+    observe_upload,
+    own_metrics,
+)
+from nightjar.pipeline.front.api_traces import Tracing
 from nightjar.pipeline.front.http_protocol import ApiProtocol, UploadProtocol
 from nightjar.pipeline.front.signs import BROKER_TIMEOUT_S, Signs
 from nightjar.pipeline.front.upload_process import UploadProcess
+from nightjar.pipeline.metrics import declarations as declared
+from nightjar.pipeline.metrics.recording import recorder
 from nightjar.pipeline.planning.calls import CallPlanner
 from nightjar.pipeline.planning.models import PlanningModels
 from nightjar.pipeline.queue.celery_app import PLAN_TASK, create_celery_app
 from nightjar.pipeline.queue.dispatcher import publish
 from nightjar.pipeline.queue.waking import send_wake
 from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.tracing.tracer import traces
 from nightjar.process import spare_what_stays, step_back, switch_threads_often
 
 
 def serve(settings: Settings, host: str, port: int) -> None:
     """Answer HTTP until the process is told to end."""
     logs.configure()
+    logs.name_process(declared.API)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses, with jobs' metadata
     switch_threads_often()  # a status poll waits for no thread that writes a page of results
     ending = _Ending()
@@ -53,11 +67,23 @@ def serve(settings: Settings, host: str, port: int) -> None:
         signs = Signs(store, celery, dead_after_s=dead_after_s)
         access = _access(settings, required=not is_loopback(host))
         path = _call_path(settings, store, celery)
-        app = application(settings, store, celery, access, uploads, signs, path)
+        traces.open(settings, declared.API)
+        metrics = ApiMetrics(store, signs, uploads.socket, uploads.trouble)
+        monitoring = Monitoring(observe_request, metrics.read)
+        app = application(
+            settings, store, celery, access, uploads, signs, path, monitoring=monitoring
+        )
         spare_what_stays()
         with signs:
             config = uvicorn.Config(
-                app, host, port, http=ApiProtocol, ws="none", log_level="info", access_log=False
+                app,
+                host,
+                port,
+                http=ApiProtocol,
+                ws="none",
+                log_config=None,  # its records go where ours go
+                log_level="info",
+                access_log=False,
             )
             server = uvicorn.Server(config)
             app.state.calls.watcher.is_ending = lambda: server.should_exit
@@ -68,18 +94,23 @@ def serve_uploads(settings: Settings, socket: Path) -> None:
     """Take uploads through a unix socket until the process is told to end."""
     ending = _Ending()
     logs.configure()
+    logs.name_process(declared.UPLOADS)
     # It warns of each form that is none; the sender is told.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     step_back(settings.worker_niceness)
     with _store(settings) as store:
         access = replace(_access(settings), counts=False)  # the API has counted the request
-        app = application(settings, store, _celery(settings), access)
+        traces.open(settings, declared.UPLOADS)
+        recorder.open(declared.UPLOADS)
+        monitoring = Monitoring(observe_upload, own_metrics)
+        app = application(settings, store, _celery(settings), access, monitoring=monitoring)
         spare_what_stays()
         config = uvicorn.Config(
             app,
             uds=str(socket),
             http=UploadProtocol,
             ws="none",
+            log_config=None,
             log_level="warning",
             access_log=False,
         )
@@ -141,7 +172,7 @@ def _access(settings: Settings, *, required: bool = False) -> Access:
     return Access(None if secret is None else secret.get_secret_value(), required)
 
 
-def application(
+def application(  # noqa: PLR0913 - the parts of one application
     settings: Settings,
     store: Store,
     celery: Celery,
@@ -149,13 +180,15 @@ def application(
     taker: UploadTaker | None = None,
     deployment: Deployment | None = None,
     call_path: CallPath | None = None,
+    *,
+    monitoring: Monitoring | None = None,
 ) -> FastAPI:
     """The API as these settings ask for it."""
 
     def wake(job_id: str) -> None:
         send_wake(celery, PLAN_TASK, args=[job_id], retry=False)
 
-    return create_app(
+    app = create_app(
         store,
         wake,
         served_model=ConfiguredModels(tuple(settings.model_paths), settings.accept_any_model),
@@ -175,7 +208,12 @@ def application(
         calls=CallSettings(settings.live_calls, settings.live_timeout_s, call_path),
         access=access,
         guard=AddressGuard(allow_private=settings.webhook_allow_private),
+        observe=None if monitoring is None else monitoring.observe,
+        metrics=no_metrics if monitoring is None else monitoring.read,
     )
+    if traces.is_on:
+        app.user_middleware.append(Middleware(Tracing, traces=traces))  # the innermost
+    return app
 
 
 def _call_path(settings: Settings, store: Store, celery: Celery) -> CallPath | None:

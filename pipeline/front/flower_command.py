@@ -9,6 +9,7 @@ from celery.bin.celery import main as celery_main
 from flower.views.monitor import Metrics
 from tornado.web import authenticated
 
+from nightjar import logs
 from nightjar.pipeline.front.listening import reason
 
 
@@ -20,6 +21,7 @@ def protect_metrics() -> None:
 def main(arguments: list[str]) -> None:
     """Run Flower until the process is told to end."""
     protect_metrics()
+    logs.configure("flower")
     sys.argv[1:] = arguments
     try:
         celery_main()

@@ -8,11 +8,13 @@ on from there.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 
 import msgspec
 
+from nightjar.groups import in_groups
 from nightjar.jobs.batch_records import Finalization, RawResult, ResultLengths, ResultShape
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.lines.batch_lines import json_line
@@ -102,7 +104,7 @@ class Finalizer:
                 output.append(size + shape.body_bytes)
             else:
                 errors.append(size)
-        for part in _parts(reused):
+        for part in in_groups(reused, attrgetter("body_bytes"), PAGE_BYTES):
             raw = self._store.results.raw([shape.record.id for shape in part])
             output += [len(json_line(record)) for record in raw]
         return replace(
@@ -111,17 +113,3 @@ class Finalizer:
             output=counted.output.with_plain(page.plain, _FRAME).with_lines(output),
             errors=counted.errors.with_lines(errors),
         )
-
-
-def _parts(shapes: Sequence[ResultShape]) -> Iterator[Sequence[ResultShape]]:
-    """The shapes in parts whose bodies fit into memory; a large one is a part of its own."""
-    part: list[ResultShape] = []
-    total = 0
-    for shape in shapes:
-        if part and total + shape.body_bytes > PAGE_BYTES:
-            yield part
-            part, total = [], 0
-        part.append(shape)
-        total += shape.body_bytes
-    if part:
-        yield part

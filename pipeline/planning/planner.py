@@ -7,9 +7,11 @@ of a bulk job of its tenant and model. A chunk is bounded in requests, bytes and
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
+from nightjar.groups import in_groups
 from nightjar.jobs.errors import StoreError, StoreUnavailableError
 from nightjar.jobs.records import EncodedRequest, JobToPlan, NewResult, QueuedRequest, RequestError
 from nightjar.jobs.states import RequestKind
@@ -19,6 +21,7 @@ from nightjar.pipeline.planning.models import PlanningModel, PlanningModels
 from nightjar.pipeline.planning.pack import Packable, pack
 from nightjar.pipeline.planning.turns import Turns
 from nightjar.pipeline.settings import Settings
+from nightjar.pipeline.tracing.tracer import traces
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +122,9 @@ class Planner:
         # A smaller chunk after each failure: parts may succeed where the whole is too large.
         most = max(1, settings.plan_chunk_requests >> 4 * found.failures)
         requests = self._store.backlog.queued_requests(found.id, most, settings.plan_chunk_bytes)
-        done = self._plan_chunk(found, requests) if requests else 0
+        trace = self._store.traces.of_jobs([found.id]).get(found.id) if traces.is_on else None
+        with traces.span("plan", trace, {"nightjar.job_id": found.id}):
+            done = self._plan_chunk(found, requests) if requests else 0
         self._counted.discard(found.id)
         return done
 
@@ -219,7 +224,7 @@ class Planner:
         encoded: list[EncodedRequest] = []
         rejected: Refused = []
         tokens = 0
-        for group in _groups(requests):
+        for group in in_groups(requests, attrgetter("size"), _ENCODE_BYTES):
             done, refused = self._encode_group(encoder, group)
             encoded += done
             rejected += refused
@@ -249,20 +254,6 @@ class Planner:
             encoded += done
             rejected += refused
         return encoded, rejected
-
-
-def _groups(requests: Sequence[QueuedRequest]) -> Iterator[list[QueuedRequest]]:
-    """Yield the requests in order, in groups of at most _ENCODE_BYTES of bodies or one request."""
-    group: list[QueuedRequest] = []
-    total = 0
-    for request in requests:
-        if group and total + request.size > _ENCODE_BYTES:
-            yield group
-            group, total = [], 0
-        group.append(request)
-        total += request.size
-    if group:
-        yield group
 
 
 def packable(request: QueuedRequest, encoded: EncodedRequest) -> Packable:

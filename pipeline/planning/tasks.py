@@ -20,6 +20,9 @@ from nightjar.jobs.records import JobLimits, MicroBatchRef
 from nightjar.jobs.store import Store
 from nightjar.jobs.webhooks.addresses import AddressGuard
 from nightjar.jobs.webhooks.sender import WebhookSender
+from nightjar.pipeline.metrics import declarations as declared
+from nightjar.pipeline.metrics.opening import open_metrics
+from nightjar.pipeline.metrics.recording import recorder
 from nightjar.pipeline.planning.finalize import Finalizer
 from nightjar.pipeline.planning.ingest import Ingest
 from nightjar.pipeline.planning.model_change import ModelChange
@@ -39,6 +42,7 @@ from nightjar.pipeline.queue.liveness import owner_name
 from nightjar.pipeline.queue.passes import Pass
 from nightjar.pipeline.queue.sweeper import Sweeper
 from nightjar.pipeline.settings import Settings, SettingsError
+from nightjar.pipeline.tracing.tracer import traces
 from nightjar.process import spare_what_stays, step_back
 
 logger = logging.getLogger(__name__)
@@ -142,11 +146,14 @@ def _open(**_: object) -> None:
     """Build everything before the pool's threads need it; an error ends the worker here."""
     step_back(settings.worker_niceness)
     try:
+        traces.open(settings, declared.PLANNER)
         _planner()
     except (SettingsError, CheckpointError) as error:
         raise SystemExit(f"nightjar planner: {error}") from error
     _sweeper()
     _leadership()
+    open_metrics(settings, declared.PLANNER, _store())
+    recorder.add_readings(lambda: [(declared.LEADS, [((), float(_leadership().may_act()))])])
     _ingest()
     spare_what_stays()
     _delivering()
@@ -186,17 +193,26 @@ def _plan_step() -> float:
     """Plan a chunk, if this planner still leads."""
     if not _leadership().may_act():
         return _UNWOKEN_S
-    if _planner().plan_next():
+    with recorder.operation("plan_chunk") as timing:
+        planned = timing.found(_planner().plan_next())
+    recorder.count(declared.PLANNED, by=planned)
+    if planned:
         _passes()["dispatch"].wake()
         return 0.0
     pause_s = _planner().pause_s()
     return _UNWOKEN_S if pause_s is None else min(pause_s, _UNWOKEN_S)
 
 
+def _trace_of(job_id: str) -> str | None:
+    return _store().traces.of_jobs([job_id]).get(job_id) if traces.is_on else None
+
+
 def _dispatch_step() -> float:
     if not _leadership().may_act():
         return _UNWOKEN_S
-    count = dispatch(app, _store().planning, settings.dispatch_window)
+    with recorder.operation("dispatch") as timing:
+        count = timing.found(dispatch(app, _store().planning, settings.dispatch_window, _trace_of))
+    recorder.count(declared.DISPATCHED, by=count)
     return _DISPATCH_AGAIN_S if count else _UNWOKEN_S
 
 
@@ -205,7 +221,9 @@ def _ingest_step() -> float:
     if not _leadership().may_act():
         _ingest().drop()
         return _UNWOKEN_S
-    report = _ingest().step()
+    with recorder.operation("ingest") as timing:
+        report = _ingest().step()
+        timing.found(report.pause_s == 0)
     if report.landed:
         _passes()["plan"].wake()
     return _UNWOKEN_S if report.pause_s is None else min(report.pause_s, _UNWOKEN_S)
@@ -216,7 +234,9 @@ def _finalize_step() -> float:
     if not _leadership().may_act():
         return _UNWOKEN_S
     began = time.monotonic()
-    if _finalizer().step():
+    with recorder.operation("finalize") as timing:
+        counted = timing.found(_finalizer().step())
+    if counted:
         return _COUNT_AGAIN_S
     # A look reads every running batch: where there are many, it takes a small share of the time.
     return max(_FINALIZE_LOOK_S, 20 * (time.monotonic() - began))
@@ -234,7 +254,10 @@ def _sweep_step() -> float:
     if not leads:
         _sweeper().watch()
         return settings.sweep_every_s
-    report = _sweeper().sweep(settings.sweep_every_s / 2)
+    with recorder.operation("sweep"):
+        report = _sweeper().sweep(settings.sweep_every_s / 2)
+    recorder.count(declared.TAKEN_BACK, by=report.released)
+    recorder.count(declared.RESENT, by=report.requeued)
     if _model_change().take_apart():
         _passes()["plan"].wake()
     if report.released or report.requeued:

@@ -15,7 +15,7 @@ from celery.signals import after_setup_logger, worker_ready
 from kombu import Exchange, Queue
 
 from nightjar.jobs.errors import StoreUnavailableError
-from nightjar.logs import FieldsFormatter
+from nightjar.logs import make_formatter, set_level
 from nightjar.pipeline.queue import transport
 from nightjar.pipeline.queue.live_lane import open_lane
 from nightjar.pipeline.queue.queues import PLAN_QUEUE, compute_queues, live_queue
@@ -117,8 +117,9 @@ def _warn_of_unsigned(**_: object) -> None:
 
 def _write_fields(logger: logging.Logger, **_: object) -> None:
     for handler in logger.handlers:
-        handler.setFormatter(FieldsFormatter())
+        handler.setFormatter(make_formatter())
         handler.addFilter(QuietTicks(frozenset((TICK_TASK, SWEEP_TASK))))
+    set_level()
 
 
 def celery_queue(name: str) -> Queue:

@@ -5,6 +5,8 @@ Flower and an interactive shell. That takes most of a second of processor time a
 when a killed worker is started again.
 """
 
+import logging
+import os
 import sys
 from importlib import import_module
 
@@ -12,13 +14,23 @@ from celery.bin.base import CLIContext
 from celery.bin.beat import beat
 from celery.bin.worker import worker
 
+from nightjar.logs import configure, name_process
+from nightjar.pipeline.queue.commands import CLOCK_APP, GPU_WORKER_APP, PLANNER_APP
+
+PROCESSES = {PLANNER_APP: "planner", GPU_WORKER_APP: "gpu-worker", CLOCK_APP: "beat"}
 COMMANDS = {"beat": beat, "worker": worker}
 
 
 def main() -> None:
     """Run the command until its process is told to end."""
     name, command, *options = sys.argv[1:]
-    context = CLIContext(app=import_module(name).app, no_color=False, workdir=None)
+    name_process(PROCESSES.get(name, command))
+    quiet = os.environ.get("NIGHTJAR_LOG_FORMAT") == "json"
+    if quiet:  # neither Celery's banner nor Python's warnings are JSON
+        configure()
+        logging.captureWarnings(True)
+    app = import_module(name).app
+    context = CLIContext(app=app, no_color=False, workdir=None, quiet=quiet)
     COMMANDS[command].main(args=options, prog_name=f"celery {command}", obj=context)
 
 

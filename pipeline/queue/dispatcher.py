@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from celery import Celery
@@ -11,6 +11,7 @@ from kombu.exceptions import OperationalError
 
 from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.store.planning import Planning
+from nightjar.jobs.tracing import current_traceparent, in_trace
 from nightjar.pipeline.queue.celery_app import COMPUTE_TASK, ORDINARY, URGENT, celery_queue
 from nightjar.pipeline.queue.queues import compute_queue, compute_queues, live_queue
 from nightjar.pipeline.queue.waking import messages_waiting
@@ -22,9 +23,15 @@ logger = logging.getLogger(__name__)
 # ones included. So the broker never runs empty before the next pass.
 PER_LEASE = 3
 
+TraceOf = Callable[[str], str | None]
 
-def dispatch(app: Celery, planning: Planning, limit: int) -> int:
+
+def dispatch(
+    app: Celery, planning: Planning, limit: int, trace_of: TraceOf = lambda _: None
+) -> int:
     """Publish up to `limit` micro-batches, or more for many workers; return how many.
+
+    trace_of: gives the traceparent of a job.
 
     A crash after publishing leaves a message whose micro-batch is still ready. It is published
     again, and the claim makes the second message harmless.
@@ -32,7 +39,8 @@ def dispatch(app: Celery, planning: Planning, limit: int) -> int:
     published: list[MicroBatchRef] = []
     try:
         for ref in planning.dispatchable(limit, PER_LEASE):
-            publish(app, ref)
+            with in_trace(trace_of(ref.job_id)):
+                publish(app, ref)
             published.append(ref)
     finally:
         # One commit for all, also where the broker fails half-way.
@@ -74,6 +82,8 @@ def publish(app: Celery, ref: MicroBatchRef, *, retry: bool = True) -> None:
         argsrepr="",
         kwargsrepr=summary,
         retry=retry,
+        # Only where there is a trace: workers of an older version refuse the header.
+        headers=None if (trace := current_traceparent()) is None else {"traceparent": trace},
     )
 
 

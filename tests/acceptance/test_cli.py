@@ -27,7 +27,7 @@ from nightjar.pipeline.front.cli import app, console, processes
 from nightjar.pipeline.front.cli.run import _exit
 from tests.golden_help import FOLDER, help_texts
 from tests.jobs import submit
-from tests.processes import nightjar, start_nightjar, wait_until
+from tests.processes import nightjar, nightjar_here, start_nightjar, wait_until
 from tests.services import free_port
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo_model"
@@ -118,7 +118,7 @@ def test_what_cannot_be_used_is_named(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    done = nightjar(*arguments)
+    done = nightjar_here(*arguments)
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr

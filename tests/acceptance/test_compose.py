@@ -371,6 +371,8 @@ def test_any_order_of_starting(postgres_server: str, tiny_model: Path, tmp_path:
         running_deployment(tmp_path, url, tiny_model) as running,
         httpx.Client(base_url=running.api_url, headers=KEY, timeout=30) as client,
     ):
+        worker = running.services["gpu-worker"]
+        worker.environment = {**worker.environment, "NIGHTJAR_ENGINE": "fake"}
         for name in ("gpu-worker", "planner", "beat", "api"):
             running.services[name].start()
         for name in ("gpu-worker", "planner", "beat"):

@@ -24,6 +24,7 @@ from tests.processes import (
     completion_line,
     find_children,
     nightjar,
+    nightjar_here,
     read_lines,
     rerank_line,
     start_nightjar,
@@ -40,6 +41,12 @@ PROMPTS = ["안녕하세요", "hello world", "오늘 날씨가", "a b c d e f g 
 def small_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many small micro-batches, so that a kill meets some done, some computed, some waiting."""
     monkeypatch.setenv("NIGHTJAR_MICRO_BATCH_REQUESTS", "16")
+
+
+def slow_fake_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a model to load, but so slow that a run can be looked at."""
+    monkeypatch.setenv("NIGHTJAR_ENGINE", "fake")
+    monkeypatch.setenv("NIGHTJAR_FAKE_STEP_S", "0.2")
 
 
 def run_arguments(source: Path, model: Path, out: Path) -> list[str | Path]:
@@ -97,9 +104,14 @@ class Finished:
     said: str
 
     def again(self, model: Path, out: Path | None = None, *more: str, **other: Path) -> Any:
-        """Run it again with some arguments changed."""
-        arguments = run_arguments(other.get("source", self.source), model, out or self.out)
-        return nightjar(*arguments, "--workdir", self.workdir, "--dtype", "fp32", *more)
+        """Run it again with some arguments changed: nothing is left to compute."""
+        return nightjar_here(*self.arguments(model, out, *more, **other))
+
+    def arguments(
+        self, model: Path, out: Path | None = None, *more: str, **other: Path
+    ) -> list[str | Path]:
+        command = run_arguments(other.get("source", self.source), model, out or self.out)
+        return [*command, "--workdir", self.workdir, "--dtype", "fp32", *more]
 
     def files(self) -> dict[Path, tuple[int, bytes]]:
         """What lies beside the results, and since when."""
@@ -119,7 +131,7 @@ def finished(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Fini
     out, workdir = folder / "out.jsonl", folder / "work"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NIGHTJAR_MICRO_BATCH_REQUESTS", "16")
-        run = Finished(source, out, workdir, "").again(tiny_model)
+        run = nightjar(*Finished(source, out, workdir, "").arguments(tiny_model))
     assert run.returncode == 0, run.stderr
     return Finished(source, out, workdir, run.stderr)
 
@@ -194,8 +206,9 @@ def test_the_logs_say_nothing_of_idle_ticks(finished: Finished) -> None:
 
 
 def test_a_line_that_names_another_model_is_refused_unless_any_is_accepted(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("NIGHTJAR_ENGINE", "fake")
     lines = [completion_line("other", prompt="a", model="gpt-4o", max_tokens=2)]
     source, out = write_lines(tmp_path / "in.jsonl", [*lines]), tmp_path / "out.jsonl"
     refused = nightjar(*run_arguments(source, tiny_model, out))
@@ -206,7 +219,7 @@ def test_a_line_that_names_another_model_is_refused_unless_any_is_accepted(
     done = nightjar(*run_arguments(source, tiny_model, out), "--accept-any-model")
     assert done.returncode == 0, done.stderr
     assert [line["custom_id"] for line in read_lines(out)] == ["other"]
-    other = nightjar(*run_arguments(source, tiny_model, out))
+    other = nightjar_here(*run_arguments(source, tiny_model, out))
     assert other.returncode == 2
     assert "another run: --accept-any-model has changed since" in other.stderr
 
@@ -320,7 +333,10 @@ def test_a_killed_run_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> 
     }
 
 
-def test_term_ends_a_run_in_order(tiny_model: Path, tmp_path: Path) -> None:
+def test_term_ends_a_run_in_order(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_fake_engine(monkeypatch)
     source = write_lines(tmp_path / "in.jsonl", [*many_lines(600)])
     out = tmp_path / "out.jsonl"
     running = start_nightjar(*run_arguments(source, tiny_model, out), log=tmp_path / "log")
@@ -383,7 +399,10 @@ def test_a_hostile_environment_does_no_harm(
     assert {line["response"]["body"]["model"] for line in answers} == {tiny_model.name}
 
 
-def test_a_terminal_sees_bar_rate_and_time_left(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_terminal_sees_bar_rate_and_time_left(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_fake_engine(monkeypatch)
     source = write_lines(tmp_path / "in.jsonl", [*many_lines(64)])
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))

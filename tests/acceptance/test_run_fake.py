@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from nightjar.pipeline.embedded.workdir import default_workdir, note_written
-from tests.processes import completion_line, nightjar, read_lines, rerank_line, write_lines
+from tests.processes import (
+    completion_line,
+    nightjar,
+    nightjar_here,
+    read_lines,
+    rerank_line,
+    told,
+    write_lines,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -18,17 +26,6 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(source: Path, model: Path, out: Path) -> int:
     return nightjar("run", source, "--model", model, "--out", out).returncode
-
-
-def told(out: Path) -> dict[str, Any]:
-    """What each answer says, without what tells runs apart."""
-    found = {}
-    for line in read_lines(out):
-        body = line["response"]["body"]
-        assert line["custom_id"] not in found
-        answer = body["results"] if "results" in body else body["choices"]
-        found[line["custom_id"]] = (answer, body["usage"])
-    return found
 
 
 def test_answers_are_the_same_in_every_run(tiny_model: Path, tmp_path: Path) -> None:
@@ -60,6 +57,6 @@ def test_poison_that_raises_costs_its_own_row(tiny_model: Path, tmp_path: Path) 
     old = {"code": "internal_error", "message": "raised", "param": None, "line": 12}
     errors.write_text(json.dumps({**failed, "response": None, "error": old}) + "\n")
     note_written(default_workdir(out), out)
-    again = nightjar("run", tmp_path / "in.jsonl", "--model", tiny_model, "--out", out)
+    again = nightjar_here("run", tmp_path / "in.jsonl", "--model", tiny_model, "--out", out)
     assert (again.returncode, read_lines(errors)[0]["error"]) == (3, old)
     assert "already finished" in again.stderr

@@ -10,10 +10,8 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from nightjar.pipeline.front.cli import app
-from tests.processes import NIGHTJAR, nightjar, read_lines, wait_until
+from tests.processes import NIGHTJAR, nightjar, nightjar_here, read_lines, wait_until
 from tests.tasks import PROMPT, write_rows, write_task
 
 
@@ -60,7 +58,7 @@ def test_a_table_of_answers_follows_the_table_of_rows(tiny_model: Path, tmp_path
     assert "2 succeeded, 2 failed" in done.stderr
     assert "without 1 rows that have no key of their own" in done.stderr
 
-    again = nightjar("run", task)
+    again = nightjar_here("run", task)
     assert "already finished" in again.stderr
 
     # The next night: other rows, and the same command.
@@ -98,13 +96,13 @@ def test_a_task_that_changed_after_a_run_was_stopped(
     monkeypatch.setenv("NIGHTJAR_FAKE_STEP_S", "0")
     kept = task.read_text(encoding="utf-8")
     task.write_text(kept.replace("{review}", "{review}!"), encoding="utf-8")
-    refused = nightjar("run", task)
+    refused = nightjar_here("run", task)
     assert refused.returncode == 2
     assert "belongs to another run: the task's request has changed since" in refused.stderr
     task.write_text(kept, encoding="utf-8")
     times = rows.stat().st_mtime_ns
     os.utime(rows, ns=(times, times + 1_000))
-    refused = nightjar("run", task)
+    refused = nightjar_here("run", task)
     assert refused.returncode == 2
     assert "the source has changed since" in refused.stderr
 
@@ -130,8 +128,8 @@ def test_json_lines_in_and_out_without_a_sink(tiny_model: Path, tmp_path: Path) 
 
 
 def invoke(*arguments: str | Path) -> tuple[int, str]:
-    done = CliRunner().invoke(app, [*map(str, arguments)])
-    return done.exit_code, done.stderr
+    done = nightjar_here(*arguments)
+    return done.returncode, done.stderr
 
 
 def test_a_task_that_cannot_be_run(tiny_model: Path, tmp_path: Path) -> None:

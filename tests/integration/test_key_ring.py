@@ -18,19 +18,10 @@ from nightjar.jobs.states import Scope
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.account_tables import api_key
 from nightjar.jobs.store.accounts import Accounts
+from tests.clock import Clock
 
 OWN = "a-secret-of-the-operators-own-long-enough"
 ADMIN = Found(Caller("default", Scope.ADMIN))
-
-
-class Clock:
-    """Stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class CountedAccounts(Accounts):

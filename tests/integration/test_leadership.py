@@ -10,19 +10,11 @@ from nightjar.jobs.store.tables import leader
 from nightjar.jobs.workers import ComputeSeconds, Crash, Leader
 from nightjar.pipeline.queue.leadership import PLANNER, PROTOCOL, Leadership
 from nightjar.pipeline.queue.sweeper import Sweeper, SweepReport
+from tests.clock import Clock
 from tests.jobs import planned
 from tests.outcomes import answers, claim
 
 CRASH = Crash("the worker died", allowed=3)
-
-
-class Clock:
-    """A monotonic clock that tests move by hand."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -110,6 +110,19 @@ def test_every_operation_is_complete(document: Document) -> None:
     assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
 
 
+def test_every_number_in_an_address_has_a_maximum(document: Document) -> None:
+    """A database's integers have 64 bits: a larger one would be a fault."""
+    checked = 0
+    for path, _, operation in operations(document):
+        for parameter in operation.get("parameters", ()):
+            schema = parameter["schema"]
+            for kind in schema.get("anyOf", [schema]):
+                if kind.get("type") == "integer":
+                    assert kind["maximum"] <= 2**53, (path, parameter["name"])
+                    checked += 1
+    assert checked > 5
+
+
 def test_every_error_has_the_shared_shape(document: Document) -> None:
     shared = {"$ref": "#/components/schemas/ErrorAnswer"}
     for path, _, operation in operations(document):
@@ -376,6 +389,7 @@ def tour_of_calls(call: Callable[..., Call]) -> Iterator[Call]:
 
 def tour_of_models(call: Callable[..., Call], store: Store) -> Iterator[Call]:
     store.models.plan_for([PlannedModel("tiny", "f" * 64, 512)])
+    yield call("GET", "/metrics")
     yield call("GET", "/v1/models")
     yield call("GET", "/v1/models/tiny", "/v1/models/{model}")
     yield call("GET", "/v1/models/nope", "/v1/models/{model}")

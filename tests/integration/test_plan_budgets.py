@@ -13,19 +13,11 @@ from nightjar.pipeline.planning.encode import Encoder
 from nightjar.pipeline.planning.models import PlanningModels
 from nightjar.pipeline.planning.planner import Planner
 from nightjar.pipeline.settings import Settings
+from tests.clock import Clock
 from tests.jobs import submit
 from tests.outcomes import codes
 
 ATTEMPTS = 3
-
-
-class Clock:
-    """A monotonic clock that tests move by hand."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def planner(store: Store, model: Path, clock: Clock, **settings: object) -> Planner:

@@ -21,6 +21,7 @@ from nightjar.jobs.store import Store, file_sweeping
 from nightjar.jobs.store.file_sweeping import PARTS_PER_STEP
 from nightjar.jobs.store.file_tables import file, file_part
 from nightjar.pipeline.queue.sweeper import Sweeper
+from tests.clock import Clock
 
 US, THEM = "us", "them"
 
@@ -260,13 +261,6 @@ def test_a_file_in_use_is_neither_deleted_nor_swept(
     assert list(store.files.parts(held.id)) == [bytes(10)]
     monkeypatch.undo()
     assert store.file_sweeping.sweep_files() == 1
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_the_sweeper_takes_an_upload_that_lost_its_process(store: Store) -> None:

@@ -20,17 +20,9 @@ from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.queue.liveness import owner_name
 from nightjar.pipeline.queue.sweeper import Sweeper, SweepReport
 from tests.bulk_jobs import finished_job, results_kept
+from tests.clock import Clock
 from tests.jobs import planned
 from tests.outcomes import compute
-
-
-class Clock:
-    """A monotonic clock that tests move by hand."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

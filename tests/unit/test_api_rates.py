@@ -4,16 +4,7 @@ import pytest
 
 from nightjar.jobs.api import rate_limits
 from nightjar.jobs.api.rate_limits import RateLimits
-
-
-class Clock:
-    """Stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def test_a_minutes_requests_may_come_at_once_and_then_evenly() -> None:

@@ -1,16 +1,22 @@
 """The benchmark of the control plane: its requests, its figures, and all of it on a small scale."""
 
 import json
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from threading import Thread
+from typing import Any, ClassVar
 
 import psutil
 import pytest
 
-from benchmarks.control_plane import __main__ as command
+from benchmarks import http_load
+from benchmarks.control_plane.__main__ import BENCHMARK
 from benchmarks.control_plane.requests import MAX_TOKENS, PROMPT_TOKENS, prompts, write_jobs
-from benchmarks.control_plane.watch import Watch, growth, resident_bytes
+from benchmarks.control_plane.watch import Watch, families_of, growth, latencies, resident_bytes
+from benchmarks.harness import Benchmark
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.lines.batch_lines import BatchReader
 from nightjar.jobs.records import NewRequest
@@ -31,9 +37,9 @@ def test_prompts_have_the_tokens_that_the_figures_say() -> None:
 
 def test_an_unknown_database_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        command.arguments(["--databases", "sqlite,postgres"])
+        BENCHMARK.arguments(["--databases", "sqlite,postgres"])
     assert "postgres: not among sqlite, postgresql" in capsys.readouterr().err
-    assert command.arguments(["--databases", "sqlite"]).databases == ["sqlite"]
+    assert BENCHMARK.arguments(["--databases", "sqlite"]).ways == ["sqlite"]
 
 
 def test_jobs_hold_every_request_once(tmp_path: Path) -> None:
@@ -75,8 +81,8 @@ def test_a_watch_tells_processes_apart() -> None:
         try:
             ours = psutil.Process()
             processes = {"client": ours, "sleeper": psutil.Process(named.pid)}
-            with Watch(processes, lambda: 3 << 20) as watch:
-                families = watch.families()
+            families = families_of(processes)
+            with Watch(lambda: families, {"broker's data": lambda: 3 << 20}) as watch:
                 wait_until("a sample", lambda: watch.samples, 20)
         finally:
             named.kill()
@@ -84,29 +90,94 @@ def test_a_watch_tells_processes_apart() -> None:
     assert [process.pid for process in families["sleeper"]] == [named.pid]
     assert unnamed.pid in {process.pid for process in families["client"]}
     assert named.pid not in {process.pid for process in families["client"]}
-    assert watch.samples[0].broker_mib == 3.0
+    assert watch.samples[0]["broker's data"] == 3.0
     assert watch.memory()["sleeper"]["peak_mib"] < watch.memory()["client"]["peak_mib"]
     assert watch.cpu_s.keys() == {"client", "sleeper"}
 
 
 @pytest.mark.slow
-def test_the_whole_benchmark_on_a_small_scale(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_whole_benchmark_on_a_small_scale(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     arguments = ["--requests=600", "--job-requests=200", "--celery-requests=100"]
     arguments += ["--bulk-rows=300", "--long-rows=2"]
     arguments += [f"--work={tmp_path / 'work'}", f"--out={out}", "--databases=sqlite"]
-    monkeypatch.setattr("sys.argv", ["control_plane", *arguments])
-    command.main()
+    BENCHMARK.main(arguments)
     figures = json.loads(out.read_text(encoding="utf-8"))["sqlite"]
     assert figures["nightjar"]["requests"] == 600
     assert figures["nightjar"]["jobs"] == 3
     assert figures["nightjar"]["requests_per_s"] > 0
     assert figures["plain_celery"]["requests"] == 100
-    assert figures["nightjar"]["status_poll"]["polls"] > 0
+    assert figures["nightjar"]["status_poll"]["count"] > 0
     beside = figures["beside_bulk"]
     assert beside["urgent_job_s"] > 0
     assert 0 < beside["dead_workers_lease_back_s"] <= beside["dead_workers_work_done_again_s"]
     assert figures["long_rows"]["refused"] == 2
     assert figures["long_rows"]["planner_peak_mib"] > 10
+
+
+def test_latencies_are_values_that_were_measured() -> None:
+    seconds = [n / 1_000 for n in range(1, 201)]
+    assert latencies(seconds) == {"count": 200, "p50_ms": 101.0, "p99_ms": 199.0, "max_ms": 200.0}
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers each request after a while; `seen` holds each body and its connection."""
+
+    protocol_version = "HTTP/1.1"
+    seen: ClassVar[list[tuple[bytes, object]]] = []
+
+    def do_POST(self) -> None:
+        length = int(self.headers["Content-Length"])
+        self.seen.append((self.rfile.read(length), self.client_address))
+        time.sleep(0.02)
+        self.send_response(500 if self.path == "/broken" else 200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Answers.seen.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as running:
+        Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+
+
+def test_a_load_is_sent_at_its_moments_over_kept_connections(server: str) -> None:
+    load = http_load.Load("POST", f"{server}/", {"prompt": "a"}, 50.0, 50)
+    began = time.monotonic()
+    found = http_load.send(load)
+    assert time.monotonic() - began > 49 / 50
+    assert len(found) == 50
+    assert min(found) >= 0.02
+    bodies, connections = zip(*Answers.seen, strict=True)
+    assert set(bodies) == {b'{"prompt":"a"}'}
+    assert len(bodies) == 50 + http_load.WARM_UP
+    assert len(set(connections)) < 40
+
+
+def test_a_load_that_is_refused_is_no_figure(server: str) -> None:
+    with pytest.raises(RuntimeError, match="500"):
+        http_load.send(http_load.Load("POST", f"{server}/broken", {}, 50.0, 2))
+
+
+def test_ways_that_are_measured_in_several_calls_stay_together(tmp_path: Path) -> None:
+    benchmark = Benchmark(
+        "benchmarks.made_up",
+        "Made up.",
+        lambda way, args, folder: {"folder": folder.name, "rows": args.rows},
+        options={"--rows": (7, "of it")},
+        about={"asked": 1},
+    )
+    given = ["--out", str(tmp_path / "out.json"), "--work", str(tmp_path / "work")]
+    benchmark.main([*given, "--databases", "sqlite"])
+    benchmark.main([*given, "--databases", "postgresql", "--rows", "9"])
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert (found["asked"], found["sqlite"]["rows"], found["postgresql"]["rows"]) == (1, 7, 9)
+    assert "--rows 9" in found["postgresql"]["command"]
+    assert found["sqlite"]["folder"] == "sqlite"

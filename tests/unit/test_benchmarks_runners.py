@@ -6,8 +6,9 @@ import os
 import random
 import signal
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 
+import msgspec
 import psutil
 import pytest
 
@@ -18,9 +19,13 @@ from benchmarks.models import save_model
 from benchmarks.peers import protocol
 from benchmarks.peers.nightjar_peer import NightjarEngine
 from benchmarks.peers.protocol import (
+    Answer,
     Generated,
     Generation,
+    Load,
+    Message,
     Outcome,
+    Ran,
     System,
     Workload,
 )
@@ -54,34 +59,27 @@ class Echo(System):
 
 
 def ask(system, *messages):
-    source = io.StringIO("".join(json.dumps(message) + "\n" for message in messages))
-    answers = io.StringIO()
+    source = io.BytesIO(b"".join(msgspec.json.encode(message) + b"\n" for message in messages))
+    answers = io.BytesIO()
     protocol.answer_all(system, source, answers)
-    return [json.loads(line) for line in answers.getvalue().splitlines()]
+    return [msgspec.json.decode(line, type=Answer) for line in answers.getvalue().splitlines()]
 
 
 def loading(precision="fp32"):
-    return {
-        "command": "load",
-        "model": "m",
-        "precision": precision,
-        "threads": 2,
-        "converted": "c",
-    }
+    return Message(load=Load("m", precision, 2, "c"))
 
 
 def running(kind, generations):
-    return {"command": "run", "workload": asdict(Workload("w", kind, generations))}
+    return Message(run=Workload("w", kind, generations))
 
 
 def test_waves_are_handed_in_one_after_another():
     echo = Echo()
     generations = [Generation([0] * n, 4, wave=wave) for n, wave in ((1, 0), (2, 1), (3, 0))]
     loaded, ran = ask(echo, loading(), running("generate", generations))
-    assert loaded["ok"]
-    assert loaded["versions"] == {"echo": "1"}
+    assert loaded.loaded.versions == {"echo": "1"}
     assert echo.calls == ["reset", [1, 3], [2]]
-    assert [item["text"] for item in ran["outcome"]["generated"]] == ["1", "2", "3"]
+    assert [one.text for one in ran.ran.outcome.generated] == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize(
@@ -96,17 +94,17 @@ def test_first_tokens_are_timed_one_by_one():
     echo = Echo()
     (ran,) = ask(echo, running("first_token", [Generation([0] * n, 1) for n in (5, 6, 7)]))
     assert echo.calls == ["reset", [5], [6], [7]]
-    assert len(ran["outcome"]["seconds_each"]) == 3
-    assert sum(ran["outcome"]["seconds_each"]) <= ran["seconds"]
+    assert len(ran.ran.outcome.seconds_each) == 3
+    assert sum(ran.ran.outcome.seconds_each) <= ran.ran.seconds
 
 
 def test_a_failure_is_an_answer_and_the_runner_goes_on(capfd):
     refused, failed, ran = ask(
         Echo(), loading("int8"), running("rank", []), running("generate", [Generation([1], 1)])
     )
-    assert refused == {"ok": False, "error": "ValueError: no int8"}
-    assert failed == {"ok": False, "error": "ZeroDivisionError: by zero"}
-    assert ran["ok"]
+    assert refused == Answer(error="ValueError: no int8")
+    assert failed == Answer(error="ZeroDivisionError: by zero")
+    assert ran.ran is not None
     assert "by zero" in capfd.readouterr().err
 
 
@@ -148,17 +146,15 @@ def test_a_runner_process_of_the_engine(model, words, tmp_path):
     alone.load(model, "fp32", 2, tmp_path)
     runner = Runner(NIGHTJAR, "fp32", 2, tmp_path / "log")
     try:
-        assert runner.load(model, tmp_path)["versions"]["torch"]
+        assert runner.load(model, tmp_path).versions["torch"]
         process = psutil.Process(runner.pid)
         assert wait_for(process, psutil.STATUS_STOPPED)
-        ran = Outcome.from_json(runner.run(texts)["outcome"])
-        assert ran.generated == alone.generate(generations)
-        scored = Outcome.from_json(runner.run(ranking)["outcome"])
-        assert scored.mean_nll == alone.rank(ranking.rankings)
+        assert runner.run(texts).outcome.generated == alone.generate(generations)
+        assert runner.run(ranking).outcome.mean_nll == alone.rank(ranking.rankings)
         assert wait_for(process, psutil.STATUS_STOPPED)
         with pytest.raises(SystemFailedError, match="context"):
             runner.run(Workload("long", "generate", [Generation([300] * 2000, 1)]))
-        assert runner.run(texts)["seconds"] > 0
+        assert runner.run(texts).seconds > 0
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(SystemFailedError, match="was killed, as the system does"):
             runner.run(texts)
@@ -222,11 +218,7 @@ class Clock:
         self.asked.append(workload.units)
         self.log.append(self.name)
         each = [self.seconds_each] * workload.units if workload.kind == "first_token" else []
-        return {
-            "seconds": workload.units * self.seconds_each,
-            "outcome": {"generated": [], "mean_nll": [], "seconds_each": each},
-            "peak_mib": 1.0,
-        }
+        return Ran(workload.units * self.seconds_each, Outcome(seconds_each=each), 1.0)
 
 
 def contest_of(*taking_part, budget_s=4.0):

@@ -2,10 +2,11 @@
 
 import json
 import random
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
+import msgspec
 import pytest
 
 from benchmarks.models import save_model
@@ -235,4 +236,4 @@ def test_the_first_part_of_a_workload(workloads):
     assert [rank.whole(units) for units in (1, 16, 17)] == [16, 16, 32]
     assert workloads["generate"].head(3).generations == workloads["generate"].generations[:3]
     assert workloads["generate"].whole(3) == 3
-    assert Workload.from_json(json.loads(json.dumps(asdict(rank)))) == rank
+    assert msgspec.json.decode(msgspec.json.encode(rank), type=Workload) == rank

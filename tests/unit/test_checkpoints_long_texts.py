@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nightjar.checkpoints import PROMPT_TOKEN, Tokenizer, long_texts
-from nightjar.checkpoints.long_texts import GROUP_CHARACTERS, PIECE_CHARACTERS, LongTexts, in_groups
+from nightjar.checkpoints.long_texts import PIECE_CHARACTERS, LongTexts
 from tests.models import EOS_TOKEN, save_tokenizer
 from tests.tokenizer_styles import STYLES, VOCAB_SIZE
 
@@ -93,10 +93,3 @@ def test_where_no_cut_is_safe_the_text_stays_whole(style, tmp_path):
     tokenizer = read(style, tmp_path)
     text = "hello 안녕 " * (PIECE_CHARACTERS // 8)
     assert tokenizer.encode_batch([text], 10) == [tokenizer.encode(text)]
-
-
-def test_texts_that_are_tokenized_at_once_are_bounded():
-    half = "a" * (GROUP_CHARACTERS // 2)
-    sizes = [[len(text) for text in group] for group in in_groups([half, half, "b", half * 3, ""])]
-    assert sizes == [[len(half)] * 2, [1], [len(half) * 3], [0]]
-    assert list(in_groups([])) == []

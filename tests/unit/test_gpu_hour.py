@@ -195,7 +195,7 @@ def test_a_table_of_causes():
         "no_graphs": {"status": "measured", "points": {"1": 3e-3, "8": 4e-3, "64": 5e-3}},
         "no_windows": {"status": "failed", "reason": "out of memory"},
     }
-    lines = causes.table(results).splitlines()
+    lines = causes.page(results).splitlines()
     assert lines[2] == "| everything on | 1000 us | 2000 us | 4000 us |"
     assert lines[3] == "| without CUDA graphs | 3000 us, 3.00x | 4000 us, 2.00x | 5000 us, 1.25x |"
     assert lines[4] == "| without windows | failed | failed | failed |"

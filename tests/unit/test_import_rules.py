@@ -32,6 +32,7 @@ RECORDS = {
             "events",
             "job_report",
             "tallies",
+            "tracing",
         )
     )
 }
@@ -39,7 +40,8 @@ MODELS = {"checkpoints", "kernels", "gpu_worker.models"}
 ENGINE = MODELS | {"gpu_worker.engine"}
 QUEUE = RECORDS | {
     *("jobs.store", "jobs.webhooks"),
-    *("pipeline.model_settings", "pipeline.settings", "pipeline.queue"),
+    *("pipeline.metrics", "pipeline.model_settings", "pipeline.settings", "pipeline.queue"),
+    "pipeline.tracing",
 }
 FILES = RECORDS | {"jobs.lines", "jobs.store", "pipeline.files"}
 EMBEDDED = QUEUE | FILES | {"checkpoints", "pipeline.embedded"}
@@ -59,6 +61,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("kernels/", {"kernels"}),
     ("gpu_worker/engine/", ENGINE),
     ("gpu_worker/models/", MODELS),
+    ("gpu_worker/verify/", ENGINE | {"gpu_worker.verify"}),
     ("gpu_worker/shards/", MODELS | {"gpu_worker.shards"}),
     ("gpu_worker/compute/", ENGINE | {"gpu_worker.compute", "gpu_worker.shards"}),
     (
@@ -74,6 +77,8 @@ RULES: list[tuple[str, set[str]]] = [
         },
     ),
     ("gpu_worker/", set()),
+    ("pipeline/metrics/", RECORDS | {"jobs.store", "pipeline.metrics", "pipeline.settings"}),
+    ("pipeline/tracing/", RECORDS | {"pipeline.settings", "pipeline.tracing"}),
     ("pipeline/queue/", QUEUE),
     ("pipeline/planning/", QUEUE | {"checkpoints", "jobs.lines", "pipeline.planning"}),
     ("pipeline/files/", FILES),
@@ -90,19 +95,28 @@ RULES: list[tuple[str, set[str]]] = [
     ),
     (
         "pipeline/",
-        {"pipeline.api_settings", "pipeline.model_settings", "pipeline.variables"},
+        {
+            "pipeline.api_settings",
+            "pipeline.model_settings",
+            "pipeline.monitoring_settings",
+            "pipeline.variables",
+        },
     ),
     ("nightjar/__main__.py", {"pipeline.front"}),
     ("nightjar/__init__.py", {"pipeline.client"}),
     ("nightjar/children.py", set()),
     ("nightjar/compute_config.py", set()),
+    ("nightjar/groups.py", set()),
     ("nightjar/logs.py", set()),
     ("nightjar/process.py", set()),
     ("nightjar/requests.py", set()),
     ("nightjar/visible.py", set()),
 ]
 # What every room may import; it imports nothing of ours itself.
-FOR_ALL = {"__version__", "children", "compute_config", "logs", "process", "requests", "visible"}
+FOR_ALL = {
+    *("__version__", "children", "compute_config", "groups", "logs", "process", "requests"),
+    "visible",
+}
 # Third-party packages that the engine and the kernels may import: a bare GPU machine has no more.
 ENGINE_PACKAGES = {"torch", "numpy", "tokenizers", "safetensors", "jinja2", "cupy", "nightjar"}
 # Within the kernels: operands know no backend, and backends know neither the ops nor each other.
@@ -116,6 +130,7 @@ KERNEL_RULES: list[tuple[str, set[str]]] = [
 ]
 ENGINE_ROOMS = (
     "nightjar/compute_config.py",
+    "nightjar/groups.py",
     "nightjar/requests.py",
     "kernels/",
     "checkpoints/",

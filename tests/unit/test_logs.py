@@ -1,5 +1,6 @@
 """Log lines: the fields of our records are written, those of libraries are not."""
 
+import json
 import logging
 import os
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from celery.signals import after_setup_logger
 
-from nightjar.logs import FieldsFormatter
+from nightjar.logs import FieldsFormatter, JsonFormatter, about
 from nightjar.pipeline.queue.celery_app import create_celery_app
 from nightjar.pipeline.settings import Settings
 
@@ -93,3 +94,69 @@ def test_a_configured_process_writes_fields_to_standard_error() -> None:
         env=os.environ,
     )
     assert done.stderr.endswith(" compute INFO a: said action=model_loaded dtype=fp32\n")
+
+
+def json_line(message: str = "hello", **extra: object) -> dict[str, object]:
+    record = logging.getLogger("nightjar.test").makeRecord(
+        "nightjar.test", logging.WARNING, "f.py", 1, message, (), None, extra=extra
+    )
+    text = JsonFormatter("planner").format(record)
+    assert "\n" not in text
+    found: dict[str, object] = json.loads(text)
+    return found
+
+
+def test_json_has_the_same_fields() -> None:
+    said = json_line(action="lost", micro_batch=7, owner="gpu-1:7:ab", none=None)
+    assert said.pop("time")
+    assert said == {
+        "level": "warning",
+        "logger": "nightjar.test",
+        "process": "planner",
+        "pid": os.getpid(),
+        "message": "hello",
+        "action": "lost",
+        "micro_batch": 7,
+        "owner": "gpu-1:7:ab",
+        "none": None,
+    }
+
+
+def test_a_field_cannot_take_the_place_of_the_records_own() -> None:
+    assert json_line(action="x", level="made up")["level"] == "warning"
+
+
+def test_json_of_a_library_has_no_fields() -> None:
+    assert set(json_line(data={"args": "a prompt"})) == {
+        *("time", "level", "logger", "process", "pid", "message")
+    }
+
+
+def test_json_cuts_long_values_and_stays_on_one_line() -> None:
+    said = json_line("two\nlines\x1b[31m", action="x", text="y" * 10_000, many=["z" * 900])
+    assert len(str(said["text"])) == 200
+    assert len(str(said["many"])) < 300
+    assert said["message"] == "two\nlines\x1b[31m"
+
+
+def test_what_a_thread_works_on_goes_with_its_records() -> None:
+    with about(job_id="job_1", micro_batch=3):
+        assert json_line(action="x")["job_id"] == "job_1"
+        assert json_line(action="x", micro_batch=4)["micro_batch"] == 4
+        assert "micro_batch=3" in line(action="x")
+        assert "job_id" not in json_line()
+    assert "job_id" not in json_line(action="x")
+
+
+@pytest.mark.parametrize(("level", "written"), [("debug", True), ("info", False), ("", False)])
+def test_the_level_is_that_of_our_own_records(level: str, written: bool) -> None:
+    program = (
+        "import logging; from nightjar import logs; logs.configure('p');"
+        "logging.getLogger('nightjar.x').debug('ours', extra={'action': 'a'});"
+        "logging.getLogger('library').debug('theirs')"
+    )
+    environment = os.environ | {"NIGHTJAR_LOG_FORMAT": "json", "NIGHTJAR_LOG_LEVEL": level}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    lines = [json.loads(one)["message"] for one in done.stderr.splitlines()]
+    assert lines == (["ours"] if written else [])

@@ -36,6 +36,7 @@ def test_a_shard_a_device(given, count, devices):
         ({"devices": "0,"}, "NIGHTJAR_DEVICES: '0,': give numbers with commas between"),
         ({"shards": 0}, "NIGHTJAR_SHARDS"),
         ({"webhook_timeout_s": 0}, "NIGHTJAR_WEBHOOK_TIMEOUT_S: Input should be greater than 0"),
+        ({"file_lifetime_s": 0}, "NIGHTJAR_FILE_LIFETIME_S: Input should be greater than 0"),
         ({"worker_niceness": -1}, "NIGHTJAR_WORKER_NICENESS.*greater than or equal to 0"),
         ({"api_key": "secret" * 5}, "NIGHTJAR_API_KEY: must have at least 32 characters.*openssl"),
         ({"api_key": "secret " * 5}, "NIGHTJAR_API_KEY: must have .* without spaces"),

@@ -139,7 +139,7 @@ def figures(run: Run, page: Page, ends: float) -> None:
 
 def causes(run: Run, page: Page, ends: float) -> None:
     """A decode step with and without each part; the hardware's counters."""
-    from benchmarks.gpu.causes import table  # noqa: PLC0415
+    from benchmarks.gpu.causes import page as table_of_causes  # noqa: PLC0415
     from benchmarks.gpu.runner import Worker  # noqa: PLC0415
     from benchmarks.gpu.runner import run as measure  # noqa: PLC0415
     from benchmarks.gpu.targets import CAUSES  # noqa: PLC0415
@@ -156,7 +156,7 @@ def causes(run: Run, page: Page, ends: float) -> None:
 
     left = ends - time.monotonic() - profile_s
     results = measure(Worker(device, scale), chosen, left, wrote)
-    page.text += [table(results), ""]
+    page.text += [table_of_causes(results), ""]
     for name, one in results.items():
         if one["status"] != "measured":
             page.faults.append(f"{name}: {one['status']}")

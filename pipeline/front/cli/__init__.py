@@ -20,6 +20,7 @@ from nightjar.pipeline.front.cli.purge import purge
 from nightjar.pipeline.front.cli.report import report
 from nightjar.pipeline.front.cli.run import run
 from nightjar.pipeline.front.cli.tasks import plan, task
+from nightjar.pipeline.front.cli.verify import verify
 from nightjar.pipeline.front.cli.webhooks import webhooks
 from nightjar.pipeline.queue.commands import forget_celery_variables
 
@@ -32,7 +33,7 @@ app = typer.Typer(
 for command in (
     *(run, plan, worker, beat, flower, api, health),
     *(submit, status, results, report, cancel, pause, resume, retry, models),
-    *(convert, vectors, migrate, shares, purge, openapi, doctor),
+    *(convert, verify, vectors, migrate, shares, purge, openapi, doctor),
 ):
     app.command()(command)
 for group in (keys, tenants, task, webhooks):

@@ -1,0 +1,50 @@
+"""`nightjar verify` runs this in a process of its own; the command line loads no torch."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from nightjar.checkpoints import CheckpointError, ModelDirectory
+from nightjar.gpu_worker.verify.sample_texts import TEXTS
+from nightjar.gpu_worker.verify.verifying import verify
+
+EXIT_UNSOUND = 3
+EXIT_UNUSABLE = 1
+MAX_TEXTS = 200
+
+
+def main() -> int:
+    """Verify one model; the exit status is 0 for a sound one."""
+    parser = argparse.ArgumentParser(prog="nightjar verify")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path)
+    parser.add_argument("--precisions", default="bf16,int8")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    try:
+        texts = TEXTS if given.text is None else _texts(given.text)
+        report = verify(
+            ModelDirectory.open(given.model),
+            texts,
+            [word for word in given.precisions.split(",") if word],
+            lambda what: print(f"nightjar: {what} ...", file=sys.stderr),  # noqa: T201
+        )
+    except (CheckpointError, ValueError, OSError) as error:
+        print(f"nightjar: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_UNUSABLE
+    print(json.dumps(report.as_json()) if given.json else "\n".join(report.lines()))  # noqa: T201
+    return 0 if report.is_sound else EXIT_UNSOUND
+
+
+def _texts(path: Path) -> list[str]:
+    """Return the paragraphs of a file."""
+    paragraphs = [part.strip() for part in path.read_text(encoding="utf-8").split("\n\n")]
+    found = [part for part in paragraphs if part][:MAX_TEXTS]
+    if not found:
+        raise ValueError(f"{path}: no text; write paragraphs with an empty line between them")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""The largest numbers that a model's products give on plain text: FP16 ends at 65,504."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from nightjar import kernels
+from nightjar.gpu_worker.models import Decoder
+from nightjar.gpu_worker.models.batch import KVTensors, TokenBatch
+from nightjar.kernels import LayerWeights, Rotation, StepRows
+
+FP16_MAX = 65_504.0
+PRODUCTS = ("query-key-value", "attention-output", "up", "down", "residual")
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The largest absolute output of a product of one layer."""
+
+    layer: int
+    product: str
+    largest: float
+
+    @property
+    def overflows(self) -> bool:
+        """Whether FP16 cannot hold it."""
+        return not self.largest <= FP16_MAX
+
+
+class WatchedDecoder(Decoder):
+    """A decoder that keeps the largest absolute output of each product; in FP32, on the CPU."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__(
+            decoder.config, decoder.weights, decoder.dtype, decoder.cache_dtype, decoder.device
+        )
+        self._largest: dict[tuple[int, str], float] = {}
+        self._layer = 0
+
+    def peaks(self) -> list[Peak]:
+        """Return the peaks of all layers so far."""
+        return [Peak(layer, name, value) for (layer, name), value in sorted(self._largest.items())]
+
+    def _note(self, product: str, values: Tensor) -> None:
+        key = self._layer, product
+        largest = float(values.abs().max()) if values.numel() else 0.0
+        # A NaN stays: no later number is larger.
+        if not largest <= self._largest.get(key, 0.0):
+            self._largest[key] = largest
+
+    def _run_at_once(
+        self,
+        residual: Tensor,
+        rotation: Rotation | None,
+        batch: TokenBatch,
+        rows: StepRows,
+        cache: KVTensors,
+    ) -> int:
+        """Run no layer in one call: each product is watched."""
+        return 0
+
+    def _attend(
+        self,
+        index: int,
+        qkv: Tensor,
+        rotation: Rotation | None,
+        batch: TokenBatch,
+        rows: StepRows,
+        cache: KVTensors,
+    ) -> Tensor:
+        self._layer = index
+        self._note("query-key-value", qkv)
+        return super()._attend(index, qkv, rotation, batch, rows, cache)
+
+    def _attention_out(self, residual: Tensor, x: Tensor, layer: LayerWeights) -> Tensor | None:
+        self._note("attention-output", kernels.linear(x, layer.attention_out))
+        return super()._attention_out(residual, x, layer)
+
+    def _feed_forward(
+        self, residual: Tensor, delta: Tensor | None, layer: LayerWeights
+    ) -> Tensor | None:
+        stream = residual.clone()
+        up = kernels.normed_linear(stream, delta, layer.mlp_norm, layer.up, self.dtype)
+        self._note("up", up)
+        before = stream if delta is not None else residual.clone()
+        made = super()._feed_forward(residual, delta, layer)
+        self._note("down", residual - before if made is None else made)
+        self._note("residual", residual)
+        return made

@@ -1,0 +1,142 @@
+"""What a verification found: each check with its verdict, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from nightjar.gpu_worker.verify.agreement import Agreement
+from nightjar.gpu_worker.verify.couplings import Coupling
+from nightjar.gpu_worker.verify.losses import Losses
+from nightjar.gpu_worker.verify.peaks import FP16_MAX, Peak
+
+Verdict = Literal["ok", "warning", "failure"]
+LEAST_SMOOTHNESS = 0.02
+_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: its name, its verdict, and one sentence about what was found."""
+
+    check: str
+    verdict: Verdict
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All findings about a model, and the figures behind them."""
+
+    model: str
+    fingerprint: str
+    findings: tuple[Finding, ...]
+    losses: Losses
+    couplings: tuple[Coupling, ...]
+    peaks: tuple[Peak, ...]
+    agreements: tuple[Agreement, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no check failed."""
+        return all(finding.verdict != "failure" for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all figures for programs."""
+        return {**asdict(self), "is_sound": self.is_sound}
+
+    def lines(self) -> list[str]:
+        """Return the report for people."""
+        marks = {"ok": "ok     ", "warning": "WARNING", "failure": "FAILURE"}
+        made = [f"{marks[one.verdict]}  {one.check}: {one.text}" for one in self.findings]
+        word = "sound" if self.is_sound else "not in order; do not serve it"
+        return [*made, f"{self.model} is {word}"]
+
+
+def judge_losses(losses: Losses) -> list[Finding]:
+    """Judge what the model makes of plain text."""
+    figures = (
+        f"loss {losses.model:.2f} a token over {losses.tokens} tokens, {losses.shuffled:.2f} with "
+        f"the tokens in a random order, {losses.unigram:.2f} by counting tokens"
+    )
+    # A NaN or an infinity is no better than anything.
+    better = losses.model < min(losses.unigram, losses.shuffled)
+    found = [Finding("loss", "ok" if better else "failure", figures)]
+    if losses.harmful:
+        layers = _listed(losses.harmful)
+        text = f"on this text the model is better without layer {layers}; try a longer text"
+        found.append(Finding("layers", "warning", text))
+    elif losses.without:
+        found.append(Finding("layers", "ok", "every layer makes the loss smaller"))
+    return found
+
+
+def judge_couplings(couplings: Sequence[Coupling]) -> list[Finding]:
+    """Judge the order of heads, channels and neurons; a swap loosens two blocks at least."""
+    found = []
+    for pair in dict.fromkeys(coupling.pair for coupling in couplings):
+        of_pair = [coupling for coupling in couplings if coupling.pair == pair]
+        swapped = [c for c in of_pair if len(c.loose) >= min(2, len(c.z))]
+        single = [c for c in of_pair if c.loose and c not in swapped]
+        if swapped:
+            places = "; ".join(
+                f"layer {c.layer}, {_blocks(pair)} {_listed(c.loose)}" for c in swapped[:_NAMED]
+            )
+            text = f"the order of rows may be wrong in {places}"
+            found.append(Finding(pair, "failure", text))
+        elif single:
+            places = "; ".join(f"layer {c.layer}, {_listed(c.loose)}" for c in single[:_NAMED])
+            text = f"one of the {_blocks(pair)} fits no better than chance in {places}"
+            found.append(Finding(pair, "warning", text))
+        else:
+            least = min(min(c.z) for c in of_pair)
+            text = f"every one of the {_blocks(pair)} is in order (z of {least:.1f} or more)"
+            found.append(Finding(pair, "ok", text))
+    return found
+
+
+def judge_positions(smoothness: float | None) -> list[Finding]:
+    """Judge learned positions: neighbours are alike."""
+    if smoothness is None:
+        return []
+    verdict: Verdict = "ok" if smoothness >= LEAST_SMOOTHNESS else "failure"
+    return [Finding("positions", verdict, f"neighbours are alike by {smoothness:.2f}")]
+
+
+def judge_peaks(peaks: Sequence[Peak]) -> list[Finding]:
+    """Say which products FP16 cannot hold."""
+    largest = max(peaks, key=lambda peak: peak.largest)
+    too_large = [peak for peak in peaks if peak.overflows]
+    if not too_large:
+        text = f"the largest output is {largest.largest:.0f} ({largest.product}, layer "
+        return [Finding("fp16", "ok", f"{text}{largest.layer}); FP16 ends at {FP16_MAX:.0f}")]
+    places = ", ".join(f"{p.product} of layer {p.layer}" for p in too_large[:_NAMED])
+    more = f" and {len(too_large) - _NAMED} more" if len(too_large) > _NAMED else ""
+    text = f"{places}{more} pass {FP16_MAX:.0f}: serve it in bf16 or fp32, not in fp16"
+    return [Finding("fp16", "warning", text)]
+
+
+def judge_agreements(agreements: Sequence[Agreement]) -> list[Finding]:
+    """Say how often each precision gives what fp32 gives."""
+    return [
+        Finding(
+            one.precision,
+            "warning" if one.not_finite or one.first_tokens < 0.8 else "ok",
+            f"{one.first_tokens:.0%} of first tokens and {one.texts:.0%} of texts as fp32, scores "
+            f"within {one.score_distance:.4f}"
+            + (f", {one.not_finite} requests overflow" if one.not_finite else ""),
+        )
+        for one in agreements
+    ]
+
+
+def _blocks(pair: str) -> str:
+    if pair in ("query-key", "value-output"):
+        return "heads"
+    return "blocks of neurons" if pair in ("up-down", "gate-down") else "channels"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_NAMED]))
+    return shown + (" ..." if len(numbers) > _NAMED else "")

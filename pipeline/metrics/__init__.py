@@ -1,0 +1,1 @@
+"""Numbers of a running deployment, in Prometheus's format."""

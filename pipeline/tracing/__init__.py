@@ -1,0 +1,1 @@
+"""Traces of calls, from HTTP to the landed rows; an extra."""

@@ -1,0 +1,125 @@
+"""A whole deployment of real processes, each with metrics, logs and traces of its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
+from nightjar.pipeline.embedded.processes import Service, private_directory
+from tests.processes import NIGHTJAR, wait_until
+from tests.services import free_port
+
+COMMANDS = {
+    "api": ["api"],
+    "planner": ["worker", "plan"],
+    "gpu-worker": ["worker", "compute", "--engine=fake"],
+    "beat": ["beat"],
+    "flower": ["flower"],
+}
+HASTE = {
+    "NIGHTJAR_HEARTBEAT_S": "0.3",
+    "NIGHTJAR_SWEEP_EVERY_S": "0.5",
+    "NIGHTJAR_MICRO_BATCH_REQUESTS": "8",
+    "NIGHTJAR_REQUEST_CRASHES": "1",
+    "NIGHTJAR_WEBHOOK_ALLOW_PRIVATE": "true",
+}
+
+
+@dataclass
+class Monitored:
+    """Running processes: their logs, and where they answer."""
+
+    folder: Path
+    key: str
+    ports: dict[str, int] = field(default_factory=dict)
+    services: dict[str, Service] = field(default_factory=dict)
+
+    @property
+    def client(self) -> httpx.Client:
+        """A client of the API with the key of an administrator."""
+        return httpx.Client(
+            base_url=f"http://127.0.0.1:{self.ports['api']}",
+            headers={"authorization": f"Bearer {self.key}"},
+            timeout=60,
+        )
+
+    def scrape(self, name: str) -> str:
+        """What a process exposes."""
+        if name == "api":
+            with self.client as client:
+                return client.get("/metrics").raise_for_status().text
+        answer = httpx.get(f"http://127.0.0.1:{self.ports[name]}/metrics", timeout=10)
+        return answer.raise_for_status().text
+
+    def log(self, name: str) -> str:
+        """All that a process and its children have written."""
+        return (self.folder / f"{name}.log").read_text(encoding="utf-8")
+
+    def stop(self) -> None:
+        """End every process in order, so that all of their logs are written."""
+        for name in ("api", "gpu-worker", "planner", "beat", "flower", "broker"):
+            if name in self.services:
+                self.services[name].stop(15)
+
+
+@contextmanager
+def monitored(
+    database_url: str, model: Path, folder: Path, key: str, **settings: str
+) -> Iterator[Monitored]:
+    """Start all processes over an empty database, and wait until they work."""
+    directory = private_directory()
+    system = Monitored(folder, key)
+    environment = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("NIGHTJAR_", "OTEL_"))},
+        "NIGHTJAR_DATABASE_URL": database_url,
+        "NIGHTJAR_BROKER_URL": broker_url(directory),
+        "NIGHTJAR_MODEL": str(model),
+        "NIGHTJAR_API_KEY": key,
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+        **HASTE,
+        **settings,
+    }
+
+    def start(name: str, command: list[str], **more: str) -> None:
+        log = folder / f"{name}.log"
+        system.services[name] = Service(name, command, log, environment | more, directory)
+        system.services[name].start()
+
+    try:
+        start("broker", broker_command(directory))
+        wait_for_broker(directory, system.services["broker"])
+        subprocess.run([*NIGHTJAR, "migrate"], env=environment, check=True, capture_output=True)
+        for name, command in COMMANDS.items():
+            system.ports[name] = port = free_port()
+            if name in ("api", "flower"):
+                start(name, [*NIGHTJAR, *command, f"--port={port}"])
+            else:
+                start(name, [*NIGHTJAR, *command], NIGHTJAR_METRICS_ADDRESS=str(port))
+        wait_until("the deployment", lambda: works(system), 90)
+        yield system
+    except BaseException:
+        for name, service in system.services.items():
+            sys.stderr.write(f"--- {name}\n{service.log_tail()}\n")
+        raise
+    finally:
+        system.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def works(system: Monitored) -> bool:
+    """Whether every process answers, and the API sees all parts."""
+    try:
+        for name in ("planner", "gpu-worker", "beat"):
+            system.scrape(name)
+        httpx.get(f"http://127.0.0.1:{system.ports['flower']}/healthcheck", timeout=5)
+        with system.client as client:
+            return set(client.get("/health").json()["parts"].values()) == {"ok"}
+    except httpx.HTTPError:
+        return False
