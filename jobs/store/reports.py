@@ -11,10 +11,10 @@ from nightjar.jobs.job_report import (
     FailureReason,
     FailureSample,
     JobReport,
-    ReportBuilder,
     ReportedMicroBatch,
 )
 from nightjar.jobs.records import Job
+from nightjar.jobs.report_builder import ReportBuilder
 from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store.common import now
 from nightjar.jobs.store.database import Database

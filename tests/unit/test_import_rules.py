@@ -31,6 +31,7 @@ RECORDS = {
             "lifecycle",
             "events",
             "job_report",
+            "report_builder",
             "tallies",
             "tracing",
         )

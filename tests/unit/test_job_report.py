@@ -14,11 +14,11 @@ from nightjar.jobs.job_report import (
     FailureReason,
     FailureSample,
     JobReport,
-    ReportBuilder,
     ReportedMicroBatch,
 )
 from nightjar.jobs.records import Job, NewResult
 from nightjar.jobs.report.page import ReportContext, render_report, report_json
+from nightjar.jobs.report_builder import ReportBuilder
 from nightjar.jobs.states import JobState, MicroBatchState, RequestKind, Reuse
 from nightjar.jobs.tallies import (
     BIN_EDGES,
