@@ -97,7 +97,8 @@ def test_the_api_and_the_command_give_reports(
         ]
         assert store.leases.finish(refs[0].id, 0, "worker", failed)
     monkeypatch.setenv("NIGHTJAR_DATABASE_URL", sqlite_tables)
-    with closing(Store(sqlite_tables)) as store, TestClient(create_app(store)) as client:
+    with closing(Store(sqlite_tables)) as store:
+        client = TestClient(create_app(store, lambda job_id: None))
         told = client.get(f"/v1/jobs/{job_id}/report").json()
         page = client.get(f"/v1/jobs/{job_id}/report.html")
         assert client.get("/v1/jobs/job_nobodys/report").status_code == 404
