@@ -41,6 +41,7 @@ from nightjar.jobs.api.openapi import describe_events, openapi_document, operati
 from nightjar.jobs.api.ownership import Ownership
 from nightjar.jobs.api.places import UploadPlaces
 from nightjar.jobs.api.rate_limits import RateLimits
+from nightjar.jobs.api.reports import reports_router
 from nightjar.jobs.api.results import results_router
 from nightjar.jobs.api.upload import Uploads
 from nightjar.jobs.api.webhooks import deliveries_router, making_router, webhooks_router
@@ -117,6 +118,7 @@ def create_app(  # noqa: PLR0913 - the parts of one application
         steering_router(store, uploads),
         following_router(store),
         results_router(store),
+        reports_router(store),
         uploading_router(file_uploads, forwarder),
         files_router(store),
         batches_router(store, uploads.try_to_wake, names, limits),

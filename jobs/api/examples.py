@@ -11,6 +11,7 @@ from nightjar.jobs.api.schemas import (
     JobDetail,
     JobList,
     JobPayload,
+    JobReportPayload,
     NewWebhookPayload,
     ResultsPage,
     SubmittedJob,
@@ -64,6 +65,20 @@ JOB_DETAIL: JobDetail = {
     "waits_for": [],
     "waiting": None,
     "micro_batches": {"ready": 0, "dispatched": 0, "leased": 1, "done": 1},
+}
+JOB_REPORT: JobReportPayload = {
+    "object": "job.report",
+    "made_at": "2026-11-23T02:00:00+00:00",
+    "complete": True,
+    "job": {"id": JOB["id"], "state": "completed", "total": 3},
+    "timeline": {"begins_at": "2026-11-23T01:00:00+00:00", "bin_s": 30.0, "landed": [0, 1, 3]},
+    "lengths": {"edges": [0, 1, 2, 3, 4], "prompts": [0, 3], "buckets": [32]},
+    "bill": {"prefilled_tokens": 96, "decoded_tokens": 27, "engine_s": 0.5, "tenant": "default"},
+    "finish_reasons": {"stop": 3},
+    "failures": {"reasons": [], "counted": 0, "complete": True},
+    "recomputed": {"leases_taken_back": 0, "claims_again": 0},
+    "versions": {"precisions": {"fp32": 3}},
+    "limit": None,
 }
 JOB_LIST: JobList = {
     "object": "list",

@@ -29,6 +29,7 @@ from nightjar.jobs.store.planning import Planning
 from nightjar.jobs.store.purging import Purging
 from nightjar.jobs.store.quotas import Quotas
 from nightjar.jobs.store.replanning import Replanning
+from nightjar.jobs.store.reports import Reports
 from nightjar.jobs.store.result_cache import AnswerCache
 from nightjar.jobs.store.results import Results
 from nightjar.jobs.store.retention import Retention
@@ -72,6 +73,7 @@ class Store:
         orphans: Followers whose leader has ended without them.
         uploads: Uploads that land in segments.
         results: Reads landed results.
+        reports: Makes reports of jobs.
         vectors: Prompt vectors.
         cache: Answers and scores that later jobs may reuse.
         batches: Makes batches, reads and cancels them.
@@ -116,6 +118,7 @@ class Store:
         self.orphans = Orphans(database, outcomes)
         self.uploads = UnfinishedUploads(database)
         self.results = Results(database)
+        self.reports = Reports(database)
         self.vectors = Vectors(database)
         self.cache = AnswerCache(database)
         self.files = Files(database)

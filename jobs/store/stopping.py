@@ -193,7 +193,7 @@ class Stopping:
         connection.execute(
             sa.update(micro_batch)
             .where(micro_batch.c.id.in_(ids))
-            .values(state=MicroBatchState.CANCELLED)
+            .values(state=MicroBatchState.CANCELLED, ended_at=now())
         )
         members = sa.select(request.c.id, request.c.row_index).where(
             request.c.micro_batch_id.in_(ids), request.c.state == RequestState.PLANNED

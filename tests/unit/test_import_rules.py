@@ -31,6 +31,9 @@ RECORDS = {
             "equality",
             "lifecycle",
             "events",
+            "job_report",
+            "report_builder",
+            "tallies",
             "tracing",
         )
     )
@@ -51,9 +54,12 @@ RULES: list[tuple[str, set[str]]] = [
     ("jobs/store/", RECORDS | {"jobs.store"}),
     ("jobs/webhooks/", RECORDS | {"jobs.webhooks"}),
     ("jobs/schedules/", RECORDS | {"jobs.schedules"}),
+    ("jobs/report/", RECORDS | {"jobs.report"}),
     (
         "jobs/api/",
-        RECORDS | {"jobs.lines", "jobs.schedules", "jobs.store", "jobs.webhooks", "jobs.api"},
+        RECORDS
+        | {"jobs.lines", "jobs.report", "jobs.schedules", "jobs.store", "jobs.webhooks"}
+        | {"jobs.api"},
     ),
     ("jobs/", RECORDS),
     ("migrations/", {"jobs.store", "migrations"}),
@@ -93,8 +99,8 @@ RULES: list[tuple[str, set[str]]] = [
         EMBEDDED
         | RUNNER
         | {
-            *("jobs.api", "pipeline.client", "pipeline.planning", "pipeline.schedules"),
-            "pipeline.front",
+            *("jobs.api", "jobs.report", "pipeline.client", "pipeline.planning"),
+            *("pipeline.schedules", "pipeline.front"),
         },
     ),
     (
@@ -115,9 +121,13 @@ RULES: list[tuple[str, set[str]]] = [
     ("nightjar/logs.py", set()),
     ("nightjar/process.py", set()),
     ("nightjar/requests.py", set()),
+    ("nightjar/visible.py", set()),
 ]
 # What every room may import; it imports nothing of ours itself.
-FOR_ALL = {"__version__", "children", "compute_config", "groups", "logs", "process", "requests"}
+FOR_ALL = {
+    *("__version__", "children", "compute_config", "groups", "logs", "process", "requests"),
+    "visible",
+}
 # Third-party packages that the engine and the kernels may import: a bare GPU machine has no more.
 ENGINE_PACKAGES = {"torch", "numpy", "tokenizers", "safetensors", "jinja2", "cupy", "nightjar"}
 # Within the kernels: operands know no backend, and backends know neither the ops nor each other.

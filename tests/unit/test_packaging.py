@@ -48,6 +48,7 @@ def test_the_wheel_holds_every_module(tmp_path: Path) -> None:
         held = set(opened.namelist())
     wanted = {f"nightjar/{name.removeprefix('nightjar/')}" for name in source_files()}
     wanted |= {"nightjar/migrations/script.py.mako", "nightjar/py.typed"}
+    wanted |= {f"nightjar/jobs/report/report.{ending}" for ending in ("css", "html.j2")}
     wanted |= {
         f"nightjar/kernels/{folder}/{file.name}"
         for folder in ("cuda", "native")
