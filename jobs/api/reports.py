@@ -6,8 +6,8 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from nightjar.jobs.api import examples
 from nightjar.jobs.api.caller import Reader
 from nightjar.jobs.api.documenting import JobId, documented, errors, example_content
+from nightjar.jobs.api.report_schemas import JobReportPayload
 from nightjar.jobs.api.results import checked_id
-from nightjar.jobs.api.schemas import JobReportPayload
 from nightjar.jobs.report.page import ReportContext, render_report, report_json
 from nightjar.jobs.store import Store
 

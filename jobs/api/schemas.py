@@ -5,7 +5,7 @@ FastAPI reads the same types for the OpenAPI document. Answers are sent as they 
 copies or checks them again, which would cost more than a page of results itself.
 """
 
-from typing import Any, Literal, NotRequired
+from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -204,20 +204,3 @@ class DeliveryList(TypedDict):
     data: list[DeliveryPayload]
     has_more: bool
     next_after: str | None
-
-
-class JobReportPayload(TypedDict):
-    """What became of a job, and what it cost; lists of the timeline have an entry a bin."""
-
-    object: Literal["job.report"]
-    made_at: str
-    complete: bool
-    job: dict[str, Any]
-    timeline: dict[str, Any]
-    lengths: dict[str, Any]
-    bill: dict[str, Any]
-    finish_reasons: dict[str, int]
-    failures: dict[str, Any]
-    recomputed: dict[str, Any]
-    versions: dict[str, Any]
-    limit: dict[str, Any] | None
