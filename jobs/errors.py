@@ -161,6 +161,27 @@ class TooManyWebhooksError(JobError):
         super().__init__(f"a tenant has at most {limit} webhooks; delete one first")
 
 
+class UnknownScheduleError(JobError):
+    """There is no schedule with this id or name."""
+
+    def __init__(self, schedule: str) -> None:
+        super().__init__(f"there is no schedule {schedule!r}")
+
+
+class DuplicateScheduleError(JobError):
+    """A tenant has a schedule of this name already."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is a schedule {name!r} already; change it, or take another name")
+
+
+class TooManySchedulesError(JobError):
+    """A tenant has as many schedules as it may have."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"a tenant has at most {limit} schedules; delete one first")
+
+
 class UnusableDatabaseError(JobError):
     """The database URL cannot be used, or the database lacks Nightjar's tables."""
 

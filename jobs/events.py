@@ -1,7 +1,7 @@
 """Events that a deployment announces, and the records of those who are told of them.
 
-An event says that a job or a batch is over. Its body has OpenAI's shape, with counts: never a
-prompt or an answer.
+An event says that a job or a batch is over, or that a schedule is failing. Its body has OpenAI's
+shape, with counts: never a prompt or an answer.
 """
 
 import json
@@ -45,6 +45,7 @@ class EventType(StrEnum):
     BATCH_FAILED = "batch.failed"
     BATCH_EXPIRED = "batch.expired"
     BATCH_CANCELLED = "batch.cancelled"
+    SCHEDULE_FAILING = "schedule.failing"
 
 
 class EventCounts(TypedDict):
@@ -57,7 +58,10 @@ class EventCounts(TypedDict):
 
 
 class EventData(TypedDict):
-    """What the event is about: the id of the job or batch."""
+    """What the event is about: the id of the job, batch or schedule, and its rows.
+
+    Of a schedule they are the rows of its last run.
+    """
 
     id: str
     counts: EventCounts
@@ -98,7 +102,7 @@ def end_event(subject: Subject, state: JobState) -> EventType:
 def event_body(
     event_id: str, kind: EventType, created_at: datetime, about: str, counts: EventCounts
 ) -> str:
-    """The JSON text of an event; `about` is the id of the job or batch."""
+    """The JSON text of an event; `about` is the id of the job, batch or schedule."""
     body: EventPayload = {
         "id": event_id,
         "object": "event",

@@ -12,6 +12,7 @@ from nightjar.compute_config import ComputeConfig, Dtype, EngineKind
 from nightjar.pipeline.api_settings import ApiSettings
 from nightjar.pipeline.model_settings import ModelSettings
 from nightjar.pipeline.monitoring_settings import MonitoringSettings
+from nightjar.pipeline.schedule_settings import ScheduleSettings
 from nightjar.pipeline.variables import unknown_variables
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ class SettingsError(Exception):
     """A setting is missing or cannot be used; the message names the variable."""
 
 
-class Settings(ApiSettings, ModelSettings, MonitoringSettings):
+class Settings(ApiSettings, ModelSettings, MonitoringSettings, ScheduleSettings):
     """One frozen configuration for the planner, the workers, the API and the command line.
 
     Every field is the environment variable `NIGHTJAR_<FIELD>`, for example

@@ -125,7 +125,8 @@ class ComputeLoop:
         if now - self._told_at >= _TELL_EVERY_S:
             frame.append(self._statistics())
         if frame or now - self._reported_at >= _LIFE_SIGN_S:
-            frame.append(messages.Stepped(steps=self._steps, busy_s=self._busy_s))
+            # First, so that what these steps took counts for the requests that end here as well.
+            frame.insert(0, messages.Stepped(steps=self._steps, busy_s=self._busy_s))
             self._pipe.send_bytes(messages.encode(frame))
             self._reported_at = now
 

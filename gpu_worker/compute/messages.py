@@ -112,23 +112,28 @@ class Generated(msgspec.Struct, frozen=True, tag=True):
 
     recomputed_in: The higher precision of a second computation, made because the model's own
         precision gave scores that are not finite; None without one. The same in Ranked.
+    cached_tokens: Of the prompt or the query, those that the prefix cache held.
     """
 
     ticket: int
     outputs: list[Output]
     recomputed_in: str | None = None
+    cached_tokens: int = 0
 
 
 class Ranked(msgspec.Struct, frozen=True, tag=True):
     """The answer to Rank: mean negative log-likelihood (nats) and tokens of each document.
 
     mean_nll: None for a document that cannot be among the best `top_n`.
+    pruned_tokens: Tokens of such documents that were not scored.
     """
 
     ticket: int
     mean_nll: list[float | None]
     token_counts: list[int]
     recomputed_in: str | None = None
+    cached_tokens: int = 0
+    pruned_tokens: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

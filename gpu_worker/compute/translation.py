@@ -47,6 +47,7 @@ class Translator:
                     ticket=outcome.request_id,
                     outputs=[self._output(output) for output in outcome.outputs],
                     recomputed_in=outcome.recomputed_in,
+                    cached_tokens=outcome.cached_tokens,
                 )
             case RankResult():
                 return messages.Ranked(
@@ -54,6 +55,8 @@ class Translator:
                     mean_nll=outcome.mean_nll,
                     token_counts=outcome.token_counts,
                     recomputed_in=outcome.recomputed_in,
+                    cached_tokens=outcome.cached_tokens,
+                    pruned_tokens=outcome.pruned_tokens,
                 )
             case RequestFailed():
                 return messages.Failed(

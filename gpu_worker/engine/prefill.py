@@ -62,6 +62,7 @@ class Prefill:
         if self._tier is not None:
             self._load(self._tier, prefix, filling[len(known) :])
         self._copy_beginning(prefix, usable)
+        prefix.cached = prefix.computed
         self.started_tokens += len(prefix.tokens)
         self.cached_tokens += prefix.computed
         return Opening.OPENED

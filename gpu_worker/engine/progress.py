@@ -54,7 +54,14 @@ class Progress:
             if not job.waiting:
                 query, scores = len(job.request.query_ids), job.scores()
                 self._meter.ranked(len(scores), scores.count(None))
-                yield RankResult(job.request_id, scores, job.token_counts, query)
+                yield RankResult(
+                    job.request_id,
+                    scores,
+                    job.token_counts,
+                    query,
+                    cached_tokens=job.cached_tokens,
+                    pruned_tokens=job.pruned_tokens,
+                )
 
     def _append(self, sequence: GenerateSequence, choice: Choice) -> None:
         """Add a token to a sequence, and end the sequence if the token ends it."""
@@ -77,4 +84,5 @@ class Progress:
 
 def _answer(job: GenerateJob, outputs: list[GenerateOutput]) -> GenerateResult:
     """Return the result of a generation request."""
-    return GenerateResult(job.request_id, outputs, len(job.prefix.tokens))
+    prefix = job.prefix
+    return GenerateResult(job.request_id, outputs, len(prefix.tokens), cached_tokens=prefix.cached)

@@ -151,6 +151,19 @@ class RankJob:
         return [found[index] for index in range(len(found))]
 
     @property
+    def cached_tokens(self) -> int:
+        """How many tokens the cache held: of the query once, and of what documents begin with."""
+        query = len(self.request.query_ids)
+        cached = [part.prefix.cached for part in self.parts]
+        return min(cached[0], query) + sum(max(0, count - query) for count in cached)
+
+    @property
+    def pruned_tokens(self) -> int:
+        """How many tokens of documents were not scored, as those cannot be among the best."""
+        documents = [document for part in self.parts for document in part.documents]
+        return sum(len(document.tokens) - document.depth for document in documents)
+
+    @property
     def is_finite(self) -> bool:
         """Whether all known NLLs are finite."""
         return all(math.isfinite(d.known) for part in self.parts for d in part.documents)

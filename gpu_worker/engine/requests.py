@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "eos"]
@@ -42,13 +42,15 @@ class GenerateResult:
     """The finished sequences of a request: samples in order, or beams from the best score down.
 
     recomputed_in: the higher precision in which the request was computed again, because the
-    model's own precision gave scores that are not finite.
+    model's own precision gave scores that are not finite.  cached_tokens: of the prompt, those that
+    the prefix cache held.
     """
 
     request_id: int
     outputs: list[GenerateOutput]
     prompt_tokens: int
     recomputed_in: str | None = None
+    cached_tokens: int = field(default=0, compare=False)
 
     @property
     def token_ids(self) -> list[int]:
@@ -73,7 +75,8 @@ class RankResult:
     mean_nll: mean negative log-likelihood over the scored tokens of each document; None where
     top_n was asked for and the document cannot be among the best.
     token_counts: the number of scored tokens of each document (a prompt vector is read, not
-    scored).  recomputed_in: as in GenerateResult.
+    scored).  recomputed_in, cached_tokens: as in GenerateResult.  pruned_tokens: tokens of dropped
+    documents that were not scored.
     """
 
     request_id: int
@@ -81,6 +84,8 @@ class RankResult:
     token_counts: list[int]
     prompt_tokens: int
     recomputed_in: str | None = None
+    cached_tokens: int = field(default=0, compare=False)
+    pruned_tokens: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ class Prefix:
     several documents begin are part of the prefix.
     max_blocks: the blocks it reserves, for itself and for its forks.
     computed: positions whose keys and values are in the cache; borrowed: whether other requests
-    computed some of them.  last_hidden [H]: the hidden state of the last token, kept while a token
-    must still be predicted from it.
+    computed some of them; cached: positions that were there when it was opened.  last_hidden [H]:
+    the hidden state of the last token, kept while a token must still be predicted from it.
     """
 
     tokens: list[int]
@@ -40,6 +40,7 @@ class Prefix:
     table: BlockTable | None = None
     computed: int = 0
     borrowed: bool = False
+    cached: int = 0
     last_hidden: Tensor | None = None
 
     @property

@@ -8,14 +8,17 @@ from functools import partial
 
 import msgspec
 
+from nightjar import __version__
 from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.worker.answers import Computed, make_message, make_result
+from nightjar.gpu_worker.worker.flights import ComputeLostError, InFlight
 from nightjar.gpu_worker.worker.known_scores import Ranking, rankings
-from nightjar.gpu_worker.worker.launcher import ComputeLostError, InFlight, Launcher
+from nightjar.gpu_worker.worker.launcher import Launcher
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import CachedScore, ClaimedMicroBatch, ClaimedRequest, NewResult
 from nightjar.jobs.states import Reuse
 from nightjar.jobs.store import Store
+from nightjar.jobs.tallies import ComputeCost
 from nightjar.pipeline.planning.reuse import ResultCache
 
 logger = logging.getLogger(__name__)
@@ -33,11 +36,13 @@ class ComputedBatch:
     precision: the precision of the model.
     scores: scores of documents for the cache.
     lost: why the other outcomes will not come; None where all came.
+    cost: what computing took.
     """
 
     results: list[NewResult]
     precision: str
     scores: list[CachedScore]
+    cost: ComputeCost
     lost: ComputeLostError | None = None
 
 
@@ -87,7 +92,7 @@ class BatchComputer:
                 results.append(self._result(request, answer, precision, known.get(request.id)))
                 if request.id in known and isinstance(answer, messages.Ranked):
                     scores += known[request.id].computed(answer)
-        return ComputedBatch(results, precision, scores, flight.lost)
+        return ComputedBatch(results, precision, scores, _cost(flight, precision), flight.lost)
 
     def _shortened(
         self,
@@ -145,6 +150,21 @@ class BatchComputer:
                 continue  # computing continues without the database
             if stopped:
                 self._launcher.cancel(flight)
+
+
+def _cost(flight: InFlight, precision: str) -> ComputeCost:
+    """Return what the flight took, for reports."""
+    answers = [one for one in flight.answers.values() if not isinstance(one, messages.Failed)]
+    rankings = [one for one in answers if isinstance(one, messages.Ranked)]
+    return ComputeCost(
+        engine_s=flight.engine_s,
+        steps=flight.steps,
+        cached_tokens=sum(one.cached_tokens for one in answers),
+        pruned_tokens=sum(one.pruned_tokens for one in rankings),
+        pruned_documents=sum(one.mean_nll.count(None) for one in rankings),
+        precision=precision,
+        version=__version__,
+    )
 
 
 def _messages(

@@ -17,6 +17,13 @@ from nightjar.children import ClosedError, RestartPolicy, Supervisor
 from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.worker.compute_group import ComputeGroup, Program, program
+from nightjar.gpu_worker.worker.flights import (
+    ComputeLostError,
+    ComputeNotReadyError,
+    EngineShares,
+    InFlight,
+    LauncherError,
+)
 from nightjar.gpu_worker.worker.totals import Totals
 
 logger = logging.getLogger(__name__)
@@ -26,45 +33,6 @@ MakeMessage = Callable[[int], messages.Generate | messages.Rank]
 _WATCH_EVERY_S = 1.0
 # Another start does not help a process that ends so often before its model is loaded.
 RESTARTS = RestartPolicy(most_failures=3)
-
-
-class LauncherError(Exception):
-    """The compute process cannot serve."""
-
-
-class ComputeLostError(LauncherError):
-    """The compute process ended or stalled with requests in flight; the message says how."""
-
-
-class ComputeNotReadyError(LauncherError):
-    """The requests will not be computed here; they did not cause that."""
-
-
-class InFlight:
-    """Requests sent together, and their answers.
-
-    There is one such object for a micro-batch, because a future for each request would be slow.
-
-    answers: By ticket; complete once `done` is set, unless the flight was cancelled or lost.
-    lost: Why the missing answers will not come; None while they may.
-    """
-
-    def __init__(self, tickets: Sequence[int]) -> None:
-        self.tickets = tickets
-        self.answers: dict[int, messages.Answer] = {}
-        self.lost: LauncherError | None = None
-        self.done = threading.Event()
-        self._missing = len(tickets)
-        if not tickets:
-            self.done.set()
-
-    def end(self, ticket: int, answer: messages.Answer | None) -> None:
-        """Note that a request has ended, with or without its answer; not thread-safe."""
-        if answer is not None:
-            self.answers[ticket] = answer
-        self._missing -= 1
-        if not self._missing:
-            self.done.set()
 
 
 class Launcher:
@@ -94,6 +62,7 @@ class Launcher:
         self._send_lock = threading.Lock()
         self._pending_lock = threading.Lock()  # held for short times; taken after `_send_lock`
         self._pending: dict[int, InFlight] = {}
+        self._shares = EngineShares()
         self._vectors: dict[str, bytes] = {}
         self._ready = threading.Event()
         self._error: str | None = None
@@ -161,6 +130,7 @@ class Launcher:
                 if not self._pending:
                     self._alive_at = time.monotonic()
                 self._pending.update(dict.fromkeys(tickets, flight))
+                self._shares.join(flight)
             self._send(frame)
         return flight
 
@@ -242,7 +212,10 @@ class Launcher:
                     flight = self._pending.pop(message.ticket, None)
                     if flight is not None:
                         flight.end(message.ticket, message)
-            case messages.Stepped() | messages.Statistics():
+            case messages.Stepped():
+                with self._pending_lock:
+                    self._shares.stepped(message.steps, message.busy_s)
+            case messages.Statistics():
                 pass
 
     def _is_stalled(self) -> bool:
@@ -269,6 +242,7 @@ class Launcher:
             self._ready.clear()
             self._fail_pending(lost)
             self._group.pipe.close()
+            self._shares = EngineShares()
             self.totals.process_ended()
             try:
                 self._group = self._spawn()

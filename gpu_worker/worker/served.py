@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
 from nightjar.gpu_worker.worker.configuration import compute_config
-from nightjar.gpu_worker.worker.launcher import Launcher, LauncherError
+from nightjar.gpu_worker.worker.flights import LauncherError
+from nightjar.gpu_worker.worker.launcher import Launcher
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.models import check_distinct
 from nightjar.pipeline.planning.reuse import ResultCache, open_cache

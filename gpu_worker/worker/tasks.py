@@ -15,8 +15,8 @@ from celery.signals import worker_init, worker_shutdown, worker_shutting_down
 
 from nightjar.checkpoints import CheckpointError
 from nightjar.gpu_worker.worker.engine_metrics import engine_readings
+from nightjar.gpu_worker.worker.flights import LauncherError
 from nightjar.gpu_worker.worker.heartbeat import Heartbeat
-from nightjar.gpu_worker.worker.launcher import LauncherError
 from nightjar.gpu_worker.worker.served import ServedModel, open_directories, start_models
 from nightjar.gpu_worker.worker.ticker import Ticker
 from nightjar.gpu_worker.worker.worker import OUTCOME_WORDS, GpuWorker

@@ -11,12 +11,12 @@ from functools import partial
 
 from nightjar.gpu_worker.worker.computing import BatchComputer, ComputedBatch
 from nightjar.gpu_worker.worker.exclusive import ClosedError, SharedOrAlone
-from nightjar.gpu_worker.worker.landing import Landing
-from nightjar.gpu_worker.worker.launcher import (
+from nightjar.gpu_worker.worker.flights import (
     ComputeLostError,
     ComputeNotReadyError,
     LauncherError,
 )
+from nightjar.gpu_worker.worker.landing import Landing
 from nightjar.gpu_worker.worker.served import ServedModel
 from nightjar.gpu_worker.worker.status import worker_status
 from nightjar.jobs.errors import StoreUnavailableError
@@ -269,7 +269,9 @@ class GpuWorker:
     def _land(self, batch: ClaimedMicroBatch, computed: ComputedBatch, seconds: float) -> Outcome:
         results, model = computed.results, self._models[batch.fingerprint]
         lease = batch.id, batch.epoch, self.owner
-        finish = partial(self._store.leases.finish, *lease, results, live=batch.live)
+        finish = partial(
+            self._store.leases.finish, *lease, results, cost=computed.cost, live=batch.live
+        )
         with traces.span("finish"), recorder.operation("finish"):
             landed = self._landing.until_the_database_answers(batch, finish)
         logger.debug(

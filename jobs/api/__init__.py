@@ -43,6 +43,7 @@ from nightjar.jobs.api.page import create_page
 from nightjar.jobs.api.page.gate import PageGate, ToThePage
 from nightjar.jobs.api.places import UploadPlaces
 from nightjar.jobs.api.rate_limits import RateLimits
+from nightjar.jobs.api.reports import reports_router
 from nightjar.jobs.api.results import results_router
 from nightjar.jobs.api.upload import Uploads
 from nightjar.jobs.api.webhooks import deliveries_router, making_router, webhooks_router
@@ -121,6 +122,7 @@ def create_app(  # noqa: PLR0913 - the parts of one application
         steering_router(store, uploads),
         following_router(store),
         results_router(store),
+        reports_router(store),
         uploading_router(file_uploads, forwarder),
         files_router(store),
         batches_router(store, uploads.try_to_wake, names, limits),

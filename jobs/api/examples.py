@@ -2,6 +2,7 @@
 
 import json
 
+from nightjar.jobs.api.report_schemas import JobReportPayload
 from nightjar.jobs.api.schemas import (
     AppendedRows,
     DeletedWebhook,
@@ -64,6 +65,96 @@ JOB_DETAIL: JobDetail = {
     "waits_for": [],
     "waiting": None,
     "micro_batches": {"ready": 0, "dispatched": 0, "leased": 1, "done": 1},
+}
+JOB_REPORT: JobReportPayload = {
+    "object": "job.report",
+    "made_at": "2026-11-23T02:00:00+00:00",
+    "complete": True,
+    "job": {
+        "id": JOB["id"],
+        "model": "demo_model",
+        "tenant": "default",
+        "priority": 0,
+        "total": 3,
+        "completed": 3,
+        "failed": 0,
+        "cancelled": 0,
+        "state": "completed",
+        "reused": 0,
+        "metadata": {},
+        "created_at": "2026-11-23T01:00:00.000+00:00",
+        "started_at": "2026-11-23T01:00:01.000+00:00",
+        "finished_at": "2026-11-23T01:01:00.000+00:00",
+    },
+    "timeline": {
+        "begins_at": "2026-11-23T01:00:00.000+00:00",
+        "bin_s": 30.0,
+        "queued": [3.0, 0.0],
+        "planned": [0.0, 0.0],
+        "computing": [0.5, 2.0],
+        "landed": [1.0, 3.0],
+        "rates": {
+            "begins_at": "2026-11-23T01:00:01.000+00:00",
+            "bin_s": 30.0,
+            "rows": [1, 2],
+            "tokens": [9, 18],
+        },
+        "lanes": [
+            {
+                "kind": "generate",
+                "bucket": 32,
+                "micro_batches": 1,
+                "rows": 3,
+                "computing": [0.5, 2.0],
+            }
+        ],
+        "micro_batches_without_moments": 0,
+    },
+    "lengths": {
+        "edges": [0, 1, 2, 3, 4],
+        "prompts": [0, 0, 0, 0, 3],
+        "requested": [0, 0, 0, 0, 3],
+        "generated": [0, 0, 0, 3, 0],
+        "buckets": [32],
+    },
+    "bill": {
+        "tenant": "default",
+        "rows_computed": 3,
+        "rows_not_computed": 0,
+        "prompt_tokens": 96,
+        "prefilled_tokens": 96,
+        "cached_tokens": 0,
+        "decoded_tokens": 27,
+        "requested_tokens": 48,
+        "saved_by_stops_tokens": 21,
+        "saved_by_pruning_tokens": 0,
+        "pruned_documents": 0,
+        "reused_rows": 0,
+        "reused_tokens": 0,
+        "padding_avoided_tokens": 12,
+        "engine_s": 0.5,
+        "engine_steps": 9,
+        "lease_s": 0.6,
+    },
+    "finish_reasons": {"stop": 3},
+    "failures": {"reasons": [], "counted": 0, "complete": True},
+    "recomputed": {
+        "leases_taken_back": 0,
+        "claims_again": 0,
+        "crashes": 0,
+        "worker_deaths": 0,
+        "split": 0,
+        "suspects": 0,
+        "replanned": 0,
+        "retried": 0,
+        "in_higher_precision": {},
+    },
+    "versions": {
+        "nightjar": {"0.1.0": 3},
+        "precisions": {"fp32": 3},
+        "model_fingerprints": {"0f3a9c": 1},
+    },
+    "limit": None,
 }
 JOB_LIST: JobList = {
     "object": "list",

@@ -34,10 +34,14 @@ from nightjar.jobs.store.previews import Previews
 from nightjar.jobs.store.purging import Purging
 from nightjar.jobs.store.quotas import Quotas
 from nightjar.jobs.store.replanning import Replanning
+from nightjar.jobs.store.reports import Reports
 from nightjar.jobs.store.result_cache import AnswerCache
 from nightjar.jobs.store.results import Results
 from nightjar.jobs.store.retention import Retention
 from nightjar.jobs.store.retrying import Retries
+from nightjar.jobs.store.schedule_runs import ScheduleRuns
+from nightjar.jobs.store.schedule_work import ScheduleWork
+from nightjar.jobs.store.schedules import Schedules
 from nightjar.jobs.store.segmented import UnfinishedUploads
 from nightjar.jobs.store.sessions import Sessions
 from nightjar.jobs.store.shares import Shares
@@ -75,6 +79,7 @@ class Store:
         orphans: Followers whose leader has ended without them.
         uploads: Uploads that land in segments.
         results: Reads landed results.
+        reports: Makes reports of jobs.
         vectors: Prompt vectors.
         cache: Answers and scores that later jobs may reuse.
         batches: Makes batches, reads and cancels them.
@@ -91,6 +96,9 @@ class Store:
         failures: Why rows of a job failed, for people.
         deployment: Workers and queues for people.
         sessions: Browsers that have signed in.
+        schedules: What runs when, and who changed it.
+        schedule_runs: Planned times that have come, and their history.
+        schedule_work: Steps of runs that processes take.
     """
 
     def __init__(self, url: str, *, synchronous: Synchronous = "full") -> None:
@@ -122,6 +130,7 @@ class Store:
         self.orphans = Orphans(database, outcomes)
         self.uploads = UnfinishedUploads(database)
         self.results = Results(database)
+        self.reports = Reports(database)
         self.vectors = Vectors(database)
         self.cache = AnswerCache(database)
         self.files = Files(database)
@@ -138,6 +147,9 @@ class Store:
         self.failures = Failures(database)
         self.deployment = DeploymentView(database)
         self.sessions = Sessions(database)
+        self.schedules = Schedules(database, self.stopping)
+        self.schedule_runs = ScheduleRuns(database)
+        self.schedule_work = ScheduleWork(database)
 
     def migrate(self) -> None:
         """Bring the tables to the newest revision; several processes may do so at once."""

@@ -10,10 +10,11 @@ from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import NewResult
 from nightjar.jobs.states import MicroBatchState, RequestState
-from nightjar.jobs.store.common import AnyRow
+from nightjar.jobs.store.common import AnyRow, now
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.stop_reasons import find_stop, stopped_result
 from nightjar.jobs.store.tables import micro_batch, request
+from nightjar.jobs.tallies import ComputeCost, dump_tally, tally_of
 
 # Built once, as each micro-batch uses them: building costs more than running.
 _mb = micro_batch.c
@@ -44,7 +45,13 @@ _more = sa.func.nullif(
 _CLOSE = (
     sa.update(micro_batch)
     .where(_mb.id == sa.bindparam("closed"))
-    .values(state=sa.bindparam("outcome"), owner=None, uncharged=_more)
+    .values(
+        state=sa.bindparam("outcome"),
+        owner=None,
+        uncharged=_more,
+        ended_at=sa.bindparam("at", type_=_mb.ended_at.type),
+        tally=sa.bindparam("counted", type_=sa.Text),
+    )
 )
 _OCCUPIED = sa.update(micro_batch).where(_mb.id == sa.bindparam("closed")).values(uncharged=_more)
 
@@ -80,6 +87,7 @@ class HeldLeases:
         held: AnyRow,
         results: Sequence[NewResult],
         state: MicroBatchState,
+        cost: ComputeCost | None = None,
     ) -> None:
         """Close a held micro-batch with an outcome for each request.
 
@@ -96,7 +104,7 @@ class HeldLeases:
             if reason is None:
                 raise StoreError(f"micro-batch {held.id} lacks results for {sorted(missing)[:5]}")
             stopped = [stopped_result(id_, reason) for id_ in sorted(missing)]
-        close(connection, held.id, state, results)
+        close(connection, held.id, state, results, cost)
         self._outcomes.land(connection, held.job_id, [*results, *stopped], indexes)
 
 
@@ -105,8 +113,9 @@ def close(
     micro_batch_id: int,
     state: MicroBatchState,
     results: Sequence[NewResult],
+    cost: ComputeCost | None = None,
 ) -> None:
-    """Take a held micro-batch to its last state, and note the tokens of its results.
+    """Take a held micro-batch to its last state, and note the tokens and the tally of its results.
 
     `Shares.settle` charges them to the tenant. They are noted in this transaction, so they are
     charged once, and nothing is charged for results that are thrown away.
@@ -115,7 +124,13 @@ def close(
     computed = sum(
         item.prompt_tokens + item.completion_tokens for item in results if item.reused is None
     )
-    values = {"closed": micro_batch_id, "outcome": state, "computed": computed}
+    values = {
+        "closed": micro_batch_id,
+        "outcome": state,
+        "computed": computed,
+        "at": now(),
+        "counted": dump_tally(tally_of(results, cost)),
+    }
     connection.execute(_CLOSE, values)
 
 

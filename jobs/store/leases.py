@@ -19,12 +19,13 @@ from nightjar.jobs.records import (
 )
 from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store.bodies import load_body
-from nightjar.jobs.store.common import FAULT_STATUS, REF_COLUMNS, set_running
+from nightjar.jobs.store.common import FAULT_STATUS, REF_COLUMNS, now, set_running
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.holding import MEMBERS, HeldLeases, hold, hold_all, unfinished
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.segments import unpack_segments
 from nightjar.jobs.store.tables import job, micro_batch, request
+from nightjar.jobs.tallies import ComputeCost
 
 # Built once, as each micro-batch uses them: building costs more than running.
 _mb = micro_batch.c
@@ -36,7 +37,12 @@ _CLAIM, _CLAIM_OF_SEVERAL = (
         of_model,
         _mb.state.in_([MicroBatchState.READY, MicroBatchState.DISPATCHED]),
     )
-    .values(state=MicroBatchState.LEASED, owner=sa.bindparam("by"), attempts=_mb.attempts + 1)
+    .values(
+        state=MicroBatchState.LEASED,
+        owner=sa.bindparam("by"),
+        attempts=_mb.attempts + 1,
+        leased_at=sa.bindparam("at", type_=_mb.leased_at.type),
+    )
     .returning(*_mb)
     for of_model in (
         _mb.fingerprint == sa.bindparam("of_model"),
@@ -97,6 +103,7 @@ class Leases:
                 "at_epoch": epoch,
                 "of_model": of_model,
                 "by": owner,
+                "at": now(),
             }
             leased = connection.execute(statement, key).one_or_none()
             if leased is None:
@@ -122,21 +129,22 @@ class Leases:
         owner: str,
         results: Sequence[NewResult],
         *,
+        cost: ComputeCost | None = None,
         live: bool = False,
     ) -> bool:
         """Land the outcomes of a leased micro-batch, in one transaction.
 
         Gives False if the lease is no longer this owner's: the results are thrown away. Every
         request needs its result; those of a stopped job may lack it and then end as stopped.
-        Raises StoreError for a missing or a foreign result, and nothing lands. `live` as in
-        `Database.write`.
+        Raises StoreError for a missing or a foreign result, and nothing lands. `cost` is kept for
+        reports. `live` as in `Database.write`.
         """
 
         def work(connection: Connection) -> bool:
             leased = hold(connection, micro_batch_id, epoch, owner)
             if leased is None:
                 return False
-            self._held.end(connection, leased, results, MicroBatchState.DONE)
+            self._held.end(connection, leased, results, MicroBatchState.DONE, cost)
             return True
 
         return self._outcomes.write(work, live=live)

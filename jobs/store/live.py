@@ -26,7 +26,7 @@ from nightjar.jobs.records import (
 from nightjar.jobs.states import MicroBatchState, RequestKind, RequestState
 from nightjar.jobs.store.account_tables import tenant
 from nightjar.jobs.store.bodies import dump_body
-from nightjar.jobs.store.common import AnyRow, today
+from nightjar.jobs.store.common import AnyRow, now, today
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.json_text import load_json
 from nightjar.jobs.store.newest_rows import newest_rows
@@ -167,6 +167,7 @@ def _insert_micro_batch(connection: Connection, job_id: str, planned: PlannedCal
         "crashes": 0,
         "fingerprint": planned.fingerprint,
         "live": True,
+        "planned_at": now(),
     }
     id_: int = connection.execute(_INSERT_MICRO_BATCH, values).scalar_one()
     return MicroBatchRef(

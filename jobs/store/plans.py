@@ -8,6 +8,7 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs.records import MicroBatchRef, NewMicroBatch
 from nightjar.jobs.states import MicroBatchState, RequestState
+from nightjar.jobs.store.common import now
 from nightjar.jobs.store.tables import job, micro_batch, request
 
 MEMBERSHIP = ("state", "micro_batch_id", "segments", "prompt_vector")
@@ -44,6 +45,7 @@ def insert_micro_batches(
     """Insert ready micro-batches; gives them in the order of `items`."""
     if not items:
         return []
+    moment = now()
     rows = [
         {
             "job_id": job_id,
@@ -57,6 +59,7 @@ def insert_micro_batches(
             "crashes": 0,
             "fingerprint": fingerprint,
             "live": live,
+            "planned_at": moment,
         }
         for item in items
     ]

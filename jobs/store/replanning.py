@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs import lifecycle
 from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.states import MicroBatchState, RequestState
-from nightjar.jobs.store.common import REF_COLUMNS
+from nightjar.jobs.store.common import REF_COLUMNS, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import READY_ALONE, micro_batch, request
 
@@ -101,7 +101,7 @@ def _take_apart(connection: Connection, micro_batches: list[int]) -> None:
     connection.execute(
         sa.update(micro_batch)
         .where(_mb.id.in_(micro_batches))
-        .values(state=MicroBatchState.REPLANNED)
+        .values(state=MicroBatchState.REPLANNED, ended_at=now())
     )
     # The old token ids stay until the planner overwrites them.
     connection.execute(

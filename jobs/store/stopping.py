@@ -7,6 +7,7 @@ ones still land their results.
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -15,8 +16,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
+from nightjar.jobs.errors import UnknownJobError
 from nightjar.jobs.records import Job
-from nightjar.jobs.states import JobState, MicroBatchState, RequestState, StopReason
+from nightjar.jobs.states import BatchStage, JobState, MicroBatchState, RequestState, StopReason
 from nightjar.jobs.store.batch_tables import batch
 from nightjar.jobs.store.common import OPEN_JOBS, now
 from nightjar.jobs.store.database import Database
@@ -76,6 +78,18 @@ class Stopping:
         self._database.write(work)
         with self._database.reading() as connection:
             return find_job(connection, job_id)
+
+    def request_cancel_if_there(self, job_id: str) -> None:
+        """The same for a job or batch of which there may be no rows yet, or no more."""
+        unread = (
+            sa.update(batch)
+            .where(batch.c.job_id == job_id, batch.c.stage == BatchStage.VALIDATING)
+            .where(batch.c.cancelling_at.is_(None))
+            .values(cancelling_at=now())
+        )
+        self._database.write(lambda connection: connection.execute(unread))
+        with suppress(UnknownJobError):
+            self.request_cancel(job_id)
 
     def expire(self) -> list[str]:
         """Stop the jobs whose deadline has passed on the caller's wall clock; returns their ids.
@@ -179,7 +193,7 @@ class Stopping:
         connection.execute(
             sa.update(micro_batch)
             .where(micro_batch.c.id.in_(ids))
-            .values(state=MicroBatchState.CANCELLED)
+            .values(state=MicroBatchState.CANCELLED, ended_at=now())
         )
         members = sa.select(request.c.id, request.c.row_index).where(
             request.c.micro_batch_id.in_(ids), request.c.state == RequestState.PLANNED

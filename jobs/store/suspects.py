@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs.records import NewResult
 from nightjar.jobs.states import MicroBatchState
-from nightjar.jobs.store.common import FAULT_STATUS, AnyRow
+from nightjar.jobs.store.common import FAULT_STATUS, AnyRow, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.holding import (
     HeldLeases,
@@ -146,6 +146,7 @@ def isolate(connection: Connection, origin: AnyRow, members: Sequence[int]) -> N
         "crashes": 0,
         "isolated": True,
         "fingerprint": origin.fingerprint,
+        "planned_at": now(),
     }
     made = sa.insert(micro_batch).values(values).returning(micro_batch.c.id)
     connection.execute(

@@ -134,6 +134,11 @@ micro_batch = sa.Table(
     sa.Column("live", sa.Boolean, nullable=False, server_default=sa.false()),
     # Computed tokens that are not in its tenant's share yet; null: none.
     sa.Column("uncharged", sa.BigInteger),
+    # For reports; no decision rests on them. Null: of the version before, or not yet.
+    sa.Column("planned_at", UtcDateTime),
+    sa.Column("leased_at", UtcDateTime),  # the latest claim
+    sa.Column("ended_at", UtcDateTime),
+    sa.Column("tally", sa.Text),  # of its results, as jobs/tallies.py writes it
     # For dispatching: the ready ones, oldest job first. For counting: the states of one job.
     sa.Index(None, "state", "job_id", "id"),
     # For dispatching: reads the ready micro-batches of one model only.

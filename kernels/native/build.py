@@ -111,6 +111,18 @@ def load(folder: Path) -> ctypes.CDLL:
         raise NativeBuildError(str(error)) from error
 
 
+def found() -> tuple[str | None, bool]:
+    """Return the compiler, or None without one, and whether the kernels are compiled already.
+
+    Nothing is compiled.
+    """
+    try:
+        command = _command()
+    except NativeBuildError:
+        return None, False
+    return command[0], (cache_folder() / f"{_fingerprint(command)}.so").is_file()
+
+
 def _command() -> list[str]:
     """Return the compiler and its flags: $CXX, else c++."""
     command = shlex.split(os.environ.get("CXX", "c++"))

@@ -6,7 +6,7 @@ from alembic import op
 from nightjar.migrations.indexes import create_index, drop_index
 
 revision = "0028"
-down_revision = "0032"
+down_revision = "0033"
 branch_labels = None
 depends_on = None
 

@@ -40,6 +40,7 @@ from nightjar.pipeline.queue.dispatcher import dispatch, empty_queues, find_lost
 from nightjar.pipeline.queue.leadership import Leadership
 from nightjar.pipeline.queue.liveness import owner_name
 from nightjar.pipeline.queue.passes import Pass
+from nightjar.pipeline.queue.scheduling import Scheduling
 from nightjar.pipeline.queue.sweeper import Sweeper
 from nightjar.pipeline.settings import Settings, SettingsError
 from nightjar.pipeline.tracing.tracer import traces
@@ -124,10 +125,6 @@ def _leadership() -> Leadership:
     )
 
 
-def _look_again() -> None:
-    _passes()["deliver"].wake()
-
-
 @cache
 def _delivering() -> Delivering:
     guard = AddressGuard(allow_private=settings.webhook_allow_private)
@@ -137,8 +134,13 @@ def _delivering() -> Delivering:
         sender.send,
         keep_days=settings.webhook_keep_days,
         idle_s=settings.sweep_every_s,
-        freed=_look_again,
+        freed=_passes()["deliver"].wake,
     )
+
+
+@cache
+def _scheduling() -> Scheduling:
+    return Scheduling.of(settings, _store())
 
 
 @worker_init.connect
@@ -157,7 +159,8 @@ def _open(**_: object) -> None:
     _ingest()
     spare_what_stays()
     _delivering()
-    for name in ("sweep", "ingest", "finalize", "deliver"):  # they need no broker
+    _scheduling()
+    for name in ("sweep", "ingest", "finalize", "deliver", "schedule"):  # they need no broker
         _passes()[name].start()
 
 
@@ -246,6 +249,10 @@ def _deliver_step() -> float:
     return _delivering().step() if _leadership().may_act() else _UNWOKEN_S
 
 
+def _schedule_step() -> float:
+    return _scheduling().step() if _leadership().may_act() else _UNWOKEN_S
+
+
 def _sweep_step() -> float:
     """Renew or watch the lead, and sweep as the leader."""
     began = time.monotonic()
@@ -276,6 +283,7 @@ def _passes() -> dict[str, Pass]:
         "ingest": _ingest_step,
         "finalize": _finalize_step,
         "deliver": _deliver_step,
+        "schedule": _schedule_step,
     }
     return {name: Pass(name, step, settings.sweep_every_s) for name, step in steps.items()}
 
@@ -287,7 +295,7 @@ _MOST_HANDS = 3
 def _wake(name: str, hands: int) -> dict[str, int]:
     """Wake the passes, or pass the message on where another planner is known to lead."""
     if not _leadership().other_lives:
-        for one in ("ingest", "plan", "dispatch"):
+        for one in ("ingest", "plan", "dispatch", "schedule"):
             _passes()[one].wake()
         return {}
     if hands < _MOST_HANDS:

@@ -16,6 +16,7 @@ CANNOT_START = "nightjar worker: "
 CLOCK_APP = "nightjar.pipeline.queue.clock"
 PLANNER_APP = "nightjar.pipeline.planning.tasks"
 GPU_WORKER_APP = "nightjar.gpu_worker.worker.tasks"
+TASK_RUNNER = "nightjar.pipeline.runner.process"
 
 # Schedules are kept in memory: every entry is a short interval, and Celery's default scheduler
 # would keep a pickle on the disk.
@@ -47,14 +48,17 @@ def forget_celery_variables() -> None:
 
 
 class WorkerRole(StrEnum):
-    """What a Celery worker is for."""
+    """What a worker is for."""
 
     PLAN = "plan"
     COMPUTE = "compute"
+    TASKS = "tasks"  # no Celery: it takes its work from SQL
 
 
 def worker_command(role: WorkerRole, settings: Settings) -> list[str]:
-    """Start a Celery worker of this role."""
+    """Start a worker of this role."""
+    if role is WorkerRole.TASKS:
+        return [sys.executable, "-m", TASK_RUNNER]
     if role is WorkerRole.PLAN:
         return _worker(PLANNER_APP, PLANNER, [PLAN_QUEUE], _PLANNER_THREADS)
     # It reads its models itself, and listens on their queues.

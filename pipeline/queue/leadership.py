@@ -21,8 +21,9 @@ from nightjar.pipeline.queue.watched_time import WatchedTime
 logger = logging.getLogger(__name__)
 
 PLANNER = "planner"
-PROTOCOL = 1
-"""What planners of this version can do: 1 is to read the files of batches and send webhooks.
+PROTOCOL = 2
+"""What planners of this version can do: 1 is to read the files of batches and send webhooks, 2 to
+run schedules.
 
 Raise it when older planners would leave work undone.
 """

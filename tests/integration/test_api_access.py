@@ -64,7 +64,10 @@ CALLS: dict[tuple[str, str], Call] = {
     ("GET", "/v1/jobs"): Call(Scope.READ),
     ("POST", "/v1/jobs"): Call(Scope.SUBMIT, ROW, {"content-type": "application/jsonl"}),
     ("GET", _JOB): Call(Scope.READ),
-    **{("GET", f"{_JOB}/{part}"): Call(Scope.READ) for part in ("results", "output", "errors")},
+    **{
+        ("GET", f"{_JOB}/{part}"): Call(Scope.READ)
+        for part in ("results", "output", "errors", "report", "report.html")
+    },
     **{
         ("POST", f"{_JOB}/{verb}"): Call(Scope.SUBMIT)
         for verb in ("cancel", "pause", "resume", "retry")

@@ -311,6 +311,8 @@ def tour(client: TestClient, store: Store) -> Iterator[Call]:
     one = "/v1/jobs/{job_id}"
     yield call("GET", f"/v1/jobs/{job_id}", one)
     yield call("GET", f"/v1/jobs/{job_id}/results", f"{one}/results")
+    for name in ("report", "report.html"):
+        yield call("GET", f"/v1/jobs/{job_id}/{name}", f"{one}/{name}")
     yield call("POST", f"/v1/jobs/{job_id}/retry", f"{one}/retry")
     compute(store, refs[2])
     yield call("POST", "/v1/jobs", **text)

@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.engine import Engine, EngineConfig
 from nightjar.gpu_worker.models import load_model
-from nightjar.gpu_worker.worker.launcher import LauncherError
+from nightjar.gpu_worker.worker.flights import LauncherError
 from nightjar.gpu_worker.worker.served import open_directories, start_models
 from nightjar.gpu_worker.worker.worker import GpuWorker
 from nightjar.jobs.api.key_ring import Access

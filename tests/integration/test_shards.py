@@ -21,7 +21,8 @@ from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.models import load_model
 from nightjar.gpu_worker.worker.compute_group import program
-from nightjar.gpu_worker.worker.launcher import ComputeLostError, InFlight, Launcher, LauncherError
+from nightjar.gpu_worker.worker.flights import ComputeLostError, InFlight, LauncherError
+from nightjar.gpu_worker.worker.launcher import Launcher
 from nightjar.requests import GenerateRequest, SamplingParams
 from tests.families import CASES, save_family
 from tests.processes import all_ended, wait_until

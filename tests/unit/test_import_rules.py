@@ -23,6 +23,7 @@ RECORDS = {
             "append_records",
             "overview_records",
             "purge_records",
+            "schedule_records",
             "states",
             "workers",
             "models",
@@ -31,6 +32,9 @@ RECORDS = {
             "equality",
             "lifecycle",
             "events",
+            "job_report",
+            "report_builder",
+            "tallies",
             "tracing",
         )
     )
@@ -38,18 +42,26 @@ RECORDS = {
 MODELS = {"checkpoints", "kernels", "gpu_worker.models"}
 ENGINE = MODELS | {"gpu_worker.engine"}
 QUEUE = RECORDS | {
-    *("jobs.store", "jobs.webhooks"),
+    *("jobs.schedules", "jobs.store", "jobs.webhooks"),
     *("pipeline.metrics", "pipeline.model_settings", "pipeline.settings", "pipeline.queue"),
     "pipeline.tracing",
 }
 FILES = RECORDS | {"jobs.lines", "jobs.store", "pipeline.files"}
 EMBEDDED = QUEUE | FILES | {"checkpoints", "pipeline.embedded"}
 TASKS = RECORDS | {"checkpoints", "jobs.lines", "pipeline.tables", "pipeline.tasks"}
+RUNNER = QUEUE | FILES | TASKS | {"pipeline.runner"}
 RULES: list[tuple[str, set[str]]] = [
     ("jobs/lines/", RECORDS | {"jobs.lines"}),
     ("jobs/store/", RECORDS | {"jobs.store"}),
     ("jobs/webhooks/", RECORDS | {"jobs.webhooks"}),
-    ("jobs/api/", RECORDS | {"jobs.lines", "jobs.store", "jobs.webhooks", "jobs.api"}),
+    ("jobs/schedules/", RECORDS | {"jobs.schedules"}),
+    ("jobs/report/", RECORDS | {"jobs.report"}),
+    (
+        "jobs/api/",
+        RECORDS
+        | {"jobs.lines", "jobs.report", "jobs.schedules", "jobs.store", "jobs.webhooks"}
+        | {"jobs.api"},
+    ),
     ("jobs/", RECORDS),
     ("migrations/", {"jobs.store", "migrations"}),
     ("checkpoints/", {"checkpoints"}),
@@ -80,10 +92,17 @@ RULES: list[tuple[str, set[str]]] = [
     ("pipeline/client/", RECORDS | {"jobs.lines", "pipeline.client"}),
     ("pipeline/tables/", RECORDS | {"jobs.lines", "pipeline.tables"}),
     ("pipeline/tasks/", TASKS),
+    ("pipeline/schedules/", RECORDS | {"jobs.schedules", "jobs.store", "pipeline.schedules"}),
+    ("pipeline/runner/", RUNNER),
     ("pipeline/embedded/", EMBEDDED),
     (
         "pipeline/front/",
-        EMBEDDED | TASKS | {"jobs.api", "pipeline.client", "pipeline.planning", "pipeline.front"},
+        EMBEDDED
+        | RUNNER
+        | {
+            *("jobs.api", "jobs.report", "pipeline.client", "pipeline.planning"),
+            *("pipeline.schedules", "pipeline.front"),
+        },
     ),
     (
         "pipeline/",
@@ -91,6 +110,7 @@ RULES: list[tuple[str, set[str]]] = [
             "pipeline.api_settings",
             "pipeline.model_settings",
             "pipeline.monitoring_settings",
+            "pipeline.schedule_settings",
             "pipeline.variables",
         },
     ),
@@ -102,9 +122,13 @@ RULES: list[tuple[str, set[str]]] = [
     ("nightjar/logs.py", set()),
     ("nightjar/process.py", set()),
     ("nightjar/requests.py", set()),
+    ("nightjar/visible.py", set()),
 ]
 # What every room may import; it imports nothing of ours itself.
-FOR_ALL = {"__version__", "children", "compute_config", "groups", "logs", "process", "requests"}
+FOR_ALL = {
+    *("__version__", "children", "compute_config", "groups", "logs", "process", "requests"),
+    "visible",
+}
 # Third-party packages that the engine and the kernels may import: a bare GPU machine has no more.
 ENGINE_PACKAGES = {"torch", "numpy", "tokenizers", "safetensors", "jinja2", "cupy", "nightjar"}
 # Within the kernels: operands know no backend, and backends know neither the ops nor each other.

@@ -48,11 +48,18 @@ def test_the_wheel_holds_every_module(tmp_path: Path) -> None:
         held = set(opened.namelist())
     wanted = {f"nightjar/{name.removeprefix('nightjar/')}" for name in source_files()}
     wanted |= {"nightjar/migrations/script.py.mako", "nightjar/py.typed"}
+    wanted |= {f"nightjar/jobs/report/report.{ending}" for ending in ("css", "html.j2")}
     wanted |= {
         f"nightjar/kernels/{folder}/{file.name}"
         for folder in ("cuda", "native")
         for file in (ROOT / "kernels" / folder).iterdir()
         if file.suffix in (".cpp", ".cu", ".cuh", ".h", ".json")
+    }
+    page = ROOT / "jobs" / "api" / "page"
+    wanted |= {
+        f"nightjar/{file.relative_to(ROOT)}"
+        for folder in ("templates", "static")
+        for file in (page / folder).rglob("*.*")
     }
     assert wanted - held == set()
     strangers = {name for name in held - wanted if ".dist-info/" not in name}

@@ -45,10 +45,15 @@ def test_a_gpu_worker_of_several_models_has_threads_for_each() -> None:
     assert "--concurrency=17" in worker_command(WorkerRole.COMPUTE, settings)
 
 
-@pytest.mark.parametrize("role", WorkerRole)
+@pytest.mark.parametrize("role", [WorkerRole.PLAN, WorkerRole.COMPUTE])
 def test_workers_send_events_and_do_not_ask_each_other(role: WorkerRole) -> None:
     options = {"--pool=threads", "--task-events", "--without-gossip", "--without-mingle"}
     assert options <= set(worker_command(role, Settings()))
+
+
+def test_what_runs_tasks_is_no_celery_worker() -> None:
+    command = worker_command(WorkerRole.TASKS, Settings())
+    assert command == [*PYTHON, "nightjar.pipeline.runner.process"]
 
 
 def test_beat_keeps_its_schedule_in_memory() -> None:

@@ -11,12 +11,15 @@ from nightjar.pipeline.front.cli.accounts import keys, tenants
 from nightjar.pipeline.front.cli.console import EXIT_RUN, say
 from nightjar.pipeline.front.cli.convert import convert
 from nightjar.pipeline.front.cli.database import migrate, shares, vectors
+from nightjar.pipeline.front.cli.doctor import doctor
 from nightjar.pipeline.front.cli.jobs import cancel, pause, results, resume, retry, status, submit
 from nightjar.pipeline.front.cli.models import models
 from nightjar.pipeline.front.cli.openapi import openapi
 from nightjar.pipeline.front.cli.processes import api, beat, flower, health, worker
 from nightjar.pipeline.front.cli.purge import purge
+from nightjar.pipeline.front.cli.report import report
 from nightjar.pipeline.front.cli.run import run
+from nightjar.pipeline.front.cli.schedules import schedules
 from nightjar.pipeline.front.cli.tasks import plan, task
 from nightjar.pipeline.front.cli.verify import verify
 from nightjar.pipeline.front.cli.webhooks import webhooks
@@ -30,11 +33,11 @@ app = typer.Typer(
 )
 for command in (
     *(run, plan, worker, beat, flower, api, health),
-    *(submit, status, results, cancel, pause, resume, retry, models),
-    *(convert, verify, vectors, migrate, shares, purge, openapi),
+    *(submit, status, results, report, cancel, pause, resume, retry, models),
+    *(convert, verify, vectors, migrate, shares, purge, openapi, doctor),
 ):
     app.command()(command)
-for group in (keys, tenants, task, webhooks):
+for group in (keys, schedules, tenants, task, webhooks):
     app.add_typer(group)
 
 

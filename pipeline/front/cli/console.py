@@ -104,6 +104,14 @@ def check_driver(settings: Settings) -> None:
         fail(NO_POSTGRES_DRIVER, EXIT_RUN)
 
 
+def check_tables() -> None:
+    """End the command where the packages of task files are missing."""
+    from nightjar.pipeline.tasks.errors import MISSING_EXTRA
+
+    if find_spec("pyarrow") is None:
+        fail(MISSING_EXTRA, EXIT_USAGE)
+
+
 def check_models(settings: Settings) -> dict[str, Path]:
     """Return the directory of each model; end the command where one cannot be used."""
     from nightjar.checkpoints import CheckpointError, ModelDirectory, check_shards

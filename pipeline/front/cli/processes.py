@@ -15,6 +15,7 @@ from nightjar.pipeline.front.cli.console import (
     become,
     check_driver,
     check_models,
+    check_tables,
     fail,
     read_settings,
     require_one_device_option,
@@ -29,7 +30,10 @@ from nightjar.pipeline.settings import Settings
 
 
 def worker(
-    role: Annotated[WorkerRole, typer.Argument(help="plan: planner; compute: GPU worker.")],
+    role: Annotated[
+        WorkerRole,
+        typer.Argument(help="plan: planner; compute: GPU worker; tasks: runs of schedules."),
+    ],
     engine: Annotated[
         str | None,
         typer.Option(help="model, or fake: answers are made up without a model."),
@@ -38,7 +42,7 @@ def worker(
     shards: Shards = None,
     devices: Devices = None,
 ) -> None:
-    """Start a Celery worker; settings come from NIGHTJAR_* variables.
+    """Start a worker; settings come from NIGHTJAR_* variables.
 
     Example: NIGHTJAR_MODEL=models/demo nightjar worker compute
     """
@@ -48,6 +52,8 @@ def worker(
     settings = read_settings()
     check_driver(settings)
     check_models(settings)
+    if role is WorkerRole.TASKS:
+        check_tables()
     become(worker_command(role, settings))
 
 

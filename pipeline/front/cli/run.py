@@ -23,6 +23,7 @@ from nightjar.pipeline.front.cli.console import (
     fail,
     is_task_file,
     named_files,
+    read_settings,
     require_one_device_option,
 )
 
@@ -59,6 +60,9 @@ AcceptAnyModel = Annotated[
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace output files that hold something else.")
 ]
+NoReport = Annotated[
+    bool, typer.Option("--no-report", help="Write no report into the work directory.")
+]
 ReuseResults = Annotated[
     Path | None,
     typer.Option(
@@ -83,6 +87,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     accept_any_model: AcceptAnyModel = False,
     overwrite: Overwrite = False,
     reuse_results: ReuseResults = None,
+    no_report: NoReport = False,
 ) -> None:
     """Compute a file or a task on this machine; run it again to continue where it stopped.
 
@@ -113,7 +118,10 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         shards=shards,
         devices=devices,
     )
-    _exit(_compute(arguments))
+    summary = _compute(arguments)
+    if not no_report:
+        _report(arguments, summary)
+    _exit(summary)
 
 
 def _work(
@@ -162,6 +170,22 @@ def _compute(arguments: "RunArguments") -> "RunSummary":
         raise typer.Exit(128 + interrupt.args[0]) from None
     print_summary(errors, summary)
     return summary
+
+
+def _report(arguments: "RunArguments", summary: "RunSummary") -> None:
+    """Write the report of a run, and name it."""
+    from nightjar.pipeline.front.run_report import write_run_report
+
+    settings = read_settings()
+    path = write_run_report(
+        arguments.workdir or arguments.work.workdir,
+        summary,
+        arguments.model,
+        on_cpu=settings.device == "cpu" and not (arguments.devices or settings.devices),
+        threads=settings.compute_threads,
+    )
+    if path is not None:
+        errors.print(f"report: {path}", highlight=False, markup=False)
 
 
 def _exit(summary: "RunSummary") -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +14,7 @@ from nightjar.pipeline.front.cli.console import (
     EXIT_USAGE,
     AsJson,
     PromptVectors,
+    check_tables,
     fail,
     named_files,
     print_json,
@@ -98,11 +98,10 @@ def plan(
 
 def open_task(path: Path) -> "TaskFile":
     """Read a task file; end the command where it cannot be used, or packages are missing."""
-    from nightjar.pipeline.tasks.errors import MISSING_EXTRA, TaskError
+    check_tables()
+    from nightjar.pipeline.tasks.errors import TaskError
     from nightjar.pipeline.tasks.task_file import read_task
 
-    if find_spec("pyarrow") is None:
-        fail(MISSING_EXTRA, EXIT_USAGE)
     try:
         return read_task(path)
     except TaskError as error:

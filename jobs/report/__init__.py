@@ -1,0 +1,1 @@
+"""Reports of jobs as one HTML file that needs nothing else."""

@@ -1,0 +1,1 @@
+"""What a schedule says, and when it runs."""

@@ -1,0 +1,1 @@
+"""Looks for what keeps a deployment from working, or will: `nightjar doctor`."""

@@ -1,0 +1,85 @@
+"""The limit of the machine: how fast it could compute the same tokens at best.
+
+Two things bound an engine. Each step reads the weights once, so that the bandwidth of the memory
+bounds the steps. Each token takes two operations for each weight, so that arithmetic bounds the
+tokens. A short probe measures both with numpy, on all cores.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from nightjar.checkpoints import ModelDirectory
+from nightjar.jobs.job_report import JobReport, Machine, SpeedLimit
+
+_BYTES_OF = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+_COPIED_BYTES = 64 << 20  # of each thread: more than a cache holds
+_PRODUCT_ROWS = 1024
+_PROBE_S = 0.15
+# Names of the table of input vectors, of which a token reads one row.
+_TABLES = {"wte", "embed_tokens", "embed_in", "tok_embeddings", "word_embeddings"}
+
+
+def probe(threads: int | None = None) -> Machine:
+    """Measure the machine for about a third of a second."""
+    used = threads or len(os.sched_getaffinity(0))
+    sources = [np.ones(_COPIED_BYTES // 8) for _ in range(used)]
+    targets = [np.zeros(_COPIED_BYTES // 8) for _ in range(used)]
+    with ThreadPoolExecutor(used) as pool:
+        rounds, seconds = _repeat(lambda: list(pool.map(np.copyto, targets, sources)))
+    moved = 2 * _COPIED_BYTES * used * rounds / seconds
+    left = np.ones((_PRODUCT_ROWS, _PRODUCT_ROWS), np.float32)
+    products, product_s = _repeat(lambda: left @ left)
+    return Machine(moved, 2 * _PRODUCT_ROWS**3 * products / product_s, used)
+
+
+def speed_limit(report: JobReport, model: ModelDirectory, machine: Machine) -> SpeedLimit | None:
+    """The limit for what the job computed; None where the engine or its precision is not known."""
+    tally = report.tally
+    precision = max(tally.precisions, key=lambda one: tally.precisions[one], default="")
+    if precision not in _BYTES_OF or tally.engine_s <= 0:
+        return None
+    weights = _weights(model)
+    weight_bytes = weights * _BYTES_OF[precision]
+    tokens = report.prefilled_tokens + tally.completion_tokens
+    memory_s = tally.steps * weight_bytes / machine.copy_bytes_per_s
+    arithmetic_s = 2 * weights * tokens / machine.flops_per_s
+    share = max(memory_s, arithmetic_s) / tally.engine_s
+    return SpeedLimit(
+        weights,
+        weight_bytes,
+        precision,
+        tally.engine_s,
+        memory_s,
+        arithmetic_s,
+        share,
+        machine,
+    )
+
+
+def _weights(model: ModelDirectory) -> int:
+    """Weights that are multiplied with each token: all but tables that are only looked up."""
+    shapes: Mapping[str, tuple[int, ...]] = {
+        name: shape for header in model.headers for name, (_, shape) in header.tensors.items()
+    }
+    tied = model.config.tied_embeddings
+    looked_up = {"wpe", "embed_positions"} | (set() if tied else _TABLES)
+    return sum(
+        math.prod(shape)
+        for name, shape in shapes.items()
+        if len(shape) == 2 and not any(part in looked_up for part in name.split("."))
+    )
+
+
+def _repeat(work: Callable[[], object]) -> tuple[int, float]:
+    """Do the work for a while after one warm-up; return how often, and the seconds."""
+    work()
+    started, rounds = time.perf_counter(), 0
+    while not rounds or time.perf_counter() - started < _PROBE_S:
+        work()
+        rounds += 1
+    return rounds, time.perf_counter() - started

@@ -1,0 +1,1 @@
+"""The process that runs task files for a deployment: reads rows, and writes answers."""

@@ -1,0 +1,1 @@
+"""Schedule files: read, checked and applied."""

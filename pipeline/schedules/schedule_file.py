@@ -1,0 +1,201 @@
+"""Reads a schedule file (TOML or YAML) and checks it; errors name the line and the field."""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from nightjar.jobs.schedule_records import Definition
+from nightjar.jobs.schedules.fields import NAME, ScheduleFields, check_name
+
+_MOST_BYTES = 1 << 20
+MOST_SCHEDULES = 100
+_MOST_TOLD = 5
+_TABLE = "schedules"
+_HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(?:#.*)?")
+_KEY = re.compile(r"""\s*["']?([\w-]+)["']?\s*=""")
+_MISSING_YAML = "a schedule file of YAML needs: pip install 'nightjar-batch[tables]'; or write TOML"
+
+
+class ScheduleFileError(Exception):
+    """A schedule file cannot be used; the message names the line and the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleFile:
+    """The schedules of a file, by their names."""
+
+    path: Path
+    schedules: Mapping[str, Definition]
+
+
+def read_schedules(path: Path) -> ScheduleFile:
+    """Read a schedule file; paths of tasks in it are relative to its folder.
+
+    Raises:
+        ScheduleFileError: The file cannot be read, or a field of it is wrong.
+    """
+    text = _text_of(path)
+    values = _toml(path, text) if path.suffix.lower() == ".toml" else _yaml(path, text)
+    found = values.get(_TABLE) if isinstance(values, dict) else None
+    if not isinstance(found, dict) or not found:
+        raise ScheduleFileError(f"{path} holds no schedules; write [schedules.NAME] and its fields")
+    problems = [
+        _problem(path, text, (name,), "is not a table of a schedule file; write [schedules.NAME]")
+        for name in values
+        if name != _TABLE
+    ]
+    if len(found) > MOST_SCHEDULES:
+        problems.append(f"{path}: has {len(found)} schedules; a file has at most {MOST_SCHEDULES}")
+    schedules = {}
+    for name, fields in found.items():
+        try:
+            schedules[str(name)] = _definition(path, str(name), fields)
+        except _FaultError as fault:
+            problems += [
+                _problem(path, text, (_TABLE, str(name), *place), message)
+                for place, message in fault.found
+            ]
+    if problems:
+        more = f"\n  and {len(problems) - _MOST_TOLD} more" if len(problems) > _MOST_TOLD else ""
+        lines = "".join(f"\n  {line}" for line in problems[:_MOST_TOLD])
+        raise ScheduleFileError(f"{path} cannot be used:{lines}{more}")
+    return ScheduleFile(path.resolve(), schedules)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of schedule files, for editors."""
+    schedule = ScheduleFields.model_json_schema()
+    definitions = schedule.pop("$defs", {})
+    named = {f"^{NAME.pattern}$": schedule}
+    tables = {"type": "object", "patternProperties": named, "additionalProperties": False}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Nightjar schedule file",
+        "type": "object",
+        "properties": {_TABLE: {**tables, "minProperties": 1, "maxProperties": MOST_SCHEDULES}},
+        "required": [_TABLE],
+        "additionalProperties": False,
+        "$defs": definitions,
+    }
+
+
+class _FaultError(Exception):
+    """What is wrong with one schedule: the place of each fault, and a message."""
+
+    def __init__(self, found: list[tuple[tuple[str, ...], str]]) -> None:
+        super().__init__()
+        self.found = found
+
+
+def _definition(path: Path, name: str, fields: object) -> Definition:
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise _FaultError([((), str(error))]) from error
+    if not isinstance(fields, dict):
+        raise _FaultError([((), "is not a table of fields")])
+    try:
+        checked = ScheduleFields.model_validate(fields)
+    except ValidationError as error:
+        raise _FaultError([_told(dict(one)) for one in error.errors(include_url=False)]) from None
+    return checked.definition_of_operator(path.resolve().parent)
+
+
+def _told(error: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
+    place = tuple(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(place[-1], ScheduleFields.model_fields, n=1)
+        hint = f"did you mean {near[0]}?" if near else "leave it out"
+        return place, f"is not a field of a schedule; {hint}"
+    if error["type"] == "missing":
+        return place, "is missing; give it"
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return place, f"{message[:1].lower()}{message[1:]}"
+
+
+def _problem(path: Path, text: str, place: tuple[str, ...], message: str) -> str:
+    line = _line_of(path, text, place)
+    told = f"line {line}, " if line else ""
+    return f"{told}{'.'.join(place)}: {message}"
+
+
+def _text_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise ScheduleFileError(f"the schedule file {path}: {error.strerror}") from error
+    if len(raw) > _MOST_BYTES:
+        raise ScheduleFileError(f"{path} is longer than {_MOST_BYTES} bytes; no schedule file is")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ScheduleFileError(
+            f"{path} is not UTF-8 (byte {error.start + 1}); save it as UTF-8"
+        ) from None
+
+
+def _toml(path: Path, text: str) -> Any:  # noqa: ANN401 - whatever the file holds
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ScheduleFileError(f"{path} is not TOML: {error}; correct it") from error
+
+
+def _yaml(path: Path, text: str) -> Any:  # noqa: ANN401 - whatever the file holds
+    try:
+        import yaml  # noqa: PLC0415 - in an extra; only this kind of file needs it
+    except ImportError as error:
+        raise ScheduleFileError(_MISSING_YAML) from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        raise ScheduleFileError(f"{path}{place} is not YAML: {problem}; correct it") from error
+
+
+def _line_of(path: Path, text: str, place: tuple[str, ...]) -> int | None:
+    """The line of a field, or of the nearest table around it; None where it cannot be told."""
+    lines = _toml_lines(text) if path.suffix.lower() == ".toml" else _yaml_lines(text)
+    for length in range(len(place), 0, -1):
+        if place[:length] in lines:
+            return lines[place[:length]]
+    return None
+
+
+def _toml_lines(text: str) -> dict[tuple[str, ...], int]:
+    """The line of each table and key, as far as they begin a line of their own."""
+    found: dict[tuple[str, ...], int] = {}
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.fullmatch(line):
+            table = tuple(part.strip().strip("\"'") for part in header[1].split("."))
+            found.setdefault(table, number)
+        elif key := _KEY.match(line):
+            found.setdefault((*table, key[1]), number)
+    return found
+
+
+def _yaml_lines(text: str) -> dict[tuple[str, ...], int]:
+    import yaml  # noqa: PLC0415 - as above
+
+    found: dict[tuple[str, ...], int] = {}
+
+    def add(node: yaml.Node | None, before: tuple[str, ...]) -> None:
+        if not isinstance(node, yaml.MappingNode) or len(before) > 2:
+            return
+        for key, value in node.value:
+            place = (*before, str(key.value))
+            found.setdefault(place, key.start_mark.line + 1)
+            add(value, place)
+
+    add(yaml.compose(text, Loader=yaml.SafeLoader), ())
+    return found
