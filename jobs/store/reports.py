@@ -30,7 +30,7 @@ _mb = micro_batch.c
 _COLUMNS = [_mb[name] for name in ReportedMicroBatch.__slots__]
 _STATES = tuple(MicroBatchState)
 # One state after the other: so both databases walk an index, and no page has to be sorted.
-_BEHIND = (
+BEHIND = (
     sa.select(_mb.id, *_COLUMNS)
     .where(
         _mb.state == sa.bindparam("of_state", type_=_mb.state.type),
@@ -40,7 +40,7 @@ _BEHIND = (
     .order_by(_mb.id)
     .limit(_PAGE)
 )
-_FAILED = (
+FAILED = (
     sa.select(result.c.row_index, result.c.request_id, result.c.error_code)
     .where(
         result.c.job_id == sa.bindparam("of_job"),
@@ -93,7 +93,7 @@ class Reports:
             while True:
                 key = {"of_state": state, "of_job": job_id, "behind": behind}
                 with self._database.reading() as connection:
-                    rows = connection.execute(_BEHIND, key).all()
+                    rows = connection.execute(BEHIND, key).all()
                 for row in rows:
                     yield _reported(row)
                 if len(rows) < _PAGE:
@@ -107,7 +107,7 @@ class Reports:
         counted, behind, whole = 0, -1, True
         with self._database.reading() as connection:
             while True:
-                rows = connection.execute(_FAILED, {"of_job": job_id, "behind": behind}).all()
+                rows = connection.execute(FAILED, {"of_job": job_id, "behind": behind}).all()
                 for row in rows:
                     code = row.error_code
                     if code not in reasons and len(reasons) >= MOST_REASONS:

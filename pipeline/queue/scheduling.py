@@ -71,7 +71,7 @@ class Scheduling:
         moment = self._clock()
         due = self._runs.due(moment, AT_ONCE)
         for one in due:
-            self._fire(one, moment)
+            self.fire(one, moment)
         for claimed in self._work.files_to_begin(moment, AT_ONCE):
             self._begin_batch(claimed, moment)
         for run_id in self._runs.end_overdue(moment, AT_ONCE):
@@ -84,7 +84,7 @@ class Scheduling:
         self._check(moment)
         return 0.0 if len(due) == AT_ONCE else self._idle_s
 
-    def _fire(self, schedule: Schedule, moment: datetime) -> None:
+    def fire(self, schedule: Schedule, moment: datetime) -> None:
         """Make the run of the last planned time that has come."""
         if schedule.next_at is None:
             return

@@ -19,15 +19,10 @@ class WatchedTime:
         self._longest_gap_s = longest_gap_s
         self._clock = clock
         self._counted_at = clock()
-        self._seconds = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """The counted seconds up to the newest reading."""
-        return self._seconds
+        self.seconds = 0.0
 
     def count(self) -> None:
         """Count the time since the last reading."""
         now = self._clock()
-        self._seconds += min(now - self._counted_at, self._longest_gap_s)
+        self.seconds += min(now - self._counted_at, self._longest_gap_s)
         self._counted_at = now

@@ -66,7 +66,7 @@ class TaskRunner:
         self._woken = threading.Event()
         self._lock = threading.Lock()
         self._doing: dict[str, threading.Thread] = {}  # by run
-        self._watched = WatchedTime(2 * settings.heartbeat_s)
+        self.watched = WatchedTime(2 * settings.heartbeat_s)
         self._seen: dict[HeldRun, float] = {}  # when each was first seen as it is
         self._steps = TaskSteps(store, settings, environment, self._clock, self._stopping.is_set)
 
@@ -125,7 +125,7 @@ class TaskRunner:
     def _do(self, claimed: ClaimedRun) -> None:
         run = claimed.run
         try:
-            self._try(claimed)
+            self.attempt(claimed)
         except StoreError as error:  # it is taken back when this process gives it up
             logger.warning(
                 "the outcome of a step is not recorded: %s",
@@ -137,7 +137,8 @@ class TaskRunner:
                 self._doing.pop(run.id, None)
             self._woken.set()
 
-    def _try(self, claimed: ClaimedRun) -> None:
+    def attempt(self, claimed: ClaimedRun) -> None:
+        """Take one claimed run as far as it goes now."""
         run = claimed.run
         logger.info(
             "%s a run of %s",
@@ -207,8 +208,8 @@ class TaskRunner:
     def _take_back(self) -> None:
         """Free the steps of processes that are gone, and of threads of this one that are."""
         held = self._work.held()
-        self._watched.count()
-        now = self._watched.seconds
+        self.watched.count()
+        now = self.watched.seconds
         self._seen = {one: self._seen.get(one, now) for one in held}
         with self._lock:
             own = set(self._doing)

@@ -14,11 +14,11 @@ import yaml
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from nightjar.pipeline.metrics import declarations as declared
-from tests.integration.test_metrics import labels, scrape
 from tests.models import save_gpt2
 from tests.monitored import COMMANDS, Monitored, monitored
 from tests.processes import wait_until
 from tests.receivers import Receiver, answer_status, receiving
+from tests.scrapes import labels, scrape
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "monitoring"

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
-from prometheus_client.parser import text_string_to_metric_families
 
 from nightjar.jobs.accounts import NewKey
 from nightjar.jobs.api import create_app
@@ -19,8 +18,7 @@ from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.front.api_metrics import READ_EVERY_S, ApiMetrics, observe_request
 from tests.jobs import planned, submit
 from tests.outcomes import compute
-
-Labels = frozenset[tuple[str, str]]
+from tests.scrapes import labels, scrape
 
 
 class Parts:
@@ -46,21 +44,6 @@ def clock() -> Clock:
 @pytest.fixture
 def metrics(store: Store, tmp_path: Path, clock: Clock) -> ApiMetrics:
     return ApiMetrics(store, Parts(), tmp_path / "nobody.sock", lambda: None, clock)
-
-
-def scrape(text: bytes | str) -> dict[str, dict[Labels, float]]:
-    """Every series of a scrape, by name and labels."""
-    if isinstance(text, bytes):
-        text = text.decode()
-    found: dict[str, dict[Labels, float]] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
-    return found
-
-
-def labels(**given: str) -> Labels:
-    return frozenset(given.items())
 
 
 def test_the_queue_is_counted_by_model_kind_bucket_and_state(

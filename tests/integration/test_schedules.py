@@ -93,7 +93,7 @@ def test_a_planner_that_saw_the_time_come_but_wrote_late_adds_nothing(
     (seen,) = store.schedule_runs.due(clock.now(), 9)
     planner(store, clock).step()
     slow = planner(store, clock)
-    slow._fire(seen, clock.now() + MINUTE)
+    slow.fire(seen, clock.now() + MINUTE)
     assert len(runs_of(store, schedule)) == 1
 
 

@@ -73,7 +73,7 @@ def test_an_unknown_job_has_no_report(store: Store) -> None:
         store.reports.of_job("job_nobodys")
 
 
-@pytest.mark.parametrize("statement", [reports._BEHIND, reports._FAILED], ids=["rows", "failures"])
+@pytest.mark.parametrize("statement", [reports.BEHIND, reports.FAILED], ids=["rows", "failures"])
 def test_the_pages_of_a_report_walk_an_index(
     sqlite_tables: str, statement: sa.Select[object]
 ) -> None:

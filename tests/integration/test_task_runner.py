@@ -130,14 +130,14 @@ def test_a_runner_that_died_while_it_read_or_wrote_leaves_one_job(
     assert store.schedule_work.claim(dead, clock.now()) is not None
     other = runner_of(store, clock, tiny_model, worker_dead_after_s=0.01, heartbeat_s=9)
     assert not step(other)
-    other._watched._seconds += 1.0
+    other.watched.seconds += 1.0
     assert step(other)
     run = newest(store, schedule)
     assert run.state is RunState.COMPUTING
     compute(store, run.job_id or "")
     assert store.schedule_work.claim(dead, clock.now()) is not None
     step(other)
-    other._watched._seconds += 1.0
+    other.watched.seconds += 1.0
     assert step(other)
     assert newest(store, schedule).state is RunState.SUCCEEDED
     assert len(store.jobs.newest(9)) == 1
@@ -155,7 +155,7 @@ def test_a_process_that_lost_its_run_lands_nothing(
     (held,) = store.schedule_work.held()
     assert store.schedule_work.take_back(held)
     assert not store.schedule_work.take_back(held)
-    runner._try(claimed)
+    runner.attempt(claimed)
     assert store.jobs.newest(9) == []
     assert newest(store, schedule).state is RunState.READING
     assert step(runner)
