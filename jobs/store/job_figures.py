@@ -101,7 +101,7 @@ class JobFigures:
 
         The same rows each time, so that a chart does not tremble.
         """
-        places = _places(job_id, total)
+        places = sampled_places(job_id, total)
         listed, row = self._listed(places), result.c
         columns = (row.prompt_tokens, row.requested_tokens, row.completion_tokens)
         wanted = (row.job_id == job_id, row.row_index == listed.c.value, row.error_code.is_(None))
@@ -152,7 +152,7 @@ class JobFigures:
         return sa.func.unnest(array).table_valued(value, name="places").render_derived()
 
 
-def _places(job_id: str, total: int) -> list[int]:
+def sampled_places(job_id: str, total: int) -> list[int]:
     """Up to SAMPLED_ROWS row indexes: one at random of each stretch."""
     if total <= SAMPLED_ROWS:
         return list(range(total))

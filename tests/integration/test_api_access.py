@@ -26,11 +26,11 @@ from nightjar.jobs.models import PlannedModel
 from nightjar.jobs.records import NewJob, NewRequest
 from nightjar.jobs.states import RequestKind, Scope
 from nightjar.jobs.store import Store
-from nightjar.pipeline.front.api_server import _celery, application
-from nightjar.pipeline.settings import Settings
+from tests.api_app import real_app
 
 VERBS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
 OPEN = {(verb, path) for verb in ("GET", "HEAD") for path in ("/health", "/docs", "/openapi.json")}
+OPEN |= {("?", "/ui")}  # the page: test_page.py walks it
 ROW = (
     b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", '
     b'"body": {"prompt": "p", "max_tokens": 4}}'
@@ -190,12 +190,6 @@ def store(sqlite_url: str, migrated_sqlite_file: Path) -> Iterator[Store]:
         opened.accounts.create_tenant(Tenant(name))
     yield opened
     opened.close()
-
-
-def real_app(store: Store) -> FastAPI:
-    """As `nightjar api` makes it; nobody is at the broker."""
-    settings = Settings(models="demo=models/demo", broker_url="redis://127.0.0.1:1/0")
-    return application(settings, store, _celery(settings), Access())
 
 
 @pytest.fixture

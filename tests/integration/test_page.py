@@ -12,7 +12,7 @@ from nightjar.jobs.accounts import NewKey, Scope, Tenant
 from nightjar.jobs.records import NewJob, NewRequest, NewResult
 from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
-from tests.integration.test_api_access import real_app
+from tests.api_app import real_app
 from tests.jobs import planned
 from tests.outcomes import claim
 from tests.shown_jobs import fill

@@ -132,7 +132,7 @@ def test_lengths_are_those_of_successes_and_of_a_sample(
     found = store.figures.lengths(job_id, 12)
     assert (found.searched, found.whole) == (6, False)
     assert found == store.figures.lengths(job_id, 12)
-    places = job_figures._places(job_id, 12)
+    places = job_figures.sampled_places(job_id, 12)
     assert [place // 2 for place in places] == list(range(6))
 
 

@@ -397,6 +397,13 @@ TESTS: dict[str, list[str]] = {
     "pipeline/schedules/schedule_file.py": _unit("schedule_file"),
     "pipeline/tracing/__init__.py": _unit("tracing"),
     "pipeline/tracing/tracer.py": _unit("tracing"),
+    "jobs/store/deployment_view.py": _store("overview"),
+    "jobs/store/failures.py": _store("overview"),
+    "jobs/store/job_figures.py": _store("overview"),
+    "jobs/store/job_listing.py": _store("overview"),
+    "jobs/store/previews.py": _store("overview"),
+    "jobs/store/session_tables.py": _integration("page"),
+    "jobs/store/sessions.py": _integration("page"),
 }
 
 
