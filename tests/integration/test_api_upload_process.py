@@ -156,8 +156,8 @@ def tell(*_):
     os.kill(os.getpid(), signal.SIGTERM)
 
 start = api_server.application
-def started(*arguments):
-    made = start(*arguments)
+def started(*arguments, **options):
+    made = start(*arguments, **options)
     gc.disable()
     gc.callbacks.append(tell)
     return made

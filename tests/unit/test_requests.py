@@ -55,9 +55,16 @@ def test_a_body_takes_less_temperature_than_the_engine() -> None:
 
 
 def test_ranges_are_in_the_schema_of_a_body() -> None:
+    """Beside the number stands null, which clients send for "as if absent"."""
     properties = CompletionBody.model_json_schema()["properties"]
-    assert (properties["min_p"]["minimum"], properties["min_p"]["maximum"]) == (0, 1)
-    assert (properties["top_p"]["exclusiveMinimum"], properties["top_p"]["maximum"]) == (0, 1)
+    assert properties["min_p"]["anyOf"] == [
+        {"type": "number", "minimum": 0, "maximum": 1},
+        {"type": "null"},
+    ]
+    assert properties["top_p"]["anyOf"] == [
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        {"type": "null"},
+    ]
 
 
 def test_a_range_in_words() -> None:
