@@ -9,7 +9,7 @@ from functools import cache
 
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 import nightjar
@@ -40,6 +40,7 @@ from nightjar.jobs.api.open_jobs import open_jobs_router
 from nightjar.jobs.api.openapi import describe_events, openapi_document, operation_id
 from nightjar.jobs.api.ownership import Ownership
 from nightjar.jobs.api.page import create_page
+from nightjar.jobs.api.page.api_docs import show_docs
 from nightjar.jobs.api.page.gate import PageGate, ToThePage
 from nightjar.jobs.api.places import UploadPlaces
 from nightjar.jobs.api.rate_limits import RateLimits
@@ -51,12 +52,6 @@ from nightjar.jobs.errors import JobError
 from nightjar.jobs.model_choice import ConfiguredModels
 from nightjar.jobs.store import Store
 from nightjar.jobs.webhooks.addresses import AddressGuard
-
-# FastAPI's own page loads a script from the internet, and is blank without it.
-DOCS = """<!doctype html><html lang="en"><title>Nightjar's API</title>
-<p>The description of this API is <a href="openapi.json">openapi.json</a>, in OpenAPI's format.
-Any viewer of that format shows it.</p></html>
-"""
 
 
 def create_app(  # noqa: PLR0913 - the parts of one application
@@ -159,6 +154,5 @@ def _show_documents(app: FastAPI) -> None:
     def openapi() -> JSONResponse:
         return JSONResponse(document())
 
-    @app.get("/docs", include_in_schema=False)
-    def docs() -> HTMLResponse:
-        return HTMLResponse(DOCS)
+    # FastAPI's own page loads a script from the internet, and is blank without it.
+    app.add_api_route("/docs", show_docs, include_in_schema=False)
