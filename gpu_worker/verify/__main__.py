@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
+from nightjar.checkpoints.verdicts import remember_verdict
 from nightjar.gpu_worker.verify.sample_texts import TEXTS
 from nightjar.gpu_worker.verify.source_logits import read_source_logits
 from nightjar.gpu_worker.verify.verifying import verify
@@ -42,6 +43,7 @@ def main() -> int:
     except (CheckpointError, ValueError, OSError) as error:
         print(f"nightjar: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_UNUSABLE
+    remember_verdict(directory.fingerprint, report.verdict)
     print(json.dumps(report.as_json()))  # noqa: T201
     return 0 if report.is_sound else EXIT_UNSOUND
 

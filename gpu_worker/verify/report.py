@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from nightjar.checkpoints.verdicts import Verdict
 from nightjar.gpu_worker.verify.agreement import Agreement
 from nightjar.gpu_worker.verify.couplings import Coupling
 from nightjar.gpu_worker.verify.losses import Losses
@@ -16,7 +17,7 @@ from nightjar.gpu_worker.verify.source_logits import (
     LogitsComparison,
 )
 
-Verdict = Literal["ok", "warning", "failure"]
+Grade = Literal["ok", "warning", "failure"]
 LEAST_SMOOTHNESS = 0.02
 _NAMED = 8
 
@@ -26,7 +27,7 @@ class Finding:
     """One check: its name, its verdict, and one sentence about what was found."""
 
     check: str
-    verdict: Verdict
+    verdict: Grade
     text: str
 
 
@@ -48,6 +49,11 @@ class Report:
         """Whether no check failed."""
         return all(finding.verdict != "failure" for finding in self.findings)
 
+    @property
+    def verdict(self) -> Verdict:
+        """The outcome, as a start remembers it."""
+        return verdict_of(self.findings)
+
     def as_json(self) -> dict[str, Any]:
         """Return all figures for programs."""
         return {**asdict(self), "is_sound": self.is_sound, "lines": self.lines()}
@@ -58,6 +64,12 @@ class Report:
         made = [f"{marks[one.verdict]}  {one.check}: {one.text}" for one in self.findings]
         word = "sound" if self.is_sound else "not in order; do not serve it"
         return [*made, f"{self.model} is {word}"]
+
+
+def verdict_of(findings: Sequence[Finding]) -> Verdict:
+    """Return the outcome of these checks."""
+    failed = [f"{one.check}: {one.text}" for one in findings if one.verdict == "failure"]
+    return Verdict(not failed, "; ".join(failed))
 
 
 def judge_losses(losses: Losses) -> list[Finding]:
@@ -106,7 +118,7 @@ def judge_positions(smoothness: float | None) -> list[Finding]:
     """Judge learned positions: neighbours are alike."""
     if smoothness is None:
         return []
-    verdict: Verdict = "ok" if smoothness >= LEAST_SMOOTHNESS else "failure"
+    verdict: Grade = "ok" if smoothness >= LEAST_SMOOTHNESS else "failure"
     return [Finding("positions", verdict, f"neighbours are alike by {smoothness:.2f}")]
 
 
