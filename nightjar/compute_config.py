@@ -1,8 +1,8 @@
 """How the processes of one model are started: one record, from the settings to the engine.
 
-`pipeline/settings.py` takes its defaults from here and checks what a user gives. The launcher writes the
-record into each process's start-up message (`gpu_worker/shards/startup.py`). The compute process builds its
-engine from it.
+`pipeline/settings/engine.py` takes its defaults from here and checks what a user gives. The launcher
+writes the record into each process's start-up message (`gpu_worker/shards/startup.py`). The compute
+process builds its engine from it.
 
 This module imports nothing of ours and no third-party package, so that every room may import it.
 """

@@ -1,4 +1,7 @@
-"""`nightjar verify` runs this in a process of its own; the command line loads no torch."""
+"""`nightjar verify` runs this in a process of its own; the command line loads no torch.
+
+It writes the report as one JSON object.
+"""
 
 import argparse
 import json
@@ -7,6 +10,7 @@ from pathlib import Path
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
 from nightjar.gpu_worker.verify.sample_texts import TEXTS
+from nightjar.gpu_worker.verify.source_logits import read_source_logits
 from nightjar.gpu_worker.verify.verifying import verify
 
 EXIT_UNSOUND = 3
@@ -20,20 +24,25 @@ def main() -> int:
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path)
     parser.add_argument("--precisions", default="bf16,int8")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--logits", type=Path)
     given = parser.parse_args()
     try:
         texts = TEXTS if given.text is None else _texts(given.text)
+        directory = ModelDirectory.open(given.model)
+        source = None
+        if given.logits is not None:
+            source = read_source_logits(given.logits, directory.config)
         report = verify(
-            ModelDirectory.open(given.model),
+            directory,
             texts,
             [word for word in given.precisions.split(",") if word],
             lambda what: print(f"nightjar: {what} ...", file=sys.stderr),  # noqa: T201
+            source,
         )
     except (CheckpointError, ValueError, OSError) as error:
         print(f"nightjar: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_UNUSABLE
-    print(json.dumps(report.as_json()) if given.json else "\n".join(report.lines()))  # noqa: T201
+    print(json.dumps(report.as_json()))  # noqa: T201
     return 0 if report.is_sound else EXIT_UNSOUND
 
 

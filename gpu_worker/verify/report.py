@@ -10,6 +10,11 @@ from nightjar.gpu_worker.verify.agreement import Agreement
 from nightjar.gpu_worker.verify.couplings import Coupling
 from nightjar.gpu_worker.verify.losses import Losses
 from nightjar.gpu_worker.verify.peaks import FP16_MAX, Peak
+from nightjar.gpu_worker.verify.source_logits import (
+    MOST_DIFFERENCE,
+    NOTABLE_DIFFERENCE,
+    LogitsComparison,
+)
 
 Verdict = Literal["ok", "warning", "failure"]
 LEAST_SMOOTHNESS = 0.02
@@ -36,6 +41,7 @@ class Report:
     couplings: tuple[Coupling, ...]
     peaks: tuple[Peak, ...]
     agreements: tuple[Agreement, ...]
+    logits: LogitsComparison | None = None
 
     @property
     def is_sound(self) -> bool:
@@ -44,7 +50,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return all figures for programs."""
-        return {**asdict(self), "is_sound": self.is_sound}
+        return {**asdict(self), "is_sound": self.is_sound, "lines": self.lines()}
 
     def lines(self) -> list[str]:
         """Return the report for people."""
@@ -115,6 +121,29 @@ def judge_peaks(peaks: Sequence[Peak]) -> list[Finding]:
     more = f" and {len(too_large) - _NAMED} more" if len(too_large) > _NAMED else ""
     text = f"{places}{more} pass {FP16_MAX:.0f}: serve it in bf16 or fp32, not in fp16"
     return [Finding("fp16", "warning", text)]
+
+
+def judge_logits(found: LogitsComparison) -> Finding:
+    """Judge the logits against those of the source framework."""
+    figures = (
+        f"they differ by {found.difference:.2g} of their spread at most; the best token is the "
+        f"same at {found.greedy:.0%} of {found.positions} positions"
+    )
+    if found.difference <= MOST_DIFFERENCE:
+        small = found.difference <= NOTABLE_DIFFERENCE
+        return Finding("logits", "ok" if small else "warning", figures)
+    if found.stage is not None:
+        cause = f"the first hidden states that differ are those of {found.stage}"
+    elif found.position:  # one token alone attends only to itself
+        cause = "the first token agrees: look at queries, keys and positions"
+    else:
+        cause = "the first token differs: look at embeddings, values, feed-forward blocks and norms"
+    return Finding(
+        "logits",
+        "failure",
+        f"they differ from the source's from text {found.text}, token {found.position} on; "
+        f"{cause} ({figures})",
+    )
 
 
 def judge_agreements(agreements: Sequence[Agreement]) -> list[Finding]:

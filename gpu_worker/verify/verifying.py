@@ -17,10 +17,12 @@ from nightjar.gpu_worker.verify.report import (
     Report,
     judge_agreements,
     judge_couplings,
+    judge_logits,
     judge_losses,
     judge_peaks,
     judge_positions,
 )
+from nightjar.gpu_worker.verify.source_logits import SourceLogits, compare_logits
 
 
 def verify(
@@ -28,12 +30,13 @@ def verify(
     texts: Sequence[str],
     precisions: Sequence[str],
     tell: Callable[[str], None] = lambda _: None,
+    source: SourceLogits | None = None,
 ) -> Report:
     """Check a model.
 
     directory: its shapes have been checked when it was opened.
     texts: the sample.  precisions: those that are compared with fp32.
-    tell: called with what is being done.
+    tell: called with what is being done.  source: the source framework's logits.
 
     Raises:
         CheckpointError: A file changed meanwhile.
@@ -44,6 +47,10 @@ def verify(
     tell("loss on text")
     exact = load_model(directory, "fp32")
     losses = measure_losses(directory, exact, texts)
+    compared = None
+    if source is not None:
+        tell("logits of the source")
+        compared = compare_logits(exact, source)
     tell("largest outputs")
     watched = WatchedDecoder(exact)
     expected = answers(directory, watched, texts)
@@ -55,6 +62,7 @@ def verify(
         agreements.append(agreement(precision, expected, given))
     peaks = watched.peaks()
     findings = (
+        *([] if compared is None else [judge_logits(compared)]),
         *judge_losses(losses),
         *judge_couplings(found),
         *judge_positions(positions),
@@ -69,6 +77,7 @@ def verify(
         couplings=tuple(found),
         peaks=tuple(peaks),
         agreements=tuple(agreements),
+        logits=compared,
     )
 
 

@@ -43,7 +43,7 @@ MODELS = {"checkpoints", "kernels", "gpu_worker.models"}
 ENGINE = MODELS | {"gpu_worker.engine"}
 QUEUE = RECORDS | {
     *("jobs.schedules", "jobs.store", "jobs.webhooks"),
-    *("pipeline.metrics", "pipeline.model_settings", "pipeline.settings", "pipeline.queue"),
+    *("pipeline.metrics", "pipeline.settings", "pipeline.queue"),
     "pipeline.tracing",
 }
 FILES = RECORDS | {"jobs.lines", "jobs.store", "pipeline.files"}
@@ -104,16 +104,8 @@ RULES: list[tuple[str, set[str]]] = [
             *("pipeline.schedules", "pipeline.front"),
         },
     ),
-    (
-        "pipeline/",
-        {
-            "pipeline.api_settings",
-            "pipeline.model_settings",
-            "pipeline.monitoring_settings",
-            "pipeline.schedule_settings",
-            "pipeline.variables",
-        },
-    ),
+    ("pipeline/settings/", {"pipeline.settings"}),
+    ("pipeline/", set()),
     ("nightjar/__main__.py", {"pipeline.front"}),
     ("nightjar/__init__.py", {"pipeline.client"}),
     ("nightjar/children.py", set()),
