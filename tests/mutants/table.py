@@ -400,7 +400,6 @@ TESTS: dict[str, list[str]] = {
     "pipeline/settings/reference.py": _unit("settings_reference"),
     "pipeline/schedules/__init__.py": _unit("schedule_file"),
     "pipeline/schedules/applying.py": [*_unit("schedule_file"), *_integration("schedules")],
-    "pipeline/schedules/checking.py": [*_unit("schedule_file"), *_integration("schedules")],
     "pipeline/schedules/schedule_file.py": _unit("schedule_file"),
     "pipeline/tracing/__init__.py": _unit("tracing"),
     "pipeline/tracing/tracer.py": _unit("tracing"),

@@ -54,7 +54,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("jobs/lines/", RECORDS | {"jobs.lines"}),
     ("jobs/store/", RECORDS | {"jobs.store"}),
     ("jobs/webhooks/", RECORDS | {"jobs.webhooks"}),
-    ("jobs/schedules/", RECORDS | {"jobs.schedules"}),
+    ("jobs/schedules/", RECORDS | {"jobs.schedules", "jobs.store"}),
     ("jobs/report/", RECORDS | {"jobs.report"}),
     (
         "jobs/api/",
