@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from nightjar.checkpoints.precision_plan import PrecisionPlan
 from nightjar.checkpoints.verdicts import Verdict
 from nightjar.gpu_worker.verify.agreement import Agreement
 from nightjar.gpu_worker.verify.couplings import Coupling
 from nightjar.gpu_worker.verify.losses import Losses
-from nightjar.gpu_worker.verify.peaks import FP16_MAX, Peak
+from nightjar.gpu_worker.verify.peaks import FP16_MAX, KEPT_IN_FP32, Peak
 from nightjar.gpu_worker.verify.source_logits import (
     MOST_DIFFERENCE,
     NOTABLE_DIFFERENCE,
@@ -42,6 +43,7 @@ class Report:
     couplings: tuple[Coupling, ...]
     peaks: tuple[Peak, ...]
     agreements: tuple[Agreement, ...]
+    plan: PrecisionPlan
     logits: LogitsComparison | None = None
 
     @property
@@ -56,7 +58,8 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return all figures for programs."""
-        return {**asdict(self), "is_sound": self.is_sound, "lines": self.lines()}
+        more = {"is_sound": self.is_sound, "lines": self.lines(), "plan": self.plan.as_json()}
+        return {**asdict(self), **more}
 
     def lines(self) -> list[str]:
         """Return the report for people."""
@@ -123,16 +126,20 @@ def judge_positions(smoothness: float | None) -> list[Finding]:
 
 
 def judge_peaks(peaks: Sequence[Peak]) -> list[Finding]:
-    """Say which products FP16 cannot hold."""
-    largest = max(peaks, key=lambda peak: peak.largest)
+    """Say which numbers FP16 cannot hold."""
+    largest = max(
+        (peak for peak in peaks if peak.product not in KEPT_IN_FP32), key=lambda p: p.largest
+    )
     too_large = [peak for peak in peaks if peak.overflows]
     if not too_large:
         text = f"the largest output is {largest.largest:.0f} ({largest.product}, layer "
         return [Finding("fp16", "ok", f"{text}{largest.layer}); FP16 ends at {FP16_MAX:.0f}")]
     places = ", ".join(f"{p.product} of layer {p.layer}" for p in too_large[:_NAMED])
     more = f" and {len(too_large) - _NAMED} more" if len(too_large) > _NAMED else ""
-    text = f"{places}{more} pass {FP16_MAX:.0f}: serve it in bf16 or fp32, not in fp16"
-    return [Finding("fp16", "warning", text)]
+    advice = "serve it in bf16 or fp32, or in fp16 with a plan: --write-plan"
+    if any(peak.product == "last" for peak in too_large):
+        advice = "no plan can help the last norm: serve it in bf16 or fp32"
+    return [Finding("fp16", "warning", f"{places}{more} pass {FP16_MAX:.0f}: {advice}")]
 
 
 def judge_logits(found: LogitsComparison) -> Finding:
@@ -156,6 +163,19 @@ def judge_logits(found: LogitsComparison) -> Finding:
         f"they differ from the source's from text {found.text}, token {found.position} on; "
         f"{cause} ({figures})",
     )
+
+
+def describe_plan(plan: PrecisionPlan) -> Finding:
+    """Say what a precision plan keeps in FP32."""
+    if not plan.concerns("fp16") and not plan.concerns("int8"):
+        return Finding("plan", "ok", "none is needed: FP16 holds every product eight times over")
+    parts = [
+        f"layer {number} ({', '.join(name for name, value in asdict(layer).items() if value)})"
+        for number, layer in sorted(plan.fp16.items())
+    ]
+    parts += [f"layer {number} in int8" for number in plan.int8]
+    more = f" and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
+    return Finding("plan", "ok", f"{plan.name} protects {'; '.join(parts[:_NAMED])}{more}")
 
 
 def judge_agreements(agreements: Sequence[Agreement]) -> list[Finding]:

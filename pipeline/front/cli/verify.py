@@ -11,7 +11,7 @@ import typer
 from nightjar.pipeline.front.cli.console import EXIT_RUN, AsJson, fail, print_json, say
 
 
-def verify(
+def verify(  # noqa: PLR0913, PLR0917 - one for each option
     model: Annotated[Path, typer.Argument(metavar="DIR", help="The model's directory.")],
     text: Annotated[
         Path | None,
@@ -27,6 +27,13 @@ def verify(
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the report as an HTML page.")
     ] = None,
+    write_plan: Annotated[
+        bool,
+        typer.Option("--write-plan", help="Write the precision plan into the model's directory."),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace another plan that is there.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a model: order of its weights, loss on text, FP16's range, agreement of precisions.
@@ -39,6 +46,8 @@ def verify(
     command += ["--precisions", precisions]
     command += ["--text", str(text)] if text is not None else []
     command += ["--logits", str(logits)] if logits is not None else []
+    command += ["--write-plan"] if write_plan else []
+    command += ["--overwrite"] if overwrite else []
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE)
     if not done.stdout:
         raise typer.Exit(done.returncode or EXIT_RUN)
