@@ -2,8 +2,9 @@
 
     python -m benchmarks.swamping --data DIR [--model examples/demo_model] [--prompts 1000]
 
-DIR as for `benchmarks.int8_accuracy`. The prompts were kept out of the demo model's training. Each
-is continued greedily in batches of several sizes, by one engine, in FP16.
+DIR as for `benchmarks.int8_accuracy`. The prompts were kept out of the demo model's training:
+chats, and after them the first halves of reviews. Each is continued greedily in batches of several
+sizes, by one engine, in FP16.
 
 A GPU's library adds up a few products at a time, and cuts a product of few rows into parts that are
 added at the end. How many parts depends on the number of rows, and so on the batch. The study
@@ -15,6 +16,7 @@ Nightjar's. Writes `benchmarks/results/swamping-<date>.json`.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -40,7 +42,7 @@ from nightjar.kernels.reference.half_linear import HalfWeight
 BATCHES = (4, 16, 64)
 MAX_TOKENS = 16
 STEP = 4
-"""Inputs that the first tensor cores multiply and add exactly before they add to the running sum."""
+"""Inputs that the first tensor cores add up exactly before they add to the running sum."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,14 @@ def _inputs(weight: HalfWeight) -> int:
 
 def with_sums(model: Decoder, sums: torch.dtype) -> Decoder:
     """Return the decoder with all products of its layers emulated."""
-    names = ("qkv", "attention_out", "up", "down")
     layers = tuple(
-        replace(layer, **{name: emulated(getattr(layer, name), sums) for name in names})
+        replace(
+            layer,
+            qkv=emulated(layer.qkv, sums),
+            attention_out=emulated(layer.attention_out, sums),
+            up=emulated(layer.up, sums),
+            down=emulated(layer.down, sums),
+        )
         for layer in model.weights.layers
     )
     weights = replace(model.weights, layers=layers, head=emulated(model.weights.head, sums))
@@ -123,16 +130,18 @@ def texts(
         # No prefix of an earlier batch: its rows would be fewer.
         engine.reset_prefix_cache()
         for result in run_all(engine, asked):
-            whole = isinstance(result, GenerateResult)
-            found.append(result.outputs[0].token_ids if whole else None)
+            found.append(
+                result.outputs[0].token_ids if isinstance(result, GenerateResult) else None
+            )
     return found
 
 
 def figures(directory: ModelDirectory, data: Data, count: int) -> dict[str, object]:
     """For each kind of sums: the share of texts that change with the batch, and beside fp32's."""
     tokenizer = directory.tokenizer()
-    turns = data.chat_heldout[:count]
-    prompts = [tokenizer.encode(turn.prompt) for turn in turns]
+    prompts = [tokenizer.encode(turn.prompt) for turn in data.chat_heldout[:count]]
+    halves = (tokenizer.encode(review.prompt) for review in data.reviews_heldout)
+    prompts += [ids[: len(ids) // 2] for ids in islice(halves, count - len(prompts))]
     half = load_model(directory, "fp16")
     models = {
         "fp16_sums": with_sums(half, torch.float16),
