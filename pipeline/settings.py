@@ -83,6 +83,12 @@ class Settings(ApiSettings, ModelSettings, MonitoringSettings, ScheduleSettings)
         ge=0,
         description="host memory for keys and values that the cache has no room for; 0 for none",
     )
+    prompt_vector_bytes: int = Field(
+        ComputeConfig.prompt_vector_bytes,
+        ge=1,
+        description="host memory of compute processes for prompt vectors, all models of a worker "
+        "together; the least recently used leave, requests in flight keep theirs",
+    )
     engine: EngineKind = Field(
         ComputeConfig.engine,
         description="fake: answers are made up without a model, to test and time what is around it",

@@ -14,6 +14,7 @@ from nightjar.gpu_worker.worker.answers import Computed, make_message, make_resu
 from nightjar.gpu_worker.worker.flights import ComputeLostError, InFlight
 from nightjar.gpu_worker.worker.known_scores import Ranking, rankings
 from nightjar.gpu_worker.worker.launcher import Launcher
+from nightjar.gpu_worker.worker.resident_vectors import VectorsMissingError
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import CachedScore, ClaimedMicroBatch, ClaimedRequest, NewResult
 from nightjar.jobs.states import Reuse
@@ -71,16 +72,12 @@ class BatchComputer:
             LauncherError: No compute process can be had, or this worker ends.
             StoreUnavailableError: The database is away before the compute process was asked.
         """
-        for key in {request.prompt_vector for request in batch.requests} - {None}:
-            self._register_vectors(str(key))
         results, asked = _messages(batch.requests)
         precision = self._launcher.precision
         known = {} if self._cache is None else rankings(asked, self._cache, precision)
         answered, asked = self._shortened(asked, known, precision)
         results += answered
-        flight = self._launcher.submit(
-            [partial(with_ticket, message, batch.live) for _, message in asked]
-        )
+        flight = self._submit(asked, batch.live)
         self._wait(batch, flight)
         scores: list[CachedScore] = []
         if flight.lost is not None and not isinstance(flight.lost, ComputeLostError):
@@ -135,11 +132,21 @@ class BatchComputer:
             )
             return _our_fault(request, error)
 
-    def _register_vectors(self, key: str) -> None:
-        name, _, version = key.rpartition("@")
-        vectors = self._store.vectors.get(name, int(version))
-        if vectors is not None:  # where it is None, the engine refuses the requests that name it
-            self._launcher.register_vectors(key, vectors.data)
+    def _submit(self, asked: Sequence[tuple[ClaimedRequest, Message]], urgent: bool) -> InFlight:
+        """Send the requests, with the prompt vectors that the compute process lacks."""
+        makers = [partial(with_ticket, message, urgent) for _, message in asked]
+        named = (message.request.prompt_vectors for _, message in asked)
+        keys = {key for key in named if key is not None}
+        data: dict[str, bytes] = {}
+        while True:  # at most once a key, unless the process is replaced
+            missing = self._launcher.missing_vectors(keys - data.keys())
+            if missing:
+                # An unknown key has no data: the engine refuses the requests that name it.
+                data |= dict.fromkeys(missing, b"") | self._store.vectors.data(missing)
+            try:
+                return self._launcher.submit(makers, keys, data)
+            except VectorsMissingError:
+                continue
 
     def _wait(self, batch: ClaimedMicroBatch, flight: InFlight) -> None:
         """Wait for all answers; when the job is stopped, cancel the missing ones."""

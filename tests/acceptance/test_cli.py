@@ -96,7 +96,7 @@ def test_help_loses_nothing_to_markup(command: str) -> None:
         (["worker", "plan"], {"NIGHTJAR_MODEL": "/no/such/model"}, "/no/such/model"),
         (["worker", "plan"], {"NIGHTJAR_MODELS": f"demo={DEMO},b=/no/dir"}, "the model 'b'"),
         (
-            ["vectors", "v", "f"],
+            ["vectors", "add", "v", "f"],
             {"NIGHTJAR_MODELS": f"a={DEMO},b={DEMO}/"},
             "one of 'a', 'b'",
         ),
@@ -237,9 +237,9 @@ def test_registered_vectors_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("NIGHTJAR_DATABASE_URL", f"sqlite:///{tmp_path}/night.db")
     monkeypatch.setenv("NIGHTJAR_MODEL", str(DEMO))
     assert nightjar("migrate").returncode == 0
-    done = nightjar("vectors", "tuned", str(tmp_path / "v.safetensors"))
+    done = nightjar("vectors", "add", "tuned", str(tmp_path / "v.safetensors"))
     assert done.stdout == "tuned, version 1: 3 vectors\n"
-    again = nightjar("vectors", "tuned", str(tmp_path / "v.safetensors"), "--json")
+    again = nightjar("vectors", "add", "tuned", str(tmp_path / "v.safetensors"), "--json")
     (line,) = again.stdout.splitlines()
     assert json.loads(line) == {"name": "tuned", "version": 1, "length": 3}
 
