@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
+from nightjar.checkpoints.verdicts import recall_verdict
 from nightjar.gpu_worker.worker.configuration import compute_config
 from nightjar.gpu_worker.worker.flights import LauncherError
 from nightjar.gpu_worker.worker.launcher import Launcher
@@ -70,13 +71,19 @@ def start_models(
         on_failure: Called when no compute process of a model can be started any more.
 
     Raises:
-        LauncherError: A model cannot be loaded; the message says which and why.
+        LauncherError: A model cannot be loaded, or is damaged; the message says which and why.
         SettingsError: The memory of a GPU cannot be divided.
     """
     with ExitStack() as started:
         served = []
         for name, directory in directories.items():
-            config = compute_config(settings, directory.path, directory.stamp, len(directories))
+            config = compute_config(
+                settings,
+                directory.path,
+                directory.stamp,
+                len(directories),
+                unverified(settings, directory),
+            )
             cache = open_cache(settings, store, directory, name)
             launcher = Launcher(config, on_failure)
             started.callback(launcher.close)
@@ -85,6 +92,20 @@ def start_models(
             _wait(model)
         started.pop_all()
         return served
+
+
+def unverified(settings: Settings, directory: ModelDirectory) -> str:
+    """Return the fingerprint of a model that is to be verified; empty if it is not.
+
+    Raises:
+        LauncherError: The model was verified and is damaged.
+    """
+    if settings.verify == "off" or settings.engine == "fake":
+        return ""
+    known = recall_verdict(directory.fingerprint)
+    if known is not None and not known.is_sound:  # before anything is loaded
+        raise LauncherError(known.refusal(directory.path))
+    return directory.fingerprint if known is None else ""
 
 
 def _wait(model: ServedModel) -> None:
