@@ -9,6 +9,7 @@ from nightjar.checkpoints.verdicts import recall_verdict
 from nightjar.gpu_worker.worker.configuration import compute_config
 from nightjar.gpu_worker.worker.flights import LauncherError
 from nightjar.gpu_worker.worker.launcher import Launcher
+from nightjar.gpu_worker.worker.receipts import Receipts
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.models import check_distinct
 from nightjar.pipeline.planning.reuse import ResultCache, open_cache
@@ -23,12 +24,14 @@ class ServedModel:
     fingerprint: of its files; micro-batches of other fingerprints are not claimed.
     launcher: owns its compute process.
     cache: keeps answers for later jobs; None where results are not reused.
+    receipts: writes what answers were computed with; None where nobody asks for it.
     """
 
     name: str
     fingerprint: str
     launcher: Launcher
     cache: ResultCache | None = None
+    receipts: Receipts | None = None
 
 
 def open_directories(settings: Settings) -> dict[str, ModelDirectory]:
@@ -87,7 +90,8 @@ def start_models(
             cache = open_cache(settings, store, directory, name)
             launcher = Launcher(config, on_failure)
             started.callback(launcher.close)
-            served.append(ServedModel(name, directory.fingerprint, launcher, cache))
+            receipts = Receipts.of(directory) if settings.receipts else None
+            served.append(ServedModel(name, directory.fingerprint, launcher, cache, receipts))
         for model in served:
             _wait(model)
         started.pop_all()

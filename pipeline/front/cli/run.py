@@ -64,6 +64,9 @@ Overwrite = Annotated[
 NoReport = Annotated[
     bool, typer.Option("--no-report", help="Write no report into the work directory.")
 ]
+Receipts = Annotated[
+    bool, typer.Option("--receipts", help="Write into each answer what it was computed with.")
+]
 ReuseResults = Annotated[
     Path | None,
     typer.Option(
@@ -90,6 +93,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     reuse_results: ReuseResults = None,
     no_report: NoReport = False,
     verify: Verify = None,
+    receipts: Receipts = False,
 ) -> None:
     """Compute a file or a task on this machine; run it again to continue where it stopped.
 
@@ -105,6 +109,8 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     require_one_device_option(device, devices)
     if device is not None:
         os.environ["NIGHTJAR_DEVICE"] = device
+    if receipts:
+        os.environ["NIGHTJAR_RECEIPTS"] = "true"
     if verify is not None:
         os.environ["NIGHTJAR_VERIFY"] = verify
     vectors = named_files(prompt_vector or [])
