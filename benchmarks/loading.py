@@ -112,7 +112,7 @@ def mapping_mib(pid: int, name: str) -> dict[str, float]:
     """What smaps says of the mappings of files with this in their name: MiB by field."""
     text = Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8")
     parts = [part for part in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", text) if name in part]
-    found = dict.fromkeys(("Rss", "Pss", "Shared_Clean", "Private_Clean", "Private_Dirty"), 0.0)
+    found = dict.fromkeys(("Rss", "Pss", "Shared_Clean", "Private_Clean", "Anonymous"), 0.0)
     for field in found:
         found[field] = sum(int(n) for p in parts for n in re.findall(rf"{field}: +(\d+)", p)) / 1024
     return {field.lower(): round(value, 1) for field, value in found.items()}

@@ -36,8 +36,7 @@ from nightjar.gpu_worker.engine import (
 )
 from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.kernels import LinearWeight
-from nightjar.kernels.reference.activation import activation as apply_activation
-from nightjar.kernels.reference.half_linear import HalfWeight
+from nightjar.kernels import activation as apply_activation
 
 BATCHES = (4, 16, 64)
 MAX_TOKENS = 16
@@ -85,18 +84,14 @@ def parts(rows: int) -> int:
 
 def emulated(weight: LinearWeight, sums: torch.dtype) -> EmulatedWeight:
     """Return the emulation of a product that Nightjar has packed in FP16."""
-    if not isinstance(weight, HalfWeight):
+    inner, bias = getattr(weight, "inner", None), getattr(weight, "bias", None)
+    if not isinstance(inner, LinearWeight):
         raise TypeError(f"{type(weight).__name__}: the study takes models without gates")
-    inputs = _inputs(weight)
+    inputs = int(inner.in_features)  # type: ignore[attr-defined]
     # A product with ones and zeros gives the packed numbers back.
-    rows = weight.inner.linear(torch.eye(inputs), None, torch.float32)
+    rows = inner.linear(torch.eye(inputs), None, torch.float32)
     data = rows.view(inputs // STEP, STEP, weight.out_features).contiguous()
-    return EmulatedWeight(weight.out_features, data, weight.bias, sums)
-
-
-def _inputs(weight: HalfWeight) -> int:
-    found: int = weight.inner.in_features  # type: ignore[attr-defined]
-    return found
+    return EmulatedWeight(weight.out_features, data, bias, sums)
 
 
 def with_sums(model: Decoder, sums: torch.dtype) -> Decoder:

@@ -132,7 +132,7 @@ def test_mapped_weights_are_no_memory_of_the_process(tiny, tmp_path):
     [path] = (tmp_path / "w").iterdir()
     found = mapping("self", str(path))
     assert found["Rss"] >= 4 * 2 * 32 * 128 // 1024
-    assert found["Private_Dirty"] == found["Anonymous"] == 0
+    assert found["Anonymous"] == 0  # the file's pages, and no copies of them
 
 
 @pytest.mark.slow
