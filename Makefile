@@ -9,8 +9,8 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-faults test-mutants test-litellm test-gpu cpu-kernels short-tests lint format bench-peers bench-scaling \
-	bench-control-plane bench-gpu report clean
+.PHONY: help demo test test-all test-browser test-faults test-mutants test-litellm test-gpu cpu-kernels short-tests lint format bench-peers bench-scaling \
+	bench-control-plane bench-gpu report screenshots clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -29,6 +29,10 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/made
 	$(INSTALL) --no-compile -e '.[dev]'
 	touch $(VENV)/installed $@
 
+$(VENV)/installed-browser: pyproject.toml constraints.txt | $(VENV)/made
+	$(INSTALL) --no-compile -e '.[browser]'
+	touch $(VENV)/installed $(VENV)/installed-dev $@
+
 $(VENV)/installed-mutants: pyproject.toml constraints.txt | $(VENV)/made
 	$(INSTALL) -e '.[mutants]'
 	touch $(VENV)/installed $(VENV)/installed-dev $@
@@ -41,6 +45,9 @@ test: $(VENV)/installed-dev ## Lint, types and every test but the long ones, thr
 
 test-all: test ## The same, and the long tests but for the fault suite
 	$(BIN)/python -m pytest -m "slow and not gpu" --ignore=tests/faults
+
+test-browser: $(VENV)/installed-browser ## The web page in a real Chromium; it is skipped without one
+	$(BIN)/python -m pytest tests/browser
 
 test-faults: $(VENV)/installed-dev ## Kill, stop and starve every process; writes docs/reference/faults.md
 	$(BIN)/python -m tests.faults
@@ -94,6 +101,9 @@ bench-gpu: ## Every figure on a GPU in 8 minutes, with the same PYTHON=; nothing
 report: $(VENV)/installed-dev ## Write the newest figures into docs/performance.md and docs/reference/measurements.md
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.measurements
+
+screenshots: $(VENV)/installed-browser ## Take the pictures in docs/images anew
+	$(BIN)/python -m tests.browser.screenshots
 
 clean: ## Remove the environment and what the demo wrote
 	rm -rf $(VENV) demo-output build dist *.egg-info

@@ -1,12 +1,13 @@
 """Settings of a GPU worker's engines; a part of `Settings`."""
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings
 
-from nightjar.compute_config import ComputeConfig, Dtype, EngineKind
+from nightjar.compute_config import ComputeConfig, Dtype, EngineKind, Verify
 from nightjar.pipeline.settings.read_by import API, GPU_WORKER, PLANNER, read_by
 
 WORKER = read_by(GPU_WORKER)
@@ -30,6 +31,11 @@ class EngineSettings(BaseSettings):
         description="precision of weights and products; `auto`: bf16 on a GPU, and on a CPU the "
         "fastest that it computes in",
     )
+    verify: Annotated[Verify, read_by(GPU_WORKER, page="guides/converting.md")] = Field(
+        "auto",
+        description="`auto`: a model that was never verified is verified quickly at its first "
+        "start, and a damaged one does not serve; `off`: it serves as it is",
+    )
     device: Annotated[str, WORKER] = Field(
         ComputeConfig.device, description="`cpu`, `cuda` or `cuda:NUMBER`"
     )
@@ -42,6 +48,13 @@ class EngineSettings(BaseSettings):
         description="CUDA devices of this worker, one per shard, such as `0,1`: positions in "
         "`CUDA_VISIBLE_DEVICES` if that is set, else the numbers of nvidia-smi. Not together with "
         "`NIGHTJAR_DEVICE`",
+    )
+    shared_weights: Annotated[
+        Path | None, read_by(GPU_WORKER, page="reference/models.md#shared-weights")
+    ] = Field(
+        None,
+        description="folder of packed weights on this machine, which all workers of a model map: "
+        "one copy in memory, and a fast start; on a CPU, without shards",
     )
     compute_threads: Annotated[int | None, WORKER] = Field(
         ComputeConfig.threads,
@@ -66,6 +79,12 @@ class EngineSettings(BaseSettings):
         ge=0,
         description="host memory for prefixes that the cache has no room for, all models of a "
         "worker together; 0 for none",
+    )
+    prompt_vector_bytes: Annotated[int, WORKER] = Field(
+        ComputeConfig.prompt_vector_bytes,
+        ge=1,
+        description="host memory of compute processes for prompt vectors, all models of a worker "
+        "together; the least recently used leave, requests in flight keep theirs",
     )
     window_steps: Annotated[int, SWITCH] = Field(
         ComputeConfig.window_steps,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from nightjar.jobs.overview_records import JobFilter, StoredSession
+from nightjar.jobs.overview_records import JobFilter, ServedView, StoredSession
 from nightjar.jobs.records import NewResult
 from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store import Store, failures, job_figures, job_listing
@@ -169,7 +169,13 @@ def test_workers_and_queues_say_what_is_computed_and_what_waits(store: Store) ->
     store.heartbeats.beat("ended", ComputeSeconds())
     store.models.serve("worker", ["f" * 64])
     (worker,) = store.deployment.workers()
-    assert (worker.owner, worker.engine_s, worker.models) == ("worker", 5.0, ["f" * 12])
+    assert (worker.owner, worker.engine_s) == ("worker", 5.0)
+    assert worker.models == [ServedView("f" * 12)]
+    said = {"models": [{"name": "owl", "slots": 64, "running": 3, "kv_held": 7, "new": 1}, {}]}
+    store.heartbeats.beat("worker", ComputeSeconds(5.0, 1.0), said)
+    assert store.deployment.workers()[0].models == [
+        ServedView("owl", slots=64, running=3, kv_held=7)
+    ]
     (held,) = worker.held
     assert (held.job_id, held.tenant, held.rows, held.live) == (job_id, "default", 2, False)
     (queue,) = store.deployment.queues()

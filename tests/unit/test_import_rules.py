@@ -25,6 +25,7 @@ RECORDS = {
             "purge_records",
             "schedule_records",
             "states",
+            "vector_records",
             "workers",
             "models",
             "model_choice",
@@ -46,7 +47,7 @@ QUEUE = RECORDS | {
     *("pipeline.metrics", "pipeline.settings", "pipeline.queue"),
     "pipeline.tracing",
 }
-FILES = RECORDS | {"jobs.lines", "jobs.store", "pipeline.files"}
+FILES = RECORDS | {"checkpoints", "jobs.lines", "jobs.store", "pipeline.files"}
 EMBEDDED = QUEUE | FILES | {"checkpoints", "pipeline.embedded"}
 TASKS = RECORDS | {"checkpoints", "jobs.lines", "pipeline.tables", "pipeline.tasks"}
 RUNNER = QUEUE | FILES | TASKS | {"pipeline.runner"}
@@ -54,7 +55,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("jobs/lines/", RECORDS | {"jobs.lines"}),
     ("jobs/store/", RECORDS | {"jobs.store"}),
     ("jobs/webhooks/", RECORDS | {"jobs.webhooks"}),
-    ("jobs/schedules/", RECORDS | {"jobs.schedules"}),
+    ("jobs/schedules/", RECORDS | {"jobs.schedules", "jobs.store"}),
     ("jobs/report/", RECORDS | {"jobs.report"}),
     (
         "jobs/api/",
@@ -70,7 +71,10 @@ RULES: list[tuple[str, set[str]]] = [
     ("gpu_worker/models/", MODELS),
     ("gpu_worker/verify/", ENGINE | {"gpu_worker.verify"}),
     ("gpu_worker/shards/", MODELS | {"gpu_worker.shards"}),
-    ("gpu_worker/compute/", ENGINE | {"gpu_worker.compute", "gpu_worker.shards"}),
+    (
+        "gpu_worker/compute/",
+        ENGINE | {"gpu_worker.compute", "gpu_worker.shards", "gpu_worker.verify"},
+    ),
     (
         "gpu_worker/worker/",
         QUEUE
