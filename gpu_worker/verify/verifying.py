@@ -12,15 +12,19 @@ from nightjar.gpu_worker.verify.agreement import agreement, answers
 from nightjar.gpu_worker.verify.couplings import Coupling, couplings, smoothness
 from nightjar.gpu_worker.verify.losses import measure_losses
 from nightjar.gpu_worker.verify.peaks import WatchedDecoder
+from nightjar.gpu_worker.verify.planning import plan_of
 from nightjar.gpu_worker.verify.raw_layers import RawLayers
 from nightjar.gpu_worker.verify.report import (
     Report,
+    describe_plan,
     judge_agreements,
     judge_couplings,
+    judge_logits,
     judge_losses,
     judge_peaks,
     judge_positions,
 )
+from nightjar.gpu_worker.verify.source_logits import SourceLogits, compare_logits
 
 
 def verify(
@@ -28,12 +32,13 @@ def verify(
     texts: Sequence[str],
     precisions: Sequence[str],
     tell: Callable[[str], None] = lambda _: None,
+    source: SourceLogits | None = None,
 ) -> Report:
     """Check a model.
 
     directory: its shapes have been checked when it was opened.
     texts: the sample.  precisions: those that are compared with fp32.
-    tell: called with what is being done.
+    tell: called with what is being done.  source: the source framework's logits.
 
     Raises:
         CheckpointError: A file changed meanwhile.
@@ -44,21 +49,28 @@ def verify(
     tell("loss on text")
     exact = load_model(directory, "fp32")
     losses = measure_losses(directory, exact, texts)
+    compared = None
+    if source is not None:
+        tell("logits of the source")
+        compared = compare_logits(exact, source)
     tell("largest outputs")
     watched = WatchedDecoder(exact)
     expected = answers(directory, watched, texts)
     del exact
+    peaks = watched.peaks()
+    plan = plan_of(peaks, directory.plain_fingerprint)
     agreements = []
     for precision in precisions:
         tell(f"answers in {precision}")
-        given = answers(directory, load_model(directory, precision), texts)
-        agreements.append(agreement(precision, expected, given))
-    peaks = watched.peaks()
+        given = answers(directory, load_model(directory, precision, plan=plan), texts)
+        agreements.append(agreement(plan.precision(precision), expected, given))
     findings = (
+        *([] if compared is None else [judge_logits(compared)]),
         *judge_losses(losses),
         *judge_couplings(found),
         *judge_positions(positions),
         *judge_peaks(peaks),
+        describe_plan(plan),
         *judge_agreements(agreements),
     )
     return Report(
@@ -69,6 +81,8 @@ def verify(
         couplings=tuple(found),
         peaks=tuple(peaks),
         agreements=tuple(agreements),
+        plan=plan,
+        logits=compared,
     )
 
 

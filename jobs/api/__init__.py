@@ -45,6 +45,7 @@ from nightjar.jobs.api.places import UploadPlaces
 from nightjar.jobs.api.rate_limits import RateLimits
 from nightjar.jobs.api.reports import reports_router
 from nightjar.jobs.api.results import results_router
+from nightjar.jobs.api.schedules import schedules_router, watching_router
 from nightjar.jobs.api.upload import Uploads
 from nightjar.jobs.api.webhooks import deliveries_router, making_router, webhooks_router
 from nightjar.jobs.errors import JobError
@@ -159,7 +160,29 @@ def _routers_of_rows(
         reports_router(store),
         uploading_router(file_uploads, forwarder),
         files_router(store),
+<<<<<<< HEAD
     )
+=======
+        batches_router(store, uploads.try_to_wake, names, limits),
+        calls_router(single),
+        models_router(store.models, names),
+        watching_router(store),
+        schedules_router(store, names),
+        making_router(store, guard or AddressGuard()),
+        webhooks_router(store),
+        deliveries_router(store),
+    ):
+        app.include_router(router, responses=EVERYWHERE)
+    app.include_router(health_router(store, taker, deployment, reading_check(keys)))
+    app.include_router(metrics_router(metrics), responses=EVERYWHERE)
+    describe_events(app)
+    _show_documents(app)
+    app.state.page = page = create_page(store, keys, gate, uploads.try_to_wake)
+    app.mount("/ui", page)
+    for kind, answer in _ERRORS.items():
+        app.add_exception_handler(kind, answer)
+    return app
+>>>>>>> main
 
 
 _ERRORS = {

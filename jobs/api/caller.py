@@ -1,7 +1,7 @@
 """Who calls the API, and what they may do."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -15,10 +15,19 @@ _ORDER = list(Scope)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The tenant that a call is made for, and the scope of its key."""
+    """The tenant that a call is made for, and the scope of its key.
+
+    key: The prefix of the key; None without a key, or for the operator's own secret.
+    """
 
     tenant: str = DEFAULT_TENANT
     scope: Scope = Scope.ADMIN
+    key: str | None = field(default=None, compare=False)
+
+    @property
+    def actor(self) -> str:
+        """Who calls, for records of changes."""
+        return "the API" if self.key is None else f"key {self.key}"
 
     def may(self, scope: Scope) -> bool:
         """Whether the key allows what needs this scope."""

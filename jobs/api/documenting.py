@@ -20,6 +20,10 @@ Responses = dict[int | str, dict[str, Any]]
 
 JobId = Annotated[str, Path(description="The id of a job.", examples=["job_019a8f0e6c1b2d"])]
 
+ScheduleName = Annotated[
+    str, Path(description="The name of a schedule, or its id.", examples=["rank"])
+]
+
 # By status: what it means, and the code and message of an example.
 _ERRORS: dict[int, tuple[str, str, str]] = {
     400: (

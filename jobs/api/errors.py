@@ -13,6 +13,7 @@ from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.api.health import public_message
 from nightjar.jobs.errors import (
     AppendPlaceError,
+    DuplicateScheduleError,
     EmptyJobError,
     FileInUseError,
     JobError,
@@ -26,11 +27,13 @@ from nightjar.jobs.errors import (
     StoreUnavailableError,
     TooManyRejectedError,
     TooManyRowsError,
+    TooManySchedulesError,
     TooManyWebhooksError,
     UnknownBatchError,
     UnknownDeliveryError,
     UnknownFileError,
     UnknownJobError,
+    UnknownScheduleError,
     UnknownWebhookError,
 )
 from nightjar.jobs.lines.error_shape import error_payload
@@ -131,6 +134,9 @@ _STATUS_CODES: list[tuple[type[JobError], tuple[int, str]]] = [
     (UnknownWebhookError, (404, "unknown_webhook")),
     (UnknownDeliveryError, (404, "unknown_delivery")),
     (TooManyWebhooksError, (409, "too_many_webhooks")),
+    (UnknownScheduleError, (404, "unknown_schedule")),
+    (DuplicateScheduleError, (409, "schedule_exists")),
+    (TooManySchedulesError, (409, "too_many_schedules")),
     (EmptyJobError, (400, "empty_job")),
     (TooManyRowsError, (413, "too_many_rows")),
     (TooManyRejectedError, (400, "too_many_rejected")),

@@ -110,7 +110,7 @@ class KeyRing:
         found = None if prefix is None else await self._look_up(prefix, digest)
         if found is None:
             raise _invalid()
-        caller = Caller(found.key.tenant, found.key.scope)
+        caller = Caller(found.key.tenant, found.key.scope, found.key.prefix)
         return Found(caller, found.requests_a_minute)
 
     async def may_read(self, key: str | None, *, has_store: bool) -> bool:

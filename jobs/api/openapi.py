@@ -33,6 +33,7 @@ _TAGS = [
     {"name": "batches", "description": "Jobs of files, as OpenAI's batches."},
     {"name": "calls", "description": "Single calls, as OpenAI's and Cohere's."},
     {"name": "models", "description": "Which models there are, and which are served."},
+    {"name": "schedules", "description": "What runs when: nightly runs of tasks and files."},
     {"name": "webhooks", "description": "Where events are sent when a job is over."},
     {"name": "deployment", "description": "Whether the deployment works."},
 ]

@@ -54,6 +54,33 @@ def bars(values: Sequence[float], style: str, seconds: float, label: str, unit: 
     return _svg(label, [*_grid(top), *parts, *_time_axis(seconds)])
 
 
+def columns(
+    values: Sequence[float], names: Sequence[str], label: str, limit: float | None = None
+) -> Markup:
+    """A column for each name, shown where the pointer rests; negative values as 0.
+
+    limit: a dashed line across.
+    """
+    if not values:
+        return Markup("")
+    top = _nice(max(*values, limit or 0.0, 0.0))
+    width = _PLOT_W / len(values)
+    parts = [
+        _bar(_LEFT + n * width + width * 0.1, width * 0.8, value / top, "main", name)
+        for n, (value, name) in enumerate(zip(values, names, strict=True))
+        if value > 0
+    ]
+    if limit is not None:
+        y = _TOP + _PLOT_H * (1 - limit / top)
+        parts.append(
+            f'<line class="mark" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
+    every = max(1, math.ceil(len(values) / 16))
+    for n in range(0, len(values), every):
+        parts.append(_text(_LEFT + n * width + width * 0.3, HEIGHT - 10, str(n), "tick"))
+    return _svg(label, [*_grid(top), *parts])
+
+
 def histogram(
     edges: Sequence[int], series: Sequence[Series], label: str, marks: Sequence[int] = ()
 ) -> Markup:

@@ -1,17 +1,11 @@
 """Writes a report as one HTML file, without scripts; nothing of a row becomes markup."""
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from nightjar import __version__
 from nightjar.jobs.job_report import JobReport, SpeedLimit
 from nightjar.jobs.records import JsonObject
 from nightjar.jobs.report.charts import (
@@ -23,10 +17,10 @@ from nightjar.jobs.report.charts import (
     lanes,
     number,
 )
+from nightjar.jobs.report.shell import render_page, write_page
 from nightjar.jobs.tallies import BIN_EDGES
 from nightjar.visible import visible
 
-_FOLDER = Path(__file__).parent
 _STAGES = (
     ("landed", "landed"),
     ("computing", "computing"),
@@ -72,39 +66,23 @@ def report_json(report: JobReport, context: ReportContext) -> JsonObject:
 
 def write_report(path: Path, report: JobReport, context: ReportContext) -> None:
     """Write the page; who reads `path` meanwhile sees the old or the new whole. Raises OSError."""
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_text(render_report(report, context), encoding="utf-8")
-    beside.replace(path)
+    write_page(path, render_report(report, context))
 
 
 def render_report(report: JobReport, context: ReportContext) -> str:
     """Return the page."""
-    environment = Environment(
-        loader=FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {
-        "visible": visible,
-        "number": number,
-        "duration": duration,
-        "bytes": _bytes,
-        "moment": _moment,
-    }
-    style = (_FOLDER / "report.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return environment.get_template("report.html.j2").render(
+    return render_page(
+        "report.html.j2",
         report=report,
         job=report.job,
         state=report.job.state.value,
         title=visible(context.title),
         schedule=report.job.metadata.get("schedule"),
-        style=Markup(style),  # noqa: S704 - a file of ours
-        style_hash=Markup(f"sha256-{digest}"),  # noqa: S704 - a digest
         cards=_cards(report),
         stages=_STAGES,
         bill=_bill(report),
         again=_again(report),
         versions=_versions(report, context.versions),
-        version=__version__,
         limit=context.limit,
         no_limit=context.no_limit,
         **_charts(report),
@@ -221,14 +199,3 @@ def _counts(counts: Mapping[str, int]) -> str:
     if len(counts) == 1:
         return next(iter(counts))
     return ", ".join(f"{name} ({count} rows)" for name, count in sorted(counts.items()))
-
-
-def _bytes(value: float) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f} bytes"
-
-
-def _moment(moment: datetime | Any) -> str:  # noqa: ANN401 - a filter of templates
-    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,22 +1,34 @@
 """The fields of a schedule, as a schedule file and the API give them; checked in one place."""
 
+import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from nightjar.jobs.purge_records import LEAST_KEPT_S, MOST_KEPT_S
 from nightjar.jobs.schedule_records import Definition, WhenRunning
 from nightjar.jobs.schedules.times import MOST_CHARACTERS, Timetable, zone_of
 
+ID_PREFIX = "sch_"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 TASK_SUFFIXES = (".toml", ".yaml", ".yml")
 MOST_JITTER_S = 86_400
 MOST_DEADLINE_S = 30 * 86_400
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_SHOWN_AS = {"task_name": "task", "file_id": "file"}
+_RESERVED = ("changes", "check")  # the API has paths of these names
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 Text = Annotated[str, Field(min_length=1, max_length=255)]
@@ -25,7 +37,7 @@ Endpoint = Literal["/v1/completions", "/v1/chat/completions", "/v1/rerank"]
 
 
 class ScheduleFields(BaseModel):
-    """A schedule without its name."""
+    """A schedule without its name; `task` or `file` says what is run."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -146,23 +158,9 @@ def changed(definition: Definition, changes: dict[str, Any]) -> Definition:
         ValidationError: A field is wrong, as pydantic says it.
         ValueError: `task` is not the name of a task file.
     """
-    fields: dict[str, Any] = {
-        "cron": definition.cron,
-        "time_zone": definition.time_zone,
-        "task": definition.task_name,
-        "file": definition.file_id,
-        "endpoint": definition.endpoint,
-        "model": definition.model,
-        "when_still_running": definition.when_still_running,
-        "catch_up": definition.catch_up,
-        "jitter": f"{definition.jitter_s}s",
-        "deadline": f"{definition.deadline_s}s",
-        "priority": definition.priority,
-        "keep_results": None,
-    }
-    if definition.keep_results_s is not None:
-        fields["keep_results"] = f"{definition.keep_results_s}s"
-    keeps_path = definition.task_path is not None and not changes.keys() & {"task", "file"}
+    fields: dict[str, Any] = shown_fields(definition.values())
+    is_operators = fields.pop("task_of_operator")
+    keeps_path = is_operators and not changes.keys() & {"task", "file"}
     if keeps_path:
         fields["task"] = "task.toml"  # stands for it while the others are checked
     elif "task" in changes:
@@ -172,6 +170,43 @@ def changed(definition: Definition, changes: dict[str, Any]) -> Definition:
     found = ScheduleFields.model_validate({**fields, **changes}).definition()
     if keeps_path:
         return replace(found, task_name=None, task_path=definition.task_path)
+    return found
+
+
+Finding = tuple[tuple[str, ...], str]
+"""The place of a fault, and what is wrong there."""
+
+
+def findings(error: ValidationError) -> list[Finding]:
+    """What pydantic has found wrong with the fields, without the values that were given."""
+    return [_told(dict(one)) for one in error.errors(include_url=False, include_input=False)]
+
+
+def _told(error: Mapping[str, Any]) -> Finding:
+    place = tuple(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(place[-1][:64], ScheduleFields.model_fields, n=1)
+        hint = f"did you mean {near[0]}?" if near else "leave it out"
+        return place, f"is not a field of a schedule; {hint}"
+    if error["type"] == "missing":
+        return place, "is missing; give it"
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return place, f"{message[:1].lower()}{message[1:]}"
+
+
+def shown_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Some or all values of a definition, by the names that the API and a schedule file give them.
+
+    The path of a task that the operator's command has named is not shown, but `task_of_operator`.
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if name == "task_path":
+            found["task_of_operator"] = value is not None
+        elif name.endswith("_s"):
+            found[name.removesuffix("_s")] = None if value is None else shown_span(value)
+        else:
+            found[_SHOWN_AS.get(name, name)] = value
     return found
 
 
@@ -193,6 +228,8 @@ def check_name(name: str) -> None:
         raise ValueError(
             f"{name[:80]!r} cannot be a schedule's name: use 1 to 64 letters, digits, '_' and '-'"
         )
+    if name in _RESERVED or name.startswith(ID_PREFIX):
+        raise ValueError(f"{name!r} is reserved, and no schedule's name: take another one")
 
 
 def seconds_of(text: str, least_s: int = 0, most_s: int = MOST_KEPT_S) -> int:

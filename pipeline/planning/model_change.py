@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable
 
 from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.store.replanning import Replanning
-from nightjar.pipeline.model_settings import OnModelChange
 from nightjar.pipeline.queue.queues import short_model
+from nightjar.pipeline.settings.models import OnModelChange
 
 logger = logging.getLogger(__name__)
 

@@ -4,13 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from nightjar.jobs.errors import UnknownScheduleError
-from nightjar.jobs.schedule_records import NewSchedule
-from nightjar.jobs.schedules.times import next_of
+from nightjar.jobs.schedules.steering import Change, Steering
 from nightjar.jobs.store import Store
 from nightjar.pipeline.schedules.schedule_file import ScheduleFile
-
-Change = Literal["created", "updated", "unchanged", "deleted", "left"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +14,7 @@ class Applied:
     """What became of one schedule; `left` is no longer in the file, and was not deleted."""
 
     name: str
-    change: Change
+    change: Change | Literal["deleted", "left"]
     next_at: datetime | None
 
 
@@ -29,24 +25,15 @@ def apply_file(
 
     prune: Delete the schedules that came from this file and are no longer in it.
     """
-    moment, source = store.schedule_runs.clock(), str(file.path)
+    steering, source = Steering(store, tenant, actor), str(file.path)
     report = []
     for name, definition in file.schedules.items():
-        next_at = next_of(definition, moment)
-        change: Change
-        try:
-            seen = store.schedules.find(tenant, name)
-        except UnknownScheduleError:
-            new = NewSchedule(name, definition, tenant, source)
-            made, change = store.schedules.create(new, actor, next_at), "created"
-        else:
-            change = "unchanged" if seen.definition == definition else "updated"
-            made = store.schedules.update(seen, definition, actor, next_at, source=source)
-        report.append(Applied(name, change, made.next_at))
+        put = steering.put(name, definition, source)
+        report.append(Applied(name, put.change, put.schedule.next_at))
     for gone in store.schedules.of_source(tenant, source):
         if gone.name in file.schedules:
             continue
         if prune:
-            store.schedules.delete(tenant, gone.id, actor)
+            steering.delete(gone.id)
         report.append(Applied(gone.name, "deleted" if prune else "left", gone.next_at))
     return report

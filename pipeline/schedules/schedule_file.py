@@ -1,8 +1,7 @@
 """Reads a schedule file (TOML or YAML) and checks it; errors name the line and the field."""
 
-import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from nightjar.jobs.schedule_records import Definition
-from nightjar.jobs.schedules.fields import NAME, ScheduleFields, check_name
+from nightjar.jobs.schedules.fields import (
+    NAME,
+    Finding,
+    ScheduleFields,
+    check_name,
+    findings,
+)
 from nightjar.pipeline.written_file import WrittenFileError, read_written
 
 MOST_SCHEDULES = 100
@@ -89,7 +94,7 @@ def json_schema() -> dict[str, Any]:
 class _FaultError(Exception):
     """What is wrong with one schedule: the place of each fault, and a message."""
 
-    def __init__(self, found: list[tuple[tuple[str, ...], str]]) -> None:
+    def __init__(self, found: Sequence[Finding]) -> None:
         super().__init__()
         self.found = found
 
@@ -104,20 +109,8 @@ def _definition(path: Path, name: str, fields: object) -> Definition:
     try:
         checked = ScheduleFields.model_validate(fields)
     except ValidationError as error:
-        raise _FaultError([_told(dict(one)) for one in error.errors(include_url=False)]) from None
+        raise _FaultError(findings(error)) from None
     return checked.definition_of_operator(path.resolve().parent)
-
-
-def _told(error: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
-    place = tuple(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(place[-1], ScheduleFields.model_fields, n=1)
-        hint = f"did you mean {near[0]}?" if near else "leave it out"
-        return place, f"is not a field of a schedule; {hint}"
-    if error["type"] == "missing":
-        return place, "is missing; give it"
-    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return place, f"{message[:1].lower()}{message[1:]}"
 
 
 def _problem(path: Path, text: str, place: tuple[str, ...], message: str) -> str:

@@ -20,13 +20,15 @@ from nightjar.jobs.api import create_app
 from nightjar.jobs.api.key_ring import Access
 from nightjar.jobs.batch_records import NewBatch, job_id_of
 from nightjar.jobs.errors import StoreUnavailableError
-from nightjar.jobs.events import NewWebhook
+from nightjar.jobs.events import NewWebhook, new_id
 from nightjar.jobs.file_records import NewFile
 from nightjar.jobs.models import PlannedModel
 from nightjar.jobs.records import NewJob, NewRequest
+from nightjar.jobs.schedule_records import FAILING_AFTER, RunEnd, RunState
 from nightjar.jobs.states import RequestKind, Scope
 from nightjar.jobs.store import Store
 from tests.api_app import real_app
+from tests.schedules import Clock, add_schedule
 
 VERBS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
 OPEN = {(verb, path) for verb in ("GET", "HEAD") for path in ("/health", "/docs", "/openapi.json")}
@@ -60,6 +62,8 @@ _RANKING = b'{"query": "q", "documents": ["a"]}'
 _JOB = "/v1/jobs/{job_id}"
 _FILE = "/v1/files/{file_id}"
 _HOOK = "/v1/webhooks/{webhook_id}"
+_SCHEDULE = "/v1/schedules/{schedule}"
+_NIGHTLY = b'{"cron": "0 2 * * *", "task": "rank.toml"}'
 CALLS: dict[tuple[str, str], Call] = {
     ("GET", "/v1/jobs"): Call(Scope.READ),
     ("POST", "/v1/jobs"): Call(Scope.SUBMIT, ROW, {"content-type": "application/jsonl"}),
@@ -99,6 +103,15 @@ CALLS: dict[tuple[str, str], Call] = {
     ("GET", "/metrics"): Call(Scope.ADMIN),
     ("GET", "/v1/models"): Call(Scope.READ),
     ("GET", "/v1/models/{model:path}"): Call(Scope.READ),
+    ("GET", "/v1/schedules"): Call(Scope.READ),
+    ("GET", "/v1/schedules/check"): Call(Scope.READ),
+    ("GET", "/v1/schedules/changes"): Call(Scope.READ),
+    ("GET", _SCHEDULE): Call(Scope.READ),
+    ("PUT", _SCHEDULE): Call(Scope.ADMIN, _NIGHTLY, _JSON),
+    ("PATCH", _SCHEDULE): Call(Scope.ADMIN, b'{"cron": "0 3 * * *"}', _JSON),
+    ("DELETE", _SCHEDULE): Call(Scope.ADMIN),
+    ("GET", f"{_SCHEDULE}/runs"): Call(Scope.READ),
+    **{("POST", f"{_SCHEDULE}/{verb}"): Call(Scope.SUBMIT) for verb in ("pause", "resume", "run")},
     ("GET", "/v1/webhooks"): Call(Scope.READ),
     ("POST", "/v1/webhooks"): Call(Scope.ADMIN, b'{"url": "https://example.org/x"}', _JSON),
     ("GET", _HOOK): Call(Scope.READ),
@@ -139,11 +152,25 @@ def make_delivery(store: Store, tenant: str) -> str:
     return delivery.id
 
 
+def make_schedule(store: Store, tenant: str) -> str:
+    """One that has failed three times, so that the check tells of it as well."""
+    made = add_schedule(
+        store, Clock(), f"s{new_id('x')}", tenant=tenant, task_path=f"/{tenant}/rank.toml"
+    )
+    for _ in range(FAILING_AFTER):
+        run = store.schedule_runs.run_now(tenant, made.id, "test", store.schedule_runs.clock())
+        claimed = store.schedule_work.claim("runner", run.begin_at)
+        assert claimed is not None
+        store.schedule_work.finish(claimed, RunEnd(RunState.FAILED, "oh"), run.begin_at)
+    return made.id
+
+
 # Name in a path -> makes one that belongs to a tenant, and one that nobody has.
 IDS: dict[str, tuple[Callable[[Store, str], str], str]] = {
     "job_id": (make_job, "job_0199aabbccddeeff00112233"),
     "file_id": (make_file, "file-0199aabbccddeeff00112233"),
     "batch_id": (make_batch, "batch_0199aabbccddeeff00112233"),
+    "schedule": (make_schedule, "sch_0199aabbccddeeff00112233"),
     "webhook_id": (make_webhook, "wh_0199aabbccddeeff00112233"),
     "delivery_id": (make_delivery, "whd_0199aabbccddeeff00112233"),
 }
@@ -293,7 +320,7 @@ def test_what_is_anothers_does_not_exist(client: TestClient, store: Store, name:
         ]
         assert [one.status_code for one in answers[:2]] == [404, 404], (verb, path)
         assert answers[0].text.replace(foreign, "ID") == answers[1].text.replace(nobodys, "ID")
-        assert answers[2].status_code in (200, 202, 409), (verb, path)
+        assert answers[2].status_code in (200, 201, 202, 409), (verb, path)
     assert lists_of(client, foreign_key) == before  # nothing was done to them
 
 
@@ -323,7 +350,7 @@ def test_lists_hold_ones_own_alone(client: TestClient, store: Store) -> None:
     for mine, foreign in made:
         assert mine in shown
         assert foreign not in shown
-        for path in ("/v1/jobs", "/v1/files", "/v1/batches", "/v1/webhooks"):
+        for path in ("/v1/jobs", "/v1/files", "/v1/batches", "/v1/webhooks", "/v1/schedules"):
             page = client.get(path, params={"after": foreign, "limit": 50}, headers=key)
             assert page.status_code in (200, 400)
             assert page.status_code == 400 or foreign not in page.text

@@ -30,6 +30,7 @@ from tests.processes import nightjar
 Document = dict[str, Any]
 # Operations that no call of `tour` reaches; each needs a reason.
 NOT_TOURED: frozenset[str] = frozenset()
+_ENDPOINT = {"endpoint": "/v1/completions"}
 
 
 @pytest.fixture
@@ -348,6 +349,27 @@ def tour(client: TestClient, store: Store) -> Iterator[Call]:
     yield from tour_of_files(call)
     yield from tour_of_calls(call)
     yield from tour_of_models(call, store)
+    yield from tour_of_schedules(call)
+
+
+def tour_of_schedules(call: Callable[..., Call]) -> Iterator[Call]:
+    one, path = "/v1/schedules/{schedule}", "/v1/schedules/rank"
+    fields = {"cron": "0 2 * * *", "task": "rank.toml", "keep_results": "30d"}
+    for minute in (0, 0, 5):
+        yield call("PUT", path, one, json={**fields, "cron": f"{minute} 2 * * *"})
+    yield call("PUT", "/v1/schedules/check", one, json=fields)
+    yield call("PUT", path, one, json={"cron": "0 2 * * *", "file": "nope"} | _ENDPOINT)
+    yield call("PATCH", path, one, json={"priority": 3, "keep_results": None})
+    yield call("PATCH", path, one, json={"priority": 30})
+    for step in ("pause", "resume", "run", "run"):
+        yield call("POST", f"{path}/{step}", f"{one}/{step}")
+    yield call("GET", path, one)
+    yield call("GET", f"{path}/runs", f"{one}/runs")
+    yield call("GET", f"{path}/runs", f"{one}/runs", params={"after": "job_1"})
+    for name in ("", "/check", "/changes"):
+        yield call("GET", f"/v1/schedules{name}")
+    yield call("DELETE", path, one)
+    yield call("DELETE", path, one)
 
 
 def tour_of_files(call: Callable[..., Call]) -> Iterator[Call]:

@@ -33,6 +33,7 @@ from nightjar.jobs.webhooks.signature import new_secret
 from tests.call_worker import Worker
 from tests.jobs import planned
 from tests.outcomes import compute
+from tests.schedules import Clock, add_schedule
 
 CHECKS = [
     not_a_server_error,
@@ -63,7 +64,10 @@ def known_ids(store: Store) -> dict[str, str]:
     store.files.append(file_id, 0, b"{}\n")
     store.files.end(file_id, 3, hashlib.sha256(b"{}\n").hexdigest())
     batch = store.batches.create(NewBatch("/v1/completions", file_id))
+    schedule = add_schedule(store, Clock())
+    store.schedule_runs.run_now("default", schedule.id, "test", schedule.created_at)
     return {
+        "schedule": schedule.name,
         "file_id": file_id,
         "batch_id": batch.id,
         "job_id": job_id,
@@ -105,7 +109,8 @@ def fuzz(store: Store, examples: int, **options: Any) -> int:
 
 def checks_of(operation: APIOperation, mode: GenerationMode) -> list[Any]:
     """Where a body is read as JSON, what the document forbids must also be refused."""
-    is_strict = mode is GenerationMode.NEGATIVE and operation.path.startswith("/v1/webhooks")
+    is_read = operation.path.startswith(("/v1/webhooks", "/v1/schedules"))
+    is_strict = mode is GenerationMode.NEGATIVE and is_read
     return [*CHECKS, negative_data_rejection] if is_strict else CHECKS
 
 

@@ -43,7 +43,7 @@ MODELS = {"checkpoints", "kernels", "gpu_worker.models"}
 ENGINE = MODELS | {"gpu_worker.engine"}
 QUEUE = RECORDS | {
     *("jobs.schedules", "jobs.store", "jobs.webhooks"),
-    *("pipeline.metrics", "pipeline.model_settings", "pipeline.settings", "pipeline.queue"),
+    *("pipeline.metrics", "pipeline.settings", "pipeline.queue"),
     "pipeline.tracing",
 }
 FILES = RECORDS | {"jobs.lines", "jobs.store", "pipeline.files"}
@@ -55,7 +55,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("jobs/lines/", RECORDS | {"jobs.lines"}),
     ("jobs/store/", RECORDS | {"jobs.store"}),
     ("jobs/webhooks/", RECORDS | {"jobs.webhooks"}),
-    ("jobs/schedules/", RECORDS | {"jobs.schedules"}),
+    ("jobs/schedules/", RECORDS | {"jobs.schedules", "jobs.store"}),
     ("jobs/report/", RECORDS | {"jobs.report"}),
     (
         "jobs/api/",
@@ -71,7 +71,10 @@ RULES: list[tuple[str, set[str]]] = [
     ("gpu_worker/models/", MODELS),
     ("gpu_worker/verify/", ENGINE | {"gpu_worker.verify"}),
     ("gpu_worker/shards/", MODELS | {"gpu_worker.shards"}),
-    ("gpu_worker/compute/", ENGINE | {"gpu_worker.compute", "gpu_worker.shards"}),
+    (
+        "gpu_worker/compute/",
+        ENGINE | {"gpu_worker.compute", "gpu_worker.shards", "gpu_worker.verify"},
+    ),
     (
         "gpu_worker/worker/",
         QUEUE
@@ -108,16 +111,8 @@ RULES: list[tuple[str, set[str]]] = [
             *("pipeline.schedules", "pipeline.front"),
         },
     ),
-    (
-        "pipeline/",
-        {
-            "pipeline.api_settings",
-            "pipeline.model_settings",
-            "pipeline.monitoring_settings",
-            "pipeline.schedule_settings",
-            "pipeline.variables",
-        },
-    ),
+    ("pipeline/settings/", {"pipeline.settings"}),
+    ("pipeline/", set()),
     ("nightjar/__main__.py", {"pipeline.front"}),
     ("nightjar/__init__.py", {"pipeline.client"}),
     ("nightjar/children.py", set()),

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from nightjar.kernels.native.build import SWITCH
 
 ROOT = Path(__file__).resolve().parents[2]

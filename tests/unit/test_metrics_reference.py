@@ -7,8 +7,8 @@ import pytest
 from nightjar.pipeline.metrics import declarations as declared
 from nightjar.pipeline.metrics.recording import Recorder
 from nightjar.pipeline.metrics.reference import reference_page
-from nightjar.pipeline.monitoring_settings import read_address
 from nightjar.pipeline.settings import Settings, SettingsError
+from nightjar.pipeline.settings.monitoring import read_address
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.source_tree import source_files
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("report.css", "report.html.j2", "model.html.j2")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -48,7 +49,7 @@ def test_the_wheel_holds_every_module(tmp_path: Path) -> None:
         held = set(opened.namelist())
     wanted = {f"nightjar/{name.removeprefix('nightjar/')}" for name in source_files()}
     wanted |= {"nightjar/migrations/script.py.mako", "nightjar/py.typed"}
-    wanted |= {f"nightjar/jobs/report/report.{ending}" for ending in ("css", "html.j2")}
+    wanted |= {f"nightjar/jobs/report/{name}" for name in PAGES}
     wanted |= {
         f"nightjar/kernels/{folder}/{file.name}"
         for folder in ("cuda", "native")

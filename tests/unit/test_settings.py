@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nightjar.pipeline.settings import Settings, SettingsError
-from nightjar.pipeline.variables import unknown_variables
+from nightjar.pipeline.settings.variables import unknown_variables
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from nightjar.pipeline.front.cli.schedule_rows import listed_row, run_row, sched
 from nightjar.pipeline.front.cli.stored import opened_store, print_table, shown
 
 if TYPE_CHECKING:
-    from nightjar.jobs.schedule_records import ScheduleOverview, ScheduleRun
+    from nightjar.jobs.schedules.steering import Steering
     from nightjar.jobs.store import Store
 
 schedules = typer.Typer(
@@ -37,7 +37,6 @@ EXIT_FAILING = EXIT_ROWS_FAILED
 Tenant = Annotated[str, typer.Option(help="Whose schedules they are.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name, or its id.")]
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="How many, the newest.")]
-_PAGE = 100
 
 
 @schedules.command()
@@ -82,8 +81,10 @@ def list_schedules(tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False) -> 
 
     Example: nightjar schedules list --tenant owls
     """
+    from nightjar.jobs.schedules.checking import each_schedule
+
     with _opened(tenant) as store:
-        rows = [listed_row(one) for one in _all(store, tenant)]
+        rows = [listed_row(one) for one in each_schedule(store, tenant)]
     if as_json:
         print_json(rows, as_json=True)
         return
@@ -112,10 +113,8 @@ def pause(name: Name, tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False) 
 
     Example: nightjar schedules pause nightly-rank
     """
-    with _opened(tenant) as store:
-        found = store.schedules.find(tenant, name)
-        changed = store.schedules.set_paused(tenant, found.id, _actor(), None, paused=True)
-    print_json(schedule_row(changed), as_json=as_json)
+    with _steered(tenant) as steering:
+        print_json(schedule_row(steering.pause(name)), as_json=as_json)
 
 
 @schedules.command()
@@ -124,13 +123,8 @@ def resume(name: Name, tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False)
 
     Example: nightjar schedules resume nightly-rank
     """
-    from nightjar.jobs.schedules.times import next_of
-
-    with _opened(tenant) as store:
-        found = store.schedules.find(tenant, name)
-        next_at = next_of(found.definition, store.schedule_runs.clock())
-        changed = store.schedules.set_paused(tenant, found.id, _actor(), next_at, paused=False)
-    print_json(schedule_row(changed), as_json=as_json)
+    with _steered(tenant) as steering:
+        print_json(schedule_row(steering.resume(name)), as_json=as_json)
 
 
 @schedules.command("run-now")
@@ -142,11 +136,8 @@ def run_now(name: Name, tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False
 
     Example: nightjar schedules run-now nightly-rank
     """
-    with _opened(tenant) as store:
-        found = store.schedules.find(tenant, name)
-        moment = store.schedule_runs.clock()
-        made = store.schedule_runs.run_now(tenant, found.id, _actor(), moment)
-    print_json(run_row(made), as_json=as_json)
+    with _steered(tenant) as steering:
+        print_json(run_row(steering.run_now(name)), as_json=as_json)
 
 
 @schedules.command()
@@ -212,17 +203,12 @@ def check(
 
     Example: nightjar schedules check --json
     """
-    from nightjar.pipeline.schedules.checking import trouble_of
+    from nightjar.jobs.schedules.checking import troubles
 
     with _opened(tenant) as store:
-        moment = store.schedule_runs.clock()
-        first: dict[str, ScheduleRun] = {}
-        for run in store.schedule_runs.open_runs(10_000):
-            first.setdefault(run.schedule_id, run)
         found = [
-            {"tenant": one.schedule.tenant, "name": one.schedule.name, "trouble": trouble}
-            for one in _all(store, tenant)
-            if (trouble := trouble_of(one, first.get(one.schedule.id), moment)) is not None
+            {"tenant": one.schedule.tenant, "name": one.schedule.name, "trouble": one.told}
+            for one in troubles(store, tenant)
         ]
     if as_json:
         print_json(found, as_json=True)
@@ -240,9 +226,8 @@ def delete(name: Name, tenant: Tenant = DEFAULT_TENANT, as_json: AsJson = False)
 
     Example: nightjar schedules delete nightly-rank
     """
-    with _opened(tenant) as store:
-        found = store.schedules.find(tenant, name)
-        store.schedules.delete(tenant, found.id, _actor())
+    with _steered(tenant) as steering:
+        found = steering.delete(name)
     print_json({"id": found.id, "name": found.name, "deleted": True}, as_json=as_json)
 
 
@@ -266,11 +251,13 @@ def _opened(tenant: str | None) -> "Iterator[Store]":
         yield store
 
 
-def _all(store: "Store", tenant: str | None) -> "Iterator[ScheduleOverview]":
-    after = None
-    while page := store.schedules.overview(tenant, _PAGE, after):
-        yield from page
-        after = page[-1].schedule.id
+@contextmanager
+def _steered(tenant: str) -> "Iterator[Steering]":
+    """Open the database to change a tenant's schedules, as the user of this command."""
+    from nightjar.jobs.schedules.steering import Steering
+
+    with _opened(tenant) as store:
+        yield Steering(store, tenant, _actor())
 
 
 def _actor() -> str:

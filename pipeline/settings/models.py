@@ -1,10 +1,12 @@
 """Settings that say which models a deployment serves; a part of `Settings`."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings
+
+from nightjar.pipeline.settings.read_by import API, GPU_WORKER, PLANNER, TASK_RUNNER, read_by
 
 OnModelChange = Literal["replan", "finish"]
 
@@ -12,31 +14,36 @@ MOST_MODELS = 32
 """A planner holds a tokenizer for each model, and a worker listens on 32 queues of each."""
 MOST_CHARACTERS = 255
 _HOW = "write NAME=DIRECTORY for each model, with commas between them"
+OF_ALL = read_by(API, PLANNER, GPU_WORKER, TASK_RUNNER)
 
 
 class ModelSettings(BaseSettings):
-    """The models by name, and what happens when one of them changes.
+    """The model.
 
     `models` is checked against the fields before it.
     """
 
-    model: Path | None = Field(None, description="directory of the model that is served")
-    model_name: str | None = Field(
+    model: Annotated[Path | None, OF_ALL] = Field(
+        None, description="directory of the model that is served"
+    )
+    model_name: Annotated[str | None, OF_ALL] = Field(
         None, description="name that requests and answers carry; the directory's unless given"
     )
-    accept_any_model: bool = Field(
+    accept_any_model: Annotated[bool, read_by(API, PLANNER)] = Field(
         False, description="compute requests whatever model name their body gives"
     )
-    on_model_change: OnModelChange = Field(
+    on_model_change: Annotated[OnModelChange, read_by(PLANNER)] = Field(
         "replan",
         description="what was planned for another version of a model than the one that is served "
         "now and is not being computed: planned again, or left to the workers of that version",
     )
-    models: str = Field(
+    models: Annotated[
+        str, read_by(API, PLANNER, GPU_WORKER, TASK_RUNNER, page="guides/several-models.md")
+    ] = Field(
         "",
-        description="several models, as NAME=DIRECTORY with commas between them, in place of "
-        "NIGHTJAR_MODEL; of a planner all models of the deployment, of a GPU worker those that it "
-        "serves",
+        description="several models, as `NAME=DIRECTORY` with commas between them, in place of "
+        "`NIGHTJAR_MODEL`; of a planner all models of the deployment, of a GPU worker those that "
+        "it serves",
     )
 
     @field_validator("models")

@@ -1,10 +1,20 @@
 """Settings that say what a deployment tells of itself; a part of `Settings`."""
 
 from ipaddress import ip_address
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings
+
+from nightjar.pipeline.settings.read_by import (
+    API,
+    BEAT,
+    EVERY_PROCESS,
+    GPU_WORKER,
+    PLANNER,
+    UPLOADS,
+    read_by,
+)
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning"]
@@ -13,24 +23,30 @@ _PORTS = range(1, 65536)
 
 
 class MonitoringSettings(BaseSettings):
-    """Metrics, traces and logs."""
+    """Monitoring."""
 
-    metrics_address: str = Field(
+    metrics_address: Annotated[
+        str, read_by(PLANNER, GPU_WORKER, BEAT, page="guides/monitoring.md")
+    ] = Field(
         "",
-        description="where a planner, a GPU worker or beat serves its metrics: PORT for loopback "
-        "alone, or ADDRESS:PORT; each process needs its own. Nothing is served unless it is set. "
-        "The API serves its own under /metrics",
+        description="where a planner, a GPU worker or beat serves its metrics: `PORT` for loopback "
+        "alone, or `ADDRESS:PORT`; each process needs its own. Nothing is served unless it is set. "
+        "The API serves its own under `/metrics`",
     )
-    log_format: LogFormat = Field("text", description="text for people, or json: one object a line")
-    log_level: LogLevel = Field(
+    log_format: Annotated[LogFormat, EVERY_PROCESS] = Field(
+        "text", description="`text` for people, or `json`: one object a line"
+    )
+    log_level: Annotated[LogLevel, EVERY_PROCESS] = Field(
         "info", description="the least level of Nightjar's own records that is written"
     )
-    trace_share: float = Field(
+    trace_share: Annotated[
+        float, read_by(API, UPLOADS, PLANNER, GPU_WORKER, page="guides/monitoring.md#traces")
+    ] = Field(
         0.0,
         ge=0,
         le=1,
         description="share of the calls that are traced; 0 switches traces off. The variables "
-        "OTEL_EXPORTER_OTLP_* of OpenTelemetry say where traces are sent",
+        "`OTEL_EXPORTER_OTLP_*` of OpenTelemetry say where traces are sent",
     )
 
     @field_validator("metrics_address")
