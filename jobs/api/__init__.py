@@ -118,6 +118,8 @@ def create_app(  # noqa: PLR0913 - the parts of one application
         batches_router(store, uploads.try_to_wake, names, limits),
         calls_router(app.state.calls),
         models_router(store.models, names),
+        watching_router(store),
+        schedules_router(store, names),
         making_router(store, guard or AddressGuard()),
         webhooks_router(store),
         deliveries_router(store),
@@ -160,29 +162,7 @@ def _routers_of_rows(
         reports_router(store),
         uploading_router(file_uploads, forwarder),
         files_router(store),
-<<<<<<< HEAD
     )
-=======
-        batches_router(store, uploads.try_to_wake, names, limits),
-        calls_router(single),
-        models_router(store.models, names),
-        watching_router(store),
-        schedules_router(store, names),
-        making_router(store, guard or AddressGuard()),
-        webhooks_router(store),
-        deliveries_router(store),
-    ):
-        app.include_router(router, responses=EVERYWHERE)
-    app.include_router(health_router(store, taker, deployment, reading_check(keys)))
-    app.include_router(metrics_router(metrics), responses=EVERYWHERE)
-    describe_events(app)
-    _show_documents(app)
-    app.state.page = page = create_page(store, keys, gate, uploads.try_to_wake)
-    app.mount("/ui", page)
-    for kind, answer in _ERRORS.items():
-        app.add_exception_handler(kind, answer)
-    return app
->>>>>>> main
 
 
 _ERRORS = {

@@ -1,7 +1,7 @@
 """Reads a schedule file (TOML or YAML) and checks it; errors name the line and the field."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
