@@ -31,6 +31,7 @@ def compute_config(
         kv_cache_bytes=_cache_bytes(settings, models),
         gpu_memory_share=settings.gpu_memory_share,
         host_cache_bytes=settings.host_cache_bytes // models,
+        prompt_vector_bytes=settings.prompt_vector_bytes // models,
         threads=threads,
         stalled_after_s=settings.compute_stalled_after_s,
         engine=settings.engine,

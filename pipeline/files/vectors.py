@@ -4,11 +4,15 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
-from nightjar.jobs.records import PromptVector
+from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.store.vectors import Vectors
+from nightjar.jobs.vector_records import PromptVector
+
+TRAINED_FOR = "nightjar_model"
+"""The key of a vector file's metadata that holds the fingerprint of its model."""
 
 _MOST_BYTES = 256 << 20
 _FLOATS = ("float16", "float32", "float64")
@@ -18,14 +22,16 @@ class VectorsError(Exception):
     """A file of prompt vectors cannot be used."""
 
 
-def register_vectors(vectors: Vectors, name: str, path: Path, width: int) -> PromptVector:
+def register_vectors(
+    vectors: Vectors, name: str, path: Path, model: ModelDirectory
+) -> PromptVector:
     """Register the vectors of a file under a name; a changed file becomes a new version.
 
     Args:
         vectors: The store of prompt vectors, which every worker reads.
         name: What requests write in `prompt_vector`; no `@`, which separates the version.
         path: A safetensors file with one tensor [rows, width] of floats.
-        width: The model's hidden size.
+        model: The model that they are for. Where the file names a model, it must be this one.
 
     Raises:
         VectorsError: The name or the file cannot be used.
@@ -34,11 +40,24 @@ def register_vectors(vectors: Vectors, name: str, path: Path, width: int) -> Pro
         raise VectorsError(f"prompt vector name {name[:80]!r}: use 1 to 255 characters without @")
     read = _read(path)
     rows, columns = read.shape
+    width = model.config.hidden_size
     if columns != width:
         raise VectorsError(f"{path}: the vectors are {columns} wide; this model needs {width}")
+    fingerprint = _trained_for(path)
+    if fingerprint is not None and fingerprint != model.fingerprint:
+        raise VectorsError(
+            f"{path}: the vectors were trained for another model than {model.name}; train them "
+            "again for this one"
+        )
     data = save({"vectors": read})
     digest = hashlib.sha256(data).hexdigest()
-    return vectors.put(name, data, length=rows, width=columns, sha256=digest)
+    return vectors.put(name, data, rows, columns, digest, fingerprint)
+
+
+def _trained_for(path: Path) -> str | None:
+    """The fingerprint of the model that the file was trained for, if it says so."""
+    with safe_open(path, framework="numpy") as file:
+        return (file.metadata() or {}).get(TRAINED_FOR)
 
 
 def _read(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:

@@ -72,6 +72,12 @@ class EngineSettings(BaseSettings):
         description="host memory for prefixes that the cache has no room for, all models of a "
         "worker together; 0 for none",
     )
+    prompt_vector_bytes: Annotated[int, WORKER] = Field(
+        ComputeConfig.prompt_vector_bytes,
+        ge=1,
+        description="host memory of compute processes for prompt vectors, all models of a worker "
+        "together; the least recently used leave, requests in flight keep theirs",
+    )
     window_steps: Annotated[int, SWITCH] = Field(
         ComputeConfig.window_steps,
         ge=1,

@@ -159,6 +159,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/suspects.py": [*_store("suspects", "protocol"), *_integration("poison")],
     "jobs/store/tables.py": ["tests/migration/test_migrations.py", *_store("submission")],
     "jobs/store/turns.py": _store("segmented", "stopping", "bounds"),
+    "jobs/store/vector_tables.py": ["tests/migration/test_migrations.py"],
     "jobs/store/vectors.py": _integration("vectors"),
     "jobs/store/write_lock.py": _unit("store_write_lock"),
     "jobs/store/waiting.py": [
@@ -181,6 +182,7 @@ TESTS: dict[str, list[str]] = {
     "pipeline/front/cli/accounts.py": _acceptance("cli_keys"),
     "pipeline/front/cli/console.py": [*_acceptance("cli"), *_unit("settings")],
     "pipeline/front/cli/convert.py": _acceptance("convert"),
+    "pipeline/front/cli/vectors.py": _acceptance("cli"),
     "pipeline/front/cli/verify.py": _unit("verify"),
     "pipeline/front/cli/deployment.py": [*_acceptance("cli"), *_integration("submit_task")],
     "pipeline/front/cli/task_jobs.py": _integration("submit_task"),

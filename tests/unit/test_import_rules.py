@@ -25,6 +25,7 @@ RECORDS = {
             "purge_records",
             "schedule_records",
             "states",
+            "vector_records",
             "workers",
             "models",
             "model_choice",
@@ -46,7 +47,7 @@ QUEUE = RECORDS | {
     *("pipeline.metrics", "pipeline.settings", "pipeline.queue"),
     "pipeline.tracing",
 }
-FILES = RECORDS | {"jobs.lines", "jobs.store", "pipeline.files"}
+FILES = RECORDS | {"checkpoints", "jobs.lines", "jobs.store", "pipeline.files"}
 EMBEDDED = QUEUE | FILES | {"checkpoints", "pipeline.embedded"}
 TASKS = RECORDS | {"checkpoints", "jobs.lines", "pipeline.tables", "pipeline.tasks"}
 TASKS |= {"pipeline.written_file"}
