@@ -1,10 +1,8 @@
 """What people look at comes from bounded reads: what it says, and how the databases find it."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from itertools import chain, pairwise
-from typing import Any
+from itertools import chain
 
 import pytest
 import sqlalchemy as sa
@@ -18,9 +16,7 @@ from nightjar.jobs.workers import ComputeSeconds
 from tests.bulk_jobs import later_micro_batches, old_jobs, running_job
 from tests.jobs import planned, submit, submit_for
 from tests.outcomes import answers, claim, compute
-
-_WHOLE = ["Seq", "Scan", "on"]
-BIG = ("job", "request", "result", "landing", "micro_batch")
+from tests.query_plans import explained, whole_reads
 
 
 def ids(store: Store, wanted: JobFilter, limit: int = 50) -> list[list[str]]:
@@ -206,32 +202,6 @@ def large(store: Store) -> str:
     with store.database.engine.begin() as connection:
         connection.exec_driver_sql("ANALYZE")
     return job_id
-
-
-@contextmanager
-def explained(store: Store) -> Iterator[list[tuple[str, str]]]:
-    """Each statement that reads, and how the database does it."""
-    found: list[tuple[str, str]] = []
-    explain = "EXPLAIN QUERY PLAN " if store.database.is_sqlite else "EXPLAIN "
-
-    def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        if statement.startswith(("SELECT", "WITH")):
-            cursor.execute(explain + statement, parameters)
-            found.append((statement, "\n".join(str(row) for row in cursor.fetchall())))
-
-    sa.event.listen(store.database.engine, "before_cursor_execute", note)
-    yield found
-    sa.event.remove(store.database.engine, "before_cursor_execute", note)
-
-
-def whole_reads(plan: str) -> list[str]:
-    """The big tables that a plan reads whole."""
-    words = plan.replace("'", " ").replace(")", " ").split()
-    scanned = {name for word, name in pairwise(words) if word == "SCAN"}
-    scanned |= {
-        name for at, name in enumerate(words[3:], 3) if words[at - 3 : at] == ["Seq", "Scan", "on"]
-    }
-    return [name for name in BIG if name in scanned]
 
 
 READS: dict[str, Callable[[Store, str], object]] = {
