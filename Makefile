@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-browser test-faults test-mutants test-litellm test-gpu cpu-kernels short-tests lint format bench-peers bench-scaling \
-	bench-control-plane bench-gpu report clean
+	bench-control-plane bench-gpu report screenshots clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -101,6 +101,9 @@ bench-gpu: ## Every figure on a GPU in 8 minutes, with the same PYTHON=; nothing
 report: $(VENV)/installed-dev ## Write the newest figures into docs/performance.md and docs/reference/measurements.md
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.measurements
+
+screenshots: $(VENV)/installed-browser ## Take the pictures in docs/images anew
+	$(BIN)/python -m tests.browser.screenshots
 
 clean: ## Remove the environment and what the demo wrote
 	rm -rf $(VENV) demo-output build dist *.egg-info

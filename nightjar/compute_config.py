@@ -44,6 +44,7 @@ class ComputeConfig:
     rank_late_after_s: A rank that keeps another waiting or is silent for so long is lost.
     window_steps: Decode steps that a GPU takes before the host reads them.
     stamp: Stamp of the model's files. A process that finds other files does not start.
+    shared_weights: Folder of packed weights that all processes of a machine map; None for none.
     unverified: Fingerprint of a model that was never verified. It is verified after loading.
     """
 
@@ -68,6 +69,7 @@ class ComputeConfig:
     cuda_small_products: bool = True
     cuda_fused_heads: bool = True
     stamp: str = ""
+    shared_weights: Path | None = None
     unverified: str = ""
 
     @property

@@ -158,6 +158,7 @@ class Deployment:
         running = [service for service in self.services.values() if service.process is not None]
         for service in running:
             if service.name != BROKER:
+                assert service.process is not None
                 service.process.terminate()
         deadline = time.monotonic() + _GRACE_S
         for service in running:
@@ -201,7 +202,7 @@ class Deployment:
     def _process(self, name: str, command: list[str], environment: Mapping[str, str]) -> Service:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("NIGHTJAR_")}
         log = self.directory / f"{name}.log"
-        return Service(name, command, log, inherited | environment, self.directory)
+        return Service(name, command, log, {**inherited, **environment}, self.directory)
 
     def _our_command(self, name: str) -> list[str]:
         """The service's command line; `nightjar` is the one under test."""

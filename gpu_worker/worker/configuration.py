@@ -45,6 +45,7 @@ def compute_config(
         cuda_small_products=settings.cuda_small_products,
         cuda_fused_heads=settings.cuda_fused_heads,
         stamp=stamp,
+        shared_weights=settings.shared_weights,
         unverified=unverified,
     )
 

@@ -1,6 +1,7 @@
 """Settings of a GPU worker's engines; a part of `Settings`."""
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -47,6 +48,13 @@ class EngineSettings(BaseSettings):
         description="CUDA devices of this worker, one per shard, such as `0,1`: positions in "
         "`CUDA_VISIBLE_DEVICES` if that is set, else the numbers of nvidia-smi. Not together with "
         "`NIGHTJAR_DEVICE`",
+    )
+    shared_weights: Annotated[
+        Path | None, read_by(GPU_WORKER, page="reference/models.md#shared-weights")
+    ] = Field(
+        None,
+        description="folder of packed weights on this machine, which all workers of a model map: "
+        "one copy in memory, and a fast start; on a CPU, without shards",
     )
     compute_threads: Annotated[int | None, WORKER] = Field(
         ComputeConfig.threads,
