@@ -3,8 +3,8 @@
 `python -m benchmarks.converting [--layers 24] [--hidden 2048] [--ranks 8] [--out FILE.json]`
 
 A Megatron-LM checkpoint of random weights in FP16 is written into a temporary folder, and synced.
-Then copying its files and converting them are timed by turns, each with a final fsync and with the
-pages of the files dropped before, so that the disk is read. Memory is that of the whole converting
+Then copying its files and converting them are timed by turns, each with a final fsync. The pages of
+the files are dropped before, so that the disk is read. Memory is that of the whole converting
 process.
 """
 

@@ -168,6 +168,7 @@ class Spoiled:
 STEP, SUM = "Engine, '_schedule'", "ShardDecoder, '_joined'"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "where", "fault", "ending"),
     [
@@ -276,6 +277,7 @@ def test_ranks_that_stopped_while_they_loaded_end_with_their_worker(
     wait_until("the ranks to end", lambda: all_ended(ranks))
 
 
+@pytest.mark.slow
 def test_a_second_group_works_beside_the_first(launcher: Launcher, tiny_model: Path) -> None:
     launcher.wait_ready()
     config = ComputeConfig(tiny_model, dtype="fp32", threads=2, shards=2)
@@ -289,6 +291,7 @@ def test_a_second_group_works_beside_the_first(launcher: Launcher, tiny_model: P
         other.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "fault"),
     [

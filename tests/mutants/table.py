@@ -408,6 +408,7 @@ TESTS: dict[str, list[str]] = {
     "pipeline/schedules/schedule_file.py": _unit("schedule_file"),
     "pipeline/tracing/__init__.py": _unit("tracing"),
     "pipeline/tracing/tracer.py": _unit("tracing"),
+    "pipeline/written_file.py": _unit("tasks_file", "schedule_file"),
     "jobs/store/deployment_view.py": _store("overview"),
     "jobs/store/failures.py": _store("overview"),
     "jobs/store/job_figures.py": _store("overview"),

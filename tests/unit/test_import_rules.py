@@ -50,6 +50,7 @@ QUEUE = RECORDS | {
 FILES = RECORDS | {"checkpoints", "jobs.lines", "jobs.store", "pipeline.files"}
 EMBEDDED = QUEUE | FILES | {"checkpoints", "pipeline.embedded"}
 TASKS = RECORDS | {"checkpoints", "jobs.lines", "pipeline.tables", "pipeline.tasks"}
+TASKS |= {"pipeline.written_file"}
 RUNNER = QUEUE | FILES | TASKS | {"pipeline.runner"}
 RULES: list[tuple[str, set[str]]] = [
     ("jobs/lines/", RECORDS | {"jobs.lines"}),
@@ -97,7 +98,10 @@ RULES: list[tuple[str, set[str]]] = [
     ("pipeline/client/", RECORDS | {"jobs.lines", "pipeline.client"}),
     ("pipeline/tables/", RECORDS | {"jobs.lines", "pipeline.tables"}),
     ("pipeline/tasks/", TASKS),
-    ("pipeline/schedules/", RECORDS | {"jobs.schedules", "jobs.store", "pipeline.schedules"}),
+    (
+        "pipeline/schedules/",
+        RECORDS | {"jobs.schedules", "jobs.store", "pipeline.schedules", "pipeline.written_file"},
+    ),
     ("pipeline/runner/", RUNNER),
     ("pipeline/embedded/", EMBEDDED),
     (
