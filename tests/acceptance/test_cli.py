@@ -49,6 +49,7 @@ COMMANDS = [
     "retry",
     "models",
     "vectors",
+    "tune",
     "migrate",
     "keys",
     "tenants",

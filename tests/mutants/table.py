@@ -182,6 +182,7 @@ TESTS: dict[str, list[str]] = {
     "pipeline/front/cli/accounts.py": _acceptance("cli_keys"),
     "pipeline/front/cli/console.py": [*_acceptance("cli"), *_unit("settings")],
     "pipeline/front/cli/convert.py": _acceptance("convert"),
+    "pipeline/front/cli/tune.py": _acceptance("tune"),
     "pipeline/front/cli/vectors.py": _acceptance("cli"),
     "pipeline/front/cli/verify.py": _unit("verify"),
     "pipeline/front/cli/deployment.py": [*_acceptance("cli"), *_integration("submit_task")],

@@ -71,6 +71,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("gpu_worker/engine/", ENGINE),
     ("gpu_worker/models/", MODELS),
     ("gpu_worker/verify/", ENGINE | {"gpu_worker.verify"}),
+    ("gpu_worker/tuning/", ENGINE | {"gpu_worker.tuning"}),
     ("gpu_worker/shards/", MODELS | {"gpu_worker.shards"}),
     (
         "gpu_worker/compute/",

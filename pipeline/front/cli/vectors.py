@@ -35,7 +35,12 @@ _COLUMNS = ("name", "version", "aliases", "length", "width", "sha256")
 @vectors.command("add", epilog="Example: nightjar vectors add tuned prompt.safetensors")
 def add_vectors(
     name: Name,
-    file: Annotated[Path, typer.Argument(help="A safetensors file, one tensor (rows, width).")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A safetensors file, one tensor (rows, width), or a directory of PEFT."
+        ),
+    ],
     model: Annotated[
         str | None, typer.Option(help="Whose width they have; needed where several are served.")
     ] = None,
