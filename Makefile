@@ -9,7 +9,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-faults test-mutants test-litellm test-gpu cpu-kernels short-tests lint format bench-peers bench-scaling \
+.PHONY: help demo test test-all test-browser test-faults test-mutants test-litellm test-gpu cpu-kernels short-tests lint format bench-peers bench-scaling \
 	bench-control-plane bench-gpu report clean
 
 help: ## Show the targets
@@ -29,6 +29,10 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/made
 	$(INSTALL) --no-compile -e '.[dev]'
 	touch $(VENV)/installed $@
 
+$(VENV)/installed-browser: pyproject.toml constraints.txt | $(VENV)/made
+	$(INSTALL) --no-compile -e '.[browser]'
+	touch $(VENV)/installed $(VENV)/installed-dev $@
+
 $(VENV)/installed-mutants: pyproject.toml constraints.txt | $(VENV)/made
 	$(INSTALL) -e '.[mutants]'
 	touch $(VENV)/installed $(VENV)/installed-dev $@
@@ -41,6 +45,9 @@ test: $(VENV)/installed-dev ## Lint, types and every test but the long ones, thr
 
 test-all: test ## The same, and the long tests but for the fault suite
 	$(BIN)/python -m pytest -m "slow and not gpu" --ignore=tests/faults
+
+test-browser: $(VENV)/installed-browser ## The web page in a real Chromium; it is skipped without one
+	$(BIN)/python -m pytest tests/browser
 
 test-faults: $(VENV)/installed-dev ## Kill, stop and starve every process; writes docs/reference/faults.md
 	$(BIN)/python -m tests.faults

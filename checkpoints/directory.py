@@ -15,6 +15,7 @@ from nightjar.checkpoints.errors import CheckpointError
 from nightjar.checkpoints.families import read_config
 from nightjar.checkpoints.fingerprint import SMALL_NAMES, fingerprint, stamps
 from nightjar.checkpoints.json_file import read_json_object
+from nightjar.checkpoints.precision_plan import PLAN_NAME, PrecisionPlan, read_plan
 from nightjar.checkpoints.safetensors_header import SafetensorsHeader
 from nightjar.checkpoints.tokenizer import Tokenizer
 from nightjar.checkpoints.weights import StoredTensor, check_tensors, find_tensors
@@ -76,6 +77,28 @@ class ModelDirectory:
         """
         found = fingerprint(self.path, [header.path for header in self.headers])
         self.check_unchanged(self.stamp)
+        return found
+
+    @cached_property
+    def plain_fingerprint(self) -> str:
+        """The fingerprint of all files but the precision plan; raises as `fingerprint` does."""
+        if not (self.path / PLAN_NAME).is_file():
+            return self.fingerprint
+        names = [name for name in SMALL_NAMES if name != PLAN_NAME]
+        return fingerprint(self.path, [header.path for header in self.headers], names)
+
+    def plan(self) -> PrecisionPlan | None:
+        """Return the model's precision plan; None without one.
+
+        Raises:
+            CheckpointError: The file is no plan, or was made for other files.
+        """
+        found = read_plan(self.path, self.config.n_layers)
+        if found is not None and found.model != self.plain_fingerprint:
+            raise CheckpointError(
+                f"{self.path / PLAN_NAME}: made for other files than these; make it again with "
+                "`nightjar verify --write-plan --overwrite`, or move it away"
+            )
         return found
 
     def check_unchanged(self, stamp: str) -> None:

@@ -17,17 +17,19 @@ from pathlib import Path
 
 from nightjar.checkpoints.digest_cache import FileStamp, recall, remember
 from nightjar.checkpoints.errors import CheckpointError
+from nightjar.checkpoints.precision_plan import PLAN_NAME
 
 logger = logging.getLogger(__name__)
 
 # Files that answers depend on, beside the weights; generation_config.json holds the end-of-text
-# tokens, the last two hold the chat template.
+# tokens, the two before the plan hold the chat template.
 SMALL_NAMES = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    PLAN_NAME,
 )
 
 PIECE_BYTES = 64 << 20
@@ -47,13 +49,17 @@ def stamps(paths: Iterable[Path]) -> tuple[FileStamp | None, ...]:
     return tuple(FileStamp.of(path) for path in paths)
 
 
-def fingerprint(directory: Path, weight_files: Sequence[Path]) -> str:
+def fingerprint(
+    directory: Path, weight_files: Sequence[Path], small_names: Sequence[str] = SMALL_NAMES
+) -> str:
     """Return the sha256, in hexadecimal, over each file's name, size and content.
+
+    small_names: the other files that count, where they are there.
 
     Raises:
         CheckpointError: A file cannot be read, or changes meanwhile.
     """
-    small = [directory / name for name in SMALL_NAMES if (directory / name).is_file()]
+    small = [directory / name for name in small_names if (directory / name).is_file()]
     files = [*small, *weight_files]
     before = stamps(files)
     whole = hashlib.sha256(b"nightjar fingerprint 2\0")

@@ -17,6 +17,28 @@ class CallUsage(TypedDict):
     saved_tokens: NotRequired[int]
 
 
+class ReceiptVector(TypedDict):
+    """Prompt vectors: their name with the version, and the SHA-256 of their file."""
+
+    name: str
+    sha256: str
+
+
+class Receipt(TypedDict):
+    """What an answer was computed with.
+
+    model: fingerprint of its files; tokenizer: SHA-256 of its tokenizer.json; precision: with the
+    precision plan; version: of Nightjar.
+    """
+
+    model: str
+    tokenizer: str
+    precision: str
+    version: str
+    seed: NotRequired[int]
+    prompt_vector: NotRequired[ReceiptVector]
+
+
 class CallAnswer(TypedDict):
     """The answer to a call; `recomputed_in` is a higher precision that it needed."""
 
@@ -27,6 +49,7 @@ class CallAnswer(TypedDict):
     usage: CallUsage
     recomputed_in: NotRequired[str]
     reused: NotRequired[str]
+    receipt: NotRequired[Receipt]
 
 
 class TextLogprobs(TypedDict):

@@ -27,12 +27,14 @@ from nightjar.kernels.linear import (
 )
 from nightjar.kernels.log_prob import token_log_sums, token_nll
 from nightjar.kernels.operands import (
+    NARROW,
     Layers,
     LayerWeights,
     LinearWeight,
     Norm,
     TokenTable,
     WeightPrecision,
+    Wide,
 )
 from nightjar.kernels.ops import (
     activation,
@@ -68,6 +70,7 @@ from nightjar.kernels.step_state import Column, Reason, StepState, StopTables, T
 from nightjar.kernels.upload import upload
 
 __all__ = [
+    "NARROW",
     "Branch",
     "BranchLayout",
     "CacheWrite",
@@ -89,6 +92,7 @@ __all__ = [
     "TokenTable",
     "TokenTexts",
     "WeightPrecision",
+    "Wide",
     "activation",
     "argmax",
     "attend",

@@ -27,7 +27,7 @@ def linear(
 
     A gated weight gives activation(x @ gate) * (x @ up).
     Returns out_dtype[T, out].  Without out_dtype it is x's dtype, or float32 if the weight is int8
-    or in panels.  No row's bits depend on the other rows.
+    or in panels, or its results are wide.  No row's bits depend on the other rows.
     """
     return weight.linear(x, activation, out_dtype)
 
@@ -102,4 +102,4 @@ def _widened(
     at_once = up.normed_linear(residual, delta, norm, activation, out_dtype)
     if at_once is not None:
         return at_once
-    return up.linear(normalize(residual, delta, norm, out_dtype), activation, None)
+    return up.linear(normalize(residual, delta, norm, up.rows_dtype), activation, None)

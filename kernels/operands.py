@@ -27,6 +27,20 @@ Parts: TypeAlias = tuple[Tensor, Tensor | None]
 """A weight [out, in] and its bias [out]."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wide:
+    """What of a product in FP16 may pass 65,504, and so stays in FP32; other precisions ignore it.
+
+    rows: its rows.  results: its results, after the activation too.
+    """
+
+    rows: bool = False
+    results: bool = False
+
+
+NARROW = Wide()
+
+
 @dataclass(frozen=True, eq=False)
 class Operand:
     """An operand that keeps what backends derive from it."""

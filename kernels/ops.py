@@ -12,7 +12,7 @@ from torch import Tensor
 from nightjar.kernels import cuda, native, reference
 from nightjar.kernels.cuda.launch import serves
 from nightjar.kernels.dispatch import Op
-from nightjar.kernels.operands import LinearWeight, Parts, WeightPrecision
+from nightjar.kernels.operands import NARROW, LinearWeight, Parts, WeightPrecision, Wide
 
 on_gpu = serves
 
@@ -67,21 +67,28 @@ step_update = cuda.step_update.step_update
 
 
 def pack_linear(
-    weight: Tensor, bias: Tensor | None, precision: WeightPrecision = "float"
+    weight: Tensor,
+    bias: Tensor | None,
+    precision: WeightPrecision = "float",
+    wide: Wide = NARROW,
 ) -> LinearWeight:
     """Pack weight [out, in] for the device it is on; the original may be dropped afterwards.
+
+    wide: what stays in FP32 where the weight is in FP16.
 
     Raises:
         ValueError: There are no products of that precision for the device or the processor.
     """
     pack = cuda.packing.pack_linear if serves(weight) else native.packing.pack_linear
-    return pack(weight, bias, precision)
+    return pack(weight, bias, precision, wide)
 
 
-def pack_gated(gate: Parts, up: Parts, precision: WeightPrecision = "float") -> LinearWeight:
+def pack_gated(
+    gate: Parts, up: Parts, precision: WeightPrecision = "float", wide: Wide = NARROW
+) -> LinearWeight:
     """Pack two weights of one shape as a gated weight; raises as pack_linear does."""
     pack = cuda.packing.pack_gated if serves(gate[0]) else native.packing.pack_gated
-    return pack(gate, up, precision)
+    return pack(gate, up, precision, wide)
 
 
 def serves_bfloat16(device: str) -> bool:

@@ -16,6 +16,8 @@ from typing import Literal
 
 Dtype = Literal["auto", "fp64", "fp32", "bf16", "fp16", "int8"]
 EngineKind = Literal["model", "fake"]
+Verify = Literal["auto", "off"]
+"""Whether a model that was never verified is verified quickly at its first start."""
 
 CPU_CACHE_BYTES = 1 << 30
 """Keys and values of one model on a CPU, unless something else is asked for."""
@@ -41,6 +43,7 @@ class ComputeConfig:
     rank_late_after_s: A rank that keeps another waiting or is silent for so long is lost.
     window_steps: Decode steps that a GPU takes before the host reads them.
     stamp: Stamp of the model's files. A process that finds other files does not start.
+    unverified: Fingerprint of a model that was never verified. It is verified after loading.
     """
 
     model: Path
@@ -63,6 +66,7 @@ class ComputeConfig:
     cuda_small_products: bool = True
     cuda_fused_heads: bool = True
     stamp: str = ""
+    unverified: str = ""
 
     @property
     def ranks(self) -> int:

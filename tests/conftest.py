@@ -5,6 +5,7 @@ pytest are installed.
 """
 
 import gc
+import os
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     A bare GPU machine has its own versions of the packages. Their warnings do not fail a test.
     """
+    # Most models of tests are random: no start could call them sound.
+    os.environ.setdefault("NIGHTJAR_VERIFY", "off")
     if not has_timeouts(config.pluginmanager):
         config.addinivalue_line("markers", "timeout(seconds): needs pytest-timeout")
     if asks_for_gpu_alone(config.option.markexpr):

@@ -29,6 +29,7 @@ class Deployment:
         self.environment = inherited | {
             "NIGHTJAR_DATABASE_URL": database_url,
             "NIGHTJAR_BROKER_URL": broker_url(folder),
+            "NIGHTJAR_VERIFY": "off",  # random weights are never in order
             "NIGHTJAR_DTYPE": "fp32",
             "NIGHTJAR_COMPUTE_THREADS": "1",
             "NIGHTJAR_SWEEP_EVERY_S": "0.3",

@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,9 +71,14 @@ class Monitored:
 
 @contextmanager
 def monitored(
-    database_url: str, model: Path, folder: Path, key: str, **settings: str
+    database_url: str,
+    model: Path,
+    folder: Path,
+    key: str,
+    parts: Sequence[str] = tuple(COMMANDS),
+    **settings: str,
 ) -> Iterator[Monitored]:
-    """Start all processes over an empty database, and wait until they work."""
+    """Start processes over an empty database, all unless `parts` names some, until they work."""
     directory = private_directory()
     system = Monitored(folder, key)
     environment = {
@@ -96,8 +101,9 @@ def monitored(
         start("broker", broker_command(directory))
         wait_for_broker(directory, system.services["broker"])
         subprocess.run([*NIGHTJAR, "migrate"], env=environment, check=True, capture_output=True)
-        for name, command in COMMANDS.items():
-            system.ports[name] = port = free_port()
+        for name in parts:
+            command, system.ports[name] = COMMANDS[name], free_port()
+            port = system.ports[name]
             if name in ("api", "flower"):
                 start(name, [*NIGHTJAR, *command, f"--port={port}"])
             else:
@@ -116,9 +122,11 @@ def monitored(
 def works(system: Monitored) -> bool:
     """Whether every process answers, and the API sees all parts."""
     try:
-        for name in ("planner", "gpu-worker", "beat"):
-            system.scrape(name)
-        httpx.get(f"http://127.0.0.1:{system.ports['flower']}/healthcheck", timeout=5)
+        for name in system.ports:
+            if name == "flower":
+                httpx.get(f"http://127.0.0.1:{system.ports[name]}/healthcheck", timeout=5)
+            elif name != "api":
+                system.scrape(name)
         with system.client as client:
             return set(client.get("/health").json()["parts"].values()) == {"ok"}
     except httpx.HTTPError:

@@ -17,6 +17,7 @@ from nightjar.jobs.models import PlannedModel
 from nightjar.jobs.records import (
     ClaimedRequest,
     EncodedRequest,
+    JsonObject,
     MicroBatchRef,
     NewJob,
     NewMicroBatch,
@@ -227,6 +228,30 @@ def _spread(store: Store, job_id: str, work: Work) -> None:
     store.database.write(work_)
 
 
+def beat(store: Store) -> None:
+    """A sign of life of the worker, with what it says of itself (`gpu_worker/worker/status.py`)."""
+    models: list[JsonObject] = [
+        {
+            "name": name,
+            "fingerprint": fingerprint,
+            "device": "cuda:0",
+            "precision": "fp16",
+            "running": running,
+            "slots": slots,
+            "waiting": waiting,
+            "kv_blocks": blocks,
+            "kv_held": held,
+            "kv_cached": cached,
+        }
+        for name, fingerprint, running, slots, waiting, blocks, held, cached in (
+            ("hyperclova-6.9b", MODEL, 61, 64, 14, 4_096, 2_870, 512),
+            ("reranker-1b", SMALL, 0, 32, 0, 1_024, 0, 96),
+        )
+    ]
+    status: JsonObject = {"host": "gpu-1.night.example", "models": models, "micro_batch_count": 3}
+    store.heartbeats.beat(WORKER, ComputeSeconds(9_340.0, 41.5), status)
+
+
 @dataclass(frozen=True)
 class Shown:
     """The jobs of a deployment by what they are for."""
@@ -282,6 +307,6 @@ def fill(store: Store) -> Shown:
         ),
     )
     store.models.serve(WORKER, [MODEL, SMALL])
-    store.heartbeats.beat(WORKER, ComputeSeconds(9_340.0, 41.5))
+    beat(store)
     store.shares.settle()
     return Shown(running, failed, ranked, judged, paused, queued, cancelled, foreign)

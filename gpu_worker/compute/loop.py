@@ -156,6 +156,7 @@ def _serve(start: StartUp, member: GroupMember, pipe: Connection) -> int:
         engine, dtype = _choose_engine(start, member, directory, tokenizer)
         if start.config.stamp:  # after loading: the worker has read these files and no others
             directory.check_unchanged(start.config.stamp)
+        _verify(start, directory, engine)
     except (CheckpointError, CannotComputeError, MemoryError, ValueError) as error:
         pipe.send_bytes(messages.encode([messages.LoadFailed(message=str(error))]))
         return 1
@@ -172,6 +173,15 @@ def _serve(start: StartUp, member: GroupMember, pipe: Connection) -> int:
     spare_what_stays()
     ComputeLoop(engine, Translator(tokenizer), pipe, member.activity).run()
     return 0
+
+
+def _verify(start: StartUp, directory: ModelDirectory, engine: "Engine | FakeEngine") -> None:
+    """Verify a model that starts for the first time; CannotComputeError if it is damaged."""
+    if not start.config.unverified or isinstance(engine, FakeEngine):
+        return
+    from nightjar.gpu_worker.verify.first_start import verify_first_start
+
+    verify_first_start(directory, engine, start.config.unverified)
 
 
 def _choose_engine(

@@ -16,6 +16,7 @@ from nightjar.gpu_worker.engine.gpu_memory import cache_budget
 from nightjar.gpu_worker.engine.loop import Engine
 from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.gpu_worker.models.chosen_dtype import chosen_dtype
+from nightjar.gpu_worker.models.plan_rules import planned_precision
 from nightjar.gpu_worker.models.precision import MORE_PRECISE
 from nightjar.gpu_worker.shards.collective import TorchCollective, require_device
 from nightjar.gpu_worker.shards.process import GroupMember
@@ -70,7 +71,7 @@ def open_engine(
             "uses it, take a GPU with more, split the model with --shards, or lower "
             f"NIGHTJAR_KV_CACHE_BYTES if it is set ({error})"
         ) from error
-    return engine, dtype
+    return engine, planned_precision(directory, dtype)
 
 
 def build_engine(

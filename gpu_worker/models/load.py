@@ -13,8 +13,10 @@ from torch import Tensor
 
 from nightjar import kernels
 from nightjar.checkpoints import CheckpointError, ModelConfig, ModelDirectory
+from nightjar.checkpoints.precision_plan import PrecisionPlan
 from nightjar.checkpoints.weights import TENSOR_NAMES
 from nightjar.gpu_worker.models.decoder import Decoder, DecoderWeights
+from nightjar.gpu_worker.models.plan_rules import WIDE_RESULTS, PlanRules, stored_plan
 from nightjar.gpu_worker.models.precision import (
     GPU_PRECISIONS,
     PRECISIONS,
@@ -24,14 +26,18 @@ from nightjar.gpu_worker.models.precision import (
 from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.gpu_worker.models.split import Part, channels
 from nightjar.gpu_worker.models.weight_reader import WeightReader
-from nightjar.kernels import LayerWeights, LinearWeight, Norm
+from nightjar.kernels import NARROW, LayerWeights, LinearWeight, Norm, Wide
 from nightjar.kernels.device import HEAD_SIZES, MAX_VOCAB
 
 _ALL = slice(None)
 
 
 def load_model(
-    directory: ModelDirectory, dtype: str, device: str = "cpu", part: Part | None = None
+    directory: ModelDirectory,
+    dtype: str,
+    device: str = "cpu",
+    part: Part | None = None,
+    plan: PrecisionPlan | None = None,
 ) -> Decoder:
     """Load the weights of a model directory, which has checked them against its config.
 
@@ -40,9 +46,11 @@ def load_model(
     "bf16" does the same in bfloat16 on a CPU with instructions for its products.  A GPU computes
     in fp32, bf16 and fp16.
     part: what a ShardDecoder loads; nothing else is read.
+    plan: what stays in FP32; by default the model's own plan.
 
     Raises:
-        CheckpointError: The GPU has no kernels for the model's heads or for so many tokens.
+        CheckpointError: The model's plan cannot be used, or the GPU has no kernels for the model's
+            heads or for so many tokens.
         ValueError: An unknown dtype, or not one of the device's.
     """
     if dtype not in PRECISIONS:
@@ -51,9 +59,11 @@ def load_model(
     if device != "cpu":
         _check_gpu(directory.config, dtype, device)
     part = part or Part.of(directory.config)
-    config = part.config(directory.config)
+    rules = PlanRules(plan or stored_plan(directory, dtype), dtype)
+    config = rules.scaled(part.config(directory.config))
     with torch.inference_mode():
-        weights = _Loader(config, WeightReader(directory), precision, device, part).weights()
+        loader = _Loader(config, WeightReader(directory), precision, device, part, rules)
+        weights = loader.weights()
     _give_memory_back()
     return Decoder(config, weights, precision.dtype, precision.cache, device)
 
@@ -96,6 +106,7 @@ class _Loader:
         precision: Precision,
         device: str,
         part: Part,
+        rules: PlanRules,
     ) -> None:
         """config: that of the part."""
         self._config = config
@@ -104,6 +115,7 @@ class _Loader:
         self._precision = precision
         self._device = device
         self._part = part
+        self._rules = rules
 
     def weights(self) -> DecoderWeights:
         """All weights of the decoder."""
@@ -118,13 +130,14 @@ class _Loader:
             rope = RopeTable.build(config.rope, config.context_length, self._device)
         elif part.is_first:
             positions = self._tensor(f"{names.positions}.weight")
-        layers = tuple(self._layer(f"{names.layer}.{i}.") for i in range(config.n_layers))
+        layers = tuple(self._layer(i, f"{names.layer}.{i}.") for i in range(config.n_layers))
         last_norm = self._norm(names.last_norm)
         # The scores are linear in the last norm's result: its weights take the scores' multiplier.
         for weight in (last_norm.weight, last_norm.bias):
             if weight is not None:
                 weight.mul_(config.logits_multiplier)
-        head = self._pack(table if config.tied_embeddings else self._vocabulary(names.head), None)
+        head_table = table if config.tied_embeddings else self._vocabulary(names.head)
+        head = self._precision.pack(head_table, None, WIDE_RESULTS)
         return DecoderWeights(
             tokens=kernels.tied_table(tokens, head) if config.tied_embeddings else tokens,
             positions=positions,
@@ -138,7 +151,7 @@ class _Loader:
         """Return the part's rows of the embedding table or of the LM head."""
         return self._tensor(f"{name}.weight", self._part.tokens)
 
-    def _layer(self, root: str) -> LayerWeights:
+    def _layer(self, number: int, root: str) -> LayerWeights:
         """Load one block; root: the beginning of its tensors' names."""
         config, names = self._config, self._names
         query_norm, key_norm, attention_post_norm, mlp_post_norm = None, None, None, None
@@ -150,26 +163,34 @@ class _Loader:
             )
         return LayerWeights(
             attention_norm=self._norm(root + names.attention_norm),
-            qkv=self._query_key_value(root),
+            qkv=self._query_key_value(number, root),
             query_norm=query_norm,
             key_norm=key_norm,
             attention_out=self._joining(
                 root + names.attention_out,
                 config.attention_out_bias,
                 channels(self._part.heads, config.head_size),
+                factor=self._rules.attention_out_factor(number),
             ),
             attention_post_norm=attention_post_norm,
             mlp_norm=self._norm(root + names.mlp_norm),
-            up=self._widening(root),
-            down=self._joining(root + names.mlp_out, config.mlp_bias, self._part.inner),
+            up=self._widening(number, root),
+            down=self._joining(
+                root + names.mlp_out,
+                config.mlp_bias,
+                self._part.inner,
+                exact=self._rules.is_exact(number),
+            ),
             mlp_post_norm=mlp_post_norm,
         )
 
-    def _tensor(self, name: str, *ranges: slice) -> Tensor:
-        return self._reader.tensor(name, self._precision.dtype, self._device, *ranges)
-
-    def _pack(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
-        return self._precision.pack(weight, bias)
+    def _tensor(self, name: str, *ranges: slice, factor: float = 1.0) -> Tensor:
+        """Read a tensor, or a part of it, times a factor; it is rounded after that."""
+        dtype = self._precision.dtype
+        if factor == 1.0:
+            return self._reader.tensor(name, dtype, self._device, *ranges)
+        found = self._reader.tensor(name, torch.float32, self._device, *ranges)
+        return found.mul_(factor).to(dtype)
 
     def _norm(self, name: str) -> Norm:
         """Load a norm, with a bias where the config's norms have one."""
@@ -181,46 +202,83 @@ class _Loader:
         return Norm(weight, bias, self._config.norm_epsilon)
 
     def _parts(
-        self, name: str, bias: bool, *, outputs: slice = _ALL, inputs: slice = _ALL
+        self,
+        name: str,
+        bias: bool,
+        *,
+        outputs: slice = _ALL,
+        inputs: slice = _ALL,
+        factor: float = 1.0,
+        wide: Wide = NARROW,
     ) -> tuple[Tensor, Tensor | None]:
-        """Read a projection's weight [out, in] and bias [out], both in the ranges."""
-        if self._names.input_major:
-            weight = self._tensor(f"{name}.weight", inputs, outputs).t()
-        else:
-            weight = self._tensor(f"{name}.weight", outputs, inputs)
-        return weight, self._tensor(f"{name}.bias", outputs) if bias else None
+        """Read a projection's weight [out, in] and bias [out], both in the ranges.
 
-    def _joining(self, name: str, bias: bool, inputs: slice) -> LinearWeight:
+        factor: of both, a power of two.  wide: of the product.
+        """
+        if self._names.input_major:
+            weight = self._tensor(f"{name}.weight", inputs, outputs, factor=factor).t()
+        else:
+            weight = self._tensor(f"{name}.weight", outputs, inputs, factor=factor)
+        return weight, self._bias(name, wide, outputs, factor) if bias else None
+
+    def _bias(
+        self, name: str, wide: Wide, outputs: slice = _ALL, factor: float = 1.0
+    ) -> Tensor | None:
+        """Read a bias; it stays in FP32 where results are wide and FP16 cannot hold it."""
+        dtype = self._precision.dtype
+        if dtype != torch.float16:
+            return self._tensor(f"{name}.bias", outputs, factor=factor)
+        bias = self._reader.tensor(f"{name}.bias", torch.float32, self._device, outputs) * factor
+        rounded = bias.to(dtype)
+        return bias if wide.results and bool(rounded.isinf().any()) else rounded
+
+    def _joining(
+        self, name: str, bias: bool, inputs: slice, *, factor: float = 1.0, exact: bool = False
+    ) -> LinearWeight:
         """Load a projection back to the residual stream, from the part's inputs.
 
-        The ranks' outputs are summed, so only the first rank has the bias.
+        The ranks' outputs are summed, so only the first rank has the bias.  The stream is in FP32,
+        and so are these results, in every precision.  factor: of the weight, a power of two.
         """
-        return self._pack(*self._parts(name, bias and self._part.is_first, inputs=inputs))
+        weight, _ = self._parts(name, bias=False, inputs=inputs, factor=factor)
+        own_bias = self._bias(name, WIDE_RESULTS) if bias and self._part.is_first else None
+        return self._precision.pack(weight, own_bias, WIDE_RESULTS, exact=exact)
 
-    def _widening(self, root: str) -> LinearWeight:
+    def _widening(self, number: int, root: str) -> LinearWeight:
         """Load the feed-forward block's first projection, with its gate where it has one."""
+        wide, exact = self._rules.up(number), self._rules.is_exact(number)
         parts = [
-            self._parts(root + name, self._config.mlp_bias, outputs=self._part.inner)
+            self._parts(root + name, self._config.mlp_bias, outputs=self._part.inner, wide=wide)
             for name in self._names.mlp_in
         ]
         if self._config.gated:
             gate, up = parts
-            return self._precision.pack_gated(gate, up)
-        return self._pack(*parts[0])
+            return self._precision.pack_gated(gate, up, wide, exact=exact)
+        return self._precision.pack(*parts[0], wide, exact=exact)
 
-    def _query_key_value(self, root: str) -> LinearWeight:
+    def _query_key_value(self, number: int, root: str) -> LinearWeight:
         """Load the three projections as one: all queries' rows, then keys', then values'."""
+        factors = self._rules.head_factors(number)
+        one_tensor = self._names.interleaved
         parts = [
-            self._parts(root + name, self._config.qkv_bias, outputs=outputs)
-            for name, outputs in self._query_key_value_ranges()
+            self._parts(root + name, self._config.qkv_bias, outputs=outputs, factor=factor)
+            for (name, outputs), factor in zip(
+                self._query_key_value_ranges(), factors, strict=not one_tensor
+            )
         ]
         weight = torch.cat([weight for weight, _ in parts])
         biases = [bias for _, bias in parts if bias is not None]
         bias = torch.cat(biases) if biases else None
-        if self._names.interleaved:
-            weight = self._deinterleaved(weight)
-            bias = None if bias is None else self._deinterleaved(bias)
-        return self._pack(weight, bias)
+        if one_tensor:
+            rows = (
+                torch.tensor(factors, device=weight.device)
+                .repeat_interleave(weight.shape[0] // 3)
+                .to(weight)
+            )
+            # It was read with the queries' factor.
+            weight = self._deinterleaved(weight) * (rows / factors[0])[:, None]
+            bias = None if bias is None else self._deinterleaved(bias) * (rows / factors[0])
+        return self._precision.pack(weight, bias, self._rules.query_key_value(number))
 
     def _query_key_value_ranges(self) -> list[tuple[str, slice]]:
         """Return which outputs of which tensors, in the order of the packed projection."""

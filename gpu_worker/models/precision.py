@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels import (
+    NARROW,
     LinearWeight,
     WeightPrecision,
+    Wide,
     linear,
     pack_gated,
     pack_linear,
@@ -29,15 +31,25 @@ class Precision:
     cache: torch.dtype
     weights: WeightPrecision = "float"
 
-    def pack(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
-        """Pack weight [out, in] and bias [out] for products in this precision."""
-        return pack_linear(weight, bias, self.weights)
+    def pack(
+        self, weight: Tensor, bias: Tensor | None, wide: Wide = NARROW, *, exact: bool = False
+    ) -> LinearWeight:
+        """Pack weight [out, in] and bias [out] for products in this precision.
+
+        wide: what stays in FP32 of products in FP16.  exact: products in the activations' dtype.
+        """
+        return pack_linear(weight, bias, "float" if exact else self.weights, wide)
 
     def pack_gated(
-        self, gate: tuple[Tensor, Tensor | None], up: tuple[Tensor, Tensor | None]
+        self,
+        gate: tuple[Tensor, Tensor | None],
+        up: tuple[Tensor, Tensor | None],
+        wide: Wide = NARROW,
+        *,
+        exact: bool = False,
     ) -> LinearWeight:
-        """Pack a gated weight."""
-        return pack_gated(gate, up, self.weights)
+        """Pack a gated weight, as `pack` does."""
+        return pack_gated(gate, up, "float" if exact else self.weights, wide)
 
 
 PRECISIONS = {

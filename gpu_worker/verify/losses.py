@@ -9,12 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.gpu_worker.engine import Engine, EngineConfig, RankRequest, RankResult
+from nightjar.gpu_worker.engine import (
+    Engine,
+    EngineConfig,
+    RankRequest,
+    RankResult,
+    RequestFailed,
+)
 from nightjar.gpu_worker.models import Decoder
 
 CACHE_BYTES = 256 << 20
 MAX_TOKENS = 512
 """A text is cut after so many tokens."""
+
+
+class CannotScoreError(Exception):
+    """The engine refused a text, for example because its cache is too small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +74,38 @@ def measure_losses(directory: ModelDirectory, decoder: Decoder, texts: Sequence[
     )
     return Losses(
         model=_loss(decoder, token_bytes, sequences),
-        shuffled=_loss(decoder, token_bytes, _shuffled(sequences)),
-        unigram=_unigram(sequences, directory.config.vocab_size),
+        shuffled=_loss(decoder, token_bytes, shuffled(sequences)),
+        unigram=unigram_loss(sequences, directory.config.vocab_size),
         without=tuple(without),
         tokens=sum(len(ids) - 1 for ids in sequences),
     )
 
 
 def _loss(decoder: Decoder, token_bytes: list[bytes], sequences: Sequence[list[int]]) -> float:
-    """Score each text after its first token, by the engine that serves requests."""
-    engine = Engine(decoder, token_bytes, EngineConfig(kv_cache_bytes=CACHE_BYTES))
+    config = EngineConfig(kv_cache_bytes=CACHE_BYTES)
+    return text_loss(Engine(decoder, token_bytes, config), sequences)
+
+
+def text_loss(engine: Engine, sequences: Sequence[list[int]]) -> float:
+    """Score each text after its first token, by an engine without requests: the mean of all tokens.
+
+    It is infinite where scores are not finite.
+
+    Raises:
+        CannotScoreError: The engine refuses a text.
+    """
     for number, ids in enumerate(sequences):
         engine.submit(RankRequest(number, ids[:1], [ids[1:]]))
     total, open_requests = 0.0, len(sequences)
     while open_requests:
         for result in engine.step():
             open_requests -= 1
-            if not isinstance(result, RankResult):
-                return math.inf  # scores that are not finite
-            mean = result.mean_nll[0]
-            if mean is None:
-                raise AssertionError("a document was dropped, though all scores are wanted")
-            total += mean * (len(sequences[result.request_id]) - 1)
+            if isinstance(result, RequestFailed):
+                if result.code != "not_finite":
+                    raise CannotScoreError(result.message)
+                total = math.inf
+            elif isinstance(result, RankResult) and (mean := result.mean_nll[0]) is not None:
+                total += mean * (len(sequences[result.request_id]) - 1)
     return total / sum(len(ids) - 1 for ids in sequences)
 
 
@@ -101,13 +121,13 @@ def _without(decoder: Decoder, layer: int) -> Decoder:
     return Decoder(config, kept, decoder.dtype, decoder.cache_dtype, decoder.device)
 
 
-def _shuffled(sequences: Sequence[list[int]]) -> list[list[int]]:
+def shuffled(sequences: Sequence[list[int]]) -> list[list[int]]:
     """Return each text with its tokens after the first in a random order."""
     generator = random.Random(0)
     return [[ids[0], *generator.sample(ids[1:], len(ids) - 1)] for ids in sequences]
 
 
-def _unigram(sequences: Sequence[list[int]], vocab_size: int) -> float:
+def unigram_loss(sequences: Sequence[list[int]], vocab_size: int) -> float:
     """Return the loss of counting tokens: each text by the counts of the others, plus one."""
     counts = Counter(token for ids in sequences for token in ids[1:])
     total, loss = counts.total(), 0.0

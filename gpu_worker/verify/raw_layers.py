@@ -39,7 +39,11 @@ class RawLayers:
         self._reader = WeightReader(directory)
 
     def __iter__(self) -> Iterator[RawLayer]:
-        return (self._layer(f"{self._names.layer}.{i}.") for i in range(self._config.n_layers))
+        return map(self.layer, range(self._config.n_layers))
+
+    def layer(self, number: int) -> RawLayer:
+        """Read one layer."""
+        return self._layer(f"{self._names.layer}.{number}.")
 
     def vector(self, name: str) -> Tensor:
         """Read a tensor by its common name in FP32."""

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from nightjar.checkpoints.precision_plan import PrecisionPlan
+from nightjar.checkpoints.verdicts import Verdict
 from nightjar.gpu_worker.verify.agreement import Agreement
 from nightjar.gpu_worker.verify.couplings import Coupling
 from nightjar.gpu_worker.verify.losses import Losses
-from nightjar.gpu_worker.verify.peaks import FP16_MAX, Peak
+from nightjar.gpu_worker.verify.peaks import FP16_MAX, KEPT_IN_FP32, Peak
 from nightjar.gpu_worker.verify.source_logits import (
     MOST_DIFFERENCE,
     NOTABLE_DIFFERENCE,
     LogitsComparison,
 )
 
-Verdict = Literal["ok", "warning", "failure"]
+Grade = Literal["ok", "warning", "failure"]
 LEAST_SMOOTHNESS = 0.02
 _NAMED = 8
 
@@ -26,7 +28,7 @@ class Finding:
     """One check: its name, its verdict, and one sentence about what was found."""
 
     check: str
-    verdict: Verdict
+    verdict: Grade
     text: str
 
 
@@ -41,6 +43,7 @@ class Report:
     couplings: tuple[Coupling, ...]
     peaks: tuple[Peak, ...]
     agreements: tuple[Agreement, ...]
+    plan: PrecisionPlan
     logits: LogitsComparison | None = None
 
     @property
@@ -48,9 +51,15 @@ class Report:
         """Whether no check failed."""
         return all(finding.verdict != "failure" for finding in self.findings)
 
+    @property
+    def verdict(self) -> Verdict:
+        """The outcome, as a start remembers it."""
+        return verdict_of(self.findings)
+
     def as_json(self) -> dict[str, Any]:
         """Return all figures for programs."""
-        return {**asdict(self), "is_sound": self.is_sound, "lines": self.lines()}
+        more = {"is_sound": self.is_sound, "lines": self.lines(), "plan": self.plan.as_json()}
+        return {**asdict(self), **more}
 
     def lines(self) -> list[str]:
         """Return the report for people."""
@@ -58,6 +67,12 @@ class Report:
         made = [f"{marks[one.verdict]}  {one.check}: {one.text}" for one in self.findings]
         word = "sound" if self.is_sound else "not in order; do not serve it"
         return [*made, f"{self.model} is {word}"]
+
+
+def verdict_of(findings: Sequence[Finding]) -> Verdict:
+    """Return the outcome of these checks."""
+    failed = [f"{one.check}: {one.text}" for one in findings if one.verdict == "failure"]
+    return Verdict(not failed, "; ".join(failed))
 
 
 def judge_losses(losses: Losses) -> list[Finding]:
@@ -106,21 +121,25 @@ def judge_positions(smoothness: float | None) -> list[Finding]:
     """Judge learned positions: neighbours are alike."""
     if smoothness is None:
         return []
-    verdict: Verdict = "ok" if smoothness >= LEAST_SMOOTHNESS else "failure"
+    verdict: Grade = "ok" if smoothness >= LEAST_SMOOTHNESS else "failure"
     return [Finding("positions", verdict, f"neighbours are alike by {smoothness:.2f}")]
 
 
 def judge_peaks(peaks: Sequence[Peak]) -> list[Finding]:
-    """Say which products FP16 cannot hold."""
-    largest = max(peaks, key=lambda peak: peak.largest)
+    """Say which numbers FP16 cannot hold."""
+    largest = max(
+        (peak for peak in peaks if peak.product not in KEPT_IN_FP32), key=lambda p: p.largest
+    )
     too_large = [peak for peak in peaks if peak.overflows]
     if not too_large:
         text = f"the largest output is {largest.largest:.0f} ({largest.product}, layer "
         return [Finding("fp16", "ok", f"{text}{largest.layer}); FP16 ends at {FP16_MAX:.0f}")]
     places = ", ".join(f"{p.product} of layer {p.layer}" for p in too_large[:_NAMED])
     more = f" and {len(too_large) - _NAMED} more" if len(too_large) > _NAMED else ""
-    text = f"{places}{more} pass {FP16_MAX:.0f}: serve it in bf16 or fp32, not in fp16"
-    return [Finding("fp16", "warning", text)]
+    advice = "serve it in bf16 or fp32, or in fp16 with a plan: --write-plan"
+    if any(peak.product == "last" for peak in too_large):
+        advice = "no plan can help the last norm: serve it in bf16 or fp32"
+    return [Finding("fp16", "warning", f"{places}{more} pass {FP16_MAX:.0f}: {advice}")]
 
 
 def judge_logits(found: LogitsComparison) -> Finding:
@@ -144,6 +163,19 @@ def judge_logits(found: LogitsComparison) -> Finding:
         f"they differ from the source's from text {found.text}, token {found.position} on; "
         f"{cause} ({figures})",
     )
+
+
+def describe_plan(plan: PrecisionPlan) -> Finding:
+    """Say what a precision plan keeps in FP32."""
+    if not plan.concerns("fp16") and not plan.concerns("int8"):
+        return Finding("plan", "ok", "none is needed: FP16 holds every product eight times over")
+    parts = [
+        f"layer {number} ({', '.join(name for name, value in asdict(layer).items() if value)})"
+        for number, layer in sorted(plan.fp16.items())
+    ]
+    parts += [f"layer {number} in int8" for number in plan.int8]
+    more = f" and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
+    return Finding("plan", "ok", f"{plan.name} protects {'; '.join(parts[:_NAMED])}{more}")
 
 
 def judge_agreements(agreements: Sequence[Agreement]) -> list[Finding]:

@@ -12,9 +12,11 @@ from nightjar.gpu_worker.verify.agreement import agreement, answers
 from nightjar.gpu_worker.verify.couplings import Coupling, couplings, smoothness
 from nightjar.gpu_worker.verify.losses import measure_losses
 from nightjar.gpu_worker.verify.peaks import WatchedDecoder
+from nightjar.gpu_worker.verify.planning import plan_of
 from nightjar.gpu_worker.verify.raw_layers import RawLayers
 from nightjar.gpu_worker.verify.report import (
     Report,
+    describe_plan,
     judge_agreements,
     judge_couplings,
     judge_logits,
@@ -55,18 +57,20 @@ def verify(
     watched = WatchedDecoder(exact)
     expected = answers(directory, watched, texts)
     del exact
+    peaks = watched.peaks()
+    plan = plan_of(peaks, directory.plain_fingerprint)
     agreements = []
     for precision in precisions:
         tell(f"answers in {precision}")
-        given = answers(directory, load_model(directory, precision), texts)
-        agreements.append(agreement(precision, expected, given))
-    peaks = watched.peaks()
+        given = answers(directory, load_model(directory, precision, plan=plan), texts)
+        agreements.append(agreement(plan.precision(precision), expected, given))
     findings = (
         *([] if compared is None else [judge_logits(compared)]),
         *judge_losses(losses),
         *judge_couplings(found),
         *judge_positions(positions),
         *judge_peaks(peaks),
+        describe_plan(plan),
         *judge_agreements(agreements),
     )
     return Report(
@@ -77,6 +81,7 @@ def verify(
         couplings=tuple(found),
         peaks=tuple(peaks),
         agreements=tuple(agreements),
+        plan=plan,
         logits=compared,
     )
 

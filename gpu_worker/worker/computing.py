@@ -14,6 +14,7 @@ from nightjar.gpu_worker.worker.answers import Computed, make_message, make_resu
 from nightjar.gpu_worker.worker.flights import ComputeLostError, InFlight
 from nightjar.gpu_worker.worker.known_scores import Ranking, rankings
 from nightjar.gpu_worker.worker.launcher import Launcher
+from nightjar.gpu_worker.worker.receipts import Receipts
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import CachedScore, ClaimedMicroBatch, ClaimedRequest, NewResult
 from nightjar.jobs.states import Reuse
@@ -57,12 +58,19 @@ class BatchComputer:
     """
 
     def __init__(
-        self, store: Store, launcher: Launcher, model: str, cache: ResultCache | None
+        self,
+        store: Store,
+        launcher: Launcher,
+        model: str,
+        cache: ResultCache | None,
+        receipts: Receipts | None = None,
     ) -> None:
         self._store = store
         self._launcher = launcher
         self._model = model
         self._cache = cache
+        self._receipts = receipts
+        self._vector_digests: dict[str, str] = {}
 
     def compute(self, batch: ClaimedMicroBatch) -> ComputedBatch:
         """Compute the requests that no earlier job has answered.
@@ -126,7 +134,8 @@ class BatchComputer:
             reused = 0
             if known is not None and isinstance(answer, messages.Ranked):
                 answer, reused = known.whole(answer), known.reused_documents
-            return make_result(request, answer, Computed(self._model, precision), reused)
+            by = Computed(self._model, precision)
+            return self._receipted(make_result(request, answer, by, reused), request, precision)
         except Exception as error:  # the other requests have their answers
             logger.exception(
                 "the answer of request %d cannot be read",
@@ -135,11 +144,20 @@ class BatchComputer:
             )
             return _our_fault(request, error)
 
+    def _receipted(self, result: NewResult, request: ClaimedRequest, precision: str) -> NewResult:
+        """Return the result, with a receipt where receipts are asked for."""
+        if self._receipts is not None:
+            digest = self._vector_digests.get(request.prompt_vector or "")
+            self._receipts.add(result, request, precision, digest)
+        return result
+
     def _register_vectors(self, key: str) -> None:
         name, _, version = key.rpartition("@")
         vectors = self._store.vectors.get(name, int(version))
         if vectors is not None:  # where it is None, the engine refuses the requests that name it
             self._launcher.register_vectors(key, vectors.data)
+            if self._receipts is not None:
+                self._vector_digests[key] = vectors.sha256
 
     def _wait(self, batch: ClaimedMicroBatch, flight: InFlight) -> None:
         """Wait for all answers; when the job is stopped, cancel the missing ones."""

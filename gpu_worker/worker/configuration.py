@@ -7,7 +7,7 @@ from nightjar.pipeline.settings import Settings, SettingsError
 
 
 def compute_config(
-    settings: Settings, model: Path, stamp: str = "", models: int = 1
+    settings: Settings, model: Path, stamp: str = "", models: int = 1, unverified: str = ""
 ) -> ComputeConfig:
     """Return what the settings say about the processes that compute a model.
 
@@ -16,6 +16,7 @@ def compute_config(
         model: Directory of the model.
         stamp: Stamp of the model's files.
         models: How many models the worker serves. Each gets an even part.
+        unverified: Fingerprint of the model, if it is to be verified.
 
     Raises:
         SettingsError: Several models on a GPU, without the bytes of their caches.
@@ -43,6 +44,7 @@ def compute_config(
         cuda_small_products=settings.cuda_small_products,
         cuda_fused_heads=settings.cuda_fused_heads,
         stamp=stamp,
+        unverified=unverified,
     )
 
 

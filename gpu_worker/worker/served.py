@@ -5,9 +5,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
+from nightjar.checkpoints.verdicts import recall_verdict
 from nightjar.gpu_worker.worker.configuration import compute_config
 from nightjar.gpu_worker.worker.flights import LauncherError
 from nightjar.gpu_worker.worker.launcher import Launcher
+from nightjar.gpu_worker.worker.receipts import Receipts
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.models import check_distinct
 from nightjar.pipeline.planning.reuse import ResultCache, open_cache
@@ -22,12 +24,14 @@ class ServedModel:
     fingerprint: of its files; micro-batches of other fingerprints are not claimed.
     launcher: owns its compute process.
     cache: keeps answers for later jobs; None where results are not reused.
+    receipts: writes what answers were computed with; None where nobody asks for it.
     """
 
     name: str
     fingerprint: str
     launcher: Launcher
     cache: ResultCache | None = None
+    receipts: Receipts | None = None
 
 
 def open_directories(settings: Settings) -> dict[str, ModelDirectory]:
@@ -70,21 +74,42 @@ def start_models(
         on_failure: Called when no compute process of a model can be started any more.
 
     Raises:
-        LauncherError: A model cannot be loaded; the message says which and why.
+        LauncherError: A model cannot be loaded, or is damaged; the message says which and why.
         SettingsError: The memory of a GPU cannot be divided.
     """
     with ExitStack() as started:
         served = []
         for name, directory in directories.items():
-            config = compute_config(settings, directory.path, directory.stamp, len(directories))
+            config = compute_config(
+                settings,
+                directory.path,
+                directory.stamp,
+                len(directories),
+                unverified(settings, directory),
+            )
             cache = open_cache(settings, store, directory, name)
             launcher = Launcher(config, on_failure)
             started.callback(launcher.close)
-            served.append(ServedModel(name, directory.fingerprint, launcher, cache))
+            receipts = Receipts.of(directory) if settings.receipts else None
+            served.append(ServedModel(name, directory.fingerprint, launcher, cache, receipts))
         for model in served:
             _wait(model)
         started.pop_all()
         return served
+
+
+def unverified(settings: Settings, directory: ModelDirectory) -> str:
+    """Return the fingerprint of a model that is to be verified; empty if it is not.
+
+    Raises:
+        LauncherError: The model was verified and is damaged.
+    """
+    if settings.verify == "off" or settings.engine == "fake":
+        return ""
+    known = recall_verdict(directory.fingerprint)
+    if known is not None and not known.is_sound:  # before anything is loaded
+        raise LauncherError(known.refusal(directory.path))
+    return directory.fingerprint if known is None else ""
 
 
 def _wait(model: ServedModel) -> None:

@@ -85,7 +85,9 @@ class GpuWorker:
         self._store = store
         self._models = {model.fingerprint: model for model in models}
         self._computers = {
-            model.fingerprint: BatchComputer(store, model.launcher, model.name, model.cache)
+            model.fingerprint: BatchComputer(
+                store, model.launcher, model.name, model.cache, model.receipts
+            )
             for model in models
         }
         self._tell_models_at = time.monotonic()

@@ -20,16 +20,28 @@ from nightjar.kernels.cuda.linear import (
     serves_weight,
 )
 from nightjar.kernels.cuda.switches import current
-from nightjar.kernels.operands import LinearWeight, Norm, Parts, WeightPrecision
+from nightjar.kernels.operands import (
+    NARROW,
+    LinearWeight,
+    Norm,
+    Parts,
+    WeightPrecision,
+    Wide,
+)
+from nightjar.kernels.reference.scaled_rows import scaled_rows
 
 
 @dataclass(frozen=True)
 class DeviceWeight(LinearWeight):
-    """data: [out, in]; following: the weights that a decode step reads next, where known."""
+    """data: [out, in]; following: the weights that a decode step reads next, where known.
+
+    wide: of FP16 weights: what stays in FP32, at every number of rows.
+    """
 
     data: Tensor
     bias: Tensor | None
     following: Next = ()
+    wide: Wide = NARROW
 
     @property
     def factor(self) -> Factor:
@@ -39,7 +51,7 @@ class DeviceWeight(LinearWeight):
     @property
     def rows_dtype(self) -> torch.dtype:
         """As LinearWeight says."""
-        return self.data.dtype
+        return torch.float32 if self.wide.rows else self.data.dtype
 
     @property
     def prefetched(self) -> tuple[Tensor, ...]:
@@ -53,7 +65,11 @@ class DeviceWeight(LinearWeight):
 
     def linear(self, x: Tensor, activation: str | None, out_dtype: torch.dtype | None) -> Tensor:
         """As LinearWeight says."""
-        if _is_small(x, self.data):
+        if self.is_wide(x):
+            y = self.wide_product(x)
+            y = y if activation is None else apply_activation(y, activation)
+            y = y if self.wide.results else y.to(self.data.dtype)
+        elif _is_small(x, self.data):
             y = linear(x, self.factor, activation, following=self.following)
         else:
             y = F.linear(x, self.data, self.bias)
@@ -61,7 +77,10 @@ class DeviceWeight(LinearWeight):
         return y if out_dtype is None else y.to(out_dtype)
 
     def linear_onto(self, residual: Tensor, x: Tensor) -> bool:
-        """As LinearWeight says, for few rows."""
+        """As LinearWeight says, for few rows, or where results are wide."""
+        if self.wide.results and not (self._has_factor(x) and _is_small(x, self.data)):
+            residual.add_(self.wide_product(x))
+            return True
         if not _is_small(x, self.data):
             return False
         linear_onto(residual, x, self.factor, self.following)
@@ -75,11 +94,35 @@ class DeviceWeight(LinearWeight):
         activation: str | None,
         out_dtype: torch.dtype,
     ) -> Tensor | None:
-        """As LinearWeight says, for few rows and without a delta."""
-        if delta is not None or not _is_small_normed(residual, self.data):
+        """As LinearWeight says, for few rows and without a delta, where nothing is wide."""
+        if delta is not None or self.wide != NARROW or not _is_small_normed(residual, self.data):
             return None
         y = normed_linear(residual, norm, self.factor, activation, None, self.following)
         return y.to(out_dtype)
+
+    def _has_factor(self, x: Tensor) -> bool:
+        """Whether rows and bias have the weight's dtype, as the kernel takes them."""
+        bias = self.bias
+        return x.dtype == self.data.dtype and (bias is None or bias.dtype == x.dtype)
+
+    def is_wide(self, x: Tensor) -> bool:
+        """Whether a product of x [T, in] is computed as `wide_product`."""
+        return self.wide.results or x.dtype != self.data.dtype
+
+    def wide_product(self, x: Tensor) -> Tensor:
+        """Multiply x [T, in], in FP16 or in FP32, and add the bias: float32[T, out]."""
+        scale = None
+        if x.dtype == torch.float32 and self.data.dtype == torch.float16:
+            x, scale = scaled_rows(x)
+        if _is_small(x, self.data):
+            y = torch.zeros(x.shape[0], self.out_features, dtype=torch.float32, device=x.device)
+            linear_onto(y, x, (self.data, None), self.following)
+        elif x.is_cuda:
+            y = torch.mm(x, self.data.t(), out_dtype=torch.float32)
+        else:  # tests run the kernels on the CPU
+            y = x.float() @ self.data.float().t()
+        y = y if scale is None else y * scale
+        return y if self.bias is None else y + self.bias
 
 
 @dataclass(frozen=True)
@@ -92,7 +135,7 @@ class GatedDeviceWeight(LinearWeight):
     @property
     def rows_dtype(self) -> torch.dtype:
         """As LinearWeight says."""
-        return self.up.data.dtype
+        return self.up.rows_dtype
 
     @property
     def prefetched(self) -> tuple[Tensor, ...]:
@@ -106,7 +149,12 @@ class GatedDeviceWeight(LinearWeight):
     def linear(self, x: Tensor, activation: str | None, out_dtype: torch.dtype | None) -> Tensor:
         """As LinearWeight says."""
         gate, up = self.gate, self.up
-        if _is_small(x, up.data):
+        if up.is_wide(x):
+            if activation is None:
+                raise ValueError("a gated product without an activation: name one")
+            y = apply_activation(gate.wide_product(x), activation, up=up.wide_product(x))
+            y = y if up.wide.results else y.to(up.data.dtype)
+        elif _is_small(x, up.data):
             y = linear(x, up.factor, activation, gate.factor, up.following)
         else:
             if activation is None:
@@ -124,14 +172,17 @@ class GatedDeviceWeight(LinearWeight):
     ) -> Tensor | None:
         """As LinearWeight says, for few rows and without a delta."""
         gate, up = self.gate, self.up
-        if delta is not None or not _is_small_normed(residual, up.data):
+        if delta is not None or up.wide != NARROW or not _is_small_normed(residual, up.data):
             return None
         y = normed_linear(residual, norm, up.factor, activation, gate.factor, up.following)
         return y.to(out_dtype)
 
 
 def pack_linear(
-    weight: Tensor, bias: Tensor | None, precision: WeightPrecision = "float"
+    weight: Tensor,
+    bias: Tensor | None,
+    precision: WeightPrecision = "float",
+    wide: Wide = NARROW,
 ) -> DeviceWeight:
     """As reference.packing.pack_linear: the rows stay as they are."""
     if precision != "float":
@@ -140,12 +191,15 @@ def pack_linear(
         )
     if weight.is_cuda:
         sum_in_fp32()
-    return DeviceWeight(weight.shape[0], weight.contiguous(), bias)
+    wide = wide if weight.dtype == torch.float16 else NARROW
+    return DeviceWeight(weight.shape[0], weight.contiguous(), bias, wide=wide)
 
 
-def pack_gated(gate: Parts, up: Parts, precision: WeightPrecision = "float") -> GatedDeviceWeight:
+def pack_gated(
+    gate: Parts, up: Parts, precision: WeightPrecision = "float", wide: Wide = NARROW
+) -> GatedDeviceWeight:
     """As reference.packing.pack_gated."""
-    pair = pack_linear(*gate, precision), pack_linear(*up, precision)
+    pair = pack_linear(*gate, precision, wide), pack_linear(*up, precision, wide)
     return GatedDeviceWeight(pair[1].out_features, *pair)
 
 

@@ -4,16 +4,22 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels.native import float_linear, int8_linear
-from nightjar.kernels.operands import LinearWeight, Parts, WeightPrecision
+from nightjar.kernels.operands import NARROW, LinearWeight, Parts, WeightPrecision, Wide
+from nightjar.kernels.reference import half_linear
 from nightjar.kernels.reference import packing as reference
 
 
 def pack_linear(
-    weight: Tensor, bias: Tensor | None, precision: WeightPrecision = "float"
+    weight: Tensor,
+    bias: Tensor | None,
+    precision: WeightPrecision = "float",
+    wide: Wide = NARROW,
 ) -> LinearWeight:
     """As reference.packing.pack_linear."""
     if precision == "bfloat16":
         return float_linear.pack(weight, bias, torch.bfloat16)
+    if half_linear.is_half(weight, precision):
+        return half_linear.pack(weight, bias, pack_linear, wide)
     if precision == "float" and float_linear.serves(weight):
         return float_linear.pack(weight, bias)
     if precision == "int8" and _serves_int8(weight):
@@ -21,10 +27,14 @@ def pack_linear(
     return reference.pack_linear(weight, bias, precision)
 
 
-def pack_gated(gate: Parts, up: Parts, precision: WeightPrecision = "float") -> LinearWeight:
+def pack_gated(
+    gate: Parts, up: Parts, precision: WeightPrecision = "float", wide: Wide = NARROW
+) -> LinearWeight:
     """As reference.packing.pack_gated."""
     if precision == "bfloat16":
         return float_linear.pack_gated(gate, up, torch.bfloat16)
+    if half_linear.is_half(gate[0], precision):
+        return half_linear.pack_gated(gate, up, pack_linear, wide)
     if precision == "float" and float_linear.serves(gate[0]):
         return float_linear.pack_gated(gate, up)
     if precision == "int8" and _serves_int8(gate[0]):

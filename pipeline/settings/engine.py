@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings
 
-from nightjar.compute_config import ComputeConfig, Dtype, EngineKind
+from nightjar.compute_config import ComputeConfig, Dtype, EngineKind, Verify
 from nightjar.pipeline.settings.read_by import API, GPU_WORKER, PLANNER, read_by
 
 WORKER = read_by(GPU_WORKER)
@@ -29,6 +29,11 @@ class EngineSettings(BaseSettings):
         ComputeConfig.dtype,
         description="precision of weights and products; `auto`: bf16 on a GPU, and on a CPU the "
         "fastest that it computes in",
+    )
+    verify: Annotated[Verify, read_by(GPU_WORKER, page="guides/converting.md")] = Field(
+        "auto",
+        description="`auto`: a model that was never verified is verified quickly at its first "
+        "start, and a damaged one does not serve; `off`: it serves as it is",
     )
     device: Annotated[str, WORKER] = Field(
         ComputeConfig.device, description="`cpu`, `cuda` or `cuda:NUMBER`"

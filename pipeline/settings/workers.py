@@ -62,6 +62,9 @@ class WorkerSettings(BaseSettings):
         description="micro-batches of jobs in one engine at a time; a worker of several models "
         "has so many threads for each",
     )
+    receipts: Annotated[bool, read_by(GPU_WORKER, page="reference/requests.md")] = Field(
+        False, description="write into each answer what it was computed with"
+    )
     worker_live_threads: Annotated[int, OF_GPU_WORKER] = Field(
         16,
         ge=1,

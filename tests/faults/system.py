@@ -85,6 +85,7 @@ class System:
             "NIGHTJAR_MODEL": str(model.resolve()),
             "NIGHTJAR_MODEL_NAME": "tiny",
             "NIGHTJAR_ENGINE": "fake",
+            "NIGHTJAR_VERIFY": "off",  # models of tests have random weights
             "NIGHTJAR_COMPUTE_THREADS": "1",
             "PYTHONPATH": str(Path(nightjar.__file__).parents[1]),
             **environment,

@@ -347,6 +347,8 @@ TESTS: dict[str, list[str]] = {
     "pipeline/embedded/run.py": _RUN,
     "pipeline/embedded/summary.py": _RUN,
     "pipeline/embedded/system.py": [*_integration("embedded_broker"), *_RUN],
+    "pipeline/embedded/recomputing.py": _unit("receipts"),
+    "pipeline/embedded/sampling_results.py": _unit("receipts"),
     "pipeline/embedded/workdir.py": [*_unit("pipeline_workdir"), *_RUN],
     "gpu_worker/worker/computing.py": _integration("worker", "poison"),
     "gpu_worker/worker/heartbeat.py": _unit("heartbeat"),

@@ -70,7 +70,10 @@ RULES: list[tuple[str, set[str]]] = [
     ("gpu_worker/models/", MODELS),
     ("gpu_worker/verify/", ENGINE | {"gpu_worker.verify"}),
     ("gpu_worker/shards/", MODELS | {"gpu_worker.shards"}),
-    ("gpu_worker/compute/", ENGINE | {"gpu_worker.compute", "gpu_worker.shards"}),
+    (
+        "gpu_worker/compute/",
+        ENGINE | {"gpu_worker.compute", "gpu_worker.shards", "gpu_worker.verify"},
+    ),
     (
         "gpu_worker/worker/",
         QUEUE

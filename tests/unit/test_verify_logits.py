@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nightjar.checkpoints import ModelDirectory
+from nightjar.checkpoints.precision_plan import LayerPlan, PrecisionPlan
 from nightjar.gpu_worker.models import load_model
 from nightjar.gpu_worker.verify.agreement import Agreement
 from nightjar.gpu_worker.verify.couplings import Coupling
@@ -206,6 +207,7 @@ def test_the_page_shows_findings_and_no_markup_of_others():
         couplings=(Coupling(0, "query-key", (9.0, 4.5)), Coupling(1, "query-key", (8.0, 7.0))),
         peaks=(Peak(0, "up", 12.0), Peak(1, "down", 99_000.0)),
         agreements=(Agreement("bf16", 1.0, 0.75, 1.0, 0.01, 0),),
+        plan=PrecisionPlan("f" * 64, {1: LayerPlan(up=True)}),
     )
     page = render_model_page(report.as_json())
     assert 'class="state good">sound' in page

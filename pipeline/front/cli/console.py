@@ -42,6 +42,14 @@ Devices = Annotated[
     typer.Option(metavar="0,1,...", help="CUDA devices, one per shard (default: --device)."),
 ]
 
+Verify = Annotated[
+    str | None,
+    typer.Option(
+        help="auto: verify a model quickly at its first start (default: NIGHTJAR_VERIFY, else "
+        "auto); off: serve it as it is."
+    ),
+]
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on one line, and nothing else.")]
 
 errors = Console(stderr=True, soft_wrap=True)

@@ -12,6 +12,7 @@ from nightjar.pipeline.front.cli.console import (
     Device,
     Devices,
     Shards,
+    Verify,
     become,
     check_driver,
     check_models,
@@ -41,6 +42,7 @@ def worker(
     device: Device = None,
     shards: Shards = None,
     devices: Devices = None,
+    verify: Verify = None,
 ) -> None:
     """Start a worker; settings come from NIGHTJAR_* variables.
 
@@ -48,6 +50,7 @@ def worker(
     """
     require_one_device_option(device, devices)
     given = {"ENGINE": engine, "DEVICE": device, "SHARDS": shards, "DEVICES": devices}
+    given["VERIFY"] = verify
     os.environ.update({f"NIGHTJAR_{k}": str(v) for k, v in given.items() if v is not None})
     settings = read_settings()
     check_driver(settings)

@@ -19,6 +19,7 @@ from nightjar.pipeline.front.cli.console import (
     Input,
     PromptVectors,
     Shards,
+    Verify,
     errors,
     fail,
     is_task_file,
@@ -63,6 +64,9 @@ Overwrite = Annotated[
 NoReport = Annotated[
     bool, typer.Option("--no-report", help="Write no report into the work directory.")
 ]
+Receipts = Annotated[
+    bool, typer.Option("--receipts", help="Write into each answer what it was computed with.")
+]
 ReuseResults = Annotated[
     Path | None,
     typer.Option(
@@ -88,6 +92,8 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     overwrite: Overwrite = False,
     reuse_results: ReuseResults = None,
     no_report: NoReport = False,
+    verify: Verify = None,
+    receipts: Receipts = False,
 ) -> None:
     """Compute a file or a task on this machine; run it again to continue where it stopped.
 
@@ -103,6 +109,10 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     require_one_device_option(device, devices)
     if device is not None:
         os.environ["NIGHTJAR_DEVICE"] = device
+    if receipts:
+        os.environ["NIGHTJAR_RECEIPTS"] = "true"
+    if verify is not None:
+        os.environ["NIGHTJAR_VERIFY"] = verify
     vectors = named_files(prompt_vector or [])
     work, model, vectors, kept = _work(source, model, out, vectors)
     arguments = RunArguments(
