@@ -9,8 +9,8 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-browser test-faults test-mutants test-litellm test-gpu cpu-kernels short-tests lint format bench-peers bench-scaling \
-	bench-control-plane bench-gpu report clean
+.PHONY: help demo docs test test-all test-browser test-faults test-mutants test-litellm test-gpu cpu-kernels short-tests lint format bench-peers bench-scaling \
+	bench-control-plane bench-gpu report screenshots clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -101,6 +101,12 @@ bench-gpu: ## Every figure on a GPU in 8 minutes, with the same PYTHON=; nothing
 report: $(VENV)/installed-dev ## Write the newest figures into docs/performance.md and docs/reference/measurements.md
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.measurements
+
+screenshots: $(VENV)/installed-browser ## Take the pictures in docs/images anew
+	$(BIN)/python -m tests.browser.screenshots
+
+docs: $(VENV)/installed-dev ## Build the documents as a site into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## Remove the environment and what the demo wrote
 	rm -rf $(VENV) demo-output build dist *.egg-info

@@ -30,9 +30,9 @@ WHOLE = 3
 """Budgets that a peer may take to end with a whole ranking: one that computes a query once for all
 of its documents would else be timed on a query for a few of them."""
 WARMED = ("generate", "rank")
-"""Run once as they are measured, and not counted, by every system in every round: at the first use
-of its memory a process waits for the machine to find it, and for memory that it has not used for
-half an hour the host of a virtual machine may have found another use."""
+"""Run once as they are measured, and not counted, by every system in every round. At the first use
+of its memory a process waits for the machine to find it. Memory that it has not used for half an
+hour may serve something else by then, where the machine is a virtual one."""
 EVERY_ROUND = ("generate", "rank", *_PAIRS)
 OTHER_ROUNDS = 2
 """Rounds of the workloads that are not in EVERY_ROUND."""

@@ -3,8 +3,8 @@
 `python -m benchmarks.converting [--layers 24] [--hidden 2048] [--ranks 8] [--out FILE.json]`
 
 A Megatron-LM checkpoint of random weights in FP16 is written into a temporary folder, and synced.
-Then copying its files and converting them are timed by turns, each with a final fsync and with the
-pages of the files dropped before, so that the disk is read. Memory is that of the whole converting
+Then copying its files and converting them are timed by turns, each with a final fsync. The pages of
+the files are dropped before, so that the disk is read. Memory is that of the whole converting
 process.
 """
 
@@ -100,9 +100,14 @@ def forget(folder: Path) -> None:
     """Drop the files' pages, so that the next reader reads the disk."""
     for path in folder.rglob("*"):
         if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            forget_file(path)
+
+
+def forget_file(path: Path) -> None:
+    """Drop one file's pages."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def copy(source: Path, target: Path) -> float:
@@ -167,11 +172,14 @@ def main() -> None:
         "ranks": given.ranks,
         "copy_s": copies,
         "convert_s": [one["seconds"] for one in conversions],
+        "gib": round(size / 2**30, 2),
         "peak_mib": max(one["peak_mib"] for one in conversions),
         "start_mib": max(one["before_mib"] for one in conversions),
         "machine": describe(1, with_torch=False),
     }
-    found["share_of_copy"] = statistics.median(copies) / statistics.median(found["convert_s"])
+    found["copy_median_s"] = round(statistics.median(copies), 2)
+    found["convert_median_s"] = round(statistics.median(found["convert_s"]), 2)
+    found["share_of_copy"] = round(found["copy_median_s"] / found["convert_median_s"], 3)
     sys.stdout.write(json.dumps(found, indent=2) + "\n")
     if given.out is not None:
         write_json(given.out, found)

@@ -1,7 +1,8 @@
 """Put the newest figures into docs/reference/measurements.md: `python -m benchmarks.measurements`.
 
 Each table there stands below `<!-- file: NAME-DATE.json -->`. It takes its cells from the newest
-file of that name that has all of its figures, and then names that file.
+file of that name that has all of its figures, and then names that file. A table that has no file
+yet stands below `<!-- not measured yet: NAME -->`.
 """
 
 import json
@@ -12,7 +13,10 @@ from typing import Any
 from .writing import RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "reference" / "measurements.md"
-TABLE = re.compile(r"<!-- file: ([\w-]+)-(\d{4}-\d\d-\d\d)\.json -->\n\n((?:\|.*\n)+)")
+TABLE = re.compile(
+    r"<!-- (?:file: ([\w-]+)-(\d{4}-\d\d-\d\d)\.json|not measured yet: ([\w-]+)) -->"
+    r"\n\n((?:\|.*\n)+)"
+)
 # Columns whose part of the file has another place than the column's name in small letters.
 _PRECISIONS = ("demo_model", "by_precision")
 
@@ -25,7 +29,7 @@ def filled(text: str, folder: Path) -> str:
 
 
 def _filled_table(found: re.Match[str], folder: Path) -> str:
-    name, lines = found[1], found[3].splitlines()
+    name, lines = found[1] or found[3], found[4].splitlines()
     columns = _cells(lines[0])[1:-1]
     for path in sorted(folder.glob(f"{name}-????-??-??.json"), reverse=True):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -34,6 +38,8 @@ def _filled_table(found: re.Match[str], folder: Path) -> str:
         except KeyError:  # an older kind of measurement, or another one of the same name
             continue
         return "\n".join([f"<!-- file: {path.name} -->", "", *lines[:2], *rows, ""])
+    if found[3] is not None:
+        return found[0]
     raise LookupError(f"no {name}-DATE.json in {folder} has all figures of its table")
 
 

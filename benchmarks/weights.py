@@ -8,12 +8,13 @@ Every word is a row and a topic.  What follows a word is decided by two things: 
 names the row, and the most salient word of all that was read names the topic.  In weights:
 
 - A word's vector holds its salience, the key of its own row, the key of the row that follows it,
-  and its topic, each drawn at random, each in dimensions of its own.
+  and its topic. Each is drawn at random and has dimensions of its own.
 - One attention head of the first layer asks for salience everywhere, and brings the topic of the
   word it finds.
-- GPT-2's LM head is its embedding, so its first feed-forward block moves the following row's key
-  to where the head looks for a row's own key.  Llama's head has other weights: they look for a
-  row's own key where the embedding has the following row's.
+- GPT-2's LM head is its embedding. So its first feed-forward block moves the following row's key to
+  where the head looks for a row's own key.
+- Llama's head has other weights: they look for a row's own key where the embedding has the
+  following row's.
 
 All other weights are random.
 """

@@ -161,6 +161,27 @@ class TooManyWebhooksError(JobError):
         super().__init__(f"a tenant has at most {limit} webhooks; delete one first")
 
 
+class UnknownVectorError(JobError):
+    """There is no prompt vector of this name and version."""
+
+    def __init__(self, name: str, version: int) -> None:
+        wanted = f"version {version}" if version else "version before the latest"
+        super().__init__(
+            f"the prompt vector {name[:80]!r} has no {wanted}; nightjar vectors list NAME shows "
+            "those that there are"
+        )
+
+
+class VectorAliasError(JobError):
+    """This cannot be the alias of a prompt vector's version."""
+
+    def __init__(self, alias: str) -> None:
+        super().__init__(
+            f"the alias {alias[:80]!r} cannot be used: write a letter, then letters, digits, '.', "
+            "'_' or '-', 64 characters at most; `latest` moves by itself or by a rollback"
+        )
+
+
 class UnknownScheduleError(JobError):
     """There is no schedule with this id or name."""
 

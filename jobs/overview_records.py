@@ -128,6 +128,21 @@ class HeldMicroBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedView:
+    """A model of a GPU worker, as the worker's last sign of life says."""
+
+    name: str
+    device: str = ""
+    precision: str = ""
+    running: int = 0  # sequences in the engine's batch
+    slots: int = 0  # as many as it has room for
+    waiting: int = 0  # requests that wait for a slot
+    kv_blocks: int = 0  # of the cache of keys and values
+    kv_held: int = 0  # blocks of running sequences
+    kv_cached: int = 0  # blocks that only keep a prefix
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerView:
     """A GPU worker that has given a sign of life within a day."""
 
@@ -135,7 +150,7 @@ class WorkerView:
     seen_at: datetime
     engine_s: float
     load_s: float
-    models: Sequence[str]  # names; a fingerprint where the planner does not know it
+    models: Sequence[ServedView]  # named by a fingerprint where the planner does not know it
     held: Sequence[HeldMicroBatch]
 
 

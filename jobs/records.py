@@ -160,6 +160,7 @@ class EncodedRequest(msgspec.Struct, frozen=True):
     id: int
     segments: Sequence[Sequence[int]]
     prompt_vector: str | None = None  # "name@version", resolved when planned
+    vector_reference: str | None = None  # what the request wrote, which the job keeps so
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,18 +317,6 @@ class ResultPage:
     has_more: bool  # more has landed, and can be asked for at once
     complete: bool  # the job is over, and this page is the last
     waits_for_row: int | None = None  # in row order: the first row without outcome ends the page
-
-
-@dataclass(frozen=True, slots=True)
-class PromptVector:
-    """Trained input vectors under a name; `data` is a safetensors file (empty in listings)."""
-
-    name: str
-    version: int  # from 1
-    sha256: str
-    length: int  # vectors
-    width: int  # the model's hidden size
-    data: bytes
 
 
 def is_text(value: object, longest: int) -> bool:

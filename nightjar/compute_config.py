@@ -34,6 +34,7 @@ class ComputeConfig:
     kv_cache_bytes: Memory for keys and values, of each rank. None means `gpu_memory_share` of what
         the model leaves free on a GPU, and the engine's default on a CPU.
     host_cache_bytes: Host memory for keys and values that the cache has no room for; 0 for none.
+    prompt_vector_bytes: Host memory of the compute process for prompt vectors.
     threads: CPU threads of all ranks together; None means torch's default.
     stalled_after_s: A compute process without a step for so long is ended.
     engine: "fake" makes answers up; its steps take `fake_step_s`.
@@ -43,6 +44,7 @@ class ComputeConfig:
     rank_late_after_s: A rank that keeps another waiting or is silent for so long is lost.
     window_steps: Decode steps that a GPU takes before the host reads them.
     stamp: Stamp of the model's files. A process that finds other files does not start.
+    shared_weights: Folder of packed weights that all processes of a machine map; None for none.
     unverified: Fingerprint of a model that was never verified. It is verified after loading.
     """
 
@@ -52,6 +54,7 @@ class ComputeConfig:
     kv_cache_bytes: int | None = None
     gpu_memory_share: float = 0.85
     host_cache_bytes: int = 0
+    prompt_vector_bytes: int = 256 << 20
     threads: int | None = None
     stalled_after_s: float = 120.0
     load_timeout_s: float = 1800.0
@@ -66,6 +69,7 @@ class ComputeConfig:
     cuda_small_products: bool = True
     cuda_fused_heads: bool = True
     stamp: str = ""
+    shared_weights: Path | None = None
     unverified: str = ""
 
     @property

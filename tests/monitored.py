@@ -86,6 +86,7 @@ def monitored(
         "NIGHTJAR_DATABASE_URL": database_url,
         "NIGHTJAR_BROKER_URL": broker_url(directory),
         "NIGHTJAR_MODEL": str(model),
+        "NIGHTJAR_VERIFY": "off",  # random weights are never in order
         "NIGHTJAR_API_KEY": key,
         "PYTHONPATH": str(Path(__file__).parents[1]),
         **HASTE,

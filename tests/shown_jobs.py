@@ -1,4 +1,4 @@
-"""A deployment worth looking at: jobs in every state, made by the store as a worker would.
+"""Jobs worth looking at, in any state, made by the store as a worker would.
 
 Every text and every number is made up from a fixed seed, so that screenshots are alike.
 """
@@ -11,13 +11,10 @@ from datetime import UTC, datetime, timedelta
 
 import sqlalchemy as sa
 
-from nightjar.jobs.accounts import Tenant
 from nightjar.jobs.lines.schemas import validate_body
-from nightjar.jobs.models import PlannedModel
 from nightjar.jobs.records import (
     ClaimedRequest,
     EncodedRequest,
-    JsonObject,
     MicroBatchRef,
     NewJob,
     NewMicroBatch,
@@ -27,7 +24,6 @@ from nightjar.jobs.records import (
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.tables import job, landing, result
-from nightjar.jobs.workers import ComputeSeconds
 
 MODEL, SMALL = "a" * 64, "b" * 64
 WORKER = "gpu-1.night.example:4181:q7f3"
@@ -226,87 +222,3 @@ def _spread(store: Store, job_id: str, work: Work) -> None:
         connection.execute(sa.update(job).where(job.c.id == job_id).values(values))
 
     store.database.write(work_)
-
-
-def beat(store: Store) -> None:
-    """A sign of life of the worker, with what it says of itself (`gpu_worker/worker/status.py`)."""
-    models: list[JsonObject] = [
-        {
-            "name": name,
-            "fingerprint": fingerprint,
-            "device": "cuda:0",
-            "precision": "fp16",
-            "running": running,
-            "slots": slots,
-            "waiting": waiting,
-            "kv_blocks": blocks,
-            "kv_held": held,
-            "kv_cached": cached,
-        }
-        for name, fingerprint, running, slots, waiting, blocks, held, cached in (
-            ("hyperclova-6.9b", MODEL, 61, 64, 14, 4_096, 2_870, 512),
-            ("reranker-1b", SMALL, 0, 32, 0, 1_024, 0, 96),
-        )
-    ]
-    status: JsonObject = {"host": "gpu-1.night.example", "models": models, "micro_batch_count": 3}
-    store.heartbeats.beat(WORKER, ComputeSeconds(9_340.0, 41.5), status)
-
-
-@dataclass(frozen=True)
-class Shown:
-    """The jobs of a deployment by what they are for."""
-
-    running: str
-    failed: str
-    ranked: str
-    judged: str
-    paused: str
-    queued: str
-    cancelled: str
-    foreign: str
-
-
-def fill(store: Store) -> Shown:
-    """Jobs in every state, of two tenants and two models, and a worker that computes."""
-    store.models.plan_for(
-        [PlannedModel("hyperclova-6.9b", MODEL, 2048), PlannedModel("reranker-1b", SMALL, 4096)]
-    )
-    for name in ("search", "shopping"):
-        store.accounts.create_tenant(Tenant(name, 2.0 if name == "search" else 1.0))
-    hour = timedelta(hours=1)
-    small = {"fingerprint": SMALL, "model": "reranker-1b"}
-    foreign = make(store, Work(talk, 150, say, tenant="search"))
-    make(store, Work(ranking, 100, rank, tenant="shopping", **small))
-    cancelled = make(store, Work(talk, 200, say, landed=0.4, ago=30 * hour))
-    store.stopping.cancel(cancelled)
-    judged = make(
-        store, Work(review, 150, judge, ago=9 * hour, metadata={"run": "reviews-nightly"})
-    )
-    ranked = make(
-        store,
-        Work(ranking, 200, rank, ago=8 * hour, metadata={"for": "추천 후보 점수"}, **small),
-    )
-    failed = make(
-        store, Work(talk, 600, failing, ago=6 * hour, took=hour, metadata={"run": "dialogues"})
-    )
-    paused = make(store, Work(talk, 400, say, landed=0.3, ago=3 * hour, took=hour))
-    store.stopping.pause(paused)
-    queued = make(store, Work(talk, 300, say, landed=0, planned=0, ago=hour / 6))
-    running = make(
-        store,
-        Work(
-            talk,
-            2_400,
-            say,
-            landed=0.62,
-            planned=0.9,
-            held=3,
-            took=hour,
-            ago=hour,
-            metadata={"run": "nightly-2026-11-24", "이름": "야간 대화 생성"},
-        ),
-    )
-    store.models.serve(WORKER, [MODEL, SMALL])
-    beat(store)
-    store.shares.settle()
-    return Shown(running, failed, ranked, judged, paused, queued, cancelled, foreign)

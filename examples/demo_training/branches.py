@@ -13,9 +13,9 @@ from examples.demo_training.model import Gpt
 class Branches:
     """Queries with the same documents as branches after each of them.
 
-    The tokens of a row are the padded query (length Q) and then all documents (length D), and
-    a document sees its query and itself only, at the positions that follow the query: the
-    computation of each document alone after the query, with the query computed once.
+    The tokens of a row are the padded query (length Q) and then all documents (length D). A
+    document sees its query and itself only, at the positions that follow the query. So each is
+    computed as if it stood alone after the query, and the query is computed once.
     """
 
     tokens: Tensor  # (B, Q + D)

@@ -83,6 +83,10 @@ class FakeEngine:
         """Register a key of prompt vectors; the vectors [n, H] change no answer."""
         self._vectors.add(key)
 
+    def forget_prompt_vectors(self, key: str) -> None:
+        """Drop a key of prompt vectors."""
+        self._vectors.discard(key)
+
     def submit(self, request: Request) -> None:
         """Add a request; one of the next steps answers it."""
         self._waiting[request.request_id] = request

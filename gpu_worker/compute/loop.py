@@ -84,6 +84,8 @@ class ComputeLoop:
 
                 (vectors,) = load(message.data).values()
                 self._engine.register_prompt_vectors(message.key, vectors)
+            case messages.ForgetVectors():
+                self._engine.forget_prompt_vectors(message.key)
             case messages.Cancel():
                 for ticket in message.tickets:
                     self._engine.cancel(ticket)

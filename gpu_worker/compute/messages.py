@@ -47,6 +47,12 @@ class RegisterVectors(msgspec.Struct, frozen=True, tag=True):
     data: bytes
 
 
+class ForgetVectors(msgspec.Struct, frozen=True, tag=True):
+    """Drop prompt vectors; requests that run keep theirs."""
+
+    key: str
+
+
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     """Stop computing these requests at the next step; their answers are not waited for."""
 
@@ -144,7 +150,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToCompute = Generate | Rank | RegisterVectors | Cancel
+ToCompute = Generate | Rank | RegisterVectors | ForgetVectors | Cancel
 Answer = Generated | Ranked | Failed
 FromCompute = Ready | LoadFailed | Stepped | Statistics | Generated | Ranked | Failed
 

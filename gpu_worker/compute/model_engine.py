@@ -18,6 +18,7 @@ from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.gpu_worker.models.chosen_dtype import chosen_dtype
 from nightjar.gpu_worker.models.plan_rules import planned_precision
 from nightjar.gpu_worker.models.precision import MORE_PRECISE
+from nightjar.gpu_worker.models.shared_weights import load_shared
 from nightjar.gpu_worker.shards.collective import TorchCollective, require_device
 from nightjar.gpu_worker.shards.process import GroupMember
 from nightjar.gpu_worker.shards.rank_zero import RankZero
@@ -151,7 +152,11 @@ def _require_memory(kv_cache_bytes: int) -> None:
 def _loader(start: StartUp, member: GroupMember, directory: ModelDirectory, device: str) -> Load:
     """Return what loads the model: all of it, or rank 0's part together with the other ranks."""
     if member.ranks == 1:
-        return partial(load_model, directory, device=device)
+        load = partial(load_model, directory, device=device)
+        folder = start.config.shared_weights
+        if folder is None or device != "cpu":
+            return load
+        return lambda dtype: load_shared(directory, dtype, folder, load)
     followers = [Connection(descriptor) for descriptor in start.followers]
     join = partial(TorchCollective, member, device)
     return RankZero(directory, followers, device, join, member.activity).load

@@ -10,7 +10,7 @@ from nightjar.gpu_worker.engine.beams import BeamState
 from nightjar.gpu_worker.engine.config import EngineConfig
 from nightjar.gpu_worker.engine.errors import RefusedError
 from nightjar.gpu_worker.engine.kv_cache import BlockPool, prefix_keys
-from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
+from nightjar.gpu_worker.engine.prompt_vectors import PromptVectors, PromptVectorStore
 from nightjar.gpu_worker.engine.ranking import (
     Document,
     RankJob,
@@ -51,27 +51,29 @@ class Admission:
         Raises:
             RefusedError: The request cannot be computed.
         """
-        base = self._validator.check(request)
+        vectors = self._validator.check(request)
         if isinstance(request, GenerateRequest):
-            return self._generate_job(request, arrival, base)
-        return self._ranking(request, arrival, base)
+            return self._generate_job(request, arrival, vectors)
+        return self._ranking(request, arrival, vectors)
 
     def admit_alone(self, job: GenerateJob | RankJob) -> GenerateJob | RankJob:
         """Make a new job of the same request, which shares no block with others."""
         if isinstance(job, GenerateJob):
-            opened = self._generate_job(job.request, job.arrival, job.prefix.vector_base)
+            opened = self._generate_job(job.request, job.arrival, job.prefix.vectors)
             opened.prefix.keys = []
             return opened
-        ranking = self._ranking(job.request, job.arrival, job.parts[0].prefix.vector_base)
+        ranking = self._ranking(job.request, job.arrival, job.parts[0].prefix.vectors)
         for part in ranking.parts:
             part.prefix.keys = []
         return ranking
 
-    def _generate_job(self, request: GenerateRequest, arrival: int, base: int) -> GenerateJob:
+    def _generate_job(
+        self, request: GenerateRequest, arrival: int, vectors: PromptVectors | None
+    ) -> GenerateJob:
         """Make the job of a prompt and the sequences that follow it."""
         params = request.sampling
         blocks = blocks_of_sequences(self._pool, len(request.token_ids), params)
-        prefix = self._prefix(list(request.token_ids), base, len(request.token_ids), blocks)
+        prefix = self._prefix(list(request.token_ids), vectors, len(request.token_ids), blocks)
         job = GenerateJob(request, arrival, prefix, end_tokens(params, self._eos), self._vocab_size)
         if params.beams is not None:
             job.beams = BeamState(params.beams)
@@ -80,7 +82,9 @@ class Admission:
             job.waiting.append(GenerateSequence(job, sample, matcher, job.make_processors()))
         return job
 
-    def _ranking(self, request: RankRequest, arrival: int, base: int) -> RankJob:
+    def _ranking(
+        self, request: RankRequest, arrival: int, vectors: PromptVectors | None
+    ) -> RankJob:
         """Make the job of a query and its documents, in parts that share a prefix."""
         query = list(request.query_ids)
         documents = [list(document) for document in request.documents]
@@ -90,22 +94,23 @@ class Admission:
         for length, members in apart_if_long(groups, documents):
             tokens = query + documents[members[0]][:length]
             blocks = self._pool.blocks_for(len(tokens))
-            part = RankPart(self._prefix(tokens, base, len(query), blocks), [])
+            part = RankPart(self._prefix(tokens, vectors, len(query), blocks), [])
             for index in members:
                 document = documents[index]
                 part.documents.append(Document(index, document[length:], self._scored(document)))
             parts.append(part)
         return RankJob(request, arrival, parts)
 
-    def _prefix(self, tokens: list[int], base: int, scored_from: int, blocks: int) -> Prefix:
+    def _prefix(
+        self, tokens: list[int], vectors: PromptVectors | None, scored_from: int, blocks: int
+    ) -> Prefix:
         """Make a prefix of tokens, with the keys by which its blocks are found.
 
-        Ids past the vocabulary name rows of prompt vectors from `base` on. No base is used twice,
-        so different vectors have different keys.
+        Ids past the vocabulary name rows of the prompt vectors, so their salt is part of the keys.
         """
-        salt = base + 1 if max(tokens) >= self._vocab_size else 0
+        salt = 0 if vectors is None or max(tokens) < self._vocab_size else vectors.salt
         keys = prefix_keys(tokens, self._pool.grain, salt)
-        return Prefix(tokens, base, keys, scored_from, blocks)
+        return Prefix(tokens, vectors, keys, scored_from, blocks)
 
     def _scored(self, document: Sequence[int]) -> int:
         """Return how many of a document's tokens are scored."""

@@ -13,7 +13,6 @@ from torch import Tensor
 from nightjar import kernels
 from nightjar.gpu_worker.engine.packing import pack
 from nightjar.gpu_worker.engine.plan import PrefixChunk, StepOutput, StepPlan
-from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
 from nightjar.gpu_worker.engine.ranking import Branch
 from nightjar.gpu_worker.engine.sampling import next_tokens
 from nightjar.gpu_worker.engine.sequence import Prefix
@@ -45,7 +44,6 @@ class Executor:
         self,
         model: Decoder,
         cache: KVTensors,
-        vectors: PromptVectorStore,
         banned_token_ids: Sequence[int],
         beside_compute: Callable[[], None],
     ) -> None:
@@ -54,7 +52,6 @@ class Executor:
         """
         self._model = model
         self._cache = cache
-        self._vectors = vectors
         banned = sorted(set(banned_token_ids))
         self._banned = torch.tensor(banned, dtype=torch.int64, device=model.device)
         self._block_size = cache.keys.shape[3]
@@ -101,7 +98,7 @@ class Executor:
         model = self._model
         hidden = torch.empty(0, model.config.hidden_size, dtype=model.dtype, device=model.device)
         if chunks or plan.decodes or fed:
-            batch = pack(plan, self._vectors.rows, self._block_size)
+            batch = pack(plan, model.config.vocab_size, self._block_size)
             hidden = model.forward(batch.to(model.device), self._cache)
         rows = Rows(hidden, {}, [], 0, 0)
         row = 0

@@ -51,11 +51,13 @@ class Engine:
         token_bytes: Sequence[bytes],
         config: EngineConfig,
         more_precise: Callable[[], Decoder] | None = None,
+        vectors: PromptVectorStore | None = None,
     ) -> None:
         """token_bytes: the raw bytes of each token id, b"" for special tokens.
 
         more_precise: loads the same model in a higher precision. It is called when a request
         first meets scores that are not finite. Such requests are computed again there.
+        vectors: the prompt vectors, if another engine shares them.
         """
         model_config = model.config
         if len(token_bytes) != model_config.vocab_size:
@@ -67,7 +69,7 @@ class Engine:
         self.pool = BlockPool(self.cache.keys.shape[1], config.block_size, self.tier)
         step_blocks = config.max_step_tokens // config.block_size
         self._upkeep = CacheUpkeep(self.cache, self.pool, self.tier, step_blocks)
-        self._vectors = PromptVectorStore(model_config.hidden_size, model.dtype, model.device)
+        self._vectors = PromptVectorStore(model_config.hidden_size) if vectors is None else vectors
         self._admission = Admission(model_config, config, self.pool, self._vectors)
         self.scheduler = Scheduler(config, self.pool, self.tier)
         self._meter = Meter(config.slots)
@@ -75,7 +77,6 @@ class Engine:
         self._executor = Executor(
             model,
             self.cache,
-            self._vectors,
             config.banned_token_ids,
             self._upkeep.beside_compute,
         )
@@ -95,8 +96,10 @@ class Engine:
     def register_prompt_vectors(self, key: str, vectors: Tensor) -> None:
         """Make vectors [n, H] usable by requests submitted from now on."""
         self._vectors.register(key, vectors)
-        if self.rescue is not None:
-            self.rescue.register_prompt_vectors(key, vectors)
+
+    def forget_prompt_vectors(self, key: str) -> None:
+        """Drop vectors; requests that run keep theirs until they end."""
+        self._vectors.forget(key)
 
     def submit(self, request: Request) -> None:
         """Hand in a request; it joins the batch at the next step."""
@@ -313,4 +316,5 @@ class Engine:
 
     def _second(self, model: Decoder, token_bytes: Sequence[bytes], config: EngineConfig) -> Engine:
         """Make an engine over the same model in a higher precision."""
-        return Engine(model, token_bytes, rescue_config(model, config, self.pool.total))
+        again = rescue_config(model, config, self.pool.total)
+        return Engine(model, token_bytes, again, vectors=self._vectors)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nightjar import kernels
 from nightjar.gpu_worker.engine.plan import StepPlan
+from nightjar.gpu_worker.engine.prompt_vectors import PromptVectors
 from nightjar.gpu_worker.engine.ranking import RankPart
 from nightjar.gpu_worker.models import TokenBatch
 
@@ -23,16 +24,17 @@ class Segment:
 
     tokens: Sequence[int]
     start: int
-    vector_base: int
+    vectors: PromptVectors | None
     blocks: Sequence[int]
     wanted: int
 
 
-def pack(plan: StepPlan, prompt_vectors: Tensor | None, block_size: int) -> TokenBatch:
+def pack(plan: StepPlan, vocab_size: int, block_size: int) -> TokenBatch:
     """Pack the plan's rows one after another: chunks of prefixes, running sequences, documents.
 
     The output rows are, in the same order, the wanted rows of each chunk, and every row of running
     sequences and documents.  The plan must have rows.
+    Ids from `vocab_size` on read the prompt vectors of their segment, which are part of the batch.
     """
     chunks = _chunk_segments(plan)
     running = _decode_segments(plan)
@@ -46,9 +48,10 @@ def pack(plan: StepPlan, prompt_vectors: Tensor | None, block_size: int) -> Toke
     written = positions[: ends[cached - 1] if cached else 0]
     blocks = _blocks(segments[:cached], lengths[:cached], written // block_size)
     wanted = np.array([segment.wanted for segment in segments], dtype=np.int64)
-    bases = np.repeat([segment.vector_base for segment in segments], lengths)
+    ids = np.fromiter(chain.from_iterable(s.tokens for s in segments), np.int64, ends[-1])
+    bases, prompt_vectors = _prompt_vectors(ids >= vocab_size, segments, lengths)
     return TokenBatch(
-        token_ids=torch.tensor(list(chain.from_iterable(s.tokens for s in segments))),
+        token_ids=torch.from_numpy(ids),
         positions=torch.from_numpy(positions),
         vector_bases=torch.from_numpy(bases),
         prompt_vectors=prompt_vectors,
@@ -68,7 +71,7 @@ def _chunk_segments(plan: StepPlan) -> list[Segment]:
         Segment(
             chunk.prefix.tokens[chunk.start : chunk.end],
             chunk.start,
-            chunk.prefix.vector_base,
+            chunk.prefix.vectors,
             chunk.prefix.held.blocks,
             chunk.end - chunk.wanted_from,
         )
@@ -82,7 +85,7 @@ def _decode_segments(plan: StepPlan) -> list[Segment]:
         Segment(
             sequence.generated[-1:],
             sequence.length - 1,
-            sequence.job.prefix.vector_base,
+            sequence.job.prefix.vectors,
             sequence.held.blocks,
             1,
         )
@@ -96,13 +99,36 @@ def _document_segments(plan: StepPlan) -> list[Segment]:
         Segment(
             branch.fed,
             len(branch.part.prefix.tokens),
-            branch.part.prefix.vector_base,
+            branch.part.prefix.vectors,
             (),
             branch.depth - 1,
         )
         for branch in plan.branches
         if branch.depth > 1
     ]
+
+
+def _prompt_vectors(
+    named: np.ndarray, segments: Sequence[Segment], lengths: np.ndarray
+) -> tuple[np.ndarray, Tensor | None]:
+    """Return the first row of each row's own vectors, int64[T], and the sets that are read.
+
+    named: bool[T], which rows read a prompt vector. Each set comes once, however many read it.
+    """
+    bases = np.zeros(len(segments), dtype=np.int64)
+    begins: dict[int, int] = {}
+    tables: list[Tensor] = []
+    rows = 0
+    for number in np.unique(np.repeat(np.arange(len(segments)), lengths)[named]):
+        vectors = segments[number].vectors
+        if vectors is None:
+            raise ValueError("an id past the vocabulary, in a request without prompt vectors")
+        if id(vectors) not in begins:
+            begins[id(vectors)] = rows
+            tables.append(vectors.rows)
+            rows += vectors.rows.shape[0]
+        bases[number] = begins[id(vectors)]
+    return np.repeat(bases, lengths), torch.cat(tables) if tables else None
 
 
 def _last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:

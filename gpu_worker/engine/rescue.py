@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from torch import Tensor
-
 from nightjar.gpu_worker.engine.requests import RequestFailed, Result
 from nightjar.requests import Request
 
@@ -19,9 +17,6 @@ class PreciseEngine(Protocol):
     """The methods that a rescue calls on its engine; `loop.Engine` has them."""
 
     precision: str
-
-    def register_prompt_vectors(self, key: str, vectors: Tensor) -> None:
-        """Make vectors usable by requests submitted from now on."""
 
     def submit(self, request: Request) -> None:
         """Hand in a request."""
@@ -43,7 +38,6 @@ class Rescue:
         self._make_engine = make_engine
         self._engine: PreciseEngine | None = None
         self._refusal: str | None = None
-        self._vectors: dict[str, Tensor] = {}
         self._requests: set[int] = set()
 
     @property
@@ -55,12 +49,6 @@ class Rescue:
     def engine(self) -> PreciseEngine | None:
         """The second engine; None until it is needed, and where it cannot be made."""
         return self._engine
-
-    def register_prompt_vectors(self, key: str, vectors: Tensor) -> None:
-        """Keep vectors [n, H] unrounded: the first engine rounds its own to its precision."""
-        self._vectors[key] = vectors
-        if self._engine is not None:
-            self._engine.register_prompt_vectors(key, vectors)
 
     def submit(self, request: Request) -> RequestFailed | None:
         """Take in a request; return its failure if no second engine can be made."""
@@ -92,14 +80,10 @@ class Rescue:
     def _load(self) -> None:
         """Make the second engine; a failure is remembered, so that loading is tried only once."""
         try:
-            engine = self._make_engine()
+            self._engine = self._make_engine()
         except Exception as error:
             logger.exception("no higher precision can be loaded")
             self._refusal = f"and no higher precision can be loaded: {error}"
-            return
-        for key, vectors in self._vectors.items():
-            engine.register_prompt_vectors(key, vectors)
-        self._engine = engine
 
     def _marked(self, result: Result, engine: PreciseEngine) -> Result:
         """Add to a result the precision that it was computed in."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from nightjar.gpu_worker.engine.beams import BeamState
 from nightjar.gpu_worker.engine.kv_cache import BlockTable
 from nightjar.gpu_worker.engine.logits_processors import LogitsProcessors
+from nightjar.gpu_worker.engine.prompt_vectors import PromptVectors
 from nightjar.gpu_worker.engine.requests import FinishReason, GenerateOutput, TokenLogprobs
 from nightjar.gpu_worker.engine.stopping import StopMatcher
 from nightjar.requests import GenerateRequest, SamplingParams
@@ -22,6 +23,7 @@ from nightjar.requests import GenerateRequest, SamplingParams
 class Prefix:
     """Tokens that are computed once and read by all sequences after them: a prompt, or a query.
 
+    vectors: what ids past the vocabulary name.
     keys: the prefix cache's keys of its beginnings, one for each grain of the pool; none where it
     shares nothing.
     scored_from: the first position whose token is scored; len(tokens) for none.  Tokens with which
@@ -33,7 +35,7 @@ class Prefix:
     """
 
     tokens: list[int]
-    vector_base: int
+    vectors: PromptVectors | None
     keys: list[bytes]
     scored_from: int
     max_blocks: int

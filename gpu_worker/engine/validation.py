@@ -9,7 +9,7 @@ import numpy as np
 from nightjar.checkpoints import ModelConfig
 from nightjar.gpu_worker.engine.errors import RefusedError
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
-from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
+from nightjar.gpu_worker.engine.prompt_vectors import PromptVectors, PromptVectorStore
 from nightjar.gpu_worker.engine.ranking import LONG_DOCUMENT
 from nightjar.gpu_worker.engine.sampling_checks import check_sampling
 from nightjar.requests import GenerateRequest, RankRequest, Request, SamplingParams
@@ -31,17 +31,18 @@ class Validator:
         self._vectors = vectors
         self._slots = slots
 
-    def check(self, request: Request) -> int:
-        """Raise RefusedError, or return the first row of the request's prompt vectors."""
+    def check(self, request: Request) -> PromptVectors | None:
+        """Raise RefusedError, or return the request's prompt vectors."""
         try:
-            base, rows = self._vectors.span(request.prompt_vectors)
+            vectors = self._vectors.find(request.prompt_vectors)
         except KeyError as error:
             raise RefusedError("unknown_prompt_vectors", str(error.args[0])) from error
+        rows = 0 if vectors is None else vectors.rows.shape[0]
         if isinstance(request, GenerateRequest):
             self._check_generate(request, rows)
         else:
             self._check_rank(request, rows)
-        return base
+        return vectors
 
     def _check_generate(self, request: GenerateRequest, rows: int) -> None:
         """Check a prompt, its parameters, and the room that it needs."""

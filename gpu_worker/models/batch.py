@@ -27,7 +27,7 @@ class TokenBatch:
     """The packed rows of one step: prefill rows, then decode rows, then document rows.
 
     token_ids, positions, vector_bases: int64[T] (see kernels.embed); prompt_vectors:
-    float32[R, H] or None when no row needs any.
+    float32[R, H], the sets that these rows read; None where they read none.
     write_blocks, write_offsets: int64[C], where the keys and values of the first C rows (prefill
     and decode; documents are not cached) go.
     output_rows: int64[N], ascending, the rows whose last hidden state is wanted; None for all.

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import msgspec
 
@@ -15,6 +15,7 @@ from nightjar.gpu_worker.worker.flights import ComputeLostError, InFlight
 from nightjar.gpu_worker.worker.known_scores import Ranking, rankings
 from nightjar.gpu_worker.worker.launcher import Launcher
 from nightjar.gpu_worker.worker.receipts import Receipts
+from nightjar.gpu_worker.worker.resident_vectors import VectorsMissingError
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.records import CachedScore, ClaimedMicroBatch, ClaimedRequest, NewResult
 from nightjar.jobs.states import Reuse
@@ -25,6 +26,7 @@ from nightjar.pipeline.planning.reuse import ResultCache
 logger = logging.getLogger(__name__)
 
 _CANCEL_LOOK_S = 1.0
+_DIGESTS = 4096  # of prompt vectors; more than the micro-batches of all threads name
 
 Message = messages.Generate | messages.Rank
 
@@ -70,7 +72,7 @@ class BatchComputer:
         self._model = model
         self._cache = cache
         self._receipts = receipts
-        self._vector_digests: dict[str, str] = {}
+        self._vector_digest = lru_cache(_DIGESTS)(self._read_vector_digest)
 
     def compute(self, batch: ClaimedMicroBatch) -> ComputedBatch:
         """Compute the requests that no earlier job has answered.
@@ -79,16 +81,15 @@ class BatchComputer:
             LauncherError: No compute process can be had, or this worker ends.
             StoreUnavailableError: The database is away before the compute process was asked.
         """
-        for key in {request.prompt_vector for request in batch.requests} - {None}:
-            self._register_vectors(str(key))
+        if self._receipts is not None:  # before computing: the database may be away afterwards
+            for key in {one.prompt_vector for one in batch.requests if one.prompt_vector}:
+                self._vector_digest(key)
         results, asked = _messages(batch.requests)
         precision = self._launcher.precision
         known = {} if self._cache is None else rankings(asked, self._cache, precision)
         answered, asked = self._shortened(asked, known, precision)
         results += answered
-        flight = self._launcher.submit(
-            [partial(with_ticket, message, batch.live) for _, message in asked]
-        )
+        flight = self._submit(asked, batch.live)
         self._wait(batch, flight)
         scores: list[CachedScore] = []
         if flight.lost is not None and not isinstance(flight.lost, ComputeLostError):
@@ -144,20 +145,34 @@ class BatchComputer:
             )
             return _our_fault(request, error)
 
+    def _submit(self, asked: Sequence[tuple[ClaimedRequest, Message]], urgent: bool) -> InFlight:
+        """Send the requests, with the prompt vectors that the compute process lacks."""
+        makers = [partial(with_ticket, message, urgent) for _, message in asked]
+        named = (message.request.prompt_vectors for _, message in asked)
+        keys = {key for key in named if key is not None}
+        data: dict[str, bytes] = {}
+        while True:  # at most once a key, unless the process is replaced
+            missing = self._launcher.missing_vectors(keys - data.keys())
+            if missing:
+                # An unknown key has no data: the engine refuses the requests that name it.
+                data |= dict.fromkeys(missing, b"") | self._store.vectors.data(missing)
+            try:
+                return self._launcher.submit(makers, keys, data)
+            except VectorsMissingError:
+                continue
+
     def _receipted(self, result: NewResult, request: ClaimedRequest, precision: str) -> NewResult:
         """Return the result, with a receipt where receipts are asked for."""
         if self._receipts is not None:
-            digest = self._vector_digests.get(request.prompt_vector or "")
+            key = request.prompt_vector
+            digest = None if key is None else self._vector_digest(key)
             self._receipts.add(result, request, precision, digest)
         return result
 
-    def _register_vectors(self, key: str) -> None:
-        name, _, version = key.rpartition("@")
-        vectors = self._store.vectors.get(name, int(version))
-        if vectors is not None:  # where it is None, the engine refuses the requests that name it
-            self._launcher.register_vectors(key, vectors.data)
-            if self._receipts is not None:
-                self._vector_digests[key] = vectors.sha256
+    def _read_vector_digest(self, key: str) -> str | None:
+        """Return the digest of the prompt vectors "name@version"; None if there are none."""
+        found = self._store.vectors.resolve([key]).get(key)
+        return None if found is None else found.sha256
 
     def _wait(self, batch: ClaimedMicroBatch, flight: InFlight) -> None:
         """Wait for all answers; when the job is stopped, cancel the missing ones."""

@@ -31,6 +31,7 @@ def compute_config(
         kv_cache_bytes=_cache_bytes(settings, models),
         gpu_memory_share=settings.gpu_memory_share,
         host_cache_bytes=settings.host_cache_bytes // models,
+        prompt_vector_bytes=settings.prompt_vector_bytes // models,
         threads=threads,
         stalled_after_s=settings.compute_stalled_after_s,
         engine=settings.engine,
@@ -44,6 +45,7 @@ def compute_config(
         cuda_small_products=settings.cuda_small_products,
         cuda_fused_heads=settings.cuda_fused_heads,
         stamp=stamp,
+        shared_weights=settings.shared_weights,
         unverified=unverified,
     )
 

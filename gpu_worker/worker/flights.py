@@ -1,7 +1,7 @@
 """Requests in flight between the worker and its compute process, and what computing them took."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from nightjar.gpu_worker.compute import messages
 
@@ -23,14 +23,16 @@ class InFlight:
 
     There is one such object for a micro-batch, because a future for each request would be slow.
 
+    vectors: The keys of the prompt vectors that they name.
     answers: By ticket; complete once `done` is set, unless the flight was cancelled or lost.
     lost: Why the missing answers will not come; None while they may.
     engine_s, steps: The flight's share of the engine's seconds and steps, see EngineShares.
     missing: Requests without an answer.
     """
 
-    def __init__(self, tickets: Sequence[int]) -> None:
+    def __init__(self, tickets: Sequence[int], vectors: Collection[str] = ()) -> None:
         self.tickets = tickets
+        self.vectors = vectors
         self.answers: dict[int, messages.Answer] = {}
         self.lost: LauncherError | None = None
         self.done = threading.Event()

@@ -9,7 +9,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import wait
 
@@ -24,6 +24,7 @@ from nightjar.gpu_worker.worker.flights import (
     InFlight,
     LauncherError,
 )
+from nightjar.gpu_worker.worker.resident_vectors import ResidentVectors
 from nightjar.gpu_worker.worker.totals import Totals
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Launcher:
         self._pending_lock = threading.Lock()  # held for short times; taken after `_send_lock`
         self._pending: dict[int, InFlight] = {}
         self._shares = EngineShares()
-        self._vectors: dict[str, bytes] = {}
+        self._vectors = ResidentVectors(config.prompt_vector_bytes)
         self._ready = threading.Event()
         self._error: str | None = None
         self._precision: str = config.dtype
@@ -108,30 +109,41 @@ class Launcher:
         self._ready.wait()
         self._check()
 
-    def register_vectors(self, key: str, data: bytes) -> None:
-        """Send prompt vectors to this compute process and every later one."""
+    def missing_vectors(self, keys: Iterable[str]) -> list[str]:
+        """The keys of prompt vectors whose data `submit` needs."""
         with self._send_lock:
-            if key not in self._vectors:
-                self._vectors[key] = data
-                self._send([messages.RegisterVectors(key=key, data=data)])
+            return self._vectors.missing(keys)
 
-    def submit(self, makers: Sequence[MakeMessage]) -> InFlight:
+    def submit(
+        self,
+        makers: Sequence[MakeMessage],
+        keys: Collection[str] = (),
+        vectors: Mapping[str, bytes] | None = None,
+    ) -> InFlight:
         """Send requests in one frame; each maker is called with its ticket.
+
+        Args:
+            makers: Of the requests.
+            keys: Of the prompt vectors that they name.
+            vectors: The safetensors file of each key that `missing_vectors` returned, or b"".
 
         Raises:
             LauncherError: No compute process can be started.
+            VectorsMissingError: More vectors are missing than before, because the process was
+                replaced or others needed the room.
         """
         tickets = [next(self._tickets) for _ in makers]
         frame = [make(ticket) for make, ticket in zip(makers, tickets, strict=True)]
-        flight = InFlight(tickets)
+        flight = InFlight(tickets, keys)
         with self._send_lock:
             self._check()
+            told = self._vectors.use(keys, vectors or {}, self._vectors_in_flight())
             with self._pending_lock:
                 if not self._pending:
                     self._alive_at = time.monotonic()
                 self._pending.update(dict.fromkeys(tickets, flight))
                 self._shares.join(flight)
-            self._send(frame)
+            self._send([*told, *frame])
         return flight
 
     def cancel(self, flight: InFlight) -> None:
@@ -218,6 +230,11 @@ class Launcher:
             case messages.Statistics():
                 pass
 
+    def _vectors_in_flight(self) -> set[str]:
+        with self._pending_lock:
+            flights = set(self._pending.values())
+        return {key for flight in flights for key in flight.vectors}
+
     def _is_stalled(self) -> bool:
         silent_s = time.monotonic() - self._alive_at
         if not self._ready.is_set():
@@ -243,13 +260,12 @@ class Launcher:
             self._fail_pending(lost)
             self._group.pipe.close()
             self._shares = EngineShares()
+            self._vectors.clear()
             self.totals.process_ended()
             try:
                 self._group = self._spawn()
             except ClosedError:
                 return
-            vectors = [messages.RegisterVectors(key=k, data=d) for k, d in self._vectors.items()]
-            self._send(vectors)
 
     def _stalled(self) -> str:
         """Return, as a verb, how a stalled process ended."""

@@ -7,9 +7,9 @@ so that a slow database never stops the event loop.
 from collections.abc import Callable, Collection
 from functools import cache
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 import nightjar
@@ -40,6 +40,7 @@ from nightjar.jobs.api.open_jobs import open_jobs_router
 from nightjar.jobs.api.openapi import describe_events, openapi_document, operation_id
 from nightjar.jobs.api.ownership import Ownership
 from nightjar.jobs.api.page import create_page
+from nightjar.jobs.api.page.api_docs import show_docs
 from nightjar.jobs.api.page.gate import PageGate, ToThePage
 from nightjar.jobs.api.places import UploadPlaces
 from nightjar.jobs.api.rate_limits import RateLimits
@@ -52,12 +53,6 @@ from nightjar.jobs.errors import JobError
 from nightjar.jobs.model_choice import ConfiguredModels
 from nightjar.jobs.store import Store
 from nightjar.jobs.webhooks.addresses import AddressGuard
-
-# FastAPI's own page loads a script from the internet, and is blank without it.
-DOCS = """<!doctype html><html lang="en"><title>Nightjar's API</title>
-<p>The description of this API is <a href="openapi.json">openapi.json</a>, in OpenAPI's format.
-Any viewer of that format shows it.</p></html>
-"""
 
 
 def create_app(  # noqa: PLR0913 - the parts of one application
@@ -99,25 +94,61 @@ def create_app(  # noqa: PLR0913 - the parts of one application
         dependencies=[Depends(Ownership(store.jobs))],
     )
     access = access or Access()
-    rates = RateLimits() if access.counts else None
     keys = KeyRing(store.accounts, access)
     gate = PageGate(keys, store.sessions)
+    rates = RateLimits() if access.counts else None
     app.add_middleware(Authentication, keys=keys, rates=rates, door=gate)
-    app.add_middleware(ToThePage)
-    app.add_middleware(BrowserGuard, hosts=trusted_hosts)
-    app.add_middleware(ClearHeaders)  # the last one added comes first
-    if observe is not None:
-        app.add_middleware(Observing, observe=observe)
+    _add_middleware(app, trusted_hosts, observe)
     limits = limits or UploadLimits()
     if isinstance(served_model, str):
         served_model = ConfiguredModels((served_model,))
     names = ModelNames(store.models, served_model or ConfiguredModels())
+    app.state.calls = Calls(store, wake, names, calls or CallSettings(), limits)
     places = UploadPlaces(limits)
     uploads = Uploads(store.jobs, wake, names, limits, places)
     file_uploads = FileUploads(store.files, limits, places)
     forwarder = None if taker is None else UploadForwarder(taker, limits)
-    app.state.calls = single = Calls(store, wake, names, calls or CallSettings(), limits)
     for router in (
+        *_routers_of_rows(store, uploads, file_uploads, forwarder, limits),
+        batches_router(store, uploads.try_to_wake, names, limits),
+        calls_router(app.state.calls),
+        models_router(store.models, names),
+        watching_router(store),
+        schedules_router(store, names),
+        making_router(store, guard or AddressGuard()),
+        webhooks_router(store),
+        deliveries_router(store),
+        metrics_router(metrics),
+    ):
+        app.include_router(router, responses=EVERYWHERE)
+    app.include_router(health_router(store, taker, deployment, reading_check(keys)))
+    describe_events(app)
+    _show_documents(app)
+    app.state.page = create_page(store, keys, gate, uploads.try_to_wake)
+    app.mount("/ui", app.state.page)
+    for kind, answer in _ERRORS.items():
+        app.add_exception_handler(kind, answer)
+    return app
+
+
+def _add_middleware(app: FastAPI, hosts: Collection[str], observe: Observe | None) -> None:
+    """What stands before authentication. The last one added comes first."""
+    app.add_middleware(ToThePage)
+    app.add_middleware(BrowserGuard, hosts=hosts)
+    app.add_middleware(ClearHeaders)
+    if observe is not None:
+        app.add_middleware(Observing, observe=observe)
+
+
+def _routers_of_rows(
+    store: Store,
+    uploads: Uploads,
+    file_uploads: FileUploads,
+    forwarder: UploadForwarder | None,
+    limits: UploadLimits,
+) -> tuple[APIRouter, ...]:
+    """Jobs, their results, and files: where rows go in and out."""
+    return (
         submitting_router(uploads, forwarder),
         open_jobs_router(store, uploads, limits),
         steering_router(store, uploads),
@@ -126,25 +157,7 @@ def create_app(  # noqa: PLR0913 - the parts of one application
         reports_router(store),
         uploading_router(file_uploads, forwarder),
         files_router(store),
-        batches_router(store, uploads.try_to_wake, names, limits),
-        calls_router(single),
-        models_router(store.models, names),
-        watching_router(store),
-        schedules_router(store, names),
-        making_router(store, guard or AddressGuard()),
-        webhooks_router(store),
-        deliveries_router(store),
-    ):
-        app.include_router(router, responses=EVERYWHERE)
-    app.include_router(health_router(store, taker, deployment, reading_check(keys)))
-    app.include_router(metrics_router(metrics), responses=EVERYWHERE)
-    describe_events(app)
-    _show_documents(app)
-    app.state.page = page = create_page(store, keys, gate, uploads.try_to_wake)
-    app.mount("/ui", page)
-    for kind, answer in _ERRORS.items():
-        app.add_exception_handler(kind, answer)
-    return app
+    )
 
 
 _ERRORS = {
@@ -162,6 +175,5 @@ def _show_documents(app: FastAPI) -> None:
     def openapi() -> JSONResponse:
         return JSONResponse(document())
 
-    @app.get("/docs", include_in_schema=False)
-    def docs() -> HTMLResponse:
-        return HTMLResponse(DOCS)
+    # FastAPI's own page loads a script from the internet, and is blank without it.
+    app.add_api_route("/docs", show_docs, include_in_schema=False)

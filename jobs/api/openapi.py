@@ -23,8 +23,9 @@ _DESCRIPTION = """\
 Batch inference for GPT decoders: jobs of completions, chats and rankings.
 
 Every error has the shape of `ErrorAnswer`. Keys are sent as `Authorization: Bearer KEY`; a
-deployment without keys, which listens on loopback alone, asks for none. Moments are seconds since
-1970.
+deployment without keys, which listens on loopback alone, asks for none.
+
+Moments are seconds since 1970.
 """
 _TAGS = [
     {"name": "jobs", "description": "Submit, follow and steer jobs."},

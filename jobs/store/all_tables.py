@@ -10,6 +10,7 @@ from nightjar.jobs.store import (
     session_tables,
     share_tables,
     tables,
+    vector_tables,
     webhook_tables,
 )
 from nightjar.jobs.store.columns import metadata
@@ -25,5 +26,6 @@ __all__ = [
     "session_tables",
     "share_tables",
     "tables",
+    "vector_tables",
     "webhook_tables",
 ]

@@ -2,16 +2,18 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.overview_records import HeldMicroBatch, QueueDepth, WorkerView
+from nightjar.jobs.overview_records import HeldMicroBatch, QueueDepth, ServedView, WorkerView
 from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store.common import now
 from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.json_text import load_json
 from nightjar.jobs.store.model_tables import model, worker_model
 from nightjar.jobs.store.ready import models_with_ready
 from nightjar.jobs.store.tables import READY_ALONE, job, micro_batch, worker
@@ -84,7 +86,7 @@ class DeploymentView:
         # Workers that have ended stay in their table for ever; those that serve a model are few.
         serving = sa.select(worker_model.c.owner).distinct().limit(SHOWN_WORKERS).subquery()
         seen = (
-            sa.select(row.owner, row.seen_at, row.engine_s, row.load_s)
+            sa.select(row.owner, row.seen_at, row.engine_s, row.load_s, row.status)
             .join_from(serving, worker, row.owner == serving.c.owner)
             .where(row.seen_at > now() - LISTED_WITHIN)
             .order_by(row.seen_at.desc(), row.owner)
@@ -96,7 +98,17 @@ class DeploymentView:
             held: dict[str, list[HeldMicroBatch]] = defaultdict(list)
             for owner, *of_batch in connection.execute(_HELD):
                 held[owner].append(HeldMicroBatch(*of_batch))
-        return [WorkerView(*one, served[one.owner], held[one.owner]) for one in found]
+        return [
+            WorkerView(
+                one.owner,
+                one.seen_at,
+                one.engine_s,
+                one.load_s,
+                _models_said(one.status) or [ServedView(name) for name in served[one.owner]],
+                held[one.owner],
+            )
+            for one in found
+        ]
 
     def queues(self) -> list[QueueDepth]:
         """What waits and what is computed, by model, kind and bucket."""
@@ -138,6 +150,17 @@ class DeploymentView:
             )
             for key, one in sorted(depths.items())
         ]
+
+
+def _models_said(status: str | None) -> list[ServedView]:
+    """The models in a worker's sign of life; a worker of an older version says less."""
+    said = {} if status is None else load_json(status)
+    names = [field.name for field in fields(ServedView)]
+    return [
+        ServedView(**{name: one[name] for name in names if one.get(name) is not None})
+        for one in said.get("models", ())
+        if "name" in one
+    ]
 
 
 def _models_of(connection: Connection, owners: list[str]) -> Mapping[str, list[str]]:

@@ -36,6 +36,7 @@ from nightjar.jobs.store.tables import (
     micro_batch,
     request,
 )
+from nightjar.jobs.store.vectors import keep_versions
 
 REJECTED_STATUS = 400
 _mb = micro_batch.c
@@ -93,7 +94,8 @@ class Planning:
 
         `rejected` become failures; `answered` become results without being computed. `fingerprint`
         is of the model that the requests were encoded for; only its workers may claim them. `live`
-        says that the job is a single call.
+        says that the job is a single call. The job keeps the versions of its
+        prompt vectors.
 
         A request may not be queued any more: another planner was faster, or the job was stopped.
         Then the micro-batch that it would have joined is not stored, and its other requests stay
@@ -119,6 +121,7 @@ class Planning:
 
         def work(connection: Connection) -> list[MicroBatchRef]:
             indexes = lock_queued(connection, job_id, ids)
+            keep_versions(self._database, connection, job_id, encoded)
             stored = [item for item in micro_batches if indexes.keys() >= set(item.request_ids)]
             refs = insert_micro_batches(connection, job_id, stored, fingerprint, live=live)
             self._join_requests.run(connection, members(refs, stored, packed))

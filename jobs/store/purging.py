@@ -1,9 +1,9 @@
 """Deletes the rows of jobs that are marked as purged, in steps that are bounded in rows and bytes.
 
 The job's own row stays, with its counts, usage and times. Everything else of it goes: requests with
-their token ids, results, micro-batches, the order of landing. Nothing here decides whether a job
-may go: `jobs/store/retention.py` marks it. So a process may die between any two steps, and the next
-one goes on.
+their token ids, results, micro-batches, the order of landing, kept versions of prompt vectors.
+Nothing here decides whether a job may go: `jobs/store/retention.py` marks it. So a process may die
+between any two steps, and the next one goes on.
 """
 
 import time
@@ -19,6 +19,8 @@ from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.newest_rows import NewestRows, newest_rows
 from nightjar.jobs.store.tables import PURGING, job, landing, micro_batch, request, result
 from nightjar.jobs.store.turns import Turns
+from nightjar.jobs.store.vector_tables import job_prompt_vector
+from nightjar.jobs.store.vectors import delete_kept
 
 ROWS_PER_STEP = 500
 BYTES_PER_STEP = 4 << 20
@@ -94,6 +96,8 @@ class Purging:
             return count
         if _delete_landings(connection, job_id) == LANDINGS_PER_STEP:
             return count
+        if delete_kept(connection, job_id, ROWS_PER_STEP) == ROWS_PER_STEP:
+            return count
         if not _holds(connection, request, job_id) and not _holds(connection, micro_batch, job_id):
             connection.execute(sa.update(job).where(job.c.id == job_id).values(purging=False))
         return count
@@ -137,6 +141,7 @@ class Purging:
                 or _holds(connection, request, job_id, newest.request_id)
                 or _holds(connection, micro_batch, job_id, newest.micro_batch_id)
                 or _holds(connection, landing, job_id)
+                or _holds(connection, job_prompt_vector, job_id)
             )
 
 

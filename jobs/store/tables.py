@@ -303,17 +303,3 @@ leader = sa.Table(
     sa.Column("protocol", sa.Integer),
     sa.Column("protocol_epoch", sa.Integer),
 )
-
-prompt_vector = sa.Table(
-    "prompt_vector",
-    metadata,
-    sa.Column("id", BigId, primary_key=True),
-    sa.Column("name", sa.String(255), nullable=False),
-    sa.Column("version", sa.Integer, nullable=False),
-    sa.Column("sha256", sa.String(64), nullable=False),
-    sa.Column("length", sa.Integer, nullable=False),
-    sa.Column("width", sa.Integer, nullable=False),
-    sa.Column("data", sa.LargeBinary, nullable=False),
-    sa.Column("created_at", UtcDateTime, nullable=False),
-    sa.UniqueConstraint("name", "version"),
-)

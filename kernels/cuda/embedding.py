@@ -41,7 +41,6 @@ def embed(
     if prompt_vectors is not None:
         if vector_bases is None:
             raise ValueError("prompt_vectors need vector_bases: the first row of each row's own")
-        prompt_vectors = prompt_vectors.to(torch.float32)
         check("prompt_vectors", prompt_vectors, torch.float32, (None, columns), like=table)
         check("vector_bases", vector_bases, torch.int64, (rows,), like=table)
     out = torch.empty(rows, columns, dtype=torch.float32, device=table.device)

@@ -19,8 +19,8 @@ def embed(
 
     ids: int64[T]; an id at or past the vocabulary V reads row `vector_bases[t] + id - V` of
     prompt_vectors.  positions: int64[T].  table: [V, H]; position_table: [P, H], or None for rotary
-    embeddings; prompt_vectors: [R, H]; vector_bases: int64[T], the first row of the row's own
-    vectors.  scale multiplies table rows and prompt vectors.
+    embeddings; prompt_vectors: float32[R, H], the rows that this step reads; vector_bases:
+    int64[T], the first row of the row's own vectors.  scale multiplies table rows and vectors.
     Returns [T, H], in FP32 at least.
     """
     vocab_size = table.shape[0]

@@ -61,9 +61,9 @@ class Asking:
     def ask(self, call: Call, longest_wait_s: float = LONGEST_WAIT_S) -> Steps[JsonObject]:
         """Send a call until it is answered, and return the answer.
 
-        A call is sent again where the connection broke, where the API is away for a moment, and
-        where the tenant has sent too many and the API says how long to wait: `longest_wait_s` in
-        all.
+        A call is sent again where the connection broke or the API is away for a moment. It is
+        sent again, too, where the tenant has sent too many and the API says how long to wait.
+        All pauses together last `longest_wait_s` at most.
 
         Raises:
             RefusedError: The API refuses the call.

@@ -222,9 +222,7 @@ class _Run:
         registered = []
         for name, path in sorted(self._arguments.prompt_vectors.items()):
             try:
-                vectors = register_vectors(
-                    self._store.vectors, name, path, self._model.config.hidden_size
-                )
+                vectors = register_vectors(self._store.vectors, name, path, self._model)
             except VectorsError as error:
                 raise UsageError(f"--prompt-vector {name}: {error}") from error
             registered.append(f"{name} {vectors.sha256}")

@@ -1,16 +1,22 @@
 """Prompt vectors (P-tuning): reading a safetensors file and registering it under a name."""
 
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
-from nightjar.jobs.records import PromptVector
+from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.store.vectors import Vectors
+from nightjar.jobs.vector_records import PromptVector
+
+TRAINED_FOR = "nightjar_model"
+"""The key of a vector file's metadata that holds the fingerprint of its model."""
 
 _MOST_BYTES = 256 << 20
+_PEFT_TYPES = ("PROMPT_TUNING", "P_TUNING")
 _FLOATS = ("float16", "float32", "float64")
 
 
@@ -18,27 +24,69 @@ class VectorsError(Exception):
     """A file of prompt vectors cannot be used."""
 
 
-def register_vectors(vectors: Vectors, name: str, path: Path, width: int) -> PromptVector:
+def register_vectors(
+    vectors: Vectors, name: str, path: Path, model: ModelDirectory
+) -> PromptVector:
     """Register the vectors of a file under a name; a changed file becomes a new version.
 
     Args:
         vectors: The store of prompt vectors, which every worker reads.
         name: What requests write in `prompt_vector`; no `@`, which separates the version.
-        path: A safetensors file with one tensor [rows, width] of floats.
-        width: The model's hidden size.
+        path: A safetensors file with one tensor [rows, width] of floats, or a directory that PEFT
+            saved for prompt tuning or P-tuning.
+        model: The model that they are for. Where the file names a model, it must be this one.
 
     Raises:
         VectorsError: The name or the file cannot be used.
     """
     if not name or "@" in name or len(name) > 255:
         raise VectorsError(f"prompt vector name {name[:80]!r}: use 1 to 255 characters without @")
+    if path.is_dir():
+        path = adapter_file(path)
     read = _read(path)
     rows, columns = read.shape
+    width = model.config.hidden_size
     if columns != width:
         raise VectorsError(f"{path}: the vectors are {columns} wide; this model needs {width}")
+    fingerprint = _trained_for(path)
+    if fingerprint is not None and fingerprint != model.fingerprint:
+        raise VectorsError(
+            f"{path}: the vectors were trained for another model than {model.name}; train them "
+            "again for this one"
+        )
     data = save({"vectors": read})
     digest = hashlib.sha256(data).hexdigest()
-    return vectors.put(name, data, length=rows, width=columns, sha256=digest)
+    return vectors.put(name, data, rows, columns, digest, fingerprint)
+
+
+def adapter_file(folder: Path) -> Path:
+    """The weight file of a directory that PEFT saved for prompt tuning or P-tuning.
+
+    Raises:
+        VectorsError: It holds something else, or a pickle.
+    """
+    config, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    try:
+        found = json.loads(config.read_bytes())
+        kind = found["peft_type"]
+    except OSError as error:
+        raise VectorsError(f"{config} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise VectorsError(f"{config} is no configuration of an adapter: {error}") from error
+    if kind not in _PEFT_TYPES:
+        raise VectorsError(f"{config}: peft_type is {kind!r}; use one of {', '.join(_PEFT_TYPES)}")
+    if not weights.is_file() and (folder / "adapter_model.bin").exists():
+        raise VectorsError(
+            f"{folder} holds adapter_model.bin, a pickle, which is never read; save the adapter "
+            "with safe_serialization=True"
+        )
+    return weights
+
+
+def _trained_for(path: Path) -> str | None:
+    """The fingerprint of the model that the file was trained for, if it says so."""
+    with safe_open(path, framework="numpy") as file:
+        return (file.metadata() or {}).get(TRAINED_FOR)
 
 
 def _read(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:

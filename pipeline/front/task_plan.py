@@ -2,7 +2,7 @@
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -13,12 +13,12 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.records import (
     EncodedRequest,
     NewRequest,
-    PromptVector,
     QueuedRequest,
     RejectedRow,
 )
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
+from nightjar.jobs.vector_records import PromptVector
 from nightjar.pipeline.embedded.workdir import Speed, sqlite_url
 from nightjar.pipeline.files.vectors import register_vectors
 from nightjar.pipeline.planning.encode import Encoder
@@ -115,8 +115,8 @@ def planning_encoder(model: ModelDirectory, vectors: Mapping[str, Path]) -> Iter
             store = Store(sqlite_url(Path(folder) / "vectors.db"))
             store.migrate()
             for name, path in vectors.items():
-                register_vectors(store.vectors, name, path, model.config.hidden_size)
-            find = store.vectors.get
+                register_vectors(store.vectors, name, path, model)
+            find = store.vectors.resolve
         try:
             yield Encoder(model.config, model.tokenizer(), find, model.chat_template())
         finally:
@@ -124,8 +124,8 @@ def planning_encoder(model: ModelDirectory, vectors: Mapping[str, Path]) -> Iter
                 store.close()
 
 
-def _none(_: str) -> PromptVector | None:
-    return None
+def _none(_: Collection[str], __: str) -> Mapping[str, PromptVector]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True)

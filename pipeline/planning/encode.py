@@ -4,8 +4,7 @@ A query and its documents are tokenized separately and joined. So no token spans
 them, and a document's score does not depend on such a token.
 """
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nightjar.checkpoints import (
@@ -17,6 +16,7 @@ from nightjar.checkpoints import (
 )
 from nightjar.jobs.records import EncodedRequest, QueuedRequest, RequestError
 from nightjar.jobs.states import RequestKind
+from nightjar.jobs.vector_records import PromptVector
 from nightjar.pipeline.planning.context_limit import ContextLimit, EncodeError, is_chat
 from nightjar.pipeline.planning.placeholders import (
     PLACEHOLDER,
@@ -33,8 +33,10 @@ class Encoder:
     Args:
         config: Sizes of the model; its context length bounds every request.
         tokenizer: The model's own tokenizer.
-        find_vectors: Looks a prompt vector up by name; None where the name is unknown.
+        find_vectors: Looks references to prompt vectors up.
         chat_template: Renders messages as a prompt; None where the model has no template.
+        fingerprint: Of the model. Vectors that were trained for another one are refused; None
+            accepts them.
     """
 
     def __init__(
@@ -43,11 +45,13 @@ class Encoder:
         tokenizer: Tokenizer,
         find_vectors: VectorLookup,
         chat_template: ChatTemplate | None = None,
+        fingerprint: str | None = None,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._find_vectors = find_vectors
         self._chat_template = chat_template
+        self._fingerprint = fingerprint
         self._prompt_id = tokenizer.token_id(PROMPT_TOKEN)
         self._prefix = list(tokenizer.prefix_ids)
         self._context = ContextLimit(config.context_length, tokenizer.most_bytes)
@@ -56,7 +60,7 @@ class Encoder:
         self, requests: Sequence[QueuedRequest]
     ) -> tuple[list[EncodedRequest], list[tuple[int, RequestError]]]:
         """Encode requests together; return those that fit and `(request id, error)` of the rest."""
-        find = cache(self._find_vectors)  # one look-up a name, not one a request
+        vectors = self._vectors_of(requests)
         rejected: list[tuple[int, RequestError]] = []
         texts: list[tuple[QueuedRequest, list[str]]] = []
         for request in requests:
@@ -75,10 +79,16 @@ class Encoder:
             # Advance both iterators before this request can be refused.
             split = [[next(ids) for _ in next(pieces_of)] for _ in group]
             try:
-                encoded.append(self._assemble(request, split, find))
+                encoded.append(self._assemble(request, split, vectors))
             except EncodeError as error:
                 rejected.append((request.id, error.error))
         return encoded, rejected
+
+    def _vectors_of(self, requests: Sequence[QueuedRequest]) -> Mapping[str, PromptVector]:
+        """Look up what the requests, of one job, name: one look-up for all of them."""
+        named = [request for request in requests if request.body.get("prompt_vector") is not None]
+        references = {str(request.body["prompt_vector"]) for request in named}
+        return self._find_vectors(references, named[0].job_id) if named else {}
 
     def _texts(self, request: QueuedRequest) -> list[str]:
         """Return the texts to tokenize, by segment; none for a prompt given as token ids."""
@@ -103,7 +113,10 @@ class Encoder:
             raise EncodeError("invalid_value", str(error), "body.messages") from error
 
     def _assemble(
-        self, request: QueuedRequest, split: Sequence[list[list[int]]], find: VectorLookup
+        self,
+        request: QueuedRequest,
+        split: Sequence[list[list[int]]],
+        known: Mapping[str, PromptVector],
     ) -> EncodedRequest:
         if split:
             # A tokenizer that knows the prompt token splits the text there, too.
@@ -114,13 +127,15 @@ class Encoder:
         else:
             segments = [self._check_ids(request.body["prompt"])]
             placeholders = segments[0].count(PLACEHOLDER)
-        vectors = named_vectors(request.body.get("prompt_vector"), self._config.hidden_size, find)
+        reference = request.body.get("prompt_vector")
+        vectors = named_vectors(reference, self._config.hidden_size, self._fingerprint, known)
         segments = place_vectors(segments, placeholders, vectors, self._config.vocab_size)
         self._context.check_tokens(request, segments)
         return EncodedRequest(
             id=request.id,
             segments=segments,
-            prompt_vector=None if vectors is None else f"{vectors.name}@{vectors.version}",
+            prompt_vector=None if vectors is None else vectors.key,
+            vector_reference=reference,
         )
 
     def _with_prefix(self, ids: list[int]) -> list[int]:

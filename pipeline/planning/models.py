@@ -36,8 +36,9 @@ class PlanningModel:
         self.encoder = Encoder(
             directory.config,
             directory.tokenizer(),
-            find_vectors=store.vectors.get,
+            find_vectors=store.vectors.resolve,
             chat_template=directory.chat_template(),
+            fingerprint=directory.fingerprint,
         )
 
 

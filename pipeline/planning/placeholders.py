@@ -1,12 +1,13 @@
 """`<|PROMPT|>` in a text: finds the named prompt vectors and puts their rows into the token ids."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from nightjar.checkpoints import PROMPT_TOKEN
-from nightjar.jobs.records import PromptVector
+from nightjar.jobs.vector_records import PromptVector
 from nightjar.pipeline.planning.context_limit import EncodeError
 
-VectorLookup = Callable[[str], PromptVector | None]
+VectorLookup = Callable[[Collection[str], str], Mapping[str, PromptVector]]
+"""From references and the id of their job to the versions that they mean, without their data."""
 
 PLACEHOLDER = -1
 """Stands for `<|PROMPT|>` until the vectors' rows are known; no tokenizer gives it."""
@@ -21,30 +22,44 @@ def join_at_placeholders(pieces: list[list[int]]) -> list[int]:
     return ids
 
 
-def named_vectors(name: str | None, width: int, find: VectorLookup) -> PromptVector | None:
+def named_vectors(
+    reference: str | None,
+    width: int,
+    fingerprint: str | None,
+    found: Mapping[str, PromptVector],
+) -> PromptVector | None:
     """Return the prompt vectors that a request names; None where it names none.
 
     Args:
-        name: The body's `prompt_vector`.
+        reference: The body's `prompt_vector`: NAME, NAME@VERSION or NAME@ALIAS.
         width: The model's hidden size.
-        find: Looks the name up.
+        fingerprint: Of the model; None if it is not compared.
+        found: The versions that references mean.
 
     Raises:
         EncodeError: The name is not registered, or its vectors are not for this model.
     """
-    if name is None:
+    if reference is None:
         return None
-    vectors = find(name)
+    vectors = found.get(reference)
     if vectors is None:
         raise EncodeError(
             "prompt_vector_not_found",
-            f"no prompt vector is registered under the name {name[:80]!r}",
+            f"no prompt vector is registered under the name {reference[:80]!r}",
+            "body.prompt_vector",
+        )
+    if None not in (fingerprint, vectors.fingerprint) and vectors.fingerprint != fingerprint:
+        raise EncodeError(
+            "invalid_value",
+            f"the prompt vector {reference[:80]!r} was trained for another model; train it again "
+            "for this one",
             "body.prompt_vector",
         )
     if vectors.width != width:
         raise EncodeError(
             "invalid_value",
-            f"the prompt vector {name[:80]!r} is {vectors.width} wide; this model needs {width}",
+            f"the prompt vector {reference[:80]!r} is {vectors.width} wide; this model needs "
+            f"{width}",
             "body.prompt_vector",
         )
     return vectors

@@ -151,8 +151,7 @@ class ResultCache:
 
     def _read_vectors_sha256(self, prompt_vector: str) -> str:
         """Return the digest of the vectors called "name@version"."""
-        name, _, version = prompt_vector.rpartition("@")
-        found = self._vectors.get(name, int(version))
+        found = self._vectors.resolve([prompt_vector]).get(prompt_vector)
         return prompt_vector if found is None else found.sha256
 
     def _is_time_to_trim(self) -> bool:

@@ -224,8 +224,7 @@ class TaskSteps:
 
     def _register_vectors(self, file: TaskFile, model: ModelDirectory) -> None:
         for name, path in sorted(file.task.prompt_vectors.items()):
-            width = model.config.hidden_size
-            register_vectors(self._store.vectors, name, file.folder / path, width)
+            register_vectors(self._store.vectors, name, file.folder / path, model)
 
     def _check_sink(self, kept: Kept) -> None:
         """Find what would make the write fail, before anything is computed."""

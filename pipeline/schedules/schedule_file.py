@@ -1,7 +1,6 @@
 """Reads a schedule file (TOML or YAML) and checks it; errors name the line and the field."""
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,13 @@ from nightjar.jobs.schedules.fields import (
     check_name,
     findings,
 )
+from nightjar.pipeline.written_file import WrittenFileError, read_written
 
-_MOST_BYTES = 1 << 20
 MOST_SCHEDULES = 100
 _MOST_TOLD = 5
 _TABLE = "schedules"
 _HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(?:#.*)?")
 _KEY = re.compile(r"""\s*["']?([\w-]+)["']?\s*=""")
-_MISSING_YAML = "a schedule file of YAML needs: pip install 'nightjar-batch[tables]'; or write TOML"
 
 
 class ScheduleFileError(Exception):
@@ -45,8 +43,11 @@ def read_schedules(path: Path) -> ScheduleFile:
     Raises:
         ScheduleFileError: The file cannot be read, or a field of it is wrong.
     """
-    text = _text_of(path)
-    values = _toml(path, text) if path.suffix.lower() == ".toml" else _yaml(path, text)
+    try:
+        written = read_written(path, "schedule file")
+    except WrittenFileError as error:
+        raise ScheduleFileError(str(error)) from error
+    text, values = written.text, written.values
     found = values.get(_TABLE) if isinstance(values, dict) else None
     if not isinstance(found, dict) or not found:
         raise ScheduleFileError(f"{path} holds no schedules; write [schedules.NAME] and its fields")
@@ -118,43 +119,6 @@ def _problem(path: Path, text: str, place: tuple[str, ...], message: str) -> str
     return f"{told}{'.'.join(place)}: {message}"
 
 
-def _text_of(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise ScheduleFileError(f"the schedule file {path}: {error.strerror}") from error
-    if len(raw) > _MOST_BYTES:
-        raise ScheduleFileError(f"{path} is longer than {_MOST_BYTES} bytes; no schedule file is")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ScheduleFileError(
-            f"{path} is not UTF-8 (byte {error.start + 1}); save it as UTF-8"
-        ) from None
-
-
-def _toml(path: Path, text: str) -> Any:  # noqa: ANN401 - whatever the file holds
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ScheduleFileError(f"{path} is not TOML: {error}; correct it") from error
-
-
-def _yaml(path: Path, text: str) -> Any:  # noqa: ANN401 - whatever the file holds
-    try:
-        import yaml  # noqa: PLC0415 - in an extra; only this kind of file needs it
-    except ImportError as error:
-        raise ScheduleFileError(_MISSING_YAML) from error
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "it cannot be read"
-        raise ScheduleFileError(f"{path}{place} is not YAML: {problem}; correct it") from error
-
-
 def _line_of(path: Path, text: str, place: tuple[str, ...]) -> int | None:
     """The line of a field, or of the nearest table around it; None where it cannot be told."""
     lines = _toml_lines(text) if path.suffix.lower() == ".toml" else _yaml_lines(text)
@@ -178,7 +142,7 @@ def _toml_lines(text: str) -> dict[tuple[str, ...], int]:
 
 
 def _yaml_lines(text: str) -> dict[tuple[str, ...], int]:
-    import yaml  # noqa: PLC0415 - as above
+    import yaml  # noqa: PLC0415 - in an extra; the file was read with it
 
     found: dict[tuple[str, ...], int] = {}
 

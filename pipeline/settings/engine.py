@@ -1,6 +1,7 @@
 """Settings of a GPU worker's engines; a part of `Settings`."""
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -48,6 +49,13 @@ class EngineSettings(BaseSettings):
         "`CUDA_VISIBLE_DEVICES` if that is set, else the numbers of nvidia-smi. Not together with "
         "`NIGHTJAR_DEVICE`",
     )
+    shared_weights: Annotated[
+        Path | None, read_by(GPU_WORKER, page="reference/models.md#shared-weights")
+    ] = Field(
+        None,
+        description="folder of packed weights on this machine, which all workers of a model map: "
+        "one copy in memory, and a fast start; on a CPU, without shards",
+    )
     compute_threads: Annotated[int | None, WORKER] = Field(
         ComputeConfig.threads,
         ge=1,
@@ -71,6 +79,12 @@ class EngineSettings(BaseSettings):
         ge=0,
         description="host memory for prefixes that the cache has no room for, all models of a "
         "worker together; 0 for none",
+    )
+    prompt_vector_bytes: Annotated[int, WORKER] = Field(
+        ComputeConfig.prompt_vector_bytes,
+        ge=1,
+        description="host memory of compute processes for prompt vectors, all models of a worker "
+        "together; the least recently used leave, requests in flight keep theirs",
     )
     window_steps: Annotated[int, SWITCH] = Field(
         ComputeConfig.window_steps,

@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from nightjar.pipeline.tasks.errors import MISSING_EXTRA, TaskError
+from nightjar.pipeline.tasks.errors import TaskError
 from nightjar.pipeline.tasks.fields import ChatTask, GenerateTask, RankTask, ScoreTask, Task
+from nightjar.pipeline.written_file import WrittenFileError, read_written
 
-_MOST_BYTES = 1 << 20
 _MOST_TOLD = 5
 _TASK: TypeAdapter[Task] = TypeAdapter(Annotated[Task, Field(discriminator="kind")])
 _MODELS: dict[str, type[BaseModel]] = {
@@ -57,12 +56,10 @@ def read_task(path: Path) -> TaskFile:
         TaskError: The file cannot be read, or a field of it is wrong.
     """
     try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise TaskError(f"the task file {path}: {error.strerror}") from error
-    if len(raw) > _MOST_BYTES:
-        raise TaskError(f"{path} has {len(raw)} bytes; a task file has at most {_MOST_BYTES}")
-    return TaskFile(path, check_task(_decoded(path, raw), str(path)))
+        written = read_written(path, "task file")
+    except WrittenFileError as error:
+        raise TaskError(str(error)) from error
+    return TaskFile(path, check_task(written.values, str(path)))
 
 
 def check_task(values: object, name: str) -> Task:
@@ -92,29 +89,6 @@ def json_schema() -> dict[str, Any]:
         "title": "Nightjar task file",
         **schema,
     }
-
-
-def _decoded(path: Path, raw: bytes) -> object:
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{path} is not UTF-8 (byte {error.start + 1}); save it as UTF-8") from None
-    if path.suffix.lower() == ".toml":
-        try:
-            return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise TaskError(f"{path} is not TOML: {error}; correct it") from error
-    try:
-        import yaml  # noqa: PLC0415 - in an extra; only this kind of file needs it
-    except ImportError as error:
-        raise TaskError(MISSING_EXTRA) from error
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "it cannot be read"
-        raise TaskError(f"{path}{place} is not YAML: {problem}; correct it") from error
 
 
 def _likeliest(found: Iterable[Any]) -> list[Any]:

@@ -85,6 +85,7 @@ def test_bad_lines_are_reported_and_good_ones_finish(tiny_model: Path, tmp_path:
     assert "column" in errors[14]["message"]
 
 
+@pytest.mark.slow
 def test_prompt_vectors_by_name_and_of_the_wrong_width(tiny_model: Path, tmp_path: Path) -> None:
     width = json.loads((tiny_model / "config.json").read_text())["n_embd"]
     good, wide = tmp_path / "good.safetensors", tmp_path / "wide.safetensors"
@@ -199,6 +200,7 @@ def test_a_file_of_another_format_is_told_before_any_work(
     assert "compressed with gzip" in done.stderr
 
 
+@pytest.mark.slow
 def test_too_many_bad_lines_in_a_row_end_the_run_with_the_first(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def test_bad_requests_in_a_file_leave_their_neighbours_untouched(
         assert len(error["message"]) < 400
 
 
+@pytest.mark.slow
 def test_a_request_that_the_cache_can_never_hold_names_the_setting(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ COMMANDS = [
     "retry",
     "models",
     "vectors",
+    "tune",
     "migrate",
     "keys",
     "tenants",
@@ -96,7 +97,7 @@ def test_help_loses_nothing_to_markup(command: str) -> None:
         (["worker", "plan"], {"NIGHTJAR_MODEL": "/no/such/model"}, "/no/such/model"),
         (["worker", "plan"], {"NIGHTJAR_MODELS": f"demo={DEMO},b=/no/dir"}, "the model 'b'"),
         (
-            ["vectors", "v", "f"],
+            ["vectors", "add", "v", "f"],
             {"NIGHTJAR_MODELS": f"a={DEMO},b={DEMO}/"},
             "one of 'a', 'b'",
         ),
@@ -237,11 +238,43 @@ def test_registered_vectors_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("NIGHTJAR_DATABASE_URL", f"sqlite:///{tmp_path}/night.db")
     monkeypatch.setenv("NIGHTJAR_MODEL", str(DEMO))
     assert nightjar("migrate").returncode == 0
-    done = nightjar("vectors", "tuned", str(tmp_path / "v.safetensors"))
+    done = nightjar("vectors", "add", "tuned", str(tmp_path / "v.safetensors"))
     assert done.stdout == "tuned, version 1: 3 vectors\n"
-    again = nightjar("vectors", "tuned", str(tmp_path / "v.safetensors"), "--json")
+    again = nightjar("vectors", "add", "tuned", str(tmp_path / "v.safetensors"), "--json")
     (line,) = again.stdout.splitlines()
     assert json.loads(line) == {"name": "tuned", "version": 1, "length": 3}
+
+
+def test_versions_are_listed_tagged_and_rolled_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    width = json.loads((DEMO / "config.json").read_text())["n_embd"]
+    monkeypatch.setenv("NIGHTJAR_DATABASE_URL", f"sqlite:///{tmp_path}/night.db")
+    monkeypatch.setenv("NIGHTJAR_MODEL", str(DEMO))
+    Store(f"sqlite:///{tmp_path}/night.db").migrate()
+
+    def run(*arguments: str, status: int = 0) -> str:
+        done = CliRunner().invoke(app, ["vectors", *arguments])
+        assert done.exit_code == status, done.output
+        return done.output
+
+    for number in (1, 2):
+        save_file({"v": np.full((3, width), number, np.float32)}, tmp_path / "v.safetensors")
+        run("add", "tuned", str(tmp_path / "v.safetensors"), "--tag", f"t{number}")
+    assert run("tag", "tuned", "live") == "tuned@live is version 2\n"
+    assert run("rollback", "tuned") == "tuned@latest is version 1\n"
+    assert "no version before the latest" in run("rollback", "tuned", status=2)
+    assert "cannot be used" in run("tag", "tuned", "3", status=2)
+    assert "no version 7" in run("tag", "tuned", "live", "--version", "7", status=2)
+    rows = json.loads(run("list", "tuned", "--json"))
+    assert [(one["version"], one["aliases"]) for one in rows] == [
+        (2, ["live", "t2"]),
+        (1, ["latest", "t1"]),
+    ]
+    assert [line.split()[:2] for line in run("list").splitlines()] == [
+        ["name", "version"],
+        ["tuned", "1"],
+    ]
 
 
 def test_the_help_of_every_command_is_the_one_that_was_agreed() -> None:

@@ -376,6 +376,7 @@ def test_a_broker_that_goes_away_and_comes_back(deployment: Deployment, api: htt
     assert deployment.services["gpu-worker"].process is gpu_worker, "it lost its model"
 
 
+@pytest.mark.slow
 def test_any_order_of_starting(postgres_server: str, tiny_model: Path, tmp_path: Path) -> None:
     """Docker starts everything at once after a reboot: no broker yet, and here no tables either."""
     with (

@@ -471,6 +471,7 @@ def test_a_single_call_is_traced_to_its_worker(journey: Journey) -> None:
     assert [span.process for span in worked] == ["nightjar-gpu-worker"]
 
 
+@pytest.mark.slow
 def test_only_sampled_traces_are_sent_and_none_repeats_a_request(journey: Journey) -> None:
     """Of what no caller asked to trace, one in a million would be."""
     of_trace(journey, JOB_TRACE, "finish")

@@ -31,6 +31,7 @@ def texts(out: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_a_poisoned_row_fails_alone_and_is_retried_when_asked(
     tmp_path: Path, tiny_model: Path
 ) -> None:

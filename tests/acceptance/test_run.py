@@ -205,6 +205,7 @@ def test_the_logs_say_nothing_of_idle_ticks(finished: Finished) -> None:
         assert all("succeeded" in line and re.search(r": [1-9]", line) for line in idle), idle
 
 
+@pytest.mark.slow
 def test_a_line_that_names_another_model_is_refused_unless_any_is_accepted(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,6 +367,7 @@ def test_a_worker_that_cannot_start_is_not_started_again(
     assert log.read_text().count("nightjar worker: ") == 1
 
 
+@pytest.mark.slow
 def test_a_hostile_environment_does_no_harm(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ def run(source: Path, model: Path, out: Path) -> int:
     return nightjar("run", source, "--model", model, "--out", out).returncode
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_in_every_run(tiny_model: Path, tmp_path: Path) -> None:
     lines: list[Any] = [
         completion_line(f"text-{n}", prompt=f"안녕 {n}", max_tokens=1 + n % 9) for n in range(40)
@@ -42,6 +43,7 @@ def test_answers_are_the_same_in_every_run(tiny_model: Path, tmp_path: Path) -> 
     assert len(texts) > 30
 
 
+@pytest.mark.slow
 def test_poison_that_raises_costs_its_own_row(tiny_model: Path, tmp_path: Path) -> None:
     lines: list[Any] = [completion_line(f"row-{n}", prompt=f"hello {n}") for n in range(20)]
     lines[11] = completion_line("poison", prompt="hello <poison:raise>")

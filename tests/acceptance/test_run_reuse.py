@@ -45,6 +45,7 @@ def lines(start: int, end: int) -> list[Any]:
     return asked
 
 
+@pytest.mark.slow
 def test_equal_rows_of_a_file_are_computed_once(tiny_model: Path, tmp_path: Path) -> None:
     rows = [completion_line(f"row-{n}", prompt=f"안녕 {n % 5}") for n in range(40)]
     rows += [completion_line(f"drawn-{n}", prompt="p", temperature=1) for n in range(5)]

@@ -113,6 +113,7 @@ def test_a_task_that_changed_after_a_run_was_stopped(
     assert "continuing: " in done.stderr
 
 
+@pytest.mark.slow
 def test_json_lines_in_and_out_without_a_sink(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"id": "a", "docs": ["x", "y"]}\n{"id": "b"}\n{\n')
     request = 'query = "q"\ndocuments = {column = "docs"}'

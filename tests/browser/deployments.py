@@ -12,7 +12,7 @@ from nightjar.jobs.states import Scope
 from nightjar.jobs.store import Store
 from tests.api_process import running_api
 from tests.monitored import Monitored, monitored
-from tests.shown_jobs import Shown, beat, fill
+from tests.shown_deployment import Shown, beat, fill
 
 BEAT_EVERY_S = 3.0  # a worker that is silent for longer than a while is shown as such
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from tests.shown_jobs import Shown
+from tests.shown_deployment import Shown
 
 # The paths below `/ui` of all pages, in the states that look different.
 PLACES: Mapping[str, Callable[[Shown], str]] = {
@@ -21,6 +21,9 @@ PLACES: Mapping[str, Callable[[Shown], str]] = {
     "question": lambda jobs: f"/jobs/{jobs.running}/confirm/cancel",
     "workers": lambda jobs: "/workers",
     "queues": lambda jobs: "/queues",
+    "schedules": lambda jobs: "/schedules",
+    "schedule": lambda jobs: f"/schedules/{jobs.schedule}",
+    "failing-schedule": lambda jobs: f"/schedules/{jobs.failing_schedule}",
     "tenants": lambda jobs: "/tenants",
     "not-found": lambda jobs: "/jobs/nope",
 }

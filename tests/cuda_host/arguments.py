@@ -1,7 +1,7 @@
 """What a launch is given, checked against the kernel's parameters and laid out as it reads it.
 
-Arrays are copied to memory of their own with a wide margin, so that an index that is off does not
-land in another array, and copied back after the launch.
+Arrays are copied to memory of their own, and copied back after the launch. A wide margin keeps an
+index that is off from landing in another array.
 """
 
 import ctypes
@@ -90,8 +90,8 @@ class Arguments:
     Args:
         kernel: Its name, for messages.
         parameters: What it takes.
-        given: torch CPU tensors or numpy arrays for pointers, None for a null pointer, numpy
-            scalars, or Python's bool, int and float, which are one, eight and eight bytes wide as
+        given: torch CPU tensors or numpy arrays for pointers, None for a null pointer, and
+            numpy scalars. Python's bool, int and float are one, eight and eight bytes wide, as
             CuPy has it.
 
     Raises:

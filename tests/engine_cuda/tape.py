@@ -2,8 +2,8 @@
 
 A graph plays back what one run of a step launched: the same operations, on the same addresses, with
 the numbers that Python had at that time, in memory that other graphs have used since.  A tape does
-the same on the CPU, so that a step which recorded something that must not stay as it was writes
-other texts than one that runs anew each time.
+the same on the CPU. A step that recorded something which must not stay as it was then writes other
+texts than one that runs anew each time.
 """
 
 from __future__ import annotations

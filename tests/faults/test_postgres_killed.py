@@ -68,6 +68,7 @@ class Submitter:
                 return submission.job_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_postgres_killed_and_restarted_in_mid_write(
     tmp_path: Path,

@@ -85,6 +85,7 @@ class Storm:
         rng.choice(acts)(client.job(rng.choice(known)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("keys", "acts"), [(8, 10), pytest.param(80, 150, marks=pytest.mark.slow)])
 def test_a_storm_of_cancels_and_duplicate_submits(
     keys: int,

@@ -52,6 +52,7 @@ def health(client: TestClient) -> tuple[int, str]:
     return answer.status_code, message
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("environment")
 def test_a_socket_that_cannot_be_bound_is_said_until_it_can(sqlite_store: Store) -> None:
     uploads = UploadProcess()

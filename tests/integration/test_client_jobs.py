@@ -232,6 +232,7 @@ def test_rows_of_an_open_job_are_computed_before_it_is_sealed(api_url: str) -> N
     assert (ended.state, ended.open, ended.counts.total) == ("completed", False, 4)
 
 
+@pytest.mark.slow
 def test_a_pipeline_describes_its_products_by_the_client(
     api_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from safetensors.numpy import save
 
@@ -26,6 +27,7 @@ from nightjar.gpu_worker.worker.launcher import (
     Launcher,
     LauncherError,
 )
+from nightjar.gpu_worker.worker.resident_vectors import VectorsMissingError
 from nightjar.requests import RankRequest
 from tests.models import save_gpt2
 from tests.processes import wait_until
@@ -201,15 +203,50 @@ def test_a_model_that_loaded_once_is_tried_as_often_as_a_new_one(
     assert len(starts.read_text().split()) == RESTARTS.most_failures == 3
 
 
-def test_prompt_vectors_outlive_the_process(launcher: Launcher) -> None:
-    launcher.register_vectors("v@1", save({"v": np.ones((2, 32), np.float32)}))
-    ids = [512, 513, 9]
-    before = text(launcher.submit([partial(generate, ids=ids, max_tokens=5, vectors="v@1")]))
-    os.kill(launcher.pid, signal.SIGKILL)
+def test_a_process_is_told_the_prompt_vectors_that_it_lacks(launcher: Launcher) -> None:
+    asked = partial(generate, ids=[512, 513, 9], max_tokens=5, vectors="v@1")
+    data = {"v@1": save({"v": np.ones((2, 32), np.float32)})}
+    assert launcher.missing_vectors(["v@1"]) == ["v@1"]
+    before = text(launcher.submit([asked], ["v@1"], data))
+    assert launcher.missing_vectors(["v@1"]) == []
+    assert text(launcher.submit([asked], ["v@1"])) == before
     pid = launcher.pid
+    os.kill(pid, signal.SIGKILL)
     wait_until("the next process", lambda: launcher.pid != pid)
-    again = launcher.submit([partial(generate, ids=ids, max_tokens=5, vectors="v@1")])
-    assert text(again) == before
+    assert launcher.missing_vectors(["v@1"]) == ["v@1"]
+    with pytest.raises(VectorsMissingError):
+        launcher.submit([asked], ["v@1"])
+    assert text(launcher.submit([asked], ["v@1"], data)) == before
+    (unknown,) = answers(launcher.submit([partial(asked, vectors="w@1")], ["w@1"], {"w@1": b""}))
+    assert isinstance(unknown, messages.Failed)
+    assert unknown.code == "unknown_prompt_vectors"
+
+
+@pytest.mark.slow
+def test_ten_thousand_versions_leave_memory_flat(tiny_model: Path) -> None:
+    """Each version comes once, within a bound of a hundred of them."""
+    vectors = np.zeros((64, 32), np.float32)
+    config = ComputeConfig(tiny_model, dtype="fp32", threads=1, prompt_vector_bytes=850_000)
+    started = Launcher(config, on_failure=print)
+    sizes: list[int] = []
+    try:
+        started.wait_ready()
+        for first in range(0, 10_000, 50):
+            keys = [f"v@{first + n}" for n in range(50)]
+            data = {}
+            for number, key in enumerate(keys):
+                vectors[0, 0] = first + number
+                data[key] = save({"v": vectors})
+            ask_all = [partial(generate, ids=[512, 7], max_tokens=1, vectors=key) for key in keys]
+            found = answers(started.submit(ask_all, keys, data))
+            assert all(isinstance(one, messages.Generated) for one in found)
+            held = first + 50 - len(started.missing_vectors(f"v@{n}" for n in range(first + 50)))
+            assert held == min(first + 50, 102)  # of 8,280 bytes each
+            sizes.append(psutil.Process(started.pid).memory_info().rss)
+    finally:
+        started.close()
+    # All of them take 80 MB; the first thousand fill the caches.
+    assert sizes[-1] - sizes[19] < 16 << 20
 
 
 def test_cancelled_requests_end_and_the_rest_goes_on(launcher: Launcher) -> None:

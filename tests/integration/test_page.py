@@ -10,12 +10,14 @@ from fastapi.testclient import TestClient
 
 from nightjar.jobs.accounts import NewKey, Scope, Tenant
 from nightjar.jobs.records import NewJob, NewRequest, NewResult
+from nightjar.jobs.schedule_records import RunState, Trigger
 from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
 from tests.api_app import real_app
 from tests.jobs import planned
 from tests.outcomes import claim
-from tests.shown_jobs import fill
+from tests.schedules import Clock, add_schedule, runs_of
+from tests.shown_deployment import fill
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m"
 
@@ -126,9 +128,41 @@ def test_an_act_needs_its_scope_and_the_token_of_its_page(
     assert browser.post(f"/ui/jobs/{mine}/explode", data={"token": token}).status_code == 404
 
 
+def test_a_schedule_is_run_paused_and_resumed_by_its_tenant_alone(
+    browser: TestClient, store: Store
+) -> None:
+    mine, theirs = (
+        add_schedule(store, Clock(), tenant=tenant, task_name="rank") for tenant in ("owls", "bats")
+    )
+    signed_in(browser, store, "owls", Scope.READ)
+    assert browser.get(f"/ui/schedules/{mine.id}/confirm/run").status_code == 403
+    signed_in(browser, store, "owls", Scope.SUBMIT)
+    listed = browser.get("/ui/schedules").text
+    assert mine.id in listed
+    assert theirs.id not in listed
+    for rest in ("", "/events", "/confirm/run"):
+        assert browser.get(f"/ui/schedules/{theirs.id}{rest}").status_code == 404
+    place = f"/ui/schedules/{mine.id}"
+    assert browser.post(f"{place}/run", data={"token": "a.b"}).status_code == 403
+    assert runs_of(store, mine) == []
+    for action in ("run", "pause", "resume"):
+        token = token_on(browser, f"{place}/confirm/{action}")
+        theirs_too = browser.post(f"/ui/schedules/{theirs.id}/{action}", data={"token": token})
+        assert theirs_too.status_code == 404
+        assert browser.post(f"{place}/{action}", data={"token": token}).status_code == 303
+        assert store.schedules.get("owls", mine.id).paused is (action == "pause")
+    (run,) = runs_of(store, mine)
+    assert (run.trigger, run.state) == (Trigger.MANUAL, RunState.WAITING)
+    assert runs_of(store, theirs) == []
+    done = [one.actor for one in store.schedules.changes("owls", 9)]
+    assert len([actor for actor in done if actor.startswith("key nj_")]) == 3
+    assert browser.get(f"{place}/confirm/resume").status_code == 409
+    assert browser.get(f"{place}/confirm/explode").status_code == 404
+
+
 def test_every_page_loads_from_here_alone(browser: TestClient, store: Store) -> None:
     fill(store)
-    paths = ["/ui/", "/ui/workers", "/ui/queues", "/ui/tenants"]
+    paths = ["/ui/", "/ui/workers", "/ui/queues", "/ui/tenants", "/ui/schedules"]
     jobs = re.findall(r"/ui/jobs/([0-9A-Za-z_-]{8,})", browser.get("/ui/").text)
     assert jobs, browser.get("/ui/").text
     paths += [f"/ui/jobs/{jobs[0]}{rest}" for rest in ("", "/results", "/failures")]

@@ -198,6 +198,7 @@ def test_one_worker_of_two_models_answers_single_calls_of_both(
         assert {body["model"] for body in own} == {name}
 
 
+@pytest.mark.slow
 def test_a_killed_worker_of_one_model_takes_nothing_from_the_other(
     store: Store, deployment: Deployment, alpha: Path, beta: Path
 ) -> None:

@@ -30,6 +30,7 @@ from tests.shards import answers, assert_same, every_kind, first_logits, process
 
 PATIENCE_S = 120
 NOTICED_S = 10.0
+VECTORS = {"v@1": save({"v": np.ones((2, 32), np.float32)})}
 
 
 @pytest.mark.parametrize(("family", "ranks"), [("gpt2", 2), ("llama", 4)])
@@ -76,7 +77,9 @@ def ask(launcher: Launcher, count: int = 1, max_tokens: int = 8) -> InFlight:
     """Prompts that begin with prompt vectors, which the next group must know as well."""
     ids = [[512, 513, 9 + n] for n in range(count)]
     return launcher.submit(
-        [partial(generate, ids=one, max_tokens=max_tokens, vectors="v@1") for one in ids]
+        [partial(generate, ids=one, max_tokens=max_tokens, vectors="v@1") for one in ids],
+        ["v@1"],
+        VECTORS,
     )
 
 
@@ -105,7 +108,6 @@ def told(flight: InFlight) -> list[messages.Answer]:
 def test_a_rank_that_dies_or_hangs_is_noticed_and_the_group_starts_again(
     launcher: Launcher, sent: signal.Signals, rank: int, ending: str
 ) -> None:
-    launcher.register_vectors("v@1", save({"v": np.ones((2, 32), np.float32)}))
     launcher.wait_ready()
     before = text(ask(launcher))
     pids = launcher.pids
@@ -166,6 +168,7 @@ class Spoiled:
 STEP, SUM = "Engine, '_schedule'", "ShardDecoder, '_joined'"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "where", "fault", "ending"),
     [
@@ -189,7 +192,6 @@ def test_a_rank_that_is_well_and_does_not_come_is_noticed(
     config = ComputeConfig(tiny_model, "fp32", threads=2, shards=2)
     launcher = Launcher(config, print, program=Spoiled((rank,), fault, where, flag))
     try:
-        launcher.register_vectors("v@1", save({"v": np.ones((2, 32), np.float32)}))
         launcher.wait_ready()
         before = text(ask(launcher))
         time.sleep(1)  # idle
@@ -216,7 +218,6 @@ def test_a_step_may_take_longer_than_a_rank_may_be_late(tiny_model: Path, tmp_pa
     config = ComputeConfig(tiny_model, "fp32", threads=2, shards=2, rank_late_after_s=1.5)
     launcher = Launcher(config, print, program=Spoiled((0, 1), "time.sleep(2)", SUM, flag))
     try:
-        launcher.register_vectors("v@1", save({"v": np.ones((2, 32), np.float32)}))
         launcher.wait_ready()
         pids = launcher.pids
         flag.touch()
@@ -276,14 +277,13 @@ def test_ranks_that_stopped_while_they_loaded_end_with_their_worker(
     wait_until("the ranks to end", lambda: all_ended(ranks))
 
 
+@pytest.mark.slow
 def test_a_second_group_works_beside_the_first(launcher: Launcher, tiny_model: Path) -> None:
     launcher.wait_ready()
     config = ComputeConfig(tiny_model, dtype="fp32", threads=2, shards=2)
     other = Launcher(config, on_failure=print)
     try:
         other.wait_ready()
-        for one in (launcher, other):
-            one.register_vectors("v@1", save({"v": np.ones((2, 32), np.float32)}))
         flights = [ask(one, count=8, max_tokens=40) for one in (launcher, other)]
         first, second = map(told, flights)
         assert [one.outputs for one in first] == [one.outputs for one in second]
@@ -291,6 +291,7 @@ def test_a_second_group_works_beside_the_first(launcher: Launcher, tiny_model: P
         other.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "fault"),
     [

@@ -1,15 +1,13 @@
 """What people look at comes from bounded reads: what it says, and how the databases find it."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from itertools import chain, pairwise
-from typing import Any
+from itertools import chain
 
 import pytest
 import sqlalchemy as sa
 
-from nightjar.jobs.overview_records import JobFilter, StoredSession
+from nightjar.jobs.overview_records import JobFilter, ServedView, StoredSession
 from nightjar.jobs.records import NewResult
 from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store import Store, failures, job_figures, job_listing
@@ -18,9 +16,7 @@ from nightjar.jobs.workers import ComputeSeconds
 from tests.bulk_jobs import later_micro_batches, old_jobs, running_job
 from tests.jobs import planned, submit, submit_for
 from tests.outcomes import answers, claim, compute
-
-_WHOLE = ["Seq", "Scan", "on"]
-BIG = ("job", "request", "result", "landing", "micro_batch")
+from tests.query_plans import explained, whole_reads
 
 
 def ids(store: Store, wanted: JobFilter, limit: int = 50) -> list[list[str]]:
@@ -169,7 +165,13 @@ def test_workers_and_queues_say_what_is_computed_and_what_waits(store: Store) ->
     store.heartbeats.beat("ended", ComputeSeconds())
     store.models.serve("worker", ["f" * 64])
     (worker,) = store.deployment.workers()
-    assert (worker.owner, worker.engine_s, worker.models) == ("worker", 5.0, ["f" * 12])
+    assert (worker.owner, worker.engine_s) == ("worker", 5.0)
+    assert worker.models == [ServedView("f" * 12)]
+    said = {"models": [{"name": "owl", "slots": 64, "running": 3, "kv_held": 7, "new": 1}, {}]}
+    store.heartbeats.beat("worker", ComputeSeconds(5.0, 1.0), said)
+    assert store.deployment.workers()[0].models == [
+        ServedView("owl", slots=64, running=3, kv_held=7)
+    ]
     (held,) = worker.held
     assert (held.job_id, held.tenant, held.rows, held.live) == (job_id, "default", 2, False)
     (queue,) = store.deployment.queues()
@@ -200,32 +202,6 @@ def large(store: Store) -> str:
     with store.database.engine.begin() as connection:
         connection.exec_driver_sql("ANALYZE")
     return job_id
-
-
-@contextmanager
-def explained(store: Store) -> Iterator[list[tuple[str, str]]]:
-    """Each statement that reads, and how the database does it."""
-    found: list[tuple[str, str]] = []
-    explain = "EXPLAIN QUERY PLAN " if store.database.is_sqlite else "EXPLAIN "
-
-    def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        if statement.startswith(("SELECT", "WITH")):
-            cursor.execute(explain + statement, parameters)
-            found.append((statement, "\n".join(str(row) for row in cursor.fetchall())))
-
-    sa.event.listen(store.database.engine, "before_cursor_execute", note)
-    yield found
-    sa.event.remove(store.database.engine, "before_cursor_execute", note)
-
-
-def whole_reads(plan: str) -> list[str]:
-    """The big tables that a plan reads whole."""
-    words = plan.replace("'", " ").replace(")", " ").split()
-    scanned = {name for word, name in pairwise(words) if word == "SCAN"}
-    scanned |= {
-        name for at, name in enumerate(words[3:], 3) if words[at - 3 : at] == ["Seq", "Scan", "on"]
-    }
-    return [name for name in BIG if name in scanned]
 
 
 READS: dict[str, Callable[[Store, str], object]] = {

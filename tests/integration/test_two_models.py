@@ -105,6 +105,7 @@ def test_a_job_goes_on_when_the_deployment_serves_another_model(
     assert deployment.messages(alpha) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_old_work_is_left_to_the_workers_of_its_model_if_so_set(
     store: Store, deployment: Deployment, alpha: Path, beta: Path

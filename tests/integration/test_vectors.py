@@ -6,10 +6,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from safetensors.numpy import load, save_file
 
+from nightjar.checkpoints import ModelDirectory
+from nightjar.jobs.errors import UnknownVectorError, VectorAliasError
+from nightjar.jobs.purge_records import PurgeScope
+from nightjar.jobs.records import EncodedRequest, MicroBatchRef, NewMicroBatch
+from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
-from nightjar.pipeline.files.vectors import VectorsError, register_vectors
+from nightjar.jobs.store.vector_tables import job_prompt_vector
+from nightjar.jobs.vector_records import split_reference
+from nightjar.pipeline.files.vectors import TRAINED_FOR, VectorsError, register_vectors
+from tests.jobs import submit
+from tests.outcomes import compute
+
+
+@pytest.fixture
+def model(tiny_model: Path) -> ModelDirectory:
+    return ModelDirectory.open(tiny_model)
 
 
 def write(path: Path, *arrays: np.ndarray) -> Path:
@@ -18,46 +33,48 @@ def write(path: Path, *arrays: np.ndarray) -> Path:
 
 
 def test_a_changed_file_is_a_new_version_and_the_same_one_is_not(
-    store: Store, tmp_path: Path
+    store: Store, tmp_path: Path, model: ModelDirectory
 ) -> None:
-    ones = write(tmp_path / "a", np.ones((3, 8), np.float16))
-    twos = write(tmp_path / "b", np.full((2, 8), 2, np.float32))
+    ones = write(tmp_path / "a", np.ones((3, 32), np.float16))
+    twos = write(tmp_path / "b", np.full((2, 32), 2, np.float32))
     versions = [
-        register_vectors(store.vectors, "tuned", path, 8).version for path in (ones, ones, twos)
+        register_vectors(store.vectors, "tuned", path, model).version for path in (ones, ones, twos)
     ]
     assert versions == [1, 1, 2]
     first = store.vectors.get("tuned", 1)
     assert first is not None
     (vectors,) = load(first.data).values()
     assert vectors.dtype == np.float32
-    assert vectors.tolist() == np.ones((3, 8)).tolist()
+    assert vectors.tolist() == np.ones((3, 32)).tolist()
     newest = store.vectors.get("tuned")
     assert newest is not None
-    assert (newest.version, newest.length, newest.width) == (2, 2, 8)
+    assert (newest.version, newest.length, newest.width) == (2, 2, 32)
 
 
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ([np.ones((3, 9), np.float32)], "9 wide; this model needs 8"),
-        ([np.ones(8, np.float32)], "must be [rows, width]"),
-        ([np.ones((0, 8), np.float32)], "must be [rows, width]"),
-        ([np.ones((3, 8), np.int32)], "int32"),
-        ([np.full((3, 8), np.nan, np.float32)], "NaN"),
-        ([np.ones((3, 8), np.float32)] * 2, "2 tensors"),
+        ([np.ones((3, 33), np.float32)], "33 wide; this model needs 32"),
+        ([np.ones(32, np.float32)], "must be [rows, width]"),
+        ([np.ones((0, 32), np.float32)], "must be [rows, width]"),
+        ([np.ones((3, 32), np.int32)], "int32"),
+        ([np.full((3, 32), np.nan, np.float32)], "NaN"),
+        ([np.ones((3, 32), np.float32)] * 2, "2 tensors"),
     ],
 )
 def test_tensors_that_cannot_be_used(
-    store: Store, tmp_path: Path, arrays: list[np.ndarray], said: str
+    store: Store, tmp_path: Path, model: ModelDirectory, arrays: list[np.ndarray], said: str
 ) -> None:
     with pytest.raises(VectorsError) as caught:
-        register_vectors(store.vectors, "tuned", write(tmp_path / "v", *arrays), 8)
+        register_vectors(store.vectors, "tuned", write(tmp_path / "v", *arrays), model)
     assert said in str(caught.value)
     assert store.vectors.get("tuned") is None
 
 
-def test_files_and_names_that_cannot_be_used(store: Store, tmp_path: Path) -> None:
-    good = write(tmp_path / "good", np.ones((3, 8), np.float32))
+def test_files_and_names_that_cannot_be_used(
+    store: Store, tmp_path: Path, model: ModelDirectory
+) -> None:
+    good = write(tmp_path / "good", np.ones((3, 32), np.float32))
     (tmp_path / "cut").write_bytes(good.read_bytes()[:-4])
     for name, path, said in [
         ("tuned", tmp_path / "absent", "cannot be read"),
@@ -66,7 +83,7 @@ def test_files_and_names_that_cannot_be_used(store: Store, tmp_path: Path) -> No
         ("", good, "1 to 255"),
     ]:
         with pytest.raises(VectorsError, match=said):
-            register_vectors(store.vectors, name, path, 8)
+            register_vectors(store.vectors, name, path, model)
 
 
 def test_versions_that_are_registered_at_once_are_all_kept(store: Store) -> None:
@@ -82,3 +99,145 @@ def test_versions_that_are_registered_at_once_are_all_kept(store: Store) -> None
         found = store.vectors.get("tuned", version)
         assert found is not None
         assert found.data == bytes([number]) * 8
+
+
+def put(store: Store, name: str, number: int) -> int:
+    data = bytes([number]) * 8
+    return store.vectors.put(name, data, 1, 2, hashlib.sha256(data).hexdigest()).version
+
+
+def meant(store: Store, *references: str, job_id: str | None = None) -> dict[str, int]:
+    found = store.vectors.resolve(references, job_id)
+    return {reference: vectors.version for reference, vectors in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("a", ("a", "latest")),
+        ("a@3", ("a", 3)),
+        ("a@03", ("a", 3)),
+        ("a@production", ("a", "production")),
+        ("a@", ("a", "latest")),
+        ("a@1b", ("a", "1b")),
+        ("a@9999999999", ("a", "9999999999")),
+        ("a@\u0663", ("a", "\u0663")),
+        ("a@b@1", ("a", "b@1")),
+    ],
+)
+def test_how_a_request_refers_to_a_version(reference: str, said: tuple[str, object]) -> None:
+    assert split_reference(reference) == said
+
+
+def test_a_name_means_the_latest_and_an_alias_its_version(store: Store) -> None:
+    assert meant(store, "tuned", "tuned@latest", "tuned@1") == {}
+    for number in (1, 2, 3):
+        assert put(store, "tuned", number) == number
+    put(store, "other", 9)
+    assert store.vectors.tag("tuned", "production", 2).version == 2
+    assert store.vectors.tag("tuned", "newest-then").version == 3
+    put(store, "tuned", 4)
+    asked = "tuned", "tuned@latest", "tuned@1", "tuned@production", "tuned@newest-then", "other"
+    assert list(meant(store, *asked).values()) == [4, 4, 1, 2, 3, 1]
+    assert meant(store, "tuned@5", "tuned@9999999999", "tuned@nothing", "nobody@1", "") == {}
+    store.vectors.tag("tuned", "production", 4)
+    assert meant(store, "tuned@production") == {"tuned@production": 4}
+    told = [(one.name, one.alias, one.version) for one in store.vectors.aliases(["tuned"])]
+    assert told == [
+        ("tuned", "latest", 4),
+        ("tuned", "newest-then", 3),
+        ("tuned", "production", 4),
+    ]
+    assert [one.version for one in store.vectors.versions("tuned")] == [4, 3, 2, 1]
+    listed = store.vectors.versions()
+    assert [(one.name, one.version, one.data) for one in listed] == [
+        ("other", 1, b""),
+        ("tuned", 4, b""),
+    ]
+
+
+@pytest.mark.parametrize("alias", ["latest", "3", "", "a b", "x" * 65, "a@b"])
+def test_what_no_alias_can_be(store: Store, alias: str) -> None:
+    put(store, "tuned", 1)
+    with pytest.raises(VectorAliasError):
+        store.vectors.tag("tuned", alias, 1)
+
+
+def test_a_rollback_holds_until_the_next_version(store: Store) -> None:
+    for number in (1, 2, 3):
+        put(store, "tuned", number)
+    assert store.vectors.roll_back("tuned").version == 2
+    assert store.vectors.roll_back("tuned").version == 1
+    with pytest.raises(UnknownVectorError, match="no version before the latest"):
+        store.vectors.roll_back("tuned")
+    with pytest.raises(UnknownVectorError, match="no version 9"):
+        store.vectors.roll_back("tuned", 9)
+    assert meant(store, "tuned") == {"tuned": 1}
+    assert store.vectors.roll_back("tuned", 3).version == 3
+    store.vectors.roll_back("tuned", 1)
+    assert put(store, "tuned", 3) == 3  # registered again: it is meant again
+    assert meant(store, "tuned") == {"tuned": 3}
+    store.vectors.roll_back("tuned")
+    assert put(store, "tuned", 4) == 4
+    assert meant(store, "tuned") == {"tuned": 4}
+
+
+def plan_one(store: Store, job_id: str, reference: str) -> tuple[str, MicroBatchRef]:
+    """Plan the job's next request as the planner does; gives the version that it means."""
+    (queued,) = store.backlog.queued_requests(job_id, 1)
+    vectors = store.vectors.resolve([reference], job_id)[reference]
+    encoded = EncodedRequest(queued.id, [[1, 2]], vectors.key, reference)
+    batch = NewMicroBatch(RequestKind.GENERATE, 32, [queued.id], 7)
+    (ref,) = store.planning.save_plan(job_id, [encoded], [batch])
+    return vectors.key, ref
+
+
+def test_a_job_keeps_the_version_that_it_began_with(store: Store) -> None:
+    put(store, "tuned", 1)
+    body = {"prompt": "a", "max_tokens": 4, "temperature": 0, "prompt_vector": "tuned"}
+    before, after = submit(store, [body] * 3), submit(store, [body])
+    assert plan_one(store, before, "tuned")[0] == "tuned@1"
+    put(store, "tuned", 2)
+    assert plan_one(store, before, "tuned")[0] == "tuned@1"
+    assert plan_one(store, after, "tuned")[0] == "tuned@2"
+    store.vectors.tag("tuned", "live", 2)
+    assert plan_one(store, before, "tuned@live")[0] == "tuned@2"
+    store.vectors.tag("tuned", "live", 1)
+    assert meant(store, "tuned@live", job_id=before) == {"tuned@live": 2}
+    assert meant(store, "tuned@live") == {"tuned@live": 1}
+
+
+def test_a_purged_job_keeps_no_versions(store: Store) -> None:
+    put(store, "tuned", 1)
+    body = {"prompt": "a", "max_tokens": 4, "temperature": 0, "prompt_vector": "tuned"}
+    purged, other = submit(store, [body]), submit(store, [body])
+    _, ref = plan_one(store, purged, "tuned")
+    plan_one(store, other, "tuned")
+    compute(store, ref)
+    store.shares.settle()
+    store.retention.sweep(PurgeScope(job_id=purged))
+    with store.database.reading() as connection:
+        kept = list(connection.scalars(sa.select(job_prompt_vector.c.job_id)))
+    assert kept == [other]
+    assert store.purging.marked(PurgeScope()) == []
+
+
+def test_many_names_are_found_at_once_and_read_at_once(store: Store) -> None:
+    names = [f"v{number}" for number in range(900)]
+    for number, name in enumerate(names):
+        put(store, name, number % 250)
+    assert meant(store, *names) == dict.fromkeys(names, 1)
+    data = store.vectors.data([f"{name}@1" for name in names] + ["v1@2", "nobody@1"])
+    assert data == {f"v{n}@1": bytes([n % 250]) * 8 for n in range(900)}
+
+
+def test_vectors_of_another_model_are_refused(
+    store: Store, tmp_path: Path, model: ModelDirectory
+) -> None:
+    ones = {"vectors": np.ones((2, 32), np.float32)}
+    save_file(ones, tmp_path / "own", {TRAINED_FOR: model.fingerprint})
+    save_file(ones, tmp_path / "other", {TRAINED_FOR: "0" * 64})
+    own = register_vectors(store.vectors, "tuned", tmp_path / "own", model)
+    assert own.fingerprint == model.fingerprint
+    with pytest.raises(VectorsError, match="trained for another model"):
+        register_vectors(store.vectors, "tuned", tmp_path / "other", model)

@@ -292,6 +292,7 @@ def test_a_worker_starts_what_its_settings_say() -> None:
         "kv_cache_bytes": 5,
         "gpu_memory_share": 0.5,
         "host_cache_bytes": 6,
+        "prompt_vector_bytes": 11,
         "compute_threads": 7,
         "compute_stalled_after_s": 8.0,
         "engine": "fake",
@@ -310,6 +311,7 @@ def test_a_worker_starts_what_its_settings_say() -> None:
         kv_cache_bytes=5,
         gpu_memory_share=0.5,
         host_cache_bytes=6,
+        prompt_vector_bytes=11,
         threads=7,
         stalled_after_s=8.0,
         engine="fake",
@@ -330,8 +332,10 @@ def test_models_of_one_worker_divide_its_memory_and_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = {"kv_cache_bytes": 100, "host_cache_bytes": 10, "compute_threads": 7}
+    given |= {"prompt_vector_bytes": 12}
     config = compute_config(Settings.read(**given), Path("m"), models=3)
     assert (config.kv_cache_bytes, config.host_cache_bytes, config.threads) == (33, 3, 2)
+    assert config.prompt_vector_bytes == 4
     monkeypatch.setattr(configuration, "usable_cores", lambda: 6)
     config = compute_config(Settings.read(), Path("m"), models=2)
     assert (config.kv_cache_bytes, config.host_cache_bytes, config.threads) == (1 << 29, 0, 3)

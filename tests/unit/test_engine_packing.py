@@ -10,11 +10,12 @@ from nightjar.gpu_worker.engine.executor import Executor
 from nightjar.gpu_worker.engine.kv_cache import BlockPool, BlockTable
 from nightjar.gpu_worker.engine.packing import pack
 from nightjar.gpu_worker.engine.plan import PrefixChunk, PromptWork, RankWork, StepPlan
-from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
+from nightjar.gpu_worker.engine.prompt_vectors import PromptVectors
 from nightjar.gpu_worker.engine.ranking import Branch, Document, RankJob, RankPart
 from nightjar.gpu_worker.engine.sequence import GenerateJob, GenerateSequence, Prefix
 from nightjar.gpu_worker.engine.stopping import StopMatcher
 from nightjar.gpu_worker.models import KVTensors, load_model
+from tests.engines import VOCAB
 
 
 def table(pool, tokens):
@@ -24,14 +25,14 @@ def table(pool, tokens):
     return held
 
 
-def prefix(tokens, pool, base=0, scored_from=None):
+def prefix(tokens, pool, vectors=None, scored_from=None):
     scored = len(tokens) if scored_from is None else scored_from
-    return Prefix(tokens, base, [], scored, 0, table(pool, len(tokens)))
+    return Prefix(tokens, vectors, [], scored, 0, table(pool, len(tokens)))
 
 
-def text(prompt, pool, generated=(), base=0):
+def text(prompt, pool, generated=(), vectors=None):
     request = GenerateRequest(5, prompt, SamplingParams(9))
-    job = GenerateJob(request, 0, prefix(prompt, pool, base), {}, 512)
+    job = GenerateJob(request, 0, prefix(prompt, pool, vectors), {}, 512)
     sequence = GenerateSequence(job, 0, StopMatcher(()), None)
     sequence.generated.extend(generated)
     if generated:
@@ -39,10 +40,10 @@ def text(prompt, pool, generated=(), base=0):
     return sequence
 
 
-def ranking(query, documents, pool, base=0, shared=()):
+def ranking(query, documents, pool, vectors=None, shared=()):
     """The plan of a whole ranking in one step; `shared` tokens stand in the prefix."""
     whole = [[*shared, *document] for document in documents]
-    part = RankPart(prefix([*query, *shared], pool, base, len(query)), [])
+    part = RankPart(prefix([*query, *shared], pool, vectors, len(query)), [])
     for index, document in enumerate(documents):
         part.documents.append(Document(index, document, len(whole[index])))
     job = RankJob(RankRequest(1, query, whole), 1, [part])
@@ -53,19 +54,40 @@ def ranking(query, documents, pool, base=0, shared=()):
 
 def test_rows_stand_in_order_with_their_positions_and_blocks():
     pool = BlockPool(40, 4)
-    new = text([10, 11, 12, 13, 14], pool, base=3)
-    ranked = ranking([20, 21], [[30, 31, 32], [40], [50, 51]], pool, base=7)
+    new = text([10, 11, 12, 13, 14], pool)
+    ranked = ranking([20, 21], [[30, 31, 32], [40], [50, 51]], pool)
     running = text([1, 2, 3, 4], pool, generated=[5, 6])
     chunk = PrefixChunk(new.job.prefix, 0, 5)
     plan = StepPlan([PromptWork(new.job, chunk, [new])], [running], [ranked])
-    batch = pack(plan, None, 4)
+    batch = pack(plan, VOCAB, 4)
     assert batch.token_ids.tolist() == [10, 11, 12, 13, 14, 20, 21, 6, 30, 31, 50]
     assert batch.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 5, 2, 3, 2]
-    assert batch.vector_bases.tolist() == [3] * 5 + [7] * 2 + [0] + [7] * 3
+    assert batch.prompt_vectors is None
     assert batch.write_blocks.tolist() == [0, 0, 0, 0, 1, 2, 2, 5]
     assert batch.write_offsets.tolist() == [0, 1, 2, 3, 0, 0, 1, 1]
     assert batch.output_rows.tolist() == [4, 6, 7, 8, 9, 10]
     assert (batch.prefill.rows, batch.write_blocks.shape[0]) == (7, 8)
+
+
+def test_a_step_holds_the_vectors_that_its_rows_read_and_no_others():
+    pool = BlockPool(60, 4)
+    a, b, unread = (PromptVectors.of(torch.full((n, 3), float(n))) for n in (2, 3, 4))
+    prompts = [
+        text([VOCAB, VOCAB + 1, 5], pool, vectors=a),
+        text([6, 7], pool, vectors=unread),
+        text([8, VOCAB + 2, VOCAB], pool, vectors=b),
+        text([VOCAB + 1], pool, vectors=a),
+    ]
+    chunks = [PrefixChunk(one.job.prefix, 0, len(one.job.prefix.tokens)) for one in prompts]
+    works = [PromptWork(one.job, c, [one]) for one, c in zip(prompts, chunks, strict=True)]
+    running = text([VOCAB], pool, generated=[9], vectors=unread)
+    batch = pack(StepPlan(works, [running]), VOCAB, 4)
+    assert batch.vector_bases.tolist() == [0, 0, 0, 0, 0, 2, 2, 2, 0, 0]
+    assert batch.prompt_vectors.tolist() == [[2.0] * 3] * 2 + [[3.0] * 3] * 3
+    # Later chunks, past the vectors, read none.
+    chunk = PrefixChunk(prompts[0].job.prefix, 2, 3)
+    later = pack(StepPlan([PromptWork(prompts[0].job, chunk, [])], [running]), VOCAB, 4)
+    assert later.prompt_vectors is None
 
 
 def test_a_chunk_stands_at_its_positions_and_wants_what_is_scored():
@@ -76,7 +98,7 @@ def test_a_chunk_stands_at_its_positions_and_wants_what_is_scored():
     ranked.branches.clear()
     for start, end, wanted in ((0, 2, []), (2, 4, [0, 1]), (4, 6, [0, 1])):
         ranked.chunks[0] = part, PrefixChunk(part.prefix, start, end)
-        batch = pack(StepPlan(ranks=[ranked]), None, 4)
+        batch = pack(StepPlan(ranks=[ranked]), VOCAB, 4)
         assert batch.token_ids.tolist() == [20 + i for i in range(start, end)]
         assert batch.positions.tolist() == list(range(start, end))
         assert batch.output_rows.tolist() == wanted
@@ -87,7 +109,7 @@ def test_a_query_computed_before_is_not_computed_again():
     ranked = ranking([20, 21, 22], [[30, 31], [40, 41, 42]], pool)
     ranked.chunks.clear()
     del ranked.branches[0]
-    batch = pack(StepPlan(ranks=[ranked]), None, 4)
+    batch = pack(StepPlan(ranks=[ranked]), VOCAB, 4)
     assert batch.token_ids.tolist() == [40, 41]
     assert batch.positions.tolist() == [3, 4]
     assert batch.prefill is None
@@ -99,7 +121,7 @@ def test_a_sequence_without_blocks_is_a_mistake_of_ours():
     sequence = text([1], BlockPool(4, 4), generated=[2])
     sequence.table = None
     with pytest.raises(RuntimeError, match="request 5"):
-        pack(StepPlan(decodes=[sequence]), None, 4)
+        pack(StepPlan(decodes=[sequence]), VOCAB, 4)
 
 
 def test_scores_pair_each_token_with_the_row_before_it(tiny_model, monkeypatch):
@@ -107,7 +129,8 @@ def test_scores_pair_each_token_with_the_row_before_it(tiny_model, monkeypatch):
     pool = BlockPool(40, 4)
     # 512 is a prompt vector: read, not scored.
     first = ranking([20, 21], [[5, 6, 7], [8], [9, 512]], pool)
-    second = ranking([22, 23], [[4, 3], [600, 2]], pool, shared=[11, 12])
+    vectors = PromptVectors.of(torch.ones(89, 32))
+    second = ranking([22, 23], [[4, 3], [600, 2]], pool, vectors, shared=[11, 12])
     earlier = ranking([24], [[13, 14]], pool)
     earlier.chunks.clear()
     generator = torch.Generator().manual_seed(0)
@@ -118,10 +141,7 @@ def test_scores_pair_each_token_with_the_row_before_it(tiny_model, monkeypatch):
     earlier.branches[0].part.prefix.last_hidden = kept
     monkeypatch.setattr(type(model), "forward", lambda *_: rows)
     cache = KVTensors.allocate(model.config, 40, 4, model.cache_dtype, "cpu")
-    vectors = PromptVectorStore(32, torch.float32)
-    output = Executor(model, cache, vectors, (), lambda: None).run(
-        StepPlan(ranks=[first, second, earlier])
-    )
+    output = Executor(model, cache, (), lambda: None).run(StepPlan(ranks=[first, second, earlier]))
     with torch.inference_mode():
         every = -model.logits(torch.cat((rows, kept[None]))).double().log_softmax(-1).numpy()
     looks = [nll for _, nll in output.probes]

@@ -25,7 +25,7 @@ class Room:
 
     def __init__(self, config, blocks=100, block_size=4, **limits):
         self.pool = BlockPool(blocks, block_size)
-        vectors = PromptVectorStore(config.hidden_size, torch.float32)
+        vectors = PromptVectorStore(config.hidden_size)
         engine = EngineConfig(block_size=block_size, **limits)
         self.admission = Admission(config, engine, self.pool, vectors)
         self.scheduler = Scheduler(engine, self.pool)

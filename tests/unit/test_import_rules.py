@@ -25,6 +25,7 @@ RECORDS = {
             "purge_records",
             "schedule_records",
             "states",
+            "vector_records",
             "workers",
             "models",
             "model_choice",
@@ -46,9 +47,10 @@ QUEUE = RECORDS | {
     *("pipeline.metrics", "pipeline.settings", "pipeline.queue"),
     "pipeline.tracing",
 }
-FILES = RECORDS | {"jobs.lines", "jobs.store", "pipeline.files"}
+FILES = RECORDS | {"checkpoints", "jobs.lines", "jobs.store", "pipeline.files"}
 EMBEDDED = QUEUE | FILES | {"checkpoints", "pipeline.embedded"}
 TASKS = RECORDS | {"checkpoints", "jobs.lines", "pipeline.tables", "pipeline.tasks"}
+TASKS |= {"pipeline.written_file"}
 RUNNER = QUEUE | FILES | TASKS | {"pipeline.runner"}
 RULES: list[tuple[str, set[str]]] = [
     ("jobs/lines/", RECORDS | {"jobs.lines"}),
@@ -69,6 +71,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("gpu_worker/engine/", ENGINE),
     ("gpu_worker/models/", MODELS),
     ("gpu_worker/verify/", ENGINE | {"gpu_worker.verify"}),
+    ("gpu_worker/tuning/", ENGINE | {"gpu_worker.tuning"}),
     ("gpu_worker/shards/", MODELS | {"gpu_worker.shards"}),
     (
         "gpu_worker/compute/",
@@ -95,7 +98,10 @@ RULES: list[tuple[str, set[str]]] = [
     ("pipeline/client/", RECORDS | {"jobs.lines", "pipeline.client"}),
     ("pipeline/tables/", RECORDS | {"jobs.lines", "pipeline.tables"}),
     ("pipeline/tasks/", TASKS),
-    ("pipeline/schedules/", RECORDS | {"jobs.schedules", "jobs.store", "pipeline.schedules"}),
+    (
+        "pipeline/schedules/",
+        RECORDS | {"jobs.schedules", "jobs.store", "pipeline.schedules", "pipeline.written_file"},
+    ),
     ("pipeline/runner/", RUNNER),
     ("pipeline/embedded/", EMBEDDED),
     (

@@ -5,12 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from nightjar.kernels.native.build import SWITCH
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests" / "unit" / "test_kernels_int8.py"
 
 
+@pytest.mark.slow
 def test_processors_that_saturate_get_shorter_activations():
     """oneDNN told to use no more than AVX2: sums of 127s would saturate, sums of 63s are exact."""
     tests = "torch and (test_equals_exact_arithmetic or bounded)"

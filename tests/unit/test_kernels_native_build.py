@@ -61,6 +61,7 @@ def test_the_real_kernels_compile_without_a_warning(monkeypatch):
     assert build.load(cache_folder()).attention_tile_rows() in (16, 32)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="another processor's registers")
 def test_the_kernels_of_a_processor_without_avx512():
     """Registers half as wide, and half as many: the kernels' own tests, compiled for them."""

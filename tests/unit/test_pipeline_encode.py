@@ -1,6 +1,6 @@
 """Encoding: transformers' own token ids, and every limit of the model told with its field."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from transformers import AutoTokenizer
 from nightjar.checkpoints import PROMPT_TOKEN, ChatTemplate, ModelDirectory, Tokenizer
 from nightjar.checkpoints.token_sizes import most_bytes_of_a_token
 from nightjar.jobs.lines.schemas import validate_body
-from nightjar.jobs.records import EncodedRequest, PromptVector, QueuedRequest, RequestError
+from nightjar.jobs.records import EncodedRequest, QueuedRequest, RequestError
 from nightjar.jobs.states import RequestKind as Kind
+from nightjar.jobs.vector_records import PromptVector
 from nightjar.pipeline.planning.encode import Encoder
 from tests.tokenizer_styles import VOCAB_SIZE, llama2, llama3, mistral, neox, qwen2
 
@@ -24,6 +25,7 @@ CHAT = """{%- for m in messages %}{{ m.role + ': ' + m.content + eos_token }}{% 
 VECTORS = {
     "three": PromptVector("three", 2, "", length=3, width=32, data=b""),
     "wide": PromptVector("wide", 1, "", length=3, width=33, data=b""),
+    "other": PromptVector("other", 1, "", 3, 32, b"", fingerprint="another model's"),
 }
 
 
@@ -35,7 +37,12 @@ def model(tiny_model: Path) -> ModelDirectory:
 @pytest.fixture(scope="module")
 def encoder(model: ModelDirectory) -> Encoder:
     template = ChatTemplate(CHAT, {"eos_token": "<|endoftext|>"})
-    return Encoder(model.config, model.tokenizer(), VECTORS.get, template)
+    return Encoder(model.config, model.tokenizer(), find, template, model.fingerprint)
+
+
+def find(references: Collection[str], job_id: str) -> dict[str, PromptVector]:
+    assert job_id == "job"
+    return {one: VECTORS[one] for one in references if one in VECTORS}
 
 
 def request(number: int = 0, **body: Any) -> QueuedRequest:
@@ -132,6 +139,7 @@ def test_the_prompt_token_as_an_id_is_a_placeholder_too(
         ({"query": "a", "documents": ["b", "c" * 200]}, "body.documents[1]", "128"),
         ({"prompt": PROMPT_TOKEN, "prompt_vector": "x"}, "body.prompt_vector", "registered"),
         ({"prompt": PROMPT_TOKEN, "prompt_vector": "wide"}, "body.prompt_vector", "33 wide"),
+        ({"prompt": PROMPT_TOKEN, "prompt_vector": "other"}, "body.prompt_vector", "another model"),
         ({"prompt": PROMPT_TOKEN * 2, "prompt_vector": "three"}, "body.prompt_vector", "2 times"),
         ({"prompt": "a", "prompt_vector": "three"}, "body.prompt_vector", "0 times"),
         ({"prompt": PROMPT_TOKEN}, "body.prompt_vector", "names no prompt_vector"),
@@ -179,7 +187,7 @@ def test_a_chat_that_cannot_be_rendered_leaves_its_neighbours(encoder: Encoder) 
 def test_a_chat_needs_a_template_and_room(encoder: Encoder, model: ModelDirectory) -> None:
     messages = [{"role": "user", "content": "안녕 " * 100}]
     assert refusal(encoder, messages=messages).param == "body.messages"
-    bare = Encoder(model.config, model.tokenizer(), VECTORS.get)
+    bare = Encoder(model.config, model.tokenizer(), find)
     assert "no chat template" in refusal(bare, messages=messages).message
 
 
@@ -191,7 +199,7 @@ def test_what_a_model_expects_before_a_text_is_put_there(
     tokenizer = Tokenizer.read(tmp_path / "tokenizer.json", VOCAB_SIZE)
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": BEGIN})
     config = replace(model.config, vocab_size=VOCAB_SIZE)
-    encoder = Encoder(config, tokenizer, VECTORS.get, template)
+    encoder = Encoder(config, tokenizer, find, template)
     begin, text = library.token_to_id(BEGIN), tokenizer.encode("안녕")
     assert encoded(encoder, prompt="안녕").segments == [[begin, *text]]
     assert encoded(encoder, prompt=f"{BEGIN}안녕").segments == [[begin, *text]]
@@ -251,7 +259,7 @@ class Untouched:
 def test_what_is_too_long_by_its_bytes_is_refused_before_it_is_tokenized(
     model: ModelDirectory, body: dict[str, Any], param: str
 ) -> None:
-    encoder = Encoder(model.config, Untouched(), VECTORS.get)  # type: ignore[arg-type]
+    encoder = Encoder(model.config, Untouched(), find)  # type: ignore[arg-type]
     error = refusal(encoder, **body)
     assert (error.code, error.param) == ("context_length_exceeded", param)
     assert "at least 129 tokens" in error.message

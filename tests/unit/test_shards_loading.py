@@ -115,6 +115,7 @@ print(anonymous() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_rank_of_four_keeps_a_quarter_of_the_memory(tmp_path: Path) -> None:
     shape = Gpt2Shape(n_layer=4, n_embd=512, n_head=8, vocab_size=20_000, n_positions=64)

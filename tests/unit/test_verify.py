@@ -234,6 +234,7 @@ def command(*arguments):
     return subprocess.run(words, check=False, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.slow
 def test_the_command_with_a_text_of_ones_own(tmp_path):
     text = tmp_path / "sample.txt"
     text.write_text("\n\n".join(TEXTS[:6]))

@@ -24,6 +24,7 @@ from nightjar.jobs.api.page.errors import (
 from nightjar.jobs.api.page.gate import PageGate
 from nightjar.jobs.api.page.job_pages import acting_router, job_router
 from nightjar.jobs.api.page.jobs_pages import jobs_router
+from nightjar.jobs.api.page.schedule_pages import schedule_acting_router, schedule_router
 from nightjar.jobs.api.page.signing import signing_router
 from nightjar.jobs.api.page.streams import Streams
 from nightjar.jobs.errors import JobError
@@ -50,6 +51,8 @@ def create_page(
         job_router(store, streams),
         acting_router(store, wake),
         deployment_router(store, streams),
+        schedule_router(store, streams),
+        schedule_acting_router(store),
         signing_router(keys, store.sessions),
     ):
         app.include_router(router)

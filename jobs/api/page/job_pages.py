@@ -11,6 +11,7 @@ from nightjar.jobs.api.body import RefusedRequestError
 from nightjar.jobs.api.caller import Reader, Submitter
 from nightjar.jobs.api.page import answers, cookies, figures
 from nightjar.jobs.api.page.actions import ACTIONS, NOTICES, Act, Action, check_possible
+from nightjar.jobs.api.page.questions import about_job, ask, check_form
 from nightjar.jobs.api.page.rendering import fragment, html, page
 from nightjar.jobs.api.page.streams import Streams
 from nightjar.jobs.api.page.views import JobView
@@ -140,13 +141,10 @@ def acting_router(store: Store, wake: Callable[[str], str | None]) -> APIRouter:
 
     @router.get("/confirm/{action}")
     def confirm(request: Request, job_id: str, action: str, _: Submitter) -> Response:
-        """Ask whether it shall be done; part of a page, or a page of its own."""
-        view = JobView(store.jobs.get(job_id))
-        asked = _known(action)
+        """Ask whether it shall be done."""
+        view, asked = JobView(store.jobs.get(job_id)), _known(action)
         check_possible(view, action)
-        whole = not request.headers.get("hx-request")
-        values: dict[str, Any] = {"view": view, "action": action, "asked": asked}
-        return page(request, "confirm.html" if whole else "_confirm.html", **values)
+        return ask(request, about_job(view, action, asked))
 
     @router.post("/{action}")
     def do(
@@ -158,13 +156,7 @@ def acting_router(store: Store, wake: Callable[[str], str | None]) -> APIRouter:
     ) -> Response:
         """Do it, and show the job again."""
         _known(action)
-        if not cookies.is_form_token(token, cookies.token_of(request)):
-            raise RefusedRequestError(
-                403,
-                "foreign_form",
-                "this form is too old, or of another page; nothing was changed. Load the job's "
-                "page again",
-            )
+        check_form(request, token)
         done = act(job_id, action)
         return RedirectResponse(f"{cookies.PLACE}/jobs/{job_id}?done={done}", 303)
 

@@ -45,7 +45,18 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ("text", "word", "cut", "number", "short", "rate", "duration", "age", "silence")
+    names = (
+        "text",
+        "word",
+        "cut",
+        "number",
+        "short",
+        "rate",
+        "duration",
+        "age",
+        "until",
+        "silence",
+    )
     made.filters |= {name: getattr(wording, name) for name in (*names, "moment")}
     made.globals |= {"asset": asset_url, "percent": wording.percent, "place": cookies.PLACE}
     return made

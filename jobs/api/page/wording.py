@@ -90,6 +90,14 @@ def age(moment: datetime | None) -> str:
     return "just now" if seconds < 15 else "< 1 min ago"
 
 
+def until(moment: datetime | None) -> str:
+    """How long it is until a moment, in its two largest units."""
+    if moment is None:
+        return "–"
+    seconds = (moment - datetime.now(UTC)).total_seconds()
+    return f"in {duration(seconds)}" if seconds >= 1 else "now"
+
+
 def silence(moment: datetime) -> str:
     """How long ago a moment is, to the second."""
     return duration((datetime.now(UTC) - moment).total_seconds())

@@ -10,7 +10,7 @@ from nightjar.jobs.errors import JobError
 from nightjar.pipeline.front.cli.accounts import keys, tenants
 from nightjar.pipeline.front.cli.console import EXIT_RUN, say
 from nightjar.pipeline.front.cli.convert import convert
-from nightjar.pipeline.front.cli.database import migrate, shares, vectors
+from nightjar.pipeline.front.cli.database import migrate, shares
 from nightjar.pipeline.front.cli.doctor import doctor
 from nightjar.pipeline.front.cli.jobs import cancel, pause, results, resume, retry, status, submit
 from nightjar.pipeline.front.cli.models import models
@@ -21,6 +21,8 @@ from nightjar.pipeline.front.cli.report import report
 from nightjar.pipeline.front.cli.run import run
 from nightjar.pipeline.front.cli.schedules import schedules
 from nightjar.pipeline.front.cli.tasks import plan, task
+from nightjar.pipeline.front.cli.tune import tune
+from nightjar.pipeline.front.cli.vectors import vectors
 from nightjar.pipeline.front.cli.verify import verify
 from nightjar.pipeline.front.cli.webhooks import webhooks
 from nightjar.pipeline.queue.commands import forget_celery_variables
@@ -34,10 +36,10 @@ app = typer.Typer(
 for command in (
     *(run, plan, worker, beat, flower, api, health),
     *(submit, status, results, report, cancel, pause, resume, retry, models),
-    *(convert, verify, vectors, migrate, shares, purge, openapi, doctor),
+    *(convert, verify, tune, migrate, shares, purge, openapi, doctor),
 ):
     app.command()(command)
-for group in (keys, schedules, tenants, task, webhooks):
+for group in (keys, schedules, tenants, task, vectors, webhooks):
     app.add_typer(group)
 
 

@@ -1,59 +1,11 @@
 """Commands that work on the database itself."""
 
 from collections import Counter
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from nightjar.pipeline.front.cli.console import (
-    EXIT_USAGE,
-    AsJson,
-    check_models,
-    fail,
-    print_json,
-    read_settings,
-)
+from nightjar.pipeline.front.cli.console import AsJson, print_json, read_settings
 from nightjar.pipeline.front.cli.stored import opened_store
-
-
-def vectors(
-    name: Annotated[str, typer.Argument(help="What requests write in prompt_vector.")],
-    file: Annotated[Path, typer.Argument(help="A safetensors file, one tensor (rows, width).")],
-    model: Annotated[
-        str | None, typer.Option(help="Whose width they have; needed where several are served.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Register prompt vectors (P-tuning) in the database under a name.
-
-    Exit status: 0 they are registered, 1 the database cannot be used, 2 unusable arguments.
-
-    Example: nightjar vectors tuned prompt.safetensors --model small
-    """
-    from nightjar.checkpoints import ModelDirectory
-    from nightjar.jobs.store import Store
-    from nightjar.pipeline.files.vectors import VectorsError, register_vectors
-
-    settings = read_settings()
-    paths = check_models(settings)
-    if model is None and len(paths) == 1:
-        model = next(iter(paths))
-    if model not in paths:
-        fail(f"--model: name one of {', '.join(map(repr, paths))}", EXIT_USAGE)
-    store = Store(settings.database_url.get_secret_value())
-    try:
-        width = ModelDirectory.open(paths[model]).config.hidden_size
-        registered = register_vectors(store.vectors, name, file, width)
-    except VectorsError as error:
-        fail(str(error), EXIT_USAGE)
-    finally:
-        store.close()
-    if as_json:
-        told = {name: getattr(registered, name) for name in ("name", "version", "length")}
-        print_json(told, as_json=True)
-        return
-    typer.echo(f"{registered.name}, version {registered.version}: {registered.length} vectors")
 
 
 def migrate() -> None:

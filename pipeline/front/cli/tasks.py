@@ -52,8 +52,8 @@ def plan(
 ) -> None:
     """Read a task's rows and count what they will cost; nothing is computed or written.
 
-    Exit status: 0 every row can be used, 1 the source was lost, 2 the task cannot be used, 3 some
-    rows cannot be used or repeat a key, 4 no row can be used.
+    Exit status: 0 every row can be used; 1 the source was lost; 2 the task cannot be used;
+    3 some rows cannot be used or repeat a key; 4 no row can be used.
 
     Example: nightjar plan task.toml --price-per-hour 2.50
     """

@@ -14,7 +14,8 @@
     for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
       if (Math.abs(value) >= size) return (value / size).toFixed(value / size < 10 ? 1 : 0).replace(/\.0$/, "") + " " + unit;
     }
-    return Math.abs(value) < 10 && value % 1 ? value.toFixed(1) : String(Math.round(value));
+    if (value % 1 === 0 || Math.abs(value) >= 10) return String(Math.round(value));
+    return value.toFixed(Math.abs(value) < 1 ? 2 : 1).replace(/(\.\d)0$/, "$1");
   }
 
   function clock(seconds) {
@@ -38,6 +39,13 @@
 
   const steps = () => uPlot.paths.stepped({ align: 1 });
 
+  function counted(label, name) {
+    return {
+      label, stroke: colour(name), fill: filled(name), width: 1.5, points: { show: false }, paths: steps(),
+      value: (plot, value) => short(value),
+    };
+  }
+
   const makers = {
     speed(data, width) {
       return [{
@@ -59,19 +67,19 @@
         axes: [axis(short, { size: 32 }), axis(short)],
         series: [
           { label: "Tokens", value: (plot, value) => short(value) },
-          { label: "Requested", stroke: colour("--chart-a"), fill: filled("--chart-a"), width: 1.5, points: { show: false }, paths: steps() },
-          { label: "Generated", stroke: colour("--chart-b"), fill: filled("--chart-b"), width: 1.5, points: { show: false }, paths: steps() },
+          counted("Requested", "--chart-a"),
+          counted("Generated", "--chart-b"),
         ],
       }, [data.edges, last(data.requested), last(data.generated)]];
     },
     prompts(data, width) {
       return [{
-        width, height: HEIGHT,
+        width, height: HEIGHT, padding: [22, 30, 0, null], // room for the buckets' labels
         scales: { x: { time: false }, y: { range: (plot, low, high) => [0, high * 1.1 || 1] } },
         axes: [axis(short, { size: 32 }), axis(short)],
         series: [
           { label: "Tokens", value: (plot, value) => short(value) },
-          { label: "Rows", stroke: colour("--chart-a"), fill: filled("--chart-a"), width: 1.5, points: { show: false }, paths: steps() },
+          counted("Rows", "--chart-a"),
         ],
         hooks: { draw: [(plot) => bucketLines(plot, data.buckets)] },
       }, [data.prompt_edges, data.prompts.concat([data.prompts[data.prompts.length - 1]])]];
@@ -81,23 +89,26 @@
   function bucketLines(plot, buckets) {
     const { ctx, bbox } = plot;
     ctx.save();
-    ctx.strokeStyle = ctx.fillStyle = colour("--stage-c");
+    ctx.strokeStyle = colour("--stage-c");
+    ctx.fillStyle = colour("--soft");
+    ctx.textAlign = "center";
+    ctx.textBaseline = "bottom";
     ctx.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio]);
     ctx.lineWidth = devicePixelRatio;
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-    let free = 0;
-    for (const bucket of buckets) {
+    // Above the plot, from the largest bucket down: labels that would overlap are left out.
+    let free = Infinity;
+    for (const bucket of [...buckets].reverse()) {
       const x = plot.valToPos(bucket, "x", true);
       ctx.beginPath();
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
-      const text = "≤ " + short(bucket);
-      const wide = ctx.measureText(text).width;
-      const from = Math.min(x + 4 * devicePixelRatio, bbox.left + bbox.width - wide);
-      if (from > free) {
-        ctx.fillText(text, from, bbox.top + 12 * devicePixelRatio);
-        free = from + wide + 6 * devicePixelRatio;
+      const text = "≤ " + bucket.toLocaleString("en");
+      const half = ctx.measureText(text).width / 2;
+      if (x + half <= free) {
+        ctx.fillText(text, x, bbox.top - 4 * devicePixelRatio);
+        free = x - half - 6 * devicePixelRatio;
       }
     }
     ctx.restore();

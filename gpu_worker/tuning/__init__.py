@@ -1,0 +1,1 @@
+"""How prompt vectors are learned on frozen weights."""
