@@ -1,7 +1,7 @@
 # docker build --build-arg EXTRAS=postgres,gpu . makes the image that computes on a GPU.
 ARG PYTHON_IMAGE=python:3.11-slim@sha256:90744cff8f32887f075c47d747a173ff333e9e98801667af93c357fa9f5e28ff
 FROM ${PYTHON_IMAGE}
-ARG EXTRAS=postgres
+ARG EXTRAS=postgres,tables
 # PyTorch's CPU index keeps gigabytes of CUDA out of an image that has no use for them.
 ARG PIP_EXTRA_INDEX_URL=
 ENV PYTHONUNBUFFERED=1

@@ -41,7 +41,7 @@ HASTE = {
 }
 DATABASE = "postgres"
 BROKER = "valkey"
-OURS = ("migrate", "api", "planner", "gpu-worker", "beat", "flower")
+OURS = ("migrate", "api", "planner", "gpu-worker", "beat", "tasks", "flower")
 _GRACE_S = 15.0
 
 

@@ -31,7 +31,10 @@ class Deployment(Protocol):
     """The other processes, as the API sees them."""
 
     def parts(self) -> Mapping[str, str]:
-        """`broker`, `planner`, `beat` and `gpu_workers`: OK, UNKNOWN, or what is wrong with it."""
+        """`broker`, `planner`, `beat`, `gpu_workers`, and `task_runners` where tasks are scheduled.
+
+        Each is OK, UNKNOWN, or what is wrong with it.
+        """
 
 
 def public_message(error: StoreError) -> str:
@@ -70,8 +73,9 @@ def health_router(
         """200 while the database answers and uploads are taken; else 503, and why in `message`.
 
         `parts` says it of each part of the deployment, `models` of each model. A broker, planner,
-        beat or GPU worker that is not there is no reason for a 503: the API takes jobs, which wait
-        in SQL. An upload process that ended once is started again, and no reason for a 503 either.
+        beat, GPU worker or task runner that is not there is no reason for a 503: the API takes
+        jobs, which wait in SQL. An upload process that ended once is started again, and is no
+        reason for a 503 either.
 
         Where keys are in use, only a key of any scope is told names and reasons. All others read
         `ok`, `unknown` or `unavailable` of each part.

@@ -48,6 +48,7 @@ from nightjar.jobs.store.shares import Shares
 from nightjar.jobs.store.stopping import Stopping
 from nightjar.jobs.store.suspects import Suspects
 from nightjar.jobs.store.tables import job
+from nightjar.jobs.store.task_runners import TaskRunners
 from nightjar.jobs.store.traces import Traces
 from nightjar.jobs.store.vectors import Vectors
 from nightjar.jobs.store.webhooks import Webhooks
@@ -99,6 +100,7 @@ class Store:
         schedules: What runs when, and who changed it.
         schedule_runs: Planned times that have come, and their history.
         schedule_work: Steps of runs that processes take.
+        task_runners: Signs of life of these processes.
     """
 
     def __init__(self, url: str, *, synchronous: Synchronous = "full") -> None:
@@ -150,6 +152,7 @@ class Store:
         self.schedules = Schedules(database, self.stopping)
         self.schedule_runs = ScheduleRuns(database)
         self.schedule_work = ScheduleWork(database)
+        self.task_runners = TaskRunners(database)
 
     def migrate(self) -> None:
         """Bring the tables to the newest revision; several processes may do so at once."""

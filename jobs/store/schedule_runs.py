@@ -93,7 +93,7 @@ class ScheduleRuns:
                 firing.planned_at,
                 firing.trigger,
                 moment,
-                missed=firing.missed,
+                missed=_missed(connection, firing),
                 jitter_s=firing.jitter_s,
                 skip_reason=firing.skip_reason,
             )
@@ -179,6 +179,18 @@ class ScheduleRuns:
         for drop in drops:
             gone += self._database.write(partial(_rows, drop))
         return gone
+
+
+def _missed(connection: Connection, firing: Firing) -> int:
+    """Planned times that were passed over; those that ran before a clock was set back are none."""
+    if not firing.missed:
+        return 0
+    ran = (
+        sa.select(sa.func.count())
+        .where(run.schedule_id == firing.schedule.id, run.planned_at < firing.planned_at)
+        .where(run.planned_at >= firing.schedule.next_at)
+    )
+    return max(0, firing.missed - connection.execute(ran).scalar_one())
 
 
 def _rows(drop: sa.Delete, connection: Connection) -> int:

@@ -88,6 +88,15 @@ schedule_run = sa.Table(
     ),
 )
 
+# Signs of life of `nightjar worker tasks`.
+task_runner = sa.Table(
+    "task_runner",
+    metadata,
+    sa.Column("owner", sa.String(255), primary_key=True),
+    sa.Column("counter", sa.BigInteger, nullable=False),
+    sa.Column("seen_at", UtcDateTime, nullable=False),
+)
+
 # Outlives its schedule: who deleted one can be found out, too.
 schedule_change = sa.Table(
     "schedule_change",

@@ -108,6 +108,11 @@ def models(asking: Asking) -> Steps[list[Model]]:
     return read_models((yield from asking.ask(Call("GET", "/v1/models"))))
 
 
+def health(asking: Asking) -> Steps[JsonObject]:
+    """Ask which parts of the deployment work."""
+    return (yield from asking.ask(Call("GET", "/health")))
+
+
 def wait(asking: Asking, job_id: str, timeout_s: float | None, told: Told) -> Steps[JobStatus]:
     """Ask for a job until it is over; `told` is called with each answer."""
     ends_at = None if timeout_s is None else time.monotonic() + timeout_s

@@ -1,18 +1,23 @@
-"""Checks that a process of the deployment does its work: `nightjar health planner|worker|beat`.
+"""Checks that a process of the deployment does its work: `nightjar health PART`.
 
 Planners and GPU workers are asked through the broker: a process that takes no messages gives no
-answer. The clock writes a mark into the broker whenever it sends a tick.
+answer. The clock writes a mark into the broker whenever it sends a tick. Task runners raise a
+counter in SQL.
 """
 
 import socket
+from contextlib import closing
 from enum import StrEnum
 
 from celery import Celery
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from nightjar.jobs.errors import StoreError
+from nightjar.jobs.store import Store
 from nightjar.pipeline.queue.celery_app import create_celery_app
 from nightjar.pipeline.queue.commands import GPU_WORKER, PLANNER
+from nightjar.pipeline.queue.liveness import is_gone
 from nightjar.pipeline.queue.waking import CLOCK_MARK, SILENT_AFTER_S
 from nightjar.pipeline.settings import Settings
 
@@ -25,6 +30,7 @@ class Part(StrEnum):
     PLANNER = "planner"
     WORKER = "worker"
     BEAT = "beat"
+    TASKS = "tasks"
 
 
 _NAMES = {Part.PLANNER: PLANNER, Part.WORKER: GPU_WORKER}
@@ -33,8 +39,10 @@ _NAMES = {Part.PLANNER: PLANNER, Part.WORKER: GPU_WORKER}
 def trouble(part: Part, settings: Settings) -> str | None:
     """Return why this part does not work on this machine; None where it works.
 
-    Only planners and GPU workers with this machine's (or container's) name count.
+    Only planners, GPU workers and task runners with this machine's (or container's) name count.
     """
+    if part is Part.TASKS:
+        return _runner_trouble(settings)
     app = create_celery_app(settings)
     # As in the API: without this, kombu tries to connect for ever.
     app.conf.broker_transport_options = app.conf.broker_transport_options | {"max_retries": 0}
@@ -44,6 +52,20 @@ def trouble(part: Part, settings: Settings) -> str | None:
         return f"the broker does not answer: {error}"
     finally:
         app.close()
+
+
+def _runner_trouble(settings: Settings) -> str | None:
+    host = socket.gethostname()
+    silent_s = max(settings.worker_dead_after_s, _ANSWER_S)
+    with closing(Store(settings.database_url.get_secret_value())) as store:
+        try:
+            seen = store.task_runners.recent(silent_s)
+        except StoreError as error:
+            return f"the database does not answer: {error}"
+    own = [one.owner for one in seen if one.owner.startswith(f"{host}:")]
+    if any(not is_gone(owner) for owner in own):
+        return None
+    return f"no task runner of {host} has given a sign of life for {silent_s:.0f} s"
 
 
 def _clock_trouble(app: Celery) -> str | None:

@@ -1,4 +1,4 @@
-"""Signs of life of broker, planner, beat and GPU workers, for the API.
+"""Signs of life of broker, planner, beat, GPU workers and task runners, for the API.
 
 A thread reads the signs every few seconds, so that `/health` and polls need not wait. A process
 lives as long as its counter in SQL moves. This process's monotonic clock decides, so the clocks of
@@ -8,7 +8,7 @@ other machines do not matter.
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from celery import Celery
 from kombu import Connection, Queue
@@ -32,6 +32,9 @@ OLD_PLANNER = (
     "plan` of this version"
 )
 NO_BEAT = "no ticks wake the planner; start `nightjar beat`"
+NO_TASK_RUNNER = (
+    "schedules of tasks are there, and nothing runs them; start `nightjar worker tasks`"
+)
 NO_GPU_WORKER = "no GPU worker gives a sign of life; start `nightjar worker compute`"
 
 
@@ -60,6 +63,8 @@ class Signs:
         self._counters: dict[str, int] = {}
         self._moved_at: dict[str, float] = {}
         self._leader_is_old = False
+        self._runners: set[str] = set()
+        self._needs_runner = False
         self._began_at = time.monotonic()
         self._broker = UNKNOWN
         self._broker_seen_at = self._began_at
@@ -84,11 +89,18 @@ class Signs:
         if now - self._broker_seen_at > self._dead_after_s + BROKER_TIMEOUT_S:
             broker = NO_BROKER
         planner, beat = self._planner_and_beat(broker, now)
-        moving = [name for name in self._moved_at if name != PLANNER]
-        workers = OK if any(self._moves(name, now) for name in moving) else NO_GPU_WORKER
-        if workers != OK and now - self._began_at < self._dead_after_s:
-            workers = UNKNOWN
-        return {"broker": broker, "planner": planner, "beat": beat, "gpu_workers": workers}
+        workers = self._moved_at.keys() - self._runners - {PLANNER}
+        parts = {"broker": broker, "planner": planner, "beat": beat}
+        parts["gpu_workers"] = self._any_moves(workers, now, NO_GPU_WORKER)
+        runners = self._any_moves(self._runners, now, NO_TASK_RUNNER)
+        if runners == OK or self._needs_runner:  # most deployments need none
+            parts["task_runners"] = runners
+        return parts
+
+    def _any_moves(self, names: Collection[str], now: float, missing: str) -> str:
+        if any(self._moves(name, now) for name in names):
+            return OK
+        return UNKNOWN if now - self._began_at < self._dead_after_s else missing
 
     def _planner_and_beat(self, broker: str, now: float) -> tuple[str, str]:
         """Return the states of planner and clock.
@@ -126,6 +138,10 @@ class Signs:
         if (leader := self._store.leaders.get(PLANNER)) is not None and leader.owner is not None:
             counters[PLANNER] = leader.epoch << 40 | leader.counter
             self._leader_is_old = leader.protocol < PROTOCOL
+        runners = {beat.owner: beat.counter for beat in self._store.task_runners.recent()}
+        self._needs_runner = self._store.task_runners.are_needed()
+        self._runners = set(runners)
+        counters |= runners
         now = time.monotonic()
         for name, counter in counters.items():
             if self._counters.get(name, counter) != counter:

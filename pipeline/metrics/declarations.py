@@ -125,7 +125,7 @@ PART_UP = Metric(
     "gauge",
     "1 where a part of the deployment works, as GET /health says",
     (API,),
-    {"part": "database, uploads, broker, planner, beat or gpu_workers"},
+    {"part": "database, uploads, broker, planner, beat, gpu_workers or task_runners"},
 )
 LEADS = Metric("nightjar_planner_leads", "gauge", "1 where this planner leads", (PLANNER,))
 TAKEN_BACK = Metric(

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from types import FrameType
 
@@ -58,6 +58,7 @@ class TaskRunner:
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
         self._work = store.schedule_work
+        self._runners = store.task_runners
         self._settings = settings
         self._clock = clock or store.schedule_runs.clock
         self._first_pause_s = first_pause_s
@@ -72,6 +73,7 @@ class TaskRunner:
 
     def run(self) -> None:
         """Work until `stop`, then give back what has begun."""
+        self._runners.begin(self.owner)
         beating = threading.Thread(target=self._beat, name="beat", daemon=True)
         beating.start()
         while not self._stopping.is_set():
@@ -86,6 +88,9 @@ class TaskRunner:
         deadline = time.monotonic() + _ENDING_S
         for thread in self._threads():
             thread.join(max(0.0, deadline - time.monotonic()))
+        beating.join(self._settings.heartbeat_s + 1)
+        with suppress(StoreError):  # else its sign grows old
+            self._runners.end(self.owner)
 
     def stop(self) -> None:
         """Take nothing more; steps end at their next row."""
@@ -198,6 +203,7 @@ class TaskRunner:
     def _beat(self) -> None:
         while not self._stopping.wait(self._settings.heartbeat_s) or self._threads():
             try:
+                self._runners.beat(self.owner)
                 if self._threads():
                     self._work.beat(self.owner)
             except StoreError as error:

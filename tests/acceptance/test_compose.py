@@ -252,10 +252,10 @@ def test_flower_shows_every_micro_batch(deployment: Deployment, api: httpx.Clien
         assert wrong.status_code == 401
 
 
-def test_every_healthcheck_of_a_process_that_takes_messages_or_sends_them(
+def test_every_healthcheck_of_a_process_without_http(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("planner", "gpu-worker", "beat"):
+    for name in ("planner", "gpu-worker", "beat", "tasks"):
         command = deployment.compose[name].raw["healthcheck"]["test"]
         assert command[:2] == ["CMD", "nightjar"]
         for variable, value in deployment.environment(name).items():
@@ -292,6 +292,18 @@ def test_the_commands_of_a_client(
     assert unknown.returncode == 1
     assert "404" in unknown.stderr
     assert "job_unknown" in unknown.stderr
+
+
+def test_the_status_of_the_deployment(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NIGHTJAR_API_KEY", VARIABLES["API_KEY"])
+    shown = nightjar("status", "--api", deployment.api_url)
+    assert shown.returncode == 0, shown.stdout
+    states = dict(line.split(maxsplit=1) for line in shown.stdout.splitlines() if line[0] != "m")
+    assert states["planner"] == states["gpu_workers"] == states["task_runners"] == "ok"
+    assert "model demo" in shown.stdout
+    assert nightjar("status", "--watch", "--api", deployment.api_url).returncode == 2
 
 
 def test_the_commands_when_the_api_is_down(tmp_path: Path) -> None:

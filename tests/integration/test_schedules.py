@@ -135,6 +135,21 @@ def test_a_clock_that_was_far_ahead_for_a_while_costs_no_later_night(
     ]
 
 
+def test_nights_that_ran_before_a_clock_was_set_back_are_not_missed(
+    store: Store, clock: Clock
+) -> None:
+    schedule, pass_ = add_schedule(store, clock), planner(store, clock)
+    for night in (0, 1):
+        clock.moment = FIRST + night * DAY
+        pass_.step()
+        end(store, clock)
+    clock.moment = FIRST - timedelta(hours=1)
+    pass_.step()  # the first night is the next one again
+    clock.moment = FIRST + 3 * DAY
+    pass_.step()
+    assert [run.missed for run in runs_of(store, schedule)] == [0, 0, 1]
+
+
 def test_missed_nights_are_caught_up_once(store: Store, clock: Clock) -> None:
     schedule = add_schedule(store, clock)
     clock.moment = FIRST + 2 * DAY + timedelta(hours=5)

@@ -17,18 +17,22 @@ from nightjar.jobs.store.waiting import SWEEPER
 from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service
+from nightjar.pipeline.front.health import Part, trouble
 from nightjar.pipeline.front.signs import (
     NO_BEAT,
     NO_BROKER,
     NO_GPU_WORKER,
     NO_PLANNER,
+    NO_TASK_RUNNER,
     OLD_PLANNER,
     Signs,
 )
 from nightjar.pipeline.queue.celery_app import TICK_TASK, create_celery_app
 from nightjar.pipeline.queue.leadership import PLANNER, PROTOCOL
+from nightjar.pipeline.runner.process import TaskRunner
 from nightjar.pipeline.settings import Settings
 from tests.processes import wait_until
+from tests.schedules import Clock, add_schedule
 
 OK = "ok"
 
@@ -78,6 +82,27 @@ def living(
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_task_runner_is_missed_where_tasks_are_scheduled(
+    store: Store, broker: tuple[Service, Celery], sqlite_tables: str
+) -> None:
+    settings = Settings(database_url=SecretStr(sqlite_tables), heartbeat_s=0.05)
+    runner = TaskRunner(store, settings, {})
+    working = threading.Thread(target=runner.run)
+    with Signs(store, broker[1], dead_after_s=0.3, read_every_s=0.05) as signs:
+        wait_until("a look", lambda: signs.parts()["gpu_workers"] == NO_GPU_WORKER)
+        assert "task_runners" not in signs.parts()
+        add_schedule(store, Clock())
+        wait_until("a need", lambda: signs.parts().get("task_runners") == NO_TASK_RUNNER)
+        working.start()
+        wait_until("a runner", lambda: signs.parts()["task_runners"] == OK)
+        assert signs.parts()["gpu_workers"] == NO_GPU_WORKER
+        assert trouble(Part.TASKS, settings) is None
+        runner.stop()
+        working.join()
+        wait_until("its end", lambda: signs.parts()["task_runners"] == NO_TASK_RUNNER)
+        assert "no task runner of" in (trouble(Part.TASKS, settings) or "")
 
 
 def test_each_part_that_is_not_there_is_named(store: Store, broker: tuple[Service, Celery]) -> None:

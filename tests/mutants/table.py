@@ -369,6 +369,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/schedule_tables.py": _integration("schedules"),
     "jobs/store/schedule_work.py": _integration("schedules", "task_runner"),
     "jobs/store/schedules.py": _integration("schedules"),
+    "jobs/store/task_runners.py": _integration("signs"),
     "jobs/store/traces.py": _acceptance("monitoring"),
     "pipeline/front/api_metrics.py": [*_integration("metrics"), *_acceptance("monitoring")],
     "pipeline/front/api_traces.py": [*_unit("tracing"), *_acceptance("monitoring")],

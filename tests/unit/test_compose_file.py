@@ -10,7 +10,7 @@ from tests.compose_file import ComposeError, read_compose, required_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLES = dict.fromkeys(required_variables(), "x")
-OURS = {"migrate", "api", "planner", "gpu-worker", "cuda-worker", "beat", "flower"}
+OURS = {"migrate", "api", "planner", "gpu-worker", "cuda-worker", "beat", "tasks", "flower"}
 
 
 def test_ports_are_open_to_this_machine_alone() -> None:
@@ -45,6 +45,8 @@ def test_nothing_starts_before_what_it_needs() -> None:
             "migrate": "service_completed_successfully",
             "valkey": "service_healthy",
         }
+    # It takes its work from SQL.
+    assert services["tasks"].depends_on == {"migrate": "service_completed_successfully"}
     for name in ("beat", "flower"):
         assert services[name].depends_on == {"valkey": "service_healthy"}
 
@@ -110,8 +112,18 @@ def test_every_service_that_stays_is_asked_for_its_health() -> None:
         ("gpu-worker", "worker"),
         ("cuda-worker", "worker"),
         ("beat", "beat"),
+        ("tasks", "tasks"),
     ):
         assert asked[name] == ["CMD", "nightjar", "health", part]
+
+
+def test_the_task_runner_has_its_folder_and_what_reads_tables() -> None:
+    tasks = read_compose(VARIABLES)["tasks"]
+    assert tasks.environment["NIGHTJAR_TASK_FOLDER"] == "/tasks"
+    assert "./tasks:/tasks" in tasks.raw["volumes"]
+    assert "ARG EXTRAS=postgres,tables" in (ROOT / "Dockerfile").read_text().splitlines()
+    for file in (".gitignore", ".dockerignore"):
+        assert ".env.tasks" in (ROOT / file).read_text().splitlines()
 
 
 def test_images_of_others_are_named_by_digest() -> None:

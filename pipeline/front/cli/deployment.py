@@ -15,6 +15,7 @@ from nightjar.pipeline.front.cli.console import (
     print_json,
     say,
 )
+from nightjar.pipeline.front.cli.stored import print_table
 
 if TYPE_CHECKING:
     from nightjar.pipeline.client.blocking import Client, Job
@@ -38,6 +39,23 @@ def connect(api_url: str) -> "Iterator[Client]":
             yield client
     except ClientError as error:
         fail(str(error), EXIT_RUN)
+
+
+def show_deployment(api_url: str, *, as_json: bool) -> None:
+    """Print the state of each part and model; end with 1 where one does not work."""
+    from nightjar.pipeline.client.operations import health
+
+    with connect(api_url) as client:
+        found = client.take(health(client.asking))
+    told = {**found.get("parts", {})}
+    told |= {f"model {name}": state for name, state in found.get("models", {}).items()}
+    if as_json:
+        print_json(found, as_json=True)
+    else:
+        rows = [{"part": name, "state": state} for name, state in told.items()]
+        print_table(rows, ("part", "state"))
+    if any(state not in ("ok", "unknown") for state in told.values()):
+        raise typer.Exit(EXIT_RUN)
 
 
 def tell_submitted(job: "Job", *, as_json: bool, shows: bool = True) -> "JobStatus":

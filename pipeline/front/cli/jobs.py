@@ -21,6 +21,7 @@ from nightjar.pipeline.front.cli.deployment import (
     ApiUrl,
     connect,
     exit_by_outcome,
+    show_deployment,
     tell_submitted,
     watched,
 )
@@ -123,7 +124,10 @@ def _check_lines(source: Path) -> None:
 
 
 def status(
-    job_id: JobId,
+    job_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[JOB]", help="A job's id; without one, the deployment is shown."),
+    ] = None,
     api_url: ApiUrl = DEFAULT_API,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show the progress until the job is over.")
@@ -132,11 +136,21 @@ def status(
 ) -> None:
     """Show a job's state and counts; what it waits for goes to standard error.
 
+    Without JOB: show which parts of the deployment work, and how to start those that do not.
+
     Exit status: 0, or with --watch: 0 every row succeeded, 3 some rows failed, 4 no row succeeded.
-    1 the API cannot say. With --watch --json, each change is a line.
+    1 the API cannot say, or without JOB: a part does not work. With --watch --json, each change is
+    a line.
 
     Example: nightjar status job_0198c5 --watch
+
+    Example: nightjar status
     """
+    if job_id is None:
+        if watch:
+            fail("--watch needs JOB", EXIT_USAGE)
+        show_deployment(api_url, as_json=as_json)
+        return
     with connect(api_url) as client:
         job = client.job(job_id)
         found = watched(job, as_json=as_json) if watch else job.status()

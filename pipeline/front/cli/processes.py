@@ -131,10 +131,10 @@ def _require_key(settings: Settings, host: str) -> None:
 
 def health(
     part: Annotated[
-        str, typer.Argument(metavar="planner|worker|beat", help="The process to check.")
+        str, typer.Argument(metavar="planner|worker|beat|tasks", help="The process to check.")
     ],
 ) -> None:
-    """Exit with 0 if this machine's planner, GPU worker or beat works, else with 1.
+    """Exit with 0 if this machine's planner, GPU worker, beat or task runner works, else with 1.
 
     Example: nightjar health planner
     """
