@@ -56,6 +56,9 @@ OTHER_VARIABLES = {
     "NIGHTJAR_MODEL_DIR": Variable(
         read_by(COMPOSE), "in `.env`: the model directory on the host; by default the demo model"
     ),
+    "NIGHTJAR_TASK_DIR": Variable(
+        read_by(COMPOSE), "in `.env`: the folder of task files on the host; by default `tasks`"
+    ),
     "NIGHTJAR_COMPUTE_SANITIZER": Variable(
         read_by(TESTS),
         "the program compute-sanitizer for the tests on a GPU; `none` leaves its tests out",

@@ -43,6 +43,7 @@ def peak_bytes(api: Api, count: int) -> int:
     return sum(peaks) * 1024
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_an_upload_or_a_download(
     store: Store, database_url: str, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -355,6 +355,7 @@ def test_a_killed_gpu_worker_costs_nothing(deployment: Deployment, api: httpx.Cl
     assert_each_once(api, wait_over(deployment, api, job_id), "kill", 60)
 
 
+@pytest.mark.slow
 def test_a_broker_that_goes_away_and_comes_back(deployment: Deployment, api: httpx.Client) -> None:
     before = submit(api, long_lines(600, "before"))
     wait_until("first results", lambda: landed(api, before) > 0, 60)

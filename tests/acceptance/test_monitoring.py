@@ -464,11 +464,12 @@ def test_one_trace_goes_from_the_upload_to_the_landed_rows(journey: Journey) -> 
     } <= parents
 
 
+@pytest.mark.slow
 def test_a_single_call_is_traced_to_its_worker(journey: Journey) -> None:
     spans = of_trace(journey, CALL_TRACE, "POST /v1/completions", "micro-batch", "finish")
     (call,) = [span for span in spans if span.name == "POST /v1/completions"]
     worked = [span for span in spans if span.name == "micro-batch" and span.parent == call.id]
-    assert [span.process for span in worked] == ["nightjar-gpu-worker"]
+    assert {span.process for span in worked} == {"nightjar-gpu-worker"}  # twice, if sent twice
 
 
 @pytest.mark.slow

@@ -353,6 +353,7 @@ def test_term_ends_a_run_in_order(
     wait_until("every child to end", lambda: all_ended(children))
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_is_not_started_again(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,6 +402,7 @@ def test_a_hostile_environment_does_no_harm(
     assert {line["response"]["body"]["model"] for line in answers} == {tiny_model.name}
 
 
+@pytest.mark.slow
 def test_a_terminal_sees_bar_rate_and_time_left(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_table_of_answers_follows_the_table_of_rows(tiny_model: Path, tmp_path
     assert "1 answers were shared" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_task_that_changed_after_a_run_was_stopped(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def job_ids(place: Place) -> set[str]:
     return {job.id for job in place.store.jobs.newest(100)}
 
 
+@pytest.mark.slow
 def test_a_stalled_upload_is_refused_in_time_as_by_one_process(place: Place) -> None:
     before = job_ids(place)
     body = rows(4_000)
@@ -278,6 +279,7 @@ def test_a_second_process_killed_in_mid_upload_lets_the_same_key_succeed_once(
     assert place.api.upload_process().pid != killed.pid
 
 
+@pytest.mark.slow
 def test_a_second_process_killed_after_landing_lets_the_same_key_find_the_job(
     place: Place,
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_body_that_stalls_is_refused(api: Api) -> None:
         assert time.monotonic() - began < 20
 
 
+@pytest.mark.slow
 def test_an_api_that_ends_gives_up_calls_that_wait(
     database: Store, tiny_model: Path, tmp_path: Path
 ) -> None:

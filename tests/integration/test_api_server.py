@@ -47,6 +47,7 @@ def api(store: Store, database_url: str, tiny_model: Path, tmp_path: Path) -> It
         yield running
 
 
+@pytest.mark.slow
 @between_processes
 def test_an_upload_is_answered_as_if_there_was_one_process(
     api: Api, store: Store, tmp_path: Path
@@ -82,6 +83,7 @@ def test_an_upload_is_answered_as_if_there_was_one_process(
     assert "metadata=" not in (tmp_path / "api.log").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @between_processes
 def test_a_sender_is_told_of_rejected_rows_and_fails_with_all_of_them(
     api: Api, tmp_path: Path
@@ -139,6 +141,7 @@ def test_an_upload_whose_process_is_killed_is_refused_and_the_next_one_taken(
     assert api.upload_process().pid != killed.pid
 
 
+@pytest.mark.slow
 @between_processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_second_process_yields_to_the_first_and_ends_with_it(
@@ -205,6 +208,7 @@ def test_an_api_killed_while_its_second_process_starts_leaves_none(
         wait_until("its end", lambda: all_ended(children))
 
 
+@pytest.mark.slow
 def test_an_api_told_to_end_leaves_no_log_of_sqlite_behind(
     sqlite_url: str, tiny_model: Path, tmp_path: Path
 ) -> None:

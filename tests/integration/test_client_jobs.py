@@ -216,6 +216,7 @@ def test_a_task_is_computed_by_a_deployment(api_url: str, tmp_path: Path) -> Non
     assert all(row["text"] and row["error_code"] is None for row in rows)
 
 
+@pytest.mark.slow
 def test_rows_of_an_open_job_are_computed_before_it_is_sealed(api_url: str) -> None:
     with Client(api_url) as client, client.open() as job:
         job.append(Generate(prompt=f"early {n}", max_tokens=3) for n in range(3))

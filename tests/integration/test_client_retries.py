@@ -139,6 +139,7 @@ def test_each_result_comes_once_over_breaking_connections(api: Api, store: Store
     assert ordered == [f"row-{n}" for n in range(60)]
 
 
+@pytest.mark.slow
 def test_a_client_gives_up_after_its_retries(api: Api) -> None:
     cuts = [Cut(answered=0)] * 9
     with CuttingProxy(port(api), *cuts) as proxy, Client(proxy.url, retries=2) as client:

@@ -159,6 +159,7 @@ def test_a_connection_that_breaks_leaves_no_file(place: tuple[Api, Store]) -> No
     assert store.files.stored_bytes(DEFAULT_TENANT) == 0
 
 
+@pytest.mark.slow
 def test_an_upload_whose_process_is_killed_is_refused_and_swept(
     place: tuple[Api, Store], client: openai.OpenAI
 ) -> None:

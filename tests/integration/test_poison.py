@@ -205,6 +205,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_poison_that_takes_the_worker_with_it_is_found_too(
     place: Place, database_url: str, tiny_model: Path
 ) -> None:

@@ -229,6 +229,7 @@ def test_a_step_may_take_longer_than_a_rank_may_be_late(tiny_model: Path, tmp_pa
         launcher.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the system what a process does")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_stops_while_it_loads_is_noticed(tiny_model: Path, rank: int) -> None:

@@ -20,7 +20,8 @@ STARTS = [
     "tests/conftest.py",
     *(f"tests/{folder}" for folder in FOLDERS),
     "benchmarks/gpu",
-    "tools",
+    "tools/first_gpu_hour",
+    "tools/gpu_hour",
 ]
 # Imported by the conftest only where SQLAlchemy is installed.
 OPTIONAL = {"tests.databases"}

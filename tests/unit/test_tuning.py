@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -117,16 +118,20 @@ def test_a_run_that_was_killed_ends_as_if_it_was_not(
     options = TuneOptions(
         vectors=2, epochs=2, batch=4, accumulate=2, encoder="mlp", checkpoint_steps=1
     )
-    whole = tune(tiny_model, rows, None, tmp_path / "whole", options)
-    made = training.Training._update
+    made, passes = training.batch_loss, 0
 
-    def killed(self: training.Training, some: object, progress: training.Progress) -> None:
-        if (progress.epoch, progress.update) == (1, 1):
+    def counted(*arguments: Any, ends_after: int | None = None) -> Any:
+        nonlocal passes
+        passes += 1
+        if passes == ends_after:
             raise KeyboardInterrupt
-        made(self, some, progress)  # type: ignore[arg-type]
+        return made(*arguments)
 
+    monkeypatch.setattr(training, "batch_loss", counted)
+    whole = tune(tiny_model, rows, None, tmp_path / "whole", options)
+    in_second_epoch, passes = passes // 2 + 3, 0
     with monkeypatch.context() as patch:
-        patch.setattr(training.Training, "_update", killed)
+        patch.setattr(training, "batch_loss", partial(counted, ends_after=in_second_epoch))
         with pytest.raises(KeyboardInterrupt):
             tune(tiny_model, rows, None, tmp_path / "parts", options)
     parts = tune(tiny_model, rows, None, tmp_path / "parts", options)
