@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import pytest
 
 from nightjar.jobs.store import Store
 from tests.api_process import Api, running_api
