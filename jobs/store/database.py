@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, Connection, Engine, make_url
-from sqlalchemy.pool import NullPool, Pool, QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool, Pool, QueuePool
 
 from nightjar.jobs.errors import (
     NO_POSTGRES_DRIVER,
@@ -182,6 +182,11 @@ def _first_line(error: sa.exc.DBAPIError) -> str:
     return str(error.orig).partition("\n")[0]
 
 
+def _close_returned(connection: object, record: ConnectionPoolEntry) -> None:
+    """Close what comes back to a pool that is no longer there; nobody else would."""
+    record.invalidate()
+
+
 class Database:
     """Transactions on one database; safe to share between threads."""
 
@@ -197,7 +202,8 @@ class Database:
         self.tally = Tally()
 
     def close(self) -> None:
-        """Close every pooled connection."""
+        """Close every pooled connection; one that a thread still uses is closed when it is back."""
+        event.listen(self.engine, "checkin", _close_returned)
         self.engine.dispose()
 
     @contextmanager

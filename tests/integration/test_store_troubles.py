@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -14,6 +15,7 @@ from nightjar.jobs.errors import StoreError, StoreUnavailableError
 from nightjar.jobs.records import NewJob, NewRequest
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.database import Database
 from nightjar.jobs.workers import ComputeSeconds
 from tests.jobs import submit
 
@@ -177,3 +179,15 @@ def test_a_statement_that_is_too_large_is_no_database_that_is_away(postgres_stor
     with pytest.raises(StoreError, match="refused a statement") as raised:
         postgres_store.database.write(lambda connection: connection.scalar(too_large))
     assert not isinstance(raised.value, StoreUnavailableError)
+
+
+def test_a_connection_in_use_is_closed_when_it_comes_back(database_url: str) -> None:
+    """A thread may still read when the store is closed."""
+    database = Database(database_url)
+    with database.reading() as connection:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        database.close()
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+    with pytest.raises((sqlite3.ProgrammingError, psycopg.OperationalError), match="closed"):
+        driver.execute("SELECT 1")
