@@ -122,6 +122,7 @@ def _leadership() -> Leadership:
         owner_name(),
         dead_after_s=settings.worker_dead_after_s,
         longest_gap_s=2 * settings.sweep_every_s,
+        trusted_s=_LEAD_TRUSTED_S,
     )
 
 
@@ -188,6 +189,7 @@ _UNWOKEN_S = 2 * settings.sweep_every_s
 _DISPATCH_AGAIN_S = 0.1
 # Nobody says when a job is over: workers end jobs in SQL.
 _FINALIZE_LOOK_S = min(0.3, settings.sweep_every_s)
+_LEAD_TRUSTED_S = 0.1
 _COUNT_AGAIN_S = 0.01  # the other passes get their turn
 _STOP_S = 20.0
 
@@ -292,10 +294,10 @@ def _passes() -> dict[str, Pass]:
 _MOST_HANDS = 3
 
 
-def _wake(name: str, hands: int) -> dict[str, int]:
+def _wake(name: str, hands: int, passes: Sequence[str]) -> dict[str, int]:
     """Wake the passes, or pass the message on where another planner is known to lead."""
     if not _leadership().other_lives:
-        for one in ("ingest", "plan", "dispatch", "schedule"):
+        for one in passes:
             _passes()[one].wake()
         return {}
     if hands < _MOST_HANDS:
@@ -306,13 +308,16 @@ def _wake(name: str, hands: int) -> dict[str, int]:
 @app.task(name=PLAN_TASK, throws=EXPECTED_ERRORS)
 def plan(job_id: str = "", hands: int = 0) -> dict[str, int]:
     """Wake the planner after a submission; rank decides which job is planned next."""
-    return _wake(PLAN_TASK, hands)
+    return _wake(PLAN_TASK, hands, ("ingest", "plan", "dispatch", "schedule"))
 
 
 @app.task(name=TICK_TASK, throws=EXPECTED_ERRORS)
 def tick(hands: int = 0) -> dict[str, int]:
-    """Wake the passes regularly, so that progress needs no other message."""
-    return _wake(TICK_TASK, hands)
+    """Wake what GPU workers wait for; the other passes look by themselves often enough.
+
+    Beat sends ticks, too, so that progress needs no other message.
+    """
+    return _wake(TICK_TASK, hands, ("plan", "dispatch"))
 
 
 @app.task(name=SWEEP_TASK, throws=EXPECTED_ERRORS)

@@ -39,6 +39,8 @@ class Leadership:
         dead_after_s: This process replaces a leader whose counter has not moved for so long, in
             the time that this process has watched.
         longest_gap_s: See `WatchedTime`.
+        trusted_s: `may_act` reads the lead anew after so many seconds. Several passes ask, many times
+            a second; a chunk of work takes longer than this.
         clock: Monotonic seconds.
         protocol: What this process can do. It replaces a leader that can do less at once.
     """
@@ -50,6 +52,7 @@ class Leadership:
         *,
         dead_after_s: float,
         longest_gap_s: float,
+        trusted_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         protocol: int = PROTOCOL,
     ) -> None:
@@ -58,6 +61,9 @@ class Leadership:
         self._owner = owner
         self._dead_after_s = dead_after_s
         self._longest_gap_s = longest_gap_s
+        self._trusted_s = trusted_s
+        self._clock = clock
+        self._confirmed: tuple[Leader, float] | None = None
         self._watched = WatchedTime(longest_gap_s, clock)
         self._lock = threading.Lock()
         self._held: Leader | None = None
@@ -77,14 +83,21 @@ class Leadership:
     def may_act(self) -> bool:
         """Whether to plan and dispatch here: this process leads, or no other is known to live.
 
-        Reads the lead again, because it may have been lost while this process was stopped. A new
-        process waits for as long as a living leader may take to move its counter.
+        Reads the lead again after `trusted_s`, because it may have been lost while this process
+        was stopped. A new process waits for as long as a living leader may take to move its counter.
         """
         held = self._held
         if held is None:
             return not self._moved and self._watched.seconds >= self._longest_gap_s
+        confirmed, began_s = self._confirmed, self._clock()
+        if confirmed is not None and confirmed[0] is held:
+            if began_s - confirmed[1] < self._trusted_s:
+                return True
         now = self._leaders.get(PLANNER)
-        return now is not None and (now.owner, now.epoch) == (held.owner, held.epoch)
+        if now is None or (now.owner, now.epoch) != (held.owner, held.epoch):
+            return False
+        self._confirmed = held, began_s
+        return True
 
     def check(self) -> bool:
         """Renew the lead, take it, or watch its holder; return whether this process leads now."""

@@ -230,3 +230,19 @@ def test_a_leader_that_renews_between_look_and_take_keeps_the_lead(store: Store)
     assert taken is not None
     assert (taken.owner, taken.epoch) == ("bob", 2)
     assert not store.leaders.renew(seen)
+
+
+def test_a_reading_of_the_lead_is_trusted_for_a_moment_only(store: Store, clock: Clock) -> None:
+    ann = Leadership(
+        store.leaders, "ann", dead_after_s=10, longest_gap_s=4, trusted_s=0.1, clock=clock
+    )
+    bob = planner(store, "bob", clock)
+    assert ann.check()
+    assert ann.may_act()
+    bob.check()
+    taken = store.leaders.take(PLANNER, "bob", store.leaders.get(PLANNER))
+    assert taken is not None
+    clock.now += 0.09
+    assert ann.may_act()
+    clock.now += 0.02
+    assert not ann.may_act()
