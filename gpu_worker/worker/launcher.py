@@ -137,7 +137,7 @@ class Launcher:
         flight = InFlight(tickets, keys)
         with self._send_lock:
             self._check()
-            told = self._vectors.use(keys, vectors or {}, self._vectors_in_flight())
+            told = self._vectors.use(keys, vectors or {}, self._vectors_in_flight)
             with self._pending_lock:
                 if not self._pending:
                     self._alive_at = time.monotonic()
@@ -211,24 +211,26 @@ class Launcher:
 
     def _handle(self, message: messages.FromCompute) -> None:
         self._alive_at = time.monotonic()
-        self.totals.note(message)
         match message:
-            case messages.Ready():
-                self._supervisor.succeeded()
-                self._precision = message.dtype
-                self._ready.set()
-            case messages.LoadFailed():
-                self._fail(message.message)
+            # First: nearly all messages are answers.
             case messages.Generated() | messages.Ranked() | messages.Failed():
                 with self._pending_lock:
                     flight = self._pending.pop(message.ticket, None)
                     if flight is not None:
                         flight.end(message.ticket, message)
+            case messages.Ready():
+                self.totals.note(message)
+                self._supervisor.succeeded()
+                self._precision = message.dtype
+                self._ready.set()
+            case messages.LoadFailed():
+                self._fail(message.message)
             case messages.Stepped():
+                self.totals.note(message)
                 with self._pending_lock:
                     self._shares.stepped(message.steps, message.busy_s)
             case messages.Statistics():
-                pass
+                self.totals.note(message)
 
     def _vectors_in_flight(self) -> set[str]:
         with self._pending_lock:

@@ -1,7 +1,7 @@
 """Which prompt vectors the compute process holds, within a bound of bytes."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from nightjar.gpu_worker.compute.messages import ForgetVectors, RegisterVectors
 
@@ -35,7 +35,10 @@ class ResidentVectors:
         return [key for key in keys if key not in self._sizes]
 
     def use(
-        self, keys: Collection[str], data: Mapping[str, bytes], in_flight: Collection[str]
+        self,
+        keys: Collection[str],
+        data: Mapping[str, bytes],
+        in_flight: Callable[[], Collection[str]],
     ) -> list[RegisterVectors | ForgetVectors]:
         """Return what to tell the compute process before requests that name these keys.
 
@@ -43,7 +46,8 @@ class ResidentVectors:
             keys: What the requests name.
             data: Safetensors files of the keys that may be missing; empty for a key that does not
                 exist, whose requests the engine refuses.
-            in_flight: Keys of requests that are being computed.
+            in_flight: Returns the keys of requests that are being computed. Called only where
+                something must be dropped.
 
         Raises:
             VectorsMissingError: The data of a missing key is not given.
@@ -60,7 +64,9 @@ class ResidentVectors:
         for key in keys:
             if key in self._sizes:
                 self._sizes.move_to_end(key)
-        return self._evictions({*keys, *in_flight}) + told
+        if self._bytes <= self._most_bytes:
+            return told
+        return self._evictions({*keys, *in_flight()}) + told
 
     def clear(self) -> None:
         """Note that the compute process is a new one, which holds nothing."""
@@ -70,7 +76,7 @@ class ResidentVectors:
     def _evictions(self, needed: Collection[str]) -> list[RegisterVectors | ForgetVectors]:
         """Drop what was not used for longest, until the rest fits or is needed."""
         dropped: list[RegisterVectors | ForgetVectors] = []
-        for key in list(self._sizes) if self._bytes > self._most_bytes else ():
+        for key in list(self._sizes):
             if self._bytes <= self._most_bytes:
                 break
             if key not in needed:

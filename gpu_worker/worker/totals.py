@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from nightjar.gpu_worker.compute.messages import FromCompute, Ready, Statistics, Stepped
+from nightjar.gpu_worker.compute.messages import Ready, Statistics, Stepped
 from nightjar.gpu_worker.engine.statistics import EngineCounters, EngineGauges, EngineStatistics
 from nightjar.jobs.workers import ComputeSeconds
 
@@ -24,8 +24,8 @@ class Totals:
         self._earlier_engine_s = 0.0
         self._earlier = EngineCounters()
 
-    def note(self, message: FromCompute) -> None:
-        """Take in what a process reports of itself; other messages change nothing."""
+    def note(self, message: Ready | Stepped | Statistics) -> None:
+        """Take in what a process reports of itself."""
         match message:
             case Ready():
                 load_s = self.seconds.load_s + message.load_s
@@ -36,8 +36,6 @@ class Totals:
             case Statistics(statistics=told):
                 counters = self._earlier.plus(told.counters)
                 self.statistics = EngineStatistics(counters, told.gauges)
-            case _:
-                pass
 
     def process_ended(self) -> None:
         """Begin with the numbers of the next process."""
