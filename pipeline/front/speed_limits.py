@@ -17,7 +17,10 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.job_report import JobReport, Machine, SpeedLimit
 
 _BYTES_OF = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
-_COPIED_BYTES = 64 << 20  # of each thread: more than a cache holds
+# Read and written by each 8 threads together: more than the cache that 8 cores share holds. Not
+# more: `nightjar run` has not much memory itself.
+_COPIED_BYTES = 64 << 20
+_THREADS_A_CACHE = 8
 _PRODUCT_ROWS = 1024
 _PROBE_S = 0.15
 # Names of the table of input vectors, of which a token reads one row.
@@ -27,21 +30,28 @@ _TABLES = {"wte", "embed_tokens", "embed_in", "tok_embeddings", "word_embeddings
 def probe(threads: int | None = None) -> Machine:
     """Measure the machine for about a third of a second."""
     used = threads or len(os.sched_getaffinity(0))
-    sources = [np.ones(_COPIED_BYTES // 8) for _ in range(used)]
-    targets = [np.zeros(_COPIED_BYTES // 8) for _ in range(used)]
+    each = _COPIED_BYTES // 2 // min(used, _THREADS_A_CACHE)
+    sources = [np.ones(each // 8) for _ in range(used)]
+    targets = [np.zeros(each // 8) for _ in range(used)]
     with ThreadPoolExecutor(used) as pool:
         rounds, seconds = _repeat(lambda: list(pool.map(np.copyto, targets, sources)))
-    moved = 2 * _COPIED_BYTES * used * rounds / seconds
+    moved = 2 * each * used * rounds / seconds
     left = np.ones((_PRODUCT_ROWS, _PRODUCT_ROWS), np.float32)
     products, product_s = _repeat(lambda: left @ left)
     return Machine(moved, 2 * _PRODUCT_ROWS**3 * products / product_s, used)
 
 
-def speed_limit(report: JobReport, model: ModelDirectory, machine: Machine) -> SpeedLimit | None:
-    """The limit for what the job computed; None where the engine or its precision is not known."""
+def computed_precision(report: JobReport) -> str | None:
+    """The precision of most rows; None where the engine or its precision is not known."""
     tally = report.tally
     precision = max(tally.precisions, key=lambda one: tally.precisions[one], default="")
-    if precision not in _BYTES_OF or tally.engine_s <= 0:
+    return precision if precision in _BYTES_OF and tally.engine_s > 0 else None
+
+
+def speed_limit(report: JobReport, model: ModelDirectory, machine: Machine) -> SpeedLimit | None:
+    """The limit for what the job computed; None where `computed_precision` knows none."""
+    tally, precision = report.tally, computed_precision(report)
+    if precision is None:
         return None
     weights = _weights(model)
     weight_bytes = weights * _BYTES_OF[precision]

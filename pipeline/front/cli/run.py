@@ -14,6 +14,7 @@ from nightjar.pipeline.front.cli.console import (
     EXIT_ROWS_FAILED,
     EXIT_RUN,
     EXIT_USAGE,
+    STOPPED,
     AsJson,
     Device,
     Devices,
@@ -21,6 +22,7 @@ from nightjar.pipeline.front.cli.console import (
     PromptVectors,
     Shards,
     Verify,
+    end_interrupted,
     errors,
     fail,
     is_task_file,
@@ -178,11 +180,7 @@ def _compute(arguments: "RunArguments") -> "RunSummary":
     except RunError as error:
         fail(str(error), EXIT_RUN)
     except KeyboardInterrupt as interrupt:
-        # An impatient second Ctrl-C must not end this process with another status.
-        for number in _ENDING:
-            signal.signal(number, signal.SIG_IGN)
-        errors.print("stopped; run the same command again to continue", highlight=False)
-        raise typer.Exit(128 + interrupt.args[0]) from None
+        end_interrupted(STOPPED, interrupt.args[0])
     print_summary(errors, summary)
     return summary
 
