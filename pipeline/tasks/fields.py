@@ -92,7 +92,7 @@ class SourceFields(Fields):
     key: Annotated[list[Text], Field(min_length=1, max_length=16)] = Field(
         description="The columns that tell rows apart; the sink has them, too."
     )
-    content: Annotated[list[Text] | None, Field(min_length=1, max_length=64)] = Field(
+    content: Annotated[list[Text], Field(min_length=1, max_length=64)] | None = Field(
         None,
         description="The columns that say whether a row has changed: as long as they hold the "
         "same, a kept answer is taken, whatever the other columns hold. Without it, the whole "

@@ -121,7 +121,9 @@ def test_pages_go_on_to_the_last(
     for _ in range(3):
         run = client.schedules.run("page-0")
         end_run(store, RunState.SUCCEEDED)
-    assert [one.name for one in client.schedules.list()] == [f"page-{n}" for n in range(4, -1, -1)]
+    listed = list(client.schedules.list())
+    assert [one.id for one in listed] == sorted((one.id for one in listed), reverse=True)
+    assert {one.name for one in listed} == {f"page-{number}" for number in range(5)}
     runs = list(client.schedules.runs("page-0"))
     assert [one.id for one in runs] == sorted((one.id for one in runs), reverse=True)
     assert (len(runs), runs[0].id) == (3, run.id)
