@@ -170,6 +170,7 @@ def test_each_job_gets_the_answers_of_its_own_model(
     assert [one.workers for one in store.models.known()] == [1, 1]
 
 
+@pytest.mark.slow
 def test_one_worker_of_two_models_answers_single_calls_of_both(
     store: Store, deployment: Deployment, alpha: Path, beta: Path
 ) -> None:
