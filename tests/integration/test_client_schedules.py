@@ -11,7 +11,7 @@ import pytest
 
 from nightjar import AsyncClient, Client, RefusedError, RequestError, WaitTimeoutError
 from nightjar.jobs.api import create_app
-from nightjar.jobs.schedule_records import FAILING_AFTER, RunEnd, RunState
+from nightjar.jobs.schedule_records import FAILING_AFTER, RunEnd, RunState, WhenRunning
 from nightjar.jobs.store import Store
 from nightjar.pipeline.client import pages, steps
 from nightjar.pipeline.client.errors import ClientError
@@ -139,8 +139,8 @@ def test_a_connection_that_breaks_makes_one_run(
     monkeypatch.setattr(steps, "_FIRST_BACK_OFF_S", 0.01)
     port = int(api_url.rpartition(":")[2])
     lost = 0
-    for number, answered in enumerate(range(0, 1_200, 60)):
-        schedule = add_schedule(store, NOW, f"cut-{number}", when_still_running="queue")
+    for number, answered in enumerate(range(0, 1_200, 150)):
+        schedule = add_schedule(store, NOW, f"cut-{number}", when_still_running=WhenRunning.QUEUE)
         with CuttingProxy(port, Cut(answered=answered)) as proxy, Client(proxy.url) as client:
             run = client.schedules.run(schedule.name)
             lost += proxy.connections > 1
@@ -149,7 +149,7 @@ def test_a_connection_that_breaks_makes_one_run(
         assert gone.last_run == run
         told = [one.action for one in store.schedules.changes("default", 9, None, schedule.id)]
         assert told == ["deleted", "run_now", "created"]
-    assert lost >= 10
+    assert lost >= 5
 
 
 def test_an_api_that_is_away_is_told_after_all_tries(monkeypatch: pytest.MonkeyPatch) -> None:
