@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import platform
+import subprocess
 from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -65,7 +66,10 @@ def _limit(
 
     if computed_precision(report) is None:
         return None, "Not measured: the engine made its answers up, without a model."
-    return speed_limit(report, model, probe(threads)), ""
+    try:
+        return speed_limit(report, model, probe(threads)), ""
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"Not measured: the probe of the machine failed: {type(error).__name__}."
 
 
 def _versions(model: ModelDirectory) -> dict[str, str]:

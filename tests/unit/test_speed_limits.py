@@ -14,7 +14,7 @@ def test_the_probe_is_bounded_in_memory(
     monkeypatch.setattr(speed_limits, "_PROBE_S", 0.001)
     tracemalloc.start()
     try:
-        found = speed_limits.probe(threads)
+        found = speed_limits.measure(threads)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
