@@ -1,6 +1,6 @@
 """The one record of a generation request and the one of a ranking request, with their limits.
 
-The Celery worker fills them from a stored body (`gpu_worker/worker/answers.py`), MessagePack carries them
+The GPU worker fills them from a stored body (`gpu_worker/worker/answers.py`), MessagePack carries them
 to the compute process (`gpu_worker/compute/messages.py`), and the engine computes them. Request bodies
 (`jobs/lines/bodies.py`), error hints (`jobs/lines/schemas.py`) and the engine's checks
 (`gpu_worker/engine/sampling_checks.py`) take their limits from here.

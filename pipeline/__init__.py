@@ -1,1 +1,1 @@
-"""From a job to messages with micro-batches: settings, files, planning, the queue, commands."""
+"""All around the engine: settings, files, tables, tasks, schedules, planning, queue, commands."""

@@ -60,7 +60,7 @@ def _require_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
 
 
 def _check_ranges(params: SamplingParams) -> None:
-    """Yield every number of the record that has a limit, except those checked elsewhere."""
+    """Raise for a number outside its limit, except for those that are checked elsewhere."""
     for name in _RANGES:
         value = getattr(params, name)
         if value is not None:

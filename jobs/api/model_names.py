@@ -26,7 +26,7 @@ class ModelNames:
         self._kept: tuple[float, Choices] | None = None  # with the moment until which it is used
 
     def read(self, *, may_wait: bool = False) -> Choices:
-        """The names as they are now; one statement. `may_wait` is for errors of submissions."""
+        """The names as they are now; one statement. `may_wait`: errors tell of `wait_for_model`."""
         return Choices(self._models.known(), self.configured, may_wait=may_wait)
 
     def recent(self, asked: str | None) -> Choices:

@@ -45,7 +45,7 @@ class FileSweeping:
             return [(id_, counter) for id_, counter in connection.execute(statement)]
 
     def take_back(self, file_id: str, counter: int) -> bool:
-        """Give up an upload whose counter still stands there; whether it did."""
+        """Give up the upload if its counter is still `counter`; return whether it was given up."""
         still = (file.c.id == file_id, file.c.counter == counter)
         statement = (
             sa.update(file)
@@ -57,7 +57,9 @@ class FileSweeping:
         )
 
     def sweep_files(self, patience_s: float = math.inf) -> int:
-        """Free files that have expired, or are to be deleted; returns how many parts went.
+        """Free files that have expired or are to be deleted, and forget those that are gone.
+
+        Returns how many parts went.
 
         No step begins after `patience_s` seconds; the next call goes on with the rest.
         """

@@ -1,6 +1,6 @@
-"""Equal requests of one job: one is computed, the leader; its followers share its outcome.
+"""Equal requests of one job: one is computed, the original; its followers share its outcome.
 
-Whatever ends the leader (an answer, a failure, a cancel) also ends its followers, in the same
+The column `leader_id` names the original. Whatever ends the original (an answer, a failure, a cancel) also ends its followers, in the same
 transaction if they fit: `Outcomes.land` is the one place where outcomes land.
 """
 

@@ -1,8 +1,8 @@
 """Checks the form of a message, and refuses it before Celery sees it.
 
 Celery and kombu trust the fields of a message. A wrong type in one of them raises in the receive
-path, ends the worker, or leaves it alive without taking anything. Every field is therefore checked
-by type and size against the lists of `message_fields.py`; any other field is refused.
+path, ends the worker, or leaves it alive without taking anything. Every field of a task is therefore
+checked by type and size against the lists of `message_fields.py`; any other field is refused.
 """
 
 import base64

@@ -19,9 +19,9 @@ This page is generated from the declarations in `pipeline/settings/`, and
 `python -m nightjar.pipeline.settings` prints it.
 
 A setting is an environment variable. A process reads its settings when it starts: change one, and
-start again the processes that read it. Units are in the names: `_s` seconds, `_bytes` bytes.
-A value that cannot be used is refused, with what may be written. So is a name that is nearly a
-setting's.
+start again the processes that read it. Units are in the names: `_S` seconds, `_BYTES` bytes,
+`_DAYS` days. A value that cannot be used is refused, with what may be written. So is a name that is
+nearly a setting's. Any other unknown name is logged and ignored.
 
 The [structure](../explanations/structure.md#the-processes) lists the processes. `nightjar run`
 starts a planner, beat and a GPU worker of its own, with the same settings. `nightjar doctor` finds

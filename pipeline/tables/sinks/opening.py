@@ -31,7 +31,7 @@ def open_sink(
 
     Args:
         config: The `[sink]` table.
-        answers: The kind of the task.
+        answers: What decides the columns of the answers.
         keys: The key columns of its rows.
         run: The same for every `write` of the same results, another one when the results may
             differ: such as the job's id with the moment at which it ended.

@@ -94,7 +94,7 @@ class JsonLinesSource:
         return piece_of(built, faults)
 
     def _all_rows(self) -> Iterator[tuple[_Row, int]]:
-        """Yield each line that is not blank, with its length in bytes."""
+        """Yield a row or a fault for each line that is not blank, with its bytes; a fault has 0."""
         for info in self._listing.files:
             cutter = LineCutter()
             with self._listing.open_text(info) as stream:
