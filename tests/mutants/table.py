@@ -352,7 +352,7 @@ TESTS: dict[str, list[str]] = {
     "pipeline/embedded/processes.py": [*_integration("broker_lost", "dispatcher"), *_RUN],
     "pipeline/embedded/line_files.py": [*_unit("pipeline_workdir"), *_RUN],
     "pipeline/embedded/work.py": [*_RUN],
-    "pipeline/embedded/run.py": _RUN,
+    "pipeline/embedded/run.py": [*_integration("vectors"), *_RUN],
     "pipeline/embedded/summary.py": _RUN,
     "pipeline/embedded/system.py": [*_integration("embedded_broker"), *_RUN],
     "pipeline/embedded/recomputing.py": _unit("receipts"),
