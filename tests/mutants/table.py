@@ -208,6 +208,18 @@ TESTS: dict[str, list[str]] = {
     "pipeline/front/cli/purge.py": _integration("purge_command"),
     "pipeline/front/cli/spans.py": [*_integration("purge_command"), *_acceptance("cli_keys")],
     "pipeline/client/asynchronous.py": _integration("client_jobs"),
+    **dict.fromkeys(
+        (
+            "pipeline/client/asynchronous_schedules.py",
+            "pipeline/client/schedule_operations.py",
+            "pipeline/client/schedule_records.py",
+            "pipeline/client/schedules.py",
+        ),
+        _integration("client_schedules"),
+    ),
+    "pipeline/client/pages.py": _integration("client_jobs"),
+    "pipeline/client/polling.py": _integration("client_jobs"),
+    "pipeline/tasks/content.py": _TASKS,
     "pipeline/client/blocking.py": [*_unit("client"), *_integration("client_jobs")],
     "pipeline/client/connecting.py": [*_unit("client"), *_integration("client_jobs")],
     "pipeline/client/errors.py": _unit("client"),
