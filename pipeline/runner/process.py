@@ -235,6 +235,7 @@ class TaskRunner:
 def main() -> None:
     """Run the process until TERM or Ctrl-C; a second one ends it at once, which does no harm."""
     logs.configure()
+    logs.name_process("task-runner")
     settings = Settings.read()
     step_back(settings.worker_niceness)
     with closing(Store(settings.database_url.get_secret_value())) as store:

@@ -18,8 +18,22 @@ from tests.browser.deployments import (
 from tests.browser.tabs import Tab, opened_tab
 
 PATIENCE_S = 10.0
+_GROUP = "deployment"
 
 Open = Callable[..., Tab]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests of the deployment that computes, all in one process: it starts once."""
+    for item in items:
+        if _computes(item):
+            item.add_marker(pytest.mark.xdist_group(_GROUP))
+    items.sort(key=lambda item: not _computes(item))
+
+
+def _computes(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and _GROUP in item.fixturenames
 
 
 @pytest.fixture(scope="session")

@@ -61,6 +61,10 @@ def gpt2_outputs(weights, ids):
 
 @pytest.fixture(scope="module", name="source")
 def source_outputs():
+    return demo_outputs()
+
+
+def demo_outputs():
     """What another framework would save: ids padded with -1, logits, hidden states."""
     weights = {n: t.float() for n, t in load_file(DEMO / "model.safetensors").items()}
     encoded = ModelDirectory.open(DEMO).tokenizer().encode_batch(TEXTS)

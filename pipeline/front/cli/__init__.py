@@ -21,6 +21,7 @@ from nightjar.pipeline.front.cli.report import report
 from nightjar.pipeline.front.cli.run import run
 from nightjar.pipeline.front.cli.schedules import schedules
 from nightjar.pipeline.front.cli.tasks import plan, task
+from nightjar.pipeline.front.cli.top import top
 from nightjar.pipeline.front.cli.tune import tune
 from nightjar.pipeline.front.cli.vectors import vectors
 from nightjar.pipeline.front.cli.verify import verify
@@ -36,7 +37,7 @@ app = typer.Typer(
 for command in (
     *(run, plan, worker, beat, flower, api, health),
     *(submit, status, results, report, cancel, pause, resume, retry, models),
-    *(convert, verify, tune, migrate, shares, purge, openapi, doctor),
+    *(convert, verify, tune, migrate, shares, purge, openapi, doctor, top),
 ):
     app.command()(command)
 for group in (keys, schedules, tenants, task, vectors, webhooks):
