@@ -73,6 +73,7 @@ SCENES: Mapping[str, tuple[Key, ...]] = {
         *_of("guides/files", "nightjar run IN.jsonl"),
         *_of("guides/reports", "nightjar report JOB"),
     ),
+    "bill": _of("guides/reports", "nightjar bill"),
     "retention": _of("guides/retention", "NIGHTJAR_KEEP_RESULTS", "nightjar purge --dry-run"),
     "schedules": _of(
         "guides/schedules", "nightjar worker tasks", "nightjar schedules apply", "curl -X PUT"

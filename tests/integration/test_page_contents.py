@@ -69,7 +69,7 @@ def test_the_list_shows_how_far_each_job_is(pages: Pages) -> None:
     words = pages.words("/")
     assert re.search(r"[\d,]+ / 2,400", words)
     assert "200 / 200" in words
-    assert re.search(r"\d+(\.\d+)? ?(rows)?/(s|min)", words), words[:900]
+    assert re.search(r"\d/(s|min|h)\b", words)
 
 
 def test_a_job_has_a_timeline_and_its_rows_by_stage_kind_and_bucket(pages: Pages) -> None:
@@ -139,7 +139,7 @@ def test_a_worker_shows_what_it_computes_its_batch_and_its_cache(pages: Pages) -
         "hyperclova-6.9b",
         "cuda:0 · fp16",
         "61 / 64",
-        "70%",
+        "70.1%",
         "12.5%",
         "14 requests",
     ):

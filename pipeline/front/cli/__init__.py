@@ -8,6 +8,7 @@ import typer
 from nightjar import __version__
 from nightjar.jobs.errors import JobError
 from nightjar.pipeline.front.cli.accounts import keys, tenants
+from nightjar.pipeline.front.cli.bill import bill
 from nightjar.pipeline.front.cli.console import EXIT_RUN, say
 from nightjar.pipeline.front.cli.convert import convert
 from nightjar.pipeline.front.cli.database import migrate, shares
@@ -36,7 +37,7 @@ app = typer.Typer(
 )
 for command in (
     *(run, plan, worker, beat, flower, api, health),
-    *(submit, status, results, report, cancel, pause, resume, retry, models),
+    *(submit, status, results, report, bill, cancel, pause, resume, retry, models),
     *(convert, verify, tune, migrate, shares, purge, openapi, doctor, top),
 ):
     app.command()(command)
