@@ -26,7 +26,7 @@ from tests.processes import wait_until
 from tests.receivers import receiving
 from tests.scenes import Scene, playing
 from tests.services import free_port
-from tests.unit.test_verify_logits import demo_outputs, saved
+from tests.source_logits import demo_outputs, saved
 
 pytestmark = pytest.mark.slow
 KEY = "the-key-of-the-documents"

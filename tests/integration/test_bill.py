@@ -66,7 +66,7 @@ def test_the_runs_of_a_schedule(store: Store) -> None:
     run = store.schedule_work.claim("test", moment)
     assert run is not None
     job_id = computed(store)
-    name_job(store, run.id, job_id)
+    name_job(store, run.run.id, job_id)
     assert store.schedule_work.finish(run, RunEnd(RunState.SUCCEEDED, total=2, completed=2), moment)
     store.schedule_runs.run_now("default", schedule.id, "test", moment)  # without a job yet
     found = told("--schedule", "rank")

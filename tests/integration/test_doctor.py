@@ -147,6 +147,7 @@ def test_the_command_names_every_mend_and_a_check_that_breaks(
     assert CliRunner().invoke(app, ["doctor"]).exit_code == 2
 
 
+@pytest.mark.slow
 def test_every_part_is_looked_at(sqlite_tables: str, tmp_path: Path) -> None:
     """The whole list, on this machine: the broker is real, the model is tiny."""
     directory = private_directory()

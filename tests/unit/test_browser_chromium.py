@@ -40,7 +40,8 @@ def program(folder: Path, name: str, text: str = "#!/bin/sh\n") -> Path:
 @pytest.mark.parametrize("name", chromium.NAMES)
 def test_a_browser_that_is_there_is_taken(programs: Path, name: str) -> None:
     program(programs, "apt-get", FAILS)
-    assert chromium.needed_chromium() == str(program(programs, name))
+    there = program(programs, name)
+    assert chromium.needed_chromium() == str(there)
     assert not (programs / "apt.log").exists()
 
 

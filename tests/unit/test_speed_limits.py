@@ -9,7 +9,7 @@ from nightjar.jobs.job_report import Machine
 from nightjar.jobs.report.page import ReportContext, render_report, report_json
 from nightjar.jobs.tallies import Tally
 from nightjar.pipeline.front.speed_limits import probe, speed_limit
-from tests.unit.test_job_report import built, micro_batch
+from tests.reported_jobs import built, micro_batch
 
 # The tiny model: in each of 2 layers 32 x 96, 32 x 32, 32 x 128 and 128 x 32, and the tied table.
 WEIGHTS = 2 * 32 * (96 + 32 + 128 + 128) + 512 * 32

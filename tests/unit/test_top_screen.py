@@ -13,13 +13,12 @@ from nightjar.jobs.workers import WorkerStatus
 from nightjar.pipeline.front.top.reading import Rates, Snapshot, rates
 from nightjar.pipeline.front.top.screen import screen
 from nightjar.pipeline.front.top.table import shared, short, span
-from tests.unit.test_pipeline_progress import JOB
+from tests.reported_jobs import job
 
 AT = datetime(2026, 11, 24, 3, tzinfo=UTC)
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[red]\u202egpj\r\n"
 JOBS = [
-    replace(
-        JOB,
+    job(
         id=f"job_{n:028x}",
         tenant="owls",
         state=JobState.RUNNING,
@@ -80,9 +79,9 @@ def test_a_wide_terminal_shows_everything() -> None:
     lines = [line.split() for line in text]
     assert text[0] == "03:00:00 UTC  open jobs: 40  rows left: 6,000  rows/s: 15.0"
     assert ["Jobs", "(30", "of", "40)"] in lines
-    (job,) = [line for line in lines if line[:1] == [JOBS[3].id]]
-    assert job[1:3] == ["owls", "running"]
-    assert job[-4:] == ["25.0%", "1", "0.5", "5.0m"]
+    (shown,) = [line for line in lines if line[:1] == [JOBS[3].id]]
+    assert shown[1:3] == ["owls", "running"]
+    assert shown[-4:] == ["25.0%", "1", "0.5", "5.0m"]
     assert ["tiny", "generate", "32", "12.35k", "0", "2", "5.0h"] in lines
     assert ["f2", "rank", "64", "0", "4", "0", "3.0m"] in lines
     assert ["gpu-1:7", "tiny", "cuda:0", "2", "3/8", "40%", "1s"] in lines
@@ -97,8 +96,8 @@ def test_a_narrow_terminal_keeps_what_matters_most() -> None:
 
 def test_text_of_others_steers_no_terminal() -> None:
     odd = [worker(1, host=HOSTILE, name=HOSTILE, device=HOSTILE)]
-    job = replace(JOBS[0], tenant=HOSTILE)
-    snapshot = replace(SNAPSHOT, workers=odd, jobs=[job], models={"f1": HOSTILE})
+    hostile = replace(JOBS[0], tenant=HOSTILE)
+    snapshot = replace(SNAPSHOT, workers=odd, jobs=[hostile], models={"f1": HOSTILE})
     for width in (40, 240):
         text = "".join(drawn(snapshot, width, 60, trouble=HOSTILE))
         assert [char for char in text if not char.isprintable()] == []
