@@ -26,7 +26,7 @@ from nightjar.pipeline.runner.steps import StoppedError, TaskSteps, UnusableRunE
 from nightjar.pipeline.settings import Settings
 from nightjar.process import step_back
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("nightjar.pipeline.runner.process")  # also where it is __main__
 
 MOST_ATTEMPTS = 5
 """A step that fails so often, also by the death of its process, makes its run fail."""

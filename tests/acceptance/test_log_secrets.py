@@ -67,15 +67,15 @@ def test_no_process_writes_what_is_secret(tmp_path: Path, postgres_url: str, for
     model = save_chat_model(tmp_path)
     # The server of the tests lets its user in whatever the password is.
     url = sa.make_url(postgres_url).set(drivername="postgresql", password=DATABASE_PASSWORD)
-    tasks = tmp_path / "tasks"
-    tasks.mkdir()
+    tasks = tmp_path / "tasks" / "default"  # of the tenant
+    tasks.mkdir(parents=True)
     for journey in journey_in(
         tmp_path,
         url.render_as_string(hide_password=False),
         model,
         tuple(COMMANDS),
         NIGHTJAR_LOG_FORMAT=format_,
-        NIGHTJAR_TASK_FOLDER=str(tasks),
+        NIGHTJAR_TASK_FOLDER=str(tasks.parent),
     ):
         run_task(journey.system, tasks)
         lose_the_broker(journey)

@@ -23,17 +23,12 @@ _GROUP = "deployment"
 Open = Callable[..., Tab]
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests of the deployment that computes, all in one process: it starts once."""
+    """Run all tests of the deployment that computes in one process, so that it starts once."""
     for item in items:
-        if _computes(item):
+        if isinstance(item, pytest.Function) and _GROUP in item.fixturenames:
             item.add_marker(pytest.mark.xdist_group(_GROUP))
-    items.sort(key=lambda item: not _computes(item))
-
-
-def _computes(item: pytest.Item) -> bool:
-    return isinstance(item, pytest.Function) and _GROUP in item.fixturenames
 
 
 @pytest.fixture(scope="session")

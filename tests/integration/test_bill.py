@@ -68,7 +68,9 @@ def test_the_runs_of_a_schedule(store: Store) -> None:
     job_id = computed(store)
     name_job(store, run.run.id, job_id)
     assert store.schedule_work.finish(run, RunEnd(RunState.SUCCEEDED, total=2, completed=2), moment)
-    store.schedule_runs.run_now("default", schedule.id, "test", moment)  # without a job yet
+    store.schedule_runs.run_now(
+        "default", schedule.id, "test", datetime.now(UTC)
+    )  # without a job yet
     found = told("--schedule", "rank")
     assert [one["job"] for one in found["jobs"]] == [job_id]
     shown = nightjar_here("bill", "--schedule", "rank")
