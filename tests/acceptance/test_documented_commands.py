@@ -29,7 +29,7 @@ from tests.services import free_port
 from tests.source_logits import demo_outputs, saved
 
 pytestmark = pytest.mark.slow
-KEY = "the-key-of-the-documents"
+KEY = "the-key-of-the-documents-0123456789"
 DEMO = ROOT / "examples" / "demo_model"
 TASK = """kind = "generate"
 [source]

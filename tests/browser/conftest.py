@@ -18,17 +18,8 @@ from tests.browser.deployments import (
 from tests.browser.tabs import Tab, opened_tab
 
 PATIENCE_S = 10.0
-_GROUP = "deployment"
 
 Open = Callable[..., Tab]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run all tests of the deployment that computes in one process, so that it starts once."""
-    for item in items:
-        if isinstance(item, pytest.Function) and _GROUP in item.fixturenames:
-            item.add_marker(pytest.mark.xdist_group(_GROUP))
 
 
 @pytest.fixture(scope="session")
