@@ -58,13 +58,13 @@ class Scene:
         """Run a block, and `more` behind it; returns what it wrote to standard output."""
         return self.shell(self.text(first, replaced) + more)
 
-    def shell(self, text: str, typed: str = "") -> str:
+    def shell(self, text: str) -> str:
         """Run commands until one fails, which is an AssertionError."""
         done = subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", text],
             cwd=self.folder,
             env=self.environment(),
-            input=typed,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=280,
