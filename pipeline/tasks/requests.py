@@ -21,7 +21,7 @@ from nightjar.pipeline.tasks.fields import (
 )
 from nightjar.pipeline.tasks.templates import Row, Template, compile_template
 
-_CONTENT = {"prompt", "messages", "query", "documents", "model", "prompt_vector"}
+_CONTENT = {"prompt", "messages", "query", "documents", "model", "prompt_vector", "content_key"}
 _CHAT_NAMES = {"max_completion_tokens", "top_logprobs"}
 _BODIES: dict[str, type[BaseModel]] = {
     "generate": CompletionBody,

@@ -403,7 +403,7 @@ TESTS: dict[str, list[str]] = {
     "pipeline/front/doctor/machine.py": _integration("doctor"),
     "pipeline/front/doctor/services.py": _integration("doctor"),
     "pipeline/front/run_report.py": [*_unit("job_report"), *_RUN],
-    "pipeline/front/speed_limits.py": _unit("speed_limits"),
+    "pipeline/front/speed_limits.py": _unit("speed_limits", "report_speed"),
     "pipeline/metrics/__init__.py": _integration("metrics"),
     "pipeline/metrics/__main__.py": _unit("metrics_reference"),
     "pipeline/metrics/declarations.py": [*_unit("metrics_reference"), *_integration("metrics")],

@@ -12,6 +12,7 @@ HALF_PAIR = "half \ud800"
 COMPLETION_DEFAULTS = {
     "model": None,
     "prompt_vector": None,
+    "content_key": None,
     "max_tokens": 16,
     "temperature": 1.0,
     "top_p": 1.0,
@@ -54,6 +55,7 @@ def test_defaults_are_filled_in() -> None:
     assert rerank() == {
         "model": None,
         "prompt_vector": None,
+        "content_key": None,
         "query": "q",
         "documents": ["d"],
         "top_n": None,
@@ -206,6 +208,9 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"model": "a\x00"}, "body.model", "NUL"),
     ({"prompt_vector": ""}, "body.prompt_vector", "registered"),
     ({"prompt_vector": HALF_PAIR}, "body.prompt_vector", "surrogate"),
+    ({"content_key": ""}, "body.content_key", "1 to 128 characters"),
+    ({"content_key": "k" * 129}, "body.content_key", "1 to 128 characters"),
+    ({"content_key": HALF_PAIR}, "body.content_key", "surrogate"),
 ]
 BAD_RERANKS: list[tuple[dict[str, Any], str, str]] = [
     ({"query": ""}, "body.query", "is empty"),
