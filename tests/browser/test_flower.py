@@ -28,8 +28,10 @@ def test_without_the_password_nothing_is_shown(chromium: Browser, deployment: De
         tab = opened_tab(chromium, deployment.flower_url, http_credentials=login)
         tab.allow("401", "ERR_INVALID_AUTH_CREDENTIALS")
         for path in ("/", "/tasks", "/workers"):
-            with pytest.raises(Error, match="ERR_INVALID_AUTH_CREDENTIALS"):
-                tab.go(path)
+            try:  # Chromium shows an error of its own, or the empty page that came with the 401
+                assert tab.go(path).status == 401
+            except Error as error:
+                assert "ERR_INVALID_AUTH_CREDENTIALS" in error.message
         tab.close()
 
 
