@@ -29,9 +29,10 @@ def test_without_the_password_nothing_is_shown(chromium: Browser, deployment: De
         tab.allow("401", "ERR_INVALID_AUTH_CREDENTIALS")
         for path in ("/", "/tasks", "/workers"):
             try:  # Chromium shows an error of its own, or the empty page that came with the 401
-                assert tab.go(path).status == 401
+                said = str(tab.go(path).status)
             except Error as error:
-                assert "ERR_INVALID_AUTH_CREDENTIALS" in error.message
+                said = error.message
+            assert "401" in said or "ERR_INVALID_AUTH_CREDENTIALS" in said
         tab.close()
 
 
