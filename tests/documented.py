@@ -122,7 +122,7 @@ NOT_RUN: Mapping[Key, Why] = {
     **dict.fromkeys(_of("guides/operations", "cp .env.example", "docker"), Why.CONTAINERS),
     **dict.fromkeys(_of("guides/operations", ".venv/bin/pip"), Why.INTERNET),
     **dict.fromkeys(_of("guides/monitoring", ".venv/bin/pip"), Why.INTERNET),
-    **dict.fromkeys(_of("guides/tables", "pip install"), Why.INTERNET),
+    **dict.fromkeys(_of("guides/tables", ".venv/bin/pip install"), Why.INTERNET),
     **dict.fromkeys(_of("guides/gpu", ".venv/bin/pip"), Why.INTERNET),
     **dict.fromkeys(_of("guides/gpu", "echo", "python3 tools/first", "make test-gpu"), Why.GPU),
     **dict.fromkeys(_of("guides/several-gpus", "nightjar worker compute"), Why.GPU),

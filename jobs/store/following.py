@@ -1,7 +1,8 @@
 """Equal requests of one job: one is computed, the original; its followers share its outcome.
 
 The column `leader_id` names the original. Whatever ends the original (an answer, a failure, a
-cancel) also ends its followers, in the same transaction if they fit: `Outcomes.land` is the one place where outcomes land.
+cancel) also ends its followers, in the same transaction if they fit. `Outcomes.land` is the one
+place where outcomes land.
 """
 
 import json

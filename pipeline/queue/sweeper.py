@@ -1,10 +1,10 @@
 """Sweep: take leases back from silent workers, send lost messages again, end jobs that are due.
 
 For a worker on the same machine, the operating system says whether it is gone
-(pipeline/queue/liveness.py). The silence of other workers is measured in the time that this process has watched them
-(pipeline/queue/watched_time.py). A heartbeat is a counter, so the clocks of other machines do not
-matter. The sweeper first writes a beat of its own. So it learns whether the database takes the
-workers' beats.
+(pipeline/queue/liveness.py). The silence of other workers is measured in the time that this process
+has watched them (pipeline/queue/watched_time.py). A heartbeat is a counter, so the clocks of other
+machines do not matter. The sweeper first writes a beat of its own. So it learns whether the
+database takes the workers' beats.
 """
 
 import logging
