@@ -12,6 +12,7 @@ HALF_PAIR = "half \ud800"
 COMPLETION_DEFAULTS = {
     "model": None,
     "prompt_vector": None,
+    "adapter": None,
     "max_tokens": 16,
     "temperature": 1.0,
     "top_p": 1.0,
@@ -54,6 +55,7 @@ def test_defaults_are_filled_in() -> None:
     assert rerank() == {
         "model": None,
         "prompt_vector": None,
+        "adapter": None,
         "query": "q",
         "documents": ["d"],
         "top_n": None,
@@ -206,6 +208,8 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"model": "a\x00"}, "body.model", "NUL"),
     ({"prompt_vector": ""}, "body.prompt_vector", "registered"),
     ({"prompt_vector": HALF_PAIR}, "body.prompt_vector", "surrogate"),
+    ({"adapter": ""}, "body.adapter", "registered"),
+    ({"adapter": 3}, "body.adapter", "registered"),
 ]
 BAD_RERANKS: list[tuple[dict[str, Any], str, str]] = [
     ({"query": ""}, "body.query", "is empty"),

@@ -31,7 +31,10 @@ Device = Annotated[
 ]
 PromptVectors = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=FILE", help="Prompt vectors that requests may name."),
+    typer.Option(
+        metavar="NAME=FILE",
+        help="Prompt vectors, or a directory of a LoRA adapter, that requests may name.",
+    ),
 ]
 Shards = Annotated[
     int | None,
