@@ -72,10 +72,9 @@ class AdaptedRows:
         self._device = device
         order = np.argsort(owners, kind="stable")
         self._starts = np.searchsorted(owners[order], np.arange(len(adapters) + 1)).tolist()
-        self._places = torch.arange(owners.size - self._starts[0])
         self.rows = kernels.upload(torch.from_numpy(order[self._starts[0] :]), device)
         self.plain = kernels.upload(torch.from_numpy(order[: self._starts[0]]), device)
-        self._places = kernels.upload(self._places, device)
+        self._places = kernels.upload(torch.arange(self.rows.shape[0]), device)
         self._chosen: dict[tuple[bool, ...], AdaptedRows] = {}
 
     def to(self, device: str) -> AdaptedRows:

@@ -1,5 +1,7 @@
 """LoRA adapters in the engine: shared prefixes, coming and going, refusals."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -73,6 +75,15 @@ def test_a_forgotten_adapter_stays_with_those_that_run(engine):
         "LoRA adapter 'a@1': not registered",
     )
     assert len(results[0].token_ids) == 6
+
+
+def test_a_forgotten_adapter_leaves_the_memory(engine):
+    drain(engine, adapted(0, "a@1"))
+    held = weakref.ref(engine._tunings.adapters.find("a@1").layers[0]["up"][0].down)
+    assert held() is not None
+    engine.forget("a@1")
+    gc.collect()
+    assert held() is None
 
 
 def test_another_model_s_factors_and_nan_fail_only_who_names_them(engine, factors):
