@@ -46,7 +46,7 @@ def test_a_run_with_adapters_is_a_run_of_each_merged_model(tmp_path: Path) -> No
     folders = {
         name: save_adapter(tmp_path / name, SIZES, seed=seed) for seed, name in enumerate("ab")
     }
-    named = [part for n, path in folders.items() for part in ("--prompt-vector", f"{n}={path}")]
+    named = [part for n, path in folders.items() for part in ("--adapter", f"{n}={path}")]
     mixed = write(tmp_path / "mixed.jsonl", [None, "a", "b"])
     found = run(model, mixed, tmp_path / "mixed.out.jsonl", "--receipts", *named)
     assert len(found) == 18

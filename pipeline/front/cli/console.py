@@ -32,8 +32,10 @@ Device = Annotated[
 PromptVectors = Annotated[
     list[str] | None,
     typer.Option(
+        "--prompt-vector",
+        "--adapter",
         metavar="NAME=FILE",
-        help="Prompt vectors, or a directory of a LoRA adapter, that requests may name.",
+        help="Prompt vectors, or a LoRA adapter's directory, that requests may name.",
     ),
 ]
 Shards = Annotated[
@@ -84,7 +86,10 @@ def named_files(values: list[str]) -> dict[str, Path]:
     for value in values:
         name, equals, path = value.partition("=")
         if not (name and equals and path):
-            fail(f"--prompt-vector {value!r}: write NAME=FILE.safetensors", EXIT_USAGE)
+            fail(
+                f"--prompt-vector or --adapter {value!r}: write NAME=FILE.safetensors, or NAME=DIR",
+                EXIT_USAGE,
+            )
         vectors[name] = Path(path)
     return vectors
 
