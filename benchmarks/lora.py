@@ -32,7 +32,7 @@ def factors(
 ) -> dict[str, torch.Tensor]:
     """Random factors of an adapter of these projections in every layer."""
     generator = torch.Generator().manual_seed(seed)
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for projection, (inputs, outputs) in adapted_shapes(config).items():
         for layer in range(config.n_layers) if projection in projections else ():
             down = torch.randn(RANK, inputs, generator=generator) * inputs**-0.5

@@ -123,7 +123,7 @@ def unfit(factors: Mapping[str, Any], config: ModelConfig) -> str | None:
 def _projections(config: ModelConfig) -> dict[str, str]:
     """Return the family's names of a layer's projections -> what they are called here."""
     names = TENSOR_NAMES[config.family]
-    attention = ("query", "key", "value")
+    attention: tuple[str, ...] = ("query", "key", "value")
     if len(names.query_key_value) == 1:
         attention = ("query_key_value",)
     return {
@@ -169,7 +169,7 @@ def _modules(path: Path, config: ModelConfig) -> dict[tuple[int, str], dict[str,
     if not found:
         raise CheckpointError(f"{path} adapts nothing: it holds no tensor")
     try:
-        tensors = dict(deserialize(path.read_bytes()))
+        tensors = dict(deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     return {

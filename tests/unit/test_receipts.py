@@ -126,13 +126,13 @@ def test_rows_of_another_precision_and_of_vectors_are_left_out(files, tmp_path):
         answer(7, precision="fake"),
     ]
     lines = [{"custom_id": f"row-{n}"} for n in range(8)]
-    lines[0]["body"] = {"prompt_vector": "polite"}
+    lines[0]["body"] = {"adapter": "polite"}
     files = written(tmp_path / "o.jsonl", rows), written(tmp_path / "i.jsonl", lines)
     kept, precision, left_out = comparable(sample_rows(*files, 1.0))
     assert precision == "fp32"
     assert {row.custom_id for row in kept} == {f"row-{n}" for n in range(1, 6)}
     assert left_out == {
-        "they name prompt vectors": 1,
+        "they name prompt vectors or an adapter": 1,
         "they name no precision that can be computed": 1,
         "their precision is not fp32": 1,
     }
