@@ -23,6 +23,7 @@ from nightjar.gpu_worker.models.precision import (
     Precision,
     precision_of,
 )
+from nightjar.gpu_worker.models.read_ahead import ReadAhead
 from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.gpu_worker.models.split import Part, channels
 from nightjar.gpu_worker.models.weight_reader import WeightReader
@@ -30,6 +31,8 @@ from nightjar.kernels import NARROW, LayerWeights, LinearWeight, Norm, Wide
 from nightjar.kernels.device import HEAD_SIZES, MAX_VOCAB
 
 _ALL = slice(None)
+_LAYERS_AHEAD = 2
+"""So many layers are read from disk while one is packed; more would only take memory."""
 
 
 def load_model(
@@ -61,8 +64,9 @@ def load_model(
     part = part or Part.of(directory.config)
     rules = PlanRules(plan or stored_plan(directory, dtype), dtype)
     config = rules.scaled(part.config(directory.config))
-    with torch.inference_mode():
-        loader = _Loader(config, WeightReader(directory), precision, device, part, rules)
+    with torch.inference_mode(), ReadAhead() as ahead:
+        reader = WeightReader(directory, ahead)
+        loader = _Loader(config, reader, precision, device, part, rules)
         weights = loader.weights()
     _give_memory_back()
     decoder = Decoder(config, weights, precision.dtype, precision.cache, device)
@@ -122,6 +126,8 @@ class _Loader:
     def weights(self) -> DecoderWeights:
         """All weights of the decoder."""
         config, names, part = self._config, self._names, self._part
+        for beginning in (names.tokens, *(f"{names.layer}.{i}." for i in range(_LAYERS_AHEAD))):
+            self._reader.expect(beginning)
         table = self._vocabulary(names.tokens)
         tokens = table
         if part.ranks > 1:  # one row of zeros for all tokens of other ranks
@@ -156,6 +162,8 @@ class _Loader:
     def _layer(self, number: int, root: str) -> LayerWeights:
         """Load one block; root: the beginning of its tensors' names."""
         config, names = self._config, self._names
+        later = number + _LAYERS_AHEAD
+        self._reader.expect(f"{names.layer}.{later}." if later < config.n_layers else names.head)
         query_norm, key_norm, attention_post_norm, mlp_post_norm = None, None, None, None
         if config.qk_norm:
             query_norm, key_norm = (self._norm(root + name) for name in names.qk_norms)

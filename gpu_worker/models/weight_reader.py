@@ -7,16 +7,27 @@ from safetensors import safe_open
 from torch import Tensor
 
 from nightjar.checkpoints import ModelDirectory
+from nightjar.gpu_worker.models.read_ahead import ReadAhead, TensorsAhead
 
 
 class WeightReader:
     """Reads the tensors of a model directory by name.
 
     A file is mapped for one tensor at a time, because mapped pages count as memory of the process.
+
+    Args:
+        directory: The model's.
+        ahead: Has the tensors that are expected read from disk, where there is one.
     """
 
-    def __init__(self, directory: ModelDirectory) -> None:
+    def __init__(self, directory: ModelDirectory, ahead: ReadAhead | None = None) -> None:
         self._tensors = directory.tensors
+        self._ahead = None if ahead is None else TensorsAhead(directory, ahead)
+
+    def expect(self, beginning: str) -> None:
+        """Say that all tensors whose names begin so are needed soon."""
+        if self._ahead is not None:
+            self._ahead.expect(beginning)
 
     def tensor(self, name: str, dtype: torch.dtype, device: str, *ranges: slice) -> Tensor:
         """Read and convert one tensor, or the part in the ranges of its dimensions.

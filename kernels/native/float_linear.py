@@ -131,7 +131,10 @@ def _in_panels(parts: list[Parts], storage: torch.dtype) -> FloatPanelWeight:
     width, word = int(kernels.float_panel_columns()), 4 // storage.itemsize
     n, whole = -(-out_features // width), out_features // width
     stride = filled_up(in_features)
-    panels = torch.zeros(n, len(parts), stride // word, width, word, dtype=storage)
+    panels = torch.empty(n, len(parts), stride // word, width, word, dtype=storage)
+    # Zeros only where no weight is: to clear all of it took a fifth of the loading.
+    panels[:, :, in_features // word :] = 0
+    panels[whole:] = 0
     biases = torch.zeros(n, len(parts), width)
     for index, (weight, bias) in enumerate(parts):
         # By input: [n, stride, width]; the numbers of a word are not neighbours yet.

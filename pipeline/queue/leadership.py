@@ -39,8 +39,8 @@ class Leadership:
         dead_after_s: This process replaces a leader whose counter has not moved for so long, in
             the time that this process has watched.
         longest_gap_s: See `WatchedTime`.
-        trusted_s: `may_act` reads the lead anew after so many seconds. Several passes ask, many times
-            a second; a chunk of work takes longer than this.
+        trusted_s: `may_act` reads the lead anew after so many seconds. Several passes ask, many
+            times a second; a chunk of work takes longer than this.
         clock: Monotonic seconds.
         protocol: What this process can do. It replaces a leader that can do less at once.
     """
@@ -84,14 +84,16 @@ class Leadership:
         """Whether to plan and dispatch here: this process leads, or no other is known to live.
 
         Reads the lead again after `trusted_s`, because it may have been lost while this process
-        was stopped. A new process waits for as long as a living leader may take to move its counter.
+        was stopped. A new process waits for as long as a living leader may take to move its
+        counter.
         """
         held = self._held
         if held is None:
             return not self._moved and self._watched.seconds >= self._longest_gap_s
         confirmed, began_s = self._confirmed, self._clock()
-        if confirmed is not None and confirmed[0] is held:
-            if began_s - confirmed[1] < self._trusted_s:
+        if confirmed is not None:
+            leader, at_s = confirmed
+            if leader is held and began_s - at_s < self._trusted_s:
                 return True
         now = self._leaders.get(PLANNER)
         if now is None or (now.owner, now.epoch) != (held.owner, held.epoch):

@@ -446,6 +446,7 @@ def of_trace(journey: Journey, trace: str, *wanted: str) -> list[Span]:
     return found()
 
 
+@pytest.mark.slow
 def test_one_trace_goes_from_the_upload_to_the_landed_rows(journey: Journey) -> None:
     spans = of_trace(journey, JOB_TRACE, "POST /v1/jobs", "plan", "micro-batch", "finish")
     by_id = {span.id: span for span in spans}

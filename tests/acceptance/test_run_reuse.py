@@ -62,6 +62,7 @@ def test_equal_rows_of_a_file_are_computed_once(tiny_model: Path, tmp_path: Path
     assert len({str(shared[f"drawn-{n}"]) for n in range(5)}) > 1
 
 
+@pytest.mark.slow
 def test_tonight_pays_for_what_has_changed(tiny_model: Path, tmp_path: Path) -> None:
     cache = tmp_path / "answers.db"
     first, second = (tmp_path / f"{name}.jsonl" for name in ("first", "second"))

@@ -89,6 +89,7 @@ def test_the_worker_of_another_model_never_answers(
     assert "nightjar.compute" not in wrong.log.read_text().partition(" ready.")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_job_goes_on_when_the_deployment_serves_another_model(
     store: Store, deployment: Deployment, alpha: Path, beta: Path

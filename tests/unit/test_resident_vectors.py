@@ -1,5 +1,7 @@
 """Which prompt vectors a compute process holds, within a bound of bytes."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +53,7 @@ def test_the_process_holds_what_is_noted(steps: list[tuple[set[int], int]], most
         keys = {str(number) for number in numbers}
         data = {key: bytes(5 + int(key)) for key in held.missing(keys)}
         in_flight = set().union(*flights)
-        for message in held.use(keys, data, lambda: in_flight):
+        for message in held.use(keys, data, partial(set, in_flight)):
             if isinstance(message, RegisterVectors):
                 assert message.key not in process
                 process[message.key] = len(message.data)
