@@ -71,9 +71,11 @@ class AdaptedRows:
         self._owners = owners
         self._device = device
         order = np.argsort(owners, kind="stable")
-        self._starts = np.searchsorted(owners[order], np.arange(len(adapters) + 1)).tolist()
-        self.rows = kernels.upload(torch.from_numpy(order[self._starts[0] :]), device)
-        self.plain = kernels.upload(torch.from_numpy(order[: self._starts[0]]), device)
+        starts = np.searchsorted(owners[order], np.arange(len(adapters) + 1))
+        plain = int(starts[0])
+        self._starts = (starts - plain).tolist()  # of each adapter's rows among the adapted ones
+        self.rows = kernels.upload(torch.from_numpy(order[plain:]), device)
+        self.plain = kernels.upload(torch.from_numpy(order[:plain]), device)
         self._places = kernels.upload(torch.arange(self.rows.shape[0]), device)
         self._chosen: dict[tuple[bool, ...], AdaptedRows] = {}
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -58,7 +59,7 @@ class Vectors:
 
         The same bytes as the newest version's are no new version. `data` is a safetensors file of
         `length` vectors of `width` numbers; `fingerprint` is of the model that they are for.
-        Of a LoRA adapter, `length` is its rank. The returned record has no data.
+        Of a LoRA adapter, `length` is its rank.
 
         Raises:
             StoreError: `sha256` (hex) is not the digest of `data`.
@@ -73,11 +74,10 @@ class Vectors:
                 raise VectorKindError(name, newest.kind)
             if newest is not None and newest.sha256 == sha256:
                 self._point(connection, VectorAlias(name, LATEST, newest.version), forward=True)
-                return newest
+                return replace(newest, data=data)
             version = newest.version + 1 if newest else 1
-            record = PromptVector(name, version, sha256, length, width, b"", fingerprint, kind)
+            record = PromptVector(name, version, sha256, length, width, data, fingerprint, kind)
             values = {column.name: getattr(record, column.name) for column in _FIELDS}
-            values["data"] = data
             statement = self._database.insert(prompt_vector).values(**values, created_at=now())
             inserted = connection.scalar(
                 statement.on_conflict_do_nothing(

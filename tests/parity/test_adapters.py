@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM
 from nightjar.checkpoints import ModelDirectory
 from nightjar.checkpoints.adapters import read_adapter
 from nightjar.gpu_worker.engine import GenerateRequest, RankRequest, SamplingParams
+from nightjar.gpu_worker.engine.executor import Executor
 from nightjar.gpu_worker.models import load_model
 from tests.adapters import linear_sizes, merge, save_adapter
 from tests.engines import ids, run
@@ -72,6 +73,16 @@ class Adapted:
         return run(
             model, self.directory.tokenizer().token_bytes, requests, self.factors(), **config
         )
+
+
+@pytest.fixture(autouse=True)
+def no_step_fails(monkeypatch):
+    """A step that raises would be computed again request by request: the answers would be right."""
+
+    def raised(self, plan, check_device):
+        raise AssertionError("a step has failed")
+
+    monkeypatch.setattr(Executor, "run_one_by_one", raised)
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -4,18 +4,30 @@ import gc
 import weakref
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from nightjar.checkpoints.adapters import read_adapter
 from nightjar.gpu_worker.engine import Engine, EngineConfig, RankRequest, RequestFailed
 from nightjar.gpu_worker.engine.adapters import Tuning
+from nightjar.gpu_worker.engine.executor import Executor
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectors
-from nightjar.gpu_worker.models import LoraAdapter
+from nightjar.gpu_worker.models import AdaptedRows, LoraAdapter
 from tests.adapters import gpt2_sizes, save_adapter
 from tests.engines import assert_nothing_held, drain, generate, ids
 
 SIZES = gpt2_sizes(2, 32, 128)
+
+
+@pytest.fixture(autouse=True)
+def no_step_fails(monkeypatch):
+    """A step that raises would be computed again request by request: the answers would be right."""
+
+    def raised(self, plan, check_device):
+        raise AssertionError("a step has failed")
+
+    monkeypatch.setattr(Executor, "run_one_by_one", raised)
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +159,30 @@ def test_the_salt_is_of_vectors_and_factors(model, factors):
     assert tunings[4].salt(reads_vectors=False) == salts[2]
     scaled = {name: 2 * factor for name, factor in factors[1].items()}
     assert LoraAdapter.of(scaled, model.config, "cpu").salt != one.salt
+
+
+def test_rows_are_grouped_by_adapter_and_each_projection_takes_its_own(model, factors):
+    """Rows of three adapters, one of which changes the last layer only, and rows without one."""
+    every, last = factors[1], {n: f for n, f in factors[2].items() if n.startswith("1.up")}
+    adapters = [LoraAdapter.of(one, model.config, "cpu") for one in (every, last, every)]
+    owners = np.array([1, -1, 0, 2, 0, -1, 1])
+    rows = AdaptedRows(adapters, owners)
+    assert rows.rows.tolist() == [2, 4, 0, 6, 3]
+    assert rows.plain.tolist() == [1, 5]
+    first = rows.adapting(0, ("up",))
+    assert first.rows.tolist() == [2, 4, 3]
+    assert first.plain.tolist() == [0, 1, 5, 6]
+    assert rows.adapting(1, ("up",)) is rows
+    assert AdaptedRows(adapters[1:2], owners.clip(max=0)).adapting(0, ("up",)) is None
+    x = torch.randn(7, 32, generator=torch.Generator().manual_seed(4))
+    for layer, own in ((0, first), (1, rows)):
+        y = torch.zeros(7, 128)
+        own.add(layer, "up", y, own.gathered(x))
+        for row, owner in enumerate(owners):
+            one = (every, last, every, {})[owner]
+            expected = torch.zeros(128)
+            if f"{layer}.up.up" in one:
+                expected = one[f"{layer}.up.up"] @ one[f"{layer}.up.down"] @ x[row]
+            torch.testing.assert_close(y[row], expected, rtol=1e-4, atol=1e-4)
+    assert rows.within(torch.tensor([1, 5])) is None
+    assert rows.within(torch.tensor([1, 3, 6])).rows.tolist() == [2, 1]
