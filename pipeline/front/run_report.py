@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import platform
+import subprocess
 from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -59,7 +60,10 @@ def _limit(
         return None, "Not measured: the probe measures a CPU, and the model was computed on a GPU."
     from nightjar.pipeline.front.speed_limits import probe, speed_limit  # noqa: PLC0415 - numpy
 
-    limit = speed_limit(report, model, probe(threads))
+    try:
+        limit = speed_limit(report, model, probe(threads))
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"Not measured: the probe of the machine failed: {type(error).__name__}."
     return limit, "Not measured: the engine made its answers up, without a model."
 
 

@@ -3,13 +3,20 @@
 Two things bound an engine. Each step reads the weights once, so that the bandwidth of the memory
 bounds the steps. Each token takes two operations for each weight, so that arithmetic bounds the
 tokens. A short probe measures both with numpy, on all cores.
+
+The probe runs in a process of its own, `python -m nightjar.pipeline.front.speed_limits`. Its memory
+is larger than all that `nightjar run` holds.
 """
 
+import json
 import math
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import numpy as np
 
@@ -18,23 +25,37 @@ from nightjar.jobs.job_report import JobReport, Machine, SpeedLimit
 
 _BYTES_OF = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 _COPIED_BYTES = 64 << 20  # of each thread: more than a cache holds
+_MOST_COPIED_BYTES = 1 << 30  # of all threads
 _PRODUCT_ROWS = 1024
 _PROBE_S = 0.15
+_PATIENCE_S = 60.0
 # Names of the table of input vectors, of which a token reads one row.
 _TABLES = {"wte", "embed_tokens", "embed_in", "tok_embeddings", "word_embeddings"}
 
 
 def probe(threads: int | None = None) -> Machine:
-    """Measure the machine for about a third of a second."""
+    """Measure the machine for about a third of a second, in a process of its own.
+
+    Raises:
+        OSError, subprocess.SubprocessError: The process cannot be started, failed or hangs.
+    """
     used = threads or len(os.sched_getaffinity(0))
-    sources = [np.ones(_COPIED_BYTES // 8) for _ in range(used)]
-    targets = [np.zeros(_COPIED_BYTES // 8) for _ in range(used)]
-    with ThreadPoolExecutor(used) as pool:
+    command = [sys.executable, "-m", "nightjar.pipeline.front.speed_limits", str(used)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PATIENCE_S)
+    return Machine(**json.loads(done.stdout))
+
+
+def measure(threads: int) -> Machine:
+    """Measure the machine in this process."""
+    size = min(_COPIED_BYTES, _MOST_COPIED_BYTES // threads)
+    sources = [np.ones(size // 8) for _ in range(threads)]
+    targets = [np.zeros(size // 8) for _ in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
         rounds, seconds = _repeat(lambda: list(pool.map(np.copyto, targets, sources)))
-    moved = 2 * _COPIED_BYTES * used * rounds / seconds
+    moved = 2 * size * threads * rounds / seconds
     left = np.ones((_PRODUCT_ROWS, _PRODUCT_ROWS), np.float32)
     products, product_s = _repeat(lambda: left @ left)
-    return Machine(moved, 2 * _PRODUCT_ROWS**3 * products / product_s, used)
+    return Machine(moved, 2 * _PRODUCT_ROWS**3 * products / product_s, threads)
 
 
 def speed_limit(report: JobReport, model: ModelDirectory, machine: Machine) -> SpeedLimit | None:
@@ -83,3 +104,7 @@ def _repeat(work: Callable[[], object]) -> tuple[int, float]:
         work()
         rounds += 1
     return rounds, time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asdict(measure(int(sys.argv[1])))))
