@@ -10,7 +10,7 @@ import torch
 
 from nightjar.checkpoints.adapters import read_adapter
 from nightjar.gpu_worker.engine import Engine, EngineConfig, RankRequest, RequestFailed
-from nightjar.gpu_worker.engine.adapters import Tuning
+from nightjar.gpu_worker.engine.adapters import Tuning, Tunings
 from nightjar.gpu_worker.engine.executor import Executor
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectors
 from nightjar.gpu_worker.models import AdaptedRows, LoraAdapter
@@ -89,9 +89,12 @@ def test_a_forgotten_adapter_stays_with_those_that_run(engine):
     assert len(results[0].token_ids) == 6
 
 
-def test_a_forgotten_adapter_leaves_the_memory(engine):
+def test_a_forgotten_adapter_leaves_the_memory(model, token_bytes, factors):
+    tunings = Tunings(model.config)
+    engine = Engine(model, token_bytes, EngineConfig(), tunings=tunings)
+    engine.register_adapter("a@1", factors[1])
     drain(engine, adapted(0, "a@1"))
-    held = weakref.ref(engine._tunings.adapters.find("a@1").layers[0]["up"][0].down)
+    held = weakref.ref(tunings.adapters.find("a@1").layers[0]["up"][0].down)
     assert held() is not None
     engine.forget("a@1")
     gc.collect()
