@@ -29,9 +29,23 @@ def asked_without_seed(body: JsonObject) -> JsonObject | None:
 
     None: it draws with a seed that no other request of its job has.
     """
+    if body.get("content_key") is not None:
+        body = body | {"content_key": None}
     if draws(body):
         return None if body.get("seed") is None else body
     return body if body.get("seed") is None else body | {"seed": None}
+
+
+def with_own_content_key(body: JsonObject, tenant: str) -> JsonObject:
+    """The body as it is stored: nobody can name the content key of another tenant.
+
+    Else a tenant who guesses a key would be given another's answers, or give its own.
+    """
+    key = body.get("content_key")
+    if key is None:
+        return body
+    own = hashlib.blake2b(f"{tenant}\n{key}".encode(), digest_size=_DIGEST_BYTES)
+    return body | {"content_key": own.hexdigest()}
 
 
 def digest(text: str) -> bytes:

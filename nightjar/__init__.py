@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nightjar.pipeline.client.asynchronous import AsyncClient, AsyncJob, AsyncOpenJob
+    from nightjar.pipeline.client.asynchronous_schedules import AsyncSchedules
     from nightjar.pipeline.client.blocking import Client, Job, OpenJob
     from nightjar.pipeline.client.errors import (
         ClientError,
@@ -21,11 +22,19 @@ if TYPE_CHECKING:
     )
     from nightjar.pipeline.client.records import JobStatus, Model, Result, RowError
     from nightjar.pipeline.client.requests import Chat, Generate, Rank
+    from nightjar.pipeline.client.schedule_records import (
+        Schedule,
+        ScheduleChange,
+        ScheduleCheck,
+        ScheduleRun,
+    )
+    from nightjar.pipeline.client.schedules import Schedules
 
 __version__ = "0.1.0"
 
 _CLIENT = {
     "asynchronous": ("AsyncClient", "AsyncJob", "AsyncOpenJob"),
+    "asynchronous_schedules": ("AsyncSchedules",),
     "blocking": ("Client", "Job", "OpenJob"),
     "errors": (
         "ClientError",
@@ -37,6 +46,8 @@ _CLIENT = {
     ),
     "records": ("JobStatus", "Model", "Result", "RowError"),
     "requests": ("Chat", "Generate", "Rank"),
+    "schedule_records": ("Schedule", "ScheduleChange", "ScheduleCheck", "ScheduleRun"),
+    "schedules": ("Schedules",),
 }
 _MODULES = {name: module for module, names in _CLIENT.items() for name in names}
 
@@ -44,6 +55,7 @@ __all__ = [
     "AsyncClient",
     "AsyncJob",
     "AsyncOpenJob",
+    "AsyncSchedules",
     "Chat",
     "Client",
     "ClientError",
@@ -57,6 +69,11 @@ __all__ = [
     "RequestError",
     "Result",
     "RowError",
+    "Schedule",
+    "ScheduleChange",
+    "ScheduleCheck",
+    "ScheduleRun",
+    "Schedules",
     "UnfinishedError",
     "UnreachableError",
     "WaitTimeoutError",

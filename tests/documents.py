@@ -7,6 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_MARKED = re.compile(
+    r"^<!-- test: run these commands -->\n```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 # What a program writes: its words are checked where it is written.
 _GENERATED = re.compile(
     r"<!-- (?:figures: [\w.-]+|faults begin) -->.*?<!-- (?:end of figures|faults end) -->"
@@ -76,6 +79,11 @@ def _paragraphs(prose: str) -> list[str]:
         else:
             found[-1] += " " + line.strip()
     return [text for text in found if text.strip()]
+
+
+def marked_commands(page: str) -> list[str]:
+    """The shell blocks of a page that a test runs as they are written."""
+    return _MARKED.findall((ROOT / page).read_text(encoding="utf-8"))
 
 
 def pages() -> list[Page]:

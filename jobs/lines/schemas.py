@@ -61,6 +61,7 @@ HINTS = {
     "prompt": "give a text or a list of token ids",
     "prompt_vector": "give the name that the vectors were registered under",
     "adapter": "give the name that the adapter was registered under",
+    "content_key": "give a text of 1 to 128 characters",
     "query": "give a text of at least one character",
     "documents": "give a list of texts",
     "top_n": f"give an integer from 1 to {MAX_TOP_N}",

@@ -97,12 +97,15 @@ class Appending:
             QuotaError: Too many rows of the job, or of its tenant, have no outcome yet.
         """
         with self._database.uploading() as connection:
+            owner = connection.scalar(sa.select(job.c.tenant).where(job.c.id == job_id))
+            if owner is None:
+                raise UnknownJobError(job_id)
             staged.create(connection)
             connection.commit()
             try:
                 for begin in range(0, len(rows), CHUNK_ROWS):
                     part = rows[begin : begin + CHUNK_ROWS]
-                    stage(self._database, connection, part, merge_equal=True)
+                    stage(self._database, connection, part, tenant=owner, merge_equal=True)
                 repeats = has_equals(connection, staged)
                 connection.rollback()
                 with self._database.landing(connection):

@@ -15,6 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from nightjar.jobs.equality import with_own_content_key
 from nightjar.jobs.records import (
     CallOutcome,
     JsonObject,
@@ -94,7 +95,7 @@ class LiveCalls:
             "line": 1,
             "custom_id": job_id,
             "kind": kind,
-            "body": dump_body(body),
+            "body": dump_body(with_own_content_key(body, new_job.tenant)),
             "state": RequestState.QUEUED,
             "micro_batch_id": None,
             "segments": None,

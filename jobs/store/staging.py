@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.equality import asked_without_seed, digest
+from nightjar.jobs.equality import asked_without_seed, digest, with_own_content_key
 from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow
 from nightjar.jobs.store.bodies import dump_body
 from nightjar.jobs.store.columns import BigId
@@ -37,10 +37,11 @@ def stage(
     connection: Connection,
     rows: Sequence[NewRequest | RejectedRow],
     *,
+    tenant: str,
     merge_equal: bool,
 ) -> None:
-    """Insert rows into the staging table, in a transaction."""
-    values = [_staged_row(row, merge_equal=merge_equal) for row in rows]
+    """Insert rows of a tenant into the staging table, in a transaction."""
+    values = [_staged_row(row, tenant, merge_equal=merge_equal) for row in rows]
     with connection.begin():
         if database.is_sqlite:
             marks = ", ".join("?" * len(staged.c))
@@ -74,13 +75,16 @@ def drop_stage(connection: Connection) -> None:
         connection.invalidate()
 
 
-def _staged_row(row: NewRequest | RejectedRow, *, merge_equal: bool) -> tuple[Any, ...]:
+def _staged_row(
+    row: NewRequest | RejectedRow, tenant: str, *, merge_equal: bool
+) -> tuple[Any, ...]:
     """The row's values in the order of the staging table's columns."""
     if isinstance(row, RejectedRow):
         error = (row.code, row.message, row.param)
         return (row.index, row.line, row.custom_id, None, None, *error, None)
-    body = dump_body(row.body)
-    same = _digest(row.body, body) if merge_equal else None
+    own = with_own_content_key(row.body, tenant)
+    body = dump_body(own)
+    same = _digest(own, body) if merge_equal else None
     return (row.index, row.line, row.custom_id, row.kind.value, body, None, None, None, same)
 
 

@@ -90,8 +90,14 @@ class Submission:
         while chunk := list(islice(remaining, CHUNK_ROWS)):
             self._check_limits(chunk)
             with translated_errors():
-                merge = self._new_job.merge_equal
-                stage(self._database, self._connection, chunk, merge_equal=merge)
+                new = self._new_job
+                stage(
+                    self._database,
+                    self._connection,
+                    chunk,
+                    tenant=new.tenant,
+                    merge_equal=new.merge_equal,
+                )
 
     def _check_limits(self, rows: Sequence[NewRequest | RejectedRow]) -> None:
         limits = self._new_job.limits

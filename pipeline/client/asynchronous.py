@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from nightjar.pipeline.client import operations
+from nightjar.pipeline.client.asynchronous_schedules import AsyncSchedules
 from nightjar.pipeline.client.connecting import (
     DEFAULT_RETRIES,
     DEFAULT_TIMEOUT_S,
@@ -15,7 +16,7 @@ from nightjar.pipeline.client.connecting import (
     opened,
 )
 from nightjar.pipeline.client.frames import ResultTable
-from nightjar.pipeline.client.operations import Action, JobPages, Outcome, ResultPages
+from nightjar.pipeline.client.operations import Action, Outcome, ResultPages
 from nightjar.pipeline.client.options import SubmitOptions, check_options
 from nightjar.pipeline.client.parts import Parts
 from nightjar.pipeline.client.progress import shown
@@ -90,10 +91,15 @@ class AsyncClient:
 
     async def jobs(self) -> AsyncIterator[JobStatus]:
         """Yield the tenant's jobs, newest first."""
-        pages = JobPages(self.asking)
+        pages = operations.jobs(self.asking)
         while (found := await self.take(pages.following())) is not None:
             for one in found:
                 yield one
+
+    @property
+    def schedules(self) -> AsyncSchedules:
+        """What runs at planned times."""
+        return AsyncSchedules(self)
 
     async def models(self) -> list[Model]:
         """Return the models that jobs may name."""

@@ -14,11 +14,12 @@ from nightjar.pipeline.client.connecting import (
     opened,
 )
 from nightjar.pipeline.client.frames import ResultTable
-from nightjar.pipeline.client.operations import Action, JobPages, Outcome, ResultPages
+from nightjar.pipeline.client.operations import Action, Outcome, ResultPages
 from nightjar.pipeline.client.options import SubmitOptions, check_options
 from nightjar.pipeline.client.parts import Parts
 from nightjar.pipeline.client.progress import shown
 from nightjar.pipeline.client.records import JobStatus, Model, Result
+from nightjar.pipeline.client.schedules import Schedules
 from nightjar.pipeline.client.sources import Row, Rows, Source, one_or_many
 from nightjar.pipeline.client.steps import Call, Pause, Steps, Value
 
@@ -101,9 +102,14 @@ class Client:
 
     def jobs(self) -> Iterator[JobStatus]:
         """Yield the tenant's jobs, newest first."""
-        pages = JobPages(self.asking)
+        pages = operations.jobs(self.asking)
         while (found := self.take(pages.following())) is not None:
             yield from found
+
+    @property
+    def schedules(self) -> Schedules:
+        """What runs at planned times."""
+        return Schedules(self)
 
     def models(self) -> list[Model]:
         """Return the models that jobs may name."""

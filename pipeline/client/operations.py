@@ -1,17 +1,19 @@
 """The operations of the API as steps: submit, wait, page through results."""
 
 import math
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 from urllib.parse import quote
 
 import msgspec
 
 from nightjar.jobs.records import JsonObject
-from nightjar.pipeline.client.errors import RequestError, UnfinishedError, WaitTimeoutError
+from nightjar.pipeline.client.errors import RequestError, UnfinishedError
 from nightjar.pipeline.client.options import SubmitOptions, idempotency_key
+from nightjar.pipeline.client.pages import Pages
 from nightjar.pipeline.client.parts import Part
+from nightjar.pipeline.client.polling import until_over
 from nightjar.pipeline.client.records import (
     JobStatus,
     Model,
@@ -30,8 +32,6 @@ Told = Callable[[JobStatus], object]
 
 _BATCH_LINES = "application/jsonl"
 _RESULTS_A_PAGE = 1_000
-_JOBS_A_PAGE = 100
-_FIRST_POLL_S, _LONGEST_POLL_S, _POLL_GROWTH = 0.1, 2.0, 1.5
 
 
 def submit(asking: Asking, upload: Upload, options: SubmitOptions) -> Steps[JobStatus]:
@@ -115,21 +115,12 @@ def health(asking: Asking) -> Steps[JsonObject]:
 
 def wait(asking: Asking, job_id: str, timeout_s: float | None, told: Told) -> Steps[JobStatus]:
     """Ask for a job until it is over; `told` is called with each answer."""
-    ends_at = None if timeout_s is None else time.monotonic() + timeout_s
-    poll_s = _FIRST_POLL_S
-    while True:
-        found = yield from status(asking, job_id)
-        told(found)
-        if found.is_over:
-            return found
-        left_s = _LONGEST_POLL_S if ends_at is None else ends_at - time.monotonic()
-        if left_s <= 0:
-            raise WaitTimeoutError(
-                f"job {job_id!r} is {found.state} after {timeout_s} s: {found.ended} of "
-                f"{found.counts.total} rows have their outcome; it goes on"
-            )
-        yield Pause(min(poll_s, left_s))
-        poll_s = min(_LONGEST_POLL_S, poll_s * _POLL_GROWTH)
+
+    def late(found: JobStatus) -> str:
+        rows = f"{found.ended} of {found.counts.total} rows have their outcome"
+        return f"job {job_id!r} is {found.state} after {timeout_s} s: {rows}"
+
+    return (yield from until_over(partial(status, asking, job_id), timeout_s, told, late))
 
 
 def first_failure(asking: Asking, job_id: str) -> Steps[Result | None]:
@@ -204,25 +195,9 @@ class ResultPages:
         return (yield from self._asking.ask(call))
 
 
-class JobPages:
-    """The tenant's jobs, newest first, page after page."""
-
-    def __init__(self, asking: Asking) -> None:
-        self._asking = asking
-        self._after: str | None = None
-        self._has_ended = False
-
-    def following(self) -> Steps[list[JobStatus] | None]:
-        """Return the next jobs; None at the end."""
-        if self._has_ended:
-            return None
-        query: dict[str, str | int] = {"limit": _JOBS_A_PAGE}
-        if self._after is not None:
-            query["after"] = self._after
-        page = yield from self._asking.ask(Call("GET", "/v1/jobs", query))
-        self._after = page.get("next_after")
-        self._has_ended = not page.get("has_more")
-        return read_jobs(page)
+def jobs(asking: Asking) -> Pages[JobStatus]:
+    """The tenant's jobs, newest first."""
+    return Pages(asking, "/v1/jobs", read_jobs)
 
 
 def _path(job_id: str) -> str:

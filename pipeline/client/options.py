@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 
 class SubmitOptions(TypedDict, total=False):
@@ -32,6 +32,35 @@ class SubmitOptions(TypedDict, total=False):
     keep_results: str | None
     metadata: Mapping[str, str] | None
     idempotency_key: str | None
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """What a schedule says.
+
+    cron: Five fields, as in a crontab, such as "0 2 * * *".
+    time_zone: Whose clock these times are on, such as "Asia/Seoul"; UTC by default.
+    task: A task file in the tenant's folder of the deployment, such as "nightly/rank.toml".
+    file, endpoint, model: In place of a task: the id of an uploaded file, which becomes a batch.
+    when_still_running: "skip", "queue" or "cancel".
+    catch_up: Whether it runs once when planned times were missed.
+    jitter: Begin up to so much later, such as "15m".
+    deadline: A run without an end so long after its time fails, such as "6h".
+    priority: 0 to 9, of its jobs.
+    keep_results: Such as "7d"; requests and results of its jobs are purged so long after their end.
+    """
+
+    cron: str
+    time_zone: str
+    task: str | None
+    file: str | None
+    endpoint: str | None
+    model: str | None
+    when_still_running: Literal["skip", "queue", "cancel"]
+    catch_up: bool
+    jitter: str
+    deadline: str
+    priority: int
+    keep_results: str | None
 
 
 def check_options(options: SubmitOptions) -> None:

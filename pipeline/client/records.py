@@ -153,26 +153,26 @@ class ResultPage:
 
 def read_status(answer: JsonObject) -> JobStatus:
     """Return the record of a job; raises UnreachableError if it is none."""
-    return _converted(answer, JobStatus)
+    return converted(answer, JobStatus)
 
 
 def read_models(answer: JsonObject) -> list[Model]:
     """Return the records of a list of models."""
-    return [_converted(one, Model) for one in _list(answer)]
+    return [converted(one, Model) for one in listed(answer)]
 
 
 def read_jobs(answer: JsonObject) -> list[JobStatus]:
     """Return the records of a page of jobs."""
-    return [_converted(one, JobStatus) for one in _list(answer)]
+    return [converted(one, JobStatus) for one in listed(answer)]
 
 
 def read_results(answer: JsonObject) -> ResultPage:
     """Return a page of results."""
     try:
-        found = [read_result(line) for line in _list(answer)]
+        found = [read_result(line) for line in listed(answer)]
         return ResultPage(found, int(answer["next_after"]), answer["has_more"], answer["complete"])
     except (KeyError, IndexError, TypeError, AttributeError, msgspec.ValidationError) as error:
-        raise _strange() from error
+        raise strange() from error
 
 
 def read_result(line: JsonObject) -> Result:
@@ -214,19 +214,22 @@ def _scores(results: list[JsonObject], count: int) -> Iterator[float | None]:
         yield by_index.get(index)
 
 
-def _list(answer: JsonObject) -> list[JsonObject]:
+def listed(answer: JsonObject) -> list[JsonObject]:
+    """Return the items of a page; raises UnreachableError if it is none."""
     found = answer.get("data")
-    if not isinstance(found, list):
-        raise _strange()
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise strange()
     return found
 
 
-def _converted(answer: JsonObject, kind: type[Record]) -> Record:
+def converted(answer: JsonObject, kind: type[Record]) -> Record:
+    """Return an answer as a record, with the answer in `raw`; raises UnreachableError."""
     try:
         return msgspec.convert({**answer, "raw": answer}, kind)
     except (TypeError, msgspec.ValidationError) as error:
-        raise _strange() from error
+        raise strange() from error
 
 
-def _strange() -> UnreachableError:
+def strange() -> UnreachableError:
+    """Return what to raise for an answer of another version."""
     return UnreachableError("the answer is not one of Nightjar's API of this version")

@@ -26,12 +26,17 @@ _LONGEST_BACK_OFF_S = 8.0
 LONGEST_WAIT_S = 60.0
 """The API may ask to wait for so long in all before a call is sent again."""
 _LONG_S = 5.0  # somebody may wonder why nothing happens
-_PASSING = (httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.GATEWAY_TIMEOUT)
+PASSING = (httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.GATEWAY_TIMEOUT)
+"""Statuses of an API that is away for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request to the API. It may be sent again: every call has the same effect twice as once."""
+    """A request to the API.
+
+    `Asking.ask` may send it again, so it must have the same effect twice as once. A call that has
+    not is asked with no retries.
+    """
 
     method: str
     path: str
@@ -82,7 +87,7 @@ class Asking:
                     said = str(error) or type(error).__name__
                     message = f"{call.method} {url}: {said}; is `nightjar api` there?"
                     raise UnreachableError(message) from error
-                wait_s = _back_off_s(tried)
+                wait_s = back_off_s(tried)
                 tried += 1
             else:
                 told_s = _told_s(response)
@@ -94,15 +99,15 @@ class Asking:
                             "the API asks to wait %.0f s before %s %s is sent again",
                             *(told_s, call.method, call.path),
                         )
-                elif response.status_code in _PASSING and tried < self.retries:
-                    wait_s = _back_off_s(tried)
+                elif response.status_code in PASSING and tried < self.retries:
+                    wait_s = back_off_s(tried)
                     tried += 1
                 else:
                     return _read(call, url, response)
             yield Pause(wait_s)
 
 
-def _back_off_s(tried: int) -> float:
+def back_off_s(tried: int) -> float:
     """Return a longer pause after each try; random, so that many clients do not come at once."""
     longest = min(_LONGEST_BACK_OFF_S, _FIRST_BACK_OFF_S * 2.0**tried)
     return longest * random.uniform(0.5, 1.0)

@@ -58,13 +58,18 @@ def _limit(
         return None, "Not measured: no row was computed."
     if not on_cpu:
         return None, "Not measured: the probe measures a CPU, and the model was computed on a GPU."
-    from nightjar.pipeline.front.speed_limits import probe, speed_limit  # noqa: PLC0415 - numpy
+    from nightjar.pipeline.front.speed_limits import (  # noqa: PLC0415 - numpy
+        computed_precision,
+        probe,
+        speed_limit,
+    )
 
+    if computed_precision(report) is None:
+        return None, "Not measured: the engine made its answers up, without a model."
     try:
-        limit = speed_limit(report, model, probe(threads))
+        return speed_limit(report, model, probe(threads)), ""
     except (OSError, subprocess.SubprocessError) as error:
         return None, f"Not measured: the probe of the machine failed: {type(error).__name__}."
-    return limit, "Not measured: the engine made its answers up, without a model."
 
 
 def _versions(model: ModelDirectory) -> dict[str, str]:

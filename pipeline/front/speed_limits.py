@@ -4,8 +4,8 @@ Two things bound an engine. Each step reads the weights once, so that the bandwi
 bounds the steps. Each token takes two operations for each weight, so that arithmetic bounds the
 tokens. A short probe measures both with numpy, on all cores.
 
-The probe runs in a process of its own, `python -m nightjar.pipeline.front.speed_limits`. Its memory
-is larger than all that `nightjar run` holds.
+The probe runs in a process of its own, `python -m nightjar.pipeline.front.speed_limits`, because
+`nightjar run` holds little memory itself.
 """
 
 import json
@@ -24,8 +24,9 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.job_report import JobReport, Machine, SpeedLimit
 
 _BYTES_OF = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
-_COPIED_BYTES = 64 << 20  # of each thread: more than a cache holds
-_MOST_COPIED_BYTES = 1 << 30  # of all threads
+# Read and written by each 8 threads together: more than the cache that 8 cores share holds.
+_COPIED_BYTES = 64 << 20
+_THREADS_A_CACHE = 8
 _PRODUCT_ROWS = 1024
 _PROBE_S = 0.15
 _PATIENCE_S = 60.0
@@ -47,7 +48,7 @@ def probe(threads: int | None = None) -> Machine:
 
 def measure(threads: int) -> Machine:
     """Measure the machine in this process."""
-    size = min(_COPIED_BYTES, _MOST_COPIED_BYTES // threads)
+    size = _COPIED_BYTES // 2 // min(threads, _THREADS_A_CACHE)
     sources = [np.ones(size // 8) for _ in range(threads)]
     targets = [np.zeros(size // 8) for _ in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
@@ -58,11 +59,17 @@ def measure(threads: int) -> Machine:
     return Machine(moved, 2 * _PRODUCT_ROWS**3 * products / product_s, threads)
 
 
-def speed_limit(report: JobReport, model: ModelDirectory, machine: Machine) -> SpeedLimit | None:
-    """The limit for what the job computed; None where the engine or its precision is not known."""
+def computed_precision(report: JobReport) -> str | None:
+    """The precision of most rows; None where the engine or its precision is not known."""
     tally = report.tally
     precision = max(tally.precisions, key=lambda one: tally.precisions[one], default="")
-    if precision not in _BYTES_OF or tally.engine_s <= 0:
+    return precision if precision in _BYTES_OF and tally.engine_s > 0 else None
+
+
+def speed_limit(report: JobReport, model: ModelDirectory, machine: Machine) -> SpeedLimit | None:
+    """The limit for what the job computed; None where `computed_precision` knows none."""
+    tally, precision = report.tally, computed_precision(report)
+    if precision is None:
         return None
     weights = _weights(model)
     weight_bytes = weights * _BYTES_OF[precision]

@@ -1,7 +1,7 @@
 """A task on a deployment: its rows go to the API as one job, and its answers into its sink."""
 
 import secrets
-import tempfile
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -29,6 +29,7 @@ from nightjar.pipeline.front.task_work import TaskWork
 from nightjar.pipeline.tables.sinks.sink import SinkCounts
 
 _NOTE = "submitted.json"
+_SENDING = "sending"
 _GONE = ("unknown_job", "results_purged")
 
 
@@ -66,6 +67,7 @@ class TaskSubmission:
             UsageError: The task or its source cannot be used, or has changed since that submission.
             RunError: The source cannot be read on now.
             ClientError: The API refuses the job.
+            OSError: The rows cannot be kept until they are sent.
         """
         asked = {**self._work.identity(), "the model": model or "", "the API": self._address}
         noted = self._noted()
@@ -78,8 +80,7 @@ class TaskSubmission:
                 return job
         key = secrets.token_hex(16) if noted is None else noted.key
         self._write_note(Submitted(asked, key))
-        with tempfile.TemporaryDirectory(dir=self._note.parent) as folder:
-            path = Path(folder) / "rows.jsonl"
+        with self._sending() as path:
             if not self._write_rows(path, most_bad_in_a_row):
                 self._note.unlink()
                 raise UsageError(f"{self._work.name} has no rows")
@@ -88,6 +89,18 @@ class TaskSubmission:
             job = self._client.submit(path, **options)
         self._write_note(Submitted(asked, key, job.id))
         return job
+
+    @contextmanager
+    def _sending(self) -> Iterator[Path]:
+        """Give the path of a file for the rows; a killed command has left its own."""
+        folder = self._note.with_name(_SENDING)
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir()
+        try:
+            yield folder / "rows.jsonl"
+        finally:
+            shutil.rmtree(folder)
 
     def write(self, job: Job, status: JobStatus) -> SinkCounts:
         """Write the answers of a job that is over into the sink, and forget the job.

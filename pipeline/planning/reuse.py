@@ -1,7 +1,7 @@
 """Reuse answers of earlier jobs: find them while planning, keep them after they have landed.
 
 The key of an answer is the model's content and name, Nightjar's version, the precision, and the
-request as the engine sees it.
+request as the engine sees it. A request may name its content: its texts do not count then.
 """
 
 import hashlib
@@ -203,7 +203,10 @@ _FIRST_FIELDS = frozenset(
     {"max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
     | {"presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos", "n", "logprobs"}
 )
-_OFF = {name: getattr(SamplingParams(1), name) for name in set(SAME_IN_BODY) - _FIRST_FIELDS}
+_OFF: JsonObject = {
+    "content_key": None,
+    **{name: getattr(SamplingParams(1), name) for name in set(SAME_IN_BODY) - _FIRST_FIELDS},
+}
 
 
 def answer_digest(
@@ -214,8 +217,9 @@ def answer_digest(
 ) -> bytes:
     """Return a digest of 32 bytes, equal for requests that one model answers alike.
 
-    segments: the planned token ids. vectors_sha256: the digests of the bytes of the prompt vectors
-    and of the adapter, whatever their names and versions.
+    segments: the planned token ids. Of a request with a content key only their number counts, as
+    its answer has a score for each document. vectors_sha256: the digests of the bytes of the
+    prompt vectors and of the adapter, whatever their names and versions.
     """
     asked = {
         name: value
@@ -230,7 +234,8 @@ def answer_digest(
     if body.get("return_documents"):
         asked["documents"] = body["documents"]  # they are part of the answer
     parts = [json.dumps(asked, sort_keys=True).encode(), (vectors_sha256 or "").encode()]
-    parts.append(pack_segments(segments))
+    has_key = body.get("content_key") is not None  # it is in `asked`
+    parts.append(b"segments %d" % len(segments) if has_key else pack_segments(segments))
     return _digest_of(parts)
 
 

@@ -59,6 +59,7 @@ def _check_preparing(task: Task, schema: pa.Schema) -> None:
 def _named(task: Task, requests: Requests) -> Iterator[tuple[str, str]]:
     """Yield each column that the task names, with the place where it does."""
     yield from (("[source] key", name) for name in task.source.key)
+    yield from (("[source] content", name) for name in task.source.content or ())
     yield from (("[request]", name) for name in requests.columns)
     yield from (("[request] defaults", name) for name in task.request.defaults)
     yield from (("[request] clean", name) for name in task.request.clean)

@@ -92,6 +92,12 @@ class SourceFields(Fields):
     key: Annotated[list[Text], Field(min_length=1, max_length=16)] = Field(
         description="The columns that tell rows apart; the sink has them, too."
     )
+    content: Annotated[list[Text], Field(min_length=1, max_length=64)] | None = Field(
+        None,
+        description="The columns that say whether a row has changed: as long as they hold the "
+        "same, a kept answer is taken, whatever the other columns hold. Without it, the whole "
+        "request says so.",
+    )
     s3: S3 | None = Field(None, description="How `s3://` places are reached.")
 
     @model_validator(mode="after")
@@ -102,6 +108,8 @@ class SourceFields(Fields):
             raise ValueError(f"give exactly one of jsonl, csv, parquet and sql; found {found}")
         if len(set(self.key)) != len(self.key):
             raise ValueError("key names a column twice; name each once")
+        if self.content is not None and len(set(self.content)) != len(self.content):
+            raise ValueError("content names a column twice; name each once")
         return self
 
 

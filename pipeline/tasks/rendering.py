@@ -10,6 +10,7 @@ from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow
 from nightjar.pipeline.tables.keys import BadKeyError, Keys
 from nightjar.pipeline.tables.sources.piece import Fault, Piece, Source
 from nightjar.pipeline.tasks.checking import check_columns
+from nightjar.pipeline.tasks.content import ContentKeys
 from nightjar.pipeline.tasks.errors import RowFaultError, TaskError
 from nightjar.pipeline.tasks.fields import Task
 from nightjar.pipeline.tasks.preparing import Tokens, clean, crop, fill
@@ -49,7 +50,9 @@ class Renderer:
             raise TaskError("[request] crop: tokens need the model's directory; name it in `model`")
         self._fitter = fitter
         self._fits = any(rule.tokens == "context" for rule in task.request.crop)
-        self.columns: list[str] = list(dict.fromkeys([*task.source.key, *self._requests.columns]))
+        self._content = ContentKeys(task)
+        named = [*task.source.key, *self._requests.columns, *self._content.columns]
+        self.columns: list[str] = list(dict.fromkeys(named))
 
     def rows(self, source: Source) -> Iterator[NewRequest | RejectedRow]:
         """Yield one request or one rejected row for each row; `line` counts rows from 1.
@@ -64,7 +67,7 @@ class Renderer:
 
     def _of_piece(self, piece: Piece, first: int) -> Iterator[NewRequest | RejectedRow]:
         faults = dict(piece.faults)
-        ids = self._ids(piece.rows, faults)
+        ids, contents = self._ids(piece.rows, faults), self._content.of(piece.rows)
         for offset, row in enumerate(self._prepared(piece.rows)):
             index, custom_id = first + offset, ids[offset]
             if offset in faults:
@@ -84,6 +87,8 @@ class Renderer:
                 yield _rejected(index, custom_id, error.code, fault, error.param)
             else:
                 assert custom_id is not None  # noqa: S101 - a row without key has a fault
+                if contents[offset] is not None:
+                    body = body | {"content_key": contents[offset]}
                 yield NewRequest(index, index + 1, custom_id, self._requests.kind, body)
 
     def _prepared(self, rows: pa.RecordBatch) -> Iterator[Row]:

@@ -21,8 +21,8 @@ from nightjar.pipeline.tasks.fields import (
 )
 from nightjar.pipeline.tasks.templates import Row, Template, compile_template
 
-_CONTENT = {"prompt", "messages", "query", "documents", "model", "prompt_vector", "adapter"}
 _NAMED = {"prompt_vector", "adapter"}
+_CONTENT = {"prompt", "messages", "query", "documents", "model", "content_key"} | _NAMED
 _CHAT_NAMES = {"max_completion_tokens", "top_logprobs"}
 _BODIES: dict[str, type[BaseModel]] = {
     "generate": CompletionBody,

@@ -321,6 +321,18 @@ def test_the_help_of_every_command_has_an_example_that_it_understands(
         assert command.make_context(example, words[len(name) :]).args == []
 
 
+def test_every_command_that_tells_something_tells_it_as_json() -> None:
+    """The others run until they are ended, print JSON anyway, or tell nothing but their status."""
+    without = {
+        str(command.name)
+        for command in LEAVES
+        if not any("--json" in one.opts for one in command.params)
+    }
+    long_running = {"api", "beat", "flower", "worker"}
+    of_json = {"openapi", "schedules schema", "task schema"}
+    assert without == long_running | of_json | {"health", "migrate"}
+
+
 def test_a_shell_completes_commands_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """As bash asks, through the script that `--show-completion` prints."""
     words = {"nightjar sta": "status", "nightjar status --wa": "--watch"}

@@ -2,19 +2,15 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-MARKED = re.compile(
-    r"<!-- test: run these commands -->\n```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE
-)
+from tests.documents import ROOT, marked_commands
 
 
 def test_the_first_own_file(tmp_path: Path) -> None:
-    (block,) = MARKED.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    (block,) = marked_commands("README.md")
     # `source` activates the environment that runs the tests, wherever it is.
     bin_folder = tmp_path / ".venv" / "bin"
     bin_folder.mkdir(parents=True)

@@ -1,5 +1,6 @@
 """`nightjar run task.toml`: from a table to a table, resumed, changed and refused."""
 
+import json
 import os
 import signal
 import subprocess
@@ -40,10 +41,14 @@ def answers(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def test_a_table_of_answers_follows_the_table_of_rows(tiny_model: Path, tmp_path: Path) -> None:
-    write_rows(tmp_path, {"id": [3, 1, 2, 3], "review": ["a", None, "c", "d"]})
+    def write(day: str, **columns: list[Any]) -> None:
+        write_rows(tmp_path, columns | {"day": [day] * len(columns["id"])})
+
+    write("Monday", id=[3, 1, 2, 3], review=["a", None, "c", "d"])
     task = task_of(tmp_path, tiny_model, more=SINK)
     greedy = SINK.replace("max_tokens = 4", "max_tokens = 4\ntemperature = 0")
-    with_model(write_task(tmp_path, more=greedy), 'reuse_results = "kept.db"')
+    dated, key = 'prompt = "{day}: {review}"', '["id"]\ncontent = ["review"]'
+    with_model(write_task(tmp_path, dated, key=key, more=greedy), 'reuse_results = "kept.db"')
     done = nightjar("run", task)
     assert done.returncode == 3, done.stderr
     first = answers(tmp_path)
@@ -61,13 +66,18 @@ def test_a_table_of_answers_follows_the_table_of_rows(tiny_model: Path, tmp_path
     again = nightjar_here("run", task)
     assert "already finished" in again.stderr
 
-    # The next night: other rows, and the same command.
-    write_rows(tmp_path, {"id": [2, 7], "review": ["c", "e"]})
-    done = nightjar("run", task)
+    # The next night: other rows, another day in every prompt, and the same command.
+    write("Tuesday", id=[2, 7], review=["c", "e"])
+    done = nightjar("run", task, "--json")
     assert done.returncode == 0, done.stderr
     assert answers(tmp_path).keys() == {2, 7}
     assert answers(tmp_path)[2]["text"] == first[2]["text"]
     assert "1 answers were shared" in done.stderr
+    told = json.loads(done.stdout)
+    counted = [told[name] for name in ("state", "rows", "succeeded", "failed", "reused")]
+    assert counted == ["completed", 2, 2, 0, 1]
+    assert told["results"] == str(tmp_path / "answers.parquet")
+    assert Path(told["report"]).is_file()
 
 
 @pytest.mark.slow

@@ -138,6 +138,8 @@ def test_ctrl_c_ends_the_watching_and_not_the_job(api_url: str, tmp_path: Path) 
         watching = start_nightjar(*command, log=log)
         wait_until("a line", lambda: job.id in log.read_text())
         watching.send_signal(signal.SIGINT)
+        wait_until("its end", lambda: "the job goes on" in log.read_text())
+        watching.send_signal(signal.SIGINT)  # somebody is impatient
         assert watching.wait(30) == 130
         assert "the job goes on" in log.read_text()
         assert "Traceback" not in log.read_text()

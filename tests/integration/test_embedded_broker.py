@@ -15,6 +15,7 @@ from nightjar.pipeline.embedded.processes import Service, ServiceError
 from nightjar.pipeline.embedded.system import EmbeddedSystem
 from nightjar.pipeline.settings import Settings
 from tests.jobs import planned
+from tests.outcomes import claim
 
 
 def service(folder: Path, code: str) -> Service:
@@ -76,3 +77,19 @@ def test_messages_that_a_broker_took_with_it_are_sent_again(
         assert [ref.id for ref in store.planning.dispatchable(9)] == [ref.id for ref in refs]
     finally:
         system.stop()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_what_a_run_had_sent_when_it_was_killed_is_sent_again(
+    store: Store, database_url: str, tmp_path: Path
+) -> None:
+    settings = Settings(database_url=SecretStr(database_url), engine="fake")
+    _, refs = planned(store, 3)
+    store.planning.mark_dispatched(refs)
+    claim(store, refs[0])
+    system = EmbeddedSystem(store, settings, tmp_path / "logs", print)
+    system._workers.clear()
+    with system:
+        assert store.planning.dispatched() == []
+        found = store.planning.dispatchable(9)
+    assert [ref.id for ref in found] == [ref.id for ref in refs]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from nightjar.jobs.accounts import Tenant
 from nightjar.jobs.errors import EmptyJobError, JobError, StoreError, UnusableDatabaseError
 from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import NewJob, NewRequest, RejectedRow, RequestError
@@ -14,6 +15,7 @@ from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.common import now
 from nightjar.jobs.store.staging import staged
+from nightjar.jobs.store.submission import new_job_id
 from nightjar.jobs.workers import ComputeSeconds
 from tests.bulk_jobs import finished_job
 from tests.outcomes import codes
@@ -99,6 +101,36 @@ def test_a_repeated_custom_id_is_rejected_wherever_it_stands(store: Store) -> No
     assert "line 3" in error.message
     assert "line 1" in error.message
     assert [item.index for item in store.backlog.queued_requests(submission.job_id, 9)] == [0, 1, 4]
+
+
+def test_a_content_key_is_of_its_tenant_and_merges_nothing(store: Store) -> None:
+    """However the row comes in; nobody reads or writes the kept answers of others."""
+    for name in ("owls", "bats"):
+        store.accounts.create_tenant(Tenant(name))
+    body = validate_body(RequestKind.GENERATE, {"prompt": "a", "temperature": 0})
+    rows = [
+        NewRequest(n, n + 1, f"row-{n}", RequestKind.GENERATE, body | {"content_key": f"key-{n}"})
+        for n in range(2)
+    ]
+    keys: dict[str, list[str]] = {}
+    for name in ("owls", "bats"):
+        new = NewJob("tiny", tenant=name)
+        with store.jobs.submit(new) as submission:
+            submission.add(rows)
+        opened = store.appending.open(new)[0]
+        store.appending.append(opened.id, 0, rows[:1], "digest")
+        call = new_job_id()
+        store.live.submit(new, call, rows[0].kind, rows[0].body)
+        found = [
+            store.backlog.queued_requests(job_id, 10)
+            for job_id in (submission.job_id, opened.id, call)
+        ]
+        # Of equal texts one is computed, whatever their keys; the other one follows it.
+        assert [len(some) for some in found] == [1, 1, 1]
+        keys[name] = [some[0].body["content_key"] for some in found]
+    assert [len(set(some)) for some in keys.values()] == [1, 1]
+    assert keys["owls"] != keys["bats"]
+    assert "key-0" not in {*keys["owls"], *keys["bats"]}
 
 
 def test_two_jobs_may_use_the_same_custom_ids(store: Store) -> None:

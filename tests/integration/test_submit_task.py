@@ -78,6 +78,20 @@ def test_answers_come_beside_the_keys_and_a_second_night_is_another_job(
     assert "line 2, column 'review': is null" in first.stderr
     assert not (tmp_path / "answers.parquet").exists()
 
+    # Killed after the rows were sent, and before the answer: the key finds the job.
+    note = tmp_path / "task.toml.work" / "submitted.json"
+    note.write_text(json.dumps(json.loads(note.read_bytes()) | {"job_id": None}))
+    sending = note.with_name("sending")
+    sending.write_text("not a folder")
+    told = submit()
+    assert (told.exit_code, "sending: Not a directory; run" in told.stderr) == (1, True)
+    sending.unlink()
+    sending.mkdir()
+    (sending / "rows.jsonl").write_text("rows of the killed command")
+    again = submit("--json")
+    assert (again.exit_code, json.loads(again.stdout)["id"]) == (0, job["id"])
+    assert not sending.exists()
+
     kept = task.read_text(encoding="utf-8")
     task.write_text(kept.replace("{review}", "{review}!"), encoding="utf-8")
     refused = submit("--watch")

@@ -24,6 +24,11 @@ GLOBS = (
             "launcher",
             "ticker",
             "known_scores",
+            "landing",
+            "flights",
+            "served",
+            "status",
+            "resident_vectors",
         )
     ),
 )
@@ -357,7 +362,15 @@ TESTS: dict[str, list[str]] = {
     "gpu_worker/worker/heartbeat.py": _unit("heartbeat"),
     "gpu_worker/worker/exclusive.py": _unit("exclusive"),
     "gpu_worker/worker/known_scores.py": [*_unit("worker_known_scores"), *_integration("worker")],
+    "gpu_worker/worker/flights.py": _integration("launcher", "worker", "poison"),
+    "gpu_worker/worker/landing.py": [*_unit("landing"), *_integration("worker")],
     "gpu_worker/worker/launcher.py": _integration("launcher", "poison"),
+    "gpu_worker/worker/resident_vectors.py": [
+        *_unit("resident_vectors"),
+        *_integration("launcher"),
+    ],
+    "gpu_worker/worker/served.py": _integration("worker", "several_models"),
+    "gpu_worker/worker/status.py": _integration("worker"),
     "gpu_worker/worker/tasks.py": [*_integration("worker", "two_models", "several_models"), *_RUN],
     "gpu_worker/worker/ticker.py": _unit("ticker"),
     "gpu_worker/worker/worker.py": _integration("worker", "poison"),

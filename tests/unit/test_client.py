@@ -14,11 +14,13 @@ from nightjar import (
     AsyncClient,
     AsyncJob,
     AsyncOpenJob,
+    AsyncSchedules,
     Client,
     ClientError,
     Job,
     OpenJob,
     RefusedError,
+    Schedules,
     UnfinishedError,
     UnreachableError,
 )
@@ -289,7 +291,12 @@ def test_a_frame_of_a_job_that_goes_on_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("blocking", "asynchronous"),
-    [(Client, AsyncClient), (Job, AsyncJob), (OpenJob, AsyncOpenJob)],
+    [
+        (Client, AsyncClient),
+        (Job, AsyncJob),
+        (OpenJob, AsyncOpenJob),
+        (Schedules, AsyncSchedules),
+    ],
 )
 def test_both_clients_have_the_same_methods(blocking: type, asynchronous: type) -> None:
     def public(kind: type) -> set[str]:

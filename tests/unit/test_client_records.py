@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nightjar import RowError, UnreachableError
-from nightjar.jobs.api import examples
+from nightjar.jobs.api import examples, schedule_examples
 from nightjar.pipeline.client.records import (
     JobTokens,
     Usage,
@@ -13,6 +13,14 @@ from nightjar.pipeline.client.records import (
     read_result,
     read_results,
     read_status,
+)
+from nightjar.pipeline.client.schedule_records import (
+    read_changes,
+    read_check,
+    read_run,
+    read_runs,
+    read_schedule,
+    read_schedules,
 )
 
 
@@ -75,3 +83,38 @@ def test_a_page_says_how_to_go_on() -> None:
     assert (found.next_after, found.has_more, found.complete) == (7, True, False)
     with pytest.raises(UnreachableError, match="not one of Nightjar's API"):
         read_results({"data": []})
+
+
+def test_schedules_are_read_as_the_api_documents_them() -> None:
+    found = read_schedule(schedule_examples.SCHEDULE)
+    assert {**vars_of(found), "last_run": None} == {**schedule_examples.SCHEDULE, "last_run": None}
+    assert found.last_run is not None
+    assert vars_of(found.last_run) | {"counts": None} == {**schedule_examples.RUN, "counts": None}
+    assert (found.last_run.counts.total, found.last_run.counts.failed) == (20_000, 2)
+    assert (found.last_run.is_over, found.last_run.succeeded) == (True, True)
+    assert read_run({**schedule_examples.RUN, "ended_at": None}).is_over is False
+    (change,) = read_changes(schedule_examples.CHANGE_LIST)
+    assert vars_of(change) == schedule_examples.CHANGE_LIST["data"][0]
+    check = read_check(schedule_examples.CHECK)
+    assert (check.ok, check.troubles[0].name) == (False, "rank")
+    assert read_schedules(schedule_examples.SCHEDULE_LIST) == [found]
+    assert read_runs(schedule_examples.RUN_LIST) == [found.last_run]
+
+
+def vars_of(record: Any) -> dict[str, Any]:
+    """The fields of a record as the API names them: none of them is in `raw` alone."""
+    kind = record.raw["object"]
+    return {name: getattr(record, name) for name in record.raw if name != "object"} | {
+        "object": kind
+    }
+
+
+@pytest.mark.parametrize("bad", [{}, {"data": [1]}, {"data": [{}]}, {"data": [{"id": 1}]}])
+def test_lists_of_another_kind_are_refused(bad: dict[str, Any]) -> None:
+    for read in (read_schedules, read_runs, read_changes, read_check, read_jobs):
+        with pytest.raises(UnreachableError, match="not one of Nightjar's API"):
+            read(bad)
+    with pytest.raises(UnreachableError, match="not one of Nightjar's API"):
+        read_check({"data": []})
+    with pytest.raises(UnreachableError, match="not one of Nightjar's API"):
+        read_schedule({**schedule_examples.SCHEDULE, "last_run": 5})

@@ -13,6 +13,7 @@ COMPLETION_DEFAULTS = {
     "model": None,
     "prompt_vector": None,
     "adapter": None,
+    "content_key": None,
     "max_tokens": 16,
     "temperature": 1.0,
     "top_p": 1.0,
@@ -56,6 +57,7 @@ def test_defaults_are_filled_in() -> None:
         "model": None,
         "prompt_vector": None,
         "adapter": None,
+        "content_key": None,
         "query": "q",
         "documents": ["d"],
         "top_n": None,
@@ -210,6 +212,9 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt_vector": HALF_PAIR}, "body.prompt_vector", "surrogate"),
     ({"adapter": ""}, "body.adapter", "registered"),
     ({"adapter": 3}, "body.adapter", "registered"),
+    ({"content_key": ""}, "body.content_key", "1 to 128 characters"),
+    ({"content_key": "k" * 129}, "body.content_key", "1 to 128 characters"),
+    ({"content_key": HALF_PAIR}, "body.content_key", "surrogate"),
 ]
 BAD_RERANKS: list[tuple[dict[str, Any], str, str]] = [
     ({"query": ""}, "body.query", "is empty"),

@@ -105,3 +105,17 @@ def test_a_pair_is_known_by_query_document_and_vectors_whatever_stands_beside_it
 def test_a_pair_is_no_whole_request() -> None:
     whole = digest(RANKING | {"documents": ["d"]}, segments=[[1, 2], [3]])
     assert pair_digests([1, 2], [[3]], None) != [whole]
+
+
+def test_a_content_key_stands_for_the_texts_and_for_nothing_else() -> None:
+    named = GREEDY | {"content_key": "k"}
+    assert digest(named) == digest(named | {"prompt": "b"}, segments=[[7]], custom_id="other")
+    assert digest(named) != digest(GREEDY | {"content_key": "l"})
+    assert digest(named) != digest(GREEDY)
+    assert digest(named) != digest(named | {"max_tokens": 5})
+    assert digest(named, vectors="aa") != digest(named, vectors="bb")
+    drawn: dict[str, object] = {"prompt": "a", "content_key": "k"}
+    assert digest(drawn) != digest(drawn, custom_id="other")
+    ranking = RANKING | {"content_key": "k"}
+    assert digest(ranking, segments=[[1], [2]]) == digest(ranking, segments=[[3], [4]])
+    assert digest(ranking, segments=[[1], [2]]) != digest(ranking, segments=[[1], [2], [2]])

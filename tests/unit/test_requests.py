@@ -25,9 +25,9 @@ SHARED = sorted(set(SAME_IN_BODY) & set(LIMITS) - {"max_tokens", "min_tokens", "
 def test_a_body_has_every_field_of_the_record() -> None:
     fields = {one.name for one in dataclasses.fields(SamplingParams)} - {"beams"}
     fields |= {"beam_width", "length_penalty", "early_stopping"}
-    named = {"model", "prompt_vector", "adapter"}
-    assert set(GenerationBody.model_fields) - named - {"best_of"} == fields
-    assert set(load_body('{"prompt": "a"}')) - named - {"prompt"} == fields - {"max_tokens"}
+    of_body = {"model", "prompt_vector", "adapter", "content_key"}
+    assert set(GenerationBody.model_fields) - of_body - {"best_of"} == fields
+    assert set(load_body('{"prompt": "a"}')) - of_body - {"prompt"} == fields - {"max_tokens"}
 
 
 @pytest.mark.parametrize("name", SHARED)

@@ -307,3 +307,30 @@ def test_rows_without_a_key_are_rejected_and_the_others_go_on(tmp_path: Path) ->
     write_rows(tmp_path, columns)
     rows = rendered(write_task(tmp_path))
     assert [row.custom_id for row in rows] == [None, None, "ok"]
+
+
+def content_keys(folder: Path, request: str = PROMPT, **changes: Any) -> list[str]:
+    columns = {"id": [1, 2], "review": ["a", "b"], "day": ["Mon", "Mon"], "tags": [["x"], None]}
+    write_rows(folder, columns | changes)
+    task = write_task(folder, request, key='["id"]\ncontent = ["review", "tags"]')
+    rows = rendered(task)
+    return [row.body["content_key"] for row in rows if isinstance(row, NewRequest)]
+
+
+def test_the_columns_of_the_content_say_whether_a_row_has_changed(tmp_path: Path) -> None:
+    dated = 'prompt = "{day}: {review}"'
+    before = content_keys(tmp_path, dated)
+    assert len(set(before)) == 2
+    assert content_keys(tmp_path, dated, day=["Tue", "Tue"], id=[8, 9]) == before
+    assert content_keys(tmp_path, dated, review=["a", "c"])[0] == before[0]
+    assert content_keys(tmp_path, dated, review=["a", "c"])[1] != before[1]
+    assert content_keys(tmp_path, dated, tags=[["x"], []])[1] != before[1]
+    assert not set(content_keys(tmp_path, 'prompt = "{day}, {review}"')) & set(before)
+    odd = {"review": ["a", "b"], "tags": pa.array([1, None], pa.timestamp("ns"))}
+    assert len(set(content_keys(tmp_path, dated, **odd))) == 2
+    columns = {"id": [1], "review": ["a"]}
+    told = refused(tmp_path, PROMPT, columns, key='["id"]\ncontent = ["reviw"]')
+    assert "[source] content: the source has no column 'reviw'; did you mean 'review'?" in told
+    with pytest.raises(TaskError, match="content names a column twice"):
+        rendered(write_task(tmp_path, key='["id"]\ncontent = ["review", "review"]'))
+    assert rendered(write_task(tmp_path))[0].body["content_key"] is None  # type: ignore[union-attr]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,8 @@ EXIT_RUN = 1
 EXIT_USAGE = 2
 EXIT_ROWS_FAILED = 3
 EXIT_NO_ROW_SUCCEEDED = 4
+
+STOPPED = "stopped; run the same command again to continue"
 
 TASK_SUFFIXES = (".toml", ".yaml", ".yml")
 
@@ -78,6 +81,14 @@ def fail(message: str, code: int) -> NoReturn:
     """Print the reason, and end the command with this status."""
     say(message)
     raise typer.Exit(code)
+
+
+def end_interrupted(message: str, number: int = signal.SIGINT) -> NoReturn:
+    """End the command after a signal; an impatient second one must not change its status."""
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)
+    say(message)
+    raise typer.Exit(128 + number)
 
 
 def named_files(values: list[str]) -> dict[str, Path]:

@@ -1,6 +1,5 @@
 """What the commands for a running deployment share: the client, watching a job, exit statuses."""
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ from nightjar.pipeline.front.cli.console import (
     EXIT_NO_ROW_SUCCEEDED,
     EXIT_ROWS_FAILED,
     EXIT_RUN,
+    end_interrupted,
     fail,
     print_json,
     say,
@@ -85,8 +85,7 @@ def watched(job: "Job", *, as_json: bool) -> "JobStatus":
     try:
         return job.wait(progress=tell if as_json else True)
     except KeyboardInterrupt:
-        say("stopped watching; the job goes on")
-        raise typer.Exit(128 + signal.SIGINT) from None
+        end_interrupted("stopped watching; the job goes on")
 
 
 def exit_by_outcome(found: "JobStatus", *, watch: bool) -> None:

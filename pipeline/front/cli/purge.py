@@ -1,6 +1,5 @@
 """`nightjar purge`: deletes requests and results of jobs that are over, on the database itself."""
 
-import json
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -12,9 +11,11 @@ from nightjar.jobs.errors import AccountError, LifecycleError, PurgedJobError, U
 from nightjar.jobs.purge_records import ExpendableJob, PurgeReport, PurgeScope
 from nightjar.pipeline.front.cli.console import (
     EXIT_USAGE,
+    AsJson,
     check_driver,
     errors,
     fail,
+    print_json,
     read_settings,
     say,
 )
@@ -37,12 +38,15 @@ def purge(
     tenant: Annotated[str | None, typer.Option(help="Only jobs of this tenant.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go; no more.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Delete requests, results and files of jobs that are over; their counts stay.
 
     Without --older-than and --job: the jobs whose retention is over. A purge that was interrupted
     goes on when the command runs again, and in the sweeps of the planner.
+
+    Exit status: 0 done, or there was nothing to do, 1 the database is away or nobody agreed, 2
+    unusable arguments.
 
     Example: nightjar purge --older-than 30d --dry-run
     """
@@ -100,14 +104,15 @@ def _ask(found: list[ExpendableJob], begun: int) -> None:
 def _show(found: list[ExpendableJob], begun: int, as_json: bool) -> None:
     if as_json:
         jobs = [_payload(one) for one in found[:_SHOWN]]
-        _print({**_counts(len(found), sum(one.rows for one in found), begun, True), "first": jobs})
+        counts = _counts(len(found), sum(one.rows for one in found), begun, True)
+        print_json({**counts, "first": jobs}, as_json=True)
     else:
         _list(found, begun, err=False)
 
 
 def _tell(report: PurgeReport, begun: int, as_json: bool) -> None:
     if as_json:
-        _print(_counts(report.jobs, report.rows, begun, False))
+        print_json(_counts(report.jobs, report.rows, begun, False), as_json=True)
     else:
         typer.echo(f"purged {report.jobs} jobs; {report.rows} rows were deleted")
 
@@ -134,7 +139,3 @@ def _payload(one: ExpendableJob) -> dict[str, Any]:
         "finished_at": one.finished_at.isoformat(timespec="seconds"),
         "rows": one.rows,
     }
-
-
-def _print(answer: dict[str, Any]) -> None:
-    typer.echo(json.dumps(answer, indent=2))

@@ -14,21 +14,26 @@ from nightjar.pipeline.front.cli.console import (
     EXIT_ROWS_FAILED,
     EXIT_RUN,
     EXIT_USAGE,
+    STOPPED,
+    AsJson,
     Device,
     Devices,
     Input,
     PromptVectors,
     Shards,
     Verify,
+    end_interrupted,
     errors,
     fail,
     is_task_file,
     named_files,
+    print_json,
     read_settings,
     require_one_device_option,
 )
 
 if TYPE_CHECKING:
+    from nightjar.jobs.records import JsonObject
     from nightjar.pipeline.embedded.run import RunArguments
     from nightjar.pipeline.embedded.summary import RunSummary
     from nightjar.pipeline.embedded.work import Work
@@ -94,6 +99,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     no_report: NoReport = False,
     verify: Verify = None,
     receipts: Receipts = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compute a file or a task on this machine; run it again to continue where it stopped.
 
@@ -129,8 +135,9 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         devices=devices,
     )
     summary = _compute(arguments)
-    if not no_report:
-        _report(arguments, summary)
+    report = None if no_report else _report(arguments, summary)
+    if as_json:
+        print_json(_told(summary, report), as_json=True)
     _exit(summary)
 
 
@@ -173,17 +180,13 @@ def _compute(arguments: "RunArguments") -> "RunSummary":
     except RunError as error:
         fail(str(error), EXIT_RUN)
     except KeyboardInterrupt as interrupt:
-        # An impatient second Ctrl-C must not end this process with another status.
-        for number in _ENDING:
-            signal.signal(number, signal.SIG_IGN)
-        errors.print("stopped; run the same command again to continue", highlight=False)
-        raise typer.Exit(128 + interrupt.args[0]) from None
+        end_interrupted(STOPPED, interrupt.args[0])
     print_summary(errors, summary)
     return summary
 
 
-def _report(arguments: "RunArguments", summary: "RunSummary") -> None:
-    """Write the report of a run, and name it."""
+def _report(arguments: "RunArguments", summary: "RunSummary") -> Path | None:
+    """Write the report of a run, and name it; None where it cannot be written."""
     from nightjar.pipeline.front.run_report import write_run_report
 
     settings = read_settings()
@@ -196,6 +199,27 @@ def _report(arguments: "RunArguments", summary: "RunSummary") -> None:
     )
     if path is not None:
         errors.print(f"report: {path}", highlight=False, markup=False)
+    return path
+
+
+def _told(summary: "RunSummary", report: Path | None) -> "JsonObject":
+    """Return what a program is told of a run that has ended."""
+    job = summary.job
+    return {
+        "state": job.state.value,
+        "rows": job.total,
+        "succeeded": job.completed,
+        "failed": job.failed + job.cancelled,
+        "reused": job.reused,
+        "resumed": summary.resumed,
+        "was_finished": summary.was_finished,
+        "seconds": round(summary.seconds, 3),
+        "prompt_tokens": job.prompt_tokens,
+        "completion_tokens": job.completion_tokens,
+        "results": summary.out,
+        "failures": summary.errors,
+        "report": None if report is None else str(report),
+    }
 
 
 def _exit(summary: "RunSummary") -> None:

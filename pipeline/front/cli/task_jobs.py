@@ -4,7 +4,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nightjar.pipeline.front.cli.console import EXIT_RUN, EXIT_USAGE, fail, print_json, say
+from nightjar.pipeline.front.cli.console import (
+    EXIT_RUN,
+    EXIT_USAGE,
+    STOPPED,
+    end_interrupted,
+    fail,
+    print_json,
+    say,
+)
 from nightjar.pipeline.front.cli.deployment import connect, exit_by_outcome, tell_submitted, watched
 from nightjar.pipeline.front.cli.tasks import open_task
 from nightjar.pipeline.settings import Settings
@@ -31,6 +39,10 @@ def submit_task(
         fail(str(error), EXIT_USAGE)
     except RunError as error:
         fail(str(error), EXIT_RUN)
+    except OSError as error:
+        fail(f"{error.filename or source}: {error.strerror}; run the same command again", EXIT_RUN)
+    except KeyboardInterrupt:
+        end_interrupted(STOPPED)
     exit_by_outcome(found, watch=watch)
 
 
