@@ -221,6 +221,7 @@ class JobReport:
         read = self.tally
         return {
             "tenant": self.job.tenant,
+            "schedule": self.job.metadata.get("schedule"),
             "rows_computed": read.rows - read.failed - read.reused,
             "rows_not_computed": self.apart + read.reused,
             "prompt_tokens": read.prompt_tokens,

@@ -11,6 +11,11 @@ def visible(text: object, most: int = 300) -> str:
     return "".join(char if char.isprintable() else _escaped(char) for char in cut)
 
 
+def visible_lines(text: object, most: int = 4_000) -> str:
+    """Return the text with every line made visible; each is cut off behind `most` characters."""
+    return "\n".join(visible(line, most) for line in str(text).split("\n"))
+
+
 def _escaped(char: str) -> str:
     number = ord(char)
     if number < 0x100:

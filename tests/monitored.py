@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import redis
 
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
 from nightjar.pipeline.embedded.processes import Service, private_directory
@@ -22,7 +23,10 @@ COMMANDS = {
     "gpu-worker": ["worker", "compute", "--engine=fake"],
     "beat": ["beat"],
     "flower": ["flower"],
+    "tasks": ["worker", "tasks"],
 }
+PARTS = tuple(COMMANDS)[:-1]
+"""The parts that tell of themselves over HTTP: all but the task runner."""
 HASTE = {
     "NIGHTJAR_HEARTBEAT_S": "0.3",
     "NIGHTJAR_SWEEP_EVERY_S": "0.5",
@@ -34,10 +38,12 @@ HASTE = {
 
 @dataclass
 class Monitored:
-    """Running processes: their logs, and where they answer."""
+    """Running processes: their variables, their logs, and where they answer."""
 
     folder: Path
     key: str
+    database_url: str
+    environment: dict[str, str] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
     services: dict[str, Service] = field(default_factory=dict)
 
@@ -64,7 +70,7 @@ class Monitored:
 
     def stop(self) -> None:
         """End every process in order, so that all of their logs are written."""
-        for name in ("api", "gpu-worker", "planner", "beat", "flower", "broker"):
+        for name in ("api", "tasks", "gpu-worker", "planner", "beat", "flower", "broker"):
             if name in self.services:
                 self.services[name].stop(15)
 
@@ -75,16 +81,22 @@ def monitored(
     model: Path,
     folder: Path,
     key: str,
-    parts: Sequence[str] = tuple(COMMANDS),
+    parts: Sequence[str] = PARTS,
+    broker_password: str | None = None,
     **settings: str,
 ) -> Iterator[Monitored]:
-    """Start processes over an empty database, all unless `parts` names some, until they work."""
+    """Start processes over an empty database until they work.
+
+    broker_password: the broker listens on a port and asks for it; None: on a private socket.
+    """
     directory = private_directory()
-    system = Monitored(folder, key)
+    system = Monitored(folder, key, database_url)
+    port = free_port()
+    place = f"redis://:{broker_password}@127.0.0.1:{port}/0"
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("NIGHTJAR_", "OTEL_"))},
         "NIGHTJAR_DATABASE_URL": database_url,
-        "NIGHTJAR_BROKER_URL": broker_url(directory),
+        "NIGHTJAR_BROKER_URL": broker_url(directory) if broker_password is None else place,
         "NIGHTJAR_MODEL": str(model),
         "NIGHTJAR_VERIFY": "off",  # random weights are never in order
         "NIGHTJAR_API_KEY": key,
@@ -92,6 +104,7 @@ def monitored(
         **HASTE,
         **settings,
     }
+    system.environment.update(environment)
 
     def start(name: str, command: list[str], **more: str) -> None:
         log = folder / f"{name}.log"
@@ -99,12 +112,20 @@ def monitored(
         system.services[name].start()
 
     try:
-        start("broker", broker_command(directory))
-        wait_for_broker(directory, system.services["broker"])
+        if broker_password is None:
+            start("broker", broker_command(directory))
+            wait_for_broker(directory, system.services["broker"])
+        else:
+            guarded = ["--bind", "127.0.0.1", "--port", str(port), "--requirepass", broker_password]
+            start("broker", [*broker_command(directory), *guarded])
+            wait_until("the broker", lambda: _answers(place), 30)
         subprocess.run([*NIGHTJAR, "migrate"], env=environment, check=True, capture_output=True)
         for name in parts:
-            command, system.ports[name] = COMMANDS[name], free_port()
-            port = system.ports[name]
+            command = COMMANDS[name]
+            if name == "tasks":
+                start(name, [*NIGHTJAR, *command])
+                continue
+            port = system.ports[name] = free_port()
             if name in ("api", "flower"):
                 start(name, [*NIGHTJAR, *command, f"--port={port}"])
             else:
@@ -118,6 +139,14 @@ def monitored(
     finally:
         system.stop()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _answers(broker: str) -> bool:
+    try:
+        with redis.Redis.from_url(broker) as client:
+            return bool(client.ping())
+    except redis.ConnectionError:
+        return False
 
 
 def works(system: Monitored) -> bool:

@@ -119,6 +119,7 @@ JOB_REPORT: JobReportPayload = {
     },
     "bill": {
         "tenant": "default",
+        "schedule": None,
         "rows_computed": 3,
         "rows_not_computed": 0,
         "prompt_tokens": 96,

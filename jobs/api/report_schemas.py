@@ -71,6 +71,7 @@ class ReportedBill(TypedDict):
     """What was computed, and what was spared."""
 
     tenant: str
+    schedule: str | None  # that made the job; null: none did
     rows_computed: int
     rows_not_computed: int
     prompt_tokens: int

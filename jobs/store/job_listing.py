@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from nightjar.jobs.overview_records import JobFilter, ListedJobs
+from nightjar.jobs.records import Job
 from nightjar.jobs.states import JobState
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.job_rows import JOB_COLUMNS, job_record
@@ -17,6 +18,16 @@ from nightjar.jobs.store.tables import LISTED, job
 SEARCHED_JOBS = 2_000
 _row = job.c
 _ID_AND_MATCH = ("id", "fits")
+_UNFINISHED = (JobState.RUNNING, JobState.CANCELLING, JobState.QUEUED, JobState.PAUSED)
+_SOME = (
+    sa.select(*JOB_COLUMNS)
+    .where(_row.state == sa.bindparam("in_state", type_=_row.state.type), LISTED)
+    .limit(sa.bindparam("searched", type_=sa.Integer))
+    .subquery()
+)
+_NEWEST_OF_THEM = (
+    sa.select(_SOME).order_by(_SOME.c.id.desc()).limit(sa.bindparam("most", type_=sa.Integer))
+)
 
 
 class JobListing:
@@ -44,6 +55,19 @@ class JobListing:
             next_after = seen[most - 1].id if len(seen) > most else None
         jobs = sorted((job_record(row) for row in found), key=lambda one: one.id, reverse=True)
         return ListedJobs(jobs, next_after, min(len(seen), most) if searches else None)
+
+    def unfinished(self, most: int) -> list[Job]:
+        """Open jobs of all tenants, at most `most`: those that run first, then the newest.
+
+        Of each state at most SEARCHED_JOBS jobs are looked at.
+        """
+        found: list[Job] = []
+        with self._database.snapshot() as connection:
+            for state in _UNFINISHED:
+                bounds = {"searched": SEARCHED_JOBS, "most": most - len(found)}
+                rows = connection.execute(_NEWEST_OF_THEM, {"in_state": state, **bounds})
+                found += [job_record(row) for row in rows]
+        return found
 
 
 def _window(wanted: JobFilter, after: str | None, most: int) -> sa.Select[Any]:

@@ -26,7 +26,7 @@ from nightjar.pipeline.runner.steps import StoppedError, TaskSteps, UnusableRunE
 from nightjar.pipeline.settings import Settings
 from nightjar.process import step_back
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("nightjar.pipeline.runner.process")  # also where it is __main__
 
 MOST_ATTEMPTS = 5
 """A step that fails so often, also by the death of its process, makes its run fail."""
@@ -235,6 +235,7 @@ class TaskRunner:
 def main() -> None:
     """Run the process until TERM or Ctrl-C; a second one ends it at once, which does no harm."""
     logs.configure()
+    logs.name_process("task-runner")
     settings = Settings.read()
     step_back(settings.worker_niceness)
     with closing(Store(settings.database_url.get_secret_value())) as store:

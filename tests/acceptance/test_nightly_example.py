@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.processes import NIGHTJAR
+from tests.scenes import copy_examples, playing
 
 pytest.importorskip("nightjar.pipeline.tasks")
 
@@ -55,17 +56,21 @@ def test_users_are_ranked_without_a_line_of_code(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_nights(folder: Path) -> None:
-    reuse = ["--reuse-results", "answers.db"]
-    said = []
-    for night in ("1", "2"):
-        run(folder, sys.executable, "make_data.py", "--night", night)
-        for task in ("describe.toml", "rank.toml"):
-            said.append(run(folder, *NIGHTJAR, "run", task, *reuse))
-    shown = run(folder, sys.executable, "show.py", "--users", "1000")
+def test_two_nights(tmp_path: Path) -> None:
+    """The blocks of the guide, as they are written."""
+    copy_examples(tmp_path)
+    nightly = tmp_path / "examples" / "nightly"
+    with playing("nightly", tmp_path, {}) as scene:
+        scene.run("source")
+        for task in ("describe", "rank"):
+            told = scene.run(f"nightjar run examples/nightly/{task}.toml", more="\nls")
+            assert "answers.db" in told
+        second = scene.text("python examples/nightly/make_data.py --night 2")
+        said = scene.shell(f"exec 2>&1\n{second}")
+        shown = scene.shell("python examples/nightly/show.py --users 1000")
     assert len(shown.splitlines()) == 201
-    assert rows(folder, "SELECT count(*) FROM descriptions") == [(31,)]
-    assert rows(folder, "SELECT count(*) FROM descriptions WHERE sku = 'P031'") == [(0,)]
-    assert "30 answers were shared" in said[2]  # one product has a new name, one is gone
+    assert rows(nightly, "SELECT count(*) FROM descriptions") == [(31,)]
+    assert rows(nightly, "SELECT count(*) FROM descriptions WHERE sku = 'P031'") == [(0,)]
+    assert "30 answers were shared" in said  # one product has a new name, one is gone
     # One user is new, and other users' rankings have scored each of his candidates.
-    assert "201 answers were shared" in said[3]
+    assert "201 answers were shared" in said

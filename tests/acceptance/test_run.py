@@ -1,6 +1,7 @@
 """`nightjar run` as a user meets it: the real command, its files, its exit status, its signals."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -192,6 +193,27 @@ def test_a_finished_run_says_so_and_changes_nothing(
         in other.stderr
     )
     assert finished.files() == before
+
+
+def test_it_ends_by_naming_its_report(finished: Finished) -> None:
+    """The page holds every plot, the bill, the machine's own limit and the versions."""
+    assert finished.said.splitlines()[-1] == f"report: {finished.workdir / 'report.html'}"
+    page = (finished.workdir / "report.html").read_text(encoding="utf-8")
+    for title in (
+        *("Rows by state over time", "Rows computed over time, by kind and bucket"),
+        *("rows/s over time", "tokens/s over time", "Requested and generated lengths"),
+        *("Lengths of prompts", "tokens prefilled", "tokens saved by stops", "device seconds"),
+        *("of its limit was used", "GFLOP/s", "tokenizer.json (SHA-256)", "fp32", "torch"),
+    ):
+        assert title in page, title
+    told = nightjar_here("report", finished.workdir, "--json")
+    bill = json.loads(told.stdout)["bill"]
+    answers = [line["response"]["body"] for line in read_lines(finished.out)]
+    decoded = sum(body["usage"]["completion_tokens"] for body in answers)
+    assert bill["rows_computed"] + bill["rows_not_computed"] == len(answers)
+    assert 0 < bill["decoded_tokens"] <= decoded  # equal requests were computed once
+    assert (bill["tenant"], bill["schedule"]) == ("default", None)
+    assert bill["engine_s"] > 0
 
 
 def test_the_logs_say_nothing_of_idle_ticks(finished: Finished) -> None:

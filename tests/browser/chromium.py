@@ -4,15 +4,20 @@
 laptop, and fail where the variable CI is set.
 """
 
+import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 VARIABLE = "NIGHTJAR_TEST_CHROMIUM"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -30,6 +35,8 @@ ARGUMENTS = ("--disable-dev-shm-usage", "--disable-gpu", "--force-color-profile=
 def find_chromium() -> str | None:
     """The file of a browser on this machine; None without one."""
     if named := os.environ.get(VARIABLE):
+        if not os.access(named, os.X_OK) or Path(named).is_dir():
+            pytest.fail(f"{VARIABLE}={named} is no program that can be started", pytrace=False)
         return named
     found = (shutil.which(name) for name in NAMES)
     there = (path for path in MAC_FILES if Path(path).exists())
@@ -57,7 +64,8 @@ def install_chromium() -> str | None:
 
 def needed_chromium() -> str:
     """The file of a browser; else the tests are skipped, or fail in CI."""
-    found = find_chromium() or install_chromium()
+    with _one_process_at_a_time():
+        found = find_chromium() or install_chromium()
     if found is not None:
         return found
     reason = (
@@ -70,8 +78,19 @@ def needed_chromium() -> str:
 
 
 @contextmanager
-def running_chromium(path: str) -> Iterator[Browser]:
+def _one_process_at_a_time() -> Iterator[None]:
+    """Several processes run the tests: one of them installs, and the others find what it did."""
+    path = Path(tempfile.gettempdir(), f"nightjar-chromium-{os.geteuid()}.lock")
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def running_chromium(path: str) -> "Iterator[Browser]":
     """A browser without a window, until the block ends."""
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - an extra of these tests alone
+
     with sync_playwright() as playwright:
         # Chromium's own sandbox needs rights that root and containers do not have.
         browser = playwright.chromium.launch(

@@ -66,7 +66,8 @@ def _beating(store: Store) -> Iterator[None]:
 
 
 COMPUTING_KEY = "the-key-of-a-deployment-that-computes"
-STEP_S = "0.4"
+FLOWER_LOGIN = ("owl", "the-password-of-flower")
+STEP_S = "0.15"
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ class Deployment:
     def url(self) -> str:
         """Where the page is."""
         return f"http://127.0.0.1:{self.system.ports['api']}/ui"
+
+    @property
+    def flower_url(self) -> str:
+        """Where Flower is."""
+        return f"http://127.0.0.1:{self.system.ports['flower']}"
 
     def submit(self, rows: int, prompt: str = "hoot") -> str:
         """A job of so many rows over HTTP; returns its id."""
@@ -99,9 +105,11 @@ class Deployment:
 
 @contextmanager
 def computing_deployment(model: Path, folder: Path) -> Iterator[Deployment]:
-    """Broker, planner, GPU worker with the fake engine, beat and API over a new SQLite file."""
+    """Broker, planner, GPU worker with the fake engine, beat, API and Flower over a new SQLite."""
     database_url = f"sqlite:///{folder / 'computing.db'}"
-    parts = ("planner", "gpu-worker", "beat", "api")
-    settings = {"NIGHTJAR_FAKE_STEP_S": STEP_S}
-    with monitored(database_url, model, folder, COMPUTING_KEY, parts, **settings) as system:
+    settings = {
+        "NIGHTJAR_FAKE_STEP_S": STEP_S,
+        "NIGHTJAR_FLOWER_AUTH": ":".join(FLOWER_LOGIN),
+    }
+    with monitored(database_url, model, folder, COMPUTING_KEY, **settings) as system:
         yield Deployment(system)

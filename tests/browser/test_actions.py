@@ -108,6 +108,7 @@ def test_a_page_of_another_browser_does_nothing(tab: Tab, site: Site) -> None:
     assert site.store.jobs.get(running).state is JobState.RUNNING
 
 
+@pytest.mark.xdist_group("deployment")
 def test_failures_are_retried_by_processes_that_compute(
     computing_tab: Tab, deployment: Deployment
 ) -> None:

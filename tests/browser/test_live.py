@@ -3,6 +3,7 @@
 import re
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.browser.deployments import Deployment, Site
@@ -25,6 +26,7 @@ def shares(page: Page) -> list[float]:
     return [float(one.rstrip("%")) for one in page.evaluate("() => window.shares")]
 
 
+@pytest.mark.xdist_group("deployment")
 def test_a_job_is_seen_moving_to_its_end_without_a_reload(
     computing_tab: Tab, deployment: Deployment
 ) -> None:
@@ -46,6 +48,7 @@ def test_a_job_is_seen_moving_to_its_end_without_a_reload(
     expect(page.locator("article.row header b").first).to_have_text("row-20")
 
 
+@pytest.mark.xdist_group("deployment")
 def test_the_list_the_queues_and_the_worker_show_what_is_computed(
     computing_tab: Tab, deployment: Deployment
 ) -> None:
@@ -65,6 +68,7 @@ def test_the_list_the_queues_and_the_worker_show_what_is_computed(
     expect(row).to_contain_text(f"{ROWS:,} / {ROWS:,}")
 
 
+@pytest.mark.xdist_group("deployment")
 def test_an_api_that_restarts_is_found_again(computing_tab: Tab, deployment: Deployment) -> None:
     page = computing_tab.page
     computing_tab.allow("ERR_", "htmx:sse:error")

@@ -1,6 +1,7 @@
 """`nightjar doctor` finds what is wrong, works where half is missing, and changes nothing."""
 
 import json
+import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -144,3 +145,26 @@ def test_the_command_names_every_mend_and_a_check_that_breaks(
     assert CliRunner().invoke(app, ["doctor", "--strict"]).exit_code == 1
     monkeypatch.setenv("NIGHTJAR_HEARTBEAT_S", "never")
     assert CliRunner().invoke(app, ["doctor"]).exit_code == 2
+
+
+@pytest.mark.slow
+def test_every_part_is_looked_at(sqlite_tables: str, tmp_path: Path) -> None:
+    """The whole list, on this machine: the broker is real, the model is tiny."""
+    directory = private_directory()
+    service = Service("broker", broker_command(directory), tmp_path / "log", {}, directory)
+    service.start()
+    try:
+        wait_for_broker(directory, service)
+        model = save_gpt2(tmp_path / "model")
+        given = {"broker_url": broker_url(directory), "model": model, "device": "cpu"}
+        found = examining.examine(Settings.read(database_url=sqlite_tables, **given))
+    finally:
+        service.stop(10)
+        shutil.rmtree(directory, ignore_errors=True)
+    looked_at = {one.check for one in found}
+    parts = {"settings", "database", "broker", "model", "processor", "kernels", "disk", "ports"}
+    assert parts | {"clock"} <= looked_at
+    told = " ".join(one.message for one in found)
+    assert "its tables are at revision" in told
+    assert "its memory policy is noeviction" in told
+    assert all(one.mend for one in found if one.level is not Level.OK)

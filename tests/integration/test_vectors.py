@@ -18,10 +18,15 @@ from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.vector_tables import job_prompt_vector
 from nightjar.jobs.vector_records import LORA, VECTORS, split_reference
+from nightjar.pipeline.embedded.line_files import LineFiles
+from nightjar.pipeline.embedded.run import RunArguments, _Run
+from nightjar.pipeline.embedded.summary import Listener
+from nightjar.pipeline.embedded.workdir import UsageError
 from nightjar.pipeline.files.vectors import TRAINED_FOR, VectorsError, register_vectors
 from tests.adapters import gpt2_sizes, save_adapter
 from tests.jobs import submit
 from tests.outcomes import claim, compute
+from tests.processes import completion_line, write_lines
 
 
 @pytest.fixture
@@ -285,3 +290,25 @@ def test_a_job_keeps_its_adapter_and_workers_are_told_it(store: Store) -> None:
     (request,) = claim(store, ref).requests
     assert (request.prompt_vector, request.adapter) == ("tuned@1", "polite@1")
     assert meant(store, "tuned", "polite@1", job_id=job_id) == {"tuned": 1, "polite@1": 1}
+
+
+def test_a_run_with_other_vectors_is_another_run(tmp_path: Path, model: ModelDirectory) -> None:
+    lines = write_lines(tmp_path / "in.jsonl", [completion_line("a", prompt="a")])
+    vectors = tmp_path / "v.safetensors"
+    work = LineFiles(lines, tmp_path / "out.jsonl")
+    arguments = RunArguments(work, model.path, prompt_vectors={"tuned": vectors})
+    work.workdir.mkdir()
+
+    def submit_or_resume() -> bool:
+        one = _Run(arguments, model, work.workdir, Listener())
+        try:
+            one._store.migrate()
+            return one._submit_or_resume()[1]
+        finally:
+            one._store.close()
+
+    write(vectors, np.ones((2, 32), np.float32))
+    assert [submit_or_resume(), submit_or_resume()] == [False, True]
+    write(vectors, np.zeros((2, 32), np.float32))
+    with pytest.raises(UsageError, match="another run: the prompt vectors have changed since"):
+        submit_or_resume()

@@ -129,6 +129,29 @@ def test_every_nightjar_command_has_the_options_that_it_is_told_with() -> None:
     assert {"run", "migrate", "api", "worker", "submit", "retry", "keys create"} <= seen
 
 
+def test_every_command_that_the_page_or_a_message_names_exists() -> None:
+    files = [path for room in ROOMS for path in (ROOT / room).rglob("*.html")]
+    files += [
+        path for room in ("jobs", "pipeline", "gpu_worker") for path in (ROOT / room).rglob("*.py")
+    ]
+    told = [
+        (path.name, words.split())
+        for path in files
+        for words in re.findall(
+            r"(?:`|<code>)nightjar ([a-z][a-z -]*[a-z])", path.read_text(encoding="utf-8")
+        )
+    ]
+    assert len(told) > 20
+    groups = {name.split()[0] for name in _options() if " " in name}
+    wrong = [
+        (where, words)
+        for where, words in told
+        if words[0] not in _options()
+        or (words[0] in groups and len(words) > 1 and " ".join(words[:2]) not in _options())
+    ]
+    assert wrong == []
+
+
 def test_every_make_target_and_module_that_is_told_exists() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     told = [line for _, line in _told(PAGES)]

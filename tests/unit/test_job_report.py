@@ -2,8 +2,6 @@
 
 import base64
 import hashlib
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
 import pytest
@@ -14,12 +12,11 @@ from nightjar.jobs.job_report import (
     FailureReason,
     FailureSample,
     JobReport,
-    ReportedMicroBatch,
 )
-from nightjar.jobs.records import Job, NewResult
+from nightjar.jobs.records import NewResult
 from nightjar.jobs.report.page import ReportContext, render_report, report_json
 from nightjar.jobs.report_builder import ReportBuilder
-from nightjar.jobs.states import JobState, MicroBatchState, RequestKind, Reuse
+from nightjar.jobs.states import JobState, MicroBatchState, Reuse
 from nightjar.jobs.tallies import (
     BIN_EDGES,
     ComputeCost,
@@ -30,68 +27,9 @@ from nightjar.jobs.tallies import (
     tally_of,
 )
 from nightjar.visible import visible
+from tests.reported_jobs import at, built, job, micro_batch
 
-BEGIN = datetime(2026, 11, 23, 1, tzinfo=UTC)
 NASTY = '<img src=x onerror=alert(1)>"\x1b[31m\u202e{{ 7*7 }}'
-
-
-def at(seconds: float) -> datetime:
-    return BEGIN + timedelta(seconds=seconds)
-
-
-def job(**changes: object) -> Job:
-    made = Job(
-        id="job_1",
-        state=JobState.COMPLETED_WITH_FAILURES,
-        model="tiny",
-        total=30,
-        completed=28,
-        failed=2,
-        cancelled=0,
-        cancel_requested=False,
-        expired=False,
-        prompt_tokens=300,
-        completion_tokens=100,
-        requested_tokens=200,
-        saved_tokens=100,
-        metadata={},
-        created_at=BEGIN,
-        started_at=at(20),
-        finished_at=at(120),
-        expires_at=None,
-        priority=0,
-        reused=0,
-        reused_tokens=0,
-        tenant="default",
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
-
-
-def micro_batch(rows: int, begin: float, end: float, **changes: object) -> ReportedMicroBatch:
-    made = ReportedMicroBatch(
-        kind=RequestKind.GENERATE,
-        bucket=32,
-        size=rows,
-        state=MicroBatchState.DONE,
-        epoch=0,
-        attempts=1,
-        crashes=0,
-        worker_deaths=0,
-        isolated=False,
-        fingerprint="f" * 64,
-        planned_at=at(10),
-        leased_at=at(begin),
-        ended_at=at(end),
-        tally=Tally(rows=rows, prompt_tokens=10 * rows, prompts={bin_of(10): rows}),
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
-
-
-def built(*micro_batches: ReportedMicroBatch, of: Job | None = None) -> JobReport:
-    builder = ReportBuilder(of or job(), at(200), retried=1)
-    for one in micro_batches:
-        builder.add(one)
-    return builder.built(FailureGroups([], 0, complete=True), complete=True)
 
 
 def test_a_tally_counts_what_landed_and_survives_storage() -> None:

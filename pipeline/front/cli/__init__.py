@@ -8,6 +8,7 @@ import typer
 from nightjar import __version__
 from nightjar.jobs.errors import JobError
 from nightjar.pipeline.front.cli.accounts import keys, tenants
+from nightjar.pipeline.front.cli.bill import bill
 from nightjar.pipeline.front.cli.console import EXIT_RUN, say
 from nightjar.pipeline.front.cli.convert import convert
 from nightjar.pipeline.front.cli.database import migrate, shares
@@ -21,6 +22,7 @@ from nightjar.pipeline.front.cli.report import report
 from nightjar.pipeline.front.cli.run import run
 from nightjar.pipeline.front.cli.schedules import schedules
 from nightjar.pipeline.front.cli.tasks import plan, task
+from nightjar.pipeline.front.cli.top import top
 from nightjar.pipeline.front.cli.tune import tune
 from nightjar.pipeline.front.cli.vectors import vectors
 from nightjar.pipeline.front.cli.verify import verify
@@ -35,8 +37,8 @@ app = typer.Typer(
 )
 for command in (
     *(run, plan, worker, beat, flower, api, health),
-    *(submit, status, results, report, cancel, pause, resume, retry, models),
-    *(convert, verify, tune, migrate, shares, purge, openapi, doctor),
+    *(submit, status, results, report, bill, cancel, pause, resume, retry, models),
+    *(convert, verify, tune, migrate, shares, purge, openapi, doctor, top),
 ):
     app.command()(command)
 for group in (keys, schedules, tenants, task, vectors, webhooks):

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from nightjar.jobs.errors import NO_POSTGRES_DRIVER, POSTGRES_DRIVER
 from nightjar.pipeline.settings import Settings, SettingsError
+from nightjar.visible import visible_lines
 
 EXIT_RUN = 1
 EXIT_USAGE = 2
@@ -73,8 +74,8 @@ def print_json(value: object, *, as_json: bool) -> None:
 
 
 def say(message: str) -> None:
-    """Print a message to the user on standard error."""
-    errors.print(f"nightjar: {message}", highlight=False, markup=False)
+    """Print a message to the user on standard error; text of others in it steers no terminal."""
+    errors.print(f"nightjar: {visible_lines(message)}", highlight=False, markup=False)
 
 
 def fail(message: str, code: int) -> NoReturn:
