@@ -18,7 +18,7 @@ class CallUsage(TypedDict):
 
 
 class ReceiptVector(TypedDict):
-    """Prompt vectors: their name with the version, and the SHA-256 of their file."""
+    """Prompt vectors or an adapter: the name with the version, and the SHA-256 of the file."""
 
     name: str
     sha256: str
@@ -37,6 +37,7 @@ class Receipt(TypedDict):
     version: str
     seed: NotRequired[int]
     prompt_vector: NotRequired[ReceiptVector]
+    adapter: NotRequired[ReceiptVector]
 
 
 class CallAnswer(TypedDict):

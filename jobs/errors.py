@@ -172,6 +172,14 @@ class UnknownVectorError(JobError):
         )
 
 
+class VectorKindError(JobError):
+    """A name is that of prompt vectors, and an adapter was to be registered, or the reverse."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        found = "a LoRA adapter" if kind == "lora" else "prompt vectors"
+        super().__init__(f"{name[:80]!r} is the name of {found}; take another name")
+
+
 class VectorAliasError(JobError):
     """This cannot be the alias of a prompt vector's version."""
 

@@ -161,6 +161,8 @@ class EncodedRequest(msgspec.Struct, frozen=True):
     segments: Sequence[Sequence[int]]
     prompt_vector: str | None = None  # "name@version", resolved when planned
     vector_reference: str | None = None  # what the request wrote, which the job keeps so
+    adapter: str | None = None  # of a LoRA adapter, as above
+    adapter_reference: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +221,7 @@ class ClaimedRequest(msgspec.Struct, frozen=True):
     body: JsonObject
     segments: list[list[int]]
     prompt_vector: str | None = None  # "name@version", as planned
+    adapter: str | None = None  # the same of a LoRA adapter
 
 
 @dataclass(frozen=True, slots=True)

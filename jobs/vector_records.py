@@ -1,7 +1,10 @@
-"""Records of prompt vectors: a version, an alias, and how a request refers to one."""
+"""Records of prompt vectors and LoRA adapters: a version, an alias, how a request refers to one."""
 
 import re
 from dataclasses import dataclass
+
+VECTORS, LORA = "vectors", "lora"
+"""What is registered under a name: prompt vectors, or a LoRA adapter."""
 
 LATEST = "latest"
 """The alias that a name without `@` means; registering a version moves it there."""
@@ -11,15 +14,19 @@ _ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class PromptVector:
-    """Trained input vectors under a name; `data` is a safetensors file, empty in listings."""
+    """Prompt vectors, or a LoRA adapter, under a name.
+
+    data: a safetensors file, empty in listings.
+    """
 
     name: str
     version: int  # from 1
     sha256: str
-    length: int  # vectors
+    length: int  # vectors, or the adapter's largest rank
     width: int  # the model's hidden size
     data: bytes
     fingerprint: str | None = None  # of the model they were trained for, where known
+    kind: str = VECTORS
 
     @property
     def key(self) -> str:

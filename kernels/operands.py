@@ -84,6 +84,11 @@ class LinearWeight(ABC):
     def linear(self, x: Tensor, activation: str | None, out_dtype: torch.dtype | None) -> Tensor:
         """See kernels.linear."""
 
+    def unactivated(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Compute `linear` of x without an activation: [T, out]; of a gated weight both products,
+        first that of the gate."""
+        return (self.linear(x, None, None),)
+
     def linear_onto(self, residual: Tensor, x: Tensor) -> bool:
         """Add `linear` of x to the residual stream, in place.
 
@@ -191,3 +196,49 @@ class Layers(Operand):
     weights: tuple[LayerWeights, ...]
     scales: tuple[float, ...]
     activation: str
+
+
+RANK_STEP = 16
+"""The ranks and outputs of a low-rank product are padded with zeros to a multiple of this."""
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank(Operand):
+    """A product of low rank, x @ down @ up, that is added to some outputs of a projection.
+
+    down: float32[in, rank, padded]; up: float32[rank, outputs, padded]; begin: the first output.
+    """
+
+    down: Tensor
+    up: Tensor
+    outputs: int
+    begin: int
+
+    @staticmethod
+    def of(down: Tensor, up: Tensor, begin: int = 0) -> LowRank:
+        """down: [rank, in], up: [outputs, rank], as LoRA has them; both are copied."""
+        rank, inputs = down.shape
+        outputs = up.shape[0]
+        padded_down = down.new_zeros(inputs, _padded(rank), dtype=torch.float32)
+        padded_down[:, :rank] = down.t()
+        padded_up = up.new_zeros(rank, _padded(outputs), dtype=torch.float32)
+        padded_up[:, :outputs] = up.t()
+        return LowRank(padded_down, padded_up, outputs, begin)
+
+    @property
+    def rank(self) -> int:
+        """The rank, without padding."""
+        return self.up.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """The rows [begin, end) of a step that are multiplied with the same products of low rank."""
+
+    begin: int
+    end: int
+    products: tuple[LowRank, ...]
+
+
+def _padded(size: int) -> int:
+    return -(-size // RANK_STEP) * RANK_STEP

@@ -43,8 +43,13 @@ kv_unpack = Op(reference.kv_transfer.kv_unpack).cuda(cuda.kv_transfer.kv_unpack)
 # The residual stream.
 layer_norm = Op(reference.norm.layer_norm).native(native.norm.layer_norm).cuda(cuda.norm.layer_norm)
 rms_norm = Op(reference.norm.rms_norm).native(native.norm.rms_norm).cuda(cuda.norm.rms_norm)
-activation = Op(reference.activation.activation).cuda(cuda.activation.activation)
+activation = (
+    Op(reference.activation.activation)
+    .native(native.activation.activation)
+    .cuda(cuda.activation.activation)
+)
 widened = reference.widened.widened
+add_low_rank = Op(reference.low_rank.add_low_rank).native(native.low_rank.add_low_rank)
 run_layers = native.layers.run_layers
 
 # Scores and tokens.

@@ -34,7 +34,7 @@ class ComputeConfig:
     kv_cache_bytes: Memory for keys and values, of each rank. None means `gpu_memory_share` of what
         the model leaves free on a GPU, and the engine's default on a CPU.
     host_cache_bytes: Host memory for keys and values that the cache has no room for; 0 for none.
-    prompt_vector_bytes: Host memory of the compute process for prompt vectors.
+    prompt_vector_bytes: Memory of the compute process for prompt vectors and LoRA adapters.
     threads: CPU threads of all ranks together; None means torch's default.
     stalled_after_s: A compute process without a step for so long is ended.
     engine: "fake" makes answers up; its steps take `fake_step_s`.

@@ -134,7 +134,8 @@ class GenerateRequest:
     """Continue a prompt.  An id at or past the vocabulary V means row `id - V` of the request's
     prompt vectors, here and in RankRequest.
 
-    urgent: a client waits for the answer, so the request goes before others; in both records.
+    urgent: a client waits for the answer, so the request goes before others; adapter: the key of
+    the LoRA adapter that it is computed with; in both records.
     """
 
     request_id: int
@@ -142,6 +143,7 @@ class GenerateRequest:
     sampling: SamplingParams
     prompt_vectors: str | None = None
     urgent: bool = False
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,7 @@ class RankRequest:
     prompt_vectors: str | None = None
     top_n: int | None = None
     urgent: bool = False
+    adapter: str | None = None
 
 
 Request = GenerateRequest | RankRequest

@@ -78,13 +78,19 @@ def run(
     model: Decoder,
     token_bytes: Sequence[bytes],
     requests: Iterable[Request],
-    vectors: Mapping[str, torch.Tensor] | None = None,
+    named: Mapping[str, torch.Tensor | Mapping[str, torch.Tensor]] | None = None,
     **config: object,
 ) -> dict[int, Result]:
-    """The results of requests that share a fresh engine."""
+    """The results of requests that share a fresh engine.
+
+    named: prompt vectors, and the factors of adapters, by key.
+    """
     engine = Engine(model, token_bytes, EngineConfig(**config))  # type: ignore[arg-type]
-    for key, value in (vectors or {}).items():
-        engine.register_prompt_vectors(key, value)
+    for key, value in (named or {}).items():
+        if isinstance(value, torch.Tensor):
+            engine.register_prompt_vectors(key, value)
+        else:
+            engine.register_adapter(key, value)
     return drain(engine, *requests)
 
 

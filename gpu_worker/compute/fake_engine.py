@@ -1,7 +1,7 @@
 """An engine without a model: it makes answers up, to test and time everything around it.
 
 `nightjar worker compute --engine fake` starts it. The model's tokenizer is still read, but not its
-weights. An answer depends on its request only: token ids, key of the prompt vectors, seed and
+weights. An answer depends on its request only: token ids, keys of what it names, seed and
 lengths. So a request that is computed twice gets the same answer, in every batch. Stop strings,
 penalties and biases change nothing.
 
@@ -18,7 +18,7 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import shake_128
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -77,15 +77,21 @@ class FakeEngine:
         self._cancelled: set[int] = set()
         self._urgent = False  # whether an urgent request may wait
         self._vectors: set[str] = set()
+        self._adapters: set[str] = set()
         self._counters = EngineCounters()
 
     def register_prompt_vectors(self, key: str, vectors: "Tensor") -> None:
         """Register a key of prompt vectors; the vectors [n, H] change no answer."""
         self._vectors.add(key)
 
-    def forget_prompt_vectors(self, key: str) -> None:
-        """Drop a key of prompt vectors."""
+    def register_adapter(self, key: str, factors: Mapping[str, "Tensor"]) -> None:
+        """Register a key of a LoRA adapter; only the key changes answers."""
+        self._adapters.add(key)
+
+    def forget(self, key: str) -> None:
+        """Drop a key of prompt vectors or of an adapter."""
         self._vectors.discard(key)
+        self._adapters.discard(key)
 
     def submit(self, request: Request) -> None:
         """Add a request; one of the next steps answers it."""
@@ -151,7 +157,7 @@ class FakeEngine:
         """Make one sample, of one token to `max_tokens`."""
         asked = request.sampling
         seed = asked.seed.to_bytes(16, "little", signed=True) + sample.to_bytes(4, "little")
-        drawn = _draw([request.token_ids], request.prompt_vectors, seed, 1 + asked.max_tokens)
+        drawn = _draw([request.token_ids], _named(request), seed, 1 + asked.max_tokens)
         shortest = asked.max_tokens if asked.ignore_eos else max(1, asked.min_tokens)
         length = shortest + drawn[0] % (asked.max_tokens - shortest + 1)
         ids = [self._words[number % len(self._words)] for number in drawn[1 : 1 + length]]
@@ -175,18 +181,21 @@ class FakeEngine:
         scores: list[float | None] = []
         for document in request.documents:
             segments = (request.query_ids, document)
-            scores.append(_nll(_draw(segments, request.prompt_vectors, b"", 1)[0]))
+            scores.append(_nll(_draw(segments, _named(request), b"", 1)[0]))
         self._counters.documents += len(scores)
         self._counters.rank_tokens += len(request.query_ids) + sum(map(len, request.documents))
         counts = [sum(token < len(self._token_bytes) for token in d) for d in request.documents]
         return RankResult(request.request_id, scores, counts, len(request.query_ids))
 
     def _refusal(self, request: Request) -> RequestFailed | None:
-        key = request.prompt_vectors
-        if key is None or key in self._vectors:
-            return None
-        message = f"prompt vectors {key!r} are not registered"
-        return RequestFailed(request.request_id, "unknown_prompt_vectors", message)
+        for code, what, key, known in (
+            ("prompt_vectors", "prompt vectors", request.prompt_vectors, self._vectors),
+            ("adapter", "LoRA adapter", request.adapter, self._adapters),
+        ):
+            if key is not None and key not in known:
+                message = f"{what} {key!r}: not registered"
+                return RequestFailed(request.request_id, f"unknown_{code}", message)
+        return None
 
     def _swallow(self, ids: Sequence[int]) -> None:
         """Do what a poison marker in the prompt says."""
@@ -216,12 +225,16 @@ def _is_text(raw: bytes) -> bool:
         return False
 
 
-def _draw(
-    segments: Iterable[Sequence[int]], vectors: str | None, seed: bytes, count: int
-) -> Sequence[int]:
+def _named(request: Request) -> str:
+    """Return the keys that a request names; an adapter's follows a character that none holds."""
+    vectors = request.prompt_vectors or ""
+    return vectors if request.adapter is None else f"{vectors}\0{request.adapter}"
+
+
+def _draw(segments: Iterable[Sequence[int]], named: str, seed: bytes, count: int) -> Sequence[int]:
     """Return `count` numbers in [0, 2**32), a hash of everything that an answer depends on."""
     digest = shake_128(seed)
-    digest.update((vectors or "").encode())
+    digest.update(named.encode())
     for ids in segments:
         digest.update(len(ids).to_bytes(8, "little"))
         digest.update(struct.pack(f"={len(ids)}i", *ids))

@@ -82,10 +82,13 @@ class ComputeLoop:
             case messages.RegisterVectors():
                 from safetensors.torch import load  # imported late: see _choose_engine
 
-                (vectors,) = load(message.data).values()
-                self._engine.register_prompt_vectors(message.key, vectors)
+                tensors = load(message.data)
+                if len(tensors) == 1:
+                    self._engine.register_prompt_vectors(message.key, *tensors.values())
+                else:
+                    self._engine.register_adapter(message.key, tensors)
             case messages.ForgetVectors():
-                self._engine.forget_prompt_vectors(message.key)
+                self._engine.forget(message.key)
             case messages.Cancel():
                 for ticket in message.tickets:
                     self._engine.cancel(ticket)

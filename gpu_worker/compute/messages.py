@@ -41,14 +41,18 @@ class Rank(msgspec.Struct, frozen=True, tag=True):
 
 
 class RegisterVectors(msgspec.Struct, frozen=True, tag=True):
-    """Make prompt vectors known under a key; `data` is a safetensors file with one tensor."""
+    """Make prompt vectors or a LoRA adapter known under a key.
+
+    `data` is a safetensors file: with one tensor it holds prompt vectors, with more an adapter's
+    factors.
+    """
 
     key: str
     data: bytes
 
 
 class ForgetVectors(msgspec.Struct, frozen=True, tag=True):
-    """Drop prompt vectors; requests that run keep theirs."""
+    """Drop prompt vectors or an adapter; requests that run keep theirs."""
 
     key: str
 

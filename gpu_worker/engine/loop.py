@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from torch import Tensor
 
 from nightjar import kernels
+from nightjar.gpu_worker.engine.adapters import Tunings
 from nightjar.gpu_worker.engine.admission import Admission, refusal
 from nightjar.gpu_worker.engine.config import EngineConfig
 from nightjar.gpu_worker.engine.errors import RefusedError
@@ -18,7 +19,6 @@ from nightjar.gpu_worker.engine.executor import Executor
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
 from nightjar.gpu_worker.engine.plan import Job, StepOutput, StepPlan
 from nightjar.gpu_worker.engine.progress import Progress
-from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
 from nightjar.gpu_worker.engine.requests import RequestFailed, Result
 from nightjar.gpu_worker.engine.rescue import NOT_FINITE, Rescue
 from nightjar.gpu_worker.engine.scheduler import Scheduler
@@ -51,13 +51,13 @@ class Engine:
         token_bytes: Sequence[bytes],
         config: EngineConfig,
         more_precise: Callable[[], Decoder] | None = None,
-        vectors: PromptVectorStore | None = None,
+        tunings: Tunings | None = None,
     ) -> None:
         """token_bytes: the raw bytes of each token id, b"" for special tokens.
 
         more_precise: loads the same model in a higher precision. It is called when a request
         first meets scores that are not finite. Such requests are computed again there.
-        vectors: the prompt vectors, if another engine shares them.
+        tunings: the prompt vectors and adapters, if another engine shares them.
         """
         model_config = model.config
         if len(token_bytes) != model_config.vocab_size:
@@ -69,8 +69,10 @@ class Engine:
         self.pool = BlockPool(self.cache.keys.shape[1], config.block_size, self.tier)
         step_blocks = config.max_step_tokens // config.block_size
         self._upkeep = CacheUpkeep(self.cache, self.pool, self.tier, step_blocks)
-        self._vectors = PromptVectorStore(model_config.hidden_size) if vectors is None else vectors
-        self._admission = Admission(model_config, config, self.pool, self._vectors)
+        if tunings is None:
+            tunings = Tunings(model_config, model.device, model.no_adapters)
+        self._tunings = tunings
+        self._admission = Admission(model_config, config, self.pool, self._tunings)
         self.scheduler = Scheduler(config, self.pool, self.tier)
         self._meter = Meter(config.slots)
         self._progress = Progress(self.scheduler, token_bytes, self._meter)
@@ -95,11 +97,15 @@ class Engine:
 
     def register_prompt_vectors(self, key: str, vectors: Tensor) -> None:
         """Make vectors [n, H] usable by requests submitted from now on."""
-        self._vectors.register(key, vectors)
+        self._tunings.vectors.register(key, vectors)
 
-    def forget_prompt_vectors(self, key: str) -> None:
-        """Drop vectors; requests that run keep theirs until they end."""
-        self._vectors.forget(key)
+    def register_adapter(self, key: str, factors: Mapping[str, Tensor]) -> None:
+        """Make a LoRA adapter usable by requests submitted from now on; see AdapterStore."""
+        self._tunings.adapters.register(key, factors)
+
+    def forget(self, key: str) -> None:
+        """Drop vectors or an adapter; requests that run keep theirs until they end."""
+        self._tunings.forget(key)
 
     def submit(self, request: Request) -> None:
         """Hand in a request; it joins the batch at the next step."""
@@ -317,4 +323,4 @@ class Engine:
     def _second(self, model: Decoder, token_bytes: Sequence[bytes], config: EngineConfig) -> Engine:
         """Make an engine over the same model in a higher precision."""
         again = rescue_config(model, config, self.pool.total)
-        return Engine(model, token_bytes, again, vectors=self._vectors)
+        return Engine(model, token_bytes, again, tunings=self._tunings)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from nightjar import kernels
+from nightjar.gpu_worker.engine.adapters import Tuning
 from nightjar.gpu_worker.engine.plan import StepPlan
-from nightjar.gpu_worker.engine.prompt_vectors import PromptVectors
 from nightjar.gpu_worker.engine.ranking import RankPart
-from nightjar.gpu_worker.models import TokenBatch
+from nightjar.gpu_worker.models import AdaptedRows, TokenBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Segment:
 
     tokens: Sequence[int]
     start: int
-    vectors: PromptVectors | None
+    tuning: Tuning
     blocks: Sequence[int]
     wanted: int
 
@@ -62,6 +62,7 @@ def pack(plan: StepPlan, vocab_size: int, block_size: int) -> TokenBatch:
         branch=_branch_layout(plan) if documents else None,
         output_rows=torch.from_numpy(_last_rows(ends, wanted)),
         arrivals=plan.arrivals,
+        adapted=_adapted_rows(segments, lengths),
     )
 
 
@@ -71,7 +72,7 @@ def _chunk_segments(plan: StepPlan) -> list[Segment]:
         Segment(
             chunk.prefix.tokens[chunk.start : chunk.end],
             chunk.start,
-            chunk.prefix.vectors,
+            chunk.prefix.tuning,
             chunk.prefix.held.blocks,
             chunk.end - chunk.wanted_from,
         )
@@ -85,7 +86,7 @@ def _decode_segments(plan: StepPlan) -> list[Segment]:
         Segment(
             sequence.generated[-1:],
             sequence.length - 1,
-            sequence.job.prefix.vectors,
+            sequence.job.prefix.tuning,
             sequence.held.blocks,
             1,
         )
@@ -99,7 +100,7 @@ def _document_segments(plan: StepPlan) -> list[Segment]:
         Segment(
             branch.fed,
             len(branch.part.prefix.tokens),
-            branch.part.prefix.vectors,
+            branch.part.prefix.tuning,
             (),
             branch.depth - 1,
         )
@@ -120,7 +121,7 @@ def _prompt_vectors(
     tables: list[Tensor] = []
     rows = 0
     for number in np.unique(np.repeat(np.arange(len(segments)), lengths)[named]):
-        vectors = segments[number].vectors
+        vectors = segments[number].tuning.vectors
         if vectors is None:
             raise ValueError("an id past the vocabulary, in a request without prompt vectors")
         if id(vectors) not in begins:
@@ -129,6 +130,16 @@ def _prompt_vectors(
             rows += vectors.rows.shape[0]
         bases[number] = begins[id(vectors)]
     return np.repeat(bases, lengths), torch.cat(tables) if tables else None
+
+
+def _adapted_rows(segments: Sequence[Segment], lengths: np.ndarray) -> AdaptedRows | None:
+    """Return which rows have which adapter; None where no segment has one."""
+    adapters = {id(one): one for s in segments if (one := s.tuning.adapter) is not None}
+    if not adapters:
+        return None
+    numbers = {key: number for number, key in enumerate(adapters)}
+    owners = np.array([numbers.get(id(s.tuning.adapter), -1) for s in segments], dtype=np.int64)
+    return AdaptedRows(tuple(adapters.values()), np.repeat(owners, lengths))
 
 
 def _last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:

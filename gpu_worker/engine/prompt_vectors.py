@@ -12,6 +12,8 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from nightjar.gpu_worker.engine.registered import Registered
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptVectors:
@@ -32,13 +34,14 @@ class PromptVectors:
         return PromptVectors(rows, int.from_bytes(digest, "little") or 1)
 
 
-class PromptVectorStore:
+class PromptVectorStore(Registered[PromptVectors]):
     """The sets of vectors by key; several engines over one model may share a store."""
 
+    kind = "prompt vectors"
+
     def __init__(self, hidden_size: int) -> None:
+        super().__init__()
         self._hidden_size = hidden_size
-        self._sets: dict[str, PromptVectors] = {}
-        self._refused: dict[str, str] = {}
 
     def register(self, key: str, vectors: Tensor) -> None:
         """Store a copy of vectors [n, H] under a key, in place of earlier ones.
@@ -47,30 +50,11 @@ class PromptVectorStore:
         A set that does not fit the model is noted as refused: each request that names it fails
         with the reason.
         """
-        self.forget(key)
         reason = self._unfit(vectors)
         if reason is None:
-            self._sets[key] = PromptVectors.of(vectors)
+            self.keep(key, PromptVectors.of(vectors))
         else:
-            self._refused[key] = f"prompt vectors {key!r}: {reason}"
-
-    def forget(self, key: str) -> None:
-        """Drop a key; requests that run keep its vectors until they end."""
-        self._sets.pop(key, None)
-        self._refused.pop(key, None)
-
-    def find(self, key: str | None) -> PromptVectors | None:
-        """Return the vectors under a key; None for no key.
-
-        Raises KeyError, with the reason as its message, for a key that is unknown or refused.
-        """
-        if key is None:
-            return None
-        if key in self._refused:
-            raise KeyError(self._refused[key])
-        if key not in self._sets:
-            raise KeyError(f"prompt vectors {key!r} are not registered")
-        return self._sets[key]
+            self.refuse(key, reason)
 
     def _unfit(self, vectors: Tensor) -> str | None:
         """Why the vectors cannot be used, or None."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from nightjar.gpu_worker.engine.adapters import Tuning
 from nightjar.gpu_worker.engine.beams import BeamState
 from nightjar.gpu_worker.engine.kv_cache import BlockTable
 from nightjar.gpu_worker.engine.logits_processors import LogitsProcessors
-from nightjar.gpu_worker.engine.prompt_vectors import PromptVectors
 from nightjar.gpu_worker.engine.requests import FinishReason, GenerateOutput, TokenLogprobs
 from nightjar.gpu_worker.engine.stopping import StopMatcher
 from nightjar.requests import GenerateRequest, SamplingParams
@@ -23,7 +23,7 @@ from nightjar.requests import GenerateRequest, SamplingParams
 class Prefix:
     """Tokens that are computed once and read by all sequences after them: a prompt, or a query.
 
-    vectors: what ids past the vocabulary name.
+    tuning: what ids past the vocabulary name, and the adapter of all rows.
     keys: the prefix cache's keys of its beginnings, one for each grain of the pool; none where it
     shares nothing.
     scored_from: the first position whose token is scored; len(tokens) for none.  Tokens with which
@@ -35,7 +35,7 @@ class Prefix:
     """
 
     tokens: list[int]
-    vectors: PromptVectors | None
+    tuning: Tuning
     keys: list[bytes]
     scored_from: int
     max_blocks: int

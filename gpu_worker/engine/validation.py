@@ -7,42 +7,39 @@ from collections.abc import Sequence
 import numpy as np
 
 from nightjar.checkpoints import ModelConfig
+from nightjar.gpu_worker.engine.adapters import Tuning, Tunings
 from nightjar.gpu_worker.engine.errors import RefusedError
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
-from nightjar.gpu_worker.engine.prompt_vectors import PromptVectors, PromptVectorStore
 from nightjar.gpu_worker.engine.ranking import LONG_DOCUMENT
 from nightjar.gpu_worker.engine.sampling_checks import check_sampling
 from nightjar.requests import GenerateRequest, RankRequest, Request, SamplingParams
 
 
 class Validator:
-    """Checks requests against one model, its cache and its prompt vectors."""
+    """Checks requests against one model, its cache, its prompt vectors and its adapters."""
 
     def __init__(
         self,
         config: ModelConfig,
         pool: BlockPool,
-        vectors: PromptVectorStore,
+        tunings: Tunings,
         slots: int,
     ) -> None:
         """slots: sequences that may run at once."""
         self._config = config
         self._pool = pool
-        self._vectors = vectors
+        self._tunings = tunings
         self._slots = slots
 
-    def check(self, request: Request) -> PromptVectors | None:
-        """Raise RefusedError, or return the request's prompt vectors."""
-        try:
-            vectors = self._vectors.find(request.prompt_vectors)
-        except KeyError as error:
-            raise RefusedError("unknown_prompt_vectors", str(error.args[0])) from error
-        rows = 0 if vectors is None else vectors.rows.shape[0]
+    def check(self, request: Request) -> Tuning:
+        """Raise RefusedError, or return the request's prompt vectors and adapter."""
+        tuning = self._tunings.find(request)
+        rows = 0 if tuning.vectors is None else tuning.vectors.rows.shape[0]
         if isinstance(request, GenerateRequest):
             self._check_generate(request, rows)
         else:
             self._check_rank(request, rows)
-        return vectors
+        return tuning
 
     def _check_generate(self, request: GenerateRequest, rows: int) -> None:
         """Check a prompt, its parameters, and the room that it needs."""

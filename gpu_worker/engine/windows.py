@@ -272,8 +272,8 @@ def window_length(left: Sequence[int], most: int, *, crowded: bool) -> int:
 def _serves(sequence: GenerateSequence) -> bool:
     """Whether the device can continue a sequence by itself.
 
-    The host is needed for log-probabilities, beams and what `LogitsProcessors.need_host` names. It
-    is also needed until `min_tokens` are generated, because end tokens are blocked.
+    The host is needed for log-probabilities, beams, adapters and what `LogitsProcessors.need_host`
+    names. It is also needed until `min_tokens` are generated, because end tokens are blocked.
     """
     params = sequence.sampling
     return (
@@ -281,6 +281,7 @@ def _serves(sequence: GenerateSequence) -> bool:
         and params.beams is None
         and not LogitsProcessors.need_host(params)
         and len(sequence.generated) >= params.min_tokens
+        and sequence.job.request.adapter is None
     )
 
 

@@ -1,7 +1,16 @@
 """Decoders that a ModelConfig describes, computed with the ops of `kernels/`."""
 
+from nightjar.gpu_worker.models.adapted import AdaptedRows, LoraAdapter
 from nightjar.gpu_worker.models.batch import Arrivals, KVTensors, TokenBatch
 from nightjar.gpu_worker.models.decoder import Decoder
 from nightjar.gpu_worker.models.load import load_model
 
-__all__ = ["Arrivals", "Decoder", "KVTensors", "TokenBatch", "load_model"]
+__all__ = [
+    "AdaptedRows",
+    "Arrivals",
+    "Decoder",
+    "KVTensors",
+    "LoraAdapter",
+    "TokenBatch",
+    "load_model",
+]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nightjar import kernels
 from nightjar.checkpoints import ModelConfig
+from nightjar.gpu_worker.models.adapted import AdaptedRows
 from nightjar.kernels import BranchLayout, ChunkLayout, PagedLayout, PagedTensors
 
 
@@ -33,6 +34,7 @@ class TokenBatch:
     output_rows: int64[N], ascending, the rows whose last hidden state is wanted; None for all.
     decode: on the device, where steps follow each other without the host.
     arrivals: blocks that the step reads and that are still being loaded.
+    adapted: the rows that LoRA adapters change; None where no request names one.
     """
 
     token_ids: Tensor
@@ -46,6 +48,7 @@ class TokenBatch:
     branch: BranchLayout | None
     output_rows: Tensor | None
     arrivals: Arrivals | None = None
+    adapted: AdaptedRows | None = None
 
     @property
     def wants_all(self) -> bool:
@@ -59,6 +62,8 @@ class TokenBatch:
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), Tensor)
         }
+        if self.adapted is not None:
+            moved["adapted"] = self.adapted.to(device)
         return replace(self, **moved)
 
 

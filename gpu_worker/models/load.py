@@ -69,7 +69,9 @@ def load_model(
         loader = _Loader(config, reader, precision, device, part, rules)
         weights = loader.weights()
     _give_memory_back()
-    return Decoder(config, weights, precision.dtype, precision.cache, device)
+    decoder = Decoder(config, weights, precision.dtype, precision.cache, device)
+    decoder.no_adapters = rules.no_adapters
+    return decoder
 
 
 def _give_memory_back() -> None:

@@ -62,6 +62,14 @@ class PlanRules:
         """The factor of the output projection's weight."""
         return 2.0 ** self.plan.layer(number, self.dtype).value
 
+    @property
+    def no_adapters(self) -> str | None:
+        """Why LoRA adapters are refused: the heads' factors do not reach them. Or None."""
+        numbers = self.plan.fp16 if self.dtype == "fp16" else ()
+        if all(set(self.head_factors(number)) == {1.0} for number in numbers):
+            return None
+        return f"the precision plan divides heads in {self.dtype}; serve the model in bf16 or fp32"
+
     def scaled(self, config: ModelConfig) -> ModelConfig:
         """Return the config with the scales of attention that the heads' factors ask for."""
         if config.qk_norm:  # the norms of queries and keys take their factors away

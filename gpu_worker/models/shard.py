@@ -41,6 +41,7 @@ class ShardDecoder(Decoder):
 
     in_lockstep = True
     is_whole = False
+    no_adapters = "the model is split over several processes; serve it without shards"
 
     def __init__(self, own: Decoder, part: Part, collective: Collective) -> None:
         """own: a decoder with the part's weights, as `load_model` makes it."""

@@ -32,7 +32,7 @@ from nightjar.requests import (
 # Codes of refusals that the request itself causes; all other codes are internal errors.
 _CALLERS_FAULTS = frozenset(
     {"context_exceeded", "empty_documents", "empty_input", "invalid_sampling", "invalid_token"}
-    | {"unknown_prompt_vectors"}
+    | {"unknown_adapter", "unknown_prompt_vectors"}
 )
 
 
@@ -40,10 +40,22 @@ def make_message(request: ClaimedRequest, ticket: int) -> messages.Generate | me
     """Return the message that asks the compute process to compute this request."""
     if request.kind is RequestKind.RANK:
         query, *documents = request.segments
-        return messages.Rank(
-            RankRequest(ticket, query, documents, request.prompt_vector, request.body["top_n"])
+        ranking = RankRequest(
+            ticket,
+            query,
+            documents,
+            request.prompt_vector,
+            request.body["top_n"],
+            adapter=request.adapter,
         )
-    asked = GenerateRequest(ticket, request.segments[0], _sampling(request), request.prompt_vector)
+        return messages.Rank(ranking)
+    asked = GenerateRequest(
+        ticket,
+        request.segments[0],
+        _sampling(request),
+        request.prompt_vector,
+        adapter=request.adapter,
+    )
     return messages.Generate(asked, request.body["bad_words"])
 
 

@@ -82,8 +82,9 @@ class BatchComputer:
             StoreUnavailableError: The database is away before the compute process was asked.
         """
         if self._receipts is not None:  # before computing: the database may be away afterwards
-            for key in {one.prompt_vector for one in batch.requests if one.prompt_vector}:
-                self._vector_digest(key)
+            for key in {key for one in batch.requests for key in (one.prompt_vector, one.adapter)}:
+                if key is not None:
+                    self._vector_digest(key)
         results, asked = _messages(batch.requests)
         precision = self._launcher.precision
         known = {} if self._cache is None else rankings(asked, self._cache, precision)
@@ -146,9 +147,10 @@ class BatchComputer:
             return _our_fault(request, error)
 
     def _submit(self, asked: Sequence[tuple[ClaimedRequest, Message]], urgent: bool) -> InFlight:
-        """Send the requests, with the prompt vectors that the compute process lacks."""
+        """Send the requests, with the prompt vectors and adapters that the process lacks."""
         makers = [partial(with_ticket, message, urgent) for _, message in asked]
-        named = (message.request.prompt_vectors for _, message in asked)
+        requests = [message.request for _, message in asked]
+        named = {key for one in requests for key in (one.prompt_vectors, one.adapter)}
         keys = {key for key in named if key is not None}
         data: dict[str, bytes] = {}
         while True:  # at most once a key, unless the process is replaced
@@ -164,13 +166,13 @@ class BatchComputer:
     def _receipted(self, result: NewResult, request: ClaimedRequest, precision: str) -> NewResult:
         """Return the result, with a receipt where receipts are asked for."""
         if self._receipts is not None:
-            key = request.prompt_vector
-            digest = None if key is None else self._vector_digest(key)
-            self._receipts.add(result, request, precision, digest)
+            named = {key for key in (request.prompt_vector, request.adapter) if key is not None}
+            digests = {key: self._vector_digest(key) for key in named}
+            self._receipts.add(result, request, precision, digests)
         return result
 
     def _read_vector_digest(self, key: str) -> str | None:
-        """Return the digest of the prompt vectors "name@version"; None if there are none."""
+        """Return the digest of the vectors or adapter "name@version"; None if there are none."""
         found = self._store.vectors.resolve([key]).get(key)
         return None if found is None else found.sha256
 

@@ -1,6 +1,7 @@
 """Receipts: what an answer was computed with, so that it can be computed again."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nightjar import __version__
@@ -28,11 +29,16 @@ class Receipts:
         return Receipts(directory.fingerprint, hashlib.sha256(data).hexdigest())
 
     def add(
-        self, result: NewResult, request: ClaimedRequest, precision: str, vectors: str | None
+        self,
+        result: NewResult,
+        request: ClaimedRequest,
+        precision: str,
+        digests: Mapping[str, str | None],
     ) -> None:
         """Write the receipt into the body of a success.
 
-        precision: with the plan, where there is one.  vectors: the SHA-256 of the prompt vectors.
+        precision: with the plan, where there is one.  digests: the SHA-256 of the prompt vectors
+        and of the adapter that the request names.
         """
         if result.body is None:
             return
@@ -42,8 +48,11 @@ class Receipts:
             "precision": precision,
             "version": __version__,
         }
-        if request.prompt_vector is not None and vectors is not None:
-            receipt["prompt_vector"] = {"name": request.prompt_vector, "sha256": vectors}
+        vectors, adapter = request.prompt_vector, request.adapter
+        if vectors is not None and (digest := digests.get(vectors)) is not None:
+            receipt["prompt_vector"] = {"name": vectors, "sha256": digest}
+        if adapter is not None and (digest := digests.get(adapter)) is not None:
+            receipt["adapter"] = {"name": adapter, "sha256": digest}
         if request.kind is RequestKind.GENERATE:
             seed = request.body["seed"]
             receipt["seed"] = derived_seed(request.custom_id) if seed is None else seed

@@ -1,4 +1,4 @@
-"""Which prompt vectors the compute process holds, within a bound of bytes."""
+"""Which prompt vectors and LoRA adapters the compute process holds, within a bound of bytes."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -14,7 +14,8 @@ class ResidentVectors:
     """The keys that the compute process holds, least recently used first; not thread-safe.
 
     Vectors of requests in flight are never dropped. So they may exceed the bound for a while, by
-    what the tokens in flight name: a vector takes a token's position in a prompt.
+    what the tokens in flight name: a vector takes a token's position in a prompt. A micro-batch
+    names few adapters (`MOST_ADAPTERS` in `pipeline/planning/pack.py`).
 
     Args:
         most_bytes: What the vectors may take in the memory of the compute process.

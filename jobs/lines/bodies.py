@@ -96,6 +96,7 @@ class _Body(BaseModel):
 
     model: Annotated[Name, Field(min_length=1, max_length=512)] | None = None
     prompt_vector: Annotated[Name, Field(min_length=1, max_length=255)] | None = None
+    adapter: Annotated[Name, Field(min_length=1, max_length=255)] | None = None
     # Stands for the texts where kept answers are looked up; it changes nothing else.
     content_key: Annotated[Name, Field(min_length=1, max_length=128)] | None = None
 

@@ -60,6 +60,7 @@ HINTS = {
     "chat_template_kwargs": "give an object of names and values",
     "prompt": "give a text or a list of token ids",
     "prompt_vector": "give the name that the vectors were registered under",
+    "adapter": "give the name that the adapter was registered under",
     "content_key": "give a text of 1 to 128 characters",
     "query": "give a text of at least one character",
     "documents": "give a list of texts",

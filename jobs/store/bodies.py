@@ -12,7 +12,12 @@ from nightjar.jobs.store.json_text import dump_json, load_json
 
 # Rows in databases rely on these values: never change one, whatever the schemas' defaults become.
 # A field that is new may be added where a request without it means the same.
-_ALL: Mapping[str, Any] = {"model": None, "prompt_vector": None, "content_key": None}
+_ALL: Mapping[str, Any] = {
+    "model": None,
+    "prompt_vector": None,
+    "adapter": None,
+    "content_key": None,
+}
 _GENERATE: Mapping[str, Any] = {
     **_ALL,
     "temperature": 1.0,

@@ -65,6 +65,7 @@ _CLAIMED_REQUESTS = (
         request.c.body,
         request.c.segments,
         request.c.prompt_vector,
+        request.c.adapter,
     )
     .where(MEMBERS)
     .order_by(request.c.id)
@@ -207,9 +208,9 @@ class Leases:
 def _claimed(connection: Connection, leased: Row[Any]) -> ClaimedMicroBatch:
     requests = [
         ClaimedRequest(
-            id_, index, custom_id, kind, load_body(body), unpack_segments(segments), vectors
+            id_, index, custom_id, kind, load_body(body), unpack_segments(segments), *named
         )
-        for id_, index, custom_id, kind, body, segments, vectors in connection.execute(
+        for id_, index, custom_id, kind, body, segments, *named in connection.execute(
             _CLAIMED_REQUESTS, {"micro_batch": leased.id}
         ).all()
     ]

@@ -100,6 +100,7 @@ class LiveCalls:
             "micro_batch_id": None,
             "segments": None,
             "prompt_vector": None,
+            "adapter": None,
         }
 
         def work(connection: Connection) -> MicroBatchRef | None:
@@ -113,6 +114,7 @@ class LiveCalls:
                     micro_batch_id=ref.id,
                     segments=pack_segments(planned.encoded.segments),
                     prompt_vector=planned.encoded.prompt_vector,
+                    adapter=planned.encoded.adapter,
                 )
             connection.execute(_INSERT_REQUEST, row)
             return ref

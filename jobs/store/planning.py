@@ -25,10 +25,15 @@ from nightjar.jobs.store.common import (
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.fair_order import in_fair_order
 from nightjar.jobs.store.outcomes import Outcomes
-from nightjar.jobs.store.plans import MEMBERSHIP, insert_micro_batches, lock_queued, members
+from nightjar.jobs.store.plans import (
+    MEMBERSHIP,
+    insert_micro_batches,
+    lock_queued,
+    members,
+    planned_values,
+)
 from nightjar.jobs.store.precedence import several_tenants
 from nightjar.jobs.store.ready import in_rank_order, models_with_ready
-from nightjar.jobs.store.segments import pack_segments
 from nightjar.jobs.store.tables import (
     NO_TOKENS,
     READY_LIVE,
@@ -112,7 +117,7 @@ class Planning:
             raise StoreError(
                 "every micro-batch needs requests, each of them encoded and in one micro-batch only"
             )
-        packed = {item.id: (pack_segments(item.segments), item.prompt_vector) for item in encoded}
+        packed = {item.id: planned_values(item) for item in encoded}
         failures = [NewResult(id_, _status(error), None, error) for id_, error in rejected]
         known = [*failures, *answered]
         ids = [*wanted, *(item.request_id for item in known)]

@@ -6,12 +6,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.records import MicroBatchRef, NewMicroBatch
+from nightjar.jobs.records import EncodedRequest, MicroBatchRef, NewMicroBatch
 from nightjar.jobs.states import MicroBatchState, RequestState
 from nightjar.jobs.store.common import now
+from nightjar.jobs.store.segments import pack_segments
 from nightjar.jobs.store.tables import job, micro_batch, request
 
-MEMBERSHIP = ("state", "micro_batch_id", "segments", "prompt_vector")
+MEMBERSHIP = ("state", "micro_batch_id", "segments", "prompt_vector", "adapter")
 _INSERT = sa.insert(micro_batch).returning(micro_batch.c.id, sort_by_parameter_order=True)
 
 
@@ -80,10 +81,15 @@ def insert_micro_batches(
     ]
 
 
+def planned_values(item: EncodedRequest) -> tuple[bytes, str | None, str | None]:
+    """The values of MEMBERSHIP that planning decides."""
+    return pack_segments(item.segments), item.prompt_vector, item.adapter
+
+
 def members(
     refs: Sequence[MicroBatchRef],
     stored: Sequence[NewMicroBatch],
-    packed: Mapping[int, tuple[bytes, str | None]],
+    packed: Mapping[int, tuple[bytes, str | None, str | None]],
 ) -> list[tuple[Any, ...]]:
     """The values of MEMBERSHIP, then the id, of each request that joins a micro-batch."""
     planned = RequestState.PLANNED.value

@@ -33,6 +33,7 @@ _EMPTIED = {
     "segments": None,
     "custom_id": None,
     "prompt_vector": None,
+    "adapter": None,
     "kind": None,
     "micro_batch_id": None,
     "leader_id": None,

@@ -203,6 +203,7 @@ request = sa.Table(
     sa.Column("micro_batch_id", sa.ForeignKey("micro_batch.id"), index=True),
     sa.Column("segments", sa.LargeBinary),
     sa.Column("prompt_vector", sa.Text),  # "name@version": save_plan writes it, claim returns it
+    sa.Column("adapter", sa.Text),  # the same of a LoRA adapter
     sa.Column("leader_id", BigId),  # the equal request whose outcome it shares
     sa.UniqueConstraint("job_id", "row_index"),
     # Not of rejected rows: they may repeat a custom_id, which may be why they are rejected.

@@ -1,4 +1,4 @@
-"""Tables of prompt vectors, their aliases, and the versions that jobs keep."""
+"""Tables of prompt vectors and LoRA adapters, their aliases, and the versions that jobs keep."""
 
 import sqlalchemy as sa
 
@@ -16,6 +16,7 @@ prompt_vector = sa.Table(
     sa.Column("data", sa.LargeBinary, nullable=False),
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Column("fingerprint", sa.String(64)),  # of the model they were trained for, where known
+    sa.Column("kind", sa.String(16), nullable=False, server_default="vectors"),  # or "lora"
     sa.UniqueConstraint("name", "version"),
 )
 

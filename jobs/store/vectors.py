@@ -1,19 +1,26 @@
-"""Prompt vectors: named, versioned, never changed once they are stored; aliases name versions."""
+"""Prompt vectors and LoRA adapters: named, versioned, never changed once stored; with aliases."""
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.errors import StoreError, UnknownVectorError, VectorAliasError
+from nightjar.jobs.errors import (
+    StoreError,
+    UnknownVectorError,
+    VectorAliasError,
+    VectorKindError,
+)
 from nightjar.jobs.records import EncodedRequest
 from nightjar.jobs.store.common import now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.vector_tables import job_prompt_vector, prompt_vector, prompt_vector_alias
 from nightjar.jobs.vector_records import (
     LATEST,
+    VECTORS,
     PromptVector,
     VectorAlias,
     is_alias,
@@ -33,7 +40,7 @@ Item = TypeVar("Item")
 
 
 class Vectors:
-    """Prompt vectors by name and version."""
+    """Prompt vectors and LoRA adapters by name and version."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -46,23 +53,30 @@ class Vectors:
         width: int,
         sha256: str,
         fingerprint: str | None = None,
+        kind: str = VECTORS,
     ) -> PromptVector:
         """Store vectors as the name's newest version, and let `latest` name it.
 
         The same bytes as the newest version's are no new version. `data` is a safetensors file of
         `length` vectors of `width` numbers; `fingerprint` is of the model that they are for.
-        Raises StoreError if `sha256` (hex) is not the digest of `data`.
+        Of a LoRA adapter, `length` is its rank.
+
+        Raises:
+            StoreError: `sha256` (hex) is not the digest of `data`.
+            VectorKindError: The name's versions are of the other kind.
         """
         if hashlib.sha256(data).hexdigest() != sha256:
             raise StoreError(f"prompt vector {name!r}: the sha256 is not that of its bytes")
 
         def work(connection: Connection) -> PromptVector | None:
             newest = _newest(connection, name)
+            if newest is not None and newest.kind != kind:
+                raise VectorKindError(name, newest.kind)
             if newest is not None and newest.sha256 == sha256:
                 self._point(connection, VectorAlias(name, LATEST, newest.version), forward=True)
-                return newest
+                return replace(newest, data=data)
             version = newest.version + 1 if newest else 1
-            record = PromptVector(name, version, sha256, length, width, data, fingerprint)
+            record = PromptVector(name, version, sha256, length, width, data, fingerprint, kind)
             values = {column.name: getattr(record, column.name) for column in _FIELDS}
             statement = self._database.insert(prompt_vector).values(**values, created_at=now())
             inserted = connection.scalar(
@@ -201,9 +215,13 @@ def keep_versions(
 ) -> None:
     """Let a job keep the versions that its requests' references mean; kept ones stay."""
     meant = {
-        item.vector_reference: _version(item.prompt_vector)[1]
+        reference: _version(key)[1]
         for item in planned
-        if item.vector_reference is not None and item.prompt_vector is not None
+        for reference, key in (
+            (item.vector_reference, item.prompt_vector),
+            (item.adapter_reference, item.adapter),
+        )
+        if reference is not None and key is not None
     }
     table = job_prompt_vector
     rows = [
@@ -229,7 +247,7 @@ def delete_kept(connection: Connection, job_id: str, most: int) -> int:
 
 
 def _newest(connection: Connection, name: str) -> PromptVector | None:
-    statement = sa.select(*_FIELDS).where(_row.name == name)
+    statement = sa.select(*_WITHOUT_DATA).where(_row.name == name)
     found = connection.execute(statement.order_by(_row.version.desc()).limit(1)).one_or_none()
     return None if found is None else PromptVector(*found)
 

@@ -162,6 +162,10 @@ class GatedDeviceWeight(LinearWeight):
             y = apply_activation(F.linear(x, *gate.factor), activation, up=F.linear(x, *up.factor))
         return y if out_dtype is None else y.to(out_dtype)
 
+    def unactivated(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As LinearWeight says."""
+        return self.gate.linear(x, None, None), self.up.linear(x, None, None)
+
     def normed_linear(
         self,
         residual: Tensor,

@@ -8,6 +8,7 @@ The tests compare both.
 
 # ruff: noqa: F401 (the modules are the names of the package)
 from nightjar.kernels.native import (
+    activation,
     argmax,
     attention,
     embedding,
@@ -15,6 +16,7 @@ from nightjar.kernels.native import (
     int8_linear,
     layers,
     log_prob,
+    low_rank,
     norm,
     packing,
     products,

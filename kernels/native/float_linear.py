@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -34,6 +34,17 @@ class FloatPanelWeight(PanelWeight):
     def kernels(self) -> str:
         """As PanelWeight says."""
         return STORAGE[self.panels.dtype]
+
+    @property
+    def panel_width(self) -> int:
+        """As PanelWeight says."""
+        return self.panels.shape[-2]
+
+    @cached_property
+    def apart(self) -> PanelWeight:
+        """As PanelWeight says."""
+        panels, bias = self.panels.flatten(0, 1), self.bias.flatten(0, 1)
+        return FloatPanelWeight(bias.numel(), self.in_features, False, panels, bias)
 
     def structure(self) -> ctypes.Structure:
         """As PanelWeight says."""

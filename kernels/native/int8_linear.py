@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -53,6 +54,17 @@ class Int8PanelWeight(PanelWeight):
     def kernels(self) -> str:
         """As PanelWeight says."""
         return "int8"
+
+    @property
+    def panel_width(self) -> int:
+        """As PanelWeight says."""
+        return COLUMNS // 2 if self.gated else COLUMNS
+
+    @cached_property
+    def apart(self) -> PanelWeight:
+        """As PanelWeight says."""
+        parts = self.panels, self.offsets, self.scales, self.bias
+        return Int8PanelWeight(self.bias.numel(), self.in_features, False, *parts)
 
     def structure(self) -> ctypes.Structure:
         """As PanelWeight says."""

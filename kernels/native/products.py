@@ -69,6 +69,29 @@ class PanelWeight(LinearWeight):
         y = activated_linear(x, self, activation)
         return y if out_dtype is None else y.to(out_dtype)
 
+    def unactivated(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As LinearWeight says."""
+        if not self.gated:
+            return (linear(x, self, torch.float32),)
+        apart = self.apart
+        # By panel: the channels of the gates, then the gated ones.
+        y = linear(x, apart, torch.float32).view(x.shape[0], -1, 2, self.panel_width)
+        gates, gated = (y[:, :, part].flatten(1)[:, : self.out_features] for part in (0, 1))
+        return gates.contiguous(), gated.contiguous()
+
+    @property
+    @abstractmethod
+    def panel_width(self) -> int:
+        """Output channels of a panel; of a gated weight, those of either kind."""
+
+    @property
+    @abstractmethod
+    def apart(self) -> PanelWeight:
+        """The same numbers as a weight that is not gated: every panel's gates and gated channels.
+
+        Its outputs are those of whole panels.
+        """
+
     def linear_onto(self, residual: Tensor, x: Tensor) -> bool:
         """As LinearWeight says."""
         if not serves_stream(residual, None):

@@ -10,6 +10,7 @@ from nightjar.kernels.reference import (
     kv_transfer,
     log_prob,
     logits,
+    low_rank,
     merge,
     norm,
     packing,

@@ -77,6 +77,10 @@ class HalfGatedWeight(LinearWeight):
         y = self.gate.linear(x, activation, None) * self.up.linear(x, None, None)
         return y if out_dtype is None else y.to(out_dtype)
 
+    def unactivated(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As LinearWeight says."""
+        return self.gate.linear(x, None, None), self.up.linear(x, None, None)
+
 
 def pack(weight: Tensor, bias: Tensor | None, pack_inner: PackInner, wide: Wide) -> HalfWeight:
     """Pack weight float16[out, in]; pack_inner packs it for FP32 rows."""

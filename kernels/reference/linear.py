@@ -62,6 +62,10 @@ class GatedPair(LinearWeight):
         y = self.gate.linear(x, activation, None).mul_(self.up.linear(x, None, None))
         return y if out_dtype is None else y.to(out_dtype)
 
+    def unactivated(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As LinearWeight says."""
+        return self.gate.linear(x, None, None), self.up.linear(x, None, None)
+
 
 def pack_float(weight: Tensor, bias: Tensor | None) -> FloatWeight:
     """Pack weight [out, in] for oneDNN where that takes it; the original may be dropped."""

@@ -152,8 +152,8 @@ def comparable(sample: SampledRows) -> tuple[list[SampledRow], str, dict[str, in
         left_out["the file of requests has no such line"] = sample.without_line
     rows = []
     for row in sample.rows:
-        if b'"prompt_vector"' in row.line:
-            left_out["they name prompt vectors"] += 1
+        if b'"prompt_vector"' in row.line or b'"adapter"' in row.line:
+            left_out["they name prompt vectors or an adapter"] += 1
         elif not isinstance(row.body.get("precision"), str) or row.body["precision"] == "fake":
             left_out["they name no precision that can be computed"] += 1
         else:

@@ -1,4 +1,4 @@
-"""Prompt vectors (P-tuning): reading a safetensors file and registering it under a name."""
+"""Prompt vectors (P-tuning) and LoRA adapters: reading their files, registering them by name."""
 
 import hashlib
 import json
@@ -8,20 +8,24 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
-from nightjar.checkpoints import ModelDirectory
+from nightjar.checkpoints import CheckpointError, ModelDirectory
+from nightjar.checkpoints.adapters import rank_of, read_adapter
+from nightjar.jobs.errors import VectorKindError
 from nightjar.jobs.store.vectors import Vectors
-from nightjar.jobs.vector_records import PromptVector
+from nightjar.jobs.vector_records import LORA, PromptVector
 
 TRAINED_FOR = "nightjar_model"
 """The key of a vector file's metadata that holds the fingerprint of its model."""
 
+_CONFIG = "adapter_config.json"
 _MOST_BYTES = 256 << 20
+_LORA = "LORA"
 _PEFT_TYPES = ("PROMPT_TUNING", "P_TUNING")
 _FLOATS = ("float16", "float32", "float64")
 
 
 class VectorsError(Exception):
-    """A file of prompt vectors cannot be used."""
+    """A file of prompt vectors, or an adapter, cannot be used."""
 
 
 def register_vectors(
@@ -30,10 +34,11 @@ def register_vectors(
     """Register the vectors of a file under a name; a changed file becomes a new version.
 
     Args:
-        vectors: The store of prompt vectors, which every worker reads.
-        name: What requests write in `prompt_vector`; no `@`, which separates the version.
+        vectors: The store of prompt vectors and adapters, which every worker reads.
+        name: What requests write in `prompt_vector` or `adapter`; no `@`, which separates the
+            version.
         path: A safetensors file with one tensor [rows, width] of floats, or a directory that PEFT
-            saved for prompt tuning or P-tuning.
+            saved for prompt tuning, P-tuning or LoRA.
         model: The model that they are for. Where the file names a model, it must be this one.
 
     Raises:
@@ -41,6 +46,34 @@ def register_vectors(
     """
     if not name or "@" in name or len(name) > 255:
         raise VectorsError(f"prompt vector name {name[:80]!r}: use 1 to 255 characters without @")
+    try:
+        if path.is_dir() and _peft_type(path) == _LORA:
+            return _register_adapter(vectors, name, path, model)
+        return _register_vectors(vectors, name, path, model)
+    except VectorKindError as error:
+        raise VectorsError(str(error)) from error
+
+
+def _register_adapter(
+    vectors: Vectors, name: str, folder: Path, model: ModelDirectory
+) -> PromptVector:
+    """Register a LoRA adapter, for this model only: its shapes were checked against it."""
+    try:
+        factors = read_adapter(folder, model.config)
+    except CheckpointError as error:
+        raise VectorsError(str(error)) from error
+    data = save(factors, {TRAINED_FOR: model.fingerprint})
+    if len(data) > _MOST_BYTES:
+        raise VectorsError(f"{folder}: the factors take more than {_MOST_BYTES >> 20} MiB in FP32")
+    digest = hashlib.sha256(data).hexdigest()
+    rank, width = rank_of(factors), model.config.hidden_size
+    return vectors.put(name, data, rank, width, digest, model.fingerprint, LORA)
+
+
+def _register_vectors(
+    vectors: Vectors, name: str, path: Path, model: ModelDirectory
+) -> PromptVector:
+    """Register prompt vectors; see `register_vectors`."""
     if path.is_dir():
         path = adapter_file(path)
     read = _read(path)
@@ -65,22 +98,33 @@ def adapter_file(folder: Path) -> Path:
     Raises:
         VectorsError: It holds something else, or a pickle.
     """
-    config, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
-    try:
-        found = json.loads(config.read_bytes())
-        kind = found["peft_type"]
-    except OSError as error:
-        raise VectorsError(f"{config} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise VectorsError(f"{config} is no configuration of an adapter: {error}") from error
+    kind, weights = _peft_type(folder), folder / "adapter_model.safetensors"
     if kind not in _PEFT_TYPES:
-        raise VectorsError(f"{config}: peft_type is {kind!r}; use one of {', '.join(_PEFT_TYPES)}")
+        raise VectorsError(
+            f"{folder / _CONFIG}: peft_type is {kind!r}; use one of "
+            f"{', '.join((*_PEFT_TYPES, _LORA))}"
+        )
     if not weights.is_file() and (folder / "adapter_model.bin").exists():
         raise VectorsError(
             f"{folder} holds adapter_model.bin, a pickle, which is never read; save the adapter "
             "with safe_serialization=True"
         )
     return weights
+
+
+def _peft_type(folder: Path) -> object:
+    """What PEFT saved in a directory.
+
+    Raises:
+        VectorsError: Its configuration cannot be read.
+    """
+    config = folder / _CONFIG
+    try:
+        return json.loads(config.read_bytes())["peft_type"]
+    except OSError as error:
+        raise VectorsError(f"{config} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise VectorsError(f"{config} is no configuration of an adapter: {error}") from error
 
 
 def _trained_for(path: Path) -> str | None:

@@ -22,6 +22,7 @@ from nightjar.pipeline.planning.placeholders import (
     PLACEHOLDER,
     VectorLookup,
     join_at_placeholders,
+    named_adapter,
     named_vectors,
     place_vectors,
 )
@@ -86,9 +87,13 @@ class Encoder:
 
     def _vectors_of(self, requests: Sequence[QueuedRequest]) -> Mapping[str, PromptVector]:
         """Look up what the requests, of one job, name: one look-up for all of them."""
-        named = [request for request in requests if request.body.get("prompt_vector") is not None]
-        references = {str(request.body["prompt_vector"]) for request in named}
-        return self._find_vectors(references, named[0].job_id) if named else {}
+        references = {
+            str(request.body[field])
+            for request in requests
+            for field in ("prompt_vector", "adapter")
+            if request.body.get(field) is not None
+        }
+        return self._find_vectors(references, requests[0].job_id) if references else {}
 
     def _texts(self, request: QueuedRequest) -> list[str]:
         """Return the texts to tokenize, by segment; none for a prompt given as token ids."""
@@ -129,6 +134,8 @@ class Encoder:
             placeholders = segments[0].count(PLACEHOLDER)
         reference = request.body.get("prompt_vector")
         vectors = named_vectors(reference, self._config.hidden_size, self._fingerprint, known)
+        adapter_reference = request.body.get("adapter")
+        adapter = named_adapter(adapter_reference, self._fingerprint, known)
         segments = place_vectors(segments, placeholders, vectors, self._config.vocab_size)
         self._context.check_tokens(request, segments)
         return EncodedRequest(
@@ -136,6 +143,8 @@ class Encoder:
             segments=segments,
             prompt_vector=None if vectors is None else vectors.key,
             vector_reference=reference,
+            adapter=None if adapter is None else adapter.key,
+            adapter_reference=adapter_reference,
         )
 
     def _with_prefix(self, ids: list[int]) -> list[int]:

@@ -17,6 +17,10 @@ from nightjar.pipeline.queue.queues import bucket_for
 # preamble, the query of several rank requests. Shorter prefixes save too little.
 PREFIX_TOKENS = 32
 
+# A GPU worker holds the adapters of what it computes, whatever the bound of its memory for them.
+MOST_ADAPTERS = 16
+"""Different LoRA adapters in one micro-batch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Packable:
@@ -62,8 +66,9 @@ def pack(
     return batches
 
 
-# By shared prefix, then by length, then by arrival: (first tokens, length, request id, cost).
-_Row = tuple[tuple[int, ...], int, int, int]
+# By adapter, then by shared prefix, then by length, then by arrival: (adapter or "", first tokens,
+# length, request id, cost).
+_Row = tuple[str, tuple[int, ...], int, int, int]
 
 
 def _with_buckets(requests: Sequence[Packable]) -> Iterator[tuple[RequestKind, int, _Row]]:
@@ -74,9 +79,10 @@ def _with_buckets(requests: Sequence[Packable]) -> Iterator[tuple[RequestKind, i
         prefix, length = tuple(request.request.segments[0][:PREFIX_TOKENS]), request.length
         if len(prefix) == PREFIX_TOKENS and length > longest.get((request.kind, prefix), 0):
             longest[request.kind, prefix] = length
-        rows.append((request.kind, (prefix, length, request.request.id, request.cost)))
+        adapter = request.request.adapter or ""
+        rows.append((request.kind, (adapter, prefix, length, request.request.id, request.cost)))
     for kind, row in rows:
-        prefix, length, *_ = row
+        _, prefix, length, *_ = row
         yield kind, bucket_for(longest.get((kind, prefix), length)), row
 
 
@@ -85,11 +91,14 @@ def _cut(
 ) -> Iterator[tuple[list[int], int]]:
     """Return the request ids and the tokens of each micro-batch."""
     ids: list[int] = []
+    adapters: set[str] = set()
     tokens = 0
-    for _, _, id_, cost in rows:
-        if ids and (len(ids) == most_requests or tokens + cost > most_tokens):
+    for adapter, _, _, id_, cost in rows:
+        adapters.add(adapter)
+        full = len(ids) == most_requests or tokens + cost > most_tokens
+        if ids and (full or len(adapters) > MOST_ADAPTERS):
             yield ids, tokens
-            ids, tokens = [], 0
+            ids, adapters, tokens = [], {adapter}, 0
         ids.append(id_)
         tokens += cost
     if ids:

@@ -1,9 +1,9 @@
-"""`<|PROMPT|>` in a text: finds the named prompt vectors and puts their rows into the token ids."""
+"""What a request names: prompt vectors, whose rows replace `<|PROMPT|>`, and a LoRA adapter."""
 
 from collections.abc import Callable, Collection, Mapping
 
 from nightjar.checkpoints import PROMPT_TOKEN
-from nightjar.jobs.vector_records import PromptVector
+from nightjar.jobs.vector_records import LORA, VECTORS, PromptVector
 from nightjar.pipeline.planning.context_limit import EncodeError
 
 VectorLookup = Callable[[Collection[str], str], Mapping[str, PromptVector]]
@@ -48,6 +48,12 @@ def named_vectors(
             f"no prompt vector is registered under the name {reference[:80]!r}",
             "body.prompt_vector",
         )
+    if vectors.kind != VECTORS:
+        raise EncodeError(
+            "invalid_value",
+            f"{reference[:80]!r} is a LoRA adapter; name it in adapter",
+            "body.prompt_vector",
+        )
     if None not in (fingerprint, vectors.fingerprint) and vectors.fingerprint != fingerprint:
         raise EncodeError(
             "invalid_value",
@@ -63,6 +69,41 @@ def named_vectors(
             "body.prompt_vector",
         )
     return vectors
+
+
+def named_adapter(
+    reference: str | None, fingerprint: str | None, found: Mapping[str, PromptVector]
+) -> PromptVector | None:
+    """Return the LoRA adapter that a request names; None where it names none.
+
+    Args:
+        reference: The body's `adapter`: NAME, NAME@VERSION or NAME@ALIAS.
+        fingerprint: Of the model; None if it is not compared.
+        found: The versions that references mean.
+
+    Raises:
+        EncodeError: The name is not registered, or its adapter is not for this model.
+    """
+    if reference is None:
+        return None
+    adapter = found.get(reference)
+    if adapter is None:
+        raise EncodeError(
+            "adapter_not_found",
+            f"no LoRA adapter is registered under the name {reference[:80]!r}",
+            "body.adapter",
+        )
+    wrong = None
+    if adapter.kind != LORA:
+        wrong = f"{reference[:80]!r} are prompt vectors; name them in prompt_vector"
+    elif None not in (fingerprint, adapter.fingerprint) and adapter.fingerprint != fingerprint:
+        wrong = (
+            f"the adapter {reference[:80]!r} was registered for another model; register it for "
+            "this one"
+        )
+    if wrong is not None:
+        raise EncodeError("invalid_value", wrong, "body.adapter")
+    return adapter
 
 
 def place_vectors(

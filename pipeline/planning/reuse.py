@@ -68,7 +68,7 @@ class ResultCache:
         ids: dict[str, list[int]] = {}
         try:
             for request, encoded in asked:
-                digest = self._digest(request, encoded.segments, encoded.prompt_vector)
+                digest = self._digest(request, encoded)
                 for precision in self._accepted:
                     ids.setdefault(self._key(digest, precision), []).append(request.id)
             found = self._answers.find_answers(list(ids), self._oldest_s)
@@ -100,7 +100,7 @@ class ResultCache:
     def score_keys(self, ranking: ClaimedRequest, precision: str) -> list[str]:
         """Return the key of each document's score."""
         query, *documents = ranking.segments
-        asked = pair_digests(query, documents, self._vectors_of(ranking.prompt_vector))
+        asked = pair_digests(query, documents, self._named_by(ranking))
         return [self._key(digest, precision) for digest in asked]
 
     def find_scores(self, keys: Sequence[str]) -> dict[str, CachedScore]:
@@ -121,7 +121,7 @@ class ResultCache:
     def _answer(
         self, request: ClaimedRequest, item: NewResult, body: JsonObject, precision: str
     ) -> CachedAnswer:
-        digest = self._digest(request, request.segments, request.prompt_vector)
+        digest = self._digest(request, request)
         return CachedAnswer(
             key=self._key(digest, precision),
             # A request with its own answer in the cache is reused as a whole.
@@ -136,21 +136,25 @@ class ResultCache:
     def _digest(
         self,
         request: QueuedRequest | ClaimedRequest,
-        segments: Sequence[Sequence[int]],
-        prompt_vector: str | None,
+        planned: EncodedRequest | ClaimedRequest,
     ) -> bytes:
-        vectors = self._vectors_of(prompt_vector)
-        return answer_digest(request.body, request.custom_id, segments, vectors)
+        named = self._named_by(planned)
+        return answer_digest(request.body, request.custom_id, planned.segments, named)
 
-    def _vectors_of(self, prompt_vector: str | None) -> str | None:
-        return None if prompt_vector is None else self._vectors_sha256(prompt_vector)
+    def _named_by(self, planned: EncodedRequest | ClaimedRequest) -> str | None:
+        """Return the digests of the prompt vectors and the adapter; None where there are none."""
+        vectors, adapter = planned.prompt_vector, planned.adapter
+        named = None if vectors is None else self._vectors_sha256(vectors)
+        if adapter is None:
+            return named
+        return f"{named or ''}+{self._vectors_sha256(adapter)}"
 
     def _key(self, digest: bytes, precision: str) -> str:
         scope = f"{self._scope}\n{precision}\n".encode()
         return hashlib.sha256(scope + digest).hexdigest()
 
     def _read_vectors_sha256(self, prompt_vector: str) -> str:
-        """Return the digest of the vectors called "name@version"."""
+        """Return the digest of the vectors, or of the adapter, called "name@version"."""
         found = self._vectors.resolve([prompt_vector]).get(prompt_vector)
         return prompt_vector if found is None else found.sha256
 
@@ -191,6 +195,7 @@ def _result(request_id: int, item: CachedAnswer) -> NewResult:
 # Fields that the token ids hold already.
 _ASKED_IN_TOKENS = frozenset(
     {"chat_template_kwargs", "documents", "messages", "model", "prompt", "prompt_vector", "query"}
+    | {"adapter"}  # its digest is
 )
 # The sampling fields of the first digests: each is part of the digest, whatever its value. A later
 # field is part of it only where it is not off, so that earlier answers are still found.
@@ -213,8 +218,8 @@ def answer_digest(
     """Return a digest of 32 bytes, equal for requests that one model answers alike.
 
     segments: the planned token ids. Of a request with a content key only their number counts, as
-    its answer has a score for each document. vectors_sha256: the digest of the prompt vectors'
-    bytes, whatever their name and version.
+    its answer has a score for each document. vectors_sha256: the digests of the bytes of the
+    prompt vectors and of the adapter, whatever their names and versions.
     """
     asked = {
         name: value

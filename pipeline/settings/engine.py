@@ -83,8 +83,8 @@ class EngineSettings(BaseSettings):
     prompt_vector_bytes: Annotated[int, WORKER] = Field(
         ComputeConfig.prompt_vector_bytes,
         ge=1,
-        description="host memory of compute processes for prompt vectors, all models of a worker "
-        "together; the least recently used leave, requests in flight keep theirs",
+        description="memory of compute processes for prompt vectors and LoRA adapters, all models "
+        "of a worker together; the least recently used leave, requests in flight keep theirs",
     )
     window_steps: Annotated[int, SWITCH] = Field(
         ComputeConfig.window_steps,

@@ -209,8 +209,13 @@ class _Task(Fields):
     prompt_vector: Text | Column | None = Field(
         None, description="The prompt vectors that the requests name."
     )
+    adapter: Text | Column | None = Field(
+        None, description="The LoRA adapter that the requests name."
+    )
     prompt_vectors: dict[Text, Text] = Field(
-        {}, description="Files of prompt vectors by name, for `nightjar run`."
+        {},
+        description="Files of prompt vectors, and directories of LoRA adapters, by name, for "
+        "`nightjar run`.",
     )
     reuse_results: Text | None = Field(
         None,

@@ -21,7 +21,8 @@ from nightjar.pipeline.tasks.fields import (
 )
 from nightjar.pipeline.tasks.templates import Row, Template, compile_template
 
-_CONTENT = {"prompt", "messages", "query", "documents", "model", "prompt_vector", "content_key"}
+_NAMED = {"prompt_vector", "adapter"}
+_CONTENT = {"prompt", "messages", "query", "documents", "model", "content_key"} | _NAMED
 _CHAT_NAMES = {"max_completion_tokens", "top_logprobs"}
 _BODIES: dict[str, type[BaseModel]] = {
     "generate": CompletionBody,
@@ -91,7 +92,7 @@ class Requests:
 
     def _check_constants(self) -> None:
         """Find a parameter that no row could be sent with."""
-        if self._from_columns.keys() - {"prompt_vector"}:
+        if self._from_columns.keys() - _NAMED:
             return  # a row's own value may belong to it
         body: JsonObject = {"prompt": "x"}
         if self.is_chat:
@@ -102,7 +103,7 @@ class Requests:
             validate_body(self.kind, body | self._constants, chat=self.is_chat)
         except BodyError as error:
             field = (error.param or "").removeprefix("body.")
-            place = field if field == "prompt_vector" else f"[parameters] {field}"
+            place = field if field in _NAMED else f"[parameters] {field}"
             raise TaskError(f"{place}: {error.message}") from None
 
 
@@ -122,10 +123,12 @@ def _parameters(task: Task) -> tuple[JsonObject, dict[str, str]]:
             columns[name] = str(value["column"])
         else:
             constants[name] = value
-    if isinstance(task.prompt_vector, Column):
-        columns["prompt_vector"] = task.prompt_vector.column
-    elif task.prompt_vector is not None:
-        constants["prompt_vector"] = task.prompt_vector
+    for name in sorted(_NAMED):
+        named: str | Column | None = getattr(task, name)
+        if isinstance(named, Column):
+            columns[name] = named.column
+        elif named is not None:
+            constants[name] = named
     return constants, columns
 
 

@@ -25,6 +25,7 @@ from nightjar.jobs.store import Store
 from nightjar.pipeline.embedded.summary import RunSummary
 from nightjar.pipeline.front.cli import app, console, processes
 from nightjar.pipeline.front.cli.run import _exit
+from tests.adapters import gpt2_sizes, save_adapter
 from tests.golden_help import FOLDER, help_texts
 from tests.jobs import submit
 from tests.processes import nightjar, nightjar_here, start_nightjar, wait_until
@@ -242,7 +243,14 @@ def test_registered_vectors_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert done.stdout == "tuned, version 1: 3 vectors\n"
     again = nightjar("vectors", "add", "tuned", str(tmp_path / "v.safetensors"), "--json")
     (line,) = again.stdout.splitlines()
-    assert json.loads(line) == {"name": "tuned", "version": 1, "length": 3}
+    assert json.loads(line) == {"name": "tuned", "version": 1, "length": 3, "kind": "vectors"}
+    folder = save_adapter(tmp_path / "polite", gpt2_sizes(4, width, 4 * width), rank=2)
+    added = CliRunner().invoke(app, ["vectors", "add", "polite", str(folder)])
+    assert added.output == "polite, version 1: a LoRA adapter of rank 2\n"
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    refused = CliRunner().invoke(app, ["vectors", "add", "polite", str(folder)])
+    assert refused.exit_code == 2
+    assert "a pickle, which is never read" in refused.output
 
 
 def test_versions_are_listed_tagged_and_rolled_back(

@@ -36,8 +36,8 @@ def test_vectors_are_tuned_and_registered(
     assert (found.length, found.width, found.fingerprint) == (3, 32, model.fingerprint)
 
     config = json.loads((out / "adapter_config.json").read_text())
-    (out / "adapter_config.json").write_text(json.dumps(config | {"peft_type": "LORA"}))
-    with pytest.raises(VectorsError, match="'LORA'; use one of PROMPT_TUNING, P_TUNING"):
+    (out / "adapter_config.json").write_text(json.dumps(config | {"peft_type": "IA3"}))
+    with pytest.raises(VectorsError, match="'IA3'; use one of PROMPT_TUNING, P_TUNING, LORA"):
         register_vectors(store.vectors, "tuned", out, model)
     (out / "adapter_config.json").write_text(json.dumps(config))
     (out / "adapter_model.safetensors").rename(out / "adapter_model.bin")

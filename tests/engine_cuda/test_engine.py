@@ -1,10 +1,13 @@
 """Whole requests through the engine on the CUDA kernels, against the CPU's and transformers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from nightjar.checkpoints.adapters import adapted_shapes
 from nightjar.gpu_worker.engine import BeamSearch, Engine, EngineConfig, RankRequest
 from nightjar.gpu_worker.models import load_model
 from nightjar.kernels.cuda import launch
@@ -98,6 +101,29 @@ def test_requests_that_the_host_has_a_part_in(on_device, by_cpu, texts):
     for mine, other in zip(got[1].outputs[0].logprobs, wanted[1].outputs[0].logprobs, strict=True):
         assert [token for token, _ in mine.top] == [token for token, _ in other.top]
         assert mine.chosen == pytest.approx(other.chosen, abs=1e-5)
+
+
+def test_adapters_beside_requests_without_one(on_device, by_cpu, texts):
+    """Texts and rankings; the products of low rank are torch's."""
+    drawn = torch.Generator().manual_seed(2)
+    named = {}
+    every = adapted_shapes(on_device.config)
+    for key, projections, strength in (("all", every, 0.2), ("up", ("up",), 2.0)):
+        named[key] = {}
+        for projection in projections:
+            inputs, outputs = every[projection]
+            named[key][f"0.{projection}.down"] = torch.randn(3, inputs, generator=drawn) * 0.1
+            named[key][f"0.{projection}.up"] = torch.randn(outputs, 3, generator=drawn) * strength
+    requests = [
+        replace(generate(number, prompt(9, 1), max_tokens=5), adapter=adapter)
+        for number, adapter in enumerate((None, "all", "up", "all"))
+    ]
+    requests.append(RankRequest(9, prompt(9, 1), [prompt(4, 2), prompt(1, 3)], adapter="all"))
+    got, wanted = run(on_device, texts, requests, named, **CACHE), by_cpu(requests, named)
+    for number in range(4):
+        assert got[number].token_ids == wanted[number].token_ids
+    np.testing.assert_allclose(got[9].mean_nll, wanted[9].mean_nll, rtol=1e-5)
+    assert len({tuple(got[number].token_ids) for number in range(3)}) == 3
 
 
 def test_a_prefix_that_is_known_is_read_and_not_computed(on_device, texts):

@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import save
 
 from nightjar.checkpoints import ModelDirectory
+from nightjar.checkpoints.adapters import read_adapter
 from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.compute.fake_engine import FakeEngine
@@ -29,6 +30,7 @@ from nightjar.gpu_worker.worker.launcher import (
 )
 from nightjar.gpu_worker.worker.resident_vectors import VectorsMissingError
 from nightjar.requests import RankRequest
+from tests.adapters import gpt2_sizes, save_adapter
 from tests.models import save_gpt2
 from tests.processes import wait_until
 
@@ -60,6 +62,11 @@ def generate(
 ) -> messages.Generate:
     sampling = SamplingParams(max_tokens, ignore_eos=True)
     return messages.Generate(GenerateRequest(ticket, ids, sampling, vectors))
+
+
+def adapted(ticket: int, adapter: str | None) -> messages.Generate:
+    sampling = SamplingParams(8, ignore_eos=True)
+    return messages.Generate(GenerateRequest(ticket, [5, 6, 7], sampling, adapter=adapter))
 
 
 def ask(launcher: Launcher, *, count: int = 1, max_tokens: int = 4) -> InFlight:
@@ -220,6 +227,32 @@ def test_a_process_is_told_the_prompt_vectors_that_it_lacks(launcher: Launcher) 
     (unknown,) = answers(launcher.submit([partial(asked, vectors="w@1")], ["w@1"], {"w@1": b""}))
     assert isinstance(unknown, messages.Failed)
     assert unknown.code == "unknown_prompt_vectors"
+
+
+def test_a_process_is_told_the_adapters_that_it_lacks(
+    launcher: Launcher, tiny_model: Path, tmp_path: Path
+) -> None:
+    """They travel as prompt vectors do; two of them and none answer one prompt differently."""
+    config, sizes = ModelDirectory.open(tiny_model).config, gpt2_sizes(2, 32, 128)
+    data = {
+        f"a@{seed}": save(
+            read_adapter(save_adapter(tmp_path / str(seed), sizes, seed=seed), config)
+        )
+        for seed in (1, 2)
+    }
+    asked = [partial(adapted, adapter=key) for key in (None, "a@1", "a@2", "a@1", "b@1")]
+    keys = [*data, "b@1"]
+    assert launcher.missing_vectors(keys) == keys
+    found = answers(launcher.submit(asked, keys, data | {"b@1": b""}))
+    *texts, unknown = found
+    assert isinstance(unknown, messages.Failed)
+    assert (unknown.code, "not registered" in unknown.message) == ("unknown_adapter", True)
+    plain, first, second, again = (
+        one.outputs[0].text for one in texts if isinstance(one, messages.Generated)
+    )
+    assert len({plain, first, second}) == 3
+    assert first == again
+    assert launcher.missing_vectors(data) == []
 
 
 @pytest.mark.slow

@@ -100,6 +100,7 @@ def test_what_is_equal(store: Store, first: Body, second: Body) -> None:
         pytest.param({"prompt": "a", "seed": 1}, {"prompt": "a", "seed": 2}, id="other seed"),
         pytest.param(GREEDY, GREEDY | {"max_tokens": 5}, id="other length"),
         pytest.param(GREEDY, GREEDY | {"prompt_vector": "p"}, id="prompt vector"),
+        pytest.param(GREEDY | {"adapter": "b"}, GREEDY | {"adapter": "a"}, id="adapter"),
         pytest.param(GREEDY, GREEDY | {"stop": ["\n"]}, id="stop"),
         pytest.param(
             {"query": "q", "documents": ["d", "e"]},

@@ -10,20 +10,22 @@ import sqlalchemy as sa
 from safetensors.numpy import load, save_file
 
 from nightjar.checkpoints import ModelDirectory
+from nightjar.checkpoints.adapters import unfit
 from nightjar.jobs.errors import UnknownVectorError, VectorAliasError
 from nightjar.jobs.purge_records import PurgeScope
 from nightjar.jobs.records import EncodedRequest, MicroBatchRef, NewMicroBatch
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.vector_tables import job_prompt_vector
-from nightjar.jobs.vector_records import split_reference
+from nightjar.jobs.vector_records import LORA, VECTORS, split_reference
 from nightjar.pipeline.embedded.line_files import LineFiles
 from nightjar.pipeline.embedded.run import RunArguments, _Run
 from nightjar.pipeline.embedded.summary import Listener
 from nightjar.pipeline.embedded.workdir import UsageError
 from nightjar.pipeline.files.vectors import TRAINED_FOR, VectorsError, register_vectors
+from tests.adapters import gpt2_sizes, save_adapter
 from tests.jobs import submit
-from tests.outcomes import compute
+from tests.outcomes import claim, compute
 from tests.processes import completion_line, write_lines
 
 
@@ -246,6 +248,48 @@ def test_vectors_of_another_model_are_refused(
     assert own.fingerprint == model.fingerprint
     with pytest.raises(VectorsError, match="trained for another model"):
         register_vectors(store.vectors, "tuned", tmp_path / "other", model)
+
+
+def test_an_adapter_is_registered_as_vectors_are(
+    store: Store, tmp_path: Path, model: ModelDirectory
+) -> None:
+    sizes = gpt2_sizes(2, 32, 128)
+    folder = save_adapter(tmp_path / "polite", sizes, rank=3)
+    added = register_vectors(store.vectors, "polite", folder, model)
+    assert (added.key, added.kind, added.length, added.width) == ("polite@1", LORA, 3, 32)
+    assert added.fingerprint == model.fingerprint
+    assert register_vectors(store.vectors, "polite", folder, model).version == 1
+    save_adapter(folder, sizes, rank=3, seed=9)
+    assert register_vectors(store.vectors, "polite", folder, model).key == "polite@2"
+    data = store.vectors.data(["polite@1"])["polite@1"]
+    assert unfit(load(data), model.config) is None
+    assert {one.kind for one in store.vectors.versions("polite")} == {LORA}
+    vectors = write(tmp_path / "v", np.ones((3, 32), np.float32))
+    with pytest.raises(VectorsError, match="'polite' is the name of a LoRA adapter"):
+        register_vectors(store.vectors, "polite", vectors, model)
+    register_vectors(store.vectors, "tuned", vectors, model)
+    with pytest.raises(VectorsError, match="'tuned' is the name of prompt vectors"):
+        register_vectors(store.vectors, "tuned", folder, model)
+    save_adapter(folder, sizes, use_dora=True)
+    with pytest.raises(VectorsError, match="DoRA"):
+        register_vectors(store.vectors, "polite", folder, model)
+
+
+def test_a_job_keeps_its_adapter_and_workers_are_told_it(store: Store) -> None:
+    for kind, name in ((VECTORS, "tuned"), (LORA, "polite"), (LORA, "polite")):
+        number = len(store.vectors.versions(name)) + len(name)
+        data = bytes([number]) * 8
+        store.vectors.put(name, data, 1, 2, hashlib.sha256(data).hexdigest(), kind=kind)
+    body = {"prompt": "a", "max_tokens": 4, "temperature": 0, "prompt_vector": "tuned"}
+    job_id = submit(store, [body | {"adapter": "polite@1"}])
+    (queued,) = store.backlog.queued_requests(job_id, 1)
+    assert queued.body["adapter"] == "polite@1"
+    encoded = EncodedRequest(queued.id, [[1, 2]], "tuned@1", "tuned", "polite@1", "polite@1")
+    batch = NewMicroBatch(RequestKind.GENERATE, 32, [queued.id], 7)
+    (ref,) = store.planning.save_plan(job_id, [encoded], [batch])
+    (request,) = claim(store, ref).requests
+    assert (request.prompt_vector, request.adapter) == ("tuned@1", "polite@1")
+    assert meant(store, "tuned", "polite@1", job_id=job_id) == {"tuned": 1, "polite@1": 1}
 
 
 def test_a_run_with_other_vectors_is_another_run(tmp_path: Path, model: ModelDirectory) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.engine import GenerateRequest, RankRequest, SamplingParams
+from nightjar.gpu_worker.engine.adapters import Tuning
 from nightjar.gpu_worker.engine.executor import Executor
 from nightjar.gpu_worker.engine.kv_cache import BlockPool, BlockTable
 from nightjar.gpu_worker.engine.packing import pack
@@ -27,7 +28,7 @@ def table(pool, tokens):
 
 def prefix(tokens, pool, vectors=None, scored_from=None):
     scored = len(tokens) if scored_from is None else scored_from
-    return Prefix(tokens, vectors, [], scored, 0, table(pool, len(tokens)))
+    return Prefix(tokens, Tuning(vectors), [], scored, 0, table(pool, len(tokens)))
 
 
 def text(prompt, pool, generated=(), vectors=None):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightjar.gpu_worker.engine import RankRequest, ranking, validation
+from nightjar.gpu_worker.engine.adapters import Tuning
 from nightjar.gpu_worker.engine.ranking import (
     MIN_SAVED_ROWS,
     Document,
@@ -252,7 +253,7 @@ def document(index, tokens=20, **known):
 
 
 def job(documents, top_n):
-    part = RankPart(Prefix([1], 0, [], 1, 1), documents)
+    part = RankPart(Prefix([1], Tuning(), [], 1, 1), documents)
     request = RankRequest(0, [1], [d.tokens for d in documents], top_n=top_n)
     return RankJob(request, 0, [part])
 

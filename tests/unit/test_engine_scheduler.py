@@ -12,10 +12,10 @@ from nightjar.gpu_worker.engine import (
     RankRequest,
     SamplingParams,
 )
+from nightjar.gpu_worker.engine.adapters import Tunings
 from nightjar.gpu_worker.engine.admission import Admission
 from nightjar.gpu_worker.engine.errors import RefusedError
 from nightjar.gpu_worker.engine.kv_cache import BlockPool
-from nightjar.gpu_worker.engine.prompt_vectors import PromptVectorStore
 from nightjar.gpu_worker.engine.ranking import RankJob
 from nightjar.gpu_worker.engine.scheduler import Scheduler
 
@@ -25,9 +25,8 @@ class Room:
 
     def __init__(self, config, blocks=100, block_size=4, **limits):
         self.pool = BlockPool(blocks, block_size)
-        vectors = PromptVectorStore(config.hidden_size)
         engine = EngineConfig(block_size=block_size, **limits)
-        self.admission = Admission(config, engine, self.pool, vectors)
+        self.admission = Admission(config, engine, self.pool, Tunings(config))
         self.scheduler = Scheduler(engine, self.pool)
         self.arrivals = 0
 

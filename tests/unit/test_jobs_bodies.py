@@ -12,6 +12,7 @@ HALF_PAIR = "half \ud800"
 COMPLETION_DEFAULTS = {
     "model": None,
     "prompt_vector": None,
+    "adapter": None,
     "content_key": None,
     "max_tokens": 16,
     "temperature": 1.0,
@@ -55,6 +56,7 @@ def test_defaults_are_filled_in() -> None:
     assert rerank() == {
         "model": None,
         "prompt_vector": None,
+        "adapter": None,
         "content_key": None,
         "query": "q",
         "documents": ["d"],
@@ -208,6 +210,8 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"model": "a\x00"}, "body.model", "NUL"),
     ({"prompt_vector": ""}, "body.prompt_vector", "registered"),
     ({"prompt_vector": HALF_PAIR}, "body.prompt_vector", "surrogate"),
+    ({"adapter": ""}, "body.adapter", "registered"),
+    ({"adapter": 3}, "body.adapter", "registered"),
     ({"content_key": ""}, "body.content_key", "1 to 128 characters"),
     ({"content_key": "k" * 129}, "body.content_key", "1 to 128 characters"),
     ({"content_key": HALF_PAIR}, "body.content_key", "surrogate"),

@@ -13,7 +13,7 @@ from nightjar.checkpoints.token_sizes import most_bytes_of_a_token
 from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import EncodedRequest, QueuedRequest, RequestError
 from nightjar.jobs.states import RequestKind as Kind
-from nightjar.jobs.vector_records import PromptVector
+from nightjar.jobs.vector_records import LORA, PromptVector
 from nightjar.pipeline.planning.encode import Encoder
 from tests.tokenizer_styles import VOCAB_SIZE, llama2, llama3, mistral, neox, qwen2
 
@@ -26,6 +26,8 @@ VECTORS = {
     "three": PromptVector("three", 2, "", length=3, width=32, data=b""),
     "wide": PromptVector("wide", 1, "", length=3, width=33, data=b""),
     "other": PromptVector("other", 1, "", 3, 32, b"", fingerprint="another model's"),
+    "polite": PromptVector("polite", 4, "", 8, 32, b"", kind=LORA),
+    "foreign": PromptVector("foreign", 1, "", 8, 32, b"", "another model's", LORA),
 }
 
 
@@ -143,6 +145,10 @@ def test_the_prompt_token_as_an_id_is_a_placeholder_too(
         ({"prompt": PROMPT_TOKEN * 2, "prompt_vector": "three"}, "body.prompt_vector", "2 times"),
         ({"prompt": "a", "prompt_vector": "three"}, "body.prompt_vector", "0 times"),
         ({"prompt": PROMPT_TOKEN}, "body.prompt_vector", "names no prompt_vector"),
+        ({"prompt": PROMPT_TOKEN, "prompt_vector": "polite"}, "body.prompt_vector", "in adapter"),
+        ({"prompt": "a", "adapter": "x"}, "body.adapter", "no LoRA adapter is registered"),
+        ({"prompt": "a", "adapter": "three"}, "body.adapter", "in prompt_vector"),
+        ({"prompt": "a", "adapter": "foreign"}, "body.adapter", "another model"),
     ],
 )
 def test_refusals_name_the_field_and_the_mend(
@@ -151,6 +157,14 @@ def test_refusals_name_the_field_and_the_mend(
     error = refusal(encoder, **body)
     assert error.param == param
     assert said in error.message
+
+
+def test_an_adapter_is_resolved_beside_prompt_vectors(encoder: Encoder) -> None:
+    item = encoded(encoder, prompt=PROMPT_TOKEN, prompt_vector="three", adapter="polite")
+    assert (item.prompt_vector, item.adapter) == ("three@2", "polite@4")
+    assert (item.vector_reference, item.adapter_reference) == ("three", "polite")
+    ranked = encoded(encoder, query="a", documents=["b"], adapter="polite")
+    assert (ranked.prompt_vector, ranked.adapter) == (None, "polite@4")
 
 
 def test_a_request_that_just_fits(encoder: Encoder) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nightjar.jobs.records import EncodedRequest
 from nightjar.jobs.states import RequestKind
-from nightjar.pipeline.planning.pack import PREFIX_TOKENS, Packable, pack
+from nightjar.pipeline.planning.pack import MOST_ADAPTERS, PREFIX_TOKENS, Packable, pack
 from nightjar.pipeline.queue.queues import BUCKETS, LARGEST_BUCKET, SMALLEST_BUCKET, bucket_for
 
 GENERATE, RANK = RequestKind.GENERATE, RequestKind.RANK
@@ -122,3 +122,21 @@ def test_a_short_query_does_not_pull_rankings_into_the_longest_ones_bucket() -> 
     batches = pack(pile, most_requests=8, most_tokens=1 << 20)
     buckets = {id_: batch.bucket for batch in batches for id_ in batch.request_ids}
     assert buckets == {id_: bucket_for(3 + length) for id_, length in lengths.items()}
+
+
+def test_a_micro_batch_names_few_adapters_and_their_requests_stay_together() -> None:
+    pile = [
+        Packable(EncodedRequest(n, [[n % 3, 7]], adapter=f"a{n % 40:02}@1"), GENERATE, 4)
+        for n in range(160)
+    ]
+    named = [
+        [f"a{id_ % 40:02}" for id_ in batch.request_ids]
+        for batch in pack(pile, most_requests=1000, most_tokens=100_000)
+    ]
+    assert [len(set(one)) for one in named] == [
+        MOST_ADAPTERS,
+        MOST_ADAPTERS,
+        40 - 2 * MOST_ADAPTERS,
+    ]
+    assert all(one == sorted(one) for one in named)
+    assert sum(map(len, named)) == 160

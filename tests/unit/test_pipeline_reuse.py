@@ -71,7 +71,7 @@ def test_tokens_and_their_borders_count() -> None:
 def test_prompt_vectors_count_by_their_content() -> None:
     assert digest(GREEDY, vectors="aa") != digest(GREEDY, vectors="bb")
     assert digest(GREEDY, vectors="aa") != digest(GREEDY)
-    named = GREEDY | {"prompt_vector": "p"}
+    named = GREEDY | {"prompt_vector": "p", "adapter": "a"}
     assert digest(named, vectors="aa") == digest(GREEDY, vectors="aa")
 
 

@@ -19,29 +19,33 @@ from nightjar.pipeline.embedded.workdir import UsageError
 DEMO = Path(__file__).parents[2] / "examples" / "demo_model"
 
 
-def claimed(kind=RequestKind.GENERATE, seed=None, vector=None):
-    return ClaimedRequest(1, 0, "row-1", kind, {"seed": seed}, [[1]], vector)
+def claimed(kind=RequestKind.GENERATE, seed=None, vector=None, adapter=None):
+    return ClaimedRequest(1, 0, "row-1", kind, {"seed": seed}, [[1]], vector, adapter)
 
 
-def receipt_of(request, precision="fp16+plan-1", vectors=None):
+def receipt_of(request, precision="fp16+plan-1", **digests):
     result = NewResult(1, 200, {"model": "demo"})
-    Receipts("f" * 64, "t" * 64).add(result, request, precision, vectors)
+    Receipts("f" * 64, "t" * 64).add(result, request, precision, digests)
     return result.body["receipt"]
 
 
 def test_a_receipt_names_what_an_answer_was_computed_with():
-    assert receipt_of(claimed(seed=7, vector="polite@2"), vectors="a" * 64) == {
+    digests = {"polite@2": "a" * 64, "short@1": "b" * 64, "absent@1": None}
+    named = claimed(seed=7, vector="polite@2", adapter="short@1")
+    assert receipt_of(named, **digests) == {
         "model": "f" * 64,
         "tokenizer": "t" * 64,
         "precision": "fp16+plan-1",
         "version": __version__,
         "seed": 7,
         "prompt_vector": {"name": "polite@2", "sha256": "a" * 64},
+        "adapter": {"name": "short@1", "sha256": "b" * 64},
     }
+    assert "adapter" not in receipt_of(claimed(adapter="absent@1"), **digests)
     assert receipt_of(claimed())["seed"] == derived_seed("row-1")
     assert "seed" not in receipt_of(claimed(RequestKind.RANK))
     failed = NewResult.failure(1, "not_finite", "NaN")
-    Receipts("f", "t").add(failed, claimed(), "fp32", None)
+    Receipts("f", "t").add(failed, claimed(), "fp32", {})
     assert failed.body is None
 
 
@@ -122,13 +126,13 @@ def test_rows_of_another_precision_and_of_vectors_are_left_out(files, tmp_path):
         answer(7, precision="fake"),
     ]
     lines = [{"custom_id": f"row-{n}"} for n in range(8)]
-    lines[0]["body"] = {"prompt_vector": "polite"}
+    lines[0]["body"] = {"adapter": "polite"}
     files = written(tmp_path / "o.jsonl", rows), written(tmp_path / "i.jsonl", lines)
     kept, precision, left_out = comparable(sample_rows(*files, 1.0))
     assert precision == "fp32"
     assert {row.custom_id for row in kept} == {f"row-{n}" for n in range(1, 6)}
     assert left_out == {
-        "they name prompt vectors": 1,
+        "they name prompt vectors or an adapter": 1,
         "they name no precision that can be computed": 1,
         "their precision is not fp32": 1,
     }

@@ -25,7 +25,7 @@ SHARED = sorted(set(SAME_IN_BODY) & set(LIMITS) - {"max_tokens", "min_tokens", "
 def test_a_body_has_every_field_of_the_record() -> None:
     fields = {one.name for one in dataclasses.fields(SamplingParams)} - {"beams"}
     fields |= {"beam_width", "length_penalty", "early_stopping"}
-    of_body = {"model", "prompt_vector", "content_key"}
+    of_body = {"model", "prompt_vector", "adapter", "content_key"}
     assert set(GenerationBody.model_fields) - of_body - {"best_of"} == fields
     assert set(load_body('{"prompt": "a"}')) - of_body - {"prompt"} == fields - {"max_tokens"}
 

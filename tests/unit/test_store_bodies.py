@@ -81,7 +81,7 @@ def test_defaults_are_not_stored(kind: RequestKind, chat: bool, given_body: dict
 @pytest.mark.parametrize("body", [body for _, _, body in SHORTEST])
 def test_rows_of_today_are_read_alike_for_ever(body: dict[str, Any]) -> None:
     """Written out, so that no default can change under the rows that rely on it."""
-    every = {"model": None, "prompt_vector": None, "content_key": None}
+    every = {"model": None, "prompt_vector": None, "adapter": None, "content_key": None}
     rank = {**every, "top_n": None, "return_documents": False}
     generate = {
         **every,

@@ -35,7 +35,12 @@ Device = Annotated[
 ]
 PromptVectors = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=FILE", help="Prompt vectors that requests may name."),
+    typer.Option(
+        "--prompt-vector",
+        "--adapter",
+        metavar="NAME=FILE",
+        help="Prompt vectors, or a LoRA adapter's directory, that requests may name.",
+    ),
 ]
 Shards = Annotated[
     int | None,
@@ -93,7 +98,10 @@ def named_files(values: list[str]) -> dict[str, Path]:
     for value in values:
         name, equals, path = value.partition("=")
         if not (name and equals and path):
-            fail(f"--prompt-vector {value!r}: write NAME=FILE.safetensors", EXIT_USAGE)
+            fail(
+                f"--prompt-vector or --adapter {value!r}: write NAME=FILE.safetensors, or NAME=DIR",
+                EXIT_USAGE,
+            )
         vectors[name] = Path(path)
     return vectors
 

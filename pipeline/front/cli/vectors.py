@@ -1,4 +1,4 @@
-"""Commands for prompt vectors and their versions; they work on the database itself."""
+"""Commands for prompt vectors and LoRA adapters; they work on the database itself."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 vectors = typer.Typer(
     name="vectors",
-    help="Register prompt vectors (P-tuning), name their versions, go back to an earlier one.",
+    help="Register prompt vectors (P-tuning) and LoRA adapters, name their versions, go back.",
     no_args_is_help=True,
 )
 
-Name = Annotated[str, typer.Argument(help="What requests write in prompt_vector.")]
+Name = Annotated[str, typer.Argument(help="What requests write in prompt_vector or adapter.")]
 Version = Annotated[int | None, typer.Option(min=1, help="One of its versions.")]
 _LISTED = 1000
-_COLUMNS = ("name", "version", "aliases", "length", "width", "sha256")
+_COLUMNS = ("name", "version", "aliases", "kind", "length", "width", "sha256")
 
 
 @vectors.command("add", epilog="Example: nightjar vectors add tuned prompt.safetensors")
@@ -38,23 +38,25 @@ def add_vectors(
     file: Annotated[
         Path,
         typer.Argument(
-            help="A safetensors file, one tensor (rows, width), or a directory of PEFT."
+            help="A safetensors file, one tensor (rows, width), or a directory of PEFT: prompt "
+            "tuning, P-tuning, LoRA."
         ),
     ],
     model: Annotated[
-        str | None, typer.Option(help="Whose width they have; needed where several are served.")
+        str | None, typer.Option(help="Which model they fit; needed where several are served.")
     ] = None,
     tag: Annotated[str | None, typer.Option(help="An alias to give to this version.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Register prompt vectors under a name, as its latest version.
+    """Register prompt vectors or a LoRA adapter under a name, as its latest version.
 
-    The same vectors again are no new version.
+    The same file again is no new version.
     Exit status: 0 they are registered, 1 the database cannot be used, 2 unusable arguments.
 
     Example: nightjar vectors add tuned prompt.safetensors --model small
     """
     from nightjar.checkpoints import ModelDirectory
+    from nightjar.jobs.vector_records import LORA
     from nightjar.pipeline.files.vectors import VectorsError, register_vectors
 
     settings = read_settings()
@@ -67,10 +69,15 @@ def add_vectors(
         if tag is not None:
             store.vectors.tag(name, tag, added.version)
     if as_json:
-        told = {name: getattr(added, name) for name in ("name", "version", "length")}
+        told = {name: getattr(added, name) for name in ("name", "version", "length", "kind")}
         print_json(told, as_json=True)
         return
-    typer.echo(f"{added.name}, version {added.version}: {added.length} vectors")
+    what = (
+        f"a LoRA adapter of rank {added.length}"
+        if added.kind == LORA
+        else f"{added.length} vectors"
+    )
+    typer.echo(f"{added.name}, version {added.version}: {what}")
 
 
 @vectors.command("list", epilog="Example: nightjar vectors list tuned")
@@ -142,7 +149,7 @@ def _rows(store: "Store", found: "list[PromptVector]") -> list[dict[str, Any]]:
         aliases.setdefault((one.name, one.version), []).append(one.alias)
     return [
         {
-            **{name: getattr(one, name) for name in ("name", "version", "length", "width")},
+            **{name: getattr(one, name) for name in ("name", "version", "kind", "length", "width")},
             "sha256": one.sha256,
             "aliases": aliases.get((one.name, one.version), []),
         }
