@@ -13,13 +13,13 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.checkpoints.adapters import unfit
 from nightjar.jobs.errors import UnknownVectorError, VectorAliasError
 from nightjar.jobs.purge_records import PurgeScope
-from nightjar.jobs.records import EncodedRequest, MicroBatchRef, NewMicroBatch
+from nightjar.jobs.records import EncodedRequest, Job, MicroBatchRef, NewMicroBatch
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.vector_tables import job_prompt_vector
 from nightjar.jobs.vector_records import LORA, VECTORS, split_reference
 from nightjar.pipeline.embedded.line_files import LineFiles
-from nightjar.pipeline.embedded.run import RunArguments, _Run
+from nightjar.pipeline.embedded.run import RunArguments, run
 from nightjar.pipeline.embedded.summary import Listener
 from nightjar.pipeline.embedded.workdir import UsageError
 from nightjar.pipeline.files.vectors import TRAINED_FOR, VectorsError, register_vectors
@@ -292,6 +292,17 @@ def test_a_job_keeps_its_adapter_and_workers_are_told_it(store: Store) -> None:
     assert meant(store, "tuned", "polite@1", job_id=job_id) == {"tuned": 1, "polite@1": 1}
 
 
+class SubmittedError(Exception):
+    def __init__(self, *, resumed: bool) -> None:
+        super().__init__()
+        self.resumed = resumed
+
+
+class StopsWhenSubmitted(Listener):
+    def submitted(self, job: Job, *, resumed: bool) -> None:
+        raise SubmittedError(resumed=resumed)
+
+
 def test_a_run_with_other_vectors_is_another_run(tmp_path: Path, model: ModelDirectory) -> None:
     lines = write_lines(tmp_path / "in.jsonl", [completion_line("a", prompt="a")])
     vectors = tmp_path / "v.safetensors"
@@ -300,12 +311,9 @@ def test_a_run_with_other_vectors_is_another_run(tmp_path: Path, model: ModelDir
     work.workdir.mkdir()
 
     def submit_or_resume() -> bool:
-        one = _Run(arguments, model, work.workdir, Listener())
-        try:
-            one._store.migrate()
-            return one._submit_or_resume()[1]
-        finally:
-            one._store.close()
+        with pytest.raises(SubmittedError) as caught:
+            run(arguments, StopsWhenSubmitted())
+        return caught.value.resumed
 
     write(vectors, np.ones((2, 32), np.float32))
     assert [submit_or_resume(), submit_or_resume()] == [False, True]
