@@ -2,7 +2,7 @@
 
 A block has the key (page, first line). `SCENES` are run by `acceptance/test_documented_commands.py`
 and `acceptance/test_nightly_example.py`; `BY_NAME` by the tests that they name. `NOT_RUN` is all
-else, each with its reason. `unit/test_documented_commands.py` compares them with the documents.
+else, each with its reason. `unit/test_documented_blocks.py` compares them with the documents.
 """
 
 import re
@@ -84,6 +84,7 @@ SCENES: Mapping[str, tuple[Key, ...]] = {
     "tuning": _of(
         "guides/tuning", "nightjar tune", "nightjar vectors add", "nightjar vectors list"
     ),
+    "adapters": _of("guides/adapters", "nightjar vectors add"),
     "converting": _of("guides/converting", "nightjar convert"),
     "verifying": _of(
         "guides/converting", "nightjar verify models/gpt", "nightjar verify models/gpt --prec"

@@ -328,7 +328,7 @@ def test_every_command_that_tells_something_tells_it_as_json() -> None:
         for command in LEAVES
         if not any("--json" in one.opts for one in command.params)
     }
-    long_running = {"api", "beat", "flower", "worker"}
+    long_running = {"api", "beat", "flower", "top", "worker"}
     of_json = {"openapi", "schedules schema", "task schema"}
     assert without == long_running | of_json | {"health", "migrate"}
 

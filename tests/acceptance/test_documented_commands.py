@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 from nightjar.jobs.store import Store
 from nightjar.pipeline.embedded.broker import broker_command, broker_url
 from nightjar.pipeline.embedded.processes import Service, private_directory
+from tests.adapters import gpt2_sizes, save_adapter
 from tests.documents import ROOT
 from tests.megatron_models import gpt2, save_whole_tokenizer
 from tests.megatron_writer import Layout, write_checkpoint
@@ -435,6 +436,16 @@ def test_tuning(alone: Play, tiny_model: Path, tmp_path: Path) -> None:
         told = scene.run("nightjar vectors list")
         assert "reviews@live is version 3" in told
         assert "reviews@latest is version 2" in told
+
+
+def test_adapters(alone: Play, tiny_model: Path, tmp_path: Path) -> None:
+    with alone("adapters") as scene:
+        scene.variables["NIGHTJAR_MODEL"] = str(tiny_model)
+        scene.variables["NIGHTJAR_MODEL_NAME"] = "gpt"
+        scene.shell("nightjar migrate")
+        save_adapter(tmp_path / "lora" / "polite", gpt2_sizes(2, 32, 128))
+        scene.run("nightjar vectors add")
+        assert "polite" in scene.shell("nightjar vectors list")
 
 
 def test_converting(alone: Play, tmp_path: Path) -> None:
