@@ -46,6 +46,15 @@ class SafetensorsHeader:
             raise _damaged(path, f"{size} bytes, but its header describes {expected}")
         return SafetensorsHeader(path, size, raw, tensors)
 
+    def spans(self) -> dict[str, tuple[int, int]]:
+        """The offsets in the file of each tensor's first byte, and of the one after its last."""
+        data = LENGTH_BYTES + len(self.raw)
+        entries = json.loads(self.raw)  # checked when it was read
+        return {
+            name: (data + entries[name]["data_offsets"][0], data + entries[name]["data_offsets"][1])
+            for name in self.tensors
+        }
+
 
 def _parse(path: Path, raw: bytes) -> tuple[dict[str, tuple[str, tuple[int, ...]]], int]:
     """Return a header's tensors, and how many bytes of data they cover without gap or overlap."""

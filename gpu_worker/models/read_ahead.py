@@ -1,12 +1,11 @@
 """Asks the system to read files from disk before their bytes are needed.
 
-So the disk reads the next weights while the processor packs the last ones. A kernel reads ahead by
-itself where a file is read in order; a model's tensors stand in the order of their names.
+So the disk reads the next weights while the processor packs the last ones. The operating system
+reads ahead by itself where a file is read in order. But a model's tensors stand in another order.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from contextlib import suppress
@@ -16,7 +15,6 @@ from threading import Thread
 from types import TracebackType
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.checkpoints.safetensors_header import LENGTH_BYTES
 
 _AT_ONCE_BYTES = 16 << 20
 
@@ -27,8 +25,8 @@ Range = tuple[Path, int, int]
 class ReadAhead:
     """A thread that asks for ranges of files, in the order in which they were given.
 
-    To ask waits for the disk where many requests are under way, so it has a thread of its own. It
-    only advises: a file that cannot be opened is left to the reader, who says what is wrong.
+    Asking may have to wait for the disk, so a thread of its own does it. A file that cannot be
+    opened is left to the reader, who says what is wrong.
     """
 
     def __init__(self) -> None:
@@ -81,29 +79,15 @@ class TensorsAhead:
 
     def __init__(self, directory: ModelDirectory, ahead: ReadAhead) -> None:
         self._ahead = ahead
-        self._places = {
-            name: _place(found.path, found.stored_name, spans)
-            for spans in [{h.path: _spans(h.raw) for h in directory.headers}]
+        spans = {header.path: header.spans() for header in directory.headers}
+        self._places: dict[str, Range] = {
+            name: (found.path, *spans[found.path][found.stored_name])
             for name, found in directory.tensors.items()
         }
+        self._asked: set[str] = set()
 
     def expect(self, beginning: str) -> None:
-        """Say that all tensors whose names begin so are needed soon."""
-        named = (place for name, place in self._places.items() if name.startswith(beginning))
-        self._ahead.ask(sorted(named))
-
-
-def _spans(raw: bytes) -> dict[str, tuple[int, int]]:
-    """The offsets in its file of each tensor in a header, which was checked before."""
-    data = LENGTH_BYTES + len(raw)
-    entries = json.loads(raw)
-    entries.pop("__metadata__", None)
-    return {
-        name: (data + entry["data_offsets"][0], data + entry["data_offsets"][1])
-        for name, entry in entries.items()
-    }
-
-
-def _place(path: Path, stored: str, spans: dict[Path, dict[str, tuple[int, int]]]) -> Range:
-    begin, end = spans[path][stored]
-    return path, begin, end
+        """Say that all tensors whose names begin so are needed soon; each is asked for once."""
+        named = {name for name in self._places if name.startswith(beginning)} - self._asked
+        self._asked |= named
+        self._ahead.ask(sorted(self._places[name] for name in named))

@@ -46,7 +46,7 @@ from nightjar.jobs.api.places import UploadPlaces
 from nightjar.jobs.api.rate_limits import RateLimits
 from nightjar.jobs.api.reports import reports_router
 from nightjar.jobs.api.results import results_router
-from nightjar.jobs.api.schedules import schedules_router, watching_router
+from nightjar.jobs.api.schedules import acting_router, schedules_router, watching_router
 from nightjar.jobs.api.upload import Uploads
 from nightjar.jobs.api.webhooks import deliveries_router, making_router, webhooks_router
 from nightjar.jobs.errors import JobError
@@ -115,6 +115,7 @@ def create_app(  # noqa: PLR0913 - the parts of one application
         models_router(store.models, names),
         watching_router(store),
         schedules_router(store, names),
+        acting_router(store),
         making_router(store, guard or AddressGuard()),
         webhooks_router(store),
         deliveries_router(store),

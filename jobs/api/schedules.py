@@ -47,7 +47,7 @@ Partial = Annotated[BaseModel, Depends(json_body(ScheduleChange, findings))]
 
 
 def schedules_router(store: Store, names: ModelNames) -> APIRouter:
-    """Shows, makes, changes, steers and deletes schedules."""
+    """Shows, makes, changes and deletes schedules."""
     router = APIRouter(prefix="/v1/schedules/{schedule}", tags=["schedules"])
 
     @router.get("", response_model=SchedulePayload, responses=documented(examples.SCHEDULE, 404))
@@ -101,6 +101,13 @@ def schedules_router(store: Store, names: ModelNames) -> APIRouter:
         found = _steering(store, caller).delete(_named(schedule))
         gone: DeletedSchedule = {"id": found.id, "object": "schedule", "deleted": True}
         return JSONResponse(gone)
+
+    return router
+
+
+def acting_router(store: Store) -> APIRouter:
+    """Pauses, resumes and runs schedules."""
+    router = APIRouter(prefix="/v1/schedules/{schedule}", tags=["schedules"])
 
     @router.post(
         "/pause", response_model=SchedulePayload, responses=documented(examples.SCHEDULE, 404)

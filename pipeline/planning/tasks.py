@@ -190,6 +190,8 @@ _DISPATCH_AGAIN_S = 0.1
 # Nobody says when a job is over: workers end jobs in SQL.
 _FINALIZE_LOOK_S = min(0.3, settings.sweep_every_s)
 _LEAD_TRUSTED_S = 0.1
+# GPU workers send ticks ten times a second, for planning and dispatching.
+_LEAST_S = {"ingest": 0.2, "schedule": min(1.0, settings.sweep_every_s)}
 _COUNT_AGAIN_S = 0.01  # the other passes get their turn
 _STOP_S = 20.0
 
@@ -287,17 +289,20 @@ def _passes() -> dict[str, Pass]:
         "deliver": _deliver_step,
         "schedule": _schedule_step,
     }
-    return {name: Pass(name, step, settings.sweep_every_s) for name, step in steps.items()}
+    every_s = settings.sweep_every_s
+    return {
+        name: Pass(name, step, every_s, _LEAST_S.get(name, 0.0)) for name, step in steps.items()
+    }
 
 
 # A message that so many planners have passed on is dropped: the leader also wakes by itself.
 _MOST_HANDS = 3
 
 
-def _wake(name: str, hands: int, passes: Sequence[str]) -> dict[str, int]:
+def _wake(name: str, hands: int) -> dict[str, int]:
     """Wake the passes, or pass the message on where another planner is known to lead."""
     if not _leadership().other_lives:
-        for one in passes:
+        for one in ("ingest", "plan", "dispatch", "schedule"):
             _passes()[one].wake()
         return {}
     if hands < _MOST_HANDS:
@@ -308,16 +313,13 @@ def _wake(name: str, hands: int, passes: Sequence[str]) -> dict[str, int]:
 @app.task(name=PLAN_TASK, throws=EXPECTED_ERRORS)
 def plan(job_id: str = "", hands: int = 0) -> dict[str, int]:
     """Wake the planner after a submission; rank decides which job is planned next."""
-    return _wake(PLAN_TASK, hands, ("ingest", "plan", "dispatch", "schedule"))
+    return _wake(PLAN_TASK, hands)
 
 
 @app.task(name=TICK_TASK, throws=EXPECTED_ERRORS)
 def tick(hands: int = 0) -> dict[str, int]:
-    """Wake what GPU workers wait for; the other passes look by themselves often enough.
-
-    Beat sends ticks, too, so that progress needs no other message.
-    """
-    return _wake(TICK_TASK, hands, ("plan", "dispatch"))
+    """Wake the passes regularly, so that progress needs no other message."""
+    return _wake(TICK_TASK, hands)
 
 
 @app.task(name=SWEEP_TASK, throws=EXPECTED_ERRORS)

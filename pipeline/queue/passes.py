@@ -28,12 +28,17 @@ class Pass:
         step: Does a bounded part of the work. Returns the seconds until the next step; 0 where
             there is more to do at once.
         retry_s: Seconds until the next step, after a step that raised.
+        least_s: Seconds from the end of a step before a wake brings another one. For passes that
+            are often woken and seldom have work.
     """
 
-    def __init__(self, name: str, step: Callable[[], float], retry_s: float) -> None:
+    def __init__(
+        self, name: str, step: Callable[[], float], retry_s: float, least_s: float = 0.0
+    ) -> None:
         self._name = name
         self._step = step
         self._retry_s = retry_s
+        self._least_s = least_s
         self._due = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -56,7 +61,10 @@ class Pass:
     def _run(self) -> None:
         while not self._stop.is_set():
             self._due.clear()  # before the step: a wake during the step asks for another one
-            self._due.wait(self._step_safely())
+            pause_s = self._step_safely()
+            least_s = min(self._least_s, pause_s)  # a step that has more to do is not held up
+            if not self._stop.wait(least_s):
+                self._due.wait(pause_s - least_s)
 
     def _step_safely(self) -> float:
         try:

@@ -2,8 +2,10 @@
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 from kombu.exceptions import OperationalError
@@ -55,6 +57,39 @@ def test_wakes_during_a_step_are_one_step_more() -> None:
         go_on.release()
         assert not begun.acquire(timeout=0.2)
         go_on.release()
+
+
+def test_wakes_bring_no_step_sooner_than_the_least_pause() -> None:
+    begun = threading.Semaphore(0)
+    steps: list[float] = []
+
+    def step() -> float:
+        steps.append(time.monotonic())
+        begun.release()
+        return LONG_S
+
+    with running(Pass("p", step, LONG_S, least_s=0.3)) as one:
+        for _ in range(3):
+            assert begun.acquire(timeout=5)
+            one.wake()
+    assert all(later - sooner >= 0.3 for sooner, later in pairwise(steps))
+
+
+def test_the_least_pause_holds_up_neither_more_work_nor_the_end() -> None:
+    pauses = iter([0.0, 0.0, LONG_S])
+    done = threading.Event()
+
+    def step() -> float:
+        pause_s = next(pauses)
+        if pause_s:
+            done.set()
+        return pause_s
+
+    one = Pass("p", step, LONG_S, least_s=LONG_S)
+    one.start()
+    assert done.wait(5)
+    one.stop(5)
+    assert "p" not in {thread.name for thread in threading.enumerate()}
 
 
 class Panic(BaseException):
