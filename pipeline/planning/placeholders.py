@@ -9,6 +9,9 @@ from nightjar.pipeline.planning.context_limit import EncodeError
 VectorLookup = Callable[[Collection[str], str], Mapping[str, PromptVector]]
 """From references and the id of their job to the versions that they mean, without their data."""
 
+_FIELDS = {VECTORS: ("prompt_vector", "prompt vector"), LORA: ("adapter", "LoRA adapter")}
+"""The body's field that names each kind, and what messages call it."""
+
 PLACEHOLDER = -1
 """Stands for `<|PROMPT|>` until the vectors' rows are known; no tokenizer gives it."""
 
@@ -39,33 +42,13 @@ def named_vectors(
     Raises:
         EncodeError: The name is not registered, or its vectors are not for this model.
     """
-    if reference is None:
-        return None
-    vectors = found.get(reference)
+    vectors = _named(reference, VECTORS, fingerprint, found)
     if vectors is None:
-        raise EncodeError(
-            "prompt_vector_not_found",
-            f"no prompt vector is registered under the name {reference[:80]!r}",
-            "body.prompt_vector",
-        )
-    if vectors.kind != VECTORS:
-        raise EncodeError(
-            "invalid_value",
-            f"{reference[:80]!r} is a LoRA adapter; name it in adapter",
-            "body.prompt_vector",
-        )
-    if None not in (fingerprint, vectors.fingerprint) and vectors.fingerprint != fingerprint:
-        raise EncodeError(
-            "invalid_value",
-            f"the prompt vector {reference[:80]!r} was trained for another model; train it again "
-            "for this one",
-            "body.prompt_vector",
-        )
+        return None
     if vectors.width != width:
         raise EncodeError(
             "invalid_value",
-            f"the prompt vector {reference[:80]!r} is {vectors.width} wide; this model needs "
-            f"{width}",
+            f"the prompt vector {vectors.name!r} is {vectors.width} wide; this model needs {width}",
             "body.prompt_vector",
         )
     return vectors
@@ -84,26 +67,31 @@ def named_adapter(
     Raises:
         EncodeError: The name is not registered, or its adapter is not for this model.
     """
+    return _named(reference, LORA, fingerprint, found)
+
+
+def _named(
+    reference: str | None,
+    kind: str,
+    fingerprint: str | None,
+    found: Mapping[str, PromptVector],
+) -> PromptVector | None:
+    """Return what a field of this kind names; checked as the two functions above say."""
     if reference is None:
         return None
-    adapter = found.get(reference)
-    if adapter is None:
-        raise EncodeError(
-            "adapter_not_found",
-            f"no LoRA adapter is registered under the name {reference[:80]!r}",
-            "body.adapter",
-        )
-    wrong = None
-    if adapter.kind != LORA:
-        wrong = f"{reference[:80]!r} are prompt vectors; name them in prompt_vector"
-    elif None not in (fingerprint, adapter.fingerprint) and adapter.fingerprint != fingerprint:
-        wrong = (
-            f"the adapter {reference[:80]!r} was registered for another model; register it for "
-            "this one"
-        )
+    field, noun = _FIELDS[kind]
+    shown, named = repr(reference[:80]), found.get(reference)
+    code, wrong = "invalid_value", None
+    if named is None:
+        code, wrong = f"{field}_not_found", f"no {noun} is registered under the name {shown}"
+    elif named.kind != kind:
+        other_field, other_noun = _FIELDS[named.kind]
+        wrong = f"{shown} is the name of a {other_noun}; give it in {other_field}"
+    elif None not in (fingerprint, named.fingerprint) and named.fingerprint != fingerprint:
+        wrong = f"the {noun} {shown} is of another model; make one for this model"
     if wrong is not None:
-        raise EncodeError("invalid_value", wrong, "body.adapter")
-    return adapter
+        raise EncodeError(code, wrong, f"body.{field}")
+    return named
 
 
 def place_vectors(
