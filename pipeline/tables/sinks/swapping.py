@@ -8,12 +8,14 @@ import ctypes
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
 _AT_FDCWD = -100
+_READERS_S = 0.5
 
 
 class PlaceTakenError(Exception):
@@ -48,7 +50,8 @@ def swapped_when_whole(path: Path, *, folder: bool = False) -> Iterator[Path]:
             _remove(building)
             raise
         _sync_entry(path.parent)
-        _remove(building)  # a folder that was exchanged is the old one now
+        if folder:
+            _remove_old(building)  # after the exchange it is the old one
     finally:
         os.close(handle)
 
@@ -124,7 +127,14 @@ def _swap_slowly(building: Path, path: Path) -> None:
         shutil.rmtree(old)
     path.rename(old)
     building.rename(path)
-    shutil.rmtree(old)
+    _remove_old(old)
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove a folder that was replaced, when those who have just listed it have its files open."""
+    if folder.is_dir():
+        time.sleep(_READERS_S)
+        _remove(folder)
 
 
 def _building(path: Path) -> Path:
