@@ -224,7 +224,7 @@ class _Run:
             try:
                 vectors = register_vectors(self._store.vectors, name, path, self._model)
             except VectorsError as error:
-                raise UsageError(f"--prompt-vector {name}: {error}") from error
+                raise UsageError(f"--prompt-vector or --adapter {name}: {error}") from error
             registered.append(f"{name} {vectors.sha256}")
         return registered
 
