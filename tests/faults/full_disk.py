@@ -18,6 +18,7 @@ from pathlib import Path
 
 from nightjar.jobs.errors import StoreError, StoreUnavailableError
 from nightjar.jobs.records import NewJob
+from tests import small_disk
 from tests.acceptance.full_disk import fill
 from tests.faults.oracle import judge
 from tests.faults.postgres import private_postgres
@@ -31,11 +32,9 @@ ROWS = 1_000
 
 def command(kind: str, disk: Path, *arguments: Path) -> list[str]:
     """The command line that runs this file with a disk of its own mounted at `disk`."""
-    mount = 'mount -t tmpfs -o size="$0" tmpfs "$1" && shift && exec unshare "$@"'
-    inside = ["--user", "--map-user=1000", "--map-group=1000", sys.executable, "-m", __name__]
-    script = ["sh", "-c", mount, str(DISK_BYTES[kind]), str(disk), *inside]
-    outside = ["unshare", "--user", "--map-root-user", "--mount"]
-    return [*outside, *script, kind, str(disk), *map(str, arguments)]
+    return small_disk.command(
+        __name__, disk, DISK_BYTES[kind], kind, disk, *arguments, ordinary_user=True
+    )
 
 
 class Disk:
