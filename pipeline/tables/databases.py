@@ -47,7 +47,9 @@ def database_url(text: str, environment: Mapping[str, str]) -> URL:
         return url.set(drivername="sqlite+pysqlite")
     if kind in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
-    raise DatabaseUrlError(f"is one of {kind}; use SQLite or PostgreSQL")
+    raise DatabaseUrlError(
+        f"is for {kind}; SQLite and PostgreSQL are supported: for other databases use Parquet files"
+    )
 
 
 def shown_url(url: URL) -> str:

@@ -128,7 +128,8 @@ def test_sqlite_has_no_schemas_and_no_unsigned_integers(sqlite_url: str) -> None
     [
         ("env:NOT_SET", "NOT_SET is not set"),
         ("postgresql://me:secret@host/db", "holds a password"),
-        ("mysql://host/db", "is one of mysql"),
+        ("mysql://host/db", "is for mysql"),
+        ("duckdb:///own.duckdb", "is for duckdb"),
         ("sqlite://", "in memory"),
         ("nonsense", "no database URL"),
         ("sqlite:////nowhere/at/all.db", "cannot be written"),

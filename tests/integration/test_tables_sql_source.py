@@ -1,6 +1,7 @@
 """Queries as sources: SQLite and PostgreSQL, read-only, in time, and after a lost connection."""
 
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,6 +20,12 @@ from nightjar.pipeline.tables.sources.sql import Query, SqlSource
 from tests.databases import fresh_postgres_database
 
 ROWS = 3_000
+
+
+@pytest.fixture(autouse=True)
+def without_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cursor reads PostgreSQL; test_tables_sql_arrow.py has the other way."""
+    monkeypatch.setitem(sys.modules, "adbc_driver_postgresql", None)
 
 
 @pytest.fixture
@@ -126,7 +133,10 @@ def test_queries_that_cannot_be_read(shop: Path, query: str, said: str) -> None:
     [
         ("env:NOBODY", "NOBODY is not set"),
         ("postgresql://owl:s3cret@host/shop", "env:NAME"),
-        ("mysql://host/shop", "use SQLite or PostgreSQL"),
+        ("mysql://host/shop", "is for mysql; .*use Parquet files"),
+        ("mysql+pymysql://owl@host/shop", "is for mysql; .*use Parquet files"),
+        ("mariadb+mariadbconnector://owl@host/shop", "is for mariadb; .*use Parquet files"),
+        ("duckdb:///shop.duckdb", "is for duckdb; .*use Parquet files"),
         ("sqlite:///none.db", "there is no such file"),
     ],
 )

@@ -27,6 +27,7 @@ GLOBS = (
             "landing",
             "flights",
             "served",
+            "starting",
             "status",
             "resident_vectors",
         )
@@ -277,6 +278,7 @@ TESTS: dict[str, list[str]] = {
         ),
         _integration("tables_sql_source"),
     ),
+    "pipeline/tables/sources/postgres_arrow.py": _integration("tables_sql_arrow"),
     "pipeline/tables/sources/places.py": [
         *_unit("tables_sources"),
         *_integration("tables_s3_source"),
@@ -341,6 +343,7 @@ TESTS: dict[str, list[str]] = {
         *_acceptance("run_reuse"),
     ],
     "pipeline/settings/api.py": [*_unit("settings"), *_integration("api_server")],
+    "pipeline/settings/distinct.py": _integration("several_models"),
     "pipeline/settings/models.py": [*_unit("settings"), *_store("known_models")],
     "pipeline/settings/__init__.py": _unit("settings", "gpu_device", "pipeline_transport"),
     "pipeline/queue/signing.py": [*_unit("pipeline_message_shape"), *_integration("taking")],
@@ -382,6 +385,7 @@ TESTS: dict[str, list[str]] = {
         *_integration("launcher"),
     ],
     "gpu_worker/worker/served.py": _integration("worker", "several_models"),
+    "gpu_worker/worker/starting.py": [*_integration("several_models"), *_RUN],
     "gpu_worker/worker/status.py": _integration("worker"),
     "gpu_worker/worker/tasks.py": [*_integration("worker", "two_models", "several_models"), *_RUN],
     "gpu_worker/worker/ticker.py": _unit("ticker"),

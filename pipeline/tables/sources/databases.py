@@ -1,6 +1,6 @@
 """What a source needs of a database: connections that read one query and cannot write."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -17,6 +17,10 @@ class QueryTooLongError(Exception):
 
 class LostConnectionError(Exception):
     """The connection ended while rows were read; the message has no secret."""
+
+
+class ArrowStoppedError(Exception):
+    """The rows cannot be read as Arrow from here on; the cursor can."""
 
 
 class Fetch(Protocol):
@@ -55,6 +59,14 @@ class Database(Protocol):
 
     def ordered(self, query: str, key: Sequence[str], after: Row | None) -> tuple[str, list[Any]]:
         """Return the query in the order of its key, from this key on, and its values."""
+
+    def arrow(
+        self, query: str, timeout_s: int, schema: pa.Schema
+    ) -> AbstractContextManager[Iterator[pa.RecordBatch]] | None:
+        """Run a query within a time, and give its rows as batches of this schema.
+
+        None where the driver has no Arrow. Raises ArrowStoppedError, at once or among the rows.
+        """
 
 
 def too_long(timeout_s: int) -> str:

@@ -1,12 +1,12 @@
 """Reads a query of PostgreSQL through a cursor on the server. Imports psycopg, an extra."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import psycopg
 import pyarrow as pa
-from psycopg import sql
+from psycopg import conninfo, sql
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.engine import URL
 
@@ -18,6 +18,7 @@ from nightjar.pipeline.tables.sources.databases import (
     Row,
 )
 from nightjar.pipeline.tables.sources.piece import SourceError
+from nightjar.pipeline.tables.sources.postgres_arrow import arrow_reading
 
 _CONNECT_S = 15
 _CURSOR = "nightjar_source"
@@ -47,7 +48,8 @@ class Postgres:
 
     def __init__(self, url: URL) -> None:
         dialect: Any = PGDialect_psycopg  # partly typed
-        self._arguments: dict[str, Any] = dialect().create_connect_args(url)[1]
+        given: dict[str, Any] = dialect().create_connect_args(url)[1]
+        self._connecting: dict[str, Any] = {"connect_timeout": _CONNECT_S, **given}
         self.place = shown_url(url)
 
     @contextmanager
@@ -80,11 +82,16 @@ class Postgres:
         )
         return whole.as_string(), values
 
+    def arrow(
+        self, query: str, timeout_s: int, schema: pa.Schema
+    ) -> AbstractContextManager[Iterator[pa.RecordBatch]]:
+        """Run a query within a time, and give its rows as batches of this schema."""
+        place = conninfo.make_conninfo(**self._connecting)
+        return arrow_reading(place, query, timeout_s, schema)
+
     def _connect(self, timeout_s: int) -> "psycopg.Connection[Row]":
         try:
-            connection: psycopg.Connection[Row] = psycopg.connect(
-                **{"connect_timeout": _CONNECT_S, **self._arguments}
-            )
+            connection: psycopg.Connection[Row] = psycopg.connect(**self._connecting)
             with suppress_closing(connection):
                 # Of the session: not even a query that ends this transaction can write.
                 connection.execute("SET default_transaction_read_only = on")

@@ -4,13 +4,14 @@ import decimal
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from nightjar.pipeline.tables.sources.databases import (
+    ArrowStoppedError,
     Database,
     Fetch,
     LostConnectionError,
@@ -60,6 +61,17 @@ class _Place:
             self.key = key
         self.rows += len(keys)
 
+    def pass_batch(self, keys: pa.RecordBatch) -> None:
+        """Pass rows whose keys are columns, which come in the order of the keys."""
+        if not keys.num_rows:
+            return
+        last, same = _row(keys, keys.num_rows - 1), 1
+        while same < keys.num_rows and _row(keys, keys.num_rows - 1 - same) == last:
+            same += 1
+        is_one_key = same == keys.num_rows and last == self.key
+        self.key, self.same = last, same + (self.same if is_one_key else 0)
+        self.rows += keys.num_rows
+
 
 class SqlSource:
     """Reads the rows of one query.
@@ -84,6 +96,8 @@ class SqlSource:
         """Yield the rows; after a lost connection, go on behind the last key."""
         deadline = time.monotonic() + self._query.timeout_s
         place, lost_in_a_row = _Place(), 0
+        if (yield from self._arrow_pieces(place, deadline, columns)):
+            return
         while True:
             before = place.rows
             try:
@@ -144,6 +158,28 @@ class SqlSource:
             [(name, infer_type(one)) for name, one in zip(names, columns, strict=True)]
         )
 
+    def _arrow_pieces(
+        self, place: _Place, deadline: float, columns: Sequence[str]
+    ) -> Generator[Piece, None, bool]:
+        """Yield the rows as the driver's Arrow; return whether these were all."""
+        if not self._is_ordered:  # the cursor could not go on
+            return False
+        text, _ = self._database.ordered(self._query.text, self._query.key, None)
+        reading = self._database.arrow(text, self._query.timeout_s, self.schema)
+        if reading is None:
+            return False
+        key = [name for name in self._query.key if name in self.schema.names]
+        try:
+            with reading as batches:
+                for batch in batches:
+                    if time.monotonic() > deadline:
+                        raise self._too_long()
+                    yield from map(Piece, cut(batch.select(columns)))
+                    place.pass_batch(batch.select(key))
+        except ArrowStoppedError:
+            return False
+        return True
+
     def _rows(self, place: _Place, deadline: float) -> Iterator[Sequence[tuple[Any, ...]]]:
         """Yield rows behind the place, and move the place."""
         text, values = self._query.text, list[Any]()
@@ -180,6 +216,10 @@ class SqlSource:
             yield piece
         else:
             yield from map(Piece, cut(piece.rows))
+
+
+def _row(batch: pa.RecordBatch, index: int) -> tuple[Any, ...]:
+    return tuple(column[index].as_py() for column in batch.columns)
 
 
 def _bounded(fetch: Fetch) -> Iterator[Sequence[tuple[Any, ...]]]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import pyarrow as pa
+
 from nightjar.pipeline.tables.sources.databases import WRITES, QueryTooLongError, Row
 from nightjar.pipeline.tables.sources.piece import SourceError
 
@@ -47,6 +49,9 @@ class Sqlite:
         """Return the query as it is: a file is not lost."""
         del key, after
         return query, []
+
+    def arrow(self, query: str, timeout_s: int, schema: pa.Schema) -> None:
+        """Return None: the driver has no Arrow."""
 
 
 class _Fetch:
