@@ -92,9 +92,14 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(said | fields, ensure_ascii=False, default=str)
 
 
+def is_json() -> bool:
+    """Whether NIGHTJAR_LOG_FORMAT asks for JSON."""
+    return os.environ.get("NIGHTJAR_LOG_FORMAT") == "json"
+
+
 def make_formatter(process: str | None = None) -> logging.Formatter:
     """Return the formatter that NIGHTJAR_LOG_FORMAT asks for."""
-    if os.environ.get("NIGHTJAR_LOG_FORMAT") == "json":
+    if is_json():
         return JsonFormatter(process)
     return FieldsFormatter(process)
 

@@ -4,8 +4,6 @@ The worker holds no model: for each that it serves, a launcher starts a compute 
 there does not end the worker.
 """
 
-import os
-import signal
 import sys
 import threading
 from dataclasses import asdict, dataclass
@@ -17,7 +15,8 @@ from nightjar.checkpoints import CheckpointError
 from nightjar.gpu_worker.worker.engine_metrics import engine_readings
 from nightjar.gpu_worker.worker.flights import LauncherError
 from nightjar.gpu_worker.worker.heartbeat import Heartbeat
-from nightjar.gpu_worker.worker.served import ServedModel, open_directories, start_models
+from nightjar.gpu_worker.worker.served import ServedModel, serve
+from nightjar.gpu_worker.worker.starting import start
 from nightjar.gpu_worker.worker.ticker import Ticker
 from nightjar.gpu_worker.worker.worker import OUTCOME_WORDS, GpuWorker
 from nightjar.jobs.store import Store
@@ -35,7 +34,7 @@ from nightjar.pipeline.queue.commands import CANNOT_START, EXIT_CANNOT_START
 from nightjar.pipeline.queue.waking import send_wake
 from nightjar.pipeline.settings import Settings, SettingsError
 from nightjar.pipeline.tracing.tracer import traces
-from nightjar.process import spare_what_stays, step_back
+from nightjar.process import spare_what_stays
 
 # Longer than the database's own limit on a statement: a second connection is tried first.
 _FINISH_HANGS_AFTER_S = 120.0
@@ -61,12 +60,12 @@ class WorkerParts:
         Raises:
             CheckpointError, LauncherError, SettingsError: A model cannot be served.
         """
-        directories = open_directories(settings)
+        started = start(settings)
         store = Store(settings.database_url.get_secret_value())
         # Before the models are loaded, so that a change of their files meanwhile is noticed.
-        fingerprints = [directory.fingerprint for directory in directories.values()]
+        fingerprints = [directory.fingerprint for directory in started.directories.values()]
         listen_for(app, fingerprints, settings.worker_live_threads)
-        models = start_models(settings, store, directories, on_failure=_leave)
+        models = serve(settings, store, started.directories, started.launchers)
         worker = GpuWorker(
             store,
             models,
@@ -92,19 +91,13 @@ class WorkerParts:
 opened: list[WorkerParts] = []
 
 
-def _leave(_: str) -> None:
-    """Drain and end the worker where no compute process can be started; its supervisor sees it."""
-    if opened:  # before that the worker is starting, and ends by itself with the reason
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
 @worker_init.connect
 def _open(**_: object) -> None:
     """Load the models before the first message is taken; an error ends the worker here."""
-    step_back(settings.worker_niceness)  # before the compute processes start: they inherit this
     try:
         traces.open(settings, declared.GPU_WORKER)
         opened.append(WorkerParts.open())
+        start(settings).serving.set()
     except (CheckpointError, LauncherError, SettingsError) as error:
         sys.stderr.write(f"{CANNOT_START}{error}\n")
         raise SystemExit(EXIT_CANNOT_START) from error

@@ -3,7 +3,8 @@
 import hashlib
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from pydantic import SecretStr
 from nightjar.checkpoints import CheckpointError, ModelDirectory, ShardError, check_shards
 from nightjar.jobs.errors import EmptyJobError, JobError, StoreError
 from nightjar.jobs.lines.batch_lines import output_line
-from nightjar.jobs.records import Job, NewJob
+from nightjar.jobs.records import Job, NewJob, NewRequest, RejectedRow
 from nightjar.jobs.store import Store
 from nightjar.pipeline.embedded.patience import Patience
 from nightjar.pipeline.embedded.processes import ServiceError
@@ -36,6 +37,7 @@ from nightjar.pipeline.files.vectors import VectorsError, register_vectors
 from nightjar.pipeline.settings import Settings, SettingsError
 
 _POLL_S = 0.2
+_WATCH_ROWS = 1_000
 _FREE_BYTES = 32 << 20
 
 
@@ -116,6 +118,7 @@ class _Run:
         )
         check_shards(model.config, self._settings.shard_count)
         self._store = Store(self._settings.database_url.get_secret_value())
+        self._system: EmbeddedSystem | None = None
 
     def execute(self, started: float) -> RunSummary:
         try:
@@ -123,20 +126,25 @@ class _Run:
             self._prepare_cache()
             if self._is_followed():
                 self._forget_finished()
-            job, resumed = self._submit_or_resume()
-            if self._arguments.retry and self._store.retries.retry(job.id):
-                job = self._store.jobs.get(job.id)
-            before = job.ended
-            was_finished = job.is_over and self._work.was_written(self._workdir, job)
-            self._listener.submitted(job, resumed=resumed)
             earlier = self._store.heartbeats.compute_seconds()  # of the runs that this one resumes
-            if not job.is_over:
-                job = self._compute(job)
+            with ExitStack() as services:
+                job, resumed = self._submit_or_resume(services)
+                if self._arguments.retry and self._store.retries.retry(job.id):
+                    job = self._store.jobs.get(job.id)
+                before = job.ended
+                was_finished = job.is_over and self._work.was_written(self._workdir, job)
+                self._listener.submitted(job, resumed=resumed)
+                if not job.is_over:
+                    job = self._compute(job, self._started(services))
+                if self._system is not None:  # the services end while the results are written
+                    self._system.terminate()
+                precisions: set[str] = set()
+                if not was_finished:
+                    overwrite = self._arguments.overwrite
+                    precisions = self._work.write(
+                        self._store, job, self._workdir, overwrite=overwrite
+                    )
             spent = self._store.heartbeats.compute_seconds() - earlier
-            precisions: set[str] = set()
-            if not was_finished:
-                overwrite = self._arguments.overwrite
-                precisions = self._work.write(self._store, job, self._workdir, overwrite=overwrite)
             failed = next(self._store.results.iterate(job.id, outcome="failed"), None)
         finally:
             self._store.close()
@@ -168,8 +176,11 @@ class _Run:
         finally:
             answers.close()
 
-    def _submit_or_resume(self) -> tuple[Job, bool]:
-        """Return the job of these arguments, and whether an earlier run had submitted it."""
+    def _submit_or_resume(self, services: ExitStack) -> tuple[Job, bool]:
+        """Return the job of these arguments, and whether an earlier run had submitted it.
+
+        The services of a new job start before its rows are read, and load the model meanwhile.
+        """
         asked = self._asked()
         # Empty values are left out, so that an older version without them has the same key.
         parts = [value for value in asked.values() if value]
@@ -187,7 +198,8 @@ class _Run:
                 )
             if not known:
                 note_asked(self._workdir, asked)
-                submission.add(self._work.rows(self._settings.bad_lines_in_a_row))
+                rows = self._work.rows(self._settings.bad_lines_in_a_row)
+                submission.add(_watched(rows, self._started(services)))
         return self._store.jobs.get(submission.job_id), submission.existing
 
     def _asked(self) -> dict[str, str]:
@@ -228,20 +240,26 @@ class _Run:
             registered.append(f"{name} {vectors.sha256}")
         return registered
 
-    def _compute(self, job: Job) -> Job:
-        """Run the services until the job is over, then end them."""
-        logs = self._workdir / "logs"
-        with EmbeddedSystem(self._store, self._settings, logs, self._listener.noticed) as system:
-            watch = Patience(self._store.jobs, self._listener.noticed)
-            while not job.is_over:
-                time.sleep(_POLL_S)
-                system.watch()
-                self._check_disk()
-                ended, job = job.ended, self._store.jobs.get(job.id)
-                if job.ended > ended:
-                    system.progressed()
-                watch.check(job)
-                self._listener.progressed(job)
+    def _started(self, services: ExitStack) -> EmbeddedSystem:
+        """Start the services, unless they are; they end with the block of `services`."""
+        if self._system is None:
+            logs = self._workdir / "logs"
+            system = EmbeddedSystem(self._store, self._settings, logs, self._listener.noticed)
+            self._system = services.enter_context(system)
+        return self._system
+
+    def _compute(self, job: Job, system: EmbeddedSystem) -> Job:
+        """Keep the services running until the job is over."""
+        watch = Patience(self._store.jobs, self._listener.noticed)
+        while not job.is_over:
+            time.sleep(_POLL_S)
+            system.watch()
+            self._check_disk()
+            ended, job = job.ended, self._store.jobs.get(job.id)
+            if job.ended > ended:
+                system.progressed()
+            watch.check(job)
+            self._listener.progressed(job)
         return job
 
     def _check_disk(self) -> None:
@@ -251,6 +269,16 @@ class _Run:
                 f"the disk of {self._workdir} is full ({free >> 20} MiB free, {_FREE_BYTES >> 20} "
                 "needed); free some, then run the same command again to continue"
             )
+
+
+def _watched(
+    rows: Iterable[NewRequest | RejectedRow], system: EmbeddedSystem
+) -> Iterator[NewRequest | RejectedRow]:
+    """Yield the rows; a model that cannot be loaded ends a run before all are read."""
+    for number, row in enumerate(rows):
+        if number % _WATCH_ROWS == 0:
+            system.watch()
+        yield row
 
 
 def _cache_settings(path: Path | None) -> dict[str, Any]:

@@ -105,11 +105,15 @@ class EmbeddedSystem:
         for service in [*self._workers, self.broker]:
             service.progressed()
 
-    def stop(self) -> None:
-        """End everything, the broker last."""
+    def terminate(self) -> None:
+        """Ask the services to end, but for the broker; `stop` waits for them."""
         for service in self._workers:
             if service.process is not None:
                 service.process.terminate()
+
+    def stop(self) -> None:
+        """End everything, the broker last."""
+        self.terminate()
         for service in [*self._workers, self.broker]:
             service.stop(_STOP_GRACE_S)
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -3,13 +3,18 @@
 Anybody who reaches the address reads them, so a port alone means the loopback interface.
 """
 
+from __future__ import annotations
+
 import logging
+from typing import TYPE_CHECKING
 
 from prometheus_client import start_http_server
 
-from nightjar.jobs.store import Store
 from nightjar.pipeline.metrics.recording import landed, recorder
-from nightjar.pipeline.settings import Settings
+
+if TYPE_CHECKING:  # beat has no store, and starts in half the time without its modules
+    from nightjar.jobs.store import Store
+    from nightjar.pipeline.settings import Settings
 
 logger = logging.getLogger(__name__)
 

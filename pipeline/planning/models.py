@@ -1,8 +1,8 @@
 """The models that a planner plans for: for each its encoder, and the answers that are kept."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Self
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
 from nightjar.jobs.models import PlannedModel
@@ -12,6 +12,7 @@ from nightjar.jobs.store.models import Models
 from nightjar.pipeline.planning.encode import Encoder
 from nightjar.pipeline.planning.reuse import open_cache
 from nightjar.pipeline.settings import Settings, SettingsError
+from nightjar.pipeline.settings.distinct import check_distinct
 
 WRITE_EVERY_S = 60.0
 
@@ -122,21 +123,6 @@ class PlanningModels:
         what = "the models served here are" if many else "the model served here is"
         message = f"{what} {served}, not {str(name)[:80]!r}; {rest}"
         return RequestError("model_not_found", message, "body.model")
-
-
-class _HasFingerprint(Protocol):
-    @property
-    def fingerprint(self) -> str: ...
-
-
-def check_distinct(name: str, fingerprint: str, others: Mapping[str, _HasFingerprint]) -> None:
-    """Raise SettingsError where a model of another name has the same files."""
-    for other, model in others.items():
-        if other != name and model.fingerprint == fingerprint:
-            both = " and ".join(map(repr, sorted((name, other))))
-            raise SettingsError(
-                f"NIGHTJAR_MODELS: {both} are the same model; leave one of them out"
-            )
 
 
 class KnownModels:

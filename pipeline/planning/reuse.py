@@ -208,6 +208,8 @@ _OFF: JsonObject = {
     **{name: getattr(SamplingParams(1), name) for name in set(SAME_IN_BODY) - _FIRST_FIELDS},
 }
 
+_encode = json.JSONEncoder(sort_keys=True).encode
+
 
 def answer_digest(
     body: JsonObject,
@@ -233,7 +235,7 @@ def answer_digest(
     asked["shape"] = "chat" if "messages" in body else "text"  # of the answer
     if body.get("return_documents"):
         asked["documents"] = body["documents"]  # they are part of the answer
-    parts = [json.dumps(asked, sort_keys=True).encode(), (vectors_sha256 or "").encode()]
+    parts = [_encode(asked).encode(), (vectors_sha256 or "").encode()]
     has_key = body.get("content_key") is not None  # it is in `asked`
     parts.append(b"segments %d" % len(segments) if has_key else pack_segments(segments))
     return _digest_of(parts)

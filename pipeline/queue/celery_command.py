@@ -6,7 +6,6 @@ when a killed worker is started again.
 """
 
 import logging
-import os
 import sys
 from importlib import import_module
 
@@ -14,7 +13,7 @@ from celery.bin.base import CLIContext
 from celery.bin.beat import beat
 from celery.bin.worker import worker
 
-from nightjar.logs import configure, name_process
+from nightjar.logs import configure, is_json, name_process
 from nightjar.pipeline.queue.commands import CLOCK_APP, GPU_WORKER_APP, PLANNER_APP
 
 PROCESSES = {PLANNER_APP: "planner", GPU_WORKER_APP: "gpu-worker", CLOCK_APP: "beat"}
@@ -25,7 +24,7 @@ def main() -> None:
     """Run the command until its process is told to end."""
     name, command, *options = sys.argv[1:]
     name_process(PROCESSES.get(name, command))
-    quiet = os.environ.get("NIGHTJAR_LOG_FORMAT") == "json"
+    quiet = is_json()
     if quiet:  # neither Celery's banner nor Python's warnings are JSON
         configure()
         logging.captureWarnings(True)

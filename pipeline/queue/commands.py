@@ -16,6 +16,8 @@ CANNOT_START = "nightjar worker: "
 CLOCK_APP = "nightjar.pipeline.queue.clock"
 PLANNER_APP = "nightjar.pipeline.planning.tasks"
 GPU_WORKER_APP = "nightjar.gpu_worker.worker.tasks"
+_CELERY = "nightjar.pipeline.queue.celery_command"
+_GPU_WORKER = "nightjar.gpu_worker.worker"  # the same, and loads its models meanwhile
 TASK_RUNNER = "nightjar.pipeline.runner.process"
 
 # Schedules are kept in memory: every entry is a short interval, and Celery's default scheduler
@@ -62,7 +64,8 @@ def worker_command(role: WorkerRole, settings: Settings) -> list[str]:
     if role is WorkerRole.PLAN:
         return _worker(PLANNER_APP, PLANNER, [PLAN_QUEUE], _PLANNER_THREADS)
     # It reads its models itself, and listens on their queues.
-    return _worker(GPU_WORKER_APP, GPU_WORKER, [], settings.all_worker_threads)
+    threads = settings.all_worker_threads
+    return _worker(GPU_WORKER_APP, GPU_WORKER, [], threads, entry=_GPU_WORKER)
 
 
 def beat_command() -> list[str]:
@@ -90,13 +93,15 @@ def flower_command(address: str, port: int) -> list[str]:
     return [*command, "--read_only"]
 
 
-def _celery(app: str, command: str) -> list[str]:
-    return [sys.executable, "-m", "nightjar.pipeline.queue.celery_command", app, command]
+def _celery(app: str, command: str, entry: str = _CELERY) -> list[str]:
+    return [sys.executable, "-m", entry, app, command]
 
 
-def _worker(app: str, name: str, queues: list[str], threads: int) -> list[str]:
+def _worker(
+    app: str, name: str, queues: list[str], threads: int, entry: str = _CELERY
+) -> list[str]:
     return [
-        *_celery(app, "worker"),
+        *_celery(app, "worker", entry),
         "--pool=threads",
         f"--concurrency={threads}",
         *([f"--queues={','.join(queues)}"] if queues else []),

@@ -19,7 +19,8 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.engine import Engine, EngineConfig
 from nightjar.gpu_worker.models import load_model
 from nightjar.gpu_worker.worker.flights import LauncherError
-from nightjar.gpu_worker.worker.served import open_directories, start_models
+from nightjar.gpu_worker.worker.served import start_models
+from nightjar.gpu_worker.worker.starting import open_directories
 from nightjar.gpu_worker.worker.worker import GpuWorker
 from nightjar.jobs.api.key_ring import Access
 from nightjar.jobs.records import ResultRecord

@@ -268,6 +268,10 @@ def test_a_violation_is_seen() -> None:
         ("gpu_worker.compute", "torch"),  # for the fake engine
         ("pipeline.queue.celery_command", "flower"),
         ("gpu_worker.worker.tasks", "alembic"),
+        ("gpu_worker.worker.starting", "celery"),
+        ("gpu_worker.worker.starting", "sqlalchemy"),
+        ("pipeline.queue.clock", "sqlalchemy"),
+        ("pipeline.embedded.run", "redis"),
     ],
 )
 def test_what_a_process_does_not_need_is_not_loaded(module: str, spared: str) -> None:

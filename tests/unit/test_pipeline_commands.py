@@ -34,7 +34,12 @@ def test_a_gpu_worker_finds_its_queues_by_itself() -> None:
     command = worker_command(
         WorkerRole.COMPUTE, Settings.read(worker_threads=7, worker_live_threads=3)
     )
-    assert "nightjar.gpu_worker.worker.tasks" in command
+    assert command[:5] == [
+        *PYTHON,
+        "nightjar.gpu_worker.worker",
+        "nightjar.gpu_worker.worker.tasks",
+        "worker",
+    ]
     assert "--concurrency=10" in command
     assert f"--hostname=gpu-{os.getpid()}@%h" in command
     assert not [option for option in command if option.startswith("--queues")]

@@ -22,7 +22,7 @@ from nightjar.gpu_worker.verify.first_start import (
     verify_first_start,
 )
 from nightjar.gpu_worker.worker.flights import LauncherError
-from nightjar.gpu_worker.worker.served import unverified
+from nightjar.gpu_worker.worker.starting import unverified
 from nightjar.kernels.cache_folder import cache_folder as kernels_folder
 from nightjar.pipeline.settings import Settings
 
