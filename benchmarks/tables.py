@@ -68,7 +68,8 @@ def run(
         ignore_eos=str(not FAKE.items() <= environment.items()).lower(),
     )
     task.write_text(text, encoding="utf-8")
-    seconds, watch, said = nightjar_run(task, *options, environment=environment)
+    # The services end while the answers are written: then nobody shares the libraries any more.
+    seconds, watch, said = nightjar_run(task, *options, environment=environment, shared=False)
     return {
         "rows": args.rows,
         "seconds": round(seconds, 1),

@@ -115,9 +115,14 @@ def families_of_run(root: psutil.Process) -> Families:
 
 
 def nightjar_run(
-    source: Path, *options: str | Path, environment: Mapping[str, str] | None = None
+    source: Path,
+    *options: str | Path,
+    environment: Mapping[str, str] | None = None,
+    shared: bool = True,
 ) -> tuple[float, Watch, str]:
     """`nightjar run` from start to end: its seconds, what its processes took, what it said.
+
+    shared: as `Watch` has it.
 
     Raises:
         SystemExit: It failed; the message is what it said.
@@ -128,7 +133,7 @@ def nightjar_run(
         began = time.monotonic()
         process = subprocess.Popen(command, env=os.environ | (environment or {}), stderr=stream)
         root = psutil.Process(process.pid)
-        with Watch(lambda: families_of_run(root)) as watch:
+        with Watch(lambda: families_of_run(root), shared=shared) as watch:
             status = process.wait()
             seconds = time.monotonic() - began
     text = said.read_text(encoding="utf-8").strip()
