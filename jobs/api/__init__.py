@@ -13,13 +13,14 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 import nightjar
+from nightjar.jobs.api import openai_schemas, report_schemas, schedule_schemas, schemas
 from nightjar.jobs.api.authentication import Authentication, reading_check
 from nightjar.jobs.api.batches import batches_router
 from nightjar.jobs.api.body import UploadLimits
 from nightjar.jobs.api.call_routes import calls_router
 from nightjar.jobs.api.calls import Calls, CallSettings
 from nightjar.jobs.api.clear_headers import ClearHeaders
-from nightjar.jobs.api.documenting import EVERYWHERE
+from nightjar.jobs.api.documenting import EVERYWHERE, describe_late
 from nightjar.jobs.api.errors import (
     answer_bad_parameter,
     answer_error,
@@ -53,6 +54,8 @@ from nightjar.jobs.errors import JobError
 from nightjar.jobs.model_choice import ConfiguredModels
 from nightjar.jobs.store import Store
 from nightjar.jobs.webhooks.addresses import AddressGuard
+
+describe_late(openai_schemas, report_schemas, schedule_schemas, schemas)
 
 
 def create_app(  # noqa: PLR0913 - the parts of one application

@@ -5,10 +5,13 @@ returns a Response itself, so FastAPI only describes the answer and does not cop
 """
 
 import json
+from types import ModuleType
 from typing import Annotated, Any
 
 from fastapi import Path
 from fastapi.responses import StreamingResponse
+from pydantic import ConfigDict
+from typing_extensions import is_typeddict
 
 from nightjar.jobs.api.schemas import ErrorAnswer
 from nightjar.jobs.lines.error_shape import error_payload
@@ -91,6 +94,17 @@ _ERRORS: dict[int, tuple[str, str, str]] = {
         "the database is not available; the API's log says why",
     ),
 }
+
+
+def describe_late(*modules: ModuleType) -> None:
+    """Let pydantic look through these modules' types when the document is asked for.
+
+    FastAPI would do so for each route as an application is made, half the time that this takes.
+    """
+    for module in modules:
+        for kind in vars(module).values():
+            if is_typeddict(kind):
+                kind.__pydantic_config__ = ConfigDict(defer_build=True)
 
 
 def example_content(example: object, media: str = "application/json") -> dict[str, Any]:
