@@ -1,10 +1,9 @@
 """Running a test by each backend of the CPU ops.
 
-`python -m tests.backends` compiles the kernels that the tests use, for each kind of processor.
+`python -m tests.backends` compiles the kernels that the tests use.
 """
 
 import os
-import platform
 import shutil
 from types import ModuleType
 
@@ -12,8 +11,7 @@ import pytest
 import torch
 
 from nightjar.kernels import native
-from nightjar.kernels.cache_folder import cache_folder
-from nightjar.kernels.native.build import library, load
+from nightjar.kernels.native.build import library
 
 BACKENDS = ("torch", "native")
 # GCC 12 finds an uninitialised variable in its own header of intrinsics.
@@ -57,6 +55,3 @@ def require(there):
 if __name__ == "__main__":
     choose_compiler()
     library()
-    if shutil.which("c++") is not None and platform.machine() == "x86_64":
-        os.environ["CXX"] = NARROW_COMPILER
-        load(cache_folder())

@@ -63,9 +63,11 @@ def test_the_real_kernels_compile_without_a_warning(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="another processor's registers")
-def test_the_kernels_of_a_processor_without_avx512():
+def test_the_kernels_of_a_processor_without_avx512(monkeypatch):
     """Registers half as wide, and half as many: the kernels' own tests, compiled for them."""
     require_compiler()
+    monkeypatch.setenv("CXX", NARROW_COMPILER)
+    build.load(cache_folder())
     environment = os.environ | {"CXX": NARROW_COMPILER, build.SWITCH: "native"}
     parts = "attention", "attend", "float", "layers", "logits", "ops", "sampling", "team"
     tests = [f"tests/unit/test_kernels_{part}.py" for part in parts]
