@@ -10,20 +10,23 @@ skipped on a laptop and fail where the variable CI is set.
 import os
 import shutil
 import tempfile
-import uuid
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.engine import make_url
 
 from nightjar.jobs.store import Store
+from tests.postgres_schemas import Schemas, administering, drop, new_name, url_of
 
 POSTGRES_VARIABLE = "NIGHTJAR_TEST_POSTGRES"
+
+KINDS = ("sqlite", "postgresql")
+SQLITE_FIRST = ("sqlite", pytest.param("postgresql", marks=pytest.mark.slow))
+"""For a long test of what both databases do alike: PostgreSQL's turn is in `make test-all`."""
 
 
 @contextmanager
@@ -54,27 +57,11 @@ def running_postgres() -> Iterator[str]:
 @contextmanager
 def fresh_postgres_database(server_url: str) -> Iterator[str]:
     """The URL of an empty schema of its own, which takes milliseconds; dropped after the block."""
-    url = make_url(server_url).set(drivername="postgresql+psycopg")
-    name = f"nightjar_{uuid.uuid4().hex}"
-    admin = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
-    try:
-        with admin.connect() as connection:
-            connection.execute(sa.text(f'CREATE SCHEMA "{name}"'))
-        # What connects by this URL sees this schema alone, and can be found by its name.
-        settings = {"options": f"-csearch_path={name}", "application_name": name}
-        yield url.update_query_dict(settings).render_as_string(hide_password=False)
-        with admin.connect() as connection:
-            # A process that a test has killed may have left a transaction behind.
-            connection.execute(
-                sa.text(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                    "WHERE application_name = :name"
-                ),
-                {"name": name},
-            )
-            connection.execute(sa.text(f'DROP SCHEMA "{name}" CASCADE'))
-    finally:
-        admin.dispose()
+    name = new_name()
+    with administering(server_url) as admin:
+        admin.exec_driver_sql(f'CREATE SCHEMA "{name}"')
+        yield url_of(server_url, name)
+        drop(admin, name)
 
 
 Statement = tuple[str, Any]
@@ -140,11 +127,20 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
+def tables() -> None:
+    """Among the fixtures of a test, it has `database_url` name a database with tables."""
+
+
+@pytest.fixture(params=KINDS)
 def database_url(request: pytest.FixtureRequest) -> str:
-    """The URL of an empty database: the test runs once for each kind."""
-    name = "sqlite_url" if request.param == "sqlite" else "postgres_url"
-    url: str = request.getfixturevalue(name)
+    """The URL of an empty database, or of one with tables and no jobs where `store` is asked for.
+
+    The test runs once for each kind.
+    """
+    kind = "sqlite" if request.param == "sqlite" else "postgres"
+    state = "tables" if "tables" in request.fixturenames else "url"
+    url: str = request.getfixturevalue(f"{kind}_{state}")
     return url
 
 
@@ -159,10 +155,12 @@ def migrated_sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def postgres_migration(postgres_server: str) -> list[Statement]:
-    """What makes the tables in PostgreSQL, to be done again for every test."""
+def postgres_schemas(postgres_server: str) -> Iterator[Schemas]:
+    """Schemas with tables, to be lent to one test after the other."""
     with fresh_postgres_database(postgres_server) as url:
-        return recorded_migration(url)
+        migration = recorded_migration(url)
+    with closing(Schemas(postgres_server, lambda url: make_tables(url, migration))) as schemas:
+        yield schemas
 
 
 @pytest.fixture
@@ -173,16 +171,15 @@ def sqlite_tables(sqlite_url: str, migrated_sqlite_file: Path) -> str:
 
 
 @pytest.fixture
-def postgres_tables(postgres_url: str, postgres_migration: list[Statement]) -> str:
+def postgres_tables(postgres_schemas: Schemas) -> Iterator[str]:
     """The URL of a PostgreSQL database with tables and no jobs."""
-    make_tables(postgres_url, postgres_migration)
-    return postgres_url
+    with postgres_schemas.lent() as url:
+        yield url
 
 
 @pytest.fixture
-def store(database_url: str, request: pytest.FixtureRequest) -> Iterator[Store]:
+def store(database_url: str, tables: None) -> Iterator[Store]:
     """A store with tables and no jobs."""
-    kind = "sqlite" if database_url.startswith("sqlite") else "postgres"
-    opened = Store(request.getfixturevalue(f"{kind}_tables"))
+    opened = Store(database_url)
     yield opened
     opened.close()

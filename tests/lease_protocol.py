@@ -21,9 +21,9 @@ from nightjar.jobs.records import ClaimedMicroBatch, MicroBatchRef, NewResult, R
 from nightjar.jobs.states import JobState
 from nightjar.jobs.store import Store
 from nightjar.jobs.workers import Crash
-from tests.databases import Statement, fresh_postgres_database, make_tables
 from tests.jobs import planned
 from tests.outcomes import answers
+from tests.postgres_schemas import Schemas
 
 BATCHES, EACH = 2, 3
 MANY = 100
@@ -243,12 +243,9 @@ class LeaseProtocol(RuleBasedStateMachine):
 
 
 class PostgresLeaseProtocol(LeaseProtocol):
-    """The same on PostgreSQL; whoever runs it says where the server is, and what makes tables."""
+    """The same on PostgreSQL; whoever runs it says who lends databases."""
 
-    server = ""
-    migration: Sequence[Statement] = ()
+    schemas: Schemas
 
     def open_store(self) -> Store:
-        url = self.place.enter_context(fresh_postgres_database(self.server))
-        make_tables(url, list(self.migration))
-        return Store(url)
+        return Store(self.place.enter_context(self.schemas.lent()))

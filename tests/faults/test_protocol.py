@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.databases import Statement
 from tests.lease_protocol import LeaseProtocol, PostgresLeaseProtocol
+from tests.postgres_schemas import Schemas
 
 
 def many(examples: int) -> settings:
@@ -35,9 +35,8 @@ class TestLongLeaseProtocol(LongLeaseProtocol.TestCase):  # type: ignore[misc,na
 
 
 @pytest.fixture(scope="class")
-def on_postgres(postgres_server: str, postgres_migration: list[Statement]) -> None:
-    LongPostgresLeaseProtocol.server = postgres_server
-    LongPostgresLeaseProtocol.migration = postgres_migration
+def on_postgres(postgres_schemas: Schemas) -> None:
+    LongPostgresLeaseProtocol.schemas = postgres_schemas
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from nightjar.jobs.store import Store
 from nightjar.pipeline.client import steps
 from tests.api_process import Api, running_api
 from tests.cutting_proxy import Cut, CuttingProxy
-from tests.databases import fresh_postgres_database
+from tests.databases import SQLITE_FIRST, fresh_postgres_database
 from tests.jobs import planned
 from tests.outcomes import compute
 from tests.services import free_port
@@ -31,7 +31,7 @@ CUTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=SQLITE_FIRST)
 def system(
     request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Api, Store]]:

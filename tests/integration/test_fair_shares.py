@@ -17,6 +17,7 @@ from nightjar.jobs.store.share_tables import share
 from nightjar.jobs.workers import Crash
 from nightjar.pipeline.front.cli.database import shares as show_shares
 from nightjar.pipeline.queue.sweeper import Sweeper
+from tests.databases import SQLITE_FIRST
 from tests.outcomes import answers, claim
 from tests.tenants import Machine, Rows, plan_for, set_weight
 
@@ -32,6 +33,7 @@ def flood(machine: Machine, jobs: int) -> None:
         machine.add("flood", 8, TINY)
 
 
+@pytest.mark.parametrize("database_url", SQLITE_FIRST, indirect=True)
 def test_computed_tokens_follow_the_weights_beside_a_flood(store: Store) -> None:
     set_weight(store, "gold", 3.0)
     machine = Machine(store)
@@ -46,6 +48,7 @@ def test_computed_tokens_follow_the_weights_beside_a_flood(store: Store) -> None
     assert landed["flood"] == pytest.approx(fifth, rel=0.05)
 
 
+@pytest.mark.parametrize("database_url", SQLITE_FIRST, indirect=True)
 def test_what_one_tenant_leaves_goes_to_the_others_and_its_return_gives_its_share(
     store: Store,
 ) -> None:
@@ -75,6 +78,7 @@ def test_a_tenant_that_comes_anew_does_not_take_the_others_turn(store: Store) ->
     assert abs(both["new"] - both["old"]) <= 2 * ONE
 
 
+@pytest.mark.parametrize("database_url", SQLITE_FIRST, indirect=True)
 def test_after_an_idle_time_of_all_nobody_has_credit(store: Store) -> None:
     machine = Machine(store, window=2, leases=1)
     machine.add("busy", 30)

@@ -13,6 +13,7 @@ from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import NewJob, NewRequest
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
+from tests.databases import SQLITE_FIRST
 from tests.models import Gpt2Shape, save_gpt2
 
 CONTEXT = 131_072
@@ -73,6 +74,7 @@ def long_bodies() -> list[dict[str, Any]]:
     return bodies
 
 
+@pytest.mark.parametrize("database_url", SQLITE_FIRST, indirect=True)
 def test_rows_of_4_mb_take_little_memory_where_the_context_is_long(
     store: Store, long_model: Path
 ) -> None:

@@ -20,8 +20,8 @@ ROWS = 6_000
 
 
 @pytest.fixture
-def engine(postgres_url: str) -> Iterator[sa.Engine]:
-    made = sa.create_engine(postgres_url.replace("postgresql:", "postgresql+psycopg:"))
+def engine(postgres_tables: str) -> Iterator[sa.Engine]:
+    made = sa.create_engine(postgres_tables)
     yield made
     made.dispose()
 

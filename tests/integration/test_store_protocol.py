@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.databases import Statement
 from tests.lease_protocol import LeaseProtocol, PostgresLeaseProtocol
+from tests.postgres_schemas import Schemas
 
 LeaseProtocol.TestCase.settings = settings(
     max_examples=20,
@@ -14,7 +14,7 @@ LeaseProtocol.TestCase.settings = settings(
 )
 TestLeaseProtocol = LeaseProtocol.TestCase
 
-# Each example makes a database anew, which takes longer there.
+# A statement takes longer there.
 PostgresLeaseProtocol.TestCase.settings = settings(
     max_examples=12,
     stateful_step_count=25,
@@ -24,9 +24,8 @@ PostgresLeaseProtocol.TestCase.settings = settings(
 
 
 @pytest.fixture(scope="class")
-def on_postgres(postgres_server: str, postgres_migration: list[Statement]) -> None:
-    PostgresLeaseProtocol.server = postgres_server
-    PostgresLeaseProtocol.migration = postgres_migration
+def on_postgres(postgres_schemas: Schemas) -> None:
+    PostgresLeaseProtocol.schemas = postgres_schemas
 
 
 @pytest.mark.usefixtures("on_postgres")

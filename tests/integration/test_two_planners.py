@@ -18,6 +18,7 @@ from nightjar.pipeline.queue.celery_app import PLAN_TASK, create_celery_app
 from nightjar.pipeline.queue.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.queue.leadership import PLANNER
 from nightjar.pipeline.settings import Settings
+from tests.databases import SQLITE_FIRST
 from tests.jobs import submit
 from tests.processes import wait_until
 from tests.services import end_abruptly
@@ -86,6 +87,7 @@ def is_dispatched(store: Store, job_id: str) -> bool:
     return store.jobs.get_in_detail(job_id)[1][MicroBatchState.DISPATCHED] > 0
 
 
+@pytest.mark.parametrize("database_url", SQLITE_FIRST, indirect=True)
 def test_one_leads_and_the_other_takes_over_when_it_is_killed(
     store: Store, planners: Planners
 ) -> None:
