@@ -34,11 +34,16 @@ def sample(family: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def values_of(item: pytest.Item) -> set[tuple[str, ...]]:
-    """What a test is given.  Parameters that one `parametrize` lists together are one value."""
+    """What a test is given, by fixtures too.
+
+    Parameters that one `parametrize` lists together are one value.
+    """
     given = {name: repr(value) for name, value in item.callspec.params.items()}
     together = []
     for mark in item.iter_markers("parametrize"):
         names = mark.args[0]
         split = names.split(",") if isinstance(names, str) else names
         together.append([name.strip() for name in split])
+    listed = {name for names in together for name in names}
+    together += [[name] for name in given if name not in listed]
     return {tuple(f"{name}={given[name]}" for name in names) for names in together}

@@ -17,6 +17,7 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models import Decoder, KVTensors, TokenBatch, load_model
 from tests.backends import choose_compiler
 from tests.bare_machine import GPU_FOLDERS, asks_for_gpu_alone
+from tests.combinations import mark_all_but_a_sample
 from tests.models import save_gpt2
 
 HAS_DATABASES = find_spec("sqlalchemy") is not None
@@ -86,8 +87,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a CUDA device")
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let warnings pass in the tests of a GPU, and order the files where several run at a time."""
+    """Let warnings pass in the tests of a GPU, and order the files where several run at a time.
+
+    Of what is `sampled`, `make test` runs a few cases.
+    """
+    mark_all_but_a_sample(item for item in items if item.get_closest_marker("sampled"))
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.filterwarnings("default"))

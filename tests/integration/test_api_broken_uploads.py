@@ -220,6 +220,7 @@ def peak_bytes(processes: list[psutil.Process]) -> int:
 
 @pytest.mark.parametrize("ending", [FIN, RESET])
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
+@pytest.mark.sampled
 def test_an_upload_that_breaks_off_leaves_nothing_as_in_one_process(
     place: Place, ending: str, share: float
 ) -> None:

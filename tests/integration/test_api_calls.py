@@ -176,6 +176,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("path", "raw", "status", "code", "param"), WRONG)
+@pytest.mark.sampled
 def test_a_wrong_body(
     client: TestClient, path: str, raw: bytes, status: int, code: str | None, param: str | None
 ) -> None:

@@ -98,6 +98,7 @@ def test_the_same_idempotency_key_gives_the_same_job(client: TestClient, planner
         ({}, b""),
     ],
 )
+@pytest.mark.sampled
 def test_a_known_idempotency_key_with_other_content_is_refused(
     client: TestClient, store: Store, query: dict[str, str], content: bytes
 ) -> None:
@@ -209,6 +210,7 @@ def test_without_a_completion_window_nothing_expires(client: TestClient) -> None
 @pytest.mark.parametrize(
     "window", ["", "h", "24", "24x", "-1h", "1.5h", "0s", "366d", "9" * 40 + "h", "²h", "1 h"]
 )
+@pytest.mark.sampled
 def test_a_bad_completion_window(client: TestClient, store: Store, window: str) -> None:
     query = {"completion_window": window}
     response = client.post("/v1/jobs", params=query, content=row("a"), headers=HEADERS)
@@ -225,6 +227,7 @@ def test_a_priority(client: TestClient, store: Store) -> None:
 
 
 @pytest.mark.parametrize("priority", ["", "-1", "10", "1.0", "high", "²", " 1"])
+@pytest.mark.sampled
 def test_a_bad_priority(client: TestClient, store: Store, priority: str) -> None:
     query = {"priority": priority}
     response = client.post("/v1/jobs", params=query, content=row("a"), headers=HEADERS)

@@ -292,6 +292,7 @@ def test_a_job_that_was_cancelled_writes_nothing(
         ("owls", "link.toml", "leads out of the task folder"),
     ],
 )
+@pytest.mark.sampled
 def test_a_task_of_the_api_is_one_of_the_tenants_folder(
     store: Store, clock: Clock, tmp_path: Path, tiny_model: Path, tenant: str, name: str, told: str
 ) -> None:

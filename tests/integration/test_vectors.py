@@ -69,6 +69,7 @@ def test_a_changed_file_is_a_new_version_and_the_same_one_is_not(
         ([np.ones((3, 32), np.float32)] * 2, "2 tensors"),
     ],
 )
+@pytest.mark.sampled
 def test_tensors_that_cannot_be_used(
     store: Store, tmp_path: Path, model: ModelDirectory, arrays: list[np.ndarray], said: str
 ) -> None:
@@ -164,6 +165,7 @@ def test_a_name_means_the_latest_and_an_alias_its_version(store: Store) -> None:
 
 
 @pytest.mark.parametrize("alias", ["latest", "3", "", "a b", "x" * 65, "a@b"])
+@pytest.mark.sampled
 def test_what_no_alias_can_be(store: Store, alias: str) -> None:
     put(store, "tuned", 1)
     with pytest.raises(VectorAliasError):
