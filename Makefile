@@ -46,9 +46,9 @@ test: $(VENV)/installed-dev ## Lint, types and every test but the long ones, thr
 test-all: test ## The same, and the long tests but for the fault suite
 	$(BIN)/python -m pytest -m "slow and not gpu" --ignore=tests/faults
 
-# What needs a deployment that computes is one group; all else is spread over the other processes.
+# What needs a deployment that computes is one file, so that one process starts it.
 test-browser: $(VENV)/installed-browser ## The web page in a real Chromium; it is skipped without one
-	$(BIN)/python -m pytest tests/browser -n 3 --dist loadgroup
+	$(BIN)/python -m pytest tests/browser -n 3 --dist loadfile
 
 test-faults: $(VENV)/installed-dev ## Kill, stop and starve every process; writes docs/reference/faults.md
 	$(BIN)/python -m tests.faults

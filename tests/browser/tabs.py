@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Page, Response
+from playwright.sync_api import Browser, BrowserContext, Page, Response, expect
 
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 360, "height": 740}
@@ -58,3 +58,9 @@ def opened_tab(chromium: Browser, url: str, **options: Any) -> Tab:
     page.on("dialog", lambda dialog: tab.complaints.append(f"a dialog: {dialog.message}"))
     context.on("request", watch_request)
     return tab
+
+
+def asked(page: Page, action: str) -> None:
+    """Press the button of an action; its question is open then."""
+    page.locator("#actions").get_by_role("button", name=action).click()
+    expect(page.get_by_role("dialog")).to_be_visible()

@@ -5,17 +5,9 @@ from playwright.sync_api import Page, expect
 
 from nightjar.jobs.states import JobState
 from nightjar.jobs.store import Store
-from tests.browser.deployments import Deployment, Site
-from tests.browser.tabs import Tab
+from tests.browser.deployments import Site
+from tests.browser.tabs import Tab, asked
 from tests.shown_jobs import Work, make, say, talk
-
-PATIENCE_MS = 30_000
-
-
-def asked(page: Page, action: str) -> None:
-    """Press the button of an action; its question is open then."""
-    page.locator("#actions").get_by_role("button", name=action).click()
-    expect(page.get_by_role("dialog")).to_be_visible()
 
 
 def new_job(store: Store) -> str:
@@ -106,22 +98,3 @@ def test_a_page_of_another_browser_does_nothing(tab: Tab, site: Site) -> None:
     page.locator("main").get_by_role("button", name="Cancel job").click()
     expect(page.get_by_role("heading", name="Not allowed")).to_be_visible()
     assert site.store.jobs.get(running).state is JobState.RUNNING
-
-
-@pytest.mark.xdist_group("deployment")
-def test_failures_are_retried_by_processes_that_compute(
-    computing_tab: Tab, deployment: Deployment
-) -> None:
-    page = computing_tab.page
-    job_id = deployment.submit(3, "<poison:raise>")
-    computing_tab.go(f"/jobs/{job_id}")
-    expect(page.locator(".now .status")).to_have_text("Failed", timeout=PATIENCE_MS)
-    page.get_by_role("link", name="Failures").click()
-    expect(page.locator("table.reasons")).to_contain_text("internal_error")
-    expect(page.locator("table.failed-rows tbody tr")).to_have_count(3)
-    page.get_by_role("link", name="Overview").click()
-    asked(page, "Retry")
-    page.get_by_role("dialog").get_by_role("button", name="Retry failures").click()
-    expect(page.locator("main > .notice")).to_contain_text("queued again")
-    # They fail again: the page sees the second end, too.
-    expect(page.locator(".now .status")).to_have_text("Failed", timeout=PATIENCE_MS)
