@@ -48,7 +48,7 @@ test-all: test ## The same, and the long tests but for the fault suite
 
 # What needs a deployment that computes is one file, so that one process starts it.
 test-browser: $(VENV)/installed-browser ## The web page in a real Chromium; it is skipped without one
-	$(BIN)/python -m pytest tests/browser -n 3 --dist loadfile
+	$(BIN)/python -m pytest tests/browser -n 2 --dist loadfile
 
 test-faults: $(VENV)/installed-dev ## Kill, stop and starve every process; writes docs/reference/faults.md
 	$(BIN)/python -m tests.faults

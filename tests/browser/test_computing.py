@@ -14,7 +14,7 @@ from tests.browser.tabs import Tab, asked, opened_tab
 from tests.processes import wait_until
 
 PATIENCE_MS = 40_000
-ROWS = 400
+ROWS = 200
 FEW = 20
 LOGIN = {"username": FLOWER_LOGIN[0], "password": FLOWER_LOGIN[1]}
 KEEP_SHARES = """() => {

@@ -1,13 +1,33 @@
 """Every page, for everybody: as axe-core sees it by light and by dark, and on a phone."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from tests.browser.axe import grave_faults
 from tests.browser.conftest import Open
 from tests.browser.deployments import Site
 from tests.browser.places import PLACES
-from tests.browser.tabs import PHONE, Tab
+from tests.browser.tabs import DESKTOP, PHONE, Tab, opened_tab
+
+
+@pytest.fixture(scope="module")
+def kept_tab(chromium: Browser, site: Site, operator_state: Path) -> Iterator[Tab]:
+    """One tab for all pages: scripts and styles are fetched once."""
+    opened = opened_tab(chromium, site.url, storage_state=operator_state)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def tab(kept_tab: Tab) -> Iterator[Tab]:
+    """The tab, as a desk has it, by light."""
+    kept_tab.page.set_viewport_size(DESKTOP)
+    kept_tab.page.emulate_media(color_scheme="light")
+    yield kept_tab
+    kept_tab.settle()
 
 
 @pytest.mark.parametrize("name", PLACES)

@@ -153,6 +153,10 @@ def test_a_stalled_upload_is_refused_in_time_as_by_one_process(place: Place) -> 
     assert job_ids(place) == before
 
 
+# Over SQLite it takes half a minute of writing; `make test-all` does so.
+@pytest.mark.parametrize(
+    "place", [pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"], indirect=True
+)
 def test_stalled_uploads_take_no_memory_and_keep_nobody_waiting(place: Place) -> None:
     """More of them than have a place: whoever comes next gets one when theirs is taken away."""
     body = rows(10_000, "x" * 4_000)  # far more than the buffers that every upload may have
