@@ -57,8 +57,10 @@ def seconds(launcher: Launcher, store: Store, prompts: list[list[int]], keys: li
     began = time.perf_counter()
     missing = launcher.missing_vectors(keys)
     data = store.vectors.data(missing) if missing else {}
-    makers = [partial(request, ids=ids, key=key) for ids, key in zip(prompts, named, strict=True)]
-    flight = launcher.submit(makers, keys, data)
+    asked = [
+        request(launcher.next_ticket(), ids, key) for ids, key in zip(prompts, named, strict=True)
+    ]
+    flight = launcher.submit(asked, keys, data)
     flight.done.wait()
     if flight.lost is not None:
         raise flight.lost

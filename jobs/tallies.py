@@ -5,7 +5,8 @@ no result.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -86,11 +87,25 @@ def bin_of(tokens: int) -> int:
     return bisect_right(BIN_EDGES, tokens) - 1
 
 
-def tally_of(results: Iterable[NewResult], cost: ComputeCost | None = None) -> Tally:
+def tally_of(results: Sequence[NewResult], cost: ComputeCost | None = None) -> Tally:
     """Count results that land together."""
-    tally = Tally()
-    for item in results:
-        _count(tally, item)
+    good = [item for item in results if item.error is None]
+    computed = [item for item in good if item.reused is None]
+    generated = [item for item in computed if item.requested_tokens]
+    tally = Tally(
+        rows=len(results),
+        failed=len(results) - len(good),
+        reused=len(good) - len(computed),
+        prompt_tokens=sum([item.prompt_tokens for item in computed]),
+        completion_tokens=sum([item.completion_tokens for item in generated]),
+        requested_tokens=sum([item.requested_tokens for item in generated]),
+        saved_tokens=sum([item.saved_tokens for item in generated]),
+        prompts=_bins([item.prompt_tokens for item in computed]),
+        requested=_bins([item.requested_tokens for item in generated]),
+        generated=_bins([item.completion_tokens for item in generated]),
+        finish_reasons=_words([item.finish_reason for item in computed]),
+        recomputed_in=_words([(item.body or {}).get("recomputed_in") for item in computed]),
+    )
     if cost is not None:
         tally.engine_s, tally.steps = round(cost.engine_s, 6), round(cost.steps, 3)
         tally.cached_tokens, tally.pruned_tokens = cost.cached_tokens, cost.pruned_tokens
@@ -117,31 +132,18 @@ def load_tally(stored: str | None) -> Tally:
         return Tally()
 
 
-def _count(tally: Tally, item: NewResult) -> None:
-    tally.rows += 1
-    if item.error is not None:
-        tally.failed += 1
-        return
-    if item.reused is not None:
-        tally.reused += 1
-        return
-    tally.prompt_tokens += item.prompt_tokens
-    _add_one(tally.prompts, bin_of(item.prompt_tokens))
-    if item.requested_tokens:
-        tally.completion_tokens += item.completion_tokens
-        tally.requested_tokens += item.requested_tokens
-        tally.saved_tokens += item.saved_tokens
-        _add_one(tally.requested, bin_of(item.requested_tokens))
-        _add_one(tally.generated, bin_of(item.completion_tokens))
-    if item.finish_reason is not None:
-        _add_one(tally.finish_reasons, item.finish_reason)
-    higher = None if item.body is None else item.body.get("recomputed_in")
-    if isinstance(higher, str):
-        _add_one(tally.recomputed_in, higher)
+def _bins(lengths: Iterable[int]) -> dict[int, int]:
+    """How many lengths lie in each bin."""
+    counts: dict[int, int] = {}
+    for length, count in Counter(lengths).items():  # lengths of one micro-batch are much alike
+        number = bin_of(length)
+        counts[number] = counts.get(number, 0) + count
+    return counts
 
 
-def _add_one(counts: dict[Key, int], key: Key) -> None:
-    counts[key] = counts.get(key, 0) + 1
+def _words(words: Iterable[object]) -> dict[str, int]:
+    """How often each word comes; what is no word does not count."""
+    return {word: count for word, count in Counter(words).items() if isinstance(word, str)}
 
 
 def _add_counts(counts: dict[Key, int], more: Mapping[Key, int]) -> None:

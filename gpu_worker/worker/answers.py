@@ -5,6 +5,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any
 
 from nightjar.gpu_worker.compute import messages
 from nightjar.jobs.answer_shapes import (
@@ -18,7 +21,7 @@ from nightjar.jobs.answer_shapes import (
     TextChoice,
     TextLogprobs,
 )
-from nightjar.jobs.equality import derived_seed
+from nightjar.jobs.equality import derived_seed, draws
 from nightjar.jobs.records import ClaimedRequest, NewResult
 from nightjar.jobs.states import RequestKind
 from nightjar.requests import (
@@ -34,10 +37,17 @@ _CALLERS_FAULTS = frozenset(
     {"context_exceeded", "empty_documents", "empty_input", "invalid_sampling", "invalid_token"}
     | {"unknown_adapter", "unknown_prompt_vectors"}
 )
+_SETTINGS = 256  # of requests that differ; those of one job mostly do not
+_same_in_body = itemgetter(*SAME_IN_BODY)
 
 
-def make_message(request: ClaimedRequest, ticket: int) -> messages.Generate | messages.Rank:
-    """Return the message that asks the compute process to compute this request."""
+def make_message(
+    request: ClaimedRequest, ticket: int, *, urgent: bool = False
+) -> messages.Generate | messages.Rank:
+    """Return the message that asks the compute process to compute this request.
+
+    urgent: a client waits for the answer.
+    """
     if request.kind is RequestKind.RANK:
         query, *documents = request.segments
         ranking = RankRequest(
@@ -46,7 +56,8 @@ def make_message(request: ClaimedRequest, ticket: int) -> messages.Generate | me
             documents,
             request.prompt_vector,
             request.body["top_n"],
-            adapter=request.adapter,
+            urgent,
+            request.adapter,
         )
         return messages.Rank(ranking)
     asked = GenerateRequest(
@@ -54,23 +65,45 @@ def make_message(request: ClaimedRequest, ticket: int) -> messages.Generate | me
         request.segments[0],
         _sampling(request),
         request.prompt_vector,
-        adapter=request.adapter,
+        urgent,
+        request.adapter,
     )
     return messages.Generate(asked, request.body["bad_words"])
 
 
 def _sampling(request: ClaimedRequest) -> SamplingParams:
     body = request.body
+    seed = body["seed"]
+    if seed is None:
+        seed = derived_seed(request.custom_id) if draws(body) else 0
     width = body["beam_width"]
+    return _sampling_params(
+        _same_in_body(body),
+        seed,
+        tuple(body["logit_bias"].items()),
+        tuple(body["stop"] or ()),
+        tuple(body["stop_token_ids"]),
+        None if width is None else (width, body["length_penalty"], body["early_stopping"]),
+    )
+
+
+@lru_cache(_SETTINGS)
+def _sampling_params(
+    same: tuple[Any, ...],
+    seed: int,
+    logit_bias: tuple[tuple[str, float], ...],
+    stop: tuple[str, ...],
+    stop_token_ids: tuple[int, ...],
+    beams: tuple[int, float, bool] | None,
+) -> SamplingParams:
+    """Return the record; `same` holds the fields of SAME_IN_BODY."""
     return SamplingParams(
-        seed=derived_seed(request.custom_id) if body["seed"] is None else body["seed"],
-        logit_bias={int(token): bias for token, bias in body["logit_bias"].items()},
-        stop=tuple(text.encode() for text in body["stop"] or ()),
-        stop_token_ids=tuple(body["stop_token_ids"]),
-        beams=None
-        if width is None
-        else BeamSearch(width, body["length_penalty"], body["early_stopping"]),
-        **{name: body[name] for name in SAME_IN_BODY},
+        seed=seed,
+        logit_bias={int(token): bias for token, bias in logit_bias},
+        stop=tuple(text.encode() for text in stop),
+        stop_token_ids=stop_token_ids,
+        beams=None if beams is None else BeamSearch(*beams),
+        **dict(zip(SAME_IN_BODY, same, strict=True)),
     )
 
 

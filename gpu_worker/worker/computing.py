@@ -1,10 +1,9 @@
 """Computes the requests of a claimed micro-batch: sends them, waits, turns answers into results."""
 
-import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import msgspec
 
@@ -85,12 +84,13 @@ class BatchComputer:
             for key in {key for one in batch.requests for key in (one.prompt_vector, one.adapter)}:
                 if key is not None:
                     self._vector_digest(key)
-        results, asked = _messages(batch.requests)
+        results, asked = self._messages(batch)
         precision = self._launcher.precision
+        by = Computed(self._model, precision)
         known = {} if self._cache is None else rankings(asked, self._cache, precision)
-        answered, asked = self._shortened(asked, known, precision)
+        answered, asked = self._shortened(asked, known, by)
         results += answered
-        flight = self._submit(asked, batch.live)
+        flight = self._submit([message for _, message in asked])
         self._wait(batch, flight)
         scores: list[CachedScore] = []
         if flight.lost is not None and not isinstance(flight.lost, ComputeLostError):
@@ -99,16 +99,35 @@ class BatchComputer:
             answer = flight.answers.get(ticket)
             # After a cancel, answers are missing without a loss: the store fails those requests.
             if answer is not None:
-                results.append(self._result(request, answer, precision, known.get(request.id)))
+                results.append(self._result(request, answer, by, known.get(request.id)))
                 if request.id in known and isinstance(answer, messages.Ranked):
                     scores += known[request.id].computed(answer)
         return ComputedBatch(results, precision, scores, _cost(flight, precision), flight.lost)
+
+    def _messages(
+        self, batch: ClaimedMicroBatch
+    ) -> tuple[list[NewResult], list[tuple[ClaimedRequest, Message]]]:
+        """Return failures of requests that give no message, and the others with their messages."""
+        failed: list[NewResult] = []
+        asked: list[tuple[ClaimedRequest, Message]] = []
+        for request in batch.requests:
+            try:
+                ticket = self._launcher.next_ticket()
+                asked.append((request, make_message(request, ticket, urgent=batch.live)))
+            except Exception as error:
+                logger.exception(
+                    "request %d cannot be asked",
+                    request.id,
+                    extra={"action": "request_unreadable", "request": request.id},
+                )
+                failed.append(_our_fault(request, error))
+        return failed, asked
 
     def _shortened(
         self,
         asked: Sequence[tuple[ClaimedRequest, Message]],
         known: Mapping[int, Ranking],
-        precision: str,
+        by: Computed,
     ) -> tuple[list[NewResult], list[tuple[ClaimedRequest, Message]]]:
         """Return the results of rankings that the cache answers, and the requests to compute."""
         results: list[NewResult] = []
@@ -119,7 +138,7 @@ class BatchComputer:
             if rest is not None:
                 left.append((request, rest))
             elif ranking is not None:
-                result = self._result(request, ranking.whole(None), precision)
+                result = self._result(request, ranking.whole(None), by)
                 reused = None if result.error else Reuse.CACHE
                 results.append(msgspec.structs.replace(result, reused=reused))
         return results, left
@@ -128,7 +147,7 @@ class BatchComputer:
         self,
         request: ClaimedRequest,
         answer: messages.Answer,
-        precision: str,
+        by: Computed,
         known: Ranking | None = None,
     ) -> NewResult:
         """Return the result of an answer; `known` holds the scores that were not computed."""
@@ -136,8 +155,8 @@ class BatchComputer:
             reused = 0
             if known is not None and isinstance(answer, messages.Ranked):
                 answer, reused = known.whole(answer), known.reused_documents
-            by = Computed(self._model, precision)
-            return self._receipted(make_result(request, answer, by, reused), request, precision)
+            result = make_result(request, answer, by, reused)
+            return self._receipted(result, request, by.precision)
         except Exception as error:  # the other requests have their answers
             logger.exception(
                 "the answer of request %d cannot be read",
@@ -146,11 +165,10 @@ class BatchComputer:
             )
             return _our_fault(request, error)
 
-    def _submit(self, asked: Sequence[tuple[ClaimedRequest, Message]], urgent: bool) -> InFlight:
+    def _submit(self, asked: Sequence[Message]) -> InFlight:
         """Send the requests, with the prompt vectors and adapters that the process lacks."""
-        makers = [partial(with_ticket, message, urgent) for _, message in asked]
-        requests = [message.request for _, message in asked]
-        named = {key for one in requests for key in (one.prompt_vectors, one.adapter)}
+        requests = [message.request for message in asked]
+        named = {one.prompt_vectors for one in requests} | {one.adapter for one in requests}
         keys = {key for key in named if key is not None}
         data: dict[str, bytes] = {}
         while True:  # at most once a key, unless the process is replaced
@@ -159,7 +177,7 @@ class BatchComputer:
                 # An unknown key has no data: the engine refuses the requests that name it.
                 data |= dict.fromkeys(missing, b"") | self._store.vectors.data(missing)
             try:
-                return self._launcher.submit(makers, keys, data)
+                return self._launcher.submit(asked, keys, data)
             except VectorsMissingError:
                 continue
 
@@ -190,44 +208,16 @@ class BatchComputer:
 def _cost(flight: InFlight, precision: str) -> ComputeCost:
     """Return what the flight took, for reports."""
     answers = [one for one in flight.answers.values() if not isinstance(one, messages.Failed)]
-    rankings = [one for one in answers if isinstance(one, messages.Ranked)]
+    ranked = [one for one in answers if isinstance(one, messages.Ranked)]
     return ComputeCost(
         engine_s=flight.engine_s,
         steps=flight.steps,
-        cached_tokens=sum(one.cached_tokens for one in answers),
-        pruned_tokens=sum(one.pruned_tokens for one in rankings),
-        pruned_documents=sum(one.mean_nll.count(None) for one in rankings),
+        cached_tokens=sum([one.cached_tokens for one in answers]),
+        pruned_tokens=sum([one.pruned_tokens for one in ranked]),
+        pruned_documents=sum([one.mean_nll.count(None) for one in ranked]),
         precision=precision,
         version=__version__,
     )
-
-
-def _messages(
-    requests: Sequence[ClaimedRequest],
-) -> tuple[list[NewResult], list[tuple[ClaimedRequest, Message]]]:
-    """Return failures of requests that give no message, and the others with their messages."""
-    failed: list[NewResult] = []
-    asked: list[tuple[ClaimedRequest, Message]] = []
-    for request in requests:
-        try:
-            asked.append((request, make_message(request, 0)))
-        except Exception as error:
-            logger.exception(
-                "request %d cannot be asked",
-                request.id,
-                extra={"action": "request_unreadable", "request": request.id},
-            )
-            failed.append(_our_fault(request, error))
-    return failed, asked
-
-
-def with_ticket(message: Message, urgent: bool, ticket: int) -> Message:
-    """Return the message under this ticket."""
-    if isinstance(message, messages.Rank):
-        ranking = dataclasses.replace(message.request, request_id=ticket, urgent=urgent)
-        return messages.Rank(ranking)
-    asked = dataclasses.replace(message.request, request_id=ticket, urgent=urgent)
-    return messages.Generate(asked, message.bad_words)
 
 
 def _our_fault(request: ClaimedRequest, error: Exception) -> NewResult:

@@ -29,8 +29,6 @@ from nightjar.gpu_worker.worker.totals import Totals
 
 logger = logging.getLogger(__name__)
 
-MakeMessage = Callable[[int], messages.Generate | messages.Rank]
-
 _WATCH_EVERY_S = 1.0
 # Another start does not help a process that ends so often before its model is loaded.
 RESTARTS = RestartPolicy(most_failures=3)
@@ -109,6 +107,10 @@ class Launcher:
         self._ready.wait()
         self._check()
 
+    def next_ticket(self) -> int:
+        """A number for one request, which no other request of this launcher has."""
+        return next(self._tickets)
+
     def missing_vectors(self, keys: Iterable[str]) -> list[str]:
         """The keys of prompt vectors whose data `submit` needs."""
         with self._send_lock:
@@ -116,14 +118,14 @@ class Launcher:
 
     def submit(
         self,
-        makers: Sequence[MakeMessage],
+        asked: Sequence[messages.Generate | messages.Rank],
         keys: Collection[str] = (),
         vectors: Mapping[str, bytes] | None = None,
     ) -> InFlight:
-        """Send requests in one frame; each maker is called with its ticket.
+        """Send requests in one frame.
 
         Args:
-            makers: Of the requests.
+            asked: The requests, each with a ticket of its own from `next_ticket`.
             keys: Of the prompt vectors that they name.
             vectors: The safetensors file of each key that `missing_vectors` returned, or b"".
 
@@ -132,8 +134,7 @@ class Launcher:
             VectorsMissingError: More vectors are missing than before, because the process was
                 replaced or others needed the room.
         """
-        tickets = [next(self._tickets) for _ in makers]
-        frame = [make(ticket) for make, ticket in zip(makers, tickets, strict=True)]
+        tickets = [message.ticket for message in asked]
         flight = InFlight(tickets, keys)
         with self._send_lock:
             self._check()
@@ -143,7 +144,7 @@ class Launcher:
                     self._alive_at = time.monotonic()
                 self._pending.update(dict.fromkeys(tickets, flight))
                 self._shares.join(flight)
-            self._send([*told, *frame])
+            self._send([*told, *asked])
         return flight
 
     def cancel(self, flight: InFlight) -> None:

@@ -1,12 +1,15 @@
 """JSON objects as text, the way the database stores them."""
 
-import math
 from collections.abc import Iterable, Mapping
+from math import isfinite
+from types import NoneType
 
 import msgspec
 
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import JsonObject
+
+_ALWAYS_FINITE = frozenset({str, int, bool, NoneType})
 
 
 def dump_json(value: JsonObject | Mapping[str, str]) -> str:
@@ -30,8 +33,10 @@ def _is_finite(values: Iterable[object]) -> bool:
     for value in values:
         # By type, not by isinstance: this loop runs over every value of every body.
         kind = type(value)
+        if kind in _ALWAYS_FINITE:
+            continue
         if kind is float:
-            if not math.isfinite(value):  # type: ignore[arg-type]
+            if not isfinite(value):  # type: ignore[arg-type]
                 return False
         elif kind is dict or kind is list or kind is tuple:
             inner = value.values() if kind is dict else value  # type: ignore[attr-defined]

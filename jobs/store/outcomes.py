@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -239,7 +240,7 @@ def _counted(
     landed: Sequence[NewResult], ended: Mapping[RequestState, list[int]]
 ) -> dict[str, int]:
     """What outcomes add to each of the job's counters."""
-    more = {name: sum(getattr(item, name) for item in landed) for name in TOKEN_COUNTS}
+    more = {name: sum(map(attrgetter(name), landed)) for name in TOKEN_COUNTS}
     more |= {name: len(ended.get(state, ())) for state, name in COUNTED_STATES.items()}
     reused = [item.prompt_tokens + item.completion_tokens for item in landed if item.reused]
     return more | {"reused": len(reused), "reused_tokens": sum(reused)}

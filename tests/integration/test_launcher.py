@@ -5,7 +5,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,9 +69,20 @@ def adapted(ticket: int, adapter: str | None) -> messages.Generate:
     return messages.Generate(GenerateRequest(ticket, [5, 6, 7], sampling, adapter=adapter))
 
 
+def send(
+    launcher: Launcher,
+    makers: Sequence[Callable[[int], messages.Generate | messages.Rank]],
+    keys: Collection[str] = (),
+    vectors: Mapping[str, bytes] | None = None,
+) -> InFlight:
+    """Submit what the makers make of a ticket each."""
+    return launcher.submit([make(launcher.next_ticket()) for make in makers], keys, vectors)
+
+
 def ask(launcher: Launcher, *, count: int = 1, max_tokens: int = 4) -> InFlight:
-    return launcher.submit(
-        [partial(generate, ids=[5 + n, 6, 7], max_tokens=max_tokens) for n in range(count)]
+    return send(
+        launcher,
+        [partial(generate, ids=[5 + n, 6, 7], max_tokens=max_tokens) for n in range(count)],
     )
 
 
@@ -106,12 +117,13 @@ def test_the_fake_engine_is_what_was_asked_for(tiny_model: Path) -> None:
 
 
 def test_answers_come_in_the_order_of_the_requests(launcher: Launcher) -> None:
-    flight = launcher.submit(
+    flight = send(
+        launcher,
         [
             partial(generate, ids=[5, 6], max_tokens=3),
             lambda ticket: messages.Rank(RankRequest(ticket, [5, 6], [[7], [8, 9]])),
             partial(generate, ids=[], max_tokens=3),
-        ]
+        ],
     )
     generated, ranked, failed = answers(flight)
     assert isinstance(generated, messages.Generated)
@@ -130,7 +142,7 @@ def test_sampling_crosses_the_pipe(launcher: Launcher, tiny_model: Path) -> None
         def message(ticket: int) -> messages.Generate:
             return messages.Generate(GenerateRequest(ticket, [5, 6, 7], sampling), list(bad_words))
 
-        flight = launcher.submit([message])
+        flight = send(launcher, [message])
         (generated,) = answers(flight)
         assert isinstance(generated, messages.Generated)
         (output,) = generated.outputs
@@ -214,17 +226,17 @@ def test_a_process_is_told_the_prompt_vectors_that_it_lacks(launcher: Launcher) 
     asked = partial(generate, ids=[512, 513, 9], max_tokens=5, vectors="v@1")
     data = {"v@1": save({"v": np.ones((2, 32), np.float32)})}
     assert launcher.missing_vectors(["v@1"]) == ["v@1"]
-    before = text(launcher.submit([asked], ["v@1"], data))
+    before = text(send(launcher, [asked], ["v@1"], data))
     assert launcher.missing_vectors(["v@1"]) == []
-    assert text(launcher.submit([asked], ["v@1"])) == before
+    assert text(send(launcher, [asked], ["v@1"])) == before
     pid = launcher.pid
     os.kill(pid, signal.SIGKILL)
     wait_until("the next process", lambda: launcher.pid != pid)
     assert launcher.missing_vectors(["v@1"]) == ["v@1"]
     with pytest.raises(VectorsMissingError):
-        launcher.submit([asked], ["v@1"])
-    assert text(launcher.submit([asked], ["v@1"], data)) == before
-    (unknown,) = answers(launcher.submit([partial(asked, vectors="w@1")], ["w@1"], {"w@1": b""}))
+        send(launcher, [asked], ["v@1"])
+    assert text(send(launcher, [asked], ["v@1"], data)) == before
+    (unknown,) = answers(send(launcher, [partial(asked, vectors="w@1")], ["w@1"], {"w@1": b""}))
     assert isinstance(unknown, messages.Failed)
     assert unknown.code == "unknown_prompt_vectors"
 
@@ -243,7 +255,7 @@ def test_a_process_is_told_the_adapters_that_it_lacks(
     asked = [partial(adapted, adapter=key) for key in (None, "a@1", "a@2", "a@1", "b@1")]
     keys = [*data, "b@1"]
     assert launcher.missing_vectors(keys) == keys
-    found = answers(launcher.submit(asked, keys, data | {"b@1": b""}))
+    found = answers(send(launcher, asked, keys, data | {"b@1": b""}))
     *texts, unknown = found
     assert isinstance(unknown, messages.Failed)
     assert (unknown.code, "not registered" in unknown.message) == ("unknown_adapter", True)
@@ -271,7 +283,7 @@ def test_ten_thousand_versions_leave_memory_flat(tiny_model: Path) -> None:
                 vectors[0, 0] = first + number
                 data[key] = save({"v": vectors})
             ask_all = [partial(generate, ids=[512, 7], max_tokens=1, vectors=key) for key in keys]
-            found = answers(started.submit(ask_all, keys, data))
+            found = answers(send(started, ask_all, keys, data))
             assert all(isinstance(one, messages.Generated) for one in found)
             held = first + 50 - len(started.missing_vectors(f"v@{n}" for n in range(first + 50)))
             assert held == min(first + 50, 102)  # of 8,280 bytes each

@@ -184,10 +184,10 @@ from nightjar.jobs.store import Store
 
 class Memory(Launcher):
     '''Lets the poison take the whole worker, as the kernel does where memory is short.'''
-    def submit(self, makers, keys, vectors):
-        if any(b"<poison:hang>" in known(make(0)) for make in makers):
+    def submit(self, asked, keys, vectors):
+        if any(b"<poison:hang>" in known(message) for message in asked):
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().submit(makers, keys, vectors)
+        return super().submit(asked, keys, vectors)
 
 def known(message):
     return b"".join(tokens[id_] for id_ in message.request.token_ids)

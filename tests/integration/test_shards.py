@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +76,7 @@ def ask(launcher: Launcher, count: int = 1, max_tokens: int = 8) -> InFlight:
     """Prompts that begin with prompt vectors, which the next group must know as well."""
     ids = [[512, 513, 9 + n] for n in range(count)]
     return launcher.submit(
-        [partial(generate, ids=one, max_tokens=max_tokens, vectors="v@1") for one in ids],
+        [generate(launcher.next_ticket(), one, max_tokens, "v@1") for one in ids],
         ["v@1"],
         VECTORS,
     )

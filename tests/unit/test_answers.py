@@ -15,7 +15,6 @@ from openai.types.chat import ChatCompletion
 from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.engine.requests import FinishReason
 from nightjar.gpu_worker.worker.answers import Computed, make_message, make_result
-from nightjar.gpu_worker.worker.computing import with_ticket
 from nightjar.jobs.equality import derived_seed
 from nightjar.jobs.lines.schemas import validate_body
 from nightjar.jobs.records import ClaimedRequest
@@ -26,10 +25,10 @@ from nightjar.requests import BeamSearch, SamplingParams
 BY = Computed("tiny", "bf16")
 
 
-def claimed(**fields: Any) -> ClaimedRequest:
+def claimed(custom_id: str = "row-0", **fields: Any) -> ClaimedRequest:
     body = validate_body(RequestKind.GENERATE, {"prompt": "hi", **fields})
     stored = json.loads(json.dumps(body))  # as it comes back from SQL
-    return ClaimedRequest(5, 0, "row-0", RequestKind.GENERATE, stored, [[3, 4, 5]])
+    return ClaimedRequest(5, 0, custom_id, RequestKind.GENERATE, stored, [[3, 4, 5]])
 
 
 def sampling(**fields: Any) -> SamplingParams:
@@ -249,7 +248,17 @@ def test_who_is_at_fault(code: str, status: int) -> None:
 def test_the_engine_is_told_which_requests_a_client_waits_for(urgent: bool) -> None:
     ranking = stored(RequestKind.RANK, {"query": "a", "documents": ["b"]}, [[1], [2]])
     for request in (claimed(), ranking):
-        message = with_ticket(make_message(request, 0), urgent, 7)
+        message = make_message(request, 7, urgent=urgent)
         (back,) = messages.decode_to_compute(messages.encode([message]))
         assert isinstance(back, (messages.Generate, messages.Rank))
         assert (back.ticket, back.request.urgent) == (7, urgent)
+
+
+def test_requests_of_equal_settings_share_them_and_a_seed_that_draws_is_ones_own() -> None:
+    """A seed that draws nothing is 0, so that all greedy requests of a job are asked alike."""
+    greedy = [sampling(temperature=0, custom_id=f"row-{n}") for n in range(2)]
+    assert greedy[0] == greedy[1] == SamplingParams(max_tokens=16, temperature=0)
+    drawn = [sampling(temperature=1, custom_id=f"row-{n}") for n in range(2)]
+    assert [one.seed for one in drawn] == [derived_seed(f"row-{n}") for n in range(2)]
+    assert sampling(temperature=0, seed=5).seed == 5
+    assert sampling(logit_bias={"7": 1.5}).logit_bias == {7: 1.5}
