@@ -30,6 +30,8 @@ def unpack_segments(data: bytes) -> list[list[int]]:
         raise StoreError(f"{len(data)} bytes are not packed token ids")
     values = _int32s(data)
     count = values[0]
+    if count == 1 and values[1:2] == [len(values) - 2]:  # nearly all: a prompt
+        return [values[2:]]
     start = 1 + count
     lengths = values[1:start]
     if count < 0 or len(lengths) != count or start + sum(lengths) != len(values):
