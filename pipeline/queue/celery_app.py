@@ -83,9 +83,6 @@ def _transport_options(settings: Settings) -> dict[str, object]:
     """Options of kombu's Redis transport; docs/guides/operations.md says why each is set."""
     key = settings.message_key
     return {
-        "visibility_timeout": 1800,
-        "unacked_restore_interval": 5,
-        "unacked_restore_throttle": 1,
         "priority_steps": [0, 9],
         "queue_order_strategy": "round_robin",
         "socket_timeout": 30,

@@ -12,7 +12,6 @@ from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_f
 from nightjar.pipeline.embedded.processes import Service
 from nightjar.pipeline.queue.celery_app import TICK_TASK, create_celery_app
 from nightjar.pipeline.queue.queues import PLAN_QUEUE
-from nightjar.pipeline.queue.transport import drops
 from nightjar.pipeline.queue.waking import messages_waiting
 from nightjar.pipeline.settings import Settings
 
@@ -38,28 +37,31 @@ def test_without_a_key_messages_are_sent_unsigned(broker: tuple[Service, str]) -
         assert messages_waiting(app, PLAN_QUEUE) == 1
 
 
-def test_a_note_that_cannot_be_read_is_removed_and_the_others_are_given_back(
+def test_a_taken_message_leaves_nothing_in_the_broker_and_comes_back_as_it_was(
     broker: tuple[Service, str],
 ) -> None:
-    """kombu would meet it again in every round, and give nothing back that comes after it."""
     _, url = broker
-    before = drops.count
     with (
         create_celery_app(Settings(broker_url=SecretStr(url))) as app,
         app.connection_for_read() as connection,
     ):
-        channel = connection.default_channel
+        client = connection.default_channel.client
         with connection.Producer() as producer:
-            producer.publish({}, routing_key="held", declare=[Queue("held")])
-        assert Queue("held")(channel).get() is not None
-        channel.client.hset(channel.unacked_key, "garbage", b"{no note")
-        channel.client.zadd(channel.unacked_index_key, {"garbage": 0})
-        for tag in channel.client.hkeys(channel.unacked_key):
-            channel.qos.restore_by_tag(tag.decode())
-        assert channel.client.hlen(channel.unacked_key) == 0
-        assert channel.client.zcard(channel.unacked_index_key) == 0
-        assert channel.client.llen("held") == 1
-    assert drops.count == before + 1
+            for number in range(3):
+                producer.publish({"n": number}, routing_key="held", declare=[Queue("held")])
+        channel = connection.channel()
+        kept, done, _ = [Queue("held")(channel).get() for _ in range(3)]
+        assert kept is not None
+        assert done is not None
+        done.ack()
+        assert client.keys("unacked*") == []
+        assert client.llen("held") == 0
+        channel.close()
+        assert client.llen("held") == 2
+        again = Queue("held")(connection.default_channel).get()
+        assert again is not None
+        assert (again.payload, again.delivery_tag) == ({"n": 0}, kept.delivery_tag)
+        assert again.headers["redelivered"]
 
 
 def test_closing_what_is_left_raises_nothing(broker: tuple[Service, str]) -> None:

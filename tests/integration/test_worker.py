@@ -187,10 +187,10 @@ def test_a_request_that_raises_in_the_worker_fails_alone(
     job_id, (ref,) = planned(store, 3, each=3)
     works = getattr(answers, where)
 
-    def raises_for_one(request: ClaimedRequest, *rest: Any) -> Any:
+    def raises_for_one(request: ClaimedRequest, *rest: Any, **named: Any) -> Any:
         if request.index == 1:
             raise KeyError("top_k")
-        return works(request, *rest)
+        return works(request, *rest, **named)
 
     monkeypatch.setattr(f"nightjar.gpu_worker.worker.computing.{where}", raises_for_one)
     outcome = worker.run(ref.id, 0)
