@@ -139,7 +139,7 @@ def _continuous(lab: Lab, model: Any, graphs: bool | None) -> tuple[Timing, dict
     # It keeps prefixes, so that each round gets other prompts.
     rounds = iter([lab.prompts([length] * count, seed) for seed in range(lab.scale.rounds + WARM)])
     # No token has the id -1, so that every text gets all of its tokens.
-    config = GenerationConfig(  # type: ignore[no-untyped-call]
+    config = GenerationConfig(
         max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
     limits = transformers.ContinuousBatchingConfig(use_cuda_graph=graphs)

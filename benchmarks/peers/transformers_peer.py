@@ -19,7 +19,7 @@ BATCH = 16
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-class RowStops(transformers.StoppingCriteria):
+class RowStops(transformers.StoppingCriteria):  # type: ignore[misc]  # mypy does not read transformers
     """Ends each row at its own stop string or its own number of tokens."""
 
     def __init__(
