@@ -96,6 +96,12 @@ def pack_gated(
     return pack(gate, up, precision, wide)
 
 
+def packs_copies(dtype: torch.dtype, precision: WeightPrecision) -> bool:
+    """Whether what is packed on the CPU, in that precision or as it is, has memory of its own."""
+    weight = torch.empty(0, dtype=dtype)
+    return not serves(weight) and native.packing.copies(weight, precision)
+
+
 def serves_bfloat16(device: str) -> bool:
     """Whether there are products of that precision for FP32 rows on the device.
 

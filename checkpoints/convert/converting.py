@@ -59,7 +59,7 @@ class Converted:
 def convert(job: Conversion, progress: Progress) -> Converted:
     """Convert a checkpoint; a conversion that was interrupted continues.
 
-    At most one tensor and blocks of 32 MiB of its sources are in memory.
+    At most one large tensor, or two of 256 MiB, and a block of a source are in memory.
 
     progress: called with the bytes that are written and the bytes of all tensors.
 

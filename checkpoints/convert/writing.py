@@ -7,6 +7,7 @@ what was written, so that a conversion that was interrupted continues after its 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from nightjar.checkpoints.convert.arrays import Array, Recipe
+from nightjar.checkpoints.disk import Range, ReadAhead, write_soon
 from nightjar.checkpoints.errors import CheckpointError
 
 MANIFEST = "conversion.json"
 FILE_BYTES = 4 << 30
 """A file ends before the tensor that would make it larger; a larger tensor has one of its own."""
 _WRITE_BYTES = 16 << 20
+_READ_AHEAD_BYTES = 128 << 20
+"""The disk reads the sources of so many bytes of tensors before they are needed."""
 _AHEAD_BYTES = 256 << 20
 """A larger tensor is built only when the one before it has left the memory."""
 
@@ -159,32 +163,58 @@ def _write(path: Path, planned: PlannedFile, progress: Callable[[int], None]) ->
     """Write a file, and return the SHA-256 of its content."""
     digest = hashlib.sha256()
     header = _header(planned)
-    with ThreadPoolExecutor(2) as pool, path.open("wb") as file:
-        file.write(header)
+    with ThreadPoolExecutor(2) as pool, ReadAhead() as ahead, path.open("wb", buffering=0) as file:
+        _write_all(file, memoryview(header))
         digest.update(header)
-        for recipe, array in zip(planned.recipes, _built(planned.recipes, pool), strict=True):
+        end = len(header)
+        for recipe, array in zip(
+            planned.recipes, _built(planned.recipes, pool, ahead), strict=True
+        ):
             data = memoryview(array.data).cast("B")
             for start in range(0, len(data), _WRITE_BYTES):
                 block = data[start : start + _WRITE_BYTES]
                 hashed = pool.submit(digest.update, block)
-                file.write(block)
+                _write_all(file, block)
+                write_soon(file.fileno(), end, len(block))
+                end += len(block)
                 hashed.result()
             progress(recipe.size_bytes)
-        file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()
 
 
-def _built(recipes: Sequence[Recipe], pool: ThreadPoolExecutor) -> Iterator[Array]:
+def _write_all(file: io.FileIO, data: memoryview) -> None:
+    while data:
+        data = data[file.write(data) :]
+
+
+def _built(recipes: Sequence[Recipe], pool: ThreadPoolExecutor, disk: ReadAhead) -> Iterator[Array]:
     """Yield the tensors; a small one is built while the one before it is written."""
+    spans = _spans_ahead(recipes)
     ahead: Future[Array] | None = None
     for index, recipe in enumerate(recipes):
+        disk.ask(next(spans))
         built = recipe.build() if ahead is None else ahead.result()
         following = recipes[index + 1] if index + 1 < len(recipes) else None
         ahead = None
         if following is not None and following.size_bytes <= _AHEAD_BYTES:
             ahead = pool.submit(following.build)
         yield built
+
+
+def _spans_ahead(recipes: Sequence[Recipe]) -> Iterator[list[Range]]:
+    """Yield for each recipe what is to be read ahead then; nothing is named twice."""
+    asked: set[Range] = set()
+    reached, waiting = 0, 0
+    for recipe in recipes:
+        found: set[Range] = set()
+        while reached < len(recipes) and waiting < _READ_AHEAD_BYTES:
+            found |= recipes[reached].spans - asked
+            waiting += recipes[reached].size_bytes
+            reached += 1
+        asked |= found
+        waiting -= recipe.size_bytes
+        yield sorted(found)
 
 
 def _header(planned: PlannedFile) -> bytes:

@@ -12,23 +12,18 @@ import torch
 from torch import Tensor
 
 from nightjar import kernels
-from nightjar.checkpoints import CheckpointError, ModelConfig, ModelDirectory
+from nightjar.checkpoints import ModelConfig, ModelDirectory
+from nightjar.checkpoints.disk import ReadAhead
 from nightjar.checkpoints.precision_plan import PrecisionPlan
 from nightjar.checkpoints.weights import TENSOR_NAMES
 from nightjar.gpu_worker.models.decoder import Decoder, DecoderWeights
+from nightjar.gpu_worker.models.gpu_limits import check_gpu
 from nightjar.gpu_worker.models.plan_rules import WIDE_RESULTS, PlanRules, stored_plan
-from nightjar.gpu_worker.models.precision import (
-    GPU_PRECISIONS,
-    PRECISIONS,
-    Precision,
-    precision_of,
-)
-from nightjar.gpu_worker.models.read_ahead import ReadAhead
+from nightjar.gpu_worker.models.precision import PRECISIONS, Precision, precision_of
 from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.gpu_worker.models.split import Part, channels
 from nightjar.gpu_worker.models.weight_reader import WeightReader
 from nightjar.kernels import NARROW, LayerWeights, LinearWeight, Norm, Wide
-from nightjar.kernels.device import HEAD_SIZES, MAX_VOCAB
 
 _ALL = slice(None)
 _LAYERS_AHEAD = 2
@@ -60,7 +55,7 @@ def load_model(
         raise ValueError(f"dtype {dtype!r}: one of {', '.join(PRECISIONS)}")
     precision = precision_of(dtype, device)
     if device != "cpu":
-        _check_gpu(directory.config, dtype, device)
+        check_gpu(directory.config, dtype, device)
     part = part or Part.of(directory.config)
     rules = PlanRules(plan or stored_plan(directory, dtype), dtype)
     config = rules.scaled(part.config(directory.config))
@@ -84,24 +79,6 @@ def _give_memory_back() -> None:
         trim(0)
 
 
-def _check_gpu(config: ModelConfig, dtype: str, device: str) -> None:
-    """Refuse a model that the CUDA kernels do not compute, before anything is read."""
-    if dtype not in GPU_PRECISIONS:
-        known = ", ".join(GPU_PRECISIONS)
-        raise ValueError(f"dtype {dtype!r} is not computed on {device}: use one of {known}")
-    if config.head_size not in HEAD_SIZES:
-        sizes = ", ".join(map(str, HEAD_SIZES))
-        raise CheckpointError(
-            f"the model's heads have {config.head_size} channels, and on {device} there are "
-            f"kernels for {sizes}: compute it on the CPU"
-        )
-    if config.vocab_size > MAX_VOCAB:
-        raise CheckpointError(
-            f"the model has {config.vocab_size} tokens, and on {device} there are kernels for "
-            f"{MAX_VOCAB} at most: compute it on the CPU"
-        )
-
-
 class _Loader:
     """Reads and packs the weights of one model, or of one part; norms are in FP32 at least."""
 
@@ -122,13 +99,15 @@ class _Loader:
         self._device = device
         self._part = part
         self._rules = rules
+        # What is packed into memory of its own is read from the mapped file, without a copy before.
+        self._keep = device != "cpu" or not kernels.packs_copies(precision.dtype, precision.weights)
 
     def weights(self) -> DecoderWeights:
         """All weights of the decoder."""
         config, names, part = self._config, self._names, self._part
         for beginning in (names.tokens, *(f"{names.layer}.{i}." for i in range(_LAYERS_AHEAD))):
             self._reader.expect(beginning)
-        table = self._vocabulary(names.tokens)
+        table = self._vocabulary(names.tokens, keep=self._keep or not config.tied_embeddings)
         tokens = table
         if part.ranks > 1:  # one row of zeros for all tokens of other ranks
             tokens = torch.cat((table, table.new_zeros(1, config.hidden_size)))
@@ -144,10 +123,14 @@ class _Loader:
         for weight in (last_norm.weight, last_norm.bias):
             if weight is not None:
                 weight.mul_(config.logits_multiplier)
-        head_table = table if config.tied_embeddings else self._vocabulary(names.head)
+        tied = config.tied_embeddings
+        head_table = table if tied else self._vocabulary(names.head, keep=self._keep)
         head = self._precision.pack(head_table, None, WIDE_RESULTS)
+        found = kernels.tied_table(tokens, head) if tied else tokens
+        if tied and found is table and not self._keep:
+            found = table.clone()
         return DecoderWeights(
-            tokens=kernels.tied_table(tokens, head) if config.tied_embeddings else tokens,
+            tokens=found,
             positions=positions,
             rope=rope,
             layers=layers,
@@ -155,9 +138,9 @@ class _Loader:
             head=head,
         )
 
-    def _vocabulary(self, name: str) -> Tensor:
+    def _vocabulary(self, name: str, *, keep: bool) -> Tensor:
         """Return the part's rows of the embedding table or of the LM head."""
-        return self._tensor(f"{name}.weight", self._part.tokens)
+        return self._tensor(f"{name}.weight", self._part.tokens, keep=keep)
 
     def _layer(self, number: int, root: str) -> LayerWeights:
         """Load one block; root: the beginning of its tensors' names."""
@@ -194,11 +177,14 @@ class _Loader:
             mlp_post_norm=mlp_post_norm,
         )
 
-    def _tensor(self, name: str, *ranges: slice, factor: float = 1.0) -> Tensor:
-        """Read a tensor, or a part of it, times a factor; it is rounded after that."""
+    def _tensor(self, name: str, *ranges: slice, factor: float = 1.0, keep: bool = True) -> Tensor:
+        """Read a tensor, or a part of it, times a factor; it is rounded after that.
+
+        keep: as WeightReader.tensor says.
+        """
         dtype = self._precision.dtype
         if factor == 1.0:
-            return self._reader.tensor(name, dtype, self._device, *ranges)
+            return self._reader.tensor(name, dtype, self._device, *ranges, keep=keep)
         found = self._reader.tensor(name, torch.float32, self._device, *ranges)
         return found.mul_(factor).to(dtype)
 
@@ -221,14 +207,15 @@ class _Loader:
         factor: float = 1.0,
         wide: Wide = NARROW,
     ) -> tuple[Tensor, Tensor | None]:
-        """Read a projection's weight [out, in] and bias [out], both in the ranges.
+        """Read a projection's weight [out, in], to be packed, and bias [out], both in the ranges.
 
         factor: of both, a power of two.  wide: of the product.
         """
+        keep, name_of_weight = self._keep, f"{name}.weight"
         if self._names.input_major:
-            weight = self._tensor(f"{name}.weight", inputs, outputs, factor=factor).t()
+            weight = self._tensor(name_of_weight, inputs, outputs, factor=factor, keep=keep).t()
         else:
-            weight = self._tensor(f"{name}.weight", outputs, inputs, factor=factor)
+            weight = self._tensor(name_of_weight, outputs, inputs, factor=factor, keep=keep)
         return weight, self._bias(name, wide, outputs, factor) if bias else None
 
     def _bias(
@@ -276,7 +263,7 @@ class _Loader:
                 self._query_key_value_ranges(), factors, strict=not one_tensor
             )
         ]
-        weight = torch.cat([weight for weight, _ in parts])
+        weight = parts[0][0] if one_tensor else torch.cat([weight for weight, _ in parts])
         biases = [bias for _, bias in parts if bias is not None]
         bias = torch.cat(biases) if biases else None
         if one_tensor:

@@ -7,7 +7,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.gpu_worker.models.read_ahead import ReadAhead, TensorsAhead
+from nightjar.checkpoints.disk import ReadAhead
+from nightjar.gpu_worker.models.tensors_ahead import TensorsAhead
 
 
 class WeightReader:
@@ -29,10 +30,14 @@ class WeightReader:
         if self._ahead is not None:
             self._ahead.expect(beginning)
 
-    def tensor(self, name: str, dtype: torch.dtype, device: str, *ranges: slice) -> Tensor:
+    def tensor(
+        self, name: str, dtype: torch.dtype, device: str, *ranges: slice, keep: bool = True
+    ) -> Tensor:
         """Read and convert one tensor, or the part in the ranges of its dimensions.
 
         The directory has checked that the tensor is there.  Only the part is kept.
+
+        keep: otherwise the result may be mapped from the file; drop it before the next tensors.
         """
         found = self._tensors[name]
         whole = tuple(slice(0, size) for size in found.shape)
@@ -42,5 +47,5 @@ class WeightReader:
                 tensor: Tensor = file.get_tensor(found.stored_name)
             else:
                 tensor = file.get_slice(found.stored_name)[ranges]
-            # Always a copy: the mapped file may be replaced while the model is in use.
-            return tensor.to(device=device, dtype=dtype, copy=True)
+            # What is kept is a copy: the mapped file may be replaced while the model is in use.
+            return tensor.to(device=device, dtype=dtype, copy=keep)

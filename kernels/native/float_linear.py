@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels.native.build import compiled, library
+from nightjar.kernels.native.huge_pages import in_huge_pages
 from nightjar.kernels.native.pointers import INT, POINTER
 from nightjar.kernels.native.products import PanelWeight, by_panel, filled_up
 from nightjar.kernels.operands import HeadTable, Parts
@@ -131,7 +132,8 @@ def _in_panels(parts: list[Parts], storage: torch.dtype) -> FloatPanelWeight:
     width, word = int(kernels.float_panel_columns()), 4 // storage.itemsize
     n, whole = -(-out_features // width), out_features // width
     stride = filled_up(in_features)
-    panels = torch.empty(n, len(parts), stride // word, width, word, dtype=storage)
+    shape = n, len(parts), stride // word, width, word
+    panels = in_huge_pages(torch.empty(shape, dtype=storage))
     # Zeros only where no weight is: to clear all of it took a fifth of the loading.
     panels[:, :, in_features // word :] = 0
     panels[whole:] = 0

@@ -42,5 +42,14 @@ def pack_gated(
     return reference.pack_gated(gate, up, precision)
 
 
+def copies(weight: Tensor, precision: WeightPrecision) -> bool:
+    """Whether a weight of this dtype, in that precision or as it is, is packed into new memory.
+
+    torch's products may keep a weight as it is.
+    """
+    whole = half_linear.is_half(weight, "float") or float_linear.serves(weight)
+    return whole and (precision != "int8" or _serves_int8(weight))
+
+
 def _serves_int8(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and int8_linear.serves()

@@ -1,4 +1,4 @@
-"""Asks the system to read files from disk before their bytes are needed.
+"""Asks the system to read files from disk before their bytes are needed, and to write them early.
 
 So the disk reads the next weights while the processor packs the last ones. The operating system
 reads ahead by itself where a file is read in order. But a model's tensors stand in another order.
@@ -13,8 +13,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from types import TracebackType
-
-from nightjar.checkpoints import ModelDirectory
 
 _AT_ONCE_BYTES = 16 << 20
 
@@ -69,25 +67,10 @@ class ReadAhead:
                 os.posix_fadvise(file.fileno(), offset, length, os.POSIX_FADV_WILLNEED)
 
 
-class TensorsAhead:
-    """Has the tensors of a model read ahead by the beginnings of their names.
+def write_soon(file: int, begin: int, length: int) -> None:
+    """Have the system write these bytes of a file to disk now, without waiting for it.
 
-    Args:
-        directory: The model's.
-        ahead: Reads them.
+    Otherwise the disk would idle until the file is synced. file: its descriptor.
     """
-
-    def __init__(self, directory: ModelDirectory, ahead: ReadAhead) -> None:
-        self._ahead = ahead
-        spans = {header.path: header.spans() for header in directory.headers}
-        self._places: dict[str, Range] = {
-            name: (found.path, *spans[found.path][found.stored_name])
-            for name, found in directory.tensors.items()
-        }
-        self._asked: set[str] = set()
-
-    def expect(self, beginning: str) -> None:
-        """Say that all tensors whose names begin so are needed soon; each is asked for once."""
-        named = {name for name in self._places if name.startswith(beginning)} - self._asked
-        self._asked |= named
-        self._ahead.ask(sorted(self._places[name] for name in named))
+    if sys.platform == "linux":  # elsewhere this advice does not begin to write
+        os.posix_fadvise(file, begin, length, os.POSIX_FADV_DONTNEED)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from nightjar.checkpoints import ModelDirectory
+from nightjar.checkpoints.disk import ReadAhead
 from nightjar.gpu_worker.models import load_model
-from nightjar.gpu_worker.models.read_ahead import ReadAhead, TensorsAhead
+from nightjar.gpu_worker.models.tensors_ahead import TensorsAhead
 from tests.processes import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes this advice")
