@@ -46,9 +46,11 @@ _REFUSED = {
     "trainable_token_indices": "trained token embeddings",
     "target_parameters": "adapted parameters that are no linear layers",
     "arrow_config": "Arrow's routing",
+    "kasa_config": "KaSA, which changes the base model,",
+    "monteclora_config": "MonteCLoRA",
 }
 # Ways to begin the training that change the base model's weights.
-_CHANGED_BASE = ("pissa", "olora", "corda", "loftq")
+_CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<factor>A|B)\.weight")
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 

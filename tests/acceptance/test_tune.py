@@ -44,6 +44,9 @@ def test_vectors_are_tuned_and_registered(
     with pytest.raises(VectorsError, match="a pickle, which is never read"):
         register_vectors(store.vectors, "tuned", out, model)
     store.close()
+    lstm = nightjar(*command, "--encoder", "lstm")
+    assert lstm.returncode == 2
+    assert "'lstm' is not one of 'none'," in lstm.stderr
     path.write_text('{"input": "a", "target": ""}')
     refused = nightjar(*command, "--overwrite")
     assert refused.returncode == 2

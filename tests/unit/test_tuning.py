@@ -7,8 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -109,6 +111,18 @@ def test_vectors_are_learned_and_written_as_peft_does(
     found = measure(model, written["prompt_embeddings"], rows, 8)
     assert found.loss < measure(model, None, rows, 8).loss
     assert "polyline" in (tmp_path / "out" / "loss.svg").read_text()
+
+
+def test_rows_in_parquet_are_learned_as_those_in_lines(tiny_model: Path, tmp_path: Path) -> None:
+    lines = rankings(tmp_path / "r.jsonl")
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "r.parquet", row_group_size=7)
+    options = TuneOptions(vectors=2, epochs=1, batch=8)
+    learned = []
+    for file in (lines, tmp_path / "r.parquet"):
+        tune(tiny_model, file, None, tmp_path / file.suffix, options)
+        learned.append(load_file(tmp_path / file.suffix / "adapter_model.safetensors"))
+    assert torch.equal(*(one["prompt_embeddings"] for one in learned))
 
 
 def test_a_run_that_was_killed_ends_as_if_it_was_not(
