@@ -49,7 +49,6 @@ def batch(first, count):
     [
         ("gpt", "fp16", BATCHES[:3]),
         pytest.param("gpt", "fp16", BATCHES, marks=pytest.mark.slow),
-        ("family", "fp32", BATCHES[:3]),
         pytest.param("family", "fp32", BATCHES, marks=pytest.mark.slow),
     ],
 )
