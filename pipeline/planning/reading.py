@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from nightjar.jobs.batch_records import Batch
@@ -37,7 +38,11 @@ class _DroppedError(Exception):
 
 
 class Reading:
-    """One file while it is read, and then while its rows land in a thread of their own."""
+    """One file while it is read, and then while its rows land in a thread of their own.
+
+    The rows of a part are staged in a thread while the next part is read and checked: staging mostly
+    waits for the database.
+    """
 
     def __init__(
         self, store: Store, batch: Batch, limits: JobLimits, models: ConfiguredModels
@@ -66,6 +71,8 @@ class Reading:
         self._told: list[RejectedRow] = []  # the first lines, as long as none is JSON
         self._has_json = False
         self._landing: threading.Thread | None = None
+        self._stager = ThreadPoolExecutor(1, thread_name_prefix="stage a batch")
+        self._staging: Future[None] | None = None
         # What a process that died has left of the same job: only one may land it.
         store.uploads.drop(batch.job_id)
         self._submit = store.jobs.submit(
@@ -86,6 +93,8 @@ class Reading:
     def read_part(self) -> None:
         """Read one part; after the last one, begin to land.
 
+        What is wrong with the rows of a part may be raised when the next one is read.
+
         Raises:
             UnusableFileError: No job can be made of the file.
             ModelNameError: Its lines name unknown models alone, or none where there are several.
@@ -101,6 +110,8 @@ class Reading:
                 file_error("invalid_file", "has no line of JSON; write one JSON object a line"),
                 *map(_row_error, self._told),
             )
+        self._finish_staging()
+        self._stager.shutdown()
         if self._model is not None and self._model.has_rows:
             chosen = self._model.choice()
             self._submission.use_model(chosen.name, is_named=chosen.is_named)
@@ -110,6 +121,7 @@ class Reading:
     def drop(self) -> None:
         """End without a job; rows that land already go on landing."""
         if self._landing is None:
+            self._stager.shutdown()
             dropped = _DroppedError()
             with suppress(_DroppedError, StoreError):
                 self._submit.__exit__(_DroppedError, dropped, None)
@@ -139,7 +151,16 @@ class Reading:
                 self._has_json = True
         if self._model is not None:
             self._model.look(rows)
+        self._finish_staging()  # one part at a time: what waits is bounded
+        self._staging = self._stager.submit(self._stage, rows)
+
+    def _stage(self, rows: Sequence[NewRequest | RejectedRow]) -> None:
         self._submission.add(rows)
+
+    def _finish_staging(self) -> None:
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            staging.result()
 
 
 def errors_of(error: BaseException, *, strict: bool) -> Sequence[JsonObject] | None:
