@@ -40,8 +40,8 @@ class _DroppedError(Exception):
 class Reading:
     """One file while it is read, and then while its rows land in a thread of their own.
 
-    The rows of a part are staged in a thread while the next part is read and checked: staging mostly
-    waits for the database.
+    The rows of a part are staged in a thread while the next part is read and checked: staging
+    mostly waits for the database.
     """
 
     def __init__(
