@@ -17,8 +17,10 @@ import numpy as np
 from safetensors import deserialize
 
 from nightjar.checkpoints.config import ModelConfig
+from nightjar.checkpoints.directory import ModelDirectory
 from nightjar.checkpoints.errors import CheckpointError
 from nightjar.checkpoints.json_file import read_json_object
+from nightjar.checkpoints.precision_plan import PrecisionPlan
 from nightjar.checkpoints.safetensors_header import SafetensorsHeader
 from nightjar.checkpoints.weights import TENSOR_NAMES
 
@@ -53,6 +55,26 @@ _REFUSED = {
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<factor>A|B)\.weight")
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+
+
+def not_served(model: ModelDirectory, dtype: str, ranks: int) -> str | None:
+    """Return why a model takes no adapter where it is served so; None where it takes them.
+
+    ranks: processes that compute the model together.
+
+    Raises:
+        CheckpointError: The model's precision plan matters and cannot be read.
+    """
+    return not_computed(model.plan() if dtype == "fp16" else None, dtype, ranks)
+
+
+def not_computed(plan: PrecisionPlan | None, dtype: str, ranks: int) -> str | None:
+    """Return `not_served` of a model with this precision plan."""
+    if ranks > 1:
+        return "the model is split over several processes; serve it without shards"
+    if plan is not None and plan.divides_heads(dtype):  # the factors do not reach an adapter
+        return f"the precision plan divides heads in {dtype}; serve the model in bf16 or fp32"
+    return None
 
 
 def read_adapter(folder: Path, config: ModelConfig) -> Factors:

@@ -77,6 +77,11 @@ class PrecisionPlan:
         """Whether the feed-forward block of a layer is computed in FP32."""
         return dtype == "int8" and number in self.int8
 
+    def divides_heads(self, dtype: str) -> bool:
+        """Whether queries, keys or values are divided in this precision."""
+        layers = self.fp16.values() if dtype == "fp16" else ()
+        return any(layer.query or layer.key or layer.value for layer in layers)
+
     def as_json(self) -> dict[str, Any]:
         """Return the content of the file."""
         layers = {

@@ -18,6 +18,9 @@ from nightjar.kernels.layout import (
     padded_length,
 )
 from nightjar.kernels.linear import (
+    adapted_feed_forward,
+    adapted_feed_forward_onto,
+    adapted_linear,
     feed_forward,
     feed_forward_onto,
     linear,
@@ -26,21 +29,19 @@ from nightjar.kernels.linear import (
     normed_linear,
 )
 from nightjar.kernels.log_prob import token_log_sums, token_nll
+from nightjar.kernels.low_rank import AdaptedRows, AdapterProducts, Added, LowRank, Place
 from nightjar.kernels.operands import (
     NARROW,
     Layers,
     LayerWeights,
     LinearWeight,
-    LowRank,
     Norm,
-    RowGroup,
     TokenTable,
     WeightPrecision,
     Wide,
 )
 from nightjar.kernels.ops import (
     activation,
-    add_low_rank,
     argmax,
     attend,
     bias_tokens,
@@ -75,6 +76,9 @@ from nightjar.kernels.upload import upload
 
 __all__ = [
     "NARROW",
+    "AdaptedRows",
+    "AdapterProducts",
+    "Added",
     "Branch",
     "BranchLayout",
     "CacheWrite",
@@ -89,9 +93,9 @@ __all__ = [
     "Norm",
     "PagedLayout",
     "PagedTensors",
+    "Place",
     "Reason",
     "Rotation",
-    "RowGroup",
     "StepRows",
     "StepState",
     "StopTables",
@@ -100,7 +104,9 @@ __all__ = [
     "WeightPrecision",
     "Wide",
     "activation",
-    "add_low_rank",
+    "adapted_feed_forward",
+    "adapted_feed_forward_onto",
+    "adapted_linear",
     "argmax",
     "attend",
     "bias_tokens",

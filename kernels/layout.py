@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nightjar.kernels.operands import Operand
+from nightjar.kernels.operand import Operand
 from nightjar.kernels.upload import upload
 
 

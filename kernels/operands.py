@@ -1,21 +1,20 @@
 """The operands of the ops: norms, packed weights, layers.
 
 No backend is imported here. A backend packs weights into its own class, which then computes with
-them. So a caller need not know the backend. An operand keeps what a backend derives from it
-(`Operand.plan`).
+them. So a caller need not know the backend.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-Plan = TypeVar("Plan")
+from nightjar.kernels.low_rank import Added
+from nightjar.kernels.operand import Operand
 
 WeightPrecision = Literal["float", "bfloat16", "int8"]
 """How products are computed.
@@ -42,21 +41,6 @@ NARROW = Wide()
 
 
 @dataclass(frozen=True, eq=False)
-class Operand:
-    """An operand that keeps what backends derive from it."""
-
-    _plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def plan(self, derive: Callable[[Self], Plan]) -> Plan:
-        """Return derive(self), computed once; `derive` must be a function of a module or class."""
-        try:
-            found: Plan = self._plans[derive]
-        except KeyError:
-            found = self._plans[derive] = derive(self)
-        return found
-
-
-@dataclass(frozen=True, eq=False)
 class Norm(Operand):
     """A layer norm, or without a bias a root-mean-square norm: weight, bias float32[H]."""
 
@@ -70,7 +54,8 @@ class LinearWeight(ABC):
     """A weight [out, in] with its bias, as one backend packed it.
 
     A gated weight holds two of that shape, and `linear` gives activation(x @ gate) * (x @ up) (GLU
-    variants, arXiv 2002.05202).
+    variants, arXiv 2002.05202).  Methods that take `added` do nothing where the backend cannot add
+    products of low rank in its kernels.
     """
 
     out_features: int
@@ -89,12 +74,20 @@ class LinearWeight(ABC):
         first that of the gate."""
         return (self.linear(x, None, None),)
 
-    def linear_onto(self, residual: Tensor, x: Tensor) -> bool:
-        """Add `linear` of x to the residual stream, in place.
+    def adapted_linear(self, x: Tensor, added: Added) -> Tensor | None:
+        """Compute `linear` of x with what adapters add to an attention's output: float32[T, out].
+
+        Returns None, and does nothing, where the backend has no such kernel.
+        """
+        del x, added
+        return None
+
+    def linear_onto(self, residual: Tensor, x: Tensor, added: Added | None = None) -> bool:
+        """Add `linear` of x to the residual stream, in place; added: to an attention's output.
 
         Returns False, and does nothing, where the backend has no such kernel.
         """
-        del residual, x
+        del residual, x, added
         return False
 
     def normed_linear(
@@ -104,12 +97,14 @@ class LinearWeight(ABC):
         norm: Norm,
         activation: str | None,
         out_dtype: torch.dtype,
+        added: Added | None = None,
     ) -> Tensor | None:
         """Normalise the residual stream and multiply it in one call.
 
-        Returns None, and does nothing, where the backend has no such kernel.
+        added: to queries, keys and values.  Returns None, and does nothing, where the backend has
+        no such kernel.
         """
-        del residual, delta, norm, activation, out_dtype
+        del residual, delta, norm, activation, out_dtype, added
         return None
 
     def feed_forward(
@@ -119,9 +114,10 @@ class LinearWeight(ABC):
         norm: Norm,
         down: LinearWeight,
         activation: str,
+        added: Added | None = None,
     ) -> Tensor | None:
         """Compute a feed-forward block of this weight and `down` in one call, or return None."""
-        del residual, delta, norm, down, activation
+        del residual, delta, norm, down, activation, added
         return None
 
     def feed_forward_onto(
@@ -131,9 +127,10 @@ class LinearWeight(ABC):
         norm: Norm,
         down: LinearWeight,
         activation: str,
+        added: Added | None = None,
     ) -> bool:
         """Add `feed_forward` to the residual stream, in place, or return False."""
-        del residual, delta, norm, down, activation
+        del residual, delta, norm, down, activation, added
         return False
 
     def table(self, vocab_size: int) -> HeadTable | None:
@@ -196,49 +193,3 @@ class Layers(Operand):
     weights: tuple[LayerWeights, ...]
     scales: tuple[float, ...]
     activation: str
-
-
-RANK_STEP = 16
-"""The ranks and outputs of a low-rank product are padded with zeros to a multiple of this."""
-
-
-@dataclass(frozen=True, eq=False)
-class LowRank(Operand):
-    """A product of low rank, x @ down @ up, that is added to some outputs of a projection.
-
-    down: float32[in, rank, padded]; up: float32[rank, outputs, padded]; begin: the first output.
-    """
-
-    down: Tensor
-    up: Tensor
-    outputs: int
-    begin: int
-
-    @staticmethod
-    def of(down: Tensor, up: Tensor, begin: int = 0) -> LowRank:
-        """down: [rank, in], up: [outputs, rank], as LoRA has them; both are copied."""
-        rank, inputs = down.shape
-        outputs = up.shape[0]
-        padded_down = down.new_zeros(inputs, _padded(rank), dtype=torch.float32)
-        padded_down[:, :rank] = down.t()
-        padded_up = up.new_zeros(rank, _padded(outputs), dtype=torch.float32)
-        padded_up[:, :outputs] = up.t()
-        return LowRank(padded_down, padded_up, outputs, begin)
-
-    @property
-    def rank(self) -> int:
-        """The rank, without padding."""
-        return self.up.shape[0]
-
-
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """The rows [begin, end) of a step that are multiplied with the same products of low rank."""
-
-    begin: int
-    end: int
-    products: tuple[LowRank, ...]
-
-
-def _padded(size: int) -> int:
-    return -(-size // RANK_STEP) * RANK_STEP

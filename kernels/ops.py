@@ -49,7 +49,7 @@ activation = (
     .cuda(cuda.activation.activation)
 )
 widened = reference.widened.widened
-add_low_rank = Op(reference.low_rank.add_low_rank).native(native.low_rank.add_low_rank)
+add_low_rank = reference.low_rank.add_low_rank
 run_layers = native.layers.run_layers
 
 # Scores and tokens.

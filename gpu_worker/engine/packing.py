@@ -14,7 +14,8 @@ from nightjar import kernels
 from nightjar.gpu_worker.engine.adapters import Tuning
 from nightjar.gpu_worker.engine.plan import StepPlan
 from nightjar.gpu_worker.engine.ranking import RankPart
-from nightjar.gpu_worker.models import AdaptedRows, TokenBatch
+from nightjar.gpu_worker.models import TokenBatch
+from nightjar.kernels import AdaptedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,8 @@ def _adapted_rows(segments: Sequence[Segment], lengths: np.ndarray) -> AdaptedRo
         return None
     numbers = {key: number for number, key in enumerate(adapters)}
     owners = np.array([numbers.get(id(s.tuning.adapter), -1) for s in segments], dtype=np.int64)
-    return AdaptedRows(tuple(adapters.values()), np.repeat(owners, lengths))
+    products = tuple(one.products for one in adapters.values())
+    return AdaptedRows(products, np.repeat(owners, lengths))
 
 
 def _last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -1,12 +1,11 @@
 """Decoders that a ModelConfig describes, computed with the ops of `kernels/`."""
 
-from nightjar.gpu_worker.models.adapted import AdaptedRows, LoraAdapter
+from nightjar.gpu_worker.models.adapted import LoraAdapter
 from nightjar.gpu_worker.models.batch import Arrivals, KVTensors, TokenBatch
 from nightjar.gpu_worker.models.decoder import Decoder
 from nightjar.gpu_worker.models.load import load_model
 
 __all__ = [
-    "AdaptedRows",
     "Arrivals",
     "Decoder",
     "KVTensors",

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from nightjar import kernels
 from nightjar.checkpoints import ModelConfig
-from nightjar.gpu_worker.models.adapted import AdaptedRows
-from nightjar.kernels import BranchLayout, ChunkLayout, PagedLayout, PagedTensors
+from nightjar.kernels import AdaptedRows, BranchLayout, ChunkLayout, PagedLayout, PagedTensors
 
 
 class Arrivals(Protocol):

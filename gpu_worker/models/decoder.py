@@ -10,15 +10,10 @@ from torch import Tensor
 
 from nightjar import kernels
 from nightjar.checkpoints import ModelConfig
-from nightjar.gpu_worker.models.adapted import (
-    ATTENTION_OUT,
-    FEED_FORWARD,
-    QUERY_KEY_VALUE,
-    AdaptedRows,
-)
 from nightjar.gpu_worker.models.batch import KVTensors, TokenBatch
 from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.kernels import (
+    Added,
     CacheWrite,
     HeadNorms,
     Layers,
@@ -94,29 +89,21 @@ class Decoder:
             is_last = index == len(weights.layers) - 1
             if is_last:
                 rows = replace(rows, wanted=wanted)
+            added = None if adapted is None else adapted.added(index)
             # Heads are kept no wider than the cache keeps them.
-            if adapted is None:
-                qkv = kernels.normed_linear(
-                    residual, delta, layer.attention_norm, layer.qkv, self.cache_dtype
-                )
-            else:
-                qkv = self._adapted_query_key_value(index, residual, delta, adapted)
+            qkv = kernels.normed_linear(
+                residual, delta, layer.attention_norm, layer.qkv, self.cache_dtype, added
+            )
             x = self._attend(index, qkv, rotation, batch, rows, cache)
             del qkv  # else the next layer's would need room beside it
             if is_last and wanted is not None:
                 # After the last attention no row reads another one: continue with the wanted rows.
                 residual, x = residual.index_select(0, wanted), x.index_select(0, wanted)
                 adapted = None if adapted is None else adapted.within(wanted)
-            if adapted is None:
-                attended = self._attention_out(residual, x, layer)
-            else:
-                attended = self._adapted_attention_out(index, residual, x, adapted)
+                added = None if adapted is None else adapted.added(index)
+            attended = self._attention_out(residual, x, layer, added)
             del x
-            added = None if parallel else attended
-            if adapted is None:
-                delta = self._feed_forward(residual, added, layer)
-            else:
-                delta = self._adapted_feed_forward(index, residual, added, adapted)
+            delta = self._feed_forward(residual, None if parallel else attended, layer, added)
             if parallel and attended is not None:
                 residual.add_(attended)
         return kernels.normalize(residual, delta, weights.last_norm, self.dtype)
@@ -154,11 +141,13 @@ class Decoder:
         cache: KVTensors,
     ) -> int:
         """Run the first layers, of which every row is wanted, in one call; return how many."""
-        if self._layers is None or batch.arrivals is not None or batch.adapted is not None:
+        if self._layers is None or batch.arrivals is not None:
             return 0
         count = len(self.weights.layers) - (not batch.wants_all)
         write = CacheWrite(cache.keys, cache.values, batch.write_blocks, batch.write_offsets)
-        done = kernels.run_layers(self._layers, count, residual, rotation, write, rows)
+        done = kernels.run_layers(
+            self._layers, count, residual, rotation, write, rows, batch.adapted
+        )
         return count if done else 0
 
     @cached_property
@@ -179,84 +168,36 @@ class Decoder:
         plain = config.residual_multiplier == 1.0 and not config.post_norms
         return self.is_whole and plain and not config.parallel_residual
 
-    def _attention_out(self, residual: Tensor, x: Tensor, layer: LayerWeights) -> Tensor | None:
+    def _attention_out(
+        self, residual: Tensor, x: Tensor, layer: LayerWeights, added: Added | None
+    ) -> Tensor | None:
         """Add the attention's result x [T, Hq * D], or return what is still to be added."""
+        weight = layer.attention_out
         if self._adds_onto:
-            return kernels.linear_onto(residual, x, layer.attention_out)
-        part = self._joined(kernels.linear(x, layer.attention_out))
-        return self._output(part, layer.attention_post_norm)
+            return kernels.linear_onto(residual, x, weight, added)
+        if added is None:
+            part = kernels.linear(x, weight)
+        else:
+            part = kernels.adapted_linear(x, weight, added)
+        return self._output(self._joined(part), layer.attention_post_norm)
 
     def _feed_forward(
-        self, residual: Tensor, delta: Tensor | None, layer: LayerWeights
+        self, residual: Tensor, delta: Tensor | None, layer: LayerWeights, added: Added | None
     ) -> Tensor | None:
         """Add delta and then the feed-forward half, or return what is still to be added."""
         norm, up, down = layer.mlp_norm, layer.up, layer.down
-        block = residual, delta, norm, up, down, self.config.activation, self.dtype
-        if self._adds_onto:
-            return kernels.feed_forward_onto(*block)
-        return self._output(self._joined(kernels.feed_forward(*block)), layer.mlp_post_norm)
-
-    def _adapted_query_key_value(
-        self, index: int, residual: Tensor, delta: Tensor | None, adapted: AdaptedRows
-    ) -> Tensor:
-        """Compute a layer's first product of rows of which some have adapters."""
-        layer, own = self.weights.layers[index], adapted.adapting(index, (QUERY_KEY_VALUE,))
-        dtype = self.cache_dtype if own is None else self._wide
-        qkv = kernels.normed_linear(residual, delta, layer.attention_norm, layer.qkv, dtype)
-        if own is not None:
-            x = kernels.normalize(own.gathered(residual), None, layer.attention_norm, self._wide)
-            own.add(index, QUERY_KEY_VALUE, qkv, x)
-        return qkv.to(self.cache_dtype)
-
-    def _adapted_attention_out(
-        self, index: int, residual: Tensor, x: Tensor, adapted: AdaptedRows
-    ) -> Tensor | None:
-        """Compute `_attention_out` of rows of which some have adapters."""
-        layer, own = self.weights.layers[index], adapted.adapting(index, (ATTENTION_OUT,))
-        if own is None:
-            return self._attention_out(residual, x, layer)
-        if self._adds_onto:
-            left = kernels.linear_onto(residual, x, layer.attention_out)
-            own.add(index, ATTENTION_OUT, residual, own.gathered(x))
-            return left
-        part = kernels.linear(x, layer.attention_out).to(self._wide)
-        own.add(index, ATTENTION_OUT, part, own.gathered(x))
-        return self._output(part, layer.attention_post_norm)
-
-    def _adapted_feed_forward(
-        self, index: int, residual: Tensor, delta: Tensor | None, adapted: AdaptedRows
-    ) -> Tensor | None:
-        """Compute `_feed_forward` of rows of which some have adapters.
-
-        Rows without one are computed as in a step of their own: what is beside them changes no bit.
-        """
-        layer, own = self.weights.layers[index], adapted.adapting(index, FEED_FORWARD)
-        if own is None:
-            return self._feed_forward(residual, delta, layer)
-        if delta is not None:
-            residual.add_(delta)
-        norm, up, down, activation = layer.mlp_norm, layer.up, layer.down, self.config.activation
-        y = torch.empty_like(residual)
-        if own.plain.numel():
-            plain = residual.index_select(0, own.plain)
-            found = kernels.feed_forward(plain, None, norm, up, down, activation, self.dtype)
-            y.index_copy_(0, own.plain, found.to(y.dtype))
-        x = kernels.normalize(own.gathered(residual), None, norm, up.rows_dtype)
-        products = up.unactivated(x)
-        wide = [product.to(self._wide) for product in products]
-        for name, product in zip(FEED_FORWARD[2 - len(wide) : 2], wide, strict=True):
-            own.add_gathered(index, name, product, x)
-        inner = kernels.activation(wide[0], activation)
-        inner = inner.mul_(wide[1]) if len(wide) == 2 else inner
-        found = kernels.linear(inner.to(products[0].dtype), down).to(y.dtype)
-        own.add_gathered(index, "down", found, inner)
-        y.index_copy_(0, own.rows, found)
-        return self._output(y, layer.mlp_post_norm)
-
-    @property
-    def _wide(self) -> torch.dtype:
-        """The dtype of sums."""
-        return torch.promote_types(self.dtype, torch.float32)
+        weights = norm, up, down, self.config.activation, self.dtype
+        if added is not None:
+            if delta is not None:
+                residual.add_(delta)
+            if self._adds_onto:
+                return kernels.adapted_feed_forward_onto(residual, *weights, added)
+            part = kernels.adapted_feed_forward(residual, *weights, added)
+        elif self._adds_onto:
+            return kernels.feed_forward_onto(residual, delta, *weights)
+        else:
+            part = kernels.feed_forward(residual, delta, *weights)
+        return self._output(self._joined(part), layer.mlp_post_norm)
 
     def _joined(self, part: Tensor) -> Tensor:
         """Return the whole projection back to the residual stream, given this decoder's part."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from nightjar.checkpoints import ModelConfig, ModelDirectory
+from nightjar.checkpoints.adapters import not_computed
 from nightjar.checkpoints.precision_plan import PrecisionPlan
 from nightjar.kernels import Wide
 
@@ -64,11 +65,8 @@ class PlanRules:
 
     @property
     def no_adapters(self) -> str | None:
-        """Why LoRA adapters are refused: the heads' factors do not reach them. Or None."""
-        numbers = self.plan.fp16 if self.dtype == "fp16" else ()
-        if all(set(self.head_factors(number)) == {1.0} for number in numbers):
-            return None
-        return f"the precision plan divides heads in {self.dtype}; serve the model in bf16 or fp32"
+        """Why LoRA adapters are refused; None where they are not."""
+        return not_computed(self.plan, self.dtype, 1)
 
     def scaled(self, config: ModelConfig) -> ModelConfig:
         """Return the config with the scales of attention that the heads' factors ask for."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nightjar import kernels
+from nightjar.checkpoints.adapters import not_computed
 from nightjar.gpu_worker.models.batch import TokenBatch
 from nightjar.gpu_worker.models.decoder import Decoder
 from nightjar.gpu_worker.models.split import Part, width
@@ -41,7 +42,7 @@ class ShardDecoder(Decoder):
 
     in_lockstep = True
     is_whole = False
-    no_adapters = "the model is split over several processes; serve it without shards"
+    no_adapters = not_computed(None, "", ranks=2)
 
     def __init__(self, own: Decoder, part: Part, collective: Collective) -> None:
         """own: a decoder with the part's weights, as `load_model` makes it."""

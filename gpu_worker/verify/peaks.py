@@ -10,7 +10,7 @@ from torch import Tensor
 from nightjar import kernels
 from nightjar.gpu_worker.models import Decoder
 from nightjar.gpu_worker.models.batch import KVTensors, TokenBatch
-from nightjar.kernels import LayerWeights, Norm, Rotation, StepRows
+from nightjar.kernels import Added, LayerWeights, Norm, Rotation, StepRows
 
 FP16_MAX = 65_504.0
 PRODUCTS = (
@@ -90,20 +90,22 @@ class WatchedDecoder(Decoder):
         self._note("last", hidden)
         return hidden
 
-    def _attention_out(self, residual: Tensor, x: Tensor, layer: LayerWeights) -> Tensor | None:
+    def _attention_out(
+        self, residual: Tensor, x: Tensor, layer: LayerWeights, added: Added | None
+    ) -> Tensor | None:
         self._note("attention-input", self._normalized(residual, None, layer.attention_norm))
         self._note("attention-output", kernels.linear(x, layer.attention_out))
-        return super()._attention_out(residual, x, layer)
+        return super()._attention_out(residual, x, layer, added)
 
     def _feed_forward(
-        self, residual: Tensor, delta: Tensor | None, layer: LayerWeights
+        self, residual: Tensor, delta: Tensor | None, layer: LayerWeights, added: Added | None
     ) -> Tensor | None:
         self._note("mlp-input", self._normalized(residual, delta, layer.mlp_norm))
         stream = residual.clone()
         up = kernels.normed_linear(stream, delta, layer.mlp_norm, layer.up, self.dtype)
         self._note("up", up)
         before = stream if delta is not None else residual.clone()
-        made = super()._feed_forward(residual, delta, layer)
+        made = super()._feed_forward(residual, delta, layer, added)
         self._note("down", residual - before if made is None else made)
         self._note("residual", residual)
         return made

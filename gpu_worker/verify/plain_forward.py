@@ -11,7 +11,7 @@ from torch import Tensor
 from nightjar import kernels
 from nightjar.gpu_worker.models import Decoder
 from nightjar.gpu_worker.models.batch import KVTensors, TokenBatch
-from nightjar.kernels import LayerWeights, Rotation, StepRows
+from nightjar.kernels import Added, LayerWeights, Rotation, StepRows
 
 BLOCK_SIZE = 32
 
@@ -67,6 +67,8 @@ class _NotingDecoder(Decoder):
         """Run no layer in one call: the stream is noted between them."""
         return 0
 
-    def _attention_out(self, residual: Tensor, x: Tensor, layer: LayerWeights) -> Tensor | None:
+    def _attention_out(
+        self, residual: Tensor, x: Tensor, layer: LayerWeights, added: Added | None
+    ) -> Tensor | None:
         self.inputs.append(residual.float().clone())
-        return super()._attention_out(residual, x, layer)
+        return super()._attention_out(residual, x, layer, added)

@@ -20,6 +20,7 @@ from nightjar.kernels.cuda.linear import (
     serves_weight,
 )
 from nightjar.kernels.cuda.switches import current
+from nightjar.kernels.low_rank import Added
 from nightjar.kernels.operands import (
     NARROW,
     LinearWeight,
@@ -76,8 +77,10 @@ class DeviceWeight(LinearWeight):
             y = y if activation is None else apply_activation(y, activation)
         return y if out_dtype is None else y.to(out_dtype)
 
-    def linear_onto(self, residual: Tensor, x: Tensor) -> bool:
+    def linear_onto(self, residual: Tensor, x: Tensor, added: Added | None = None) -> bool:
         """As LinearWeight says, for few rows, or where results are wide."""
+        if added is not None:
+            return False
         if self.wide.results and not (self._has_factor(x) and _is_small(x, self.data)):
             residual.add_(self.wide_product(x))
             return True
@@ -93,9 +96,12 @@ class DeviceWeight(LinearWeight):
         norm: Norm,
         activation: str | None,
         out_dtype: torch.dtype,
+        added: Added | None = None,
     ) -> Tensor | None:
         """As LinearWeight says, for few rows and without a delta, where nothing is wide."""
-        if delta is not None or self.wide != NARROW or not _is_small_normed(residual, self.data):
+        if delta is not None or added is not None:
+            return None
+        if self.wide != NARROW or not _is_small_normed(residual, self.data):
             return None
         y = normed_linear(residual, norm, self.factor, activation, None, self.following)
         return y.to(out_dtype)
@@ -173,10 +179,13 @@ class GatedDeviceWeight(LinearWeight):
         norm: Norm,
         activation: str | None,
         out_dtype: torch.dtype,
+        added: Added | None = None,
     ) -> Tensor | None:
         """As LinearWeight says, for few rows and without a delta."""
         gate, up = self.gate, self.up
-        if delta is not None or up.wide != NARROW or not _is_small_normed(residual, up.data):
+        if delta is not None or added is not None:
+            return None
+        if up.wide != NARROW or not _is_small_normed(residual, up.data):
             return None
         y = normed_linear(residual, norm, up.factor, activation, gate.factor, up.following)
         return y.to(out_dtype)

@@ -33,15 +33,6 @@ NIGHTJAR_BLOCKS(float, FloatWeight)
 
 namespace {
 
-inline float widened(float x) { return x; }
-
-inline float widened(Bfloat x) {
-  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-  float wide;
-  std::memcpy(&wide, &bits, sizeof(wide));
-  return wide;
-}
-
 // out[i] = row ids[i] of the weight, whose outputs are a vocabulary, or zeros past the last: float[n,
 // inputs].
 template <typename S>

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "product.h"
+#include "low_rank.h"
 
 #if defined(__AVX512F__) || defined(__FMA__)
 
@@ -191,8 +191,8 @@ constexpr auto kMultiplyFloats = multiplies<S>(std::make_index_sequence<kFloatTi
 
 // One tile of the result: `height` rows from `row` on and the columns of one panel.
 template <int A, bool kGated, typename S, typename To>
-void float_tile(const PanelWeight<S>& weight, const TiledRows<S>& rows, const To& to, int64_t row,
-                int64_t height, int64_t panel, Ahead ahead) {
+void float_tile(const PanelWeight<S>& weight, const TiledRows<S>& rows, const To& to,
+                const Added& added, int64_t row, int64_t height, int64_t panel, Ahead ahead) {
   constexpr int kSums = kFloatTileRows * kFloatColumns;
   constexpr int kParts = kGated ? 2 : 1;
   const int64_t panel_size = weight.stride * kFloatColumns;
@@ -204,6 +204,8 @@ void float_tile(const PanelWeight<S>& weight, const TiledRows<S>& rows, const To
     kMultiplyFloats<S>[height - 1](rows.values + row * weight.stride, weight.stride,
                                    weights + part * panel_size, ahead, sums + part * kSums);
     ahead.from += weight.steps() * ahead.step;
+    if (!added) continue;
+    added.widen(row, height, panel * kFloatColumns, kFloatRegisters, part == 1, sums + part * kSums);
   }
   for (int i = 0; i < kFloatColumns; i += kLanes) {
     const int64_t column = panel * kFloatColumns + i, room = to.room(column);
@@ -218,8 +220,8 @@ void float_tile(const PanelWeight<S>& weight, const TiledRows<S>& rows, const To
 }
 
 template <typename S, typename To>
-using FloatTileOf = void (*)(const PanelWeight<S>&, const TiledRows<S>&, const To&, int64_t,
-                             int64_t, int64_t, Ahead);
+using FloatTileOf = void (*)(const PanelWeight<S>&, const TiledRows<S>&, const To&, const Added&,
+                             int64_t, int64_t, int64_t, Ahead);
 
 template <bool kGated, typename S, typename To>
 FloatTileOf<S, To> float_tile_of(int64_t activation) {
@@ -233,11 +235,11 @@ FloatTileOf<S, To> float_tile_of(int64_t activation) {
   }
 }
 
-// to = activation(rows x weight + bias); with a gated weight, activation(gates) * the product with
-// what they gate.  Called by all members of a region.
+// to = activation(rows x weight + bias + what is added); with a gated weight, activation(gates) * the
+// product with what they gate.  Called by all members of a region.
 template <typename S, typename To>
 void multiply_all(Member& member, const PanelWeight<S>& weight, const TiledRows<S>& rows,
-                  int64_t n_rows, int64_t activation, const To& to) {
+                  int64_t n_rows, int64_t activation, const To& to, const Added& added) {
   const auto tile = weight.gated ? float_tile_of<true, S, To>(activation)
                                  : float_tile_of<false, S, To>(activation);
   const Tiles cut = float_tiles(n_rows);
@@ -247,7 +249,7 @@ void multiply_all(Member& member, const PanelWeight<S>& weight, const TiledRows<
                       kFloatColumns * static_cast<int64_t>(sizeof(float))};
   take_tiles(member, cut, panels, kFloatBlockBytes / (row_bytes * kFloatTileRows),
              [&](int64_t i, int64_t panel, Ahead ahead) {
-               tile(weight, rows, to, cut.first_row(i), cut.height(i), panel, ahead);
+               tile(weight, rows, to, added, cut.first_row(i), cut.height(i), panel, ahead);
              });
 }
 
@@ -272,19 +274,37 @@ void tile_normalized(Member& member, const Stream& stream, int64_t n_rows,
   });
 }
 
-// out = activation(x @ weight.T + bias).  What out is made of if not floats takes no activation.
-// Called by all members of a region, as the next ones.
+// Multiplies the adapted ones of rows in tiles with their products' `down`.  Called by all members of
+// a region.
+template <typename S>
+void narrow_tiled(Member& member, const Added& added, const TiledRows<S>& rows, int64_t n_rows,
+                  int64_t inputs) {
+  const Tiles cut = float_tiles(n_rows);
+  added.narrow(member, inputs, [&](int64_t row, float* to) {
+    const int64_t tile = cut.tile_of(row), first = cut.first_row(tile), height = cut.height(tile);
+    for (int64_t k = 0; k < inputs; k += kLanes) {
+      store_lanes(to + k, widened(rows.at(row, first, height, k)), inputs - k);
+    }
+  });
+}
+
+// out = activation(x @ weight.T + bias + what is added).  What out is made of if not floats takes no
+// activation.  Called by all members of a region, as the next ones.
 template <typename S>
 void linear(Member& member, const RoomOf<PanelWeight<S>>& room, const RowsIn& x, int64_t n_rows,
-            const PanelWeight<S>& weight, int64_t activation, const RowsOut& out) {
+            const PanelWeight<S>& weight, int64_t activation, const RowsOut& out,
+            const Added& every) {
   const TiledRows<S> tiled{room.rows, weight.stride};
   in_parts(n_rows, [&](int64_t first, int64_t n) {
+    const Added added = every.from(first);
     with_rows(x, [&](const auto* rows) {
-      tile_rows(member, rows + first * x.stride, x.stride, n, weight.inputs, tiled);
+      const auto* part = rows + first * x.stride;
+      tile_rows(member, part, x.stride, n, weight.inputs, tiled);
+      narrow(member, added, part, x.stride, weight.inputs);
     });
     with_rows(out, [&](auto* rows) {
       const PlainRows to{rows + first * weight.columns, weight.columns};
-      multiply_all(member, weight, tiled, n, activation, to);
+      multiply_all(member, weight, tiled, n, activation, to, added);
     });
   });
 }
@@ -292,13 +312,16 @@ void linear(Member& member, const RoomOf<PanelWeight<S>>& room, const RowsIn& x,
 // The same of the normalised residual stream, without an activation.
 template <typename S>
 void normed_linear(Member& member, const RoomOf<PanelWeight<S>>& room, const Stream& stream,
-                   int64_t n_rows, const PanelWeight<S>& weight, const RowsOut& out) {
+                   int64_t n_rows, const PanelWeight<S>& weight, const RowsOut& out,
+                   const Added& every) {
   const TiledRows<S> tiled{room.rows, weight.stride};
   in_parts(n_rows, [&](int64_t first, int64_t n) {
+    const Added added = every.from(first);
     tile_normalized(member, stream.from(first), n, tiled);
+    narrow_normalized(member, added, stream.from(first));
     with_rows(out, [&](auto* rows) {
       const PlainRows to{rows + first * weight.columns, weight.columns};
-      multiply_all(member, weight, tiled, n, kNone, to);
+      multiply_all(member, weight, tiled, n, kNone, to, added);
     });
   });
 }
@@ -308,14 +331,18 @@ void normed_linear(Member& member, const RoomOf<PanelWeight<S>>& room, const Str
 template <typename S>
 void feed_forward(Member& member, const RoomOf<PanelWeight<S>>& room, const Stream& stream,
                   int64_t n_rows, const PanelWeight<S>& up, int64_t activation,
-                  const PanelWeight<S>& down, const RowsOut& out) {
+                  const PanelWeight<S>& down, const RowsOut& out, const Added& to_up,
+                  const Added& to_down) {
   const TiledRows<S> tiled{room.rows, up.stride}, inner{room.inner, down.stride};
   in_parts(n_rows, [&](int64_t first, int64_t n) {
+    const Added up_added = to_up.from(first), down_added = to_down.from(first);
     tile_normalized(member, stream.from(first), n, tiled);
-    multiply_all(member, up, tiled, n, activation, inner);
+    narrow_normalized(member, up_added, stream.from(first));
+    multiply_all(member, up, tiled, n, activation, inner, up_added);
+    narrow_tiled(member, down_added, inner, n, down.inputs);
     with_rows(out, [&](auto* rows) {
       const PlainRows to{rows + first * down.columns, down.columns};
-      multiply_all(member, down, inner, n, kNone, to);
+      multiply_all(member, down, inner, n, kNone, to, down_added);
     });
   });
 }

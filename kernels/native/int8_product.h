@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "product.h"
+#include "low_rank.h"
 
 #if defined(__AVX512VNNI__)
 
@@ -30,8 +30,11 @@ struct Inner {
   static constexpr float kScale = 256.0f;
 
   Half scaled;
+
+  explicit operator float() const { return static_cast<float>(scaled) * kScale; }
 };
 
+inline Vector widened(const Inner* x) { return load(&x->scaled) * splat(Inner::kScale); }
 inline void store(Inner* to, Vector x) { store(&to->scaled, x * splat(1.0f / Inner::kScale)); }
 
 // A weight, as Python hands it over: see int8_linear.py.
@@ -203,10 +206,21 @@ struct Channels {
   }
 };
 
+// What is added to R rows from `row` on, in the order of a tile's sums: [kRegisters, R, kLanes].  A row
+// without an adapter gets negative zeros, which change no number.  Returns whether there is anything.
+template <bool kGated, int R>
+bool more_of(const Added& added, int64_t row, int64_t column, float* more) {
+  constexpr int kHalf = kRegisters / 2;
+  std::fill(more, more + kRegisters * R * kLanes, -0.0f);
+  if constexpr (!kGated) return added.widen(row, R, column, kRegisters, false, more);
+  const bool gates = added.widen(row, R, column, kHalf, false, more);
+  return added.widen(row, R, column, kHalf, true, more + kHalf * R * kLanes) || gates;
+}
+
 // One tile of the result, of R rows and the columns of one panel.
 template <int A, bool kGated, typename Out, int R>
-void tile(const Weight& weight, const Rows& rows, Out* result, int64_t row, int64_t panel,
-          Ahead ahead) {
+void tile(const Weight& weight, const Rows& rows, Out* result, const Added& added, int64_t row,
+          int64_t panel, Ahead ahead) {
   constexpr int kResults = kGated ? kRegisters / 2 : kRegisters, kWidth = kResults * kLanes;
   const int64_t column = panel * kColumns, columns = weight.columns;
   Out* to = result + row * columns + panel * kWidth;
@@ -215,6 +229,8 @@ void tile(const Weight& weight, const Rows& rows, Out* result, int64_t row, int6
   alignas(64) int32_t sums[kRegisters * R * kLanes];
   multiply<R>(rows.values + row * weight.stride, weight.stride,
               weight.panels + column * weight.stride, weight.offsets + column, ahead, sums);
+  alignas(64) float more[kRegisters * R * kLanes];
+  const bool has_more = added && more_of<kGated, R>(added, row, panel * kWidth, more);
   for (int i = 0; i < kResults; ++i) {
     const int64_t width = columns - panel * kWidth - i * kLanes;
     const int32_t* place = sums + i * R * kLanes;
@@ -222,15 +238,22 @@ void tile(const Weight& weight, const Rows& rows, Out* result, int64_t row, int6
     const Channels gated(weight, column + (kGated ? kWidth : 0) + i * kLanes);
     for (int r = 0; r < R; ++r, place += kLanes) {
       const Vector scale = splat(rows.scales[row + r]);
-      Vector x = activated<A, std::is_same_v<Out, Inner>>(channels.finished(place, scale));
-      if constexpr (kGated) x = x * gated.finished(place + kResults * R * kLanes, scale);
+      Vector x = channels.finished(place, scale);
+      if (has_more) x = x + load(more + (place - sums));
+      x = activated<A, std::is_same_v<Out, Inner>>(x);
+      if constexpr (kGated) {
+        const int32_t* other = place + kResults * R * kLanes;
+        Vector y = gated.finished(other, scale);
+        if (has_more) y = y + load(more + (other - sums));
+        x = x * y;
+      }
       store_lanes(to + r * columns + i * kLanes, x, width);
     }
   }
 }
 
 template <typename Out>
-using TileOf = void (*)(const Weight&, const Rows&, Out*, int64_t, int64_t, Ahead);
+using TileOf = void (*)(const Weight&, const Rows&, Out*, const Added&, int64_t, int64_t, Ahead);
 
 // By the number of rows.
 template <int A, bool kGated, typename Out>
@@ -253,11 +276,11 @@ const TileOf<Out>* tiles_of(int64_t activation) {
   }
 }
 
-// out[n_rows, columns] = activation(rows x weight + bias); with a gated weight,
+// out[n_rows, columns] = activation(rows x weight + bias + what is added); with a gated weight,
 // activation(gates) * the product with the other halves.  Called by all members of a region.
 template <typename Out>
 void multiply_all(Member& member, const Weight& weight, const Rows& rows, int64_t n_rows,
-                  int64_t activation, Out* out) {
+                  int64_t activation, Out* out, const Added& added) {
   const TileOf<Out>* tiles =
       weight.gated ? tiles_of<true, Out>(activation) : tiles_of<false, Out>(activation);
   const int64_t width = weight.gated ? kColumns / 2 : kColumns, stride = weight.stride;
@@ -266,7 +289,7 @@ void multiply_all(Member& member, const Weight& weight, const Rows& rows, int64_
   const Tiles cut(n_rows, kByteRows);
   take_tiles(member, cut, panels, kBlockBytes / (stride * kByteRows),
              [&](int64_t i, int64_t panel, Ahead ahead) {
-               tiles[cut.height(i)](weight, rows, out, cut.first_row(i), panel, ahead);
+               tiles[cut.height(i)](weight, rows, out, added, cut.first_row(i), panel, ahead);
              });
 }
 
@@ -301,27 +324,35 @@ inline void quantize_normalized(Member& member, const Stream& stream, int64_t n_
   });
 }
 
-// out = activation(x @ weight.T + bias).  What out is made of if not floats takes no activation.
-// Called by all members of a region, as the next ones.
+// out = activation(x @ weight.T + bias + what is added).  What out is made of if not floats takes no
+// activation.  Called by all members of a region, as the next ones.
 inline void linear(Member& member, const RoomOf<Weight>& room, const RowsIn& x, int64_t n_rows,
-                   const Weight& weight, int64_t activation, const RowsOut& out) {
+                   const Weight& weight, int64_t activation, const RowsOut& out,
+                   const Added& every) {
   in_parts(n_rows, [&](int64_t first, int64_t n) {
+    const Added added = every.from(first);
     with_rows(x, [&](const auto* rows) {
-      quantize_rows(member, rows + first * x.stride, x.stride, n, weight, room.rows);
+      const auto* part = rows + first * x.stride;
+      quantize_rows(member, part, x.stride, n, weight, room.rows);
+      narrow(member, added, part, x.stride, weight.inputs);
     });
     with_rows(out, [&](auto* rows) {
-      multiply_all(member, weight, room.rows, n, activation, rows + first * weight.columns);
+      auto* to = rows + first * weight.columns;
+      multiply_all(member, weight, room.rows, n, activation, to, added);
     });
   });
 }
 
 // The same of the normalised residual stream, without an activation.
 inline void normed_linear(Member& member, const RoomOf<Weight>& room, const Stream& stream,
-                          int64_t n_rows, const Weight& weight, const RowsOut& out) {
+                          int64_t n_rows, const Weight& weight, const RowsOut& out,
+                          const Added& every) {
   in_parts(n_rows, [&](int64_t first, int64_t n) {
+    const Added added = every.from(first);
     quantize_normalized(member, stream.from(first), n, weight, room.rows);
+    narrow_normalized(member, added, stream.from(first));
     with_rows(out, [&](auto* rows) {
-      multiply_all(member, weight, room.rows, n, kNone, rows + first * weight.columns);
+      multiply_all(member, weight, room.rows, n, kNone, rows + first * weight.columns, added);
     });
   });
 }
@@ -329,13 +360,17 @@ inline void normed_linear(Member& member, const RoomOf<Weight>& room, const Stre
 // And of a whole feed-forward block: out = activation(norm(residual) @ up) @ down.
 inline void feed_forward(Member& member, const RoomOf<Weight>& room, const Stream& stream,
                          int64_t n_rows, const Weight& up, int64_t activation, const Weight& down,
-                         const RowsOut& out) {
+                         const RowsOut& out, const Added& to_up, const Added& to_down) {
   in_parts(n_rows, [&](int64_t first, int64_t n) {
+    const Added up_added = to_up.from(first), down_added = to_down.from(first);
     quantize_normalized(member, stream.from(first), n, up, room.rows);
-    multiply_all(member, up, room.rows, n, activation, room.inner);
+    narrow_normalized(member, up_added, stream.from(first));
+    multiply_all(member, up, room.rows, n, activation, room.inner, up_added);
     quantize_rows(member, room.inner, up.columns, n, down, room.rows);
+    narrow(member, down_added, room.inner, up.columns, down.inputs);
     with_rows(out, [&](auto* rows) {
-      multiply_all(member, down, room.rows, n, kNone, rows + first * down.columns);
+      auto* to = rows + first * down.columns;
+      multiply_all(member, down, room.rows, n, kNone, to, down_added);
     });
   });
 }

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "attend.h"
-#include "product.h"
+#include "low_rank.h"
 
 namespace nightjar {
 
@@ -42,10 +42,11 @@ struct DecoderStep {
   void* attended;
 };
 
-// Every layer adds its attention and then its feed-forward block to the stream.
+// Every layer adds its attention and then its feed-forward block to the stream.  adapted: null for no
+// adapters.
 template <typename W>
 void run_layers(const DecoderLayers<W>& stack, const DecoderStep& step, const CacheLayer& first,
-                StepRows rows) {
+                StepRows rows, const AdaptedRows* adapted) {
   const int64_t n_rows = step.projection->rows;
   const int64_t attended_size = step.projection->heads * first.head_size;
   int64_t stride = 0, inner = 0;
@@ -57,6 +58,7 @@ void run_layers(const DecoderLayers<W>& stack, const DecoderStep& step, const Ca
     inner = std::max(inner, layer.up->columns);
   }
   const auto room = room_of<W>(n_rows, stride, inner);
+  const LowRankStep low_rank(adapted);
   const int64_t numbers = first.half ? kHalves : kFloats;
   expect_regions();
   parallel([&](Member& member) {
@@ -71,12 +73,13 @@ void run_layers(const DecoderLayers<W>& stack, const DecoderStep& step, const Ca
       StepRows attending = rows;
       attending.projection = &projection;
       normed_linear(member, room, Stream(layer.attention_norm, step.residual, nullptr), n_rows,
-                    *layer.qkv, {projection.qkv, numbers});
+                    *layer.qkv, {projection.qkv, numbers}, low_rank.at(i, kQueryKeyValue));
       attend(member, cache, attending, layer.scale);
       linear(member, room, {step.attended, numbers, attended_size}, n_rows, *layer.attention_out,
-             kNone, {step.residual, kAddends});
+             kNone, {step.residual, kAddends}, low_rank.at(i, kAttentionOut));
       feed_forward(member, room, Stream(layer.mlp_norm, step.residual, nullptr), n_rows, *layer.up,
-                   stack.activation, *layer.down, {step.residual, kAddends});
+                   stack.activation, *layer.down, {step.residual, kAddends}, low_rank.at(i, kUp),
+                   low_rank.at(i, kDown));
     }
   });
 }

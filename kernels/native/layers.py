@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from nightjar.kernels.heads import CacheWrite, Rotation
 from nightjar.kernels.layout import PagedTensors, StepRows
-from nightjar.kernels.native import attention, products
+from nightjar.kernels.low_rank import AdaptedRows
+from nightjar.kernels.native import attention, low_rank, products
 from nightjar.kernels.native.attention_arguments import (
     CacheLayer,
     Documents,
@@ -34,19 +36,20 @@ def run_layers(
     rotation: Rotation | None,
     cache: CacheWrite,
     rows: StepRows,
+    adapted: AdaptedRows | None = None,
 ) -> bool:
     """Run the first `count` layers in one call, if these kernels take their weights.
 
     The results are bit for bit those of `normed_linear`, `attend`, `linear_onto` and
     `feed_forward_onto` of each layer.
     residual: float32[T, H], the stream, changed; cache: keys and values of all layers, [layers,
-    blocks, Hkv, S, D]; rows: all of them wanted.  Returns whether it was done; if not, nothing was
-    changed.
+    blocks, Hkv, S, D]; rows: all of them wanted; adapted: which of them have adapters.
+    Returns whether it was done; if not, nothing was changed.
     """
     native = layers.plan(native_layers)
     if not count or native is None or not native.serves(residual, cache, rows):
         return False
-    native.run(count, residual, rotation, cache, rows)
+    native.run(count, residual, rotation, cache, rows, adapted)
     return True
 
 
@@ -176,6 +179,7 @@ class NativeLayers:
         if len(shapes) != 1 or len(kinds) != 1:
             raise ValueError(f"layers of {shapes} with weights of {kinds}: all of one kind")
         (self._shape,), (self._kind,) = shapes, kinds
+        self._shapes = np.array([[weight.shape for weight in one.weights] for one in layers])
         self._layers = layers  # the arguments point into these
         self._arguments = (_LayerArgument * len(layers))(*(layer.argument for layer in layers))
         self._activation = ACTIVATIONS[activation]
@@ -195,6 +199,7 @@ class NativeLayers:
         rotation: Rotation | None,
         cache: CacheWrite,
         rows: StepRows,
+        adapted: AdaptedRows | None,
     ) -> None:
         """See run_layers."""
         keys = cache.keys
@@ -215,6 +220,7 @@ class NativeLayers:
             _StepArgument(residual.data_ptr(), ctypes.pointer(projection), attended.data_ptr()),
             CacheLayer.of(keys[0], cache.values[0]),
             *attention.attending_rows(qkv, attended, cache, rows),
+            low_rank.step_argument(adapted, n_rows, self._shapes),
         )
 
 
@@ -256,6 +262,6 @@ class _StepArgument(ctypes.Structure):
 def _function(kind: str) -> ctypes._NamedFuncPointer:
     function: ctypes._NamedFuncPointer = getattr(compiled(), f"{kind}_layers")
     structures = (_LayersArgument, _StepArgument, CacheLayer, Prompts, Running, Documents)
-    function.argtypes = [*map(ctypes.POINTER, structures)]
+    function.argtypes = [*map(ctypes.POINTER, structures), POINTER]
     function.restype = None
     return function

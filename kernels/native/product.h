@@ -34,6 +34,10 @@ struct Tiles {
         higher(n_rows % count) {}
   int64_t first_row(int64_t tile) const { return tile * least + std::min(tile, higher); }
   int64_t height(int64_t tile) const { return least + (tile < higher); }
+  int64_t tile_of(int64_t row) const {
+    const int64_t in_higher = higher * (least + 1);
+    return row < in_higher ? row / (least + 1) : higher + (row - in_higher) / least;
+  }
 };
 
 // Where a weight's panels lie, one after another.  bytes: of a panel; step_bytes: of what a step of
@@ -78,16 +82,16 @@ void take_tiles(Member& member, const Tiles& cut, const Panels& panels, int64_t 
   });
 }
 
-// Room that the calling thread keeps for its next product: one for rows as a product reads them, one
-// for those between two products.
-enum RoomFor { kRows, kInner };
+// Room that the calling thread keeps for its next product: for rows as a product reads them, for those
+// between two products, for what products of low rank keep of rows, and for rows that it alone reads.
+enum RoomFor { kRows, kInner, kLowRankRows, kOwnRows, kRooms };
 
 inline void* room_for(RoomFor place, int64_t bytes) {
   struct Room {
     std::unique_ptr<void, decltype(&std::free)> data{nullptr, std::free};
     int64_t bytes = 0;
   };
-  static thread_local Room rooms[2];
+  static thread_local Room rooms[kRooms];
   Room& room = rooms[place];
   if (room.bytes < bytes) {
     room.bytes = (bytes + kLine - 1) / kLine * kLine;
@@ -112,6 +116,23 @@ void share_rows(Member& member, const Tiles& cut, Body body) {
     const int64_t first = cut.first_row(tile), height = cut.height(tile);
     for (int64_t row = first; row < first + height; ++row) body(row, first, height);
   });
+}
+
+inline float widened(float x) { return x; }
+inline float widened(Bfloat x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof(wide));
+  return wide;
+}
+
+// Numbers as they lie, in FP32.
+inline Vector widened(const float* numbers) { return load(numbers); }
+inline Vector widened(const Half* numbers) { return load(numbers); }
+inline Vector widened(const Bfloat* numbers) {
+  Vector lanes;
+  for (int i = 0; i < kLanes; ++i) lanes[i] = widened(numbers[i]);
+  return lanes;
 }
 
 // A number of the residual stream: what is stored to it is added to it.

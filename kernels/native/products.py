@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nightjar.kernels.native import norm
+from nightjar.kernels.low_rank import Added, Place
+from nightjar.kernels.native import low_rank, norm
 from nightjar.kernels.native.build import compiled
 from nightjar.kernels.native.norm import NormArgument, norm_argument
 from nightjar.kernels.native.pointers import INT, POINTER
@@ -43,6 +44,11 @@ class PanelWeight(LinearWeight):
     def stride(self) -> int:
         """Inputs, padded to whole segments."""
         return filled_up(self.in_features)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Inputs and outputs."""
+        return self.in_features, self.out_features
 
     @abstractmethod
     def structure(self) -> ctypes.Structure:
@@ -92,11 +98,17 @@ class PanelWeight(LinearWeight):
         Its outputs are those of whole panels.
         """
 
-    def linear_onto(self, residual: Tensor, x: Tensor) -> bool:
+    def adapted_linear(self, x: Tensor, added: Added) -> Tensor | None:
+        """As LinearWeight says."""
+        out = x.new_empty(x.shape[0], self.out_features, dtype=torch.float32)
+        _linear(x, self, None, out, _FLOATS, added)
+        return out
+
+    def linear_onto(self, residual: Tensor, x: Tensor, added: Added | None = None) -> bool:
         """As LinearWeight says."""
         if not serves_stream(residual, None):
             return False
-        linear_onto(residual, x, self)
+        linear_onto(residual, x, self, added)
         return True
 
     def normed_linear(
@@ -106,11 +118,12 @@ class PanelWeight(LinearWeight):
         norm: Norm,
         activation: str | None,
         out_dtype: torch.dtype,
+        added: Added | None = None,
     ) -> Tensor | None:
         """As LinearWeight says; without an activation."""
         if activation is not None or not serves_stream(residual, delta):
             return None
-        return normed_linear(residual, delta, norm, self, out_dtype)
+        return normed_linear(residual, delta, norm, self, out_dtype, added)
 
     def feed_forward(
         self,
@@ -119,11 +132,12 @@ class PanelWeight(LinearWeight):
         norm: Norm,
         down: LinearWeight,
         activation: str,
+        added: Added | None = None,
     ) -> Tensor | None:
         """As LinearWeight says: float32[T, H], where both weights are of one kind."""
         if not isinstance(down, type(self)) or not serves_stream(residual, delta):
             return None
-        return feed_forward(residual, delta, norm, self, down, activation)
+        return feed_forward(residual, delta, norm, self, down, activation, added)
 
     def feed_forward_onto(
         self,
@@ -132,11 +146,12 @@ class PanelWeight(LinearWeight):
         norm: Norm,
         down: LinearWeight,
         activation: str,
+        added: Added | None = None,
     ) -> bool:
         """As LinearWeight says, where both weights are of one kind."""
         if not isinstance(down, type(self)) or not serves_stream(residual, delta):
             return False
-        feed_forward_onto(residual, delta, norm, self, down, activation)
+        feed_forward_onto(residual, delta, norm, self, down, activation, added)
         return True
 
 
@@ -159,17 +174,24 @@ def activated_linear(x: Tensor, weight: PanelWeight, activation: str) -> Tensor:
     return out
 
 
-def linear_onto(residual: Tensor, x: Tensor, weight: PanelWeight) -> None:
+def linear_onto(
+    residual: Tensor, x: Tensor, weight: PanelWeight, added: Added | None = None
+) -> None:
     """Add `linear` of x to the residual stream, in place."""
     if residual.shape != (x.shape[0], weight.out_features):
         raise ValueError(
             f"{x.shape[0]} rows of {weight.out_features} go onto a stream {list(residual.shape)}"
         )
-    _linear(x, weight, None, residual, _ADDENDS)
+    _linear(x, weight, None, residual, _ADDENDS, added)
 
 
 def normed_linear(
-    residual: Tensor, delta: Tensor | None, norm: Norm, weight: PanelWeight, out_dtype: torch.dtype
+    residual: Tensor,
+    delta: Tensor | None,
+    norm: Norm,
+    weight: PanelWeight,
+    out_dtype: torch.dtype,
+    added: Added | None = None,
 ) -> Tensor:
     """Compute `linear` of the normalised residual stream; out_dtype: float32 or float16."""
     _check_stream(residual, norm, weight)
@@ -183,6 +205,7 @@ def normed_linear(
         weight.address,
         out.data_ptr(),
         _NUMBERS[out_dtype],
+        *low_rank.argument(added, n_rows, {Place.QUERY_KEY_VALUE: weight.shape}),
     )
     return out
 
@@ -194,10 +217,11 @@ def feed_forward(
     up: PanelWeight,
     down: PanelWeight,
     activation: str,
+    added: Added | None = None,
 ) -> Tensor:
     """Compute a feed-forward block: float32[T, H]; both weights are of one kind."""
     out = residual.new_empty(residual.shape[0], down.out_features)
-    _feed_forward((residual, delta, norm), up, down, activation, out, _FLOATS)
+    _feed_forward((residual, delta, norm), up, down, activation, out, _FLOATS, added)
     return out
 
 
@@ -208,11 +232,12 @@ def feed_forward_onto(
     up: PanelWeight,
     down: PanelWeight,
     activation: str,
+    added: Added | None = None,
 ) -> None:
     """Add a feed-forward block to the residual stream; both weights are of one kind."""
     if down.out_features != residual.shape[1]:
         raise ValueError(f"{down.out_features} channels go onto a stream of {residual.shape[1]}")
-    _feed_forward((residual, delta, norm), up, down, activation, residual, _ADDENDS)
+    _feed_forward((residual, delta, norm), up, down, activation, residual, _ADDENDS, added)
 
 
 def filled_up(inputs: int) -> int:
@@ -228,7 +253,12 @@ def by_panel(x: Tensor, panels: int, width: int) -> Tensor:
 
 
 def _linear(
-    x: Tensor, weight: PanelWeight, activation: str | None, out: Tensor, out_numbers: int
+    x: Tensor,
+    weight: PanelWeight,
+    activation: str | None,
+    out: Tensor,
+    out_numbers: int,
+    added: Added | None = None,
 ) -> None:
     if x.shape[1] != weight.in_features or x.dtype not in _NUMBERS:
         raise ValueError(f"{x.dtype}{list(x.shape)}: float32 or float16 [T, {weight.in_features}]")
@@ -243,6 +273,7 @@ def _linear(
         ACTIVATIONS[activation],
         out.data_ptr(),
         out_numbers,
+        *low_rank.argument(added, x.shape[0], {Place.ATTENTION_OUT: weight.shape}),
     )
 
 
@@ -253,6 +284,7 @@ def _feed_forward(
     activation: str,
     out: Tensor,
     out_numbers: int,
+    added: Added | None,
 ) -> None:
     residual, delta, norm = stream
     _check_stream(residual, norm, up)
@@ -268,6 +300,7 @@ def _feed_forward(
         down.address,
         out.data_ptr(),
         out_numbers,
+        *low_rank.argument(added, residual.shape[0], {Place.UP: up.shape, Place.DOWN: down.shape}),
     )
 
 
@@ -293,9 +326,10 @@ def _functions(kind: str) -> _Functions:
     kernels = compiled()
     stream = (POINTER, POINTER, INT, ctypes.POINTER(NormArgument))
     functions = _Functions(*(getattr(kernels, f"{kind}_{name}") for name in _Functions._fields))
-    functions.linear.argtypes = (POINTER, INT, INT, INT, POINTER, INT, POINTER, INT)
-    functions.normed_linear.argtypes = (*stream, POINTER, POINTER, INT)
-    functions.feed_forward.argtypes = (*stream, POINTER, INT, POINTER, POINTER, INT)
+    added = (POINTER, INT)
+    functions.linear.argtypes = (POINTER, INT, INT, INT, POINTER, INT, POINTER, INT, *added)
+    functions.normed_linear.argtypes = (*stream, POINTER, POINTER, INT, *added)
+    functions.feed_forward.argtypes = (*stream, POINTER, INT, POINTER, POINTER, INT, *added)
     for function in functions:
         function.restype = None
     return functions

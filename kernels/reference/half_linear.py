@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nightjar.kernels.low_rank import Added
 from nightjar.kernels.operands import LinearWeight, Parts, Wide
 from nightjar.kernels.reference.activation import activation as apply_activation
 from nightjar.kernels.reference.scaled_rows import scaled_rows
@@ -39,9 +40,9 @@ class HalfWeight(LinearWeight):
             y = self._rounded(apply_activation(y, activation))
         return y if out_dtype is None else y.to(out_dtype)
 
-    def linear_onto(self, residual: Tensor, x: Tensor) -> bool:
+    def linear_onto(self, residual: Tensor, x: Tensor, added: Added | None = None) -> bool:
         """As LinearWeight says, where results are wide."""
-        if not self.wide.results:
+        if not self.wide.results or added is not None:
             return False
         residual.add_(self.product(x))
         return True

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nightjar.kernels.operands import LowRank, RowGroup
+from nightjar.kernels.low_rank import LowRank, RowGroup
 from nightjar.kernels.reference.linear import FloatWeight, float_linear, pack_float
 
 
@@ -22,8 +22,8 @@ def add_low_rank(y: Tensor, x: Tensor, rows: Tensor, groups: Sequence[RowGroup])
         here = rows[group.begin : group.end]
         for product in group.products:
             added = _product(x[group.begin : group.end], product)
-            part = y[:, product.begin : product.begin + product.outputs]
-            part.index_add_(0, here, added[:, : product.outputs])
+            part = y[:, product.begin : product.begin + added.shape[1]]
+            part.index_add_(0, here, added[:, : part.shape[1]])
 
 
 def _product(x: Tensor, product: LowRank) -> Tensor:
@@ -31,10 +31,10 @@ def _product(x: Tensor, product: LowRank) -> Tensor:
     if x.device.type == "cpu" and x.dtype == torch.float32:
         down, up = product.plan(_packed)
         return float_linear(float_linear(x, down, None), up, None)
-    rank = product.rank
-    return x @ product.down[:, :rank].to(x.dtype) @ product.up.to(x.dtype)
+    return x @ product.down[:, : product.rank].to(x.dtype) @ product.up.flatten(1).to(x.dtype)
 
 
 def _packed(product: LowRank) -> tuple[FloatWeight, FloatWeight]:
     """Return both factors for torch's products, whose rows do not depend on each other."""
-    return pack_float(product.down[:, : product.rank].t(), None), pack_float(product.up.t(), None)
+    down, up = product.down[:, : product.rank], product.up.flatten(1)
+    return pack_float(down.t(), None), pack_float(up.t(), None)

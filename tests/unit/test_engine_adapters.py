@@ -13,7 +13,8 @@ from nightjar.gpu_worker.engine import Engine, EngineConfig, RankRequest, Reques
 from nightjar.gpu_worker.engine.adapters import Tuning, Tunings
 from nightjar.gpu_worker.engine.executor import Executor
 from nightjar.gpu_worker.engine.prompt_vectors import PromptVectors
-from nightjar.gpu_worker.models import AdaptedRows, LoraAdapter
+from nightjar.gpu_worker.models import LoraAdapter
+from nightjar.kernels import AdaptedRows, Place
 from tests.adapters import gpt2_sizes, save_adapter
 from tests.engines import assert_nothing_held, drain, generate, ids
 
@@ -94,7 +95,7 @@ def test_a_forgotten_adapter_leaves_the_memory(model, token_bytes, factors):
     engine = Engine(model, token_bytes, EngineConfig(), tunings=tunings)
     engine.register_adapter("a@1", factors[1])
     drain(engine, adapted(0, "a@1"))
-    held = weakref.ref(tunings.adapters.find("a@1").layers[0]["up"][0].down)
+    held = weakref.ref(tunings.adapters.find("a@1").products.layers[0][Place.UP][0].down)
     assert held() is not None
     engine.forget("a@1")
     gc.collect()
@@ -167,25 +168,18 @@ def test_the_salt_is_of_vectors_and_factors(model, factors):
 def test_rows_are_grouped_by_adapter_and_each_projection_takes_its_own(model, factors):
     """Rows of three adapters, one of which changes the last layer only, and rows without one."""
     every, last = factors[1], {n: f for n, f in factors[2].items() if n.startswith("1.up")}
-    adapters = [LoraAdapter.of(one, model.config, "cpu") for one in (every, last, every)]
+    adapters = [LoraAdapter.of(one, model.config, "cpu").products for one in (every, last, every)]
     owners = np.array([1, -1, 0, 2, 0, -1, 1])
-    rows = AdaptedRows(adapters, owners)
+    rows = AdaptedRows(tuple(adapters), owners)
     assert rows.rows.tolist() == [2, 4, 0, 6, 3]
     assert rows.plain.tolist() == [1, 5]
-    first = rows.adapting(0, ("up",))
-    assert first.rows.tolist() == [2, 4, 3]
-    assert first.plain.tolist() == [0, 1, 5, 6]
-    assert rows.adapting(1, ("up",)) is rows
-    assert AdaptedRows(adapters[1:2], owners.clip(max=0)).adapting(0, ("up",)) is None
-    x = torch.randn(7, 32, generator=torch.Generator().manual_seed(4))
-    for layer, own in ((0, first), (1, rows)):
-        y = torch.zeros(7, 128)
-        own.add(layer, "up", y, own.gathered(x))
-        for row, owner in enumerate(owners):
-            one = (every, last, every, {})[owner]
-            expected = torch.zeros(128)
-            if f"{layer}.up.up" in one:
-                expected = one[f"{layer}.up.up"] @ one[f"{layer}.up.down"] @ x[row]
-            torch.testing.assert_close(y[row], expected, rtol=1e-4, atol=1e-4)
+    first = rows.added(0).at(Place.UP)
+    assert first.rows.rows.tolist() == [2, 4, 3]
+    assert first.rows.plain.tolist() == [0, 1, 5, 6]
+    assert rows.added(1).at(Place.UP).rows is rows
+    lone = AdaptedRows(tuple(adapters[1:2]), owners.clip(max=0))
+    assert lone.added(0).at(Place.UP) is None
+    groups = rows.added(1).groups(Place.UP)
+    assert [(group.begin, group.end) for group in groups] == [(0, 2), (2, 4), (4, 5)]
     assert rows.within(torch.tensor([1, 5])) is None
     assert rows.within(torch.tensor([1, 3, 6])).rows.tolist() == [2, 1]

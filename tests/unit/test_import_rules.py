@@ -134,7 +134,10 @@ FOR_ALL = {
 ENGINE_PACKAGES = {"torch", "numpy", "tokenizers", "safetensors", "jinja2", "cupy", "nightjar"}
 # Within the kernels: operands know no backend, and backends know neither the ops nor each other.
 # All of them may fall back to torch's reference.
-OPERANDS = {"operands", "layout", "heads", "step_state", "upload", "cache_folder"}
+OPERANDS = {
+    *("operand", "operands", "low_rank", "layout", "heads", "step_state"),
+    *("upload", "cache_folder"),
+}
 KERNEL_RULES: list[tuple[str, set[str]]] = [
     *((f"kernels/{name}.py", OPERANDS) for name in sorted(OPERANDS)),
     ("kernels/reference/", OPERANDS | {"reference"}),

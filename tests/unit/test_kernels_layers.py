@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from nightjar import kernels
-from nightjar.kernels import CacheWrite, HeadNorms, Layers, LayerWeights, Rotation, native
+from nightjar.kernels import CacheWrite, HeadNorms, Layers, LayerWeights, Place, Rotation, native
 from tests.backends import require, use_backend
 from tests.cpu_blocks import a_norm, normal, pack, pack_up
 from tests.cpu_steps import CONTEXT, KINDS, Step
+from tests.low_rank_products import Factors, adapter, mixed, rows_of
 
 N_LAYERS = 3
 HEADS, KV_HEADS, SIZE = 4, 2, 16
@@ -49,7 +50,8 @@ def a_layer(precision, inner=INNERS[0], *, feed_forward="plain", head_norms=Fals
 class Run:
     """A step of SEQUENCES that is taken through the layers, each with a cache of its own."""
 
-    def __init__(self, layers, precision, kinds, *, pairs=0):
+    def __init__(self, layers, precision, kinds, *, pairs=0, adapters=()):
+        """adapters: each of some rows, which take turns; other rows have none."""
         self.layers, self.precision = layers, precision
         step = Step(kinds, (HEADS, KV_HEADS, SIZE), pairs=pairs)
         written, self.rows, self.rotation = step.write(), step.rows(), step.rotation
@@ -59,11 +61,19 @@ class Run:
         ]
         self.cache = CacheWrite(*cached, written.blocks, written.offsets)
         self.residual = normal(step.qkv.shape[0], HIDDEN, seed=11)
+        owners = mixed(self.residual.shape[0], len(adapters))
+        self.adapted = rows_of(adapters, owners) if adapters else None
 
     def at_once(self, count=N_LAYERS):
         """Whether the first layers are run in one call."""
         return kernels.run_layers(
-            self.layers, count, self.residual, self.rotation, self.cache, self.rows
+            self.layers,
+            count,
+            self.residual,
+            self.rotation,
+            self.cache,
+            self.rows,
+            self.adapted,
         )
 
     def one_by_one(self, count):
@@ -74,22 +84,35 @@ class Run:
                     layer.query_norm.weight, layer.key_norm.weight, layer.query_norm.epsilon
                 )
             own = replace(self.cache, keys=self.cache.keys[index], values=self.cache.values[index])
+            added = None if self.adapted is None else self.adapted.added(index)
             qkv = kernels.normed_linear(
-                self.residual, None, layer.attention_norm, layer.qkv, own.keys.dtype
+                self.residual, None, layer.attention_norm, layer.qkv, own.keys.dtype, added
             )
             heads = qkv.view(qkv.shape[0], -1, SIZE)
             scale = self.layers.scales[index]
             x = kernels.attend(heads, norms, self.rotation, own, self.rows, scale).flatten(1)
-            kernels.linear_onto(self.residual, x, layer.attention_out)
-            kernels.feed_forward_onto(
-                self.residual,
-                None,
-                layer.mlp_norm,
-                layer.up,
-                layer.down,
-                self.layers.activation,
-                torch.float32,
-            )
+            kernels.linear_onto(self.residual, x, layer.attention_out, added)
+            block = layer.mlp_norm, layer.up, layer.down, self.layers.activation, torch.float32
+            if added is None:
+                kernels.feed_forward_onto(self.residual, None, *block)
+            else:
+                kernels.adapted_feed_forward_onto(self.residual, *block, added)
+
+
+def adapters_of(*, gated):
+    """Three adapters: of every projection, of one layer's queries, and of nothing."""
+    projection = (HEADS + 2 * KV_HEADS) * SIZE
+    every = [
+        [
+            Factors.made(Place.QUERY_KEY_VALUE, 4, HIDDEN, projection, seed=i),
+            Factors.made(Place.ATTENTION_OUT, 17, HEADS * SIZE, HIDDEN, seed=i),
+            *(Factors.made(Place.UP, 3, HIDDEN, inner, gated=g, seed=i) for g in gated),
+            Factors.made(Place.DOWN, 5, inner, HIDDEN, seed=i),
+        ]
+        for i, inner in enumerate(INNERS)
+    ]
+    queries = Factors.made(Place.QUERY_KEY_VALUE, 2, HIDDEN, HEADS * SIZE, seed=9)
+    return adapter(*every), adapter([], [queries], []), adapter([], [], [])
 
 
 def layers_of(precision, activation="gelu_tanh", **kind):
@@ -116,6 +139,31 @@ def test_they_are_their_ops_one_after_another(precision, kinds, count, kind, act
     assert torch.equal(whole.cache.keys, parts.cache.keys)
     assert torch.equal(whole.cache.values, parts.cache.values)
     assert not torch.equal(whole.residual, before)
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("kind", ["plain", "gated"])
+def test_with_adapters_they_are_their_ops_one_after_another(precision, kinds, kind):
+    adapters = adapters_of(gated=(False, True) if kind == "gated" else (False,))
+    layers = layers_of(precision, "silu", feed_forward=kind)
+    whole, parts = (Run(layers, precision, kinds, adapters=adapters) for _ in range(2))
+    bare = Run(layers, precision, kinds)
+    assert whole.at_once()
+    parts.one_by_one(N_LAYERS)
+    assert torch.equal(whole.residual, parts.residual)
+    assert torch.equal(whole.cache.keys, parts.cache.keys)
+    assert bare.at_once()
+    owners = torch.from_numpy(whole.adapted.owners)
+    changed = (whole.residual != bare.residual).any(1)
+    assert changed[owners == 0].all()
+    # No query matters in a prompt's first token, which attends to itself alone.
+    assert changed[owners == 1].any() or not (owners == 1).any()
+
+
+def test_adapters_of_other_layers_are_refused():
+    run = Run(layers_of("float"), "float", KINDS[-1], adapters=[adapter([], [])])
+    with pytest.raises(ValueError, match="adapters of 2 layers for 3"):
+        run.at_once()
 
 
 def test_rows_above_those_computed_at_once(precision):
