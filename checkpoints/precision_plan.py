@@ -79,8 +79,8 @@ class PrecisionPlan:
 
     def divides_heads(self, dtype: str) -> bool:
         """Whether queries, keys or values are divided in this precision."""
-        layers = self.fp16.values() if dtype == "fp16" else ()
-        return any(layer.query or layer.key or layer.value for layer in layers)
+        divided = any(layer.query or layer.key or layer.value for layer in self.fp16.values())
+        return dtype == "fp16" and divided
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of the file."""

@@ -2,9 +2,13 @@
 
 import re
 from dataclasses import dataclass
+from typing import Final, Literal
 
-VECTORS, LORA = "vectors", "lora"
+Kind = Literal["vectors", "lora"]
 """What is registered under a name: prompt vectors, or a LoRA adapter."""
+
+VECTORS: Final = "vectors"
+LORA: Final = "lora"
 
 LATEST = "latest"
 """The alias that a name without `@` means; registering a version moves it there."""
@@ -26,12 +30,20 @@ class PromptVector:
     width: int  # the model's hidden size
     data: bytes
     fingerprint: str | None = None  # of the model they were trained for, where known
-    kind: str = VECTORS
+    kind: Kind = VECTORS
 
     @property
     def key(self) -> str:
         """The version as plans name it."""
         return f"{self.name}@{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class VectorFile:
+    """A safetensors file as it was registered; `data` is empty for a key that does not exist."""
+
+    data: bytes
+    kind: Kind = VECTORS
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,10 +83,10 @@ class ComputeLoop:
                 from safetensors.torch import load  # imported late: see _choose_engine
 
                 tensors = load(message.data)
-                if len(tensors) == 1:
-                    self._engine.register_prompt_vectors(message.key, *tensors.values())
-                else:
+                if message.kind == "lora":
                     self._engine.register_adapter(message.key, tensors)
+                else:
+                    self._engine.register_prompt_vectors(message.key, *tensors.values())
             case messages.ForgetVectors():
                 self._engine.forget(message.key)
             case messages.Cancel():

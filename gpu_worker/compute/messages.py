@@ -6,6 +6,7 @@ record carries it as its `request_id`.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -43,12 +44,13 @@ class Rank(msgspec.Struct, frozen=True, tag=True):
 class RegisterVectors(msgspec.Struct, frozen=True, tag=True):
     """Make prompt vectors or a LoRA adapter known under a key.
 
-    `data` is a safetensors file: with one tensor it holds prompt vectors, with more an adapter's
-    factors.
+    `data` is a safetensors file of what `kind` says: prompt vectors, one tensor, or the factors of
+    an adapter.
     """
 
     key: str
     data: bytes
+    kind: Literal["vectors", "lora"]
 
 
 class ForgetVectors(msgspec.Struct, frozen=True, tag=True):

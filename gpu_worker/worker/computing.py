@@ -20,6 +20,7 @@ from nightjar.jobs.records import CachedScore, ClaimedMicroBatch, ClaimedRequest
 from nightjar.jobs.states import Reuse
 from nightjar.jobs.store import Store
 from nightjar.jobs.tallies import ComputeCost
+from nightjar.jobs.vector_records import VectorFile
 from nightjar.pipeline.planning.reuse import ResultCache
 
 logger = logging.getLogger(__name__)
@@ -170,14 +171,14 @@ class BatchComputer:
         requests = [message.request for message in asked]
         named = {one.prompt_vectors for one in requests} | {one.adapter for one in requests}
         keys = {key for key in named if key is not None}
-        data: dict[str, bytes] = {}
+        files: dict[str, VectorFile] = {}
         while True:  # at most once a key, unless the process is replaced
-            missing = self._launcher.missing_vectors(keys - data.keys())
+            missing = self._launcher.missing_vectors(keys - files.keys())
             if missing:
                 # An unknown key has no data: the engine refuses the requests that name it.
-                data |= dict.fromkeys(missing, b"") | self._store.vectors.data(missing)
+                files |= dict.fromkeys(missing, VectorFile(b"")) | self._store.vectors.data(missing)
             try:
-                return self._launcher.submit(asked, keys, data)
+                return self._launcher.submit(asked, keys, files)
             except VectorsMissingError:
                 continue
 

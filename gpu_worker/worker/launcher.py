@@ -26,6 +26,7 @@ from nightjar.gpu_worker.worker.flights import (
 )
 from nightjar.gpu_worker.worker.resident_vectors import ResidentVectors
 from nightjar.gpu_worker.worker.totals import Totals
+from nightjar.jobs.vector_records import VectorFile
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class Launcher:
         return next(self._tickets)
 
     def missing_vectors(self, keys: Iterable[str]) -> list[str]:
-        """The keys of prompt vectors whose data `submit` needs."""
+        """The keys of prompt vectors and adapters whose files `submit` needs."""
         with self._send_lock:
             return self._vectors.missing(keys)
 
@@ -120,14 +121,15 @@ class Launcher:
         self,
         asked: Sequence[messages.Generate | messages.Rank],
         keys: Collection[str] = (),
-        vectors: Mapping[str, bytes] | None = None,
+        vectors: Mapping[str, VectorFile] | None = None,
     ) -> InFlight:
         """Send requests in one frame.
 
         Args:
             asked: The requests, each with a ticket of its own from `next_ticket`.
-            keys: Of the prompt vectors that they name.
-            vectors: The safetensors file of each key that `missing_vectors` returned, or b"".
+            keys: Of the prompt vectors and adapters that they name.
+            vectors: The file of each key that `missing_vectors` returned; without data for a key
+                that does not exist.
 
         Raises:
             LauncherError: No compute process can be started.

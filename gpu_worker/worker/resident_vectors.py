@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from nightjar.gpu_worker.compute.messages import ForgetVectors, RegisterVectors
+from nightjar.jobs.vector_records import VectorFile
 
 
 class VectorsMissingError(Exception):
@@ -38,30 +39,31 @@ class ResidentVectors:
     def use(
         self,
         keys: Collection[str],
-        data: Mapping[str, bytes],
+        files: Mapping[str, VectorFile],
         in_flight: Callable[[], Collection[str]],
     ) -> list[RegisterVectors | ForgetVectors]:
         """Return what to tell the compute process before requests that name these keys.
 
         Args:
             keys: What the requests name.
-            data: Safetensors files of the keys that may be missing; empty for a key that does not
-                exist, whose requests the engine refuses.
+            files: Of the keys that may be missing; without data for a key that does not exist,
+                whose requests the engine refuses.
             in_flight: Returns the keys of requests that are being computed. Called only where
                 something must be dropped.
 
         Raises:
-            VectorsMissingError: The data of a missing key is not given.
+            VectorsMissingError: The file of a missing key is not given.
         """
         missing = self.missing(keys)
-        if any(key not in data for key in missing):
+        if any(key not in files for key in missing):
             raise VectorsMissingError
         told: list[RegisterVectors | ForgetVectors] = []
         for key in missing:
-            if data[key]:
-                self._sizes[key] = len(data[key])
-                self._bytes += len(data[key])
-                told.append(RegisterVectors(key=key, data=data[key]))
+            file = files[key]
+            if file.data:
+                self._sizes[key] = len(file.data)
+                self._bytes += len(file.data)
+                told.append(RegisterVectors(key=key, data=file.data, kind=file.kind))
         for key in keys:
             if key in self._sizes:
                 self._sizes.move_to_end(key)

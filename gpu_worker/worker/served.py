@@ -1,10 +1,12 @@
 """The models that a GPU worker serves: for each its launcher, and the answers that are kept."""
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from nightjar.checkpoints import ModelDirectory
+from nightjar.checkpoints.adapters import not_served
 from nightjar.gpu_worker.worker.flights import LauncherError
 from nightjar.gpu_worker.worker.launcher import Launcher
 from nightjar.gpu_worker.worker.receipts import Receipts
@@ -12,6 +14,8 @@ from nightjar.gpu_worker.worker.starting import start_launchers
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.reuse import ResultCache, open_cache
 from nightjar.pipeline.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +77,26 @@ def serve(
             served.append(
                 ServedModel(name, directory.fingerprint, launchers[name], cache, receipts)
             )
+        warn_of_adapters(settings, store, directories)
         for model in served:
             _wait(model)
         started.pop_all()
         return served
+
+
+def warn_of_adapters(
+    settings: Settings, store: Store, directories: Mapping[str, ModelDirectory]
+) -> None:
+    """Log each model that has registered LoRA adapters and is served so that it takes none."""
+    for name, directory in directories.items():
+        reason = not_served(directory, settings.dtype, settings.shard_count)
+        if reason is not None and store.vectors.has_adapters(directory.fingerprint):
+            logger.warning(
+                "the model %r has LoRA adapters, and every request that names one fails: %s",
+                name,
+                reason,
+                extra={"action": "adapters_not_served", "model": name},
+            )
 
 
 def _wait(model: ServedModel) -> None:

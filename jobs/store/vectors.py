@@ -20,9 +20,12 @@ from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.vector_tables import job_prompt_vector, prompt_vector, prompt_vector_alias
 from nightjar.jobs.vector_records import (
     LATEST,
+    LORA,
     VECTORS,
+    Kind,
     PromptVector,
     VectorAlias,
+    VectorFile,
     is_alias,
     split_reference,
 )
@@ -53,7 +56,7 @@ class Vectors:
         width: int,
         sha256: str,
         fingerprint: str | None = None,
-        kind: str = VECTORS,
+        kind: Kind = VECTORS,
     ) -> PromptVector:
         """Store vectors as the name's newest version, and let `latest` name it.
 
@@ -103,17 +106,26 @@ class Vectors:
             ).one_or_none()
         return None if found is None else PromptVector(*found)
 
-    def data(self, keys: Collection[str]) -> dict[str, bytes]:
+    def data(self, keys: Collection[str]) -> dict[str, VectorFile]:
         """The safetensors files of these `name@version`; those that do not exist are left out."""
         versions = {_version(key): key for key in keys}
-        found: dict[str, bytes] = {}
+        found: dict[str, VectorFile] = {}
         with self._database.reading() as connection:
             for some in _parts(versions):
                 rows = connection.execute(
-                    sa.select(_row.name, _row.version, _row.data).where(_is_one_of(some))
+                    sa.select(_row.name, _row.version, _row.data, _row.kind).where(_is_one_of(some))
                 )
-                found |= {versions[name, version]: data for name, version, data in rows}
+                found |= {
+                    versions[name, version]: VectorFile(data, kind)
+                    for name, version, data, kind in rows
+                }
         return found
+
+    def has_adapters(self, fingerprint: str) -> bool:
+        """Whether there is a LoRA adapter of a model."""
+        asked = sa.exists().where(_row.kind == LORA, _row.fingerprint == fingerprint)
+        with self._database.reading() as connection:
+            return bool(connection.scalar(sa.select(asked)))
 
     def resolve(
         self, references: Collection[str], job_id: str | None = None

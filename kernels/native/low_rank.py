@@ -116,7 +116,7 @@ class _ToldProducts:
         self.factors = np.zeros((layers, len(Place), 2), dtype=np.int64)
         self.needs = np.zeros((layers, len(Place), 2), dtype=np.int64)
         self.ranks = 0
-        self._held = []
+        self._held: list[ctypes.Array[_LowRankArgument]] = []
         for layer, every in enumerate(adapter.layers):
             for place, products in enumerate(every):
                 if not products:

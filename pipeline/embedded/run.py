@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory, ShardError, check_shards
+from nightjar.checkpoints.adapters import not_served
 from nightjar.jobs.errors import EmptyJobError, JobError, StoreError
 from nightjar.jobs.lines.batch_lines import output_line
 from nightjar.jobs.records import Job, NewJob, NewRequest, RejectedRow
@@ -232,9 +233,13 @@ class _Run:
 
     def _register_vectors(self) -> list[str]:
         registered = []
-        for name, path in sorted(self._arguments.prompt_vectors.items()):
+        given = self._arguments.prompt_vectors
+        ranks = self._settings.shard_count
+        no_adapters = not_served(self._model, self._arguments.dtype, ranks)
+        for name, path in sorted(given.items()):
             try:
-                vectors = register_vectors(self._store.vectors, name, path, self._model)
+                store = self._store.vectors
+                vectors = register_vectors(store, name, path, self._model, no_adapters)
             except VectorsError as error:
                 raise UsageError(f"--prompt-vector or --adapter {name}: {error}") from error
             registered.append(f"{name} {vectors.sha256}")

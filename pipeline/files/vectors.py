@@ -29,7 +29,11 @@ class VectorsError(Exception):
 
 
 def register_vectors(
-    vectors: Vectors, name: str, path: Path, model: ModelDirectory
+    vectors: Vectors,
+    name: str,
+    path: Path,
+    model: ModelDirectory,
+    no_adapters: str | None = None,
 ) -> PromptVector:
     """Register the vectors of a file under a name; a changed file becomes a new version.
 
@@ -40,6 +44,7 @@ def register_vectors(
         path: A safetensors file with one tensor [rows, width] of floats, or a directory that PEFT
             saved for prompt tuning, P-tuning or LoRA.
         model: The model that they are for. Where the file names a model, it must be this one.
+        no_adapters: Why adapters of this model cannot be served; None where they can.
 
     Raises:
         VectorsError: The name or the file cannot be used.
@@ -48,6 +53,8 @@ def register_vectors(
         raise VectorsError(f"prompt vector name {name[:80]!r}: use 1 to 255 characters without @")
     try:
         if path.is_dir() and _peft_type(path) == _LORA:
+            if no_adapters is not None:
+                raise VectorsError(f"{path} is a LoRA adapter, which is not served: {no_adapters}")
             return _register_adapter(vectors, name, path, model)
         return _register_vectors(vectors, name, path, model)
     except VectorKindError as error:

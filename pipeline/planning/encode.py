@@ -38,6 +38,7 @@ class Encoder:
         chat_template: Renders messages as a prompt; None where the model has no template.
         fingerprint: Of the model. Vectors that were trained for another one are refused; None
             accepts them.
+        no_adapters: Why requests that name a LoRA adapter are refused; None accepts them.
     """
 
     def __init__(
@@ -47,12 +48,15 @@ class Encoder:
         find_vectors: VectorLookup,
         chat_template: ChatTemplate | None = None,
         fingerprint: str | None = None,
+        *,
+        no_adapters: str | None = None,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._find_vectors = find_vectors
         self._chat_template = chat_template
         self._fingerprint = fingerprint
+        self._no_adapters = no_adapters
         self._prompt_id = tokenizer.token_id(PROMPT_TOKEN)
         self._prefix = list(tokenizer.prefix_ids)
         self._context = ContextLimit(config.context_length, tokenizer.most_bytes)
@@ -136,6 +140,8 @@ class Encoder:
         vectors = named_vectors(reference, self._config.hidden_size, self._fingerprint, known)
         adapter_reference = request.body.get("adapter")
         adapter = named_adapter(adapter_reference, self._fingerprint, known)
+        if adapter is not None and self._no_adapters is not None:
+            raise EncodeError("invalid_value", self._no_adapters, "body.adapter")
         segments = place_vectors(segments, placeholders, vectors, self._config.vocab_size)
         self._context.check_tokens(request, segments)
         return EncodedRequest(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
+from nightjar.checkpoints.adapters import not_served
 from nightjar.jobs.models import PlannedModel
 from nightjar.jobs.records import QueuedRequest, RequestError
 from nightjar.jobs.store import Store
@@ -40,6 +41,7 @@ class PlanningModel:
             find_vectors=store.vectors.resolve,
             chat_template=directory.chat_template(),
             fingerprint=directory.fingerprint,
+            no_adapters=not_served(directory, settings.dtype, settings.shard_count),
         )
 
 

@@ -8,11 +8,12 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings
 
 from nightjar.compute_config import ComputeConfig, Dtype, EngineKind, Verify
-from nightjar.pipeline.settings.read_by import API, GPU_WORKER, PLANNER, read_by
+from nightjar.pipeline.settings.read_by import API, COMMANDS, GPU_WORKER, PLANNER, read_by
 
 WORKER = read_by(GPU_WORKER)
 SWITCH = read_by(GPU_WORKER, page="guides/gpu.md")
 SHARDED = read_by(GPU_WORKER, page="explanations/shards.md")
+SPLIT = read_by(GPU_WORKER, PLANNER, COMMANDS, page="explanations/shards.md")
 
 
 class EngineSettings(BaseSettings):
@@ -39,10 +40,10 @@ class EngineSettings(BaseSettings):
     device: Annotated[str, WORKER] = Field(
         ComputeConfig.device, description="`cpu`, `cuda` or `cuda:NUMBER`"
     )
-    shards: Annotated[int | None, SHARDED] = Field(
+    shards: Annotated[int | None, SPLIT] = Field(
         None, ge=1, description="processes that the model is split over; by default one per device"
     )
-    devices: Annotated[str, SHARDED] = Field(
+    devices: Annotated[str, SPLIT] = Field(
         "",
         validate_default=True,
         description="CUDA devices of this worker, one per shard, such as `0,1`: positions in "

@@ -251,6 +251,15 @@ def test_registered_vectors_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     refused = CliRunner().invoke(app, ["vectors", "add", "polite", str(folder)])
     assert refused.exit_code == 2
     assert "a pickle, which is never read" in refused.output
+    (folder / "adapter_model.bin").rename(folder / "adapter_model.safetensors")
+    monkeypatch.setenv("NIGHTJAR_SHARDS", "3")
+    refused = CliRunner().invoke(app, ["vectors", "add", "polite", str(folder)])
+    assert refused.exit_code == 2
+    told = " ".join(refused.output.split())
+    assert "is a LoRA adapter, which is not served" in told
+    assert "serve it without shards" in told
+    still = CliRunner().invoke(app, ["vectors", "add", "tuned", str(tmp_path / "v.safetensors")])
+    assert still.output == "tuned, version 1: 3 vectors\n"
 
 
 def test_versions_are_listed_tagged_and_rolled_back(

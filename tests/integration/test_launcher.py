@@ -29,6 +29,7 @@ from nightjar.gpu_worker.worker.launcher import (
     LauncherError,
 )
 from nightjar.gpu_worker.worker.resident_vectors import VectorsMissingError
+from nightjar.jobs.vector_records import LORA, VectorFile
 from nightjar.requests import RankRequest
 from tests.adapters import gpt2_sizes, save_adapter
 from tests.models import save_gpt2
@@ -73,7 +74,7 @@ def send(
     launcher: Launcher,
     makers: Sequence[Callable[[int], messages.Generate | messages.Rank]],
     keys: Collection[str] = (),
-    vectors: Mapping[str, bytes] | None = None,
+    vectors: Mapping[str, VectorFile] | None = None,
 ) -> InFlight:
     """Submit what the makers make of a ticket each."""
     return launcher.submit([make(launcher.next_ticket()) for make in makers], keys, vectors)
@@ -224,7 +225,7 @@ def test_a_model_that_loaded_once_is_tried_as_often_as_a_new_one(
 
 def test_a_process_is_told_the_prompt_vectors_that_it_lacks(launcher: Launcher) -> None:
     asked = partial(generate, ids=[512, 513, 9], max_tokens=5, vectors="v@1")
-    data = {"v@1": save({"v": np.ones((2, 32), np.float32)})}
+    data = {"v@1": VectorFile(save({"v": np.ones((2, 32), np.float32)}))}
     assert launcher.missing_vectors(["v@1"]) == ["v@1"]
     before = text(send(launcher, [asked], ["v@1"], data))
     assert launcher.missing_vectors(["v@1"]) == []
@@ -236,7 +237,9 @@ def test_a_process_is_told_the_prompt_vectors_that_it_lacks(launcher: Launcher) 
     with pytest.raises(VectorsMissingError):
         send(launcher, [asked], ["v@1"])
     assert text(send(launcher, [asked], ["v@1"], data)) == before
-    (unknown,) = answers(send(launcher, [partial(asked, vectors="w@1")], ["w@1"], {"w@1": b""}))
+    (unknown,) = answers(
+        send(launcher, [partial(asked, vectors="w@1")], ["w@1"], {"w@1": VectorFile(b"")})
+    )
     assert isinstance(unknown, messages.Failed)
     assert unknown.code == "unknown_prompt_vectors"
 
@@ -247,15 +250,15 @@ def test_a_process_is_told_the_adapters_that_it_lacks(
     """They travel as prompt vectors do; two of them and none answer one prompt differently."""
     config, sizes = ModelDirectory.open(tiny_model).config, gpt2_sizes(2, 32, 128)
     data = {
-        f"a@{seed}": save(
-            read_adapter(save_adapter(tmp_path / str(seed), sizes, seed=seed), config)
+        f"a@{seed}": VectorFile(
+            save(read_adapter(save_adapter(tmp_path / str(seed), sizes, seed=seed), config)), LORA
         )
         for seed in (1, 2)
     }
     asked = [partial(adapted, adapter=key) for key in (None, "a@1", "a@2", "a@1", "b@1")]
     keys = [*data, "b@1"]
     assert launcher.missing_vectors(keys) == keys
-    found = answers(send(launcher, asked, keys, data | {"b@1": b""}))
+    found = answers(send(launcher, asked, keys, data | {"b@1": VectorFile(b"")}))
     *texts, unknown = found
     assert isinstance(unknown, messages.Failed)
     assert (unknown.code, "not registered" in unknown.message) == ("unknown_adapter", True)
@@ -281,7 +284,7 @@ def test_ten_thousand_versions_leave_memory_flat(tiny_model: Path) -> None:
             data = {}
             for number, key in enumerate(keys):
                 vectors[0, 0] = first + number
-                data[key] = save({"v": vectors})
+                data[key] = VectorFile(save({"v": vectors}))
             ask_all = [partial(generate, ids=[512, 7], max_tokens=1, vectors=key) for key in keys]
             found = answers(send(started, ask_all, keys, data))
             assert all(isinstance(one, messages.Generated) for one in found)

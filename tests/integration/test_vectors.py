@@ -7,22 +7,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from pydantic import SecretStr
 from safetensors.numpy import load, save_file
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.checkpoints.adapters import unfit
+from nightjar.checkpoints.adapters import not_served, unfit
+from nightjar.gpu_worker.worker.served import warn_of_adapters
 from nightjar.jobs.errors import UnknownVectorError, VectorAliasError
 from nightjar.jobs.purge_records import PurgeScope
 from nightjar.jobs.records import EncodedRequest, Job, MicroBatchRef, NewMicroBatch
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.vector_tables import job_prompt_vector
-from nightjar.jobs.vector_records import LORA, VECTORS, split_reference
+from nightjar.jobs.vector_records import LORA, VECTORS, VectorFile, split_reference
 from nightjar.pipeline.embedded.line_files import LineFiles
 from nightjar.pipeline.embedded.run import RunArguments, run
 from nightjar.pipeline.embedded.summary import Listener
 from nightjar.pipeline.embedded.workdir import UsageError
 from nightjar.pipeline.files.vectors import TRAINED_FOR, VectorsError, register_vectors
+from nightjar.pipeline.settings import Settings
 from tests.adapters import gpt2_sizes, save_adapter
 from tests.jobs import submit
 from tests.outcomes import claim, compute
@@ -237,7 +240,7 @@ def test_many_names_are_found_at_once_and_read_at_once(store: Store) -> None:
         put(store, name, number % 250)
     assert meant(store, *names) == dict.fromkeys(names, 1)
     data = store.vectors.data([f"{name}@1" for name in names] + ["v1@2", "nobody@1"])
-    assert data == {f"v{n}@1": bytes([n % 250]) * 8 for n in range(900)}
+    assert data == {f"v{n}@1": VectorFile(bytes([n % 250]) * 8) for n in range(900)}
 
 
 def test_vectors_of_another_model_are_refused(
@@ -263,8 +266,9 @@ def test_an_adapter_is_registered_as_vectors_are(
     assert register_vectors(store.vectors, "polite", folder, model).version == 1
     save_adapter(folder, sizes, rank=3, seed=9)
     assert register_vectors(store.vectors, "polite", folder, model).key == "polite@2"
-    data = store.vectors.data(["polite@1"])["polite@1"]
-    assert unfit(load(data), model.config) is None
+    file = store.vectors.data(["polite@1"])["polite@1"]
+    assert file.kind == LORA
+    assert unfit(load(file.data), model.config) is None
     assert {one.kind for one in store.vectors.versions("polite")} == {LORA}
     vectors = write(tmp_path / "v", np.ones((3, 32), np.float32))
     with pytest.raises(VectorsError, match="'polite' is the name of a LoRA adapter"):
@@ -322,3 +326,22 @@ def test_a_run_with_other_vectors_is_another_run(tmp_path: Path, model: ModelDir
     write(vectors, np.zeros((2, 32), np.float32))
     with pytest.raises(UsageError, match="another run: the prompt vectors have changed since"):
         submit_or_resume()
+
+
+def test_a_worker_warns_of_adapters_that_it_cannot_serve(
+    store: Store, tmp_path: Path, model: ModelDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    split = Settings(database_url=SecretStr("sqlite://"), shards=2)
+    warn_of_adapters(split, store, {"tiny": model})
+    assert caplog.records == []
+    folder = save_adapter(tmp_path / "polite", gpt2_sizes(2, 32, 128))
+    refused = not_served(model, split.dtype, split.shard_count)
+    with pytest.raises(VectorsError, match="is a LoRA adapter, which is not served"):
+        register_vectors(store.vectors, "polite", folder, model, refused)
+    register_vectors(store.vectors, "polite", folder, model)
+    warn_of_adapters(Settings(database_url=SecretStr("sqlite://")), store, {"tiny": model})
+    assert caplog.records == []
+    warn_of_adapters(split, store, {"tiny": model})
+    (record,) = caplog.records
+    assert "'tiny' has LoRA adapters" in record.getMessage()
+    assert "serve it without shards" in record.getMessage()

@@ -36,7 +36,7 @@ def registered(name: str, model: ModelDirectory, folder: Path) -> bytes:
     store = Store(f"sqlite:///{folder}/night.db")
     store.migrate()
     key = register_vectors(store.vectors, name, FILES / name, model).key
-    data = store.vectors.data([key])[key]
+    data = store.vectors.data([key])[key].data
     store.close()
     return data
 

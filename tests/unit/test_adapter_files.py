@@ -9,8 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nightjar.checkpoints import CheckpointError, read_config
-from nightjar.checkpoints.adapters import adapted_shapes, rank_of, read_adapter, unfit
+from nightjar.checkpoints import CheckpointError, ModelDirectory, read_config
+from nightjar.checkpoints.adapters import (
+    adapted_shapes,
+    not_served,
+    rank_of,
+    read_adapter,
+    unfit,
+)
+from nightjar.checkpoints.precision_plan import LayerPlan, PrecisionPlan
 from tests.adapters import gpt2_sizes, save_adapter
 from tests.models import TINY, save_gpt2
 
@@ -201,3 +208,22 @@ def test_factors_of_another_model_are_unfit(folder, config):
     assert unfit(half, config) is not None
     assert unfit({"0.gate.down": factors["0.up.down"]}, config) is not None
     assert set(adapted_shapes(config)) == {"query_key_value", "attention_out", "up", "down"}
+
+
+def test_where_a_model_takes_no_adapter_is_known_before_it_is_loaded(tmp_path):
+    path = save_gpt2(tmp_path / "tiny", TINY)
+    fingerprint = ModelDirectory.open(path).plain_fingerprint
+
+    def planned(**layer):
+        plan = PrecisionPlan(fingerprint, {1: LayerPlan(**layer)})
+        plan.write(path, overwrite=True)
+        return ModelDirectory.open(path)
+
+    plain = ModelDirectory.open(path)
+    assert not_served(plain, "fp16", 1) is None
+    assert "serve it without shards" in not_served(plain, "auto", 2)
+    assert not_served(planned(mlp_input=True), "fp16", 1) is None
+    for head in ("query", "key", "value"):
+        divided = planned(**{head: 2})
+        assert "divides heads in fp16; serve the model in bf16" in not_served(divided, "fp16", 1)
+        assert not_served(divided, "bf16", 1) is None

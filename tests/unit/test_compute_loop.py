@@ -7,7 +7,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.compute import messages
@@ -16,6 +18,7 @@ from nightjar.gpu_worker.compute.loop import ComputeLoop
 from nightjar.gpu_worker.compute.translation import Translator
 from nightjar.gpu_worker.engine import Result
 from nightjar.gpu_worker.shards.activity import Activity
+from nightjar.jobs.vector_records import Kind
 from nightjar.requests import GenerateRequest, SamplingParams
 
 PATIENCE_S = 30
@@ -55,8 +58,12 @@ def ask(pipe: Connection, *tickets: int) -> dict[int, messages.Answer]:
     asked = [GenerateRequest(ticket, [5, 6], sampling) for ticket in tickets]
     frame = [messages.Generate(request) for request in asked]
     pipe.send_bytes(messages.encode(frame))
+    return received(pipe, len(tickets))
+
+
+def received(pipe: Connection, count: int) -> dict[int, messages.Answer]:
     answers: dict[int, messages.Answer] = {}
-    while len(answers) < len(tickets):
+    while len(answers) < count:
         assert pipe.poll(PATIENCE_S)
         for message in messages.decode_from_compute(pipe.recv_bytes()):
             if isinstance(message, messages.Generated | messages.Ranked | messages.Failed):
@@ -74,6 +81,26 @@ def test_what_raises_in_the_translation_fails_alone(pipe: Connection) -> None:
         ("internal_error", "UnicodeError: the tokenizer panicked"),
         ("internal_error", "IndexError: no such token"),
     ]
+
+
+def test_what_is_registered_is_told_by_its_kind(pipe: Connection) -> None:
+    """An adapter and prompt vectors, each a file of one tensor, under one key."""
+    data = save({"one": np.ones((2, 3), np.float32)})
+    sampling = SamplingParams(max_tokens=3)
+    requests = [
+        GenerateRequest(5, [5, 6], sampling, prompt_vectors="x@1"),
+        GenerateRequest(6, [5, 6], sampling, adapter="x@1"),
+    ]
+    kinds: list[tuple[Kind, int]] = [("lora", 6), ("vectors", 5)]
+    for kind, served in kinds:
+        register = messages.RegisterVectors("x@1", data, kind)
+        frame = [messages.ForgetVectors("x@1"), register, *map(messages.Generate, requests)]
+        pipe.send_bytes(messages.encode(frame))
+        answers = received(pipe, 2)
+        assert isinstance(answers[served], messages.Generated)
+        refused = answers[11 - served]
+        assert isinstance(refused, messages.Failed)
+        assert "not registered" in refused.message
 
 
 def test_a_request_that_cannot_be_translated_is_answered_while_nothing_else_runs(

@@ -167,6 +167,19 @@ def test_an_adapter_is_resolved_beside_prompt_vectors(encoder: Encoder) -> None:
     assert (ranked.prompt_vector, ranked.adapter) == (None, "polite@4")
 
 
+def test_requests_that_name_an_adapter_are_refused_where_it_cannot_be_served(
+    model: ModelDirectory,
+) -> None:
+    closed = Encoder(model.config, model.tokenizer(), find, no_adapters="no: shards")
+    error = refusal(closed, prompt="a", adapter="polite")
+    assert (error.code, error.message, error.param) == (
+        "invalid_value",
+        "no: shards",
+        "body.adapter",
+    )
+    assert encoded(closed, prompt=PROMPT_TOKEN, prompt_vector="three").prompt_vector == "three@2"
+
+
 def test_a_request_that_just_fits(encoder: Encoder) -> None:
     assert len(encoded(encoder, prompt=[7] * 120, max_tokens=8).segments[0]) == 120
     assert encoded(encoder, prompt="a", model="tiny").prompt_vector is None

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from nightjar.gpu_worker.compute.messages import ForgetVectors, RegisterVectors
 from nightjar.gpu_worker.worker.resident_vectors import ResidentVectors, VectorsMissingError
+from nightjar.jobs.vector_records import VectorFile
 
 
 def told(messages: list[RegisterVectors | ForgetVectors]) -> list[str]:
@@ -16,7 +17,7 @@ def told(messages: list[RegisterVectors | ForgetVectors]) -> list[str]:
 
 def test_the_least_recently_used_leave_first() -> None:
     held = ResidentVectors(30)
-    data = {key: bytes(10) for key in "abcdef"}
+    data = {key: VectorFile(bytes(10)) for key in "abcdef"}
     assert told(held.use(["a", "b", "c"], data, list)) == ["+a", "+b", "+c"]
     assert told(held.use(["a"], {}, list)) == []
     assert told(held.use(["d"], data, list)) == ["-b", "+d"]
@@ -31,11 +32,13 @@ def test_the_least_recently_used_leave_first() -> None:
 
 def test_what_is_missing_must_be_given_and_changes_nothing_otherwise() -> None:
     held = ResidentVectors(30)
-    held.use(["a"], {"a": bytes(10)}, list)
+    held.use(["a"], {"a": VectorFile(bytes(10))}, list)
     with pytest.raises(VectorsMissingError):
-        held.use(["a", "b", "c"], {"b": bytes(10)}, list)
+        held.use(["a", "b", "c"], {"b": VectorFile(bytes(10))}, list)
     assert held.missing("abc") == ["b", "c"]
-    assert told(held.use(["b"], {"b": b""}, list)) == []  # a version that does not exist
+    assert (
+        told(held.use(["b"], {"b": VectorFile(b"")}, list)) == []
+    )  # a version that does not exist
     assert held.missing("ab") == ["b"]
     held.clear()
     assert (held.missing("a"), held.held_bytes) == (["a"], 0)
@@ -51,7 +54,7 @@ def test_the_process_holds_what_is_noted(steps: list[tuple[set[int], int]], most
     for numbers, ended in steps:
         del flights[:ended]
         keys = {str(number) for number in numbers}
-        data = {key: bytes(5 + int(key)) for key in held.missing(keys)}
+        data = {key: VectorFile(bytes(5 + int(key))) for key in held.missing(keys)}
         in_flight = set().union(*flights)
         for message in held.use(keys, data, partial(set, in_flight)):
             if isinstance(message, RegisterVectors):

@@ -56,14 +56,17 @@ def add_vectors(
     Example: nightjar vectors add tuned prompt.safetensors --model small
     """
     from nightjar.checkpoints import ModelDirectory
+    from nightjar.checkpoints.adapters import not_served
     from nightjar.jobs.vector_records import LORA
     from nightjar.pipeline.files.vectors import VectorsError, register_vectors
 
     settings = read_settings()
     directory = served_model(settings, model)
+    opened = ModelDirectory.open(directory)
+    no_adapters = not_served(opened, settings.dtype, settings.shard_count)
     with opened_store(settings) as store:
         try:
-            added = register_vectors(store.vectors, name, file, ModelDirectory.open(directory))
+            added = register_vectors(store.vectors, name, file, opened, no_adapters)
         except VectorsError as error:
             fail(str(error), EXIT_USAGE)
         if tag is not None:
