@@ -59,7 +59,7 @@ class Converted:
 def convert(job: Conversion, progress: Progress) -> Converted:
     """Convert a checkpoint; a conversion that was interrupted continues.
 
-    At most one large tensor, or two of 256 MiB, and a block of a source are in memory.
+    Tensors of 128 MiB together, or one larger one, and blocks of their sources are in memory.
 
     progress: called with the bytes that are written and the bytes of all tensors.
 

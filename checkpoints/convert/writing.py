@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,10 +25,12 @@ MANIFEST = "conversion.json"
 FILE_BYTES = 4 << 30
 """A file ends before the tensor that would make it larger; a larger tensor has one of its own."""
 _WRITE_BYTES = 16 << 20
-_READ_AHEAD_BYTES = 128 << 20
+_READ_AHEAD_BYTES = 256 << 20
 """The disk reads the sources of so many bytes of tensors before they are needed."""
-_AHEAD_BYTES = 256 << 20
-"""A larger tensor is built only when the one before it has left the memory."""
+_AHEAD_BYTES = 128 << 20
+"""Tensors in memory together; a larger one is built when those before it have left the memory."""
+_BUILDERS = 2
+"""Tensors that are built at the same time: building takes longer than writing."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are written, and the bytes of all tensors."""
@@ -163,21 +166,27 @@ def _write(path: Path, planned: PlannedFile, progress: Callable[[int], None]) ->
     """Write a file, and return the SHA-256 of its content."""
     digest = hashlib.sha256()
     header = _header(planned)
-    with ThreadPoolExecutor(2) as pool, ReadAhead() as ahead, path.open("wb", buffering=0) as file:
+    with (
+        ThreadPoolExecutor(_BUILDERS) as builders,
+        ThreadPoolExecutor(1) as hashing,
+        ReadAhead() as ahead,
+        path.open("wb", buffering=0) as file,
+    ):
         _write_all(file, memoryview(header))
         digest.update(header)
         end = len(header)
-        for recipe, array in zip(
-            planned.recipes, _built(planned.recipes, pool, ahead), strict=True
-        ):
-            data = memoryview(array.data).cast("B")
+        arrays = _built(planned.recipes, builders, ahead)
+        for recipe in planned.recipes:
+            data = memoryview(next(arrays).data).cast("B")
             for start in range(0, len(data), _WRITE_BYTES):
                 block = data[start : start + _WRITE_BYTES]
-                hashed = pool.submit(digest.update, block)
+                hashed = hashing.submit(digest.update, block)
                 _write_all(file, block)
                 write_soon(file.fileno(), end, len(block))
                 end += len(block)
                 hashed.result()
+                del block, hashed
+            del data
             progress(recipe.size_bytes)
         os.fsync(file.fileno())
     return digest.hexdigest()
@@ -188,18 +197,23 @@ def _write_all(file: io.FileIO, data: memoryview) -> None:
         data = data[file.write(data) :]
 
 
-def _built(recipes: Sequence[Recipe], pool: ThreadPoolExecutor, disk: ReadAhead) -> Iterator[Array]:
-    """Yield the tensors; a small one is built while the one before it is written."""
+def _built(
+    recipes: Sequence[Recipe], builders: ThreadPoolExecutor, disk: ReadAhead
+) -> Iterator[Array]:
+    """Yield the tensors in order; small ones are built while those before them are written."""
     spans = _spans_ahead(recipes)
-    ahead: Future[Array] | None = None
-    for index, recipe in enumerate(recipes):
+    building: deque[Future[Array]] = deque()
+    begun, held = 0, 0
+    for recipe in recipes:
         disk.ask(next(spans))
-        built = recipe.build() if ahead is None else ahead.result()
-        following = recipes[index + 1] if index + 1 < len(recipes) else None
-        ahead = None
-        if following is not None and following.size_bytes <= _AHEAD_BYTES:
-            ahead = pool.submit(following.build)
-        yield built
+        while begun < len(recipes) and (
+            not building or held + recipes[begun].size_bytes <= _AHEAD_BYTES
+        ):
+            building.append(builders.submit(recipes[begun].build))
+            held += recipes[begun].size_bytes
+            begun += 1
+        yield building.popleft().result()
+        held -= recipe.size_bytes
 
 
 def _spans_ahead(recipes: Sequence[Recipe]) -> Iterator[list[Range]]:
