@@ -178,8 +178,10 @@ def postgres_tables(postgres_schemas: Schemas) -> Iterator[str]:
 
 
 @pytest.fixture
-def store(database_url: str, tables: None) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest, database_url: str, tables: None) -> Iterator[Store]:
     """A store with tables and no jobs."""
+    if database_url.startswith("sqlite"):  # also where a module has a `database_url` of its own
+        database_url = request.getfixturevalue("sqlite_tables")
     opened = Store(database_url)
     yield opened
     opened.close()
