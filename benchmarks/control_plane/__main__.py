@@ -9,7 +9,7 @@ Each database is measured with Nightjar and with plain Celery, one after the oth
 from argparse import Namespace
 from pathlib import Path
 
-from benchmarks.control_plane import beside, celery_side, nightjar_side
+from benchmarks.control_plane import beside, celery_side, metrics_cost, nightjar_side
 from benchmarks.control_plane.requests import MAX_TOKENS, PROMPT_TOKENS, write_jobs
 from benchmarks.control_plane.services import deployment, fresh_database
 from benchmarks.harness import Benchmark
@@ -29,6 +29,8 @@ def measure(kind: str, args: Namespace, work: Path) -> Figures:
         folder = work / "long-rows"
         with deployment(kind, folder, args.model) as running:
             figures["long_rows"] = beside.measure_long_rows(running, folder, args.long_rows)
+    if args.metrics_rounds:
+        figures["metrics"] = metrics_cost.measure(kind, args, work / "metrics")
     if args.celery_requests:
         folder = work / "celery"
         with fresh_database(kind, folder) as database:
@@ -49,6 +51,7 @@ BENCHMARK = Benchmark(
         "--celery-requests": (5_000, "0: without Celery"),
         "--bulk-rows": (150_000, "in each of two jobs beside urgent ones; 0: none"),
         "--long-rows": (48, "rows of 4 MB; 0: none"),
+        "--metrics-rounds": (0, "with metrics and without, by turns; 0: none"),
     },
     about={"prompt_tokens": PROMPT_TOKENS, "max_tokens": MAX_TOKENS},
 )

@@ -136,9 +136,7 @@ def deployment(kind: str, folder: Path, model: Path, **settings: object) -> Iter
 
     settings: by the names of their variables without NIGHTJAR_, in small letters.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     given = {"model": model.resolve(), "engine": "fake"} | settings
     known = Settings.read(model=model.resolve(), engine="fake")
     commands = {
@@ -160,6 +158,13 @@ def deployment(kind: str, folder: Path, model: Path, **settings: object) -> Iter
         with run_services(commands, environment, database, folder / "logs", url) as running:
             _wait_ready(running)
             yield running
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _wait_ready(running: Deployment) -> None:
