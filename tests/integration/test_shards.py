@@ -22,6 +22,7 @@ from nightjar.gpu_worker.models import load_model
 from nightjar.gpu_worker.worker.compute_group import program
 from nightjar.gpu_worker.worker.flights import ComputeLostError, InFlight, LauncherError
 from nightjar.gpu_worker.worker.launcher import Launcher
+from nightjar.jobs.vector_records import VectorFile
 from nightjar.requests import GenerateRequest, SamplingParams
 from tests.families import CASES, save_family
 from tests.processes import all_ended, wait_until
@@ -29,7 +30,7 @@ from tests.shards import answers, assert_same, every_kind, first_logits, process
 
 PATIENCE_S = 120
 NOTICED_S = 10.0
-VECTORS = {"v@1": save({"v": np.ones((2, 32), np.float32)})}
+VECTORS = {"v@1": VectorFile(save({"v": np.ones((2, 32), np.float32)}))}
 
 
 @pytest.mark.parametrize(("family", "ranks"), [("gpt2", 2), ("llama", 4)])

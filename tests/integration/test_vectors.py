@@ -1,6 +1,7 @@
 """Registering prompt vectors: versions, and files that cannot be used."""
 
 import hashlib
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -331,6 +332,7 @@ def test_a_run_with_other_vectors_is_another_run(tmp_path: Path, model: ModelDir
 def test_a_worker_warns_of_adapters_that_it_cannot_serve(
     store: Store, tmp_path: Path, model: ModelDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING)  # a model that is read for the first time is told, too
     split = Settings(database_url=SecretStr("sqlite://"), shards=2)
     warn_of_adapters(split, store, {"tiny": model})
     assert caplog.records == []
