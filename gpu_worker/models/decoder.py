@@ -207,7 +207,8 @@ class Decoder:
         """Return what half a block adds to the stream, given its last projection: [T, H]."""
         if post_norm is not None:
             wide = torch.promote_types(self.dtype, torch.float32)
-            delta = kernels.normalize(delta, None, post_norm, wide)
+            # Widened first, as what adapters add to is: norms of other dtypes sum in another order.
+            delta = kernels.normalize(kernels.widened(delta), None, post_norm, wide)
         scale = self.config.residual_multiplier
         return delta if scale == 1.0 else kernels.widened(delta) * scale
 
