@@ -1,11 +1,18 @@
-"""Time limits towards PostgreSQL, on the server and on this side.
+"""Connections to PostgreSQL: their time limits, and what the server prepares for them.
 
 The server ends a statement that takes too long or waits too long for a lock. If the network stands
 still, its answer does not arrive. Behind a frozen proxy that still acknowledges every packet,
 neither keepalives nor `tcp_user_timeout` notice. So each wait for an answer has a limit here, too,
 and the connection is closed after it.
+
+The server prepares statements that are used often: to parse and plan each anew took a quarter of
+its time. It keeps the plan until the next ANALYZE, and by then a table may have grown from nothing
+to a million rows, which a plan for a small table would scan every time. So a connection drops its
+plans every few seconds, and the server makes them again by the tables' sizes. Behind a pooler that
+lends another session to each transaction nothing is prepared.
 """
 
+import time
 from typing import Any, TypeVar
 
 import psycopg
@@ -13,6 +20,8 @@ from psycopg import errors
 from psycopg.abc import PQGen
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Engine
+from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 Given = TypeVar("Given")
 
@@ -29,6 +38,10 @@ _LOCK_LIMIT_S = 30.0
 # who wait for the locks get them.
 _IDLE_LIMIT_S = 15.0
 _MARGIN_S = 10.0  # the server's limit comes first: its error says more
+
+PLANS_LAST_S = 5.0
+_PREPARED_AFTER = 5  # uses of a statement
+_PLANS_UNTIL = "nightjar_plans_until"  # kept with the pooled connection, in monotonic seconds
 
 # The URL may override them.
 _TCP = {
@@ -60,9 +73,7 @@ class LimitedConnection(psycopg.Connection[Any]):
 def connect_args(url: URL) -> dict[str, Any]:
     """The arguments that psycopg gets beside the URL."""
     given = {name: value for name, value in _TCP.items() if name not in url.query}
-    # No prepared statements: they keep a plan from when the tables were small, until the next
-    # ANALYZE. With such a plan a million new rows were scanned every second.
-    return {"prepare_threshold": None, **given}
+    return {"prepare_threshold": None, **given}  # until it is known who answers
 
 
 def set_limits(engine: Engine, *, statements: bool) -> None:
@@ -75,24 +86,52 @@ def set_limits(engine: Engine, *, statements: bool) -> None:
         return LimitedConnection.connect(*arguments, **options)
 
     @event.listens_for(engine, "connect")
-    def begin(connection: LimitedConnection, record: object) -> None:
+    def begin(connection: LimitedConnection, record: ConnectionPoolEntry) -> None:
         if not statements:
             connection.limit_s = None
-        elif "statement_timeout" not in str(engine.url.query.get("options", "")):
+            return
+        if "statement_timeout" not in str(engine.url.query.get("options", "")):
             limit_on_server(connection, STATEMENT_LIMIT_S)
+        if _is_direct(connection):
+            connection.prepare_threshold = _PREPARED_AFTER
+            record.info[_PLANS_UNTIL] = time.monotonic() + PLANS_LAST_S
 
     if not statements:
         return
 
     # Between uses the shorter limit holds, for the ping before the next one.
     @event.listens_for(engine, "checkout")
-    def use(connection: LimitedConnection, record: object, proxy: object) -> None:
+    def use(connection: LimitedConnection, record: ConnectionPoolEntry, proxy: object) -> None:
+        _drop_old_plans(connection, record)
         connection.limit_s = STATEMENT_LIMIT_S + _MARGIN_S
 
     @event.listens_for(engine, "checkin")
     def put_back(connection: LimitedConnection | None, record: object) -> None:
         if connection is not None:  # else it was lost
             connection.limit_s = PROBE_LIMIT_S
+
+
+def _is_direct(connection: LimitedConnection) -> bool:
+    """Whether the server itself answers: a pooler tells clients a process number of its own."""
+    row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    connection.commit()
+    return row is not None and row[0] == connection.info.backend_pid
+
+
+def _drop_old_plans(connection: LimitedConnection, record: ConnectionPoolEntry) -> None:
+    """Have the server plan its prepared statements anew, if the plans are old.
+
+    Raises:
+        DisconnectionError: The connection is lost; the pool then gives another one.
+    """
+    if connection.prepare_threshold is None or time.monotonic() < record.info[_PLANS_UNTIL]:
+        return
+    record.info[_PLANS_UNTIL] = time.monotonic() + PLANS_LAST_S
+    try:
+        connection.execute("DISCARD PLANS", prepare=False)
+        connection.commit()
+    except psycopg.Error as error:
+        raise DisconnectionError from error
 
 
 def limit_on_server(connection: LimitedConnection, limit_s: float) -> None:

@@ -4,6 +4,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -14,7 +15,7 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs.errors import StoreError, StoreUnavailableError
 from nightjar.jobs.records import NewJob, NewRequest
 from nightjar.jobs.states import RequestKind
-from nightjar.jobs.store import Store
+from nightjar.jobs.store import Store, postgres
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.workers import ComputeSeconds
 from tests.jobs import submit
@@ -164,11 +165,47 @@ def test_an_unreachable_server() -> None:
     store.close()
 
 
-def test_no_plan_of_an_empty_table_is_kept(postgres_store: Store) -> None:
-    for _ in range(20):  # the driver would prepare what it has seen five times
+def test_the_plan_of_a_small_table_is_dropped_when_it_has_grown(
+    postgres_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = postgres_store.database
+    look_up = sa.text("SELECT size FROM growing WHERE id = :id")
+    seen = "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'growing'"
+
+    def new_scans() -> int:
+        with database.reading() as connection:
+            before = connection.exec_driver_sql(seen).scalar() or 0
+            for id_ in range(20):
+                connection.execute(look_up, {"id": id_}).all()
+            connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+            return (connection.exec_driver_sql(seen).scalar() or 0) - before
+
+    def run(statement: str) -> None:
+        database.write(lambda connection: connection.exec_driver_sql(statement))
+
+    clock = SimpleNamespace(monotonic=lambda: 0.0)
+    monkeypatch.setattr(postgres, "time", clock)
+    database.engine.dispose()
+    run("CREATE TABLE growing (id int PRIMARY KEY, size int) WITH (autovacuum_enabled = off)")
+    try:
+        run("INSERT INTO growing VALUES (1, 1)")
+        run("ANALYZE growing")
+        new_scans()
+        run("INSERT INTO growing SELECT id, id FROM generate_series(2, 50000) AS id")
+        assert new_scans() == 20  # by the plan that was made for one row
+        clock.monotonic = lambda: postgres.PLANS_LAST_S
+        assert new_scans() == 0
+    finally:
+        run("DROP TABLE growing")
+
+
+def test_nothing_is_prepared_behind_a_pooler(
+    postgres_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pooler tells its clients process numbers of its own."""
+    monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", 1)
+    for _ in range(20):
         postgres_store.backlog.jobs_to_plan()
-        postgres_store.orphans.land()
-        postgres_store.heartbeats.beat("worker", ComputeSeconds())
     with postgres_store.database.reading() as connection:
         prepared = connection.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements")
         assert prepared.scalar() == 0
