@@ -29,6 +29,10 @@ from nightjar.jobs.tallies import ComputeCost
 
 # Built once, as each micro-batch uses them: building costs more than running.
 _mb = micro_batch.c
+_OWNING_JOB = [
+    sa.select(column).where(job.c.id == _mb.job_id).scalar_subquery().label(f"job_{column.name}")
+    for column in (job.c.cancel_requested, job.c.state)
+]
 _CLAIM, _CLAIM_OF_SEVERAL = (
     sa.update(micro_batch)
     .where(
@@ -43,13 +47,12 @@ _CLAIM, _CLAIM_OF_SEVERAL = (
         attempts=_mb.attempts + 1,
         leased_at=sa.bindparam("at", type_=_mb.leased_at.type),
     )
-    .returning(*_mb)
+    .returning(*_mb, *_OWNING_JOB)
     for of_model in (
         _mb.fingerprint == sa.bindparam("of_model"),
         _mb.fingerprint.in_(sa.bindparam("of_model", expanding=True)),
     )
 )
-_OWNING_JOB = sa.select(job.c.cancel_requested, job.c.state).where(job.c.id == sa.bindparam("job"))
 # The epoch stays, as nobody has computed it. The dispatcher finds it when the job goes on.
 _LEAVE = (
     sa.update(micro_batch)
@@ -109,14 +112,13 @@ class Leases:
             leased = connection.execute(statement, key).one_or_none()
             if leased is None:
                 return None
-            owning = connection.execute(_OWNING_JOB, {"job": leased.job_id}).one()
-            if owning.cancel_requested:
+            if leased.job_cancel_requested:
                 self._held.end(connection, leased, (), MicroBatchState.CANCELLED)
                 return None
-            if owning.state == JobState.PAUSED:
+            if leased.job_state == JobState.PAUSED:
                 connection.execute(_LEAVE, {"left": leased.id})
                 return None
-            if owning.state == JobState.QUEUED:
+            if leased.job_state == JobState.QUEUED:
                 set_running(connection, leased.job_id)
             return _claimed(connection, leased)
 
@@ -142,11 +144,7 @@ class Leases:
         """
 
         def work(connection: Connection) -> bool:
-            leased = hold(connection, micro_batch_id, epoch, owner)
-            if leased is None:
-                return False
-            self._held.end(connection, leased, results, MicroBatchState.DONE, cost)
-            return True
+            return self._held.finish(connection, micro_batch_id, epoch, owner, results, cost)
 
         return self._outcomes.write(work, live=live)
 
