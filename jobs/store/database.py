@@ -92,7 +92,7 @@ def open_engine(
             raise UnusableDatabaseError(f"{NO_POSTGRES_DRIVER}; it says: {error}") from error
 
         options["connect_args"] = postgres.connect_args(url)
-        engine = sa.create_engine(url, hide_parameters=True, pool_pre_ping=True, **options)
+        engine = sa.create_engine(url, hide_parameters=True, **options)
         postgres.set_limits(engine, statements=limited)
         return engine
     options["connect_args"] = {"timeout": BUSY_TIMEOUT_MS / 1000}

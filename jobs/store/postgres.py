@@ -8,10 +8,12 @@ and the connection is closed after it.
 The server prepares statements that are used often: to parse and plan each anew took a quarter of
 its time. It keeps the plan until the next ANALYZE, and by then a table may have grown from nothing
 to a million rows, which a plan for a small table would scan every time. So a connection drops its
-plans every few seconds, and the server makes them again by the tables' sizes. Behind a pooler that
-lends another session to each transaction nothing is prepared.
+plans every second, and the server makes them again by the tables' sizes. That also shows whether
+the server is still there. Behind a pooler that lends another session to each transaction nothing is
+prepared.
 """
 
+import select
 import time
 from typing import Any, TypeVar
 
@@ -39,9 +41,11 @@ _LOCK_LIMIT_S = 30.0
 _IDLE_LIMIT_S = 15.0
 _MARGIN_S = 10.0  # the server's limit comes first: its error says more
 
-PLANS_LAST_S = 5.0
+TRUSTED_S = 1.0
+"""So long after it has answered, a connection is used without a look whether it still does."""
+
 _PREPARED_AFTER = 5  # uses of a statement
-_PLANS_UNTIL = "nightjar_plans_until"  # kept with the pooled connection, in monotonic seconds
+_TRUSTED_UNTIL = "nightjar_trusted_until"  # kept with the pooled connection, in monotonic seconds
 
 # The URL may override them.
 _TCP = {
@@ -94,7 +98,7 @@ def set_limits(engine: Engine, *, statements: bool) -> None:
             limit_on_server(connection, STATEMENT_LIMIT_S)
         if _is_direct(connection):
             connection.prepare_threshold = _PREPARED_AFTER
-            record.info[_PLANS_UNTIL] = time.monotonic() + PLANS_LAST_S
+        record.info[_TRUSTED_UNTIL] = time.monotonic() + TRUSTED_S
 
     if not statements:
         return
@@ -102,7 +106,7 @@ def set_limits(engine: Engine, *, statements: bool) -> None:
     # Between uses the shorter limit holds, for the ping before the next one.
     @event.listens_for(engine, "checkout")
     def use(connection: LimitedConnection, record: ConnectionPoolEntry, proxy: object) -> None:
-        _drop_old_plans(connection, record)
+        _look(connection, record)
         connection.limit_s = STATEMENT_LIMIT_S + _MARGIN_S
 
     @event.listens_for(engine, "checkin")
@@ -118,20 +122,27 @@ def _is_direct(connection: LimitedConnection) -> bool:
     return row is not None and row[0] == connection.info.backend_pid
 
 
-def _drop_old_plans(connection: LimitedConnection, record: ConnectionPoolEntry) -> None:
-    """Have the server plan its prepared statements anew, if the plans are old.
+def _look(connection: LimitedConnection, record: ConnectionPoolEntry) -> None:
+    """See whether the server still answers, unless it has just done so, and drop its old plans.
 
     Raises:
         DisconnectionError: The connection is lost; the pool then gives another one.
     """
-    if connection.prepare_threshold is None or time.monotonic() < record.info[_PLANS_UNTIL]:
+    if time.monotonic() < record.info[_TRUSTED_UNTIL] and not _says_something(connection):
         return
-    record.info[_PLANS_UNTIL] = time.monotonic() + PLANS_LAST_S
     try:
         connection.execute("DISCARD PLANS", prepare=False)
         connection.commit()
     except psycopg.Error as error:
         raise DisconnectionError from error
+    record.info[_TRUSTED_UNTIL] = time.monotonic() + TRUSTED_S
+
+
+def _says_something(connection: LimitedConnection) -> bool:
+    """Whether the server has sent anything by itself: mostly that it ends the connection."""
+    poll = select.poll()
+    poll.register(connection.pgconn.socket, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def limit_on_server(connection: LimitedConnection, limit_s: float) -> None:
