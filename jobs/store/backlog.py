@@ -11,6 +11,7 @@ from nightjar.jobs import lifecycle
 from nightjar.jobs.records import JobToPlan, NewResult, QueuedRequest, RequestError
 from nightjar.jobs.store.account_tables import tenant
 from nightjar.jobs.store.bodies import load_body
+from nightjar.jobs.store.body_rows import BODIES, BODY
 from nightjar.jobs.store.common import AWAITS_PLAN, FAULT_STATUS, has_rows
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.outcomes import Outcomes
@@ -85,13 +86,15 @@ _FIRST_OF_TENANTS = _first_of_tenants()
 _FIRST_OF_TENANTS_OF_MODEL = _first_of_tenants(_NAMED)
 _FIRST_OF_TENANTS_OF_ONLY_MODEL = _first_of_tenants(_NAMED_OR_NONE)
 _WAITING = (
-    sa.select(_row.id, _row.job_id, _row.row_index, _row.custom_id, _row.kind, _row.body)
+    sa.select(_row.id, _row.job_id, _row.row_index, _row.custom_id, _row.kind, BODY)
+    .join(*BODIES, isouter=True)
     .where(_row.job_id == sa.bindparam("of_job"), AWAITS_PLAN)
     .order_by(_row.row_index)
     .limit(sa.bindparam("most"))
 )
 _SIZES = (
-    sa.select(sa.func.octet_length(_row.body))
+    sa.select(sa.func.octet_length(BODY))
+    .join_from(request, *BODIES, isouter=True)
     .where(_row.job_id == sa.bindparam("of_job"), AWAITS_PLAN)
     .order_by(_row.row_index)
     .limit(sa.bindparam("most"))

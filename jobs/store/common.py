@@ -35,7 +35,7 @@ def today() -> int:
     return int(time.time() // 86_400)
 
 
-def octets(column: sa.Column[Any], *, is_sqlite: bool) -> sa.ColumnElement[int]:
+def octets(column: sa.ColumnElement[Any], *, is_sqlite: bool) -> sa.ColumnElement[int]:
     """How many bytes a text takes as UTF-8."""
     if is_sqlite:  # older versions lack octet_length
         return sa.func.length(sa.cast(column, sa.LargeBinary), type_=sa.BigInteger)

@@ -14,7 +14,11 @@ from nightjar.jobs.store.common import AnyRow, now
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.stop_reasons import find_stop, stopped_result
 from nightjar.jobs.store.tables import micro_batch, request
+from nightjar.jobs.store.token_ids import drop_token_ids
 from nightjar.jobs.tallies import ComputeCost, dump_tally, tally_of
+
+CRASHED_CODE = "compute_lost"
+"""The error of a request that crashed alone; if it is tried again, then with its token ids."""
 
 # Built once, as each micro-batch uses them: building costs more than running.
 _mb = micro_batch.c
@@ -121,6 +125,8 @@ class HeldLeases:
             if reason is None:
                 raise StoreError(f"micro-batch {held.id} lacks results for {sorted(missing)[:5]}")
             stopped = [stopped_result(id_, reason) for id_ in sorted(missing)]
+        if not any(item.error is not None and item.error.code == CRASHED_CODE for item in results):
+            drop_token_ids(connection, held.id)
         self._outcomes.land(connection, held.job_id, [*results, *stopped], indexes)
 
 

@@ -19,12 +19,19 @@ from nightjar.jobs.records import (
 )
 from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store.bodies import load_body
+from nightjar.jobs.store.body_rows import BODIES, BODY
 from nightjar.jobs.store.common import FAULT_STATUS, REF_COLUMNS, now, set_running
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.holding import MEMBERS, HeldLeases, hold, hold_all, unfinished
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.segments import unpack_segments
-from nightjar.jobs.store.tables import job, micro_batch, request
+from nightjar.jobs.store.tables import (
+    job,
+    micro_batch,
+    micro_batch_tokens,
+    request,
+)
+from nightjar.jobs.store.token_ids import unpack_token_ids
 from nightjar.jobs.tallies import ComputeCost
 
 # Built once, as each micro-batch uses them: building costs more than running.
@@ -33,6 +40,12 @@ _OWNING_JOB = [
     sa.select(column).where(job.c.id == _mb.job_id).scalar_subquery().label(f"job_{column.name}")
     for column in (job.c.cancel_requested, job.c.state)
 ]
+_TOKEN_IDS = (
+    sa.select(micro_batch_tokens.c.token_ids)
+    .where(micro_batch_tokens.c.micro_batch_id == _mb.id)
+    .scalar_subquery()
+    .label("token_ids")
+)
 _CLAIM, _CLAIM_OF_SEVERAL = (
     sa.update(micro_batch)
     .where(
@@ -47,7 +60,7 @@ _CLAIM, _CLAIM_OF_SEVERAL = (
         attempts=_mb.attempts + 1,
         leased_at=sa.bindparam("at", type_=_mb.leased_at.type),
     )
-    .returning(*_mb, *_OWNING_JOB)
+    .returning(*_mb, *_OWNING_JOB, _TOKEN_IDS)
     for of_model in (
         _mb.fingerprint == sa.bindparam("of_model"),
         _mb.fingerprint.in_(sa.bindparam("of_model", expanding=True)),
@@ -65,11 +78,12 @@ _CLAIMED_REQUESTS = (
         request.c.row_index,
         request.c.custom_id,
         request.c.kind,
-        request.c.body,
+        BODY,
         request.c.segments,
         request.c.prompt_vector,
         request.c.adapter,
     )
+    .join(*BODIES, isouter=True)
     .where(MEMBERS)
     .order_by(request.c.id)
 )
@@ -204,9 +218,17 @@ class Leases:
 
 
 def _claimed(connection: Connection, leased: Row[Any]) -> ClaimedMicroBatch:
+    held = {} if leased.token_ids is None else unpack_token_ids(leased.token_ids)
     requests = [
         ClaimedRequest(
-            id_, index, custom_id, kind, load_body(body), unpack_segments(segments), *named
+            id_,
+            index,
+            custom_id,
+            kind,
+            load_body(body),
+            # A planner of the version before has put them into the request's row.
+            held[id_] if id_ in held else unpack_segments(segments),
+            *named,
         )
         for id_, index, custom_id, kind, body, segments, *named in connection.execute(
             _CLAIMED_REQUESTS, {"micro_batch": leased.id}

@@ -27,14 +27,24 @@ from nightjar.jobs.records import (
 from nightjar.jobs.states import MicroBatchState, RequestKind, RequestState
 from nightjar.jobs.store.account_tables import tenant
 from nightjar.jobs.store.bodies import dump_body
+from nightjar.jobs.store.body_rows import delete_bodies
 from nightjar.jobs.store.common import AnyRow, now, today
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.json_text import load_json
 from nightjar.jobs.store.newest_rows import newest_rows
 from nightjar.jobs.store.quotas import Quotas
-from nightjar.jobs.store.segments import pack_segments
 from nightjar.jobs.store.submission import id_before, job_values
-from nightjar.jobs.store.tables import LIVE, job, landing, micro_batch, request, result
+from nightjar.jobs.store.tables import (
+    LIVE,
+    job,
+    landing,
+    micro_batch,
+    micro_batch_tokens,
+    request,
+    request_body,
+    result,
+)
+from nightjar.jobs.store.token_ids import pack_token_ids
 from nightjar.jobs.store.turns import Turns
 
 PURGED_PER_STEP = 200
@@ -43,7 +53,9 @@ _AHEAD = timedelta(days=36_500)
 # Built once, as each call uses them: building costs more than running.
 _INSERT_JOB = sa.insert(job)
 _INSERT_MICRO_BATCH = sa.insert(micro_batch).returning(micro_batch.c.id)
-_INSERT_REQUEST = sa.insert(request)
+_INSERT_REQUEST = sa.insert(request).returning(request.c.id)
+_INSERT_BODY = sa.insert(request_body)
+_INSERT_TOKENS = sa.insert(micro_batch_tokens)
 _ENDED = sa.select(
     result.c.job_id,
     result.c.status_code,
@@ -89,16 +101,15 @@ class LiveCalls:
         """
         job_row = job_values(new_job, job_id, total=1)
         job_row |= {"live": True, "rank_at": job_row["created_at"] - _AHEAD}
+        asked = dump_body(with_own_content_key(body, new_job.tenant))
         row: dict[str, Any] = {
             "job_id": job_id,
             "row_index": 0,
             "line": 1,
             "custom_id": job_id,
             "kind": kind,
-            "body": dump_body(with_own_content_key(body, new_job.tenant)),
             "state": RequestState.QUEUED,
             "micro_batch_id": None,
-            "segments": None,
             "prompt_vector": None,
             "adapter": None,
         }
@@ -112,11 +123,15 @@ class LiveCalls:
                 row.update(
                     state=RequestState.PLANNED,
                     micro_batch_id=ref.id,
-                    segments=pack_segments(planned.encoded.segments),
                     prompt_vector=planned.encoded.prompt_vector,
                     adapter=planned.encoded.adapter,
                 )
-            connection.execute(_INSERT_REQUEST, row)
+            request_id = connection.execute(_INSERT_REQUEST, row).scalar_one()
+            connection.execute(_INSERT_BODY, {"request_id": request_id, "body": asked})
+            if planned is not None and ref is not None:
+                packed = pack_token_ids({request_id: planned.encoded.segments})
+                tokens = {"micro_batch_id": ref.id, "token_ids": packed}
+                connection.execute(_INSERT_TOKENS, tokens)
             return ref
 
         return self._database.write(work, live=True)
@@ -189,6 +204,7 @@ def _insert_micro_batch(connection: Connection, job_id: str, planned: PlannedCal
 def _delete(connection: Connection, ids: Sequence[str]) -> None:
     """Delete calls, in the order in which their rows refer to each other."""
     connection.execute(sa.delete(result).where(result.c.job_id.in_(ids)))
+    delete_bodies(connection, sa.select(request.c.id).where(request.c.job_id.in_(ids)))
     connection.execute(sa.delete(request).where(request.c.job_id.in_(ids)))
     connection.execute(sa.delete(micro_batch).where(micro_batch.c.job_id.in_(ids)))
     connection.execute(sa.delete(landing).where(landing.c.job_id.in_(ids)))

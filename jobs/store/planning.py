@@ -1,6 +1,7 @@
 """Planning and dispatching: requests become micro-batches, micro-batches become messages."""
 
 from collections.abc import Collection, Sequence
+from itertools import compress
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,7 +17,7 @@ from nightjar.jobs.records import (
     RequestError,
 )
 from nightjar.jobs.states import MicroBatchState
-from nightjar.jobs.store.bulk import BulkUpdate
+from nightjar.jobs.store.bulk import BulkInsert, BulkUpdate
 from nightjar.jobs.store.common import (
     FAULT_STATUS,
     REF_COLUMNS,
@@ -30,7 +31,6 @@ from nightjar.jobs.store.plans import (
     insert_micro_batches,
     lock_queued,
     members,
-    planned_values,
 )
 from nightjar.jobs.store.precedence import several_tenants
 from nightjar.jobs.store.ready import in_rank_order, models_with_ready
@@ -39,8 +39,10 @@ from nightjar.jobs.store.tables import (
     READY_LIVE,
     job,
     micro_batch,
+    micro_batch_tokens,
     request,
 )
+from nightjar.jobs.store.token_ids import pack_token_ids
 from nightjar.jobs.store.vectors import keep_versions
 
 REJECTED_STATUS = 400
@@ -82,7 +84,9 @@ class Planning:
         self._database = database
         self._outcomes = outcomes
         self._join_requests = BulkUpdate(database, request, MEMBERSHIP)
-        self._set_tokens = BulkUpdate(database, request, ("segments",))
+        columns = [column.name for column in micro_batch_tokens.c]
+        self._insert_tokens = BulkInsert(database, micro_batch_tokens, columns)
+        self._mark_settled = BulkUpdate(database, request, ("segments",))
 
     def save_plan(
         self,
@@ -117,7 +121,11 @@ class Planning:
             raise StoreError(
                 "every micro-batch needs requests, each of them encoded and in one micro-batch only"
             )
-        packed = {item.id: planned_values(item) for item in encoded}
+        by_id = {item.id: item for item in encoded}
+        packed = [
+            pack_token_ids({id_: by_id[id_].segments for id_ in item.request_ids})
+            for item in micro_batches
+        ]
         failures = [NewResult(id_, _status(error), None, error) for id_, error in rejected]
         known = [*failures, *answered]
         ids = [*wanted, *(item.request_id for item in known)]
@@ -127,9 +135,12 @@ class Planning:
         def work(connection: Connection) -> list[MicroBatchRef]:
             indexes = lock_queued(connection, job_id, ids)
             keep_versions(self._database, connection, job_id, encoded)
-            stored = [item for item in micro_batches if indexes.keys() >= set(item.request_ids)]
+            fit = [indexes.keys() >= set(item.request_ids) for item in micro_batches]
+            stored = list(compress(micro_batches, fit))
             refs = insert_micro_batches(connection, job_id, stored, fingerprint, live=live)
-            self._join_requests.run(connection, members(refs, stored, packed))
+            tokens = zip((ref.id for ref in refs), compress(packed, fit), strict=True)
+            self._insert_tokens.run(connection, list(tokens))
+            self._join_requests.run(connection, members(refs, stored, by_id))
             if answered:
                 set_running(connection, job_id)
             landing = [item for item in known if item.request_id in indexes]
@@ -140,7 +151,7 @@ class Planning:
                 for item in landing
                 if item.error is None or item.status_code == REJECTED_STATUS
             ]
-            self._set_tokens.run(connection, [(NO_TOKENS, item.request_id) for item in over])
+            self._mark_settled.run(connection, [(NO_TOKENS, item.request_id) for item in over])
             connection.execute(_PLANNED, {"of_job": job_id})
             return refs
 

@@ -9,10 +9,9 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs.records import EncodedRequest, MicroBatchRef, NewMicroBatch
 from nightjar.jobs.states import MicroBatchState, RequestState
 from nightjar.jobs.store.common import now
-from nightjar.jobs.store.segments import pack_segments
 from nightjar.jobs.store.tables import job, micro_batch, request
 
-MEMBERSHIP = ("state", "micro_batch_id", "segments", "prompt_vector", "adapter")
+MEMBERSHIP = ("state", "micro_batch_id", "prompt_vector", "adapter")
 _INSERT = sa.insert(micro_batch).returning(micro_batch.c.id, sort_by_parameter_order=True)
 
 
@@ -81,20 +80,15 @@ def insert_micro_batches(
     ]
 
 
-def planned_values(item: EncodedRequest) -> tuple[bytes, str | None, str | None]:
-    """The values of MEMBERSHIP that planning decides."""
-    return pack_segments(item.segments), item.prompt_vector, item.adapter
-
-
 def members(
     refs: Sequence[MicroBatchRef],
     stored: Sequence[NewMicroBatch],
-    packed: Mapping[int, tuple[bytes, str | None, str | None]],
+    encoded: Mapping[int, EncodedRequest],
 ) -> list[tuple[Any, ...]]:
     """The values of MEMBERSHIP, then the id, of each request that joins a micro-batch."""
     planned = RequestState.PLANNED.value
     return [
-        (planned, ref.id, *packed[id_], id_)
+        (planned, ref.id, encoded[id_].prompt_vector, encoded[id_].adapter, id_)
         for ref, item in zip(refs, stored, strict=True)
         for id_ in item.request_ids
     ]

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 
 from nightjar.jobs.records import JsonObject
 from nightjar.jobs.store.bodies import load_body
+from nightjar.jobs.store.body_rows import BODIES, BODY
 from nightjar.jobs.store.common import octets
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import request
@@ -22,10 +23,11 @@ class Previews:
     def asked(self, request_ids: Sequence[int]) -> Mapping[int, JsonObject]:
         """The bodies of these requests by id, without those that are longer than 64 KiB."""
         row = request.c
-        statement = sa.select(row.id, row.body).where(
-            row.id.in_(request_ids),
-            row.body.is_not(None),
-            octets(row.body, is_sqlite=self._database.is_sqlite) <= LONGEST_BODY_BYTES,
+        size = octets(BODY, is_sqlite=self._database.is_sqlite)
+        statement = (
+            sa.select(row.id, BODY)
+            .join(*BODIES, isouter=True)
+            .where(row.id.in_(request_ids), BODY.is_not(None), size <= LONGEST_BODY_BYTES)
         )
         with self._database.reading() as connection:
             return {id_: load_body(body) for id_, body in connection.execute(statement)}

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.purge_records import PurgeScope
+from nightjar.jobs.store.body_rows import BODIES, BODY, delete_bodies
 from nightjar.jobs.store.common import octets
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.newest_rows import NewestRows, newest_rows
@@ -117,6 +118,7 @@ class Purging:
         count = _fitting([row.size for row in found])
         ids = [row.id for row in found[:count]]
         connection.execute(sa.delete(result).where(result.c.request_id.in_(ids)))
+        delete_bodies(connection, ids)
         connection.execute(sa.delete(request).where(request.c.id.in_(ids)))
         self._after[job_id] = found[count - 1].row_index
         return count, count < len(found) or count == ROWS_PER_STEP
@@ -153,12 +155,11 @@ def _some_requests(database: Database) -> sa.Select[int, int, int]:
         .where(result.c.request_id == request.c.id)
         .scalar_subquery()
     )
-    sizes = (octets(request.c.body, is_sqlite=database.is_sqlite), answer)
-    size: sa.ColumnElement[int] = sa.func.coalesce(sa.func.length(request.c.segments), 0)
-    for one in sizes:
-        size = size + sa.func.coalesce(one, 0)
+    body = octets(BODY, is_sqlite=database.is_sqlite)
+    size = sa.func.coalesce(body, 0) + sa.func.coalesce(answer, 0)
     return (
         sa.select(request.c.id, request.c.row_index, size.label("size"))
+        .join(*BODIES, isouter=True)
         .where(
             request.c.job_id == sa.bindparam("of_job", type_=sa.String),
             request.c.row_index > sa.bindparam("after", type_=sa.BigInteger),
@@ -188,6 +189,7 @@ def _empty_newest(connection: Connection, job_id: str, newest: NewestRows) -> No
     if connection.execute(sa.update(request).where(*own).values(_EMPTIED)).rowcount:
         answer = sa.delete(result).where(result.c.request_id == newest.request_id)
         connection.execute(answer)
+        delete_bodies(connection, [newest.request_id])
 
 
 def _delete_micro_batches(connection: Connection, job_id: str, newest: NewestRows) -> int:

@@ -16,6 +16,7 @@ from nightjar.jobs.states import MicroBatchState, RequestState
 from nightjar.jobs.store.common import REF_COLUMNS, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.tables import READY_ALONE, micro_batch, request
+from nightjar.jobs.store.token_ids import drop_token_ids
 
 _mb = micro_batch.c
 _WAITING = (MicroBatchState.READY, MicroBatchState.DISPATCHED)
@@ -103,7 +104,7 @@ def _take_apart(connection: Connection, micro_batches: list[int]) -> None:
         .where(_mb.id.in_(micro_batches))
         .values(state=MicroBatchState.REPLANNED, ended_at=now())
     )
-    # The old token ids stay until the planner overwrites them.
+    drop_token_ids(connection, *micro_batches)
     connection.execute(
         sa.update(request)
         .where(request.c.micro_batch_id.in_(micro_batches), request.c.state == RequestState.PLANNED)

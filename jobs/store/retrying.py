@@ -13,11 +13,13 @@ from nightjar.jobs.states import JobState, RequestState
 from nightjar.jobs.store.batch_tables import batch
 from nightjar.jobs.store.common import FAULT_STATUS, AnyRow, now
 from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.holding import CRASHED_CODE
 from nightjar.jobs.store.job_rows import find_job
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.quotas import Quotas
-from nightjar.jobs.store.suspects import CRASHED_CODE, isolate
+from nightjar.jobs.store.suspects import isolate
 from nightjar.jobs.store.tables import job, micro_batch, request, result
+from nightjar.jobs.store.token_ids import drop_token_ids
 
 REQUESTS_PER_STEP = 1_000
 
@@ -34,6 +36,7 @@ _FAILURES = (
         request.c.id,
         request.c.row_index,
         request.c.leader_id,
+        request.c.micro_batch_id,
         result.c.error_code,
         result.c.landing,
         _origin.job_id,
@@ -111,7 +114,8 @@ class Retries:
         leaders = [row for row in rows if row.leader_id is None]
         crashed = [row for row in leaders if row.error_code == CRASHED_CODE]
         for row in crashed:
-            isolate(connection, row, [row.id])
+            isolate(connection, row, row.micro_batch_id, [row.id])
+            drop_token_ids(connection, row.micro_batch_id)
         again = [row.id for row in leaders if row.error_code != CRASHED_CODE]
         _step(connection, [row.id for row in crashed], RequestState.PLANNED)
         _step(connection, again, RequestState.QUEUED, micro_batch_id=None)

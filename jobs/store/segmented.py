@@ -18,6 +18,7 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.states import RequestState
+from nightjar.jobs.store.body_rows import delete_bodies, insert_bodies
 from nightjar.jobs.store.columns import BigId
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.following import rows_that_follow
@@ -28,7 +29,7 @@ from nightjar.jobs.workers import Leader
 SEGMENT_ROWS = 10_000
 _DROPPED_PER_STEP = 5_000
 _PREFIX = "landing "
-_COLUMNS = ["job_id", "row_index", "line", "custom_id", "kind", "body", "state"]
+_COLUMNS = ["job_id", "row_index", "line", "custom_id", "kind", "state"]
 
 # A temporary table of the connection, like that of the staged rows.
 _led = sa.Table(
@@ -160,6 +161,7 @@ class SegmentedLanding:
         )
         into = sa.insert(request).from_select([*_COLUMNS, "leader_id"], following)
         self._connection.execute(into)
+        insert_bodies(self._connection, self._staged, self._job_id, here & row.body.is_not(None))
         rejected = here & row.error_code.is_not(None)
         self._insert_rows(RequestState.FAILED, rejected)
         self._reject(rejected)
@@ -170,7 +172,7 @@ class SegmentedLanding:
 
     def _values(self, state: RequestState) -> sa.Select[Any]:
         row = self._staged.c
-        values = [row.row_index, row.line, row.custom_id, row.kind, row.body]
+        values = [row.row_index, row.line, row.custom_id, row.kind]
         return sa.select(sa.literal(self._job_id), *values, sa.literal(state.value))
 
 
@@ -220,6 +222,7 @@ def _drop_some(connection: Connection, job_id: str) -> int:
     ids = connection.scalars(some).all()
     if ids:
         connection.execute(sa.delete(result).where(result.c.request_id.in_(ids)))
+        delete_bodies(connection, ids)
         connection.execute(sa.delete(request).where(request.c.id.in_(ids)))
     return len(ids)
 

@@ -9,6 +9,7 @@ from nightjar.jobs.errors import TooManyRejectedError
 from nightjar.jobs.records import RejectedRow
 from nightjar.jobs.states import JobState, RequestState
 from nightjar.jobs.store.announcing import IS_AWAITED, announce_end
+from nightjar.jobs.store.body_rows import insert_bodies
 from nightjar.jobs.store.common import TOKEN_COUNTS, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.landings import new_token, note
@@ -47,7 +48,7 @@ class StagedRows:
         The index finds rows that repeat a custom_id; they are rejected.
         """
         connection, job_id = self._connection, sa.literal(self._job_id)
-        columns = ["job_id", "row_index", "line", "custom_id", "kind", "body", "state"]
+        columns = ["job_id", "row_index", "line", "custom_id", "kind", "state"]
         row = staged.c
         accepted = (
             sa.select(
@@ -56,7 +57,6 @@ class StagedRows:
                 row.line,
                 row.custom_id,
                 row.kind,
-                row.body,
                 sa.literal(RequestState.QUEUED.value),
             )
             .where(row.error_code.is_(None))
@@ -83,13 +83,13 @@ class StagedRows:
                 row.line,
                 row.custom_id,
                 sa.null(),
-                sa.null(),
                 sa.literal(RequestState.FAILED.value),
             )
             .where(row.error_code.is_not(None))
             .order_by(row.row_index)
         )
         connection.execute(sa.insert(request).from_select(columns, rejected))
+        insert_bodies(connection, staged, self._job_id, row.error_code.is_(None))
         self.count_rejected()
 
     def count_rejected(self) -> None:

@@ -26,6 +26,7 @@ from nightjar.jobs.store.job_rows import find_job
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.stop_reasons import find_stop, stopped_result
 from nightjar.jobs.store.tables import job, micro_batch, request
+from nightjar.jobs.store.token_ids import drop_token_ids
 from nightjar.jobs.store.turns import Turns
 
 # A job of millions is cancelled in pieces, so that nobody waits long for the write lock. One
@@ -195,6 +196,7 @@ class Stopping:
             .where(micro_batch.c.id.in_(ids))
             .values(state=MicroBatchState.CANCELLED, ended_at=now())
         )
+        drop_token_ids(connection, *ids)
         members = sa.select(request.c.id, request.c.row_index).where(
             request.c.micro_batch_id.in_(ids), request.c.state == RequestState.PLANNED
         )

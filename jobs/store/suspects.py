@@ -16,6 +16,7 @@ from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store.common import FAULT_STATUS, AnyRow, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.holding import (
+    CRASHED_CODE,
     HeldLeases,
     check_members,
     close,
@@ -27,9 +28,8 @@ from nightjar.jobs.store.holding import (
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.stop_reasons import find_stop
 from nightjar.jobs.store.tables import micro_batch, request, worker
+from nightjar.jobs.store.token_ids import drop_token_ids, move_token_ids
 from nightjar.jobs.workers import Crash
-
-CRASHED_CODE = "compute_lost"
 
 
 class Suspects:
@@ -105,7 +105,8 @@ class Suspects:
             close(connection, leased.id, MicroBatchState.SPLIT, answered)
             middle = (len(suspects) + 1) // 2
             for part in filter(None, (suspects[:middle], suspects[middle:])):
-                isolate(connection, leased, part)
+                isolate(connection, leased, leased.id, part)
+            drop_token_ids(connection, leased.id)
             self._outcomes.land(connection, leased.job_id, answered, indexes)
 
     def _count_crash(
@@ -129,10 +130,10 @@ def _counter(connection: Connection, owner: str) -> int:
     return connection.scalar(known) or 0
 
 
-def isolate(connection: Connection, origin: AnyRow, members: Sequence[int]) -> None:
+def isolate(connection: Connection, origin: AnyRow, origin_id: int, members: Sequence[int]) -> None:
     """Move requests of a micro-batch into a ready one that is computed alone.
 
-    `origin` has the columns of the micro-batch that they leave.
+    `origin` has the columns of the micro-batch that they leave. It keeps their token ids.
     """
     values = {
         "job_id": origin.job_id,
@@ -149,8 +150,8 @@ def isolate(connection: Connection, origin: AnyRow, members: Sequence[int]) -> N
         "planned_at": now(),
     }
     made = sa.insert(micro_batch).values(values).returning(micro_batch.c.id)
+    new_id = connection.execute(made).scalar_one()
+    move_token_ids(connection, origin_id, new_id, members)
     connection.execute(
-        sa.update(request)
-        .where(request.c.id.in_(members))
-        .values(micro_batch_id=connection.execute(made).scalar_one())
+        sa.update(request).where(request.c.id.in_(members)).values(micro_batch_id=new_id)
     )

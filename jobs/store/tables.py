@@ -1,7 +1,7 @@
 """The tables: one set for SQLite and PostgreSQL.
 
-JSON is kept as text: the store writes and reads it once, and neither database
-has to parse it. Token ids are packed bytes (jobs/store/segments.py).
+JSON is kept as text: the store writes and reads it once, and neither database has to parse it.
+Token ids are packed bytes (jobs/store/token_ids.py).
 """
 
 import sqlalchemy as sa
@@ -198,9 +198,11 @@ request = sa.Table(
     sa.Column("line", sa.BigInteger, nullable=False),
     sa.Column("custom_id", sa.Text),
     sa.Column("kind", state_column(RequestKind)),  # null: rejected at submission
+    # Only of rows that an API of the version before has submitted; others are in `request_body`.
     sa.Column("body", sa.Text),
     sa.Column("state", state_column(RequestState), nullable=False),
     sa.Column("micro_batch_id", sa.ForeignKey("micro_batch.id"), index=True),
+    # NO_TOKENS, or what a planner of the version before has written; see `micro_batch_tokens`.
     sa.Column("segments", sa.LargeBinary),
     sa.Column("prompt_vector", sa.Text),  # "name@version": save_plan writes it, claim returns it
     sa.Column("adapter", sa.Text),  # the same of a LoRA adapter
@@ -233,6 +235,29 @@ request = sa.Table(
     ),
     # Leaves room in each page for the new version of a row that ends.
     postgresql_with={"fillfactor": 75},
+)
+
+# What a row asks for. Each state of a request is a new version of its row in PostgreSQL, with all
+# of its columns, so the largest one is apart. No foreign key: it would be checked for each row.
+request_body = sa.Table(
+    "request_body",
+    metadata,
+    sa.Column("request_id", BigId, primary_key=True, autoincrement=False),
+    sa.Column("body", sa.Text, nullable=False),
+)
+
+# The token ids of a micro-batch's requests, until it ends. One that ended by a crash keeps them, as
+# it may be tried again.
+micro_batch_tokens = sa.Table(
+    "micro_batch_tokens",
+    metadata,
+    sa.Column(
+        "micro_batch_id",
+        sa.ForeignKey("micro_batch.id", ondelete="CASCADE"),
+        primary_key=True,
+        autoincrement=False,
+    ),
+    sa.Column("token_ids", sa.LargeBinary, nullable=False),
 )
 
 result = sa.Table(

@@ -1,0 +1,114 @@
+"""The token ids of a micro-batch's requests as compact bytes.
+
+The plan stores them, so that workers do not tokenize again. Little-endian: three uint32 (the width
+of a token id in bytes, the number of requests, the number of segments), the requests' ids as int64,
+each request's number of segments and each segment's length as uint32, then all token ids. A token
+id takes two bytes if all of them are below 2**16, else four.
+"""
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain, islice, pairwise
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from nightjar.jobs.errors import StoreError
+from nightjar.jobs.store.tables import micro_batch_tokens
+
+Segments = Sequence[Sequence[int]]
+
+_HEADER = struct.Struct("<3I")
+_CODES = {2: "H", 4: "i"}
+_row = micro_batch_tokens.c
+_OF = sa.select(_row.token_ids).where(_row.micro_batch_id == sa.bindparam("micro_batch"))
+_DROP = sa.delete(micro_batch_tokens).where(
+    _row.micro_batch_id.in_(sa.bindparam("micro_batches", expanding=True))
+)
+_DROP_ONE = sa.delete(micro_batch_tokens).where(_row.micro_batch_id == sa.bindparam("micro_batch"))
+
+
+def pack_token_ids(requests: Mapping[int, Segments]) -> bytes:
+    """The bytes of each request's segments, by its id; token ids lie in [0, 2**31).
+
+    Raises:
+        StoreError: A token id is no such integer.
+    """
+    segments = list(chain.from_iterable(requests.values()))
+    try:
+        tokens = _narrowest(segments)
+    except (OverflowError, TypeError) as error:
+        raise StoreError("token ids must be integers below 2**31") from error
+    if tokens.typecode == "i" and tokens and min(tokens) < 0:
+        raise StoreError("token ids must not be negative")
+    parts = (
+        array("q", requests),
+        array("I", map(len, requests.values())),
+        array("I", map(len, segments)),
+        tokens,
+    )
+    header = _HEADER.pack(tokens.itemsize, len(requests), len(segments))
+    return header + b"".join(map(_little_endian, parts))
+
+
+def unpack_token_ids(data: bytes) -> dict[int, list[list[int]]]:
+    """Read what `pack_token_ids` wrote; raises StoreError if the bytes are damaged."""
+    try:
+        width, requests, count = _HEADER.unpack_from(data)
+        ends = list(accumulate((8 * requests, 4 * requests, 4 * count), initial=_HEADER.size))
+        ids, counts, lengths, tokens = (
+            _values(code, data[begin:end])
+            for code, begin, end in zip(
+                ("q", "I", "I", _CODES[width]), ends, [*ends[1:], len(data)], strict=True
+            )
+        )
+    except (struct.error, KeyError, ValueError) as error:
+        raise StoreError(f"{len(data)} bytes are not packed token ids") from error
+    if len(lengths) != count or sum(counts) != count or sum(lengths) != len(tokens):
+        raise StoreError("the lengths of packed token ids do not add up")
+    segments = (tokens[begin:end] for begin, end in pairwise(accumulate(lengths, initial=0)))
+    return {id_: list(islice(segments, many)) for id_, many in zip(ids, counts, strict=True)}
+
+
+def move_token_ids(
+    connection: Connection, source: int, target: int, requests: Iterable[int]
+) -> None:
+    """Give a micro-batch the token ids of some requests of another; those of that one stay."""
+    data = connection.scalar(_OF, {"micro_batch": source})
+    if data is None:
+        return  # a planner of the version before has put them elsewhere
+    held = unpack_token_ids(data)
+    packed = pack_token_ids({id_: held[id_] for id_ in requests})
+    values = {"micro_batch_id": target, "token_ids": packed}
+    connection.execute(sa.insert(micro_batch_tokens).values(values))
+
+
+def drop_token_ids(connection: Connection, *micro_batches: int) -> None:
+    """Forget the token ids of micro-batches that nobody computes any more."""
+    if len(micro_batches) == 1:
+        connection.execute(_DROP_ONE, {"micro_batch": micro_batches[0]})
+    elif micro_batches:
+        connection.execute(_DROP, {"micro_batches": list(micro_batches)})
+
+
+def _narrowest(segments: Iterable[Sequence[int]]) -> "array[int]":
+    segments = list(segments)
+    try:
+        return array("H", chain.from_iterable(segments))
+    except OverflowError:
+        return array("i", chain.from_iterable(segments))
+
+
+def _little_endian(values: "array[int]") -> bytes:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
+
+
+def _values(code: str, data: bytes) -> list[int]:
+    values = array(code, data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()
