@@ -28,11 +28,11 @@ SELECT :job, 'generate', 32, :each, 7 * :each, 'done', 0, 1, 0 FROM n
 """
 _FIRST = "SELECT min(id) FROM micro_batch WHERE job_id = :job"
 _REQUESTS = """
-INSERT INTO request (job_id, row_index, line, custom_id, kind, body, state, micro_batch_id,
-  segments)
+INSERT INTO request (job_id, row_index, line, custom_id, kind, state, micro_batch_id)
 WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :rows)
-SELECT :job, i, i + 1, 'row-' || i, 'generate', :body, 'done', :first + i / :each, :segments FROM n
+SELECT :job, i, i + 1, 'row-' || i, 'generate', 'done', :first + i / :each FROM n
 """
+_BODIES = "INSERT INTO request_body SELECT id, :body FROM request WHERE job_id = :job"
 _RESULTS = """
 INSERT INTO result (request_id, job_id, row_index, status_code, body, prompt_tokens,
   completion_tokens, requested_tokens, saved_tokens, created_at, landing)
@@ -59,14 +59,13 @@ def finished_job(store: Store, rows: int, *, days: float = 0.0) -> str:
         "at": moment,
         "body": '{"prompt":"the owl hunts at night and sleeps by day","max_tokens":16}',
         "answer": '{"choices":[{"index":0,"text":" in the old barn.","finish_reason":"stop"}]}',
-        "segments": bytes(48),
     }
     engine = open_engine(store.database.url, pool=sa.NullPool, limited=False)
     with engine.execution_options(nightjar_write=True).begin() as connection:
         for statement in (_JOB, _MICRO_BATCHES):
             connection.execute(sa.text(statement), values)
         values["first"] = connection.scalar(sa.text(_FIRST), values)
-        for statement in (_REQUESTS, _RESULTS):
+        for statement in (_REQUESTS, _BODIES, _RESULTS):
             connection.execute(sa.text(statement), values)
         first_id = connection.scalar(sa.text(_FIRST_REQUEST), values)
         landings = [

@@ -66,7 +66,8 @@ def unpack_token_ids(data: bytes) -> dict[int, list[list[int]]]:
         )
     except (struct.error, KeyError, ValueError) as error:
         raise StoreError(f"{len(data)} bytes are not packed token ids") from error
-    if len(lengths) != count or sum(counts) != count or sum(lengths) != len(tokens):
+    whole = len(ids) == len(counts) == requests and len(lengths) == count
+    if not whole or sum(counts) != count or sum(lengths) != len(tokens):
         raise StoreError("the lengths of packed token ids do not add up")
     segments = (tokens[begin:end] for begin, end in pairwise(accumulate(lengths, initial=0)))
     return {id_: list(islice(segments, many)) for id_, many in zip(ids, counts, strict=True)}

@@ -1,0 +1,56 @@
+"""Token ids as bytes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightjar.jobs.errors import StoreError
+from nightjar.jobs.store.segments import unpack_segments
+from nightjar.jobs.store.token_ids import pack_token_ids, unpack_token_ids
+
+segments = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=20), max_size=6)
+short = st.lists(st.lists(st.integers(0, 2**16 - 1), max_size=20), max_size=6)
+
+
+@given(st.dictionaries(st.integers(1, 2**62), segments | short, max_size=5))
+def test_what_is_packed_comes_back(requests: dict[int, list[list[int]]]) -> None:
+    assert unpack_token_ids(pack_token_ids(requests)) == requests
+
+
+def test_the_bytes_are_little_endian_and_narrow() -> None:
+    assert pack_token_ids({5: [[1, 258]]}).hex() == (
+        "0200000001000000010000000500000000000000010000000200000001000201"
+    )
+    assert pack_token_ids({5: [[2**16]]}).hex().endswith("00000100")
+
+
+@pytest.mark.parametrize("ids", [[-1], [70_000, -1], [2**31], ["a"], [None], [1.5]])
+def test_what_is_no_token_id_is_refused(ids: list[int]) -> None:
+    with pytest.raises(StoreError, match="token ids"):
+        pack_token_ids({1: [ids]})
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    try:
+        requests = unpack_token_ids(data)
+    except StoreError:
+        return
+    assert unpack_token_ids(pack_token_ids(requests)) == requests
+
+
+@pytest.mark.parametrize("cut", [1, 12, 20, 24, 30])
+def test_cut_bytes_are_refused(cut: int) -> None:
+    with pytest.raises(StoreError):
+        unpack_token_ids(pack_token_ids({5: [[1, 258]]})[:cut])
+
+
+def test_the_bytes_of_the_version_before() -> None:
+    data = bytes.fromhex("0200000001000000010000000100000002010000")
+    assert unpack_segments(data) == [[1], [258]]
+
+
+@pytest.mark.parametrize("data", [b"", b"abc", b"\x01\x00\x00\x00", b"\xff\xff\xff\xff"])
+def test_damaged_bytes_of_the_version_before_are_refused(data: bytes) -> None:
+    with pytest.raises(StoreError):
+        unpack_segments(data)
