@@ -32,9 +32,9 @@ class AnswerCache:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._insert_answers = BulkInsert(database, cached_result, _COLUMNS)
+        self._insert_answers = BulkInsert(database, cached_result, _COLUMNS, skips_known=True)
         names = (*CachedScore.__slots__, "created_at")
-        self._insert_scores = BulkInsert(database, cached_score, names)
+        self._insert_scores = BulkInsert(database, cached_score, names, skips_known=True)
 
     def find_answers(self, keys: Sequence[str], youngest_s: float) -> dict[str, CachedAnswer]:
         """The answers with these keys that are at most `youngest_s` old, by the wall clock."""

@@ -53,7 +53,7 @@ def test_rows_are_read_back_as_they_were_given(database: Database) -> None:
 
 
 def test_what_is_there_already_stays_and_is_not_counted(database: Database) -> None:
-    insert = BulkInsert(database, worker, WORKER)
+    insert = BulkInsert(database, worker, WORKER, skips_known=True)
     first = [worker_row(database, "a", 1)]
     again = [worker_row(database, "a", 2), worker_row(database, "b", 2)]
     database.write(lambda connection: insert.run(connection, first))
@@ -61,6 +61,14 @@ def test_what_is_there_already_stays_and_is_not_counted(database: Database) -> N
     with database.reading() as connection:
         counters = dict(connection.execute(sa.select(worker.c.owner, worker.c.counter)).all())
     assert counters == {"a": 1, "b": 2}
+
+
+def test_a_key_that_is_there_already_is_an_error(database: Database) -> None:
+    insert = BulkInsert(database, worker, WORKER)
+    rows = [worker_row(database, "a", 1)]
+    database.write(lambda connection: insert.run(connection, rows))
+    with pytest.raises(StoreError, match="refused the data"):
+        database.write(lambda connection: insert.run(connection, rows))
 
 
 def test_no_rows_need_no_statement(database: Database) -> None:
