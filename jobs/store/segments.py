@@ -1,17 +1,32 @@
-"""Token ids as planners of the version before have stored them, in each request's row.
+"""Token ids as compact bytes: int32 little-endian [count, length..., ids...].
 
-int32 little-endian: [count, length..., ids...]. Planners write `jobs/store/token_ids.py` now.
+Digests of requests are made of them, so they never change. Planners of the version before stored
+them in each request's row; now plans are stored as `jobs/store/token_ids.py` says.
 """
 
 import struct
 import sys
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
+from itertools import accumulate, chain, pairwise
 
 from nightjar.jobs.errors import StoreError
 
 
+def pack_segments(segments: Sequence[Sequence[int]]) -> bytes:
+    """The bytes of one or more token-id lists; ids lie in [0, 2**31)."""
+    lengths = [len(segment) for segment in segments]
+    count = 1 + len(lengths) + sum(lengths)
+    try:
+        data = struct.pack(f"<{count}i", len(lengths), *lengths, *chain.from_iterable(segments))
+    except struct.error as error:
+        raise StoreError("token ids must be integers below 2**31") from error
+    if not data[3::4].isascii():  # the last byte of each number, whose top bit is the sign
+        raise StoreError("token ids must not be negative")
+    return data
+
+
 def unpack_segments(data: bytes) -> list[list[int]]:
-    """Read the segments of a request; raises StoreError if the bytes are damaged."""
+    """Read what `pack_segments` wrote; raises StoreError if the bytes are damaged."""
     if len(data) < 4 or len(data) % 4:
         raise StoreError(f"{len(data)} bytes are not packed token ids")
     values = _int32s(data)

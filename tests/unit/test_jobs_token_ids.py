@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightjar.jobs.errors import StoreError
-from nightjar.jobs.store.segments import unpack_segments
 from nightjar.jobs.store.token_ids import pack_token_ids, unpack_token_ids
 
 segments = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=20), max_size=6)
@@ -43,14 +42,3 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 def test_cut_bytes_are_refused(cut: int) -> None:
     with pytest.raises(StoreError):
         unpack_token_ids(pack_token_ids({5: [[1, 258]]})[:cut])
-
-
-def test_the_bytes_of_the_version_before() -> None:
-    data = bytes.fromhex("0200000001000000010000000100000002010000")
-    assert unpack_segments(data) == [[1], [258]]
-
-
-@pytest.mark.parametrize("data", [b"", b"abc", b"\x01\x00\x00\x00", b"\xff\xff\xff\xff"])
-def test_damaged_bytes_of_the_version_before_are_refused(data: bytes) -> None:
-    with pytest.raises(StoreError):
-        unpack_segments(data)
